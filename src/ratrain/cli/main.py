@@ -1,0 +1,84 @@
+"""`ratrain`: the list of verbs, loaded only when called, and the one place where errors are shown.
+
+A verb is a module of this package with a click command named `command`. Its one line of help
+stands here, so that `ratrain --help` imports neither numpy nor any room.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from importlib import import_module
+
+import click
+
+from ratrain import __version__
+from ratrain.errors import RatrainError
+
+VERBS: dict[str, str] = {
+    "models": "the models RATrain knows, layer by layer",
+    "clusters": "the clusters RATrain knows, and where each constant comes from",
+    "program": "build the program of a job: text, picture or CSV",
+    "verify": "prove that a program is sound and fits",
+    "simulate": "run a job's program on a clock: time, memory, critical path",
+    "reproduce": "the RATrain paper's tables beside ours",
+}
+
+
+class Verbs(click.Group):
+    """A click group whose commands are imported when they are called, not when they are listed."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(VERBS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        if cmd_name not in VERBS:
+            return None
+        command: click.Command = import_module(f"ratrain.cli.{cmd_name}").command
+        return command
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Verbs"):
+            formatter.write_dl(list(VERBS.items()))
+
+
+@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.version_option(__version__, prog_name="ratrain")
+def ratrain() -> None:
+    """Train large language models on the hardware you really have.
+
+    Describe a model, a cluster and a memory budget; RATrain builds the training step as a
+    program over states, proves that it fits, and predicts its time before anything runs.
+
+    Every verb takes --json and --help.
+    """
+
+
+def main() -> None:
+    """Run the command line; an error the user can mend is one message and a non-zero exit."""
+    try:
+        status = ratrain.main(standalone_mode=False)
+        sys.exit(status if isinstance(status, int) else 0)
+    except click.exceptions.Abort:
+        click.echo("interrupted", err=True)
+        sys.exit(130)
+    except click.ClickException as error:
+        error.show()
+        sys.exit(error.exit_code)
+    except RatrainError as error:
+        _show(error)
+        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        # The reader (`| head`) has gone: no message, and none from the interpreter's own flush.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(141)
+
+
+def _show(error: RatrainError) -> None:
+    """With --json the error is JSON on stdout too, so that a script never parses prose."""
+    if "--json" in sys.argv:
+        kind = type(error).__name__
+        body = {"error": kind, "what": error.what, "place": error.place, "fix": error.fix}
+        click.echo(json.dumps(body, indent=2))
+    click.echo(f"error: {error}", err=True)

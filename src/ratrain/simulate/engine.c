@@ -1,0 +1,1 @@
+int ratrain_engine_version(void) { return 1; }
