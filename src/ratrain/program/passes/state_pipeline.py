@@ -1,0 +1,66 @@
+"""Passes about gradients, updates and views: from one lump at the step's end to a pipeline."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ratrain.program.actions import BARRIERS, Action, Kind, Lane
+from ratrain.program.program import Program
+
+TRANSIT_SLOTS = 2
+"""Gradients on their way to their owners at once: one leaving, one being filled."""
+
+
+def layerwise_state_pipeline(program: Program, bucket_bytes: int | None = None) -> Program:
+    """Layer-wise state pipeline: a layer's GradSync starts when its gradient is complete.
+
+    Moves every GradSync from behind the last backward of the rank (or, with sharded
+    accumulation, of the micro-batch) to behind its own layer's, by taking the AllBackward
+    barrier away and putting GradSyncs in the order in which gradients complete. Safe because a
+    GradSync reads the version of the gradient that holds all its micro-batches, and nothing
+    else. Unreduced gradients of sharded accumulation then pass through two slots; with
+    `bucket_bytes` they leave in pieces of that size while backward makes them.
+    """
+    setup = replace(program.setup, transit_slots=TRANSIT_SLOTS, bucket_bytes=bucket_bytes)
+
+    def reorder(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
+        place = {key: turn for turn, key in enumerate(completion_order(program, rank))}
+        syncs = [action for action in actions if action.kind is Kind.GradSync]
+        return sorted(syncs, key=lambda a: place[a.stage, a.unit, a.micro_batch])
+
+    return program.edit("layerwise-state-pipeline", Lane.REDUCE, by=reorder, setup=setup)
+
+
+def update_prefetch(program: Program) -> Program:
+    """Update-prefetch: shards are updated as their gradients arrive, and the next step's views
+    are gathered in forward access order, across the step boundary.
+
+    Takes the barriers AllSynced, AllUpdated and AllReady away, so that the next step's first
+    forwards start while later views still arrive. Safe because each forward reads the new
+    version of its own view, PrefetchW overwrites a view only after its last reader, and each
+    update reads its own reduced gradient. Needs the layer-wise state pipeline.
+    """
+
+    def without_barriers(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
+        kept = [action for action in actions if action.kind not in BARRIERS]
+        if lane is not Lane.UPDATE:
+            return kept
+        last = {key[:2]: turn for turn, key in enumerate(completion_order(program, rank))}
+        return sorted(kept, key=lambda action: last[action.stage, action.unit])
+
+    lanes = (Lane.UPDATE, Lane.GATHER, Lane.COMPUTE)
+    return program.edit("update-prefetch", *lanes, by=without_barriers)
+
+
+def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
+    """(stage, unit, micro-batch) of a rank's gradients in the order in which compute ends them.
+
+    With local accumulation a unit's gradient ends once, with its last micro-batch, and the
+    micro-batch is NONE (-1).
+    """
+    made = [a for a in program.lane(rank, Lane.COMPUTE) if a.kind in (Kind.B, Kind.W)]
+    if program.setup.per_micro_batch:
+        return [(a.stage, a.unit, a.micro_batch) for a in made]
+    last = {(action.stage, action.unit): turn for turn, action in enumerate(made)}
+    return [(*key, -1) for key in sorted(last, key=lambda key: last[key])]

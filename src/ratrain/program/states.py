@@ -1,0 +1,167 @@
+"""The states of a program: every byte that training keeps, numbered, with its rank and size."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ratrain.program.setup import Recovery, Setup
+from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units, unit_columns
+
+SEND_SLOTS = 2
+"""Tensors of one stage and direction on their way at once: one leaving, one being made."""
+
+
+@dataclass(frozen=True)
+class Family:
+    """States of one sort, numbered from `start`. `per` says what numbers them inside."""
+
+    name: str
+    start: int
+    count: int
+    per: str  # "unit", "unit x micro-batch", "stage slot", "slot"
+
+
+@dataclass(frozen=True)
+class States:
+    """Columns over states, and where each family and each cell of it begins."""
+
+    units: Units
+    families: tuple[Family, ...]
+    family: Ints  # index into families
+    rank: Ints
+    size_bytes: Ints
+    persistent: Bools  # exists before the step and after it
+    unit_cell: Ints  # first (unit, micro-batch) cell of each unit
+    transit_slots: Ints  # slots for unreduced gradients, per rank
+    gathered_slots: Ints  # slots for gathered views, per rank
+
+    def start(self, name: str) -> int:
+        """The number of a family's first state."""
+        return next(family.start for family in self.families if family.name == name)
+
+    def name(self, state: int) -> str:
+        """A state's name for people: `saved[2.1, 7]` is unit 1 of stage 2, micro-batch 7."""
+        family = self.families[int(self.family[state])]
+        inside = state - family.start
+        if family.per == "slot":
+            first = int(np.searchsorted(self.rank[family.start : family.start + inside + 1],
+                                        self.rank[state]))
+            return f"{family.name}[rank {self.rank[state]}, slot {inside - first}]"
+        if family.per == "stage slot":
+            g = int(np.flatnonzero(self.units.stage == inside // SEND_SLOTS)[0])
+            return f"{family.name}[{self._stage(g)}, slot {inside % SEND_SLOTS}]"
+        if family.per == "unit":
+            return f"{family.name}[{self._unit(inside)}]"
+        g = int(np.searchsorted(self.unit_cell, inside, side="right")) - 1
+        return f"{family.name}[{self._unit(g)}, {inside - self.unit_cell[g]}]"
+
+    def _stage(self, g: int) -> str:
+        replica = int(self.units.replica[g])
+        prefix = f"replica {replica} " if self.units.replica[-1] else ""
+        return f"{prefix}{self.units.stage_in_replica[g]}"
+
+    def _unit(self, g: int) -> str:
+        alone = self.units.first_of_stage[g] == self.units.last_of_stage[g]
+        return self._stage(g) + ("" if alone else f".{self.units.unit_in_stage[g]}")
+
+
+def number_states(setup: Setup) -> States:
+    """The states of a setup. Which of them are used depends on the program's ops."""
+    units = unit_columns(setup)
+    described = [u for r in setup.replicas for s in r.stages for u in s.units]
+
+    def sizes(name: str) -> Ints:
+        return np.array([getattr(unit, name) for unit in described], dtype=np.int64)
+
+    cells = units.micro_batches
+    starts = units.unit_in_stage == 0
+    ends = np.r_[starts[1:], True]
+    stage_rank = np.repeat(units.rank[starts], SEND_SLOTS)
+    view, gradient, inputs = sizes("view_bytes"), sizes("gradient_bytes"), sizes("input_bytes")
+    outputs = _output_bytes(setup)
+    transit = _transit_sizes(setup, units, gradient)
+    gathered = _gathered_sizes(setup, units, view)
+    level3 = setup.gathers_per_use
+    whole = setup.data if setup.sharding else 1
+
+    families: list[tuple[str, str, bool, Ints, Ints]] = [
+        ("view", "unit", True, units.rank, view * (not level3)),
+        ("shard_view", "unit", True, units.rank, share(view, setup.data) * level3),
+        ("optimizer", "unit", True, units.rank, share(sizes("optimizer_bytes"), whole)),
+        ("transit", "slot", True, *_slots(transit)),
+        ("gathered", "slot", True, *_slots(gathered)),
+        ("gradient", "unit", False, units.rank, gradient),
+        ("shard", "unit", False, units.rank, share(gradient, setup.data)),
+    ]
+    for name, size in (
+        ("input", inputs),
+        ("saved", sizes("saved_bytes")),
+        ("outgrad", outputs),
+        ("partial", outputs),
+        ("partialb", inputs),
+    ):
+        repeated = np.repeat(units.rank, cells), np.repeat(size, cells)
+        families.append((name, "unit x micro-batch", False, *repeated))
+    sends_on, sends_back = units.next_is_remote[ends], units.previous_is_remote[starts]
+    for name, size in (("sendx", outputs[ends] * sends_on), ("sendg", inputs[starts] * sends_back)):
+        families.append((name, "stage slot", True, stage_rank, np.repeat(size, SEND_SLOTS)))
+
+    counts = [len(rank) for *_, rank, _ in families]
+    first = np.cumsum([0, *counts])
+    return States(
+        units=units,
+        families=tuple(
+            Family(name, int(start), count, per)
+            for (name, per, *_), start, count in zip(families, first, counts, strict=False)
+        ),
+        family=np.repeat(np.arange(len(families)), counts),
+        rank=np.concatenate([rank for *_, rank, _ in families]),
+        size_bytes=np.concatenate([size for *_, size in families]),
+        persistent=np.repeat(np.array([kept for _, _, kept, *_ in families]), counts),
+        unit_cell=np.cumsum(cells) - cells,
+        transit_slots=np.array([len(row) for row in transit], dtype=np.int64),
+        gathered_slots=np.array([len(row) for row in gathered], dtype=np.int64),
+    )
+
+
+def share(size_bytes: Ints, owners: int) -> Ints:
+    """An owner's part of a state that is divided evenly, rounded up."""
+    return -(-size_bytes // owners)
+
+
+def _output_bytes(setup: Setup) -> Ints:
+    """What each unit hands on: the next unit's input, or the tensor its stage sends."""
+    out: list[int] = []
+    for replica in setup.replicas:
+        for stage in replica.stages:
+            out += [unit.input_bytes for unit in stage.units[1:]] + [stage.output_bytes]
+    return np.array(out, dtype=np.int64)
+
+
+def _transit_sizes(setup: Setup, units: Units, gradient: Ints) -> list[list[int]]:
+    """For each rank, its slots for gradients that are not reduced yet."""
+    if not setup.per_micro_batch:
+        return [[] for _ in range(setup.ranks)]
+    piece = np.minimum(gradient, setup.bucket_bytes) if setup.bucket_bytes else gradient
+    rows = [piece[units.rank == rank].tolist() for rank in range(setup.ranks)]
+    return [[max(row)] * setup.transit_slots for row in rows] if setup.transit_slots else rows
+
+
+def _gathered_sizes(setup: Setup, units: Units, view: Ints) -> list[list[int]]:
+    """For each rank, slots for gathered views: those in use, and one on its way. Recovery ahead
+    of backward keeps a view in use for every unit of its buffer."""
+    if not setup.gathers_per_use:
+        return [[] for _ in range(setup.ranks)]
+    ahead = RECOVERY_CODE[Recovery.FORWARD]
+    slots = [
+        1 + (setup.recovery_buffer if (units.recovery[units.rank == rank] == ahead).any() else 1)
+        for rank in range(setup.ranks)
+    ]
+    return [[int(view[units.rank == rank].max())] * n for rank, n in enumerate(slots)]
+
+
+def _slots(rows: list[list[int]]) -> tuple[Ints, Ints]:
+    ranks = [rank for rank, row in enumerate(rows) for _ in row]
+    return np.array(ranks, dtype=np.int64), np.array([s for row in rows for s in row], np.int64)
