@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ratrain.program.actions import Lane
 from ratrain.program.binding import FREE, WRITE
@@ -36,9 +37,7 @@ class PeakBound:
 
 def peak_bounds(table: Table, order: Ints, *, compiled: bool = True) -> tuple[PeakBound, ...]:
     """The `PeakBound` of every rank. `order` is a complete walk of the program."""
-    return tuple(
-        _peak_of_rank(table, order, rank, compiled) for rank in range(table.setup.ranks)
-    )
+    return tuple(_peak_of_rank(table, order, rank, compiled) for rank in range(table.setup.ranks))
 
 
 def _peak_of_rank(table: Table, order: Ints, rank: int, compiled: bool) -> PeakBound:
@@ -50,7 +49,7 @@ def _peak_of_rank(table: Table, order: Ints, rank: int, compiled: bool) -> PeakB
     length = len(lane)
 
     # Moment 2p is the wait before compute op p, moment 2p + 1 its run.
-    def moments(op: Ints, step: int, bound: Ints, running: int) -> Ints:
+    def moments(op: Ints, step: int, bound: npt.NDArray[np.int32], running: int) -> Ints:
         own = 2 * (place[op] + step * length) + 1
         return np.where(place[op] >= 0, own, 2 * bound[op + step * n].astype(np.int64) + running)
 

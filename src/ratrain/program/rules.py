@@ -15,6 +15,7 @@ state numbers made from them are arrays. Families of states:
     sendx[s,k]     slots for outputs on their way            sendg[s,k]    the same, gradients
     partial[g,m]   sums of a tensor group, forward           partialb[g,m] the same, backward
 """
+# ruff: noqa: ARG001 (every rule takes the same arguments)
 
 from __future__ import annotations
 
@@ -272,4 +273,3 @@ def _hand_to_previous(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     inside, across = b.unit.previous_is_local[g], b.unit.previous_is_remote[g]
     b.writes(op[inside], b.outgrad(g[inside] - 1, m[inside]), 1)
     b.writes(op[across], *b.sendg(b.unit.stage[g[across]], m[across]))
-

@@ -119,13 +119,12 @@ def _followers(table: Table) -> list[list[int]]:
     """For each node, the nodes that wait for it."""
     n = len(table)
     found: list[list[int]] = [[] for _ in range(n * STEPS)]
-    inside, across = table.edges.inside, table.edges.across
-    for step in range(STEPS):
-        for source, target in zip(inside.source.tolist(), inside.target.tolist(), strict=True):
-            found[step * n + source].append(step * n + target)
-        if step + 1 < STEPS:
-            for source, target in zip(across.source.tolist(), across.target.tolist(), strict=True):
-                found[step * n + source].append((step + 1) * n + target)
+    for edges, shift in ((table.edges.inside, 0), (table.edges.across, 1)):
+        sources: list[int] = edges.source.tolist()
+        targets: list[int] = edges.target.tolist()
+        for step in range(STEPS - shift):
+            for source, target in zip(sources, targets, strict=True):
+                found[step * n + source].append((step + shift) * n + target)
     return found
 
 
