@@ -78,7 +78,7 @@ def cases(draw: st.DrawFn, max_micro_batches: int = 6) -> Case:
     replicas = [replica(cut, count(), draw(st.integers(1, 3)), ranks, ends)]
     if draw(st.booleans()):  # a second, unequal replica, cut into the same units
         other = cut
-        if skeleton != "interleaved":
+        if skeleton != "interleaved" and sharding < 3:
             total, parts = sum(cut), draw(st.integers(1, min(4, sum(cut))))
             other = tuple(total // parts + (n < total % parts) for n in range(parts))
         per_use = sharded or sharding == 3

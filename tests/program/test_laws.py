@@ -14,7 +14,7 @@ from ratrain.program.units import Ints
 from ratrain.program.verify import verify
 from ratrain.program.walk import STEPS, drift, walk
 
-quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+quick = settings(max_examples=100, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 
 
 @quick
@@ -32,7 +32,7 @@ def test_text_parses_back_to_an_equal_program(case: Case) -> None:
     assert read_text(write_text(program)) == program
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=50)
 @given(cases(max_micro_batches=4))
 def test_the_compiled_walk_equals_its_python_twin(case: Case) -> None:
     table = case.program.table
@@ -45,7 +45,7 @@ def test_the_compiled_walk_equals_its_python_twin(case: Case) -> None:
         assert np.array_equal(ours.late, twin.late)
 
 
-@settings(quick, max_examples=40)
+@settings(quick, max_examples=50)
 @given(cases(max_micro_batches=4))
 def test_the_memory_bound_is_reached_by_no_order_of_running(case: Case) -> None:
     table = case.program.table
