@@ -2,7 +2,7 @@
 
 1. Every state that is read has been written, once; every passing state is freed, once.
 2. Every send has its receive, in the same order on both sides.
-3. Every gradient holds all of its micro-batches before it is reduced and before its update;
+3. Every unit sees every micro-batch forward, once. Every gradient holds all of its micro-batches before it is reduced and before its update;
    every view and optimizer shard is renewed once a step.
 4. Two steps run to their end: no lane waits for ever, nothing is read after it is freed or
    overwritten while it is needed.
@@ -42,6 +42,7 @@ class Rule(StrEnum):
     MESSAGE_ORDER = "MessageOrder"
     MISSING_PARTNER = "MissingPartner"
     INCOMPLETE_GRADIENT = "IncompleteGradient"
+    MISSING_FORWARD = "MissingForward"
     NOT_UPDATED = "NotUpdated"
     DEADLOCK = "Deadlock"
     OVER_BUDGET = "OverBudget"
@@ -76,6 +77,7 @@ def verify(program: Program | Table) -> Verdict:
     findings = [
         *_uses(table),
         *_gradients(table),
+        *_forwards(table),
         *_renewals(table),
         *_partners(table),
         *_message_order(table),
@@ -158,6 +160,21 @@ def _gradients(table: Table) -> Iterator[Finding]:
 def _gradient_states(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
     names = [family.name in ("gradient", "shard") for family in table.states.families]
     return np.array(names)[table.states.family]
+
+
+def _forwards(table: Table) -> Iterator[Finding]:
+    """Units that do not see a micro-batch forward exactly once. States alone do not tell: what a
+    recovered last unit computes forward is the loss, which nothing reads."""
+    units, states = table.states.units, table.states
+    forwards = np.flatnonzero(table.kind == Kind.F)
+    cells = states.unit_cell[table.unit[forwards]] + table.micro_batch[forwards]
+    seen = np.bincount(cells, minlength=int(units.micro_batches.sum()))
+    for cell in np.flatnonzero(seen != 1).tolist():
+        g = int(np.searchsorted(states.unit_cell, cell, side="right")) - 1
+        name = states.name(states.start("saved") + cell).removeprefix("saved")
+        op = next(iter(forwards[cells == cell].tolist()), -1)
+        message = f"{seen[cell]} forwards of unit and micro-batch {name}, in place of one"
+        yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
 
 
 def _renewals(table: Table) -> Iterator[Finding]:
