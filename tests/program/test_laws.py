@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import numpy as np
 from hypothesis import HealthCheck, given, settings
-from made import Case, cases
+from made import Case, cases, replica
 
 from ratrain.program.binding import FREE, WRITE
 from ratrain.program.bounds import peak_bounds
+from ratrain.program.setup import Setup
+from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.table import Table
 from ratrain.program.text import read_text, write_text
 from ratrain.program.units import Ints
@@ -39,10 +41,24 @@ def test_the_compiled_walk_equals_its_python_twin(case: Case) -> None:
     one, other = walk(table), walk(table, compiled=False)
     assert np.array_equal(one.order, other.order)
     assert np.array_equal(one.stuck, other.stuck)
-    for rank in range(case.setup.ranks):
-        ours, twin = drift(table, one.order, rank), drift(table, one.order, rank, compiled=False)
-        assert np.array_equal(ours.early, twin.early)
-        assert np.array_equal(ours.late, twin.late)
+    ranks = range(case.setup.ranks)
+    ours, twin = drift(table, one.order, ranks), drift(table, one.order, ranks, compiled=False)
+    assert np.array_equal(ours.early, twin.early)
+    assert np.array_equal(ours.late, twin.late)
+
+
+def test_ranks_past_the_first_sixteen_are_bounded_like_the_others() -> None:
+    setup = Setup((replica((1,) * 19, 5, 2),))
+    table = apply_strategy(strategy("ratrain"), setup, Choices()).table
+    order = walk(table).order
+    second = range(16, 19)
+    ours, twin = drift(table, order, second), drift(table, order, second, compiled=False)
+    assert np.array_equal(ours.early, twin.early)
+    assert np.array_equal(ours.late, twin.late)
+    bounds = peak_bounds(table, order)
+    assert [bound.rank for bound in bounds] == list(range(19))
+    ending = [bound.total_bytes for bound in bounds[14:]]
+    assert ending == sorted(set(ending), reverse=True)  # 1F1B: ever fewer inputs are held
 
 
 @settings(quick, max_examples=50)

@@ -221,23 +221,19 @@ def _message_order(table: Table) -> Iterator[Finding]:
     """Between two ranks, messages of one direction are received in the order of their sends."""
     for send, receive in _RECEIVE_OF.items():
         sends, receives = np.flatnonzero(table.kind == send), np.flatnonzero(table.kind == receive)
-        sender = dict(zip(table.group[sends].tolist(), table.rank[sends].tolist(), strict=True))
-        receiver = dict(
-            zip(table.group[receives].tolist(), table.rank[receives].tolist(), strict=True)
+        _, one, other = np.intersect1d(
+            table.group[sends], table.group[receives], return_indices=True
         )
-        paired = sender.keys() & receiver.keys()
-        channels: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        for side, ops in ((0, sends), (1, receives)):
-            for op, group in zip(ops.tolist(), table.group[ops].tolist(), strict=True):
-                if group in paired:
-                    key = sender[group], receiver[group]
-                    channels.setdefault(key, ([], []))[side].append(op)
-        for (source, target), (sent, received) in channels.items():
-            for one, other in zip(sent, received, strict=False):
-                if table.group[one] != table.group[other]:
-                    what = f"is received where rank {source} sends {table.word(one)} to {target}"
-                    yield _finding(table, Rule.MESSAGE_ORDER, other, -1, what)
-                    break
+        sent, received = sends[one], receives[other]
+        channel = table.rank[sent] * table.setup.ranks + table.rank[received]
+        as_sent, as_received = np.lexsort((sent, channel)), np.lexsort((received, channel))
+        wrong = np.flatnonzero(as_sent != as_received)
+        _, first = np.unique(channel[as_sent[wrong]], return_index=True)
+        for place in wrong[first].tolist():
+            instead, op = int(sent[as_sent[place]]), int(received[as_received[place]])
+            source, target = table.rank[instead], table.rank[op]
+            what = f"is received where rank {source} sends {table.word(instead)} to {target}"
+            yield _finding(table, Rule.MESSAGE_ORDER, op, -1, what)
 
 
 # ---- order ------------------------------------------------------------------------------
