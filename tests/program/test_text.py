@@ -34,11 +34,9 @@ def test_the_text_of_a_program_is_the_golden_one(name: str) -> None:
 
 
 def test_every_field_of_the_header_survives() -> None:
+    forward = [replace(stage, recovery=Recovery.FORWARD) for stage in replica((2, 2), 4).stages]
     setup = Setup(
-        (
-            replace(replica((3, 1), 4), count=3),
-            Replica(tuple(replace(s, recovery=Recovery.FORWARD) for s in replica((2, 2), 4).stages), 4),
-        ),
+        (replace(replica((3, 1), 4), count=3), Replica(tuple(forward), 4)),
         tensor=4,
         sharding=2,
         accumulation=Accumulation.SHARDED,
@@ -48,7 +46,7 @@ def test_every_field_of_the_header_survives() -> None:
         bucket_bytes=1 << 20,
         budget_bytes=20_000_000_000,
         tier="device memory #1",
-    )  # fmt: skip
+    )
     default = Setup((replica((1,), 1),))
     for field in fields(Setup):
         assert getattr(setup, field.name) != getattr(default, field.name), field.name
@@ -117,7 +115,7 @@ stage 0 rank 0 recovery none output_bytes 0 units a:x
         (HEAD + "stage 1 rank 0 recovery soon output_bytes 0 units a:x", "line 5", "'soon'"),
         (HEAD + "stage 1 rank 0 recovery none output_bytes -1 units a:x", "line 5", "'-1'"),
         (HEAD + "stage 1 rank 0 recovery none output_bytes 0 units b:x", "line 5", "'b:x'"),
-        (HEAD + "stage 1..2 rank 0..1 recovery none output_bytes 0 units a:1..3", "line 5", "share"),
+        (HEAD + "stage 1..2 rank 0..1 recovery none output_bytes 0 units a:1..3", "line", "share"),
         (HEAD + "stage 1 rank 0 output_bytes 0 units a:x", "line 5", "recovery"),
         (HEAD + "stage", "line 5", "stands where"),
         (HEAD + "replica 2 micro_batches 2 count 1", "line 5", "1 comes next"),

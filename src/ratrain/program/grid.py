@@ -42,8 +42,9 @@ def unit_clock(table: Table) -> Clock:
     n = len(table)
     takes = np.array([UNIT_TIMES.get(kind, 0) for kind in Kind], dtype=np.int64)[table.kind]
     followers: list[list[int]] = [[] for _ in range(n)]
-    inside = table.edges.inside
-    for source, target in zip(inside.source.tolist(), inside.target.tolist(), strict=True):
+    sources: list[int] = table.edges.inside.source.tolist()
+    targets: list[int] = table.edges.inside.target.tolist()
+    for source, target in zip(sources, targets, strict=True):
         followers[source].append(target)
     order = walk(table).order
     ready, start = [0] * n, np.full(n, NEVER, dtype=np.int64)

@@ -2,8 +2,9 @@
 
 1. Every state that is read has been written, once; every passing state is freed, once.
 2. Every send has its receive, in the same order on both sides.
-3. Every unit sees every micro-batch forward, once. Every gradient holds all of its micro-batches before it is reduced and before its update;
-   every view and optimizer shard is renewed once a step.
+3. Every unit sees every micro-batch forward, once; every gradient holds all of its micro-batches
+   before it is reduced and before its update; every view and optimizer shard is renewed once a
+   step.
 4. Two steps run to their end: no lane waits for ever, nothing is read after it is freed or
    overwritten while it is needed.
 5. Memory stays within the budget on every rank, whatever the timing (`bounds`).
