@@ -143,7 +143,13 @@ class Binding:
     # ---- slots --------------------------------------------------------------------------
 
     def _slot_turns(
-        self, kind: Ints, g: Ints, m: Ints, words: tuple[Kind, ...], slots: Ints, keep: Kind | None = None
+        self,
+        kind: Ints,
+        g: Ints,
+        m: Ints,
+        words: tuple[Kind, ...],
+        slots: Ints,
+        keep: Kind | None = None,
     ) -> Ints:
         """For each (unit, micro-batch) cell, its turn among its rank's ops of these kinds.
 
@@ -164,9 +170,7 @@ class Binding:
         turns[self.states.unit_cell[g[ops]] + m[ops]] = turn[served]
         return turns
 
-    def _slot(
-        self, name: str, slots: Ints, turns: Ints, g: Ints, m: Ints
-    ) -> tuple[Ints, Ints]:
+    def _slot(self, name: str, slots: Ints, turns: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints]:
         rank = self.unit.rank[g]
         turn = turns[self.states.unit_cell[g] + m]
         first = np.cumsum(slots) - slots

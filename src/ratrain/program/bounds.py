@@ -36,9 +36,7 @@ class PeakBound:
 
 def peak_bounds(table: Table, order: Ints, *, compiled: bool = True) -> tuple[PeakBound, ...]:
     """The `PeakBound` of every rank. `order` is a complete walk of the program."""
-    return tuple(
-        _peak_of_rank(table, order, rank, compiled) for rank in range(table.setup.ranks)
-    )
+    return tuple(_peak_of_rank(table, order, rank, compiled) for rank in range(table.setup.ranks))
 
 
 def _peak_of_rank(table: Table, order: Ints, rank: int, compiled: bool) -> PeakBound:

@@ -272,4 +272,3 @@ def _hand_to_previous(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     inside, across = b.unit.previous_is_local[g], b.unit.previous_is_remote[g]
     b.writes(op[inside], b.outgrad(g[inside] - 1, m[inside]), 1)
     b.writes(op[across], *b.sendg(b.unit.stage[g[across]], m[across]))
-

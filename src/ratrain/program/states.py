@@ -46,8 +46,11 @@ class States:
         family = self.families[int(self.family[state])]
         inside = state - family.start
         if family.per == "slot":
-            first = int(np.searchsorted(self.rank[family.start : family.start + inside + 1],
-                                        self.rank[state]))
+            first = int(
+                np.searchsorted(
+                    self.rank[family.start : family.start + inside + 1], self.rank[state]
+                )
+            )
             return f"{family.name}[rank {self.rank[state]}, slot {inside - first}]"
         if family.per == "stage slot":
             g = int(np.flatnonzero(self.units.stage == inside // SEND_SLOTS)[0])

@@ -61,7 +61,9 @@ class Table:
         """How people write an op."""
         units = self.states.units
         g = int(self.unit[op])
-        return format_action(self.action(op), int(units.last_of_stage[g] - units.first_of_stage[g]) + 1)
+        return format_action(
+            self.action(op), int(units.last_of_stage[g] - units.first_of_stage[g]) + 1
+        )
 
 
 def bind(setup: Setup, lanes: Mapping[tuple[int, Lane], tuple[Action, ...]]) -> Table:
@@ -133,7 +135,9 @@ def _unit_numbers(
     ):
         if wrong.any():
             op = int(np.flatnonzero(wrong)[0])
-            action = Action(Kind(int(kind[op])), int(stage[op]), int(unit[op]), int(micro_batch[op]))
+            action = Action(
+                Kind(int(kind[op])), int(stage[op]), int(unit[op]), int(micro_batch[op])
+            )
             place = f"rank {rank[op]} {Lane(int(lane[op])).word}"
             raise ProgramError(f"{format_action(action, 2)} {what}", place=place)
     return g
@@ -151,9 +155,7 @@ def _groups(table: Table) -> Ints:
             group[ops] = key[ops]
     if len(table.setup.replicas) > 1:
         per_replica = np.bincount(units.replica)[0]
-        shared = np.isin(
-            table.kind, [Kind.GradSync, Kind.PrefetchW, Kind.Gather_F, Kind.Gather_B]
-        )
+        shared = np.isin(table.kind, [Kind.GradSync, Kind.PrefetchW, Kind.Gather_F, Kind.Gather_B])
         key = (table.unit % per_replica * len(Kind) + table.kind) * cells + table.micro_batch + 1
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
     return group

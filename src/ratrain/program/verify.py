@@ -244,9 +244,7 @@ def _lane_order(table: Table) -> Iterator[Finding]:
         state = int(inside.state[edge])
         if rule is Rule.READ_BEFORE_WRITE and _gradient_states(table)[state]:
             rule = Rule.INCOMPLETE_GRADIENT
-        what = words.format(
-            other=table.word(int(source[edge])), state=table.states.name(state)
-        )
+        what = words.format(other=table.word(int(source[edge])), state=table.states.name(state))
         yield _finding(table, rule, int(target[edge]), state, what)
 
 

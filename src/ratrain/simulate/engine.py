@@ -62,12 +62,7 @@ def run(
     """Runs `steps` copies of a program's step. A program that cannot finish is an error."""
     born, freed, standing = memory_changes(table)
     nodes = len(table) * steps
-    result = Run(
-        steps,
-        *(np.zeros(nodes) for _ in range(2)),
-        *(np.zeros(nodes, dtype=np.int64) for _ in range(3)),
-        *(np.zeros(table.setup.ranks, dtype=np.int64) for _ in range(2)),
-    )
+    result = _blank(nodes, table.setup.ranks, steps)
     c = library("simulate", "engine_c") if compiled else None
     if c is None:
         ran = _Loop(table, costs, rates, steps, born, freed, standing, result).run(progress)
@@ -81,13 +76,27 @@ def run(
     return result
 
 
+def _blank(nodes: int, ranks: int, steps: int) -> Run:
+    def floats(length: int) -> Floats:
+        return np.zeros(length, dtype=np.float64)
+
+    def ints(length: int) -> Ints:
+        return np.zeros(length, dtype=np.int64)
+
+    columns = floats(nodes), floats(nodes), ints(nodes), ints(nodes), ints(nodes)
+    return Run(steps, *columns, ints(ranks), ints(ranks))
+
+
 def memory_changes(table: Table) -> tuple[Ints, Ints, Ints]:
     """(bytes born when an op begins, bytes freed when it ends, bytes standing on each rank)."""
     uses, states = table.uses, table.states
     passing = ~states.persistent[uses.state]
     size = states.size_bytes[uses.state]
     changes: list[Ints] = []
-    for chosen in (passing & (uses.mode == WRITE) & (uses.version == 1), passing & (uses.mode == FREE)):
+    for chosen in (
+        passing & (uses.mode == WRITE) & (uses.version == 1),
+        passing & (uses.mode == FREE),
+    ):
         # float64 sums are exact below 2^53 bytes, far above any device
         summed = np.bincount(uses.op[chosen], weights=size[chosen], minlength=len(table))
         changes.append(summed.astype(np.int64))
@@ -185,19 +194,21 @@ class _Loop:
         out: Run,
     ) -> None:
         self.n, self.steps, self.out = len(table), steps, out
-        self.fixed = costs.fixed_s.tolist()
-        self.interrupt = costs.interrupt_s.tolist()
-        self.volume = costs.volume_bytes.tolist()
-        self.link_a, self.link_b = costs.link.tolist(), costs.peer_link.tolist()
-        self.rate = rates.tolist()
+        self.fixed = [float(value) for value in costs.fixed_s]
+        self.interrupt = [float(value) for value in costs.interrupt_s]
+        self.volume = [float(value) for value in costs.volume_bytes]
+        self.link_a = [int(link) for link in costs.link]
+        self.link_b = [int(link) for link in costs.peer_link]
+        self.rate = [float(rate) for rate in rates]
         compute, rank = _lane_ranks(table)
-        self.compute, self.rank = compute.tolist(), rank.tolist()
+        self.compute, self.rank = [int(r) for r in compute], [int(r) for r in rank]
         self.born, self.freed = born.tolist(), freed.tolist()
         self.memory = standing.tolist()
         group, sizes = dense_groups(table)
         self.group, self.sizes = group.tolist(), sizes.tolist()
-        self.inside, self.across = _followers(table.edges.inside, self.n), _followers(
-            table.edges.across, self.n
+        self.inside, self.across = (
+            _followers(table.edges.inside, self.n),
+            _followers(table.edges.across, self.n),
         )
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.seq = self.history = 0
@@ -330,6 +341,6 @@ class _Loop:
 
 def _followers(edges: EdgeList, n: int) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in range(n)]
-    for source, target in zip(edges.source.tolist(), edges.target.tolist(), strict=True):
-        found[source].append(target)
+    for source, target in zip(edges.source, edges.target, strict=True):
+        found[int(source)].append(int(target))
     return found

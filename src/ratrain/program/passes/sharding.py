@@ -68,5 +68,3 @@ def _gathers_of_uses(compute: Iterable[Action]) -> Iterator[Action]:
         elif kind in (Kind.R, Kind.B, Kind.I) and (stage, unit, micro_batch) not in gathered:
             gathered.add((stage, unit, micro_batch))
             yield Action(Kind.Gather_B, stage, unit, micro_batch)
-
-
