@@ -45,6 +45,7 @@ class Unit:
     input_bytes: int = 0  # its input for one micro-batch: the checkpoint
     saved_bytes: int = 0  # what backward needs besides the input, for one micro-batch
     recoverable: bool = True  # whether recovery saves anything (not: an embedding, a head)
+    head: bool = False  # ends the model: its backward follows its own forward
 
 
 @dataclass(frozen=True)
