@@ -12,17 +12,17 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ratrain.cost.blocks import (
-    Block,
-    backward_flops,
-    elementwise_bytes,
-    forward_flops,
-    kernels,
-)
+from ratrain.cost.blocks import Block, BlockKind, Flops
 from ratrain.describe.cluster import DeviceKind
-from ratrain.describe.model import ModelSpec
 
-BYTES_OF_DTYPE = {"fp16": 2, "bf16": 2, "fp32": 4}
+LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {
+    "embedding": (1, 0, 1),
+    "layer": (10, 10, 4),
+    "head": (3, 3, 1),
+}
+"""Kernels of (forward, input gradient, weight gradient). A layer's forward: norm, qkv, rotary,
+attention, output, sum and norm, gate and up, activation, down, sum; its weight gradients are one
+product for each of qkv, output, gate and up, down. A head: norm, logits, loss."""
 
 OPTIMIZER_BYTES_PER_PARAM = 28
 """Mixed-precision Adam touches 28 bytes a parameter: reads a 2-byte gradient, 4-byte master
@@ -43,7 +43,6 @@ class BlockTimes:
 
 
 def block_times(
-    model: ModelSpec,
     block: Block,
     device: DeviceKind,
     *,
@@ -54,24 +53,24 @@ def block_times(
 ) -> BlockTimes:
     """The `BlockTimes` of a block, its work divided evenly over a tensor group."""
     tokens = micro_batch * sequence
-    gemm, attention = device.gemm_flops_per_s[dtype], device.attention_flops_per_s[dtype]
-    passes = elementwise_bytes(model, block, tokens, BYTES_OF_DTYPE[dtype])
-    passes_s = passes / tensor / device.tiers[0].bandwidth_bytes_per_s
-    launches_s = kernels(model, block) * device.launch_s
-    forward = forward_flops(model, block, tokens, sequence)
-    backward = backward_flops(model, block, tokens, sequence)
+    gemm, attention = device.flops_rate(dtype), device.flops_rate(dtype, "attention")
 
-    def products_s(gemm_flops: float, attention_flops: float) -> float:
-        return (gemm_flops / gemm + attention_flops / attention) / tensor
+    def seconds(flops: Flops, passes_bytes: float, launches: int) -> float:
+        products_s = flops.gemm / gemm + flops.attention / attention
+        passes_s = passes_bytes / device.elementwise_bytes_per_s
+        return (products_s + passes_s) / tensor + launches * device.launch_s
 
+    launches = LAUNCHES[block.kind]
     return BlockTimes(
-        forward_s=products_s(forward.gemm, forward.attention) + passes_s + launches_s,
-        input_gradient_s=products_s(backward.input.gemm, backward.input.attention)
-        + passes_s
-        + launches_s,
-        weight_gradient_s=products_s(backward.weight.gemm, backward.weight.attention)
-        + passes_s
-        + launches_s,
+        seconds(
+            block.forward_flops(tokens, sequence), block.elementwise_bytes(tokens), launches[0]
+        ),
+        seconds(
+            block.input_gradient_flops(tokens, sequence),
+            block.elementwise_backward_bytes(tokens),
+            launches[1],
+        ),
+        seconds(block.weight_gradient_flops(tokens, sequence), 0, launches[2]),
     )
 
 

@@ -115,12 +115,15 @@ class Link:
     """A link: time = latency + bytes / bandwidth, per direction.
 
     `shared_by` "host": all devices of a host share one such link; "device": each has its own.
+    `overhead_s` is LogP's o: compute time that the sender's cores spend driving one message.
     """
 
     latency_s: TimeS
     bandwidth_bytes_per_s: RateBytesPerS
     source: str
     shared_by: Literal["device", "host"] = "device"
+    overhead_s: TimeS = 0.0
+    overhead_source: str = ""
 
 
 @dataclass(frozen=True)

@@ -70,13 +70,20 @@ class LayoutSpec:
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The strategy and its options; which names exist is the program room's to say."""
+    """The strategy and its options; which names exist is the program room's to say.
+
+    `recovery`: which stages of forward-side recovery keep their activations; "auto": as many as
+    fit. `recover_heads`: whether backward-time recovery computes the head again; left out: as
+    the strategy says. `recovery_buffer`: units recovered at once.
+    """
 
     name: str = "ratrain"
     without: tuple[str, ...] = ()
     memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = None
     recovery_buffer: Count = 2
     gradient_accumulation: Literal["sharded", "local", "auto"] = "auto"
+    recovery: Literal["auto", "keep-all", "exempt-last", "everywhere"] = "auto"
+    recover_heads: bool | None = None
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
     dtype: str = "fp16"
 

@@ -73,12 +73,14 @@ def case_of(job: JobSpec) -> Case:
     if layout is None:
         raise SpecError(
             "no layout, and no planner yet to find one",
-            place=f"{job.path} [layout]",
+            place=f"{job.path or 'job'} [layout]",
             fix="give pipeline and data",
         )
     found = strategy(job.schedule.name, job.schedule.without)
     if job.schedule.sharding is not None:
         found = replace(found, sharding=job.schedule.sharding)
+    if job.schedule.recover_heads is not None:
+        found = replace(found, recovers_heads=job.schedule.recover_heads)
     placement = place(job, layout)
     setup = _setup(job, layout, placement)
     choices = _choose(job, found, setup)
@@ -89,19 +91,14 @@ def _setup(job: JobSpec, layout: LayoutSpec, placement: Placement) -> Setup:
     stages = stages_of(job, layout)
     micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
     first = placement.kind(placement.classes[0].kinds[0])
-    capacities = [
-        placement.kind(name).tiers[0].capacity_bytes
-        for alike in placement.classes
-        for name in alike.kinds
-    ]
     return Setup(
         replicas=tuple(
             Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
         ),
         tensor=layout.tensor,
         recovery_buffer=job.schedule.recovery_buffer,
-        budget_bytes=job.schedule.memory_budget_bytes or min(capacities),
-        tier=first.tiers[0].name,
+        budget_bytes=job.budget_bytes,
+        tier=first.memory.name,
     )
 
 
@@ -126,8 +123,8 @@ def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
     elif found.recovery is not Recovery.FORWARD:
         del recoveries["keep-all"], recoveries["exempt-last"]
     modes = [Accumulation.LOCAL, Accumulation.SHARDED]
-    if job.schedule.accumulation != "auto":
-        modes = [Accumulation(job.schedule.accumulation)]
+    if job.schedule.gradient_accumulation != "auto":
+        modes = [Accumulation(job.schedule.gradient_accumulation)]
     elif found.sharding < 2:
         modes = [Accumulation.LOCAL]
     for choices in recoveries.values():

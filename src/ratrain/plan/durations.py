@@ -114,7 +114,6 @@ def _places_of_class(
             key = (kind.name, block.kind)
             if key not in known:
                 known[key] = block_times(
-                    job.model.spec,
                     block,
                     kind,
                     micro_batch=job.batch.micro_batch,
@@ -214,9 +213,7 @@ def _ring_work(
     )
 
 
-def _updates(
-    placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports
-) -> Work:
+def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
     """The optimizer: bytes of its share of the parameters through the device's memory."""
     owners = setup.data if setup.sharding else 1
     transfers: list[Transfer] = []
@@ -226,5 +223,5 @@ def _updates(
         device = placement.kind(alike.kinds[unit.pipeline])
         moved = optimizer_bytes_moved(unit.params / owners)
         transfers.append(Transfer(device.launch_s, moved, 0.0))
-        links.append(ports.memory(unit.rank, device.tiers[0].bandwidth_bytes_per_s))
+        links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
     return _work_of(transfers, links, [NO_LINK] * len(units))

@@ -39,17 +39,17 @@ class Placement:
         """Replicas in classes of alike ones; all members of a class behave alike."""
         found: dict[tuple[str, ...], list[int]] = {}
         for data in range(self.layout.data):
-            kinds = tuple(self.device(p, data).kind for p in range(self.layout.pipeline))
+            kinds = tuple(self.device(p, data).kind.name for p in range(self.layout.pipeline))
             found.setdefault(kinds, []).append(data)
         return tuple(ReplicaClass(kinds, tuple(members)) for kinds, members in found.items())
 
     def kind(self, name: str) -> DeviceKind:
-        return self.cluster.devices[name]
+        return self.cluster.kind(name)
 
     def data_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's data-parallel group."""
         ring = [self.device(pipeline, data) for data in range(self.layout.data)]
-        return self._ring_link(ring)
+        return self.cluster.slowest_link(ring)
 
     def tensor_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's tensor groups."""
@@ -57,24 +57,20 @@ class Placement:
             [self.device(pipeline, data, t) for t in range(self.layout.tensor)]
             for data in range(self.layout.data)
         )
-        return min((self._ring_link(group) for group in groups), key=_rate)
+        return min((self.cluster.slowest_link(group) for group in groups), key=_rate)
 
     def stage_link(self, source: int, target: int, members: Sequence[int]) -> Link:
         """The slowest link between two pipeline ranks over a class of replicas."""
         links = (
-            self.cluster.link_between(self.device(source, data), self.device(target, data))
+            self.cluster.link(self.device(source, data), self.device(target, data))
             for data in members
         )
         return min(links, key=_rate)
 
-    def _ring_link(self, ring: Sequence[Device]) -> Link:
-        pairs = zip(ring, [*ring[1:], ring[0]], strict=True)
-        return min((self.cluster.link_between(a, b) for a, b in pairs), key=_rate)
-
 
 def place(job: JobSpec, layout: LayoutSpec) -> Placement:
     """The placement of a job's layout on the first devices of its cluster."""
-    return Placement(job.cluster.spec, layout, job.cluster.spec.take(job.cluster.devices))
+    return Placement(job.cluster.spec, layout, job.cluster.members())
 
 
 def _rate(link: Link) -> tuple[float, float]:

@@ -10,8 +10,8 @@ from itertools import accumulate
 
 from ratrain.cost.activations import checkpoint_bytes, layer_activation_bytes, logits_bytes
 from ratrain.cost.balance import balanced_layers
-from ratrain.cost.blocks import Block, blocks, forward_flops
-from ratrain.describe.job import JobSpec, LayoutSpec, equal_layers
+from ratrain.cost.blocks import Block, blocks
+from ratrain.describe.job import JobSpec, LayoutSpec, layers_per_stage
 from ratrain.program.setup import Stage, Unit
 
 WEIGHT_BYTES = 2
@@ -21,20 +21,9 @@ OPTIMIZER_BYTES = 12
 
 def layers_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[int, ...]:
     """How many layers each stage holds."""
-    stages = layout.pipeline * layout.virtual
-    if not isinstance(layout.layers, str):
-        return layout.layers
-    if layout.layers == "equal":
-        return equal_layers(job.model.spec.layers, stages)
-    model, sequence = job.model.spec, job.model.sequence_length
-    parts = blocks(model)
-    work = [_work(job, part, sequence) for part in parts]
-    return balanced_layers(work[1:-1], work[0], work[-1], stages)
-
-
-def _work(job: JobSpec, block: Block, sequence: int) -> float:
-    flops = forward_flops(job.model.spec, block, sequence, sequence)
-    return flops.gemm + flops.attention
+    if layout.layers == "balanced":
+        return balanced_layers(job.model.spec, layout.stages, job.model.sequence_length)
+    return layers_per_stage(layout, job.model.spec)
 
 
 def blocks_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[tuple[Block, ...], ...]:
@@ -51,7 +40,7 @@ def blocks_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[tuple[Block, ...
 
 def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     """The stages of one replica, one unit a block."""
-    boundary = checkpoint_bytes(job.model.spec, job.batch.micro_batch, job.model.sequence_length)
+    boundary = checkpoint_bytes(job.model.spec, job.model.sequence_length, job.batch.micro_batch)
     parts = blocks_of_stages(job, layout)
     return tuple(
         Stage(
@@ -82,10 +71,9 @@ def _unit(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     if block.kind == "layer":
-        kept = layer_activation_bytes(model, size, sequence, tensor=layout.tensor)
-        return max(sum(kept.values()) - boundary, 0)
+        return layer_activation_bytes(model, sequence, size, tensor=layout.tensor) - boundary
     if block.kind == "head":
-        return -(-logits_bytes(model, size, sequence) // layout.tensor)
+        return -(-logits_bytes(model, sequence, size) // layout.tensor)
     return 0
 
 

@@ -64,6 +64,11 @@ class Simulation:
         return max(times.tail_s for times in self.ranks)
 
     @property
+    def mean_tail_s(self) -> float:
+        """The mean finalization tail over ranks."""
+        return sum(times.tail_s for times in self.ranks) / len(self.ranks)
+
+    @property
     def exposed_s(self) -> dict[Waiting, float]:
         """Communication and updates that compute waits for: the worst rank's, by kind."""
         kinds = [kind for kind in Waiting if kind is not Waiting.BUBBLE]

@@ -23,7 +23,9 @@ def recover_at_backward(program: Program, *, heads: bool = False) -> Program:
     """
 
     def mode(stage: Stage, _is_last: bool) -> Stage:
-        units = tuple(replace(u, recoverable=u.recoverable or (heads and u.head)) for u in stage.units)
+        units = tuple(
+            replace(u, recoverable=u.recoverable or (heads and u.head)) for u in stage.units
+        )
         return replace(stage, recovery=Recovery.BACKWARD, units=units)
 
     setup = program.setup.with_stages(mode)
