@@ -9,7 +9,7 @@ import numpy as np
 from ratrain.program.actions import Kind
 from ratrain.program.setup import Setup
 from ratrain.program.states import SEND_SLOTS, States
-from ratrain.program.units import Ints
+from ratrain.program.units import Bools, Ints
 
 WRITE, READ, FREE = 0, 1, 2
 """Modes of use, in the order in which they happen to one version of a state."""
@@ -94,8 +94,17 @@ class Binding:
     def saved(self, g: Ints, m: Ints) -> Ints:
         return self._start["saved"] + self.states.unit_cell[g] + m
 
-    def outgrad(self, g: Ints, m: Ints) -> Ints:
-        return self._start["outgrad"] + self.states.unit_cell[g] + m
+    def arrives_in_slot(self, g: Ints) -> Bools:
+        """Whether the gradient of a unit's output arrives from another rank, into a slot. Split
+        backward keeps gradients until their W, longer than slots allow: it has a cell for each."""
+        return self.unit.next_is_remote[g] & (not self.setup.split_backward)
+
+    def outgrad(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
+        """The state, and its version, that holds the gradient of a unit's output."""
+        cell = self._start["outgrad"] + self.states.unit_cell[g] + m
+        slot = self._start["recvg"] + self.unit.stage[g] * SEND_SLOTS + m % SEND_SLOTS
+        arrives = self.arrives_in_slot(g)
+        return np.where(arrives, slot, cell), np.where(arrives, m // SEND_SLOTS + 1, 1)
 
     def partial(self, g: Ints, m: Ints) -> Ints:
         return self._start["partial"] + self.states.unit_cell[g] + m

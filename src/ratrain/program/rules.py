@@ -13,6 +13,7 @@ state numbers made from them are arrays. Families of states:
     transit[r,k]   slots for unreduced gradients             input[g,m]    input, the checkpoint
     saved[g,m]     what backward needs besides the input     outgrad[g,m]  gradient of the output
     sendx[s,k]     slots for outputs on their way            sendg[s,k]    the same, gradients
+    recvg[s,k]     slots for gradients that arrive; each is the outgrad of a stage's last unit
     partial[g,m]   sums of a tensor group, forward           partialb[g,m] the same, backward
 """
 # ruff: noqa: ARG001 (every rule takes the same arguments)
@@ -52,7 +53,7 @@ def recover(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     b.reads(op[has_input], b.input(g, m)[has_input], 1)
     b.writes(op, b.saved(g, m), 1)
     awaits = (b.unit.recovery[g] == RECOVERY_CODE[Recovery.BACKWARD]) & b.unit.has_output[g]
-    b.reads(op[awaits], b.outgrad(g, m)[awaits], 1)
+    b.reads(op[awaits], *b.outgrad(g[awaits], m[awaits]))
 
 
 def backward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
@@ -96,7 +97,7 @@ def send_backward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
 
 def receive_backward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     """RECV_B: the gradient of a stage's output arrives, for its last unit."""
-    b.writes(op, b.outgrad(b.unit.last_of_stage[g], m), 1)
+    b.writes(op, *b.outgrad(b.unit.last_of_stage[g], m))
 
 
 def grad_sync(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
@@ -233,14 +234,16 @@ def _read_view(b: Binding, op: Ints, g: Ints, m: Ints, gather: Kind) -> None:
 
 def _read_activations(b: Binding, op: Ints, g: Ints, m: Ints, saved_version: Ints) -> None:
     b.reads(op, b.saved(g, m), saved_version)
-    for has, state in ((b.unit.has_input[g], b.input), (b.unit.has_output[g], b.outgrad)):
-        b.reads(op[has], state(g, m)[has], 1)
+    has_input, has_output = b.unit.has_input[g], b.unit.has_output[g]
+    b.reads(op[has_input], b.input(g, m)[has_input], 1)
+    b.reads(op[has_output], *b.outgrad(g[has_output], m[has_output]))
 
 
 def _free_activations(b: Binding, op: Ints, g: Ints, m: Ints, saved_version: Ints) -> None:
     b.frees(op, b.saved(g, m), saved_version)
-    for has, state in ((b.unit.has_input[g], b.input), (b.unit.has_output[g], b.outgrad)):
-        b.frees(op[has], state(g, m)[has], 1)
+    has_input, passing = b.unit.has_input[g], b.unit.has_output[g] & ~b.arrives_in_slot(g)
+    b.frees(op[has_input], b.input(g, m)[has_input], 1)
+    b.frees(op[passing], *b.outgrad(g[passing], m[passing]))
 
 
 def _accumulate(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
@@ -271,5 +274,5 @@ def _hand_back(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
 def _hand_to_previous(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     """The input's gradient: the previous unit's output gradient, or a tensor to be sent."""
     inside, across = b.unit.previous_is_local[g], b.unit.previous_is_remote[g]
-    b.writes(op[inside], b.outgrad(g[inside] - 1, m[inside]), 1)
+    b.writes(op[inside], *b.outgrad(g[inside] - 1, m[inside]))
     b.writes(op[across], *b.sendg(b.unit.stage[g[across]], m[across]))

@@ -45,6 +45,7 @@ class Unit:
     input_bytes: int = 0  # its input for one micro-batch: the checkpoint
     saved_bytes: int = 0  # what backward needs besides the input, for one micro-batch
     recoverable: bool = True  # whether recovery saves anything (not: an embedding, a head)
+    head: bool = False  # ends the model: its backward follows its own forward
 
 
 @dataclass(frozen=True)
@@ -80,9 +81,7 @@ class Setup:
     accumulation: Accumulation = Accumulation.LOCAL
     split_backward: bool = False  # I and W in place of B
     recovery_buffer: int = 2  # units whose activations may be held recovered at once
-    transit_slots: int = (
-        0  # unreduced gradients of one micro-batch held at once; 0: as many as units
-    )
+    transit_slots: int = 0  # unreduced gradients held at once; 0: as many as units
     bucket_bytes: int | None = None  # a gradient leaves in pieces of this size; None: whole
     budget_bytes: int | None = None  # per rank, of the tier below
     tier: str = "memory"

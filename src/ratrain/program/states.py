@@ -10,7 +10,8 @@ from ratrain.program.setup import Recovery, Setup
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units, unit_columns
 
 SEND_SLOTS = 2
-"""Tensors of one stage and direction on their way at once: one leaving, one being made."""
+"""Tensors of one stage and direction on their way at once: one leaving (or being read), and one
+being made (or arriving)."""
 
 
 @dataclass(frozen=True)
@@ -105,7 +106,12 @@ def number_states(setup: Setup) -> States:
         repeated = np.repeat(units.rank, cells), np.repeat(size, cells)
         families.append((name, "unit x micro-batch", False, *repeated))
     sends_on, sends_back = units.next_is_remote[ends], units.previous_is_remote[starts]
-    for name, size in (("sendx", outputs[ends] * sends_on), ("sendg", inputs[starts] * sends_back)):
+    slots = (
+        ("sendx", outputs[ends] * sends_on),
+        ("sendg", inputs[starts] * sends_back),
+        ("recvg", outputs[ends] * (sends_on & (not setup.split_backward))),
+    )
+    for name, size in slots:
         families.append((name, "stage slot", True, stage_rank, np.repeat(size, SEND_SLOTS)))
 
     counts = [len(rank) for *_, rank, _ in families]

@@ -32,7 +32,7 @@ class Strategy:
     layerwise: bool
     prefetch: bool
     skeleton: str = "1f1b"
-    tensor: int = 1  # the degree it brings where the layout says nothing
+    recovers_heads: bool = False  # backward-time recovery checkpoints whole stages
 
 
 _RATRAIN = Strategy(
@@ -49,6 +49,7 @@ STRATEGIES: dict[str, Strategy] = {
         _RATRAIN,
         doc="ratrain, but activations are recovered when backward arrives",
         recovery=Recovery.BACKWARD,
+        recovers_heads=True,
     ),
     "full-save": replace(
         _RATRAIN, doc="ratrain, but every activation is kept", recovery=Recovery.NONE
@@ -60,7 +61,7 @@ STRATEGIES: dict[str, Strategy] = {
         _RATRAIN,
         doc="tensor parallelism over a host in place of pipeline depth, backward-time recovery",
         recovery=Recovery.BACKWARD,
-        tensor=4,
+        recovers_heads=True,
     ),
     "tuned": Strategy(
         "the best pipeline x data x sharding without the three passes: all state work at the end",
@@ -68,6 +69,7 @@ STRATEGIES: dict[str, Strategy] = {
         sharding=2,
         layerwise=False,
         prefetch=False,
+        recovers_heads=True,
     ),
     "baseline-1f1b": Strategy(
         "plain 1F1B, optimizer sharded, backward-time recovery, all state work at the end",
@@ -75,6 +77,7 @@ STRATEGIES: dict[str, Strategy] = {
         sharding=1,
         layerwise=False,
         prefetch=False,
+        recovers_heads=True,
     ),
     "gpipe": Strategy("GPipe, everything kept", Recovery.NONE, 1, False, False, "gpipe"),
     "1f1b": Strategy("1F1B, everything kept", Recovery.NONE, 1, False, False),
@@ -95,7 +98,7 @@ def strategy(name: str, without: tuple[str, ...] = ()) -> Strategy:
     for left_out in without:
         if left_out == FORWARD_RECOVERY:
             if found.recovery is Recovery.FORWARD:
-                found = replace(found, recovery=Recovery.BACKWARD)
+                found = replace(found, recovery=Recovery.BACKWARD, recovers_heads=True)
         elif left_out == LAYERWISE:
             # Update-prefetch orders the per-layer tasks that this pass makes: both go.
             found = replace(found, layerwise=False, prefetch=False)
@@ -130,7 +133,7 @@ def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
     plain = replace(setup, tensor=1, split_backward=skeleton.split_backward, sharding=0)
     program = build(found.skeleton, plain)
     if found.recovery is not Recovery.NONE and not choices.keep_all:
-        program = recover_at_backward(program)
+        program = recover_at_backward(program, heads=found.recovers_heads)
         if found.recovery is Recovery.FORWARD:
             program = recover_forward(program, lambda _, last: last and choices.exempt_last)
     program = tensor_collectives(program, degree)

@@ -13,15 +13,23 @@ from ratrain.program.setup import Recovery, Stage
 _GRADIENT = (Kind.B, Kind.I)
 
 
-def recover_at_backward(program: Program) -> Program:
+def recover_at_backward(program: Program, *, heads: bool = False) -> Program:
     """Backward-time recovery: a unit's activations are computed again just before its backward.
 
     Moves nothing; adds one R before each B (or I) of a recoverable unit. Safe because R reads
     the checkpoint that forward leaves in any case. R waits for the gradient, as trainers do
-    that recompute when backward arrives, so it lies on the critical path.
+    that recompute when backward arrives, so it lies on the critical path. With `heads`, heads
+    are recovered as well, as where a whole stage is one checkpoint.
     """
-    setup = program.setup.with_recovery(Recovery.BACKWARD)
-    recoverable = _recoverable(program)
+
+    def mode(stage: Stage, _is_last: bool) -> Stage:
+        units = tuple(
+            replace(u, recoverable=u.recoverable or (heads and u.head)) for u in stage.units
+        )
+        return replace(stage, recovery=Recovery.BACKWARD, units=units)
+
+    setup = program.setup.with_stages(mode)
+    recoverable = _recoverable(program.with_setup(setup))
 
     def insert(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         for action in actions:

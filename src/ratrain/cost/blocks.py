@@ -1,0 +1,176 @@
+"""Parameters, FLOPs and element-wise traffic of each block of a model, from its shapes alone.
+
+Symbols: T tokens, S tokens per sequence, h hidden, q = heads x head_dim, kv = kv_heads x
+head_dim, f MLP width, V vocabulary. A multiply-add is two FLOPs.
+GEMM forward: 2 T x (weights of the matrices). Attention forward: 4 T S q (scores and weighted
+sum), half of it where causal. Backward: each GEMM twice, once for the gradient of its input and
+once for that of its weight; attention twice its forward, all of it for inputs.
+Source: arXiv 2205.05198 appendix A and arXiv 2204.02311 appendix B.
+Not modelled: FLOPs of norms, activations, rotations and softmax (they are memory bound).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from typing import Literal
+
+from ratrain.describe.model import ModelSpec
+
+BlockKind = Literal["embedding", "layer", "head"]
+ELEMENT_BYTES = 2  # fp16 or bf16
+
+
+@dataclass(frozen=True)
+class Tensor:
+    """One parameter tensor. `tied`: the same values as the embedding, held here as a copy."""
+
+    name: str
+    shape: tuple[int, ...]
+    tied: bool = False
+
+    @property
+    def elements(self) -> int:
+        """Number of elements."""
+        return prod(self.shape)
+
+
+@dataclass(frozen=True)
+class Flops:
+    """Floating-point operations by operator."""
+
+    gemm: float
+    attention: float
+
+    @property
+    def total(self) -> float:
+        """All of them."""
+        return self.gemm + self.attention
+
+
+@dataclass(frozen=True)
+class Block:
+    """An embedding, a layer or a head: the smallest piece that a stage may hold."""
+
+    kind: BlockKind
+    index: int  # of the layer; 0 for embedding and head
+    tensors: tuple[Tensor, ...]
+    model: ModelSpec
+
+    @property
+    def params(self) -> int:
+        """Parameters that the block holds, a tied copy counted."""
+        return sum(tensor.elements for tensor in self.tensors)
+
+    def forward_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
+        """FLOPs of the forward pass over `tokens` tokens in sequences of `sequence`."""
+        if self.kind == "embedding":
+            return Flops(0, 0)
+        weights = sum(t.elements for t in self.tensors if len(t.shape) == 2)
+        if self.kind == "head":
+            return Flops(2 * tokens * weights, 0)
+        full = 4 * tokens * sequence * self.model.query_hidden
+        return Flops(2 * tokens * weights, full / 2 if causal else full)
+
+    def input_gradient_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
+        """FLOPs of the backward pass towards the block's input (Zero Bubble's B)."""
+        forward = self.forward_flops(tokens, sequence, causal=causal)
+        return Flops(forward.gemm, 2 * forward.attention)
+
+    def weight_gradient_flops(self, tokens: int, sequence: int) -> Flops:
+        """FLOPs of the backward pass towards the block's weights (Zero Bubble's W)."""
+        return Flops(self.forward_flops(tokens, sequence).gemm, 0)
+
+    def backward_flops(self, tokens: int, sequence: int, *, causal: bool = True) -> Flops:
+        """Both halves of the backward pass: twice the forward."""
+        forward = self.forward_flops(tokens, sequence, causal=causal)
+        return Flops(2 * forward.gemm, 2 * forward.attention)
+
+    def elementwise_bytes(self, tokens: int) -> int:
+        """Bytes that the forward's element-wise passes read and write, each pass fused.
+
+        Layer: two norms (read, write: 2h each), two residual sums (two reads, write: 3h each),
+        gated MLP (two reads, write: 3f) or plain activation (read, write: 2f). Biases and rotary
+        positions are fused into the GEMMs' and attention's own passes and not counted.
+        Embedding: read and write h. Head: norm 2h, and cross-entropy, which reads the fp16
+        logits and writes the fp32 probabilities (6 bytes x V).
+        """
+        h, f = self.model.hidden, self.model.ffn
+        if self.kind == "embedding":
+            return ELEMENT_BYTES * tokens * 2 * h
+        if self.kind == "head":
+            return tokens * (ELEMENT_BYTES * 2 * h + 6 * self.model.vocab)
+        mlp = 3 * f if self.model.gated_mlp else 2 * f
+        return ELEMENT_BYTES * tokens * (10 * h + mlp)
+
+    def elementwise_backward_bytes(self, tokens: int) -> int:
+        """Bytes of the backward's element-wise passes.
+
+        Layer: two norms and two sums of gradients (two reads, write: 3h each), gated MLP (three
+        reads, two writes: 5f) or plain activation (3f). Embedding: read the gradient, read and
+        write the rows (3h). Head: norm 3h, and fp32 probabilities to fp16 gradients (6 V).
+        """
+        h, f = self.model.hidden, self.model.ffn
+        if self.kind == "embedding":
+            return ELEMENT_BYTES * tokens * 3 * h
+        if self.kind == "head":
+            return tokens * (ELEMENT_BYTES * 3 * h + 6 * self.model.vocab)
+        mlp = 5 * f if self.model.gated_mlp else 3 * f
+        return ELEMENT_BYTES * tokens * (12 * h + mlp)
+
+
+def blocks(model: ModelSpec) -> tuple[Block, ...]:
+    """The embedding, every layer, and the head, in the order of the forward pass."""
+    layer = _layer_tensors(model)
+    return (
+        Block("embedding", 0, _embedding_tensors(model), model),
+        *(Block("layer", index, layer, model) for index in range(model.layers)),
+        Block("head", 0, _head_tensors(model), model),
+    )
+
+
+def total_params(model: ModelSpec) -> int:
+    """Parameters of the model, tied ones counted once.
+
+    A pipeline keeps a tied embedding twice, on its first and its last stage; the sum over blocks
+    of `params` counts both.
+    """
+    held = [tensor for block in blocks(model) for tensor in block.tensors]
+    return sum(tensor.elements for tensor in held if not tensor.tied)
+
+
+def _embedding_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
+    tokens = Tensor("embedding.tokens", (model.vocab, model.hidden))
+    if model.position != "learned":
+        return (tokens,)
+    return (tokens, Tensor("embedding.positions", (model.max_positions, model.hidden)))
+
+
+def _head_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
+    logits = Tensor("head.logits", (model.vocab, model.hidden), tied=model.tied_embeddings)
+    return (*_norm("head.norm", model), logits)
+
+
+def _layer_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
+    h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn
+    up = [("gate", f, h), ("up", f, h)] if model.gated_mlp else [("up", f, h)]
+    return (
+        *_norm("norm1", model),
+        *_linear("attention.q", q, h, model.qkv_bias),
+        *_linear("attention.k", kv, h, model.qkv_bias),
+        *_linear("attention.v", kv, h, model.qkv_bias),
+        *_linear("attention.output", h, q, model.output_bias),
+        *_norm("norm2", model),
+        *(t for name, out, into in up for t in _linear(f"mlp.{name}", out, into, model.mlp_bias)),
+        *_linear("mlp.down", h, f, model.mlp_bias),
+    )
+
+
+def _linear(name: str, out: int, into: int, bias: bool) -> tuple[Tensor, ...]:
+    weight = Tensor(f"{name}.weight", (out, into))
+    return (weight, Tensor(f"{name}.bias", (out,))) if bias else (weight,)
+
+
+def _norm(name: str, model: ModelSpec) -> tuple[Tensor, ...]:
+    weight = Tensor(f"{name}.weight", (model.hidden,))
+    return (weight,) if model.norm == "rms" else (weight, Tensor(f"{name}.bias", (model.hidden,)))

@@ -1,0 +1,54 @@
+"""How long a message or a collective takes: latency, bytes on the wire, messages to drive.
+
+alpha-beta-o: a message takes alpha + bytes / bandwidth; driving it takes o of the sender's
+compute (LogP, Culler et al. 1993). Rings send n - 1 messages of size / n for each half
+(reduce-scatter, all-gather): Thakur et al. 2005, "Optimization of collective communication
+operations in MPICH".
+
+Not modelled: trees for small sizes, in-network reduction, the arithmetic of a reduction.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratrain.describe.cluster import Link
+
+
+@dataclass(frozen=True)
+class Transfer:
+    """What one participant sends: time that no bandwidth shortens, bytes, time of its compute."""
+
+    latency_s: float
+    volume_bytes: float
+    driving_s: float
+
+    def times(self, count: int) -> Transfer:
+        """The same, `count` times in a row."""
+        return Transfer(self.latency_s * count, self.volume_bytes * count, self.driving_s * count)
+
+    def alone_s(self, bandwidth_bytes_per_s: float) -> float:
+        """Its time on a link that nothing else uses."""
+        return self.latency_s + self.volume_bytes / bandwidth_bytes_per_s
+
+
+NOTHING = Transfer(0.0, 0.0, 0.0)
+
+
+def message(size_bytes: float, link: Link) -> Transfer:
+    """One point-to-point message: alpha, its bytes, o."""
+    return Transfer(link.latency_s, size_bytes, link.overhead_s)
+
+
+def ring_half(size_bytes: float, ranks: int, link: Link) -> Transfer:
+    """A ring reduce-scatter or all-gather of a state of size_bytes over `ranks` ranks.
+
+    (n - 1) messages of size / n: latency (n - 1) alpha, bytes size (n - 1) / n, driving (n - 1) o.
+    """
+    hops = ranks - 1
+    return Transfer(hops * link.latency_s, size_bytes * hops / ranks, hops * link.overhead_s)
+
+
+def ring_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
+    """A ring all-reduce: a reduce-scatter and an all-gather."""
+    return ring_half(size_bytes, ranks, link).times(2)

@@ -1,0 +1,1 @@
+"""Data that others measured and published, to calibrate and to score on."""

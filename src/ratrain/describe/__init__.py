@@ -1,0 +1,1 @@
+"""What exists: models, clusters, jobs; strict loading, units, presets."""

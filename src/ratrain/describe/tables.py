@@ -1,0 +1,34 @@
+"""Models and clusters as JSON-ready tables, for `--json` and for printing."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Mapping
+from typing import Any, cast
+
+from ratrain.describe.cluster import ClusterSpec
+
+
+def as_json(value: Any) -> Any:
+    """Dataclasses, frozen maps and tuples as plain dicts and lists; field names carry the unit."""
+    if dataclasses.is_dataclass(value) and not isinstance(value, type):
+        return {f.name: as_json(getattr(value, f.name)) for f in dataclasses.fields(value)}
+    if isinstance(value, Mapping):
+        return {k: as_json(v) for k, v in cast("Mapping[str, Any]", value).items()}
+    if isinstance(value, (tuple, list)):
+        return [as_json(item) for item in cast("tuple[Any, ...]", value)]
+    return value
+
+
+def sources(cluster: ClusterSpec) -> dict[str, str]:
+    """Where each constant of the cluster comes from, by a readable name."""
+    found = {"cluster": cluster.source}
+    for kind in cluster.device:
+        found.update({f"{kind.name} {tier.name}": tier.source for tier in kind.tiers})
+        found.update({f"{kind.name} {rate.dtype}": rate.source for rate in kind.rates})
+        found[f"{kind.name} launch"] = kind.launch_source
+        found[f"{kind.name} memory efficiency"] = kind.memory_efficiency_source
+    found.update({f"link {level}": link.source for level, link in cluster.links.items()})
+    for host in cluster.host:
+        found.update({f"{host.name} link {name}": link.source for name, link in host.links.items()})
+    return found

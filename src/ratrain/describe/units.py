@@ -1,0 +1,126 @@
+"""Typed quantities: "20GB", "3.7GB/s", "100Mb/s", "40us", "8.1TFLOP/s", read and written.
+
+G is 1e9 and Gi is 2**30; `B` is bytes, `b` or `bit` is bits (eight to the byte).
+"""
+
+from __future__ import annotations
+
+import difflib
+import math
+import re
+from collections.abc import Mapping
+
+from ratrain.errors import SpecError
+
+_DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
+_BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
+_PREFIXES = {**_DECIMAL, **_BINARY}
+
+BYTES: Mapping[str, float] = {f"{p}B": n for p, n in _PREFIXES.items()}
+BYTES_RATE: Mapping[str, float] = {
+    **{f"{p}B/s": n for p, n in _PREFIXES.items()},
+    **{f"{p}{bit}/s": n / 8 for p, n in _PREFIXES.items() for bit in ("b", "bit")},
+}
+TIME: Mapping[str, float] = {
+    "ns": 1e-9,
+    "us": 1e-6,
+    "µs": 1e-6,
+    "ms": 1e-3,
+    "s": 1.0,
+    "min": 60.0,
+    "h": 3600.0,
+}
+FLOPS_RATE: Mapping[str, float] = {
+    **{f"{p}FLOP/s": n for p, n in {**_DECIMAL, "E": 10**18}.items()},
+    **{f"{p}FLOPS": n for p, n in {**_DECIMAL, "E": 10**18}.items()},
+}
+
+_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s]*)\s*")
+_EXAMPLE = {"size": "20GB", "bandwidth": "3.7GB/s", "time": "40us", "compute rate": "8.1TFLOP/s"}
+
+
+def parse_bytes(text: str) -> int:
+    """Bytes of "20GB", "512KiB"; fractions round to the nearest byte."""
+    return round(_parse(text, BYTES, "size"))
+
+
+def parse_bytes_rate(text: str) -> float:
+    """Bytes per second of "3.7GB/s" or, in bits, "1Gbit/s" and "100Mb/s"."""
+    return _parse(text, BYTES_RATE, "bandwidth")
+
+
+def parse_time(text: str) -> float:
+    """Seconds of "40us", "0.15 ms", "2h"."""
+    return _parse(text, TIME, "time")
+
+
+def parse_flops_rate(text: str) -> float:
+    """Floating-point operations per second of "8.1TFLOP/s"."""
+    return _parse(text, FLOPS_RATE, "compute rate")
+
+
+def _parse(text: str, units: Mapping[str, float], what: str) -> float:
+    found = _QUANTITY.fullmatch(text)
+    if found is None:
+        raise SpecError(f'"{text}" is not a {what}', fix=f'write it like "{_EXAMPLE[what]}"')
+    number, unit = float(found[1].replace("_", "")), found[2]
+    if unit not in units:
+        said = f'has the unit "{unit}"' if unit else "has no unit"
+        raise SpecError(f'"{text}" {said}, which is not a {what}', fix=_nearest_unit(unit, units))
+    scale = units[unit]
+    # Dividing by 1e6 rounds once; multiplying by an inexact 1e-6 would round twice.
+    value = number * scale if scale >= 1 or 8 * scale == 1 else number / round(1 / scale)
+    if not math.isfinite(value):
+        raise SpecError(f'"{text}" is too large', fix=f'write it like "{_EXAMPLE[what]}"')
+    return value
+
+
+def _nearest_unit(unit: str, units: Mapping[str, float]) -> str:
+    folded = {name.lower(): name for name in reversed(list(units))}
+    near = difflib.get_close_matches(unit.lower(), folded, n=1, cutoff=0.5)
+    common = ", ".join(name for name in units if not name.startswith(("P", "E", "K")))
+    return (f'use "{folded[near[0]]}"; ' if near else "") + f"valid units: {common}"
+
+
+def format_bytes(size_bytes: float) -> str:
+    """Decimal, three significant digits at least: 20000000000 -> "20 GB"."""
+    return _scaled(size_bytes, "B")
+
+
+def format_bytes_rate(rate_bytes_per_s: float) -> str:
+    """3.7e9 -> "3.7 GB/s"."""
+    return _scaled(rate_bytes_per_s, "B/s")
+
+
+def format_flops_rate(rate_flops: float) -> str:
+    """8.1e12 -> "8.1 TFLOP/s"."""
+    return _scaled(rate_flops, "FLOP/s")
+
+
+def format_flops(flops: float) -> str:
+    """4.36e10 -> "43.6 GFLOP"."""
+    return _scaled(flops, "FLOP")
+
+
+def format_count(count: float) -> str:
+    """6738415616 -> "6.74 G"."""
+    return _scaled(count, "").strip()
+
+
+def format_time(time_s: float) -> str:
+    """4e-5 -> "40 us"; 90.5 -> "90.5 s"."""
+    for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
+        if abs(time_s) >= scale * 0.9995 or time_s == 0:
+            return f"{_short(time_s / scale)} {unit}"
+    return f"{_short(time_s / 1e-9)} ns"
+
+
+def _scaled(value: float, unit: str) -> str:
+    for prefix in ("P", "T", "G", "M", "k"):
+        if abs(value) >= _DECIMAL[prefix] * 0.9995:
+            return f"{_short(value / _DECIMAL[prefix])} {prefix}{unit}"
+    return f"{_short(value)} {unit}"
+
+
+def _short(number: float) -> str:
+    return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"

@@ -1,0 +1,149 @@
+"""A job made ready to simulate: its setup, its program, its costs, and what memory decided.
+
+Where the job leaves recovery and accumulation to RATrain, the first of these that is proved to
+fit is taken. They stand in order of time: keeping activations costs none, recomputing costs
+compute, and reducing every micro-batch costs bytes that backward hides.
+
+    keep all activations          local gradients, then sharded
+    keep the last stage's alone   local, then sharded
+    recover on every stage        local, then sharded
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from functools import cached_property
+
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.errors import SpecError
+from ratrain.plan.durations import costs_of
+from ratrain.plan.placement import Placement, place
+from ratrain.plan.sizes import stages_of
+from ratrain.program.program import Program
+from ratrain.program.setup import Accumulation, Recovery, Replica, Setup
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
+from ratrain.program.verify import verify
+from ratrain.simulate.costs import Costs
+
+BUCKET_BYTES = 25_000_000
+"""A gradient leaves in pieces of 25 MB: the default bucket of torch's DistributedDataParallel."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job, laid out."""
+
+    job: JobSpec
+    layout: LayoutSpec
+    placement: Placement
+    strategy: Strategy
+    setup: Setup
+    choices: Choices
+
+    @cached_property
+    def program(self) -> Program:
+        return apply_strategy(self.strategy, self.setup, self.choices)
+
+    @cached_property
+    def costs(self) -> Costs:
+        return costs_of(self.job, self.placement, self.program.setup)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.job.batch.sequences * self.job.model.sequence_length
+
+    @property
+    def activations(self) -> str:
+        """What became of activations, in words."""
+        if self.strategy.recovery is Recovery.NONE or self.choices.keep_all:
+            return "kept on every stage"
+        if self.strategy.recovery is Recovery.BACKWARD:
+            return "recovered when backward arrives, on every stage"
+        if self.choices.exempt_last:
+            return "recovered ahead of backward; the last stage keeps its own"
+        return "recovered ahead of backward, on every stage"
+
+
+def case_of(job: JobSpec) -> Case:
+    """The case of a job with a layout."""
+    layout = job.layout
+    if layout is None:
+        raise SpecError(
+            "no layout, and no planner yet to find one",
+            place=f"{job.path or 'job'} [layout]",
+            fix="give pipeline and data",
+        )
+    found = strategy(job.schedule.name, job.schedule.without)
+    if job.schedule.sharding is not None:
+        found = replace(found, sharding=job.schedule.sharding)
+    if job.schedule.recover_heads is not None:
+        found = replace(found, recovers_heads=job.schedule.recover_heads)
+    placement = place(job, layout)
+    setup = _setup(job, layout, placement)
+    choices = _choose(job, found, setup)
+    return Case(job, layout, placement, found, setup, choices)
+
+
+def _setup(job: JobSpec, layout: LayoutSpec, placement: Placement) -> Setup:
+    stages = stages_of(job, layout)
+    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
+    first = placement.kind(placement.classes[0].kinds[0])
+    return Setup(
+        replicas=tuple(
+            Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
+        ),
+        tensor=layout.tensor,
+        recovery_buffer=job.schedule.recovery_buffer,
+        budget_bytes=job.budget_bytes,
+        tier=first.memory.name,
+    )
+
+
+def _choose(job: JobSpec, found: Strategy, setup: Setup) -> Choices:
+    """The first of the possible choices that fits; the leanest, where none does."""
+    choices = Choices(bucket_bytes=BUCKET_BYTES)
+    for choices in _candidates(job, found):
+        if verify(apply_strategy(found, _short(found, setup), choices)).sound:
+            break
+    return choices
+
+
+def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
+    recoveries = {
+        "keep-all": Choices(keep_all=True, bucket_bytes=BUCKET_BYTES),
+        "exempt-last": Choices(exempt_last=True, bucket_bytes=BUCKET_BYTES),
+        "everywhere": Choices(exempt_last=False, bucket_bytes=BUCKET_BYTES),
+    }
+    asked = job.schedule.recovery
+    if asked != "auto":
+        recoveries = {asked: recoveries[asked]}
+    elif found.recovery is not Recovery.FORWARD:
+        del recoveries["keep-all"], recoveries["exempt-last"]
+    modes = [Accumulation.LOCAL, Accumulation.SHARDED]
+    if job.schedule.gradient_accumulation != "auto":
+        modes = [Accumulation(job.schedule.gradient_accumulation)]
+    elif found.sharding < 2:
+        modes = [Accumulation.LOCAL]
+    for choices in recoveries.values():
+        for mode in modes:
+            yield replace(choices, accumulation=mode)
+
+
+def _short(found: Strategy, setup: Setup) -> Setup:
+    """The setup with only as many micro-batches as its memory depends on.
+
+    1F1B holds no more micro-batches than it has stages, so a few rounds of the pipeline need
+    as much memory as a thousand; GPipe holds all of them.
+    """
+    if found.skeleton == "gpipe":
+        return setup
+    chunked = SKELETONS[found.skeleton].chunks
+
+    def fewer(replica: Replica) -> Replica:
+        rounds = replica.ranks * (4 if chunked else 1) + (0 if chunked else 3)
+        return replace(replica, micro_batches=min(replica.micro_batches, rounds))
+
+    return replace(setup, replicas=tuple(fewer(replica) for replica in setup.replicas))

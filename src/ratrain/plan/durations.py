@@ -1,0 +1,227 @@
+"""The costs of a placed layout: each kind of op on each unit, and the links that they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
+from ratrain.describe.cluster import Link
+from ratrain.describe.job import JobSpec
+from ratrain.plan.placement import Placement, ReplicaClass
+from ratrain.plan.sizes import WEIGHT_BYTES, blocks_of_stages
+from ratrain.program.actions import BARRIERS, Kind
+from ratrain.program.setup import Setup
+from ratrain.simulate.costs import NO_LINK, Costs, Work, fixed_work
+
+_SUMS_OF_LAYER = 2
+"""All-reduces of one layer and direction: behind attention and behind the MLP (1909.08053)."""
+
+
+@dataclass(frozen=True)
+class _Place:
+    """A unit where it stands: what the cost of its ops depends on."""
+
+    rank: int  # of the program
+    pipeline: int  # rank within the replica
+    is_layer: bool
+    times: BlockTimes
+    params: float  # on one rank of a tensor group
+    boundary_bytes: int
+    previous: tuple[int, Link] | None  # (program rank, link) of the stage before, if elsewhere
+    following: tuple[int, Link] | None
+
+
+class _Ports:
+    """Links by number: each rank has a port out, a port in (the network), and a memory port."""
+
+    def __init__(self, ranks: int) -> None:
+        self.rate = np.ones(3 * ranks, dtype=np.float64)
+
+    def out(self, rank: int, link: Link) -> int:
+        return self._named(3 * rank, link.bandwidth_bytes_per_s)
+
+    def into(self, rank: int, link: Link) -> int:
+        return self._named(3 * rank + 1, link.bandwidth_bytes_per_s)
+
+    def memory(self, rank: int, rate_bytes_per_s: float) -> int:
+        return self._named(3 * rank + 2, rate_bytes_per_s)
+
+    def _named(self, number: int, rate_bytes_per_s: float) -> int:
+        self.rate[number] = rate_bytes_per_s
+        return number
+
+
+def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
+    """The `Costs` of a setup made by `case` for this job and placement."""
+    ports = _Ports(setup.ranks)
+    units = _places(job, placement, setup)
+    zero = np.zeros(len(units), dtype=np.float64)
+    work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
+    for kind in (Kind.RECV_F, Kind.RECV_B):
+        work[kind] = fixed_work(zero)  # a receive lasts as long as its send
+    for kind, time_s in _COMPUTE.items():
+        work[kind] = fixed_work(np.array([time_s(unit.times) for unit in units]))
+    work[Kind.SEND_F] = _sends(units, ports, lambda unit: unit.following)
+    work[Kind.SEND_B] = _sends(units, ports, lambda unit: unit.previous)
+    for kind, transfer in _collectives(job, placement, setup).items():
+        link = placement.tensor_link if kind in _TENSOR else placement.data_link
+        needed = placement.layout.tensor > 1 if kind in _TENSOR else setup.reduces
+        work[kind] = _ring_work(units, ports, transfer, link) if needed else fixed_work(zero)
+    work[Kind.UpdateShard] = _updates(placement, setup, units, ports)
+    return Costs(work, ports.rate)
+
+
+_COMPUTE: dict[Kind, Callable[[BlockTimes], float]] = {
+    Kind.F: lambda times: times.forward_s,
+    Kind.R: lambda times: times.forward_s,
+    Kind.B: lambda times: times.backward_s,
+    Kind.I: lambda times: times.input_gradient_s,
+    Kind.W: lambda times: times.weight_gradient_s,
+}
+_TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
+
+
+def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
+    found: list[_Place] = []
+    for number, alike in enumerate(placement.classes):
+        found += _places_of_class(job, placement, setup, setup.first_rank[number], alike)
+    return found
+
+
+def _places_of_class(
+    job: JobSpec, placement: Placement, setup: Setup, base: int, alike: ReplicaClass
+) -> list[_Place]:
+    layout = placement.layout
+    stages = blocks_of_stages(job, layout)
+    rank_of = [number % layout.pipeline for number in range(len(stages))]
+
+    def neighbour(source: int, target: int) -> tuple[int, Link] | None:
+        if not 0 <= target < len(stages) or rank_of[source] == rank_of[target]:
+            return None
+        link = placement.stage_link(rank_of[source], rank_of[target], alike.members)
+        return base + rank_of[target], link
+
+    found: list[_Place] = []
+    known: dict[tuple[str, str], BlockTimes] = {}
+    stages_of_setup = setup.replicas[0].stages
+    for stage, parts in enumerate(stages):
+        kind = placement.kind(alike.kinds[rank_of[stage]])
+        for block in parts:
+            key = (kind.name, block.kind)
+            if key not in known:
+                known[key] = block_times(
+                    block,
+                    kind,
+                    micro_batch=job.batch.micro_batch,
+                    sequence=job.model.sequence_length,
+                    dtype=job.schedule.dtype,
+                    tensor=layout.tensor,
+                )
+            boundary = next(s.output_bytes for s in stages_of_setup) or _boundary(setup)
+            found.append(
+                _Place(
+                    rank=base + rank_of[stage],
+                    pipeline=rank_of[stage],
+                    is_layer=block.kind == "layer",
+                    times=known[key],
+                    params=block.params / layout.tensor,
+                    boundary_bytes=boundary,
+                    previous=neighbour(stage, stage - 1),
+                    following=neighbour(stage, stage + 1),
+                )
+            )
+    return found
+
+
+def _boundary(setup: Setup) -> int:
+    """The bytes of a tensor between units; every layer's input is one."""
+    return max(unit.input_bytes for stage in setup.replicas[0].stages for unit in stage.units)
+
+
+def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
+    return Work(
+        fixed_s=np.array([t.latency_s for t in transfers]),
+        volume_bytes=np.array([t.volume_bytes for t in transfers]),
+        interrupt_s=np.array([t.driving_s for t in transfers]),
+        link=np.array(links, dtype=np.int64),
+        peer_link=np.array(peers, dtype=np.int64),
+    )
+
+
+def _sends(
+    units: Sequence[_Place], ports: _Ports, other: Callable[[_Place], tuple[int, Link] | None]
+) -> Work:
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    peers: list[int] = []
+    for unit in units:
+        neighbour = other(unit)
+        if neighbour is None:
+            transfers.append(NOTHING)
+            links.append(NO_LINK)
+            peers.append(NO_LINK)
+            continue
+        rank, link = neighbour
+        transfers.append(message(unit.boundary_bytes, link))
+        links.append(ports.out(unit.rank, link))
+        peers.append(ports.into(rank, link))
+    return _work_of(transfers, links, peers)
+
+
+def _collectives(
+    job: JobSpec, placement: Placement, setup: Setup
+) -> dict[Kind, Callable[[_Place, Link], Transfer]]:
+    """The transfer of each kind of collective for one unit."""
+    data, tensor = placement.layout.data, placement.layout.tensor
+
+    def half(unit: _Place, link: Link) -> Transfer:
+        return ring_half(WEIGHT_BYTES * unit.params, data, link)
+
+    def reduction(unit: _Place, link: Link) -> Transfer:
+        return half(unit, link).times(1 if setup.sharding else 2)
+
+    def sums(unit: _Place, link: Link) -> Transfer:
+        count = _SUMS_OF_LAYER if unit.is_layer else 1
+        return ring_all_reduce(unit.boundary_bytes, tensor, link).times(count)
+
+    return {
+        Kind.GradSync: reduction,
+        Kind.PrefetchW: half,
+        Kind.Gather_F: half,
+        Kind.Gather_B: half,
+        **dict.fromkeys(_TENSOR, sums),
+    }
+
+
+def _ring_work(
+    units: Sequence[_Place],
+    ports: _Ports,
+    transfer: Callable[[_Place, Link], Transfer],
+    link_of: Callable[[int], Link],
+) -> Work:
+    """A ring sends as much as it receives: it uses both of its rank's ports."""
+    known = {unit.pipeline: link_of(unit.pipeline) for unit in units}
+    links = [known[unit.pipeline] for unit in units]
+    return _work_of(
+        [transfer(unit, link) for unit, link in zip(units, links, strict=True)],
+        [ports.out(unit.rank, link) for unit, link in zip(units, links, strict=True)],
+        [ports.into(unit.rank, link) for unit, link in zip(units, links, strict=True)],
+    )
+
+
+def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
+    """The optimizer: bytes of its share of the parameters through the device's memory."""
+    owners = setup.data if setup.sharding else 1
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    for unit in units:
+        alike = placement.classes[setup.replica_of(unit.rank)]
+        device = placement.kind(alike.kinds[unit.pipeline])
+        moved = optimizer_bytes_moved(unit.params / owners)
+        transfers.append(Transfer(device.launch_s, moved, 0.0))
+        links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
+    return _work_of(transfers, links, [NO_LINK] * len(units))

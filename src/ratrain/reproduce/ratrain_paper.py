@@ -1,0 +1,265 @@
+"""The RATrain paper's evaluation through the simulator: one mt3000 preset, no knob per row.
+
+Where the paper is silent, `ASSUMED` says what stands in; docs/reproduction.md says why.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from ratrain.describe.job import (
+    Batch,
+    ClusterChoice,
+    JobSpec,
+    LayoutSpec,
+    ModelChoice,
+    ScheduleSpec,
+)
+from ratrain.describe.presets import cluster_preset, model_preset
+from ratrain.plan.case import case_of
+from ratrain.plan.sizes import parameter_balanced_layers
+from ratrain.program.verify import verify
+from ratrain.reproduce.published import ABLATION, MAIN, PLANNER, SCALE_OUT, SMALLEST, ScaleRow
+from ratrain.simulate.simulate import Simulation, simulate
+
+SEQUENCE = 2048
+BUDGET_BYTES = 20_000_000_000
+MAIN_SEQUENCES = 4096
+SEQUENCES_PER_CLUSTER = 8
+PIPELINE = {"llama-2-7b": 2, "baichuan2-13b": 8, "qwen2.5-32b": 16}
+CLUSTERS_PER_CHIP = 4
+
+ASSUMED = (
+    "main comparison: 256 clusters, 4096 sequences of 2048 tokens (tokens/s x step time is 2^23 "
+    "in every row), equal layers per stage, the pipeline depth of the smallest scale",
+    "the row that digests call LLaMA-2-13B has Baichuan2-13B's dimensions: its times fit those",
+    "backward-time recovery computes whole stages again, head included; RATrain never does a head",
+    "recovery, and where gradients add up: the first choice that is proved to fit in 20 GB",
+    "tensor-parallel-heavy: the 4 clusters of a chip as one tensor group, a quarter of the "
+    "pipeline's depth, backward-time recovery",
+    "zero3-heavy: RATrain with views gathered for every use",
+    "smallest scale: gradients sharded, 2 recovered layers at once on every stage; equal layers "
+    "where that fits, else the split with the fewest parameters on the fullest stage",
+    "scale-out: pipeline depth 2, 16,384 tokens a cluster",
+    "a message takes 36 us of its sender's compute: fitted to the scale-out row, used everywhere",
+    "the exposed tail is the mean over ranks of the time from a rank's last backward until the "
+    "state work ends that its next forward waits for",
+    "planner rows: batches of 2048, 1024 and 1536 sequences, those of a power of two or half "
+    "one that come nearest; 256 clusters",
+)
+
+
+@dataclass(frozen=True)
+class Row:
+    """One published value beside ours. `ours` None: it does not fit; `note` says what binds."""
+
+    table: str
+    label: str
+    unit: str
+    published: float | None
+    ours: float | None
+    note: str = ""
+
+    @property
+    def difference(self) -> float | None:
+        """(ours - published) / published."""
+        if self.published is None or self.ours is None:
+            return None
+        return self.ours / self.published - 1
+
+
+Section = Callable[[], Iterator[Row]]
+
+
+def job(
+    model: str,
+    clusters: int,
+    layout: LayoutSpec,
+    sequences: int,
+    schedule: ScheduleSpec,
+) -> JobSpec:
+    """A job on the mt3000 preset."""
+    return JobSpec(
+        ModelChoice(model_preset(model), SEQUENCE),
+        ClusterChoice(cluster_preset("mt3000"), clusters),
+        Batch(sequences, 1),
+        layout,
+        replace(schedule, memory_budget_bytes=BUDGET_BYTES),
+    )
+
+
+def run(one: JobSpec) -> Simulation:
+    """The simulation of a job."""
+    case = case_of(one)
+    return simulate(case.program, case.costs)
+
+
+def main_job(model: str, strategy: str, without: tuple[str, ...] = ()) -> JobSpec:
+    """A row of the main comparison, or of the ablation."""
+    clusters, depth = 256, PIPELINE[model]
+    layout = LayoutSpec(depth, clusters // depth)
+    if strategy == "tensor-parallel-heavy":
+        layout = replace(layout, pipeline=depth // CLUSTERS_PER_CHIP, tensor=CLUSTERS_PER_CHIP)
+    return job(model, clusters, layout, MAIN_SEQUENCES, ScheduleSpec(strategy, without))
+
+
+def main_comparison() -> Iterator[Row]:
+    """Step times of the strategies on both models, and how they stand to RATrain's."""
+    base: dict[str, tuple[float, float]] = {}
+    for row in MAIN:
+        simulation = run(main_job(row.model, row.strategy))
+        label = f"{row.model} {row.strategy}"
+        if not simulation.feasible:
+            message = simulation.verdict.findings[0].message
+            note = message if row.out_of_memory else f"expected to fit, but {message}"
+            yield Row("main", label, "s", row.step_s, None, note)
+            continue
+        ours = simulation.step_time_s
+        note = "published: out of memory" if row.out_of_memory else ""
+        yield Row("main", label, "s", row.step_s, ours, note)
+        if row.strategy == "ratrain" and row.step_s is not None:
+            base[row.model] = row.step_s, ours
+        else:
+            published, own = base[row.model]
+            ratio = row.step_s / published if row.step_s else None
+            yield Row("main", f"{label} / ratrain", "x", ratio, ours / own)
+
+
+def ablation() -> Iterator[Row]:
+    """What each pass is worth: step time and tail without it, relative to the full strategy."""
+    model = "qwen2.5-32b"
+    full = run(main_job(model, "ratrain"))
+    for left_out, (step, tail) in ABLATION.items():
+        less = run(main_job(model, "ratrain", (left_out,)))
+        ratio = less.step_time_s / full.step_time_s
+        yield Row("ablation", f"step without {left_out}", "x", step, ratio)
+        ratio = less.mean_tail_s / full.mean_tail_s
+        yield Row("ablation", f"tail without {left_out}", "x", tail, ratio)
+
+
+def smallest_scale() -> Iterator[Row]:
+    """Peak memory at the smallest scale of each model, and what forbids a smaller one."""
+    for row in SMALLEST:
+        data = row.clusters // row.pipeline
+        best = min(_layouts(row, row.pipeline, data), key=_fits_first)
+        simulation = run(best)
+        assert best.layout is not None
+        split = "equal layers" if best.layout.layers == "equal" else "parameters balanced"
+        ours = simulation.peak_bytes / 1e9 if simulation.feasible else None
+        note = f"{split}; {simulation.bound_bytes / 1e9:.2f} GB on any timing"
+        yield Row("memory", f"{row.model} on {row.clusters}", "GB", row.peak_gb, ours, note)
+        yield _too_few(row)
+
+
+def _layouts(row: ScaleRow, pipeline: int, data: int) -> list[JobSpec]:
+    """The jobs of one depth: equal layers where they divide, and parameters balanced."""
+    layers = model_preset(row.model).layers
+    schedule = ScheduleSpec("ratrain", recovery="everywhere", gradient_accumulation="sharded")
+    sequences = 2 * pipeline * data
+    balanced = job(row.model, pipeline * data, LayoutSpec(pipeline, data), sequences, schedule)
+    assert balanced.layout is not None
+    split = parameter_balanced_layers(balanced, balanced.layout)
+    jobs = [balanced] if layers % pipeline == 0 else []
+    if split != (layers // pipeline,) * pipeline or not jobs:
+        jobs.append(replace(balanced, layout=replace(balanced.layout, layers=split)))
+    return jobs
+
+
+def _fits_first(one: JobSpec) -> bool:
+    """Sorts jobs that fit before those that do not; equal layers come first in the list."""
+    return not verify(case_of(one).program).sound
+
+
+def _too_few(row: ScaleRow) -> Row:
+    """Every depth and split of the smaller scale, and the one that misses by least."""
+    label = f"{row.model} on {row.too_few}"
+    nearest: tuple[int, str] | None = None
+    layers = model_preset(row.model).layers
+    for pipeline in (p for p in range(1, row.too_few + 1) if row.too_few % p == 0 and p <= layers):
+        for one in _layouts(row, pipeline, row.too_few // pipeline):
+            verdict = verify(case_of(one).program)
+            worst = max(verdict.bounds, key=lambda bound: bound.total_bytes)
+            if verdict.sound:
+                return Row("memory", label, "GB", None, worst.total_bytes / 1e9, "fits after all")
+            item, size = max(worst.by_family.items(), key=lambda pair: pair[1])
+            over = worst.total_bytes - BUDGET_BYTES
+            note = (
+                f"infeasible: at best (pipeline {pipeline}) {over / 1e9:.2f} GB over on stage "
+                f"{worst.rank}, of which {item} {size / 1e9:.2f} GB"
+            )
+            if nearest is None or over < nearest[0]:
+                nearest = over, note
+    assert nearest is not None
+    return Row("memory", label, "GB", None, None, nearest[1])
+
+
+def scale_out() -> Iterator[Row]:
+    """LLaMA-2-7B from 256 to 1024 clusters, the work of a cluster kept."""
+    base: tuple[float, float] | None = None
+    for clusters, published in SCALE_OUT.items():
+        simulation = run(_scale_out_job(clusters))
+        tokens = clusters * SEQUENCES_PER_CLUSTER * SEQUENCE / simulation.step_time_s
+        yield Row("scale-out", f"{clusters} clusters", "tokens/s", published, tokens)
+        base = base or (published / clusters, tokens / clusters)
+        yield Row(
+            "scale-out",
+            f"{clusters} clusters, efficiency",
+            "%",
+            100 * published / clusters / base[0],
+            100 * tokens / clusters / base[1],
+        )
+
+
+def _scale_out_job(clusters: int, model: str = "llama-2-7b") -> JobSpec:
+    layout = LayoutSpec(PIPELINE[model], clusters // PIPELINE[model])
+    return job(model, clusters, layout, SEQUENCES_PER_CLUSTER * clusters, ScheduleSpec("ratrain"))
+
+
+def planner_rows() -> Iterator[Row]:
+    """The planner's table: measured step times; the batches are guesses."""
+    for model, sequences in (("llama-2-7b", 2048), ("qwen2.5-32b", 1024), ("baichuan2-13b", 1536)):
+        depth = PIPELINE[model]
+        one = job(model, 256, LayoutSpec(depth, 256 // depth), sequences, ScheduleSpec("ratrain"))
+        ours = run(one).step_time_s
+        yield Row("planner", f"{model}, {sequences} sequences", "s", PLANNER[model], ours)
+
+
+def sensitivity() -> Iterator[Row]:
+    """What the headline ratio becomes when one assumption is changed."""
+    model = "qwen2.5-32b"
+    published = 2162.54 / 1592.51
+
+    def ratio(change: Callable[[JobSpec], JobSpec]) -> float:
+        slow = run(change(main_job(model, "backward-checkpoint")))
+        return slow.step_time_s / run(change(main_job(model, "ratrain"))).step_time_s
+
+    def without_heads(one: JobSpec) -> JobSpec:
+        return replace(one, schedule=replace(one.schedule, recover_heads=False))
+
+    def balanced(one: JobSpec) -> JobSpec:
+        assert one.layout is not None
+        return replace(one, layout=replace(one.layout, layers="balanced"))
+
+    def fewer(one: JobSpec) -> JobSpec:
+        return replace(one, batch=Batch(MAIN_SEQUENCES // 8, 1))
+
+    for label, change in (
+        ("as assumed", lambda one: one),
+        ("heads not computed again", without_heads),
+        ("layers balanced with the head", balanced),
+        ("an eighth of the batch", fewer),
+    ):
+        yield Row(
+            "sensitivity", f"backward-checkpoint / ratrain, {label}", "x", published, ratio(change)
+        )
+
+
+SECTIONS: dict[str, Section] = {
+    "main": main_comparison,
+    "ablation": ablation,
+    "memory": smallest_scale,
+    "scale-out": scale_out,
+    "planner": planner_rows,
+    "sensitivity": sensitivity,
+}

@@ -1,0 +1,81 @@
+"""How long each op of a program takes, as the event loop needs it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+import numpy as np
+import numpy.typing as npt
+
+from ratrain.errors import ProgramError
+from ratrain.program.actions import Kind
+from ratrain.program.table import Table
+from ratrain.program.units import Ints
+
+Floats = npt.NDArray[np.float64]
+
+NO_LINK = -1
+
+
+@dataclass(frozen=True)
+class Work:
+    """What an op of one kind costs on each unit (arrays over the program's units).
+
+    An op takes `fixed_s`, plus the time its `volume_bytes` need on its links. A link that
+    several ops use at once is divided evenly. `interrupt_s` is taken from the rank's compute
+    lane: the time its cores spend driving a transfer (LogP's overhead o).
+    """
+
+    fixed_s: Floats
+    volume_bytes: Floats
+    interrupt_s: Floats
+    link: Ints  # of the op's own rank; NO_LINK: none
+    peer_link: Ints  # the other end's
+
+
+@dataclass(frozen=True)
+class Costs:
+    """The work of every kind that a program uses, and the links' rates.
+
+    Links are numbered; each direction of each rank's port is one link.
+    """
+
+    work: Mapping[Kind, Work]
+    link_rate_bytes_per_s: Floats
+
+
+def fixed_work(fixed_s: Floats) -> Work:
+    """Work that needs no link."""
+    none = np.full(len(fixed_s), NO_LINK, dtype=np.int64)
+    zero = np.zeros(len(fixed_s))
+    return Work(fixed_s, zero, zero, none, none)
+
+
+@dataclass(frozen=True)
+class OpCosts:
+    """Columns over a table's ops."""
+
+    fixed_s: Floats
+    volume_bytes: Floats
+    interrupt_s: Floats
+    link: npt.NDArray[np.int32]
+    peer_link: npt.NDArray[np.int32]
+
+
+def costs_of_ops(table: Table, costs: Costs) -> OpCosts:
+    """Each op's cost, looked up by its kind and unit. A kind without a cost is an error."""
+    kinds = np.unique(table.kind)
+    n = len(table)
+    floats = np.zeros((3, n))
+    links = np.full((2, n), NO_LINK, dtype=np.int32)
+    for kind in kinds.tolist():
+        if Kind(kind) not in costs.work:
+            raise ProgramError(f"the cost model has no time for {Kind(kind).name}")
+        work = costs.work[Kind(kind)]
+        ops = np.flatnonzero(table.kind == kind)
+        unit = table.unit[ops]
+        for row, column in enumerate((work.fixed_s, work.volume_bytes, work.interrupt_s)):
+            floats[row, ops] = column[unit]
+        links[0, ops], links[1, ops] = work.link[unit], work.peer_link[unit]
+    return OpCosts(floats[0], floats[1], floats[2], links[0], links[1])

@@ -1,0 +1,127 @@
+"""Simulates a program: verify, run on the clock, itemise."""
+
+from __future__ import annotations
+
+import time
+from dataclasses import dataclass
+
+from ratrain.program.actions import Lane
+from ratrain.program.program import Program
+from ratrain.program.verify import Verdict, verify
+from ratrain.simulate.costs import Costs, costs_of_ops
+from ratrain.simulate.critical import CriticalPart, critical_path
+from ratrain.simulate.engine import Progress, Run, run
+from ratrain.simulate.memory import memory_curves
+from ratrain.simulate.result import RankTimes, Waiting, Window, rank_times, steady_window
+from ratrain.timeline.timeline import MemoryCurve, Span, Timeline
+
+STEPS = 4
+"""Steps simulated: the first fills the pipeline, the last two tell whether it is steady."""
+
+
+@dataclass(frozen=True)
+class Simulation:
+    """A program's predicted step."""
+
+    program: Program
+    verdict: Verdict
+    window: Window
+    ranks: tuple[RankTimes, ...]
+    critical: tuple[CriticalPart, ...]
+    run: Run
+    wall_time_s: float  # of the simulation itself, without building and proving the program
+
+    @property
+    def step_time_s(self) -> float:
+        return self.window.length_s
+
+    @property
+    def ops_simulated(self) -> int:
+        return len(self.program.table) * self.run.steps
+
+    @property
+    def peak_bytes(self) -> int:
+        """The worst rank's peak on this timing."""
+        return max(times.peak_bytes for times in self.ranks)
+
+    @property
+    def bound_bytes(self) -> int:
+        """The worst rank's peak on any timing."""
+        return max((bound.total_bytes for bound in self.verdict.bounds), default=0)
+
+    @property
+    def feasible(self) -> bool:
+        return self.verdict.sound
+
+    @property
+    def bubble_fraction(self) -> float:
+        """The mean over ranks of the part of the step spent waiting for other stages."""
+        return sum(t.bubble_s for t in self.ranks) / (len(self.ranks) * self.step_time_s)
+
+    @property
+    def tail_s(self) -> float:
+        """The longest finalization tail of any rank."""
+        return max(times.tail_s for times in self.ranks)
+
+    @property
+    def mean_tail_s(self) -> float:
+        """The mean finalization tail over ranks."""
+        return sum(times.tail_s for times in self.ranks) / len(self.ranks)
+
+    @property
+    def exposed_s(self) -> dict[Waiting, float]:
+        """Communication and updates that compute waits for: the worst rank's, by kind."""
+        kinds = [kind for kind in Waiting if kind is not Waiting.BUBBLE]
+        return {kind: max(times.waiting_s[kind] for times in self.ranks) for kind in kinds}
+
+
+def simulate(
+    program: Program,
+    costs: Costs,
+    *,
+    steps: int = STEPS,
+    verdict: Verdict | None = None,
+    compiled: bool = True,
+    progress: Progress | None = None,
+) -> Simulation:
+    """The `Simulation` of a program. Proves it first, unless a verdict is given."""
+    verdict = verdict or verify(program)
+    began = time.perf_counter()
+    table = program.table
+    op_costs = costs_of_ops(table, costs)
+    ran = run(
+        table, op_costs, costs.link_rate_bytes_per_s, steps, compiled=compiled, progress=progress
+    )
+    window = steady_window(table, ran)
+    ranks = rank_times(table, ran, op_costs.fixed_s, window)
+    wall_time_s = time.perf_counter() - began
+    return Simulation(
+        program, verdict, window, ranks, critical_path(table, ran, window), ran, wall_time_s
+    )
+
+
+def timeline_of(simulation: Simulation, *, steps: int = 2) -> Timeline:
+    """The last steps of a simulation as a timeline, starting at zero."""
+    table, ran, n = simulation.program.table, simulation.run, len(simulation.program.table)
+    first = max(ran.steps - steps, 0)
+    origin_s = float(ran.start_s[first * n :].min())
+    spans = tuple(
+        Span(
+            step=step - first,
+            rank=int(table.rank[op]),
+            lane=Lane(int(table.lane[op])).word,
+            word=table.word(op),
+            start_s=float(ran.start_s[step * n + op]) - origin_s,
+            end_s=float(ran.end_s[step * n + op]) - origin_s,
+        )
+        for step in range(first, ran.steps)
+        for op in range(n)
+    )
+    return Timeline(
+        source="simulate",
+        spans=spans,
+        memory=tuple(
+            MemoryCurve(rank, table.setup.tier, *curve)
+            for rank, curve in enumerate(memory_curves(table, ran, first, origin_s))
+        ),
+    )

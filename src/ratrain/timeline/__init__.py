@@ -1,0 +1,1 @@
+"""What happened, or will: spans of ops and curves of memory, from the simulator or the runtime."""

@@ -1,0 +1,97 @@
+"""Where two timelines of one program part: op by op, and in sum."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from dataclasses import dataclass
+
+from ratrain.errors import TimelineError
+from ratrain.timeline.timeline import Span, Timeline
+
+
+@dataclass(frozen=True)
+class OpDifference:
+    """One op in both timelines; times in seconds from each timeline's own beginning."""
+
+    step: int
+    rank: int
+    lane: str
+    word: str
+    first: Span
+    second: Span
+
+    @property
+    def length_difference_s(self) -> float:
+        return self.second.length_s - self.first.length_s
+
+    @property
+    def start_difference_s(self) -> float:
+        return self.second.start_s - self.first.start_s
+
+
+@dataclass(frozen=True)
+class KindDifference:
+    """All ops of one kind: how many, and their time in both timelines."""
+
+    kind: str
+    ops: int
+    first_s: float
+    second_s: float
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """`missing` are ops of the first timeline that the second lacks, `extra` the other way."""
+
+    ops: tuple[OpDifference, ...]
+    kinds: tuple[KindDifference, ...]
+    missing: tuple[Span, ...]
+    extra: tuple[Span, ...]
+    first_length_s: float
+    second_length_s: float
+
+    @property
+    def relative_difference(self) -> float:
+        """(second - first) / first of the whole length."""
+        return self.second_length_s / self.first_length_s - 1
+
+
+def compare(first: Timeline, second: Timeline) -> Comparison:
+    """The `Comparison` of two timelines; they must have ops in common."""
+    one, other = _by_key(first), _by_key(second)
+    common = [key for key in one if key in other]
+    if not common:
+        raise TimelineError(
+            "the two timelines have no op in common",
+            fix="compare timelines of the same program",
+        )
+    ops = tuple(OpDifference(*key, one[key], other[key]) for key in common)
+    sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
+    for op in ops:
+        row = sums[kind_of(op.word)]
+        row[0] += 1
+        row[1] += op.first.length_s
+        row[2] += op.second.length_s
+    return Comparison(
+        ops=ops,
+        kinds=tuple(KindDifference(kind, int(n), a, b) for kind, (n, a, b) in sums.items()),
+        missing=tuple(span for key, span in one.items() if key not in other),
+        extra=tuple(span for key, span in other.items() if key not in one),
+        first_length_s=_length(first),
+        second_length_s=_length(second),
+    )
+
+
+def kind_of(word: str) -> str:
+    """The kind in an op's word: `2.1R7` is `R`."""
+    match = re.search(r"[A-Za-z_]+", word)
+    return match.group().rstrip("_") if match else word
+
+
+def _by_key(timeline: Timeline) -> dict[tuple[int, int, str, str], Span]:
+    return {(s.step, s.rank, s.lane, s.word): s for s in timeline.spans}
+
+
+def _length(timeline: Timeline) -> float:
+    return max(s.end_s for s in timeline.spans) - min(s.start_s for s in timeline.spans)

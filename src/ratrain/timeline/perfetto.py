@@ -1,0 +1,65 @@
+"""A timeline as a trace that Chrome's tracing page and Perfetto open (trace event format)."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from typing import Any
+
+from ratrain.timeline.timeline import Timeline
+
+_COLOUR = {"F": "good", "B": "bad", "I": "bad", "W": "terrible", "R": "yellow"}
+_MICROSECONDS = 1e6
+
+
+def perfetto_trace(timeline: Timeline) -> str:
+    """JSON text: a process a rank, a thread a lane, a counter for each rank's memory."""
+    events = [*_names(timeline), *_spans(timeline), *_counters(timeline)]
+    return json.dumps({"traceEvents": events, "displayTimeUnit": "ms"})
+
+
+def _lanes(timeline: Timeline) -> list[str]:
+    return list(dict.fromkeys(span.lane for span in timeline.spans))
+
+
+def _names(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    lanes = _lanes(timeline)
+    for rank in sorted({span.rank for span in timeline.spans}):
+        yield _meta("process_name", rank, 0, f"rank {rank}")
+        for number, lane in enumerate(lanes):
+            yield _meta("thread_name", rank, number, lane)
+
+
+def _meta(kind: str, rank: int, thread: int, name: str) -> dict[str, Any]:
+    return {"ph": "M", "name": kind, "pid": rank, "tid": thread, "args": {"name": name}}
+
+
+def _spans(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    lanes = {lane: number for number, lane in enumerate(_lanes(timeline))}
+    for span in timeline.spans:
+        event: dict[str, Any] = {
+            "ph": "X",
+            "name": span.word,
+            "cat": span.lane,
+            "pid": span.rank,
+            "tid": lanes[span.lane],
+            "ts": span.start_s * _MICROSECONDS,
+            "dur": span.length_s * _MICROSECONDS,
+            "args": {"step": span.step},
+        }
+        kind = next((c for c in span.word if c.isalpha()), "")
+        if span.lane == "compute" and kind in _COLOUR:
+            event["cname"] = _COLOUR[kind]
+        yield event
+
+
+def _counters(timeline: Timeline) -> Iterator[dict[str, Any]]:
+    for curve in timeline.memory:
+        for time_s, size in zip(curve.time_s, curve.size_bytes, strict=True):
+            yield {
+                "ph": "C",
+                "name": f"{curve.tier} bytes",
+                "pid": curve.rank,
+                "ts": time_s * _MICROSECONDS,
+                "args": {"bytes": size},
+            }
