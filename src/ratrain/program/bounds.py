@@ -14,11 +14,12 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
 import numpy as np
+import numpy.typing as npt
 
 from ratrain.program.actions import Lane
 from ratrain.program.binding import FREE, WRITE
 from ratrain.program.units import Ints
-from ratrain.program.walk import STEPS, drift
+from ratrain.program.walk import STEPS, WIDTH, Drift, drift
 
 if TYPE_CHECKING:
     from ratrain.program.table import Table
@@ -36,36 +37,46 @@ class PeakBound:
 
 def peak_bounds(table: Table, order: Ints, *, compiled: bool = True) -> tuple[PeakBound, ...]:
     """The `PeakBound` of every rank. `order` is a complete walk of the program."""
-    return tuple(_peak_of_rank(table, order, rank, compiled) for rank in range(table.setup.ranks))
+    lives, standing = _lifetimes(table), _standing_bytes(table)
+    found: list[PeakBound] = []
+    for first in range(0, table.setup.ranks, WIDTH):
+        ranks = range(first, min(first + WIDTH, table.setup.ranks))
+        moved = drift(table, order, ranks, compiled=compiled)
+        for column, rank in enumerate(ranks):
+            one = Drift(moved.early[:, column], moved.late[:, column])
+            found.append(_peak_of_rank(table, rank, lives[rank], standing[rank], one))
+    return tuple(found)
 
 
-def _peak_of_rank(table: Table, order: Ints, rank: int, compiled: bool) -> PeakBound:
+@dataclass(frozen=True)
+class Lifetimes:
+    """A rank's passing states, by which op each is written first, and by which it is freed."""
+
+    state: Ints
+    writer: Ints
+    freer: Ints
+
+
+def _peak_of_rank(
+    table: Table, rank: int, lives: Lifetimes, standing: Ints, moved: Drift
+) -> PeakBound:
     states, n = table.states, len(table)
     lane = np.flatnonzero((table.rank == rank) & (table.lane == Lane.COMPUTE))
-    moved = drift(table, order, rank, compiled=compiled)
     place = np.full(n, -1, dtype=np.int64)
     place[lane] = np.arange(len(lane))
     length = len(lane)
 
     # Moment 2p is the wait before compute op p, moment 2p + 1 its run.
-    def moments(op: Ints, step: int, bound: Ints, running: int) -> Ints:
+    def moments(op: Ints, step: int, bound: npt.NDArray[np.int32]) -> Ints:
         own = 2 * (place[op] + step * length) + 1
-        return np.where(place[op] >= 0, own, 2 * bound[op + step * n].astype(np.int64) + running)
+        return np.where(place[op] >= 0, own, 2 * bound[op + step * n].astype(np.int64))
 
-    born, first_write, freed, last_free = _lifetimes(table, rank)
-    keep = np.isin(born, freed)
-    state = born[keep]
-    writer = first_write[keep]
-    freer = last_free[np.searchsorted(freed, state)]
+    family, size = states.family[lives.state], states.size_bytes[lives.state]
     changes = np.zeros((len(states.families), 2 * length * STEPS + 2), dtype=np.int64)
+    changes[:, 0] = standing
     for step in range(STEPS):
-        start = moments(writer, step, moved.early, 0)
-        stop = moments(freer, step, moved.late, 0) + 1
-        np.add.at(changes, (states.family[state], start), states.size_bytes[state])
-        np.add.at(changes, (states.family[state], stop), -states.size_bytes[state])
-    standing = states.persistent & (states.rank == rank)
-    for family in range(len(states.families)):
-        changes[family, 0] += states.size_bytes[standing & (states.family == family)].sum()
+        np.add.at(changes, (family, moments(lives.writer, step, moved.early)), size)
+        np.add.at(changes, (family, moments(lives.freer, step, moved.late) + 1), -size)
     curve = np.cumsum(changes, axis=1)[:, : 2 * length * STEPS + 1]
     total = curve.sum(axis=0)
     worst = int(total.argmax())
@@ -81,12 +92,28 @@ def _peak_of_rank(table: Table, order: Ints, rank: int, compiled: bool) -> PeakB
     )
 
 
-def _lifetimes(table: Table, rank: int) -> tuple[Ints, Ints, Ints, Ints]:
-    """A rank's passing states: (written, by which op first), (freed, by which op)."""
+def _standing_bytes(table: Table) -> Ints:
+    """What always exists: bytes for each rank (row) and family (column)."""
+    states = table.states
+    shape = table.setup.ranks, len(states.families)
+    found = np.zeros(shape, dtype=np.int64)
+    kept = states.persistent
+    np.add.at(found, (states.rank[kept], states.family[kept]), states.size_bytes[kept])
+    return found
+
+
+def _lifetimes(table: Table) -> list[Lifetimes]:
+    """The `Lifetimes` of every rank."""
     uses, states = table.uses, table.states
-    passing = ~states.persistent[uses.state] & (states.rank[uses.state] == rank)
-    writes = np.flatnonzero(passing & (uses.mode == WRITE) & (uses.version == 1))
-    frees = np.flatnonzero(passing & (uses.mode == FREE))
-    born, first = np.unique(uses.state[writes], return_index=True)
-    freed, last = np.unique(uses.state[frees], return_index=True)
-    return born, uses.op[writes][first], freed, uses.op[frees][last]
+
+    def first_op(rows: Ints) -> Ints:
+        found = np.full(len(states.rank), -1, dtype=np.int64)
+        found[uses.state[rows][::-1]] = uses.op[rows][::-1]
+        return found
+
+    writer = first_op(np.flatnonzero((uses.mode == WRITE) & (uses.version == 1)))
+    freer = first_op(np.flatnonzero(uses.mode == FREE))
+    passing = np.flatnonzero(~states.persistent & (writer >= 0) & (freer >= 0))
+    by_rank = passing[np.argsort(states.rank[passing], kind="stable")]
+    cuts = np.searchsorted(states.rank[by_rank], np.arange(1, table.setup.ranks))
+    return [Lifetimes(s, writer[s], freer[s]) for s in np.split(by_rank, cuts)]

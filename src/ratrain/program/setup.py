@@ -197,3 +197,14 @@ def _check_replicas_agree(setup: Setup) -> None:
             "replicas with unequal micro-batch counts cannot reduce once a micro-batch",
             fix="use local accumulation",
         )
+    # A gather for every use is a meeting for every use: replicas that use a unit in another
+    # order, or another number of times, would wait for each other for ever.
+    shapes = {
+        (replica.micro_batches, tuple((s.rank, len(s.units)) for s in replica.stages))
+        for replica in setup.replicas
+    }
+    if setup.gathers_per_use and len(shapes) > 1:
+        raise ProgramError(
+            "replicas of unequal stages or micro-batch counts cannot gather views for every use",
+            fix="use sharding 2, or cut all replicas alike",
+        )

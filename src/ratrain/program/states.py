@@ -47,12 +47,9 @@ class States:
         family = self.families[int(self.family[state])]
         inside = state - family.start
         if family.per == "slot":
-            first = int(
-                np.searchsorted(
-                    self.rank[family.start : family.start + inside + 1], self.rank[state]
-                )
-            )
-            return f"{family.name}[rank {self.rank[state]}, slot {inside - first}]"
+            rank = int(self.rank[state])
+            first = int((self.rank[family.start : state] < rank).sum())
+            return f"{family.name}[rank {rank}, slot {inside - first}]"
         if family.per == "stage slot":
             g = int(np.flatnonzero(self.units.stage == inside // SEND_SLOTS)[0])
             return f"{family.name}[{self._stage(g)}, slot {inside % SEND_SLOTS}]"

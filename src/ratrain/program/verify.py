@@ -2,8 +2,9 @@
 
 1. Every state that is read has been written, once; every passing state is freed, once.
 2. Every send has its receive, in the same order on both sides.
-3. Every gradient holds all of its micro-batches before it is reduced and before its update;
-   every view and optimizer shard is renewed once a step.
+3. Every unit sees every micro-batch forward, once; every gradient holds all of its micro-batches
+   before it is reduced and before its update; every view and optimizer shard is renewed once a
+   step.
 4. Two steps run to their end: no lane waits for ever, nothing is read after it is freed or
    overwritten while it is needed.
 5. Memory stays within the budget on every rank, whatever the timing (`bounds`).
@@ -42,6 +43,7 @@ class Rule(StrEnum):
     MESSAGE_ORDER = "MessageOrder"
     MISSING_PARTNER = "MissingPartner"
     INCOMPLETE_GRADIENT = "IncompleteGradient"
+    MISSING_FORWARD = "MissingForward"
     NOT_UPDATED = "NotUpdated"
     DEADLOCK = "Deadlock"
     OVER_BUDGET = "OverBudget"
@@ -76,6 +78,7 @@ def verify(program: Program | Table) -> Verdict:
     findings = [
         *_uses(table),
         *_gradients(table),
+        *_forwards(table),
         *_renewals(table),
         *_partners(table),
         *_message_order(table),
@@ -160,6 +163,21 @@ def _gradient_states(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]
     return np.array(names)[table.states.family]
 
 
+def _forwards(table: Table) -> Iterator[Finding]:
+    """Units that do not see a micro-batch forward exactly once. States alone do not tell: what a
+    recovered last unit computes forward is the loss, which nothing reads."""
+    units, states = table.states.units, table.states
+    forwards = np.flatnonzero(table.kind == Kind.F)
+    cells = states.unit_cell[table.unit[forwards]] + table.micro_batch[forwards]
+    seen = np.bincount(cells, minlength=int(units.micro_batches.sum()))
+    for cell in np.flatnonzero(seen != 1).tolist():
+        g = int(np.searchsorted(states.unit_cell, cell, side="right")) - 1
+        name = states.name(states.start("saved") + cell).removeprefix("saved")
+        op = next(iter(forwards[cells == cell].tolist()), -1)
+        message = f"{seen[cell]} forwards of unit and micro-batch {name}, in place of one"
+        yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
+
+
 def _renewals(table: Table) -> Iterator[Finding]:
     """Views that compute reads and optimizer shards, which a step must renew exactly once."""
     uses, states = table.uses, table.states
@@ -204,23 +222,19 @@ def _message_order(table: Table) -> Iterator[Finding]:
     """Between two ranks, messages of one direction are received in the order of their sends."""
     for send, receive in _RECEIVE_OF.items():
         sends, receives = np.flatnonzero(table.kind == send), np.flatnonzero(table.kind == receive)
-        sender = dict(zip(table.group[sends].tolist(), table.rank[sends].tolist(), strict=True))
-        receiver = dict(
-            zip(table.group[receives].tolist(), table.rank[receives].tolist(), strict=True)
+        _, one, other = np.intersect1d(
+            table.group[sends], table.group[receives], return_indices=True
         )
-        paired = sender.keys() & receiver.keys()
-        channels: dict[tuple[int, int], tuple[list[int], list[int]]] = {}
-        for side, ops in ((0, sends), (1, receives)):
-            for op, group in zip(ops.tolist(), table.group[ops].tolist(), strict=True):
-                if group in paired:
-                    key = sender[group], receiver[group]
-                    channels.setdefault(key, ([], []))[side].append(op)
-        for (source, target), (sent, received) in channels.items():
-            for one, other in zip(sent, received, strict=False):
-                if table.group[one] != table.group[other]:
-                    what = f"is received where rank {source} sends {table.word(one)} to {target}"
-                    yield _finding(table, Rule.MESSAGE_ORDER, other, -1, what)
-                    break
+        sent, received = sends[one], receives[other]
+        channel = table.rank[sent] * table.setup.ranks + table.rank[received]
+        as_sent, as_received = np.lexsort((sent, channel)), np.lexsort((received, channel))
+        wrong = np.flatnonzero(as_sent != as_received)
+        _, first = np.unique(channel[as_sent[wrong]], return_index=True)
+        for place in wrong[first].tolist():
+            instead, op = int(sent[as_sent[place]]), int(received[as_received[place]])
+            source, target = table.rank[instead], table.rank[op]
+            what = f"is received where rank {source} sends {table.word(instead)} to {target}"
+            yield _finding(table, Rule.MESSAGE_ORDER, op, -1, what)
 
 
 # ---- order ------------------------------------------------------------------------------

@@ -59,53 +59,66 @@ done:
     return reached;
 }
 
-/* For one rank: how many of its compute ops must have ended before each node can start (early),
- * and the first of its compute ops that cannot start before the node has ended (late).
- * `place` is an op's place in the rank's compute lane, -1 for all other ops; `length` the lane's.
+/* For up to WIDTH ranks at once: how many of each rank's compute ops must have ended before each
+ * node can start (early), and the first of them that cannot start before the node has ended (late).
+ * `owner` is the column of an op's rank if it is one of these ranks' compute ops, else -1; `place`
+ * its place in that rank's compute lane; `length` the lanes'. early and late have WIDTH columns.
  * Nodes come in `order`; members of a group stand next to each other in it. Returns 0, or -1. */
+enum { WIDTH = 16 };
+
+i64 ratrain_drift_width(void) { return WIDTH; }
+
 i64 ratrain_drift(i64 n, i64 steps, i64 e1, const i64 *s1, const i64 *t1, i64 e2, const i64 *s2,
-                  const i64 *t2, const i64 *group, const i64 *order, const i64 *place,
-                  i64 length, i32 *early, i32 *late) {
+                  const i64 *t2, const i64 *group, const i64 *order, const i64 *owner,
+                  const i64 *place, const i64 *length, i32 *early, i32 *late) {
     i64 total = n * steps, result = -1;
-    i64 *start1 = malloc(sizeof(i64) * (size_t)(n + 2)), *start2 = malloc(sizeof(i64) * (size_t)(n + 2));
-    i32 *out1 = malloc(sizeof(i32) * (size_t)(e1 + 1)), *out2 = malloc(sizeof(i32) * (size_t)(e2 + 1));
-    if (!start1 || !start2 || !out1 || !out2) goto done;
-    by_source(n, e1, s1, t1, start1, out1);
-    by_source(n, e2, s2, t2, start2, out2);
-    for (i64 v = 0; v < total; v++) { early[v] = 0; late[v] = (i32)(length * steps); }
+    i64 *start[2] = {malloc(sizeof(i64) * (size_t)(n + 2)), malloc(sizeof(i64) * (size_t)(n + 2))};
+    i32 *out[2] = {malloc(sizeof(i32) * (size_t)(e1 + 1)), malloc(sizeof(i32) * (size_t)(e2 + 1))};
+    i32 bound[WIDTH], passed[WIDTH];
+    if (!start[0] || !start[1] || !out[0] || !out[1]) goto done;
+    by_source(n, e1, s1, t1, start[0], out[0]);
+    by_source(n, e2, s2, t2, start[1], out[1]);
+    memset(early, 0, sizeof(i32) * WIDTH * (size_t)total);
     for (i64 at = 0; at < total;) { /* forward: what a node waits for bounds it from below */
-        i64 end = at + 1, g = group[order[at] % n], k = order[at] / n;
-        i32 most = early[order[at]];
-        for (; end < total && g >= 0 && group[order[end] % n] == g && order[end] / n == k; end++)
-            if (early[order[end]] > most) most = early[order[end]];
+        i64 end = at, k = order[at] / n, g = group[order[at] % n];
+        memcpy(bound, early + order[at] * WIDTH, sizeof bound);
+        for (end++; end < total && g >= 0 && group[order[end] % n] == g && order[end] / n == k; end++) {
+            const i32 *from = early + order[end] * WIDTH;
+            for (int r = 0; r < WIDTH; r++) bound[r] = from[r] > bound[r] ? from[r] : bound[r];
+        }
         for (; at < end; at++) {
-            i64 v = order[at], i = v - k * n;
-            early[v] = most;
-            i32 passed = place[i] >= 0 ? (i32)(k * length + place[i] + 1) : most;
-            for (i64 p = start1[i]; p < start1[i + 1]; p++) { i64 w = k * n + out1[p]; if (early[w] < passed) early[w] = passed; }
-            if (k + 1 < steps)
-                for (i64 p = start2[i]; p < start2[i + 1]; p++) { i64 w = (k + 1) * n + out2[p]; if (early[w] < passed) early[w] = passed; }
+            i64 i = order[at] - k * n;
+            memcpy(early + order[at] * WIDTH, bound, sizeof bound);
+            memcpy(passed, bound, sizeof bound);
+            if (owner[i] >= 0) passed[owner[i]] = (i32)(k * length[owner[i]] + place[i] + 1);
+            for (int across = 0; across <= 1 && k + across < steps; across++)
+                for (i64 p = start[across][i]; p < start[across][i + 1]; p++) {
+                    i32 *to = early + ((k + across) * n + out[across][p]) * WIDTH;
+                    for (int r = 0; r < WIDTH; r++) to[r] = to[r] > passed[r] ? to[r] : passed[r];
+                }
         }
     }
     for (i64 at = total; at > 0;) { /* backward: what waits for a node bounds it from above */
         i64 end = at, k = order[at - 1] / n, g = group[order[at - 1] % n];
-        i32 least = (i32)(length * steps);
+        for (int r = 0; r < WIDTH; r++) bound[r] = (i32)(length[r] * steps);
         do {
-            i64 v = order[--at], i = v - k * n;
-            for (i64 p = start1[i]; p < start1[i + 1]; p++) {
-                i64 w = out1[p]; i32 b = place[w] >= 0 ? (i32)(k * length + place[w]) : late[k * n + w];
-                if (b < least) least = b;
-            }
-            if (k + 1 < steps)
-                for (i64 p = start2[i]; p < start2[i + 1]; p++) {
-                    i64 w = out2[p]; i32 b = place[w] >= 0 ? (i32)((k + 1) * length + place[w]) : late[(k + 1) * n + w];
-                    if (b < least) least = b;
+            i64 i = order[--at] - k * n;
+            for (int across = 0; across <= 1 && k + across < steps; across++)
+                for (i64 p = start[across][i]; p < start[across][i + 1]; p++) {
+                    i64 w = out[across][p], o = owner[w];
+                    const i32 *from = late + ((k + across) * n + w) * WIDTH;
+                    i32 own = o >= 0 ? bound[o] : 0;
+                    for (int r = 0; r < WIDTH; r++) bound[r] = from[r] < bound[r] ? from[r] : bound[r];
+                    if (o >= 0) { /* the rank's own op counts itself, not what waits for it */
+                        i32 b = (i32)((k + across) * length[o] + place[w]);
+                        bound[o] = b < own ? b : own;
+                    }
                 }
         } while (at > 0 && g >= 0 && group[order[at - 1] % n] == g && order[at - 1] / n == k);
-        for (i64 q = at; q < end; q++) late[order[q]] = least;
+        for (i64 q = at; q < end; q++) memcpy(late + order[q] * WIDTH, bound, sizeof bound);
     }
     result = 0;
 done:
-    free(start1); free(start2); free(out1); free(out2);
+    free(start[0]); free(start[1]); free(out[0]); free(out[1]);
     return result;
 }

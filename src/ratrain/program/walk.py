@@ -31,10 +31,15 @@ class Walk:
     stuck: Ints
 
 
+WIDTH = 16
+"""Ranks that one call of `drift` takes at once; the same number stands in walk.c."""
+
+
 @dataclass(frozen=True)
 class Drift:
-    """For one rank and each node: `early` of the rank's compute ops must have ended before the
-    node starts; the rank's compute op `late` cannot start before the node has ended."""
+    """A row for each node, a column for each rank asked for: `early` of the rank's compute ops
+    must have ended before the node starts; the rank's compute op `late` cannot start before the
+    node has ended."""
 
     early: npt.NDArray[np.int32]
     late: npt.NDArray[np.int32]
@@ -60,20 +65,27 @@ def walk(table: Table, *, compiled: bool = True) -> Walk:
     return Walk(order[:reached], np.flatnonzero(stuck))
 
 
-def drift(table: Table, order: Ints, rank: int, *, compiled: bool = True) -> Drift:
-    """The `Drift` of every node against one rank's compute lane. `order` is a complete walk."""
-    place = np.full(len(table), -1, dtype=np.int64)
-    mine = np.flatnonzero((table.rank == rank) & (table.lane == 0))
-    place[mine] = np.arange(len(mine))
+def drift(table: Table, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
+    """The `Drift` of every node against the compute lanes of at most WIDTH ranks. `order` is a
+    complete walk."""
+    column = np.where((table.lane == 0) & (table.rank < ranks.stop), table.rank - ranks.start, -1)
+    owner = np.maximum(column, -1)
+    place, length = np.zeros(len(table), dtype=np.int64), np.zeros(WIDTH, dtype=np.int64)
+    for number in range(len(ranks)):
+        mine = np.flatnonzero(owner == number)
+        place[mine] = np.arange(len(mine))
+        length[number] = len(mine)
     group, _ = dense_groups(table)
-    early = np.empty(len(order), dtype=np.int32)
-    late = np.empty(len(order), dtype=np.int32)
+    early = np.empty((len(order), WIDTH), dtype=np.int32)
+    late = np.empty((len(order), WIDTH), dtype=np.int32)
     c = library("program", "walk_c") if compiled else None
     if c is None:
-        _drift(table, group, order, place, len(mine), early, late)
+        _drift(table, group, order, owner, place, length, early, late)
         return Drift(early, late)
+    if c.ratrain_drift_width() != WIDTH:
+        raise AssertionError("walk.c and walk.py disagree; install again")
     c.ratrain_drift.restype = ctypes.c_int64
-    arrays = (_at(group), _at(order), _at(place), _long(len(mine)), _at(early), _at(late))
+    arrays = (_at(group), _at(order), _at(owner), _at(place), _at(length), _at(early), _at(late))
     if c.ratrain_drift(*_sizes(table), *_edges(table), *arrays) < 0:
         raise MemoryError("bounding the memory of the program")
     return Drift(early, late)
@@ -119,13 +131,12 @@ def _followers(table: Table) -> list[list[int]]:
     """For each node, the nodes that wait for it."""
     n = len(table)
     found: list[list[int]] = [[] for _ in range(n * STEPS)]
-    inside, across = table.edges.inside, table.edges.across
-    for step in range(STEPS):
-        for source, target in zip(inside.source.tolist(), inside.target.tolist(), strict=True):
-            found[step * n + source].append(step * n + target)
-        if step + 1 < STEPS:
-            for source, target in zip(across.source.tolist(), across.target.tolist(), strict=True):
-                found[step * n + source].append((step + 1) * n + target)
+    for edges, shift in ((table.edges.inside, 0), (table.edges.across, 1)):
+        sources: list[int] = edges.source.tolist()
+        targets: list[int] = edges.target.tolist()
+        for step in range(STEPS - shift):
+            for source, target in zip(sources, targets, strict=True):
+                found[step * n + source].append((step + shift) * n + target)
     return found
 
 
@@ -165,8 +176,9 @@ def _drift(
     table: Table,
     group: Ints,
     order: Ints,
+    owner: Ints,
     place: Ints,
-    length: int,
+    length: Ints,
     early: npt.NDArray[np.int32],
     late: npt.NDArray[np.int32],
 ) -> None:
@@ -182,19 +194,23 @@ def _drift(
         else:
             together.append([node])
 
-    def own(node: int) -> int:
-        return node // n * length + int(place[node % n]) if place[node % n] >= 0 else -1
+    def own(node: int, bounds: npt.NDArray[np.int32], ended: int) -> npt.NDArray[np.int32]:
+        """The bounds that a node hands on: its own place, for its own rank."""
+        column = owner[node % n]
+        if column < 0:
+            return bounds
+        handed = bounds.copy()
+        handed[column] = node // n * length[column] + place[node % n] + ended
+        return handed
 
     for nodes in together:
-        early[nodes] = early[nodes].max()
+        early[nodes] = early[nodes].max(axis=0)
         for node in nodes:
-            passed = own(node) + 1 if own(node) >= 0 else early[node]
+            handed = own(node, early[node], 1)
             for target in followers[node]:
-                early[target] = max(early[target], passed)
+                np.maximum(early[target], handed, out=early[target])
     for nodes in reversed(together):
-        bounds = [
-            own(target) if own(target) >= 0 else int(late[target])
-            for node in nodes
-            for target in followers[node]
-        ]
-        late[nodes] = min(bounds, default=length * STEPS)
+        for node in nodes:
+            for target in followers[node]:
+                np.minimum(late[node], own(target, late[target], 0), out=late[node])
+        late[nodes] = late[nodes].min(axis=0)

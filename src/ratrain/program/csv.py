@@ -1,0 +1,211 @@
+"""PyTorch pipelining's CSV schedules: written from a program, and read into a compute order.
+
+A row is a rank, a cell is an action of a whole stage: `0F0`, `1B2`, `0I1`, `0W1`, `0SEND_F0`,
+`1RECV_B0`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`. PyTorch knows two formats. "compute_only" has
+compute alone, a column is a moment, an empty cell is a wait. "compute_comms" has messages and
+state work too, in each rank's order of issue, and no empty cells.
+Source: torch.distributed.pipelining.schedules of PyTorch 2.13, `_Action` and `_load_csv`.
+
+The form says less than a program. Written: no recovery, no updates, no prefetches, no tensor
+sums; gradients are reduced once a step, views gathered once. Read: compute alone counts, since
+messages and state work follow from the setup and the passes.
+"""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import replace
+
+from ratrain.errors import ProgramError
+from ratrain.program.actions import MESSAGES, Kind
+from ratrain.program.program import Program, plain_program
+from ratrain.program.setup import Replica, Setup, Stage, Unit
+from ratrain.program.walk import walk
+
+Step = tuple[Kind, int, int]
+"""(kind, stage, micro-batch), as skeletons yield it."""
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
+_DERIVED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", *(kind.name for kind in MESSAGES))
+_CELL = re.compile(r"(\d+)([A-Z_]+?)(\d*)")
+
+
+# ---- writing ----------------------------------------------------------------------------
+
+
+def write_csv(program: Program, *, comms: bool = False, replica: int = 0) -> str:
+    """The schedule of one replica: "compute_only", or "compute_comms" where `comms` is set."""
+    setup = program.setup
+    base, ranks = setup.first_rank[replica], setup.replicas[replica].ranks
+    rows: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
+    if comms:
+        order = _in_running_order(program)
+        for rank in rows:
+            rows[rank] = list(_with_state_work(program, order.get(base + rank, [])))
+    else:
+        orders = {rank: _compute_order(program, base + rank) for rank in rows}
+        rows = {rank: [_cell(s) if s else "" for s in row] for rank, row in _aligned(orders)}
+    out = io.StringIO()
+    csv.writer(out, lineterminator="\n").writerows(rows.values())
+    return out.getvalue()
+
+
+def _cell(step: Step) -> str:
+    kind, stage, micro_batch = step
+    return f"{stage}{kind.name}{micro_batch}"
+
+
+def _folded(program: Program, rank: int, actions: Iterable[tuple[int, ...]]) -> Iterator[Step]:
+    """Ops of units as ops of stages: a stage's op stands where its last unit's did."""
+    units = {number: len(stage.units) for number, stage in program.stages_of(rank)}
+    left: dict[Step, int] = {}
+    for kind, stage, _, micro_batch in actions:
+        step = Kind(kind), stage, micro_batch
+        left[step] = left.get(step, 1 if step[0] in MESSAGES else units[stage]) - 1
+        if not left[step]:
+            yield step
+
+
+def _compute_order(program: Program, rank: int) -> list[Step]:
+    actions = (a for (r, _), lane in program.lanes.items() if r == rank for a in lane)
+    return list(_folded(program, rank, (a for a in actions if a.kind in COMPUTE)))
+
+
+def _in_running_order(program: Program) -> dict[int, list[Step]]:
+    """For each rank its compute and messages, in one order in which all ranks can run: a send
+    and its receive stand side by side in it, so even sends that wait for receivers cannot jam."""
+    table = program.table
+    walked = walk(table)
+    if len(walked.stuck):
+        raise ProgramError(
+            "a program that cannot run has no CSV with messages", fix="run `ratrain verify` on it"
+        )
+    actions: dict[int, list[tuple[int, ...]]] = {}
+    for op in walked.order[walked.order < len(table)].tolist():
+        action = table.action(op)
+        if action.kind in COMPUTE or action.kind in MESSAGES:
+            actions.setdefault(int(table.rank[op]), []).append(action)
+    return {rank: list(_folded(program, rank, rows)) for rank, rows in actions.items()}
+
+
+def _with_state_work(program: Program, steps: list[Step]) -> Iterator[str]:
+    """The cells of a rank, with the state work that PyTorch writes into a schedule."""
+    setup = program.setup
+    compute = [step for step in steps if step[0] in COMPUTE]
+    first = {step[1]: step for step in reversed(compute)}
+    last = {step[1]: step for step in compute}
+    for step in steps:
+        stage = step[1]
+        if setup.gathers_per_use and step == first[stage]:
+            yield f"{stage}UNSHARD"
+        yield _cell(step)
+        if step == last[stage]:
+            if setup.gathers_per_use:
+                yield f"{stage}RESHARD"
+            if setup.reduces:
+                yield f"{stage}REDUCE_GRAD"
+
+
+def _aligned(orders: Mapping[int, list[Step]]) -> Iterator[tuple[int, list[Step | None]]]:
+    """Each rank's steps with a None for every moment in which it waits; a step takes a moment."""
+    stages = 1 + max(stage for steps in orders.values() for _, stage, _ in steps)
+    done: dict[tuple[bool, int, int], int] = {}  # moment of each forward and each backward
+    rows: dict[int, list[Step | None]] = {rank: [] for rank in orders}
+    following = {rank: iter(steps) for rank, steps in orders.items()}
+    waiting = {rank: next(steps, None) for rank, steps in following.items()}
+
+    def ready(step: Step, moment: int) -> bool:
+        kind, stage, micro_batch = step
+        if kind is Kind.W:
+            return True
+        source = stage - 1 if kind is Kind.F else stage + 1
+        if not 0 <= source < stages:
+            return True
+        return done.get((kind is Kind.F, source, micro_batch), moment) < moment
+
+    moment = 0
+    while any(waiting.values()):
+        progress = False
+        for rank, step in waiting.items():
+            if step is None or not ready(step, moment):
+                rows[rank] += [None] if step else []
+                continue
+            rows[rank].append(step)
+            if step[0] is not Kind.W:
+                done[step[0] is Kind.F, step[1], step[2]] = moment
+            waiting[rank] = next(following[rank], None)
+            progress = True
+        if not progress:
+            raise ProgramError(
+                "a program that cannot run has no aligned CSV", fix="run `ratrain verify` on it"
+            )
+        moment += 1
+    yield from rows.items()
+
+
+# ---- reading ----------------------------------------------------------------------------
+
+
+def read_csv(text: str, place: str = "") -> dict[int, list[Step]]:
+    """The compute order of every rank; a `ProgramError` names the row, the cell and the word."""
+    orders: dict[int, list[Step]] = {}
+    for rank, row in enumerate(csv.reader(io.StringIO(text))):
+        orders[rank] = []
+        for column, cell in enumerate(row):
+            where = f"row {rank + 1}, cell {column + 1}"
+            step = _step(cell.strip(), f"{place}, {where}" if place else where)
+            if step is not None:
+                orders[rank].append(step)
+    return orders
+
+
+def _step(word: str, place: str) -> Step | None:
+    if not word:
+        return None
+    match = _CELL.fullmatch(word)
+    if match is None:
+        known = "one action a cell, e.g. 2F0 (overlapped actions like (0F1;1B0)OVERLAP_F_B are not"
+        raise ProgramError(f"{word!r} is not an action", place=place, fix=f"write {known} known)")
+    stage, name, micro_batch = match.groups()
+    if name in _DERIVED:
+        return None
+    if name not in {kind.name for kind in COMPUTE}:
+        names = ", ".join([*(kind.name for kind in COMPUTE), *_DERIVED])
+        raise ProgramError(f"{word!r} names no kind of action", place=place, fix=f"use {names}")
+    if not micro_batch:
+        raise ProgramError(f"{word!r} names no micro-batch", place=place, fix=f"write {word}0")
+    return Kind[name], int(stage), int(micro_batch)
+
+
+def csv_setup(orders: Mapping[int, Iterable[Step]], unit: Unit, place: str = "") -> Setup:
+    """The setup of a compute order: one replica, one unit like `unit` in every stage, and the
+    ranks, stages and micro-batches that the order names."""
+    rank_of: dict[int, int] = {}
+    micro_batches, split = 0, False
+    for rank, steps in orders.items():
+        for kind, stage, micro_batch in steps:
+            if rank_of.setdefault(stage, rank) != rank:
+                raise ProgramError(
+                    f"stage {stage} is on rank {rank_of[stage]} and on rank {rank}",
+                    place=place,
+                    fix="keep a stage on one rank",
+                )
+            micro_batches = max(micro_batches, micro_batch + 1)
+            split |= kind is Kind.I
+    if sorted(rank_of) != list(range(len(rank_of))) or not rank_of:
+        missing = sorted(set(range(max(rank_of, default=0) + 1)) - set(rank_of))
+        raise ProgramError(f"no rank computes stages {missing}", place=place)
+    stages = tuple(
+        Stage(rank_of[stage], (replace(unit, name=str(stage)),), output_bytes=unit.input_bytes)
+        for stage in range(len(rank_of))
+    )
+    return Setup((Replica(stages, micro_batches),), split_backward=split)
+
+
+def program_of_csv(text: str, unit: Unit, place: str = "") -> Program:
+    """The plain program of a CSV schedule, each of its stages one unit like `unit`."""
+    orders = read_csv(text, place)
+    return plain_program(csv_setup(orders, unit, place), orders, "csv")

@@ -1,0 +1,108 @@
+"""Small setups and programs that the tests of this folder share."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+
+from hypothesis import strategies as st
+
+from ratrain.program.program import Program
+from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Stage, Unit
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
+
+LAYER = Unit("", 100, 200, 1200, 7, 50)
+
+
+def layers_of(cut: tuple[int, ...], *, ends: bool = False) -> list[tuple[Unit, ...]]:
+    """Units of each stage: `cut` layers each, and with `ends` an embedding and a head."""
+    stages: list[list[Unit]] = []
+    number = 0
+    for count in cut:
+        stages.append([replace(LAYER, name=str(number + i)) for i in range(count)])
+        number += count
+    if ends:
+        stages[0].insert(0, Unit("e", 300, 600, 3600, 0, 0, recoverable=False))
+        stages[-1].append(Unit("h", 300, 600, 3600, 7, 20, recoverable=False))
+    return [tuple(units) for units in stages]
+
+
+def replica(
+    cut: tuple[int, ...], micro_batches: int, count: int = 1, ranks: int = 0, ends: bool = False
+) -> Replica:
+    """A replica with one stage for each number of `cut`, going round the ranks."""
+    ranks = ranks or len(cut)
+    stages = tuple(
+        Stage(number % ranks, units, output_bytes=7)
+        for number, units in enumerate(layers_of(cut, ends=ends))
+    )
+    return Replica(stages, micro_batches, count)
+
+
+def small(name: str, cut: tuple[int, ...] = (2, 2), micro_batches: int = 4) -> Program:
+    """The program of a named strategy on a small pipeline."""
+    ranks = 2 if name == "interleaved" else len(cut)
+    setup = Setup((replica(cut, micro_batches, 2, ranks, ends=True),))
+    return apply_strategy(strategy(name), setup, Choices())
+
+
+@dataclass(frozen=True)
+class Case:
+    """A random program and what it was made from, so that a failure can be read."""
+
+    found: Strategy
+    setup: Setup
+    choices: Choices
+
+    @property
+    def program(self) -> Program:
+        return apply_strategy(self.found, self.setup, self.choices)
+
+
+@st.composite
+def cases(draw: st.DrawFn, max_micro_batches: int = 6) -> Case:
+    """Any layout, skeleton and combination of passes."""
+    skeleton = draw(st.sampled_from(sorted(SKELETONS)))
+    ranks = draw(st.integers(1, 4))
+    chunks = draw(st.integers(1, 3)) if skeleton == "interleaved" else 1
+    cut = tuple(draw(st.lists(st.integers(1, 3), min_size=ranks * chunks, max_size=ranks * chunks)))
+    ends = draw(st.booleans())
+    sharding = draw(st.integers(0, 3))
+    sharded = sharding >= 2 and draw(st.booleans())
+
+    def count() -> int:
+        if skeleton == "interleaved":
+            return ranks * draw(st.integers(1, max(1, max_micro_batches // ranks)))
+        return draw(st.integers(1, max_micro_batches))
+
+    replicas = [replica(cut, count(), draw(st.integers(1, 3)), ranks, ends)]
+    if draw(st.booleans()):  # a second, unequal replica, cut into the same units
+        other = cut
+        if skeleton != "interleaved" and sharding < 3:
+            total, parts = sum(cut), draw(st.integers(1, min(4, sum(cut))))
+            other = tuple(total // parts + (n < total % parts) for n in range(parts))
+        per_use = sharded or sharding == 3
+        micro_batches = replicas[0].micro_batches if per_use else count()
+        replicas.append(
+            replica(other, micro_batches, 1, ranks if other == cut else len(other), ends)
+        )
+    setup = Setup(
+        tuple(replicas),
+        tensor=draw(st.sampled_from([1, 1, 2])),
+        recovery_buffer=draw(st.integers(1, 3)),
+    )
+    layerwise = draw(st.booleans())
+    found = Strategy(
+        "random",
+        draw(st.sampled_from(list(Recovery))),
+        sharding,
+        layerwise,
+        prefetch=layerwise and draw(st.booleans()),
+        skeleton=skeleton,
+    )
+    choices = Choices(
+        exempt_last=draw(st.booleans()),
+        accumulation=Accumulation.SHARDED if sharded else Accumulation.LOCAL,
+        bucket_bytes=draw(st.sampled_from([None, 64])) if sharded else None,
+    )
+    return Case(found, setup, choices)
