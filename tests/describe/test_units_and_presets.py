@@ -93,6 +93,7 @@ def test_a_hugging_face_config_gives_the_model() -> None:
     [
         ({"model_type": "llma"}, "llama"),
         ({"hidden_size": None}, "hidden_size"),
+        ({"hidden_size": "4096"}, "'4096' is not a size"),
         ({"num_attention_heads": 33}, "33 heads"),
         ({"num_key_value_heads": 5}, "kv_heads"),
     ],
