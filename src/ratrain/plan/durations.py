@@ -67,7 +67,7 @@ def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
         work[kind] = fixed_work(np.array([time_s(unit.times) for unit in units]))
     work[Kind.SEND_F] = _sends(units, ports, lambda unit: unit.following)
     work[Kind.SEND_B] = _sends(units, ports, lambda unit: unit.previous)
-    for kind, transfer in _collectives(job, placement, setup).items():
+    for kind, transfer in _collectives(placement, setup).items():
         link = placement.tensor_link if kind in _TENSOR else placement.data_link
         needed = placement.layout.tensor > 1 if kind in _TENSOR else setup.reduces
         work[kind] = _ring_work(units, ports, transfer, link) if needed else fixed_work(zero)
@@ -173,7 +173,7 @@ def _sends(
 
 
 def _collectives(
-    job: JobSpec, placement: Placement, setup: Setup
+    placement: Placement, setup: Setup
 ) -> dict[Kind, Callable[[_Place, Link], Transfer]]:
     """The transfer of each kind of collective for one unit."""
     data, tensor = placement.layout.data, placement.layout.tensor

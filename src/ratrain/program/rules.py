@@ -16,7 +16,6 @@ state numbers made from them are arrays. Families of states:
     recvg[s,k]     slots for gradients that arrive; each is the outgrad of a stage's last unit
     partial[g,m]   sums of a tensor group, forward           partialb[g,m] the same, backward
 """
-# ruff: noqa: ARG001 (every rule takes the same arguments)
 
 from __future__ import annotations
 
