@@ -107,9 +107,10 @@ def _places_of_class(
 
     found: list[_Place] = []
     known: dict[tuple[str, str], BlockTimes] = {}
-    stages_of_setup = setup.replicas[0].stages
+    boundary = _boundary(setup)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
+        previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
         for block in parts:
             key = (kind.name, block.kind)
             if key not in known:
@@ -121,7 +122,6 @@ def _places_of_class(
                     dtype=job.schedule.dtype,
                     tensor=layout.tensor,
                 )
-            boundary = next(s.output_bytes for s in stages_of_setup) or _boundary(setup)
             found.append(
                 _Place(
                     rank=base + rank_of[stage],
@@ -130,8 +130,8 @@ def _places_of_class(
                     times=known[key],
                     params=block.params / layout.tensor,
                     boundary_bytes=boundary,
-                    previous=neighbour(stage, stage - 1),
-                    following=neighbour(stage, stage + 1),
+                    previous=previous,
+                    following=following,
                 )
             )
     return found
@@ -204,7 +204,7 @@ def _ring_work(
     link_of: Callable[[int], Link],
 ) -> Work:
     """A ring sends as much as it receives: it uses both of its rank's ports."""
-    known = {unit.pipeline: link_of(unit.pipeline) for unit in units}
+    known = {pipeline: link_of(pipeline) for pipeline in {unit.pipeline for unit in units}}
     links = [known[unit.pipeline] for unit in units]
     return _work_of(
         [transfer(unit, link) for unit, link in zip(units, links, strict=True)],
