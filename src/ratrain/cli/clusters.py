@@ -39,7 +39,8 @@ def _list(found: list[ClusterSpec]) -> str:
     lines = [f"{'name':15}{'devices':>8}  kinds"]
     for cluster in found:
         size = "any" if cluster.size is None else str(cluster.size)
-        lines.append(f"{cluster.name:15}{size:>8}  {', '.join(map(str, cluster.device))}")
+        lines.append(f"{cluster.name:15}{size:>8}  {cluster.device[0]}")
+        lines += [f"{'':25}{kind}" for kind in cluster.device[1:]]
     return "\n".join(lines)
 
 

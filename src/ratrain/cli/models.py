@@ -56,9 +56,10 @@ def _details(model: dict[str, Any]) -> str:
     lines = [
         f"{model['name']}: {model['params']:,} parameters",
         f"source: {model['source']}",
-        f"per token at {model['sequence_length']} tokens, causal; activations of one sequence, fp16",
+        f"per token at {model['sequence_length']} tokens, causal; one sequence, fp16",
         "",
-        f"{'block':14}{'params':>10}{'FLOP fwd':>11}{'FLOP bwd':>11}{'activations':>14}{'checkpoint':>13}",
+        f"{'block':14}{'params':>10}{'FLOP fwd':>11}{'FLOP bwd':>11}"
+        f"{'activations':>14}{'checkpoint':>13}",
     ]
     last = model["layers"] - 1
     for row in model["blocks"]:

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from itertools import pairwise
 from typing import Annotated, Literal
 
@@ -233,6 +234,8 @@ class ClusterSpec:
     def link(self, a: Device, b: Device) -> Link:
         """The link that the two devices communicate over: of the two hosts' own, the slower."""
         level = self.level(a, b)
+        if a.host_kind is b.host_kind:
+            return self._link_of(a.host_kind, level)
         ends = (self._link_of(a.host_kind, level), self._link_of(b.host_kind, level))
         return min(ends, key=_speed)
 
@@ -244,6 +247,17 @@ class ClusterSpec:
         return min((self.link(a, b) for a, b in pairwise(ring)), key=_speed)
 
     def _link_of(self, host: HostKind, level: Level) -> Link:
+        """Kept once found: a large ring asks for the same few links thousands of times."""
+        key = host.name, level
+        if key not in self._known_links:
+            self._known_links[key] = self._find_link(host, level)
+        return self._known_links[key]
+
+    @cached_property
+    def _known_links(self) -> dict[tuple[str, Level], Link]:
+        return {}
+
+    def _find_link(self, host: HostKind, level: Level) -> Link:
         for outwards in LEVELS[LEVELS.index(level) :]:
             for links in (host.links, self.links):
                 if outwards in links:

@@ -44,7 +44,7 @@ def model_from_config(config: Mapping[str, Any], file: str = "config.json") -> M
     }
     hidden, heads = table["hidden"], table["heads"]
     if "head_dim" not in table:
-        if not isinstance(heads, int) or heads < 1 or hidden % heads:
+        if hidden % heads:
             raise SpecError(f"{heads} heads do not divide a hidden size of {hidden}", place=file)
         table["head_dim"] = hidden // heads
     return load(ModelSpec, table, Place(file))
@@ -56,10 +56,15 @@ class _Config:
     def __init__(self, config: Mapping[str, Any], file: str) -> None:
         self._config, self._file = config, file
 
-    def need(self, key: str) -> Any:
-        if self._config.get(key) is None:
+    def need(self, key: str) -> int:
+        value = self._config.get(key)
+        if value is None:
             raise SpecError(f'the key "{key}" is missing', place=self._file, fix=f"add {key}")
-        return self._config[key]
+        if not isinstance(value, int) or value < 1:
+            raise SpecError(
+                f"{value!r} is not a size", place=f"{self._file} {key}", fix="use a whole number"
+            )
+        return value
 
     def get(self, key: str, default: Any) -> Any:
         value = self._config.get(key)

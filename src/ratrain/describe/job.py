@@ -230,7 +230,7 @@ def _check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
         if layout.stages > model.layers:
             raise SpecError(
                 f"{layout.stages} stages for {model.layers} layers",
-                place=str(here.at("layers")) if not here.keys else str(here),
+                place=str(here),
                 fix=f"use at most {model.layers} stages",
             )
         return

@@ -40,7 +40,7 @@ _EXAMPLE = {"size": "20GB", "bandwidth": "3.7GB/s", "time": "40us", "compute rat
 
 
 def parse_bytes(text: str) -> int:
-    """Bytes of "20GB", "512KiB"; fractions round to the nearest byte."""
+    """Bytes of "20GB", "512KiB"; fractions round to a byte; exact to 2**53 bytes."""
     return round(_parse(text, BYTES, "size"))
 
 

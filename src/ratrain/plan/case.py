@@ -19,7 +19,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.durations import costs_of
 from ratrain.plan.placement import Placement, place
-from ratrain.plan.sizes import stages_of
+from ratrain.plan.sizes import layers_of_stages, stages_of
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Recovery, Replica, Setup
 from ratrain.program.skeletons import SKELETONS
@@ -65,6 +65,41 @@ class Case:
         if self.choices.exempt_last:
             return "recovered ahead of backward; the last stage keeps its own"
         return "recovered ahead of backward, on every stage"
+
+    def facts(self) -> dict[str, object]:
+        """What the job is and what was chosen for it, for JSON."""
+        job, layout = self.job, self.layout
+        return {
+            "model": job.model.spec.name,
+            "sequence_length": job.model.sequence_length,
+            "cluster": job.cluster.spec.name,
+            "devices": job.cluster.devices,
+            "pipeline": layout.pipeline,
+            "data": layout.data,
+            "tensor": layout.tensor,
+            "virtual": layout.virtual,
+            "layers_per_stage": list(layers_of_stages(job, layout)),
+            "micro_batches": [replica.micro_batches for replica in self.setup.replicas],
+            "schedule": job.schedule.name,
+            "without": list(job.schedule.without),
+            "sharding": self.strategy.sharding,
+            "activations": self.activations,
+            "gradients": self.program.setup.accumulation.value,
+        }
+
+    def headline(self) -> list[str]:
+        """The same in two or three lines of at most 80 columns."""
+        job, layout = self.job, self.layout
+        degrees = f"pipeline {layout.pipeline} x data {layout.data}"
+        degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
+        degrees += f", {layout.virtual} stages a rank" if layout.virtual > 1 else ""
+        without = f" without {', '.join(job.schedule.without)}" if job.schedule.without else ""
+        return [
+            f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
+            f"{job.schedule.name}{without}: gradients {self.program.setup.accumulation.value}, "
+            f"sharding level {self.strategy.sharding}",
+            f"activations {self.activations}",
+        ]
 
 
 def case_of(job: JobSpec) -> Case:

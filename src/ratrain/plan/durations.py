@@ -67,7 +67,7 @@ def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
         work[kind] = fixed_work(np.array([time_s(unit.times) for unit in units]))
     work[Kind.SEND_F] = _sends(units, ports, lambda unit: unit.following)
     work[Kind.SEND_B] = _sends(units, ports, lambda unit: unit.previous)
-    for kind, transfer in _collectives(job, placement, setup).items():
+    for kind, transfer in _collectives(placement, setup).items():
         link = placement.tensor_link if kind in _TENSOR else placement.data_link
         needed = placement.layout.tensor > 1 if kind in _TENSOR else setup.reduces
         work[kind] = _ring_work(units, ports, transfer, link) if needed else fixed_work(zero)
@@ -107,9 +107,10 @@ def _places_of_class(
 
     found: list[_Place] = []
     known: dict[tuple[str, str], BlockTimes] = {}
-    stages_of_setup = setup.replicas[0].stages
+    boundary = _boundary(setup)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
+        previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
         for block in parts:
             key = (kind.name, block.kind)
             if key not in known:
@@ -121,7 +122,6 @@ def _places_of_class(
                     dtype=job.schedule.dtype,
                     tensor=layout.tensor,
                 )
-            boundary = next(s.output_bytes for s in stages_of_setup) or _boundary(setup)
             found.append(
                 _Place(
                     rank=base + rank_of[stage],
@@ -130,8 +130,8 @@ def _places_of_class(
                     times=known[key],
                     params=block.params / layout.tensor,
                     boundary_bytes=boundary,
-                    previous=neighbour(stage, stage - 1),
-                    following=neighbour(stage, stage + 1),
+                    previous=previous,
+                    following=following,
                 )
             )
     return found
@@ -173,7 +173,7 @@ def _sends(
 
 
 def _collectives(
-    job: JobSpec, placement: Placement, setup: Setup
+    placement: Placement, setup: Setup
 ) -> dict[Kind, Callable[[_Place, Link], Transfer]]:
     """The transfer of each kind of collective for one unit."""
     data, tensor = placement.layout.data, placement.layout.tensor
@@ -204,7 +204,7 @@ def _ring_work(
     link_of: Callable[[int], Link],
 ) -> Work:
     """A ring sends as much as it receives: it uses both of its rank's ports."""
-    known = {unit.pipeline: link_of(unit.pipeline) for unit in units}
+    known = {pipeline: link_of(pipeline) for pipeline in {unit.pipeline for unit in units}}
     links = [known[unit.pipeline] for unit in units]
     return _work_of(
         [transfer(unit, link) for unit, link in zip(units, links, strict=True)],

@@ -244,12 +244,13 @@ def sensitivity() -> Iterator[Row]:
     def fewer(one: JobSpec) -> JobSpec:
         return replace(one, batch=Batch(MAIN_SEQUENCES // 8, 1))
 
-    for label, change in (
-        ("as assumed", lambda one: one),
-        ("heads not computed again", without_heads),
-        ("layers balanced with the head", balanced),
-        ("an eighth of the batch", fewer),
-    ):
+    changes: dict[str, Callable[[JobSpec], JobSpec]] = {
+        "as assumed": replace,
+        "heads not computed again": without_heads,
+        "layers balanced with the head": balanced,
+        "an eighth of the batch": fewer,
+    }
+    for label, change in changes.items():
         yield Row(
             "sensitivity", f"backward-checkpoint / ratrain, {label}", "x", published, ratio(change)
         )

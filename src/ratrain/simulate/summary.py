@@ -1,0 +1,173 @@
+"""A simulation in words and as JSON: what `ratrain simulate` prints."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.simulate.result import RankTimes, Waiting
+from ratrain.simulate.simulate import Simulation
+
+WIDTH = 80
+_BAR = 24
+_SHOWN_RANKS = 16
+
+
+def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
+    """Every figure, with its unit in its key. Bytes are per tier, of the worst rank."""
+    setup = simulation.program.setup
+    return {
+        "feasible": simulation.feasible,
+        "findings": [
+            {"rule": f.rule.value, "rank": f.rank, "message": f.message}
+            for f in simulation.verdict.findings
+        ],
+        "step_time_s": simulation.step_time_s,
+        "tokens_per_s": tokens / simulation.step_time_s,
+        "peak_bytes": {setup.tier: simulation.peak_bytes},
+        "bound_bytes": {setup.tier: simulation.bound_bytes},
+        "budget_bytes": {setup.tier: setup.budget_bytes},
+        "bubble_fraction": simulation.bubble_fraction,
+        "exposed_s": {kind.value: time_s for kind, time_s in simulation.exposed_s.items()},
+        "tail_s": simulation.tail_s,
+        "mean_tail_s": simulation.mean_tail_s,
+        "steady": simulation.window.steady,
+        "devices": setup.devices,
+        "simulated_ranks": setup.ranks,
+        "alike_replicas": [replica.count for replica in setup.replicas],
+        "tensor_group": setup.tensor,
+        "passes": list(simulation.program.passes),
+        "ranks": [_rank_json(times) for times in simulation.ranks],
+        "critical_path": [
+            {
+                "rank": part.rank,
+                "kind": part.kind,
+                "first": part.first,
+                "last": part.last,
+                "ops": part.ops,
+                "time_s": part.time_s,
+            }
+            for part in simulation.critical
+        ],
+        "steps_simulated": simulation.run.steps,
+        "ops_simulated": simulation.ops_simulated,
+        "wall_time_s": simulation.wall_time_s,
+    }
+
+
+def _rank_json(times: RankTimes) -> dict[str, Any]:
+    return {
+        "rank": times.rank,
+        "compute_s": times.compute_s,
+        "recovery_s": times.recovery_s,
+        "driving_s": times.driving_s,
+        "bubble_s": times.bubble_s,
+        "exposed_s": {
+            kind.value: time_s
+            for kind, time_s in times.waiting_s.items()
+            if kind is not Waiting.BUBBLE
+        },
+        "tail_s": times.tail_s,
+        "peak_bytes": times.peak_bytes,
+        "peak_items_bytes": times.peak_items,
+    }
+
+
+def as_text(simulation: Simulation, tokens: int) -> list[str]:
+    """The same for people, in lines of at most 80 columns."""
+    return [
+        *_headline(simulation, tokens),
+        "",
+        *_ranks(simulation),
+        "",
+        *_critical(simulation),
+        *_footer(simulation),
+    ]
+
+
+def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
+    setup = simulation.program.setup
+    budget = setup.budget_bytes
+    step = format_time(simulation.step_time_s)
+    yield f"step {step}, {tokens / simulation.step_time_s:,.1f} tokens/s"
+    memory = f"{format_bytes(simulation.peak_bytes)} at its peak"
+    if simulation.bound_bytes:
+        memory += f", {format_bytes(simulation.bound_bytes)} on any timing"
+    if budget is not None:
+        memory += (
+            f", of {format_bytes(budget)}: {'fits' if simulation.feasible else 'DOES NOT FIT'}"
+        )
+    yield f"memory {memory}"
+    exposed = ", ".join(
+        f"{kind.value} {format_time(time_s)}"
+        for kind, time_s in simulation.exposed_s.items()
+        if time_s > 1e-4 * simulation.step_time_s
+    )
+    yield f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; tail " + (
+        f"{format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
+    )
+
+
+def _ranks(simulation: Simulation) -> Iterator[str]:
+    yield (f"rank      step: # compute  + recovery  ! exposed  . bubble{'peak':>12}  most of it")
+    rows = list(simulation.ranks)
+    shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
+    skipped = len(rows) - len(shown)
+    for times in shown:
+        if skipped and times is rows[-7]:
+            yield f"  ...     {skipped} ranks between"
+        item, size = max(times.peak_items.items(), key=lambda pair: pair[1])
+        bar = _bar(times, simulation.step_time_s)
+        yield (
+            f"{times.rank:4d}  {bar}  {100 * times.compute_s / simulation.step_time_s:5.1f} %"
+            f" compute {format_bytes(times.peak_bytes):>14}  {item} {format_bytes(size)}"
+        )[:WIDTH]
+
+
+def _bar(times: RankTimes, step_time_s: float) -> str:
+    exposed_s = sum(s for kind, s in times.waiting_s.items() if kind is not Waiting.BUBBLE)
+    parts = (
+        ("#", times.compute_s + times.driving_s),
+        ("+", times.recovery_s),
+        ("!", exposed_s),
+        (".", times.bubble_s),
+    )
+    bar, done_s = "", 0.0
+    for mark, time_s in parts:
+        done_s += time_s
+        bar += mark * (round(_BAR * done_s / step_time_s) - len(bar))
+    return bar.ljust(_BAR, ".")[:_BAR]
+
+
+def _critical(simulation: Simulation) -> Iterator[str]:
+    """The path's time by kind, and the ranks it spends most on."""
+    by_kind: dict[str, float] = {}
+    by_rank: dict[int, float] = {}
+    for part in simulation.critical:
+        by_kind[part.kind] = by_kind.get(part.kind, 0.0) + part.time_s
+        by_rank[part.rank] = by_rank.get(part.rank, 0.0) + part.time_s
+    total = sum(by_kind.values()) or 1.0
+
+    def shares(found: dict[Any, float], name: str) -> str:
+        best = sorted(found.items(), key=lambda pair: -pair[1])[:5]
+        return ", ".join(f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 0)
+
+    yield f"critical path: {shares(by_kind, '')}"
+    yield f"               {shares(by_rank, 'rank ')}"
+
+
+def _footer(simulation: Simulation) -> Iterator[str]:
+    setup = simulation.program.setup
+    folded = [replica.count for replica in setup.replicas if replica.count > 1]
+    if folded or setup.tensor > 1:
+        alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
+        group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
+        yield f"simulated: {alike}{group}; the others are alike and behave the same"
+    rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
+    yield (
+        f"{simulation.ops_simulated:,} ops of {simulation.run.steps} steps in "
+        f"{format_time(simulation.wall_time_s)} ({rate / 1e6:.1f} million ops/s)"
+    )
+    if not simulation.window.steady:
+        yield "not steady yet: the last two steps differ; simulate more steps (--steps)"

@@ -1,0 +1,132 @@
+"""Exact parameter counts, FLOPs and activation bytes against published figures."""
+
+from __future__ import annotations
+
+import csv
+from importlib.resources import files
+from itertools import product
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratrain.cost import activations as act
+from ratrain.cost.balance import balanced_layers
+from ratrain.cost.blocks import blocks, total_params
+from ratrain.describe.presets import model_preset
+
+
+@pytest.mark.parametrize(
+    ("name", "params", "causal_gflop", "layer_mb", "logits_gb"),
+    [
+        ("llama-2-7b", 6_738_415_616, 41.25, 269.5, 0.39),
+        ("llama-2-13b", 13_015_864_320, 79.63, 337.6, 0.39),
+        ("baichuan2-13b", 13_896_668_160, 82.04, 336.1, 1.54),
+        ("qwen2.5-32b", 32_763_876_352, 195.94, 474.0, 1.87),
+        ("llama-2-70b", 68_976_648_192, 420.34, 562.0, 0.39),
+    ],
+)
+def test_the_paper_s_models(
+    name: str, params: int, causal_gflop: float, layer_mb: float, logits_gb: float
+) -> None:
+    model = model_preset(name)
+    assert total_params(model) == params
+    token = [
+        b.forward_flops(1, 2048).total + b.backward_flops(1, 2048).total for b in blocks(model)
+    ]
+    assert sum(token) / 1e9 == pytest.approx(causal_gflop, abs=0.011)
+    assert act.layer_activation_bytes(model, 2048) / 1e6 == pytest.approx(layer_mb, abs=0.05)
+    assert act.logits_bytes(model, 2048) / 1e9 == pytest.approx(logits_gb, abs=0.006)
+    assert act.checkpoint_bytes(model, 2048) == 2 * 2048 * model.hidden
+
+
+def test_gpt3_has_174_6_billion_parameters_with_its_tied_head_once() -> None:
+    model = model_preset("gpt3-175b")
+    assert total_params(model) / 1e9 == pytest.approx(174.6, abs=0.05)
+    held = sum(block.params for block in blocks(model))
+    assert held - total_params(model) == model.vocab * model.hidden
+
+
+def test_backward_is_its_two_halves_for_every_block() -> None:
+    for block in blocks(model_preset("tiny-llama")):
+        both = block.backward_flops(64, 32).total
+        assert both == 2 * block.forward_flops(64, 32).total
+        halves = (
+            block.input_gradient_flops(64, 32).total + block.weight_gradient_flops(64, 32).total
+        )
+        assert both == halves
+
+
+def rows(name: str) -> list[dict[str, str]]:
+    text = files("ratrain").joinpath(f"data/measured/{name}").read_text()
+    return list(csv.DictReader(text.splitlines()))
+
+
+SETTINGS = {"22B": ("gpt-22b", 4, 1, 1), "175B": ("gpt-175b", 1, 8, 3)}
+
+
+@pytest.mark.parametrize("row", rows("korthikanti_memory_gib.csv"), ids=lambda row: row["model"])
+def test_korthikanti_s_first_stage_within_one_percent(row: dict[str, str]) -> None:
+    name, batch, pipeline, virtual = SETTINGS[row["model"]]
+    model = model_preset(name)
+    none = act.gpt_layer_activation_bytes(model, 2048, batch, 8)
+    selective = act.gpt_layer_activation_bytes(
+        model, 2048, batch, 8, recompute="selective", sequence_parallel=True
+    )
+    for column, layer in (("act_none", none), ("act_selective_sp", selective)):
+        stage = act.gpt_first_stage_bytes(layer, model.layers, pipeline, virtual)
+        assert stage / 2**30 == pytest.approx(float(row[column]), rel=0.01)
+    weights = act.gpt_parameter_optimizer_bytes(model, 8, pipeline)
+    assert weights / 2**30 == pytest.approx(float(row["param_opt"]), rel=0.01)
+
+
+@pytest.mark.parametrize(
+    "row", rows("korthikanti_activation_pct.csv"), ids=lambda row: row["model"]
+)
+def test_korthikanti_s_percentages_within_a_tenth_of_a_point(row: dict[str, str]) -> None:
+    name, batch, *_ = SETTINGS[row["model"]]
+    model = model_preset(name)
+
+    def layer(recompute: act.Recompute, sp: bool) -> float:
+        return act.gpt_layer_activation_bytes(
+            model, 2048, batch, 8, recompute=recompute, sequence_parallel=sp
+        )
+
+    whole = layer("none", False)
+    ours = {
+        "sp": layer("none", True),
+        "selective": layer("selective", False),
+        "selective_sp": layer("selective", True),
+        "full": layer("full", False),
+    }
+    for column, size in ours.items():
+        assert 100 * size / whole == pytest.approx(float(row[column]), abs=0.1)
+
+
+def test_tensor_and_sequence_parallelism_divide_what_they_should() -> None:
+    model = model_preset("llama-2-7b")
+    one = act.layer_activations(model, 2048)
+    four = act.layer_activations(model, 2048, tensor=4)
+    assert four["gate"] * 4 == one["gate"] and four["input"] == one["input"]
+    both = act.layer_activation_bytes(model, 2048, tensor=4, sequence_parallel=True)
+    assert both * 4 == sum(one.values())
+
+
+@given(st.integers(1, 4), st.booleans())
+def test_the_balanced_split_is_as_good_as_the_best_of_all_splits(
+    stages: int, recovery: bool
+) -> None:
+    model = model_preset("small-qwen")
+    embedding, layer, *_, head = (3 * b.forward_flops(64, 64).total for b in blocks(model))
+
+    def busiest(split: tuple[int, ...]) -> float:
+        extra = [4 / 3 if recovery and s < stages - 1 else 1 for s in range(stages)]
+        load = [n * layer * x for n, x in zip(split, extra, strict=True)]
+        load[0] += embedding
+        load[-1] += head
+        return max(load)
+
+    splits = (s for s in product(range(1, 9), repeat=stages) if sum(s) == model.layers)
+    found = balanced_layers(model, stages, 64, recovery=recovery)
+    assert sum(found) == model.layers
+    assert busiest(found) == pytest.approx(min(map(busiest, splits)))

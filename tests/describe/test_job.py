@@ -1,0 +1,93 @@
+"""A job file is loaded strictly: one clear error, its place, the nearest valid choice."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from ratrain.describe.job import layers_per_stage, load_job
+from ratrain.errors import RatrainError
+
+JOB = """\
+[model]
+name = "qwen2.5-32b"
+sequence_length = 2048
+[cluster]
+name = "mt3000"
+devices = 256
+[batch]
+sequences = 4096
+[layout]
+pipeline = 16
+data = 16
+layers = "equal"
+[schedule]
+memory_budget = "20GB"
+"""
+
+
+def load(tmp_path: Path, text: str):
+    path = tmp_path / "job.toml"
+    path.write_text(text)
+    return load_job(path)
+
+
+def test_a_job_resolves_presets_units_and_defaults(tmp_path: Path) -> None:
+    job = load(tmp_path, JOB)
+    assert job.layout is not None
+    assert layers_per_stage(job.layout, job.model.spec) == (4,) * 16
+    assert (job.budget_bytes, job.micro_batches) == (20_000_000_000, 256)
+    assert (job.schedule.name, job.schedule.recovery_buffer) == ("ratrain", 2)
+    assert len(job.cluster.members()) == 256
+
+
+def test_an_absent_layout_is_none(tmp_path: Path) -> None:
+    head, _, tail = JOB.partition("[layout]")
+    assert load(tmp_path, head + tail[tail.index("[schedule]") :]).layout is None
+
+
+def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:
+    job = load(tmp_path, JOB.replace("= 16", "= 5", 1).replace("= 16", "= 4").replace("256", "20"))
+    assert job.layout is not None
+    assert layers_per_stage(job.layout, job.model.spec) == (13, 13, 13, 13, 12)
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "place", "what", "fix"),
+    [
+        ("devices", "devcies", ":6 [cluster] devcies", "unknown key", "devices"),
+        ('"mt3000"', '"mt300"', ":5 [cluster] name", "no cluster", "mt3000"),
+        ('"qwen2.5-32b"', '"qwen-32b"', ":2 [model] name", "no model", "qwen2.5-32b"),
+        ("sequences = 4096", "", ":7 batch", '"sequences" is missing', "sequences = 1"),
+        ('"20GB"', '"20GBs"', ":14 [schedule] memory_budget", "GBs", '"GB"'),
+        ('"20GB"', '"-20GB"', ":14 [schedule] memory_budget", "below", "at least 1"),
+        ('"20GB"', "20", ":14 [schedule] memory_budget", "20 is not a quantity", "20GB"),
+        ("= 2048", "= 2048.5", ":3 [model] sequence_length", "not a whole number", "whole"),
+        ("= 2048", "= true", ":3 [model] sequence_length", "not a whole number", "whole"),
+        ('"equal"', '"equl"', ":12 [layout] layers", "not a choice", "equal"),
+        ('"equal"', "[1, 2]", ":12 [layout] layers", "2 numbers for 16 stages", "16"),
+        ('"equal"', f"{[4] * 15 + [3]}", ":12 [layout] layers", "add up to 63", "add 1"),
+        ("data = 16", "data = 15", ":9 layout", "= 240 devices", "data = 16"),
+        ("= 4096", "= 4095", ":8 [batch] sequences", "do not divide", "= 4096"),
+        ("data = 16", "data = 1\ntensor = 16", "[layout] tensor", "40 heads", "tensor"),
+        ("[schedule]", "[schedule]\nsharding = 4", ":14 [schedule] sharding", "above", "most 3"),
+        ("[schedule]", '[schedule]\ndtype = "fp8"', "[schedule] dtype", "no rate", "fp16"),
+        ("[batch]", "[batch", "job.toml", "not valid TOML", ""),
+    ],
+)
+def test_a_wrong_job_names_place_and_fix(
+    tmp_path: Path, old: str, new: str, place: str, what: str, fix: str
+) -> None:
+    assert old in JOB
+    with pytest.raises(RatrainError) as caught:
+        load(tmp_path, JOB.replace(old, new, 1))
+    error = caught.value
+    assert "job.toml" in error.place and error.place.endswith(place), error.place
+    assert what in error.what
+    assert fix in error.fix
+
+
+def test_more_devices_than_exist_names_how_many_there_are(tmp_path: Path) -> None:
+    with pytest.raises(RatrainError, match="256 devices asked for, 8 exist"):
+        load(tmp_path, JOB.replace("mt3000", "h200"))
