@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -309,3 +310,16 @@ def test_a_program_that_never_updates_says_so_for_every_unit(name: str) -> None:
     findings = verify(replace(program, lanes=lanes)).findings
     silent = [f for f in findings if f.rule is Rule.NOT_UPDATED and "optimizer" in f.state]
     assert len(silent) == len(program.table.states.units.rank)
+
+
+def test_a_thoroughly_broken_large_program_is_still_judged_in_seconds() -> None:
+    program = small("1f1b", (1,) * 32, 256)
+    lanes = {
+        key: tuple(action for action in actions if action.kind is not Kind.B)
+        for key, actions in program.lanes.items()
+    }
+    broken = replace(program, lanes=lanes)
+    assert len(broken.table) > 30_000
+    begin = time.process_time()
+    assert len(verify(broken).findings) > 10_000
+    assert time.process_time() - begin < 5

@@ -54,6 +54,14 @@ def test_every_field_of_the_header_survives() -> None:
     assert read_text(write_text(program)) == program
 
 
+def test_every_field_of_a_unit_survives() -> None:
+    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True)
+    for field in fields(Unit):
+        assert field.name == "name" or getattr(unit, field.name) != field.default, field.name
+    program = Program(Setup((Replica((Stage(0, (unit,)),), 4),)), {})
+    assert read_text(write_text(program)) == program
+
+
 @pytest.mark.parametrize(
     "name", ["", "%", "0-3", "1..2", "a b", "x,y", "q:1", "#1", "007", "é", "7"]
 )
