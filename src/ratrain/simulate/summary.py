@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
@@ -104,9 +105,9 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
         for kind, time_s in simulation.exposed_s.items()
         if time_s > 1e-4 * simulation.step_time_s
     )
-    yield f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; tail " + (
-        f"{format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
-    )
+    waits = f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; "
+    waits += f"tail {format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
+    yield from wrap(waits, WIDTH, subsequent_indent="  ")
 
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
@@ -119,10 +120,9 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
             yield f"  ...     {skipped} ranks between"
         item, size = max(times.peak_items.items(), key=lambda pair: pair[1])
         bar = _bar(times, simulation.step_time_s)
-        yield (
-            f"{times.rank:4d}  {bar}  {100 * times.compute_s / simulation.step_time_s:5.1f} %"
-            f" compute {format_bytes(times.peak_bytes):>14}  {item} {format_bytes(size)}"
-        )[:WIDTH]
+        busy = 100 * times.compute_s / simulation.step_time_s
+        peak = format_bytes(times.peak_bytes)
+        yield f"{times.rank:4d}  {bar}  {busy:5.1f} % busy {peak:>9}  {item} {format_bytes(size)}"
 
 
 def _bar(times: RankTimes, step_time_s: float) -> str:
@@ -151,10 +151,12 @@ def _critical(simulation: Simulation) -> Iterator[str]:
 
     def shares(found: dict[Any, float], name: str) -> str:
         best = sorted(found.items(), key=lambda pair: -pair[1])[:5]
-        return ", ".join(f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 0)
+        return ", ".join(
+            f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 5e-4 * total
+        )
 
     yield f"critical path: {shares(by_kind, '')}"
-    yield f"               {shares(by_rank, 'rank ')}"
+    yield f"  on {shares(by_rank, 'rank ')}"
 
 
 def _footer(simulation: Simulation) -> Iterator[str]:
