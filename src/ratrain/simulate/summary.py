@@ -111,7 +111,8 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
 
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
-    yield (f"rank      step: # compute  + recovery  ! exposed  . bubble{'peak':>12}  most of it")
+    yield "# compute  + recovery  ! exposed communication  . bubble"
+    yield f"{'rank':4}  {'one step':{_BAR}}  {'busy':>7} {'peak':>9}  most of it"
     rows = list(simulation.ranks)
     shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
     skipped = len(rows) - len(shown)
@@ -122,7 +123,7 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
         bar = _bar(times, simulation.step_time_s)
         busy = 100 * times.compute_s / simulation.step_time_s
         peak = format_bytes(times.peak_bytes)
-        yield f"{times.rank:4d}  {bar}  {busy:5.1f} % busy {peak:>9}  {item} {format_bytes(size)}"
+        yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>9}  {item} {format_bytes(size)}"
 
 
 def _bar(times: RankTimes, step_time_s: float) -> str:
