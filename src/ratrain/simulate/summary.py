@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
@@ -104,13 +105,14 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
         for kind, time_s in simulation.exposed_s.items()
         if time_s > 1e-4 * simulation.step_time_s
     )
-    yield f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; tail " + (
-        f"{format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
-    )
+    bubble = 100 * simulation.bubble_fraction
+    yield f"bubble {bubble:.1f} % of rank time; tail {format_time(simulation.tail_s)}"
+    yield from _wrapped("exposed ", exposed or "nothing")
 
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
-    yield (f"rank      step: # compute  + recovery  ! exposed  . bubble{'peak':>12}  most of it")
+    yield "a rank's step: # compute  + recovery  ! exposed  . bubble"
+    yield f"rank{'':28}compute{'peak':>11}  most of it"
     rows = list(simulation.ranks)
     shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
     skipped = len(rows) - len(shown)
@@ -119,10 +121,9 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
             yield f"  ...     {skipped} ranks between"
         item, size = max(times.peak_items.items(), key=lambda pair: pair[1])
         bar = _bar(times, simulation.step_time_s)
-        yield (
-            f"{times.rank:4d}  {bar}  {100 * times.compute_s / simulation.step_time_s:5.1f} %"
-            f" compute {format_bytes(times.peak_bytes):>14}  {item} {format_bytes(size)}"
-        )[:WIDTH]
+        compute = f"{100 * times.compute_s / simulation.step_time_s:.1f} %"
+        peak, most = format_bytes(times.peak_bytes), f"{item} {format_bytes(size)}"
+        yield f"{times.rank:4d}  {bar}  {compute:>7}{peak:>11}  {most}"
 
 
 def _bar(times: RankTimes, step_time_s: float) -> str:
@@ -153,8 +154,12 @@ def _critical(simulation: Simulation) -> Iterator[str]:
         best = sorted(found.items(), key=lambda pair: -pair[1])[:5]
         return ", ".join(f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 0)
 
-    yield f"critical path: {shares(by_kind, '')}"
-    yield f"               {shares(by_rank, 'rank ')}"
+    yield from _wrapped("critical path: ", shares(by_kind, ""))
+    yield from _wrapped("               ", shares(by_rank, "rank "))
+
+
+def _wrapped(label: str, text: str) -> list[str]:
+    return wrap(label + text, WIDTH, subsequent_indent=" " * len(label))
 
 
 def _footer(simulation: Simulation) -> Iterator[str]:
