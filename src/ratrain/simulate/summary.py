@@ -156,8 +156,8 @@ def _critical(simulation: Simulation) -> Iterator[str]:
             f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 5e-4 * total
         )
 
-    yield f"critical path: {shares(by_kind, '')}"
-    yield f"  on {shares(by_rank, 'rank ')}"
+    for line in (f"critical path: {shares(by_kind, '')}", f"  on {shares(by_rank, 'rank ')}"):
+        yield from wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True)
 
 
 def _footer(simulation: Simulation) -> Iterator[str]:
