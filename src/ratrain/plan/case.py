@@ -114,7 +114,14 @@ def case_of(job: JobSpec) -> Case:
             place=f"{job.path or 'job'} [layout]",
             fix="give pipeline and data",
         )
-    found = strategy(job.schedule.name, job.schedule.without)
+    file = str(job.path or "job")
+    found = strategy(job.schedule.name, job.schedule.without, file=file)
+    if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
+        raise SpecError(
+            "tensor-parallel-heavy with tensor = 1 has no tensor parallelism",
+            place=f"{file} [layout] tensor",
+            fix="set tensor to the devices of a host, and pipeline to that much less",
+        )
     if job.schedule.sharding is not None:
         found = replace(found, sharding=job.schedule.sharding)
     if job.schedule.recover_heads is not None:
