@@ -242,7 +242,7 @@ def test_driving_a_transfer_lengthens_the_next_compute_op_of_its_rank() -> None:
     ran = clock(program, with_work(costs, Kind.SEND_F, driven), steps=1)
     lane = np.flatnonzero((table.rank == 0) & (table.lane == Lane.COMPUTE))
     lengths = dict(
-        zip((table.word(op) for op in lane), (ran.end_s - ran.start_s)[lane], strict=True)
+        zip((table.word(int(op)) for op in lane), (ran.end_s - ran.start_s)[lane], strict=True)
     )
     # F1 begins when F0 ends, in order before the send that F0 lets begin or after it; each of the
     # three sends is paid for once, by one of the compute ops behind it.
