@@ -157,7 +157,7 @@ def _critical(simulation: Simulation) -> Iterator[str]:
         )
 
     for line in (f"critical path: {shares(by_kind, '')}", f"  on {shares(by_rank, 'rank ')}"):
-        yield from wrap(line, WIDTH, subsequent_indent="    ", drop_whitespace=True)
+        yield from wrap(line, WIDTH, subsequent_indent="    ")
 
 
 def _footer(simulation: Simulation) -> Iterator[str]:
@@ -166,7 +166,8 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     if folded or setup.tensor > 1:
         alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
         group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
-        yield f"simulated: {alike}{group}; the others are alike and behave the same"
+        said = f"simulated: {alike}{group}; the others are alike and behave the same"
+        yield from wrap(said, WIDTH, subsequent_indent="    ")
     rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
     yield (
         f"{simulation.ops_simulated:,} ops of {simulation.run.steps} steps in "
