@@ -16,6 +16,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from textwrap import wrap
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
@@ -96,11 +97,17 @@ class Case:
         degrees = f"pipeline {layout.pipeline} x data {layout.data}"
         degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
         degrees += f", {layout.virtual} stages a rank" if layout.virtual > 1 else ""
-        without = f" without {', '.join(job.schedule.without)}" if job.schedule.without else ""
+        strategy = job.schedule.name
+        if job.schedule.without:
+            strategy += f" without {', '.join(job.schedule.without)}"
+        gradients = self.program.setup.accumulation.value
         return [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
-            f"{job.schedule.name}{without}: gradients {self.program.setup.accumulation.value}, "
-            f"sharding level {self.strategy.sharding}",
+            *wrap(
+                f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
+                80,
+                subsequent_indent="  ",
+            ),
             f"activations {self.activations}",
         ]
 
@@ -126,6 +133,13 @@ def case_of(job: JobSpec) -> Case:
         found = replace(found, sharding=job.schedule.sharding)
     if job.schedule.recover_heads is not None:
         found = replace(found, recovers_heads=job.schedule.recover_heads)
+    if job.schedule.gradient_accumulation == "sharded" and found.sharding < 2:
+        raise SpecError(
+            f"{job.schedule.name} has no sharded gradients to accumulate in (level "
+            f"{found.sharding})",
+            place=f"{job.path or 'job'} [schedule] gradient_accumulation",
+            fix="set sharding to 2 or 3, or leave gradient_accumulation out",
+        )
     placement = place(job, layout)
     setup = _setup(job, layout, placement)
     choices = _choose(job, found, setup, placement)
