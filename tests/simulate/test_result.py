@@ -17,9 +17,10 @@ from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.memory import memory_curves
-from ratrain.simulate.result import RankTimes, Waiting
+from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, simulate, timeline_of
 from ratrain.simulate.summary import as_json, as_text
+from ratrain.simulate.waiting import Waiting
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)

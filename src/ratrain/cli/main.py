@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import difflib
 import json
-import os
 import sys
 from importlib import import_module
 
@@ -67,7 +66,10 @@ def ratrain() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error the user can mend is one message and a non-zero exit."""
+    """Run the command line; an error the user can mend is one message and a non-zero exit.
+
+    Where the reader of a pipe has gone (`| head`), click ends quietly with status 1.
+    """
     try:
         status = ratrain.main(standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -80,10 +82,6 @@ def main() -> None:
     except RatrainError as error:
         _show(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone: no message, and none from the interpreter's own flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
 
 
 def _show(error: RatrainError) -> None:

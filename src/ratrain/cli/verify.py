@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -69,7 +70,7 @@ def command(file: Path, as_json: bool) -> None:
             marked = {finding.op for finding in verdict.findings if finding.op >= 0}
             click.echo("\n".join(draw(program, marked)) + "\n")
         for finding in verdict.findings[:20]:
-            click.echo(f"{finding.rule}: {finding.message}")
+            click.echo(fill(f"{finding.rule}: {finding.message}", 80, subsequent_indent="  "))
         if len(verdict.findings) > 20:
             click.echo(f"... and {len(verdict.findings) - 20} more findings")
         if verdict.bounds:

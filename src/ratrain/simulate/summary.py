@@ -7,8 +7,9 @@ from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.simulate.result import RankTimes, Waiting
+from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
+from ratrain.simulate.waiting import Waiting
 
 WIDTH = 80
 _BAR = 24
