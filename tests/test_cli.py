@@ -93,7 +93,7 @@ COMMANDS = [
     *(["simulate", path] for path in JOBS),
     *(["program", path] for path in JOBS),
     *(["verify", path] for path in JOBS),
-    ["simulate", SMALL, "--schedule", "tensor-parallel-heavy"],
+    ["simulate", SMALL, "--schedule", "backward-checkpoint"],
     ["simulate", SMALL, "--without", "forward-recovery", "--without", "update-prefetch"],
     ["program", SMALL, "--schedule", "zero3-heavy"],
     ["program", SMALL, "--schedule", "zb-h1"],

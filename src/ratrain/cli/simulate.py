@@ -43,7 +43,7 @@ def command(
     Examples:
       ratrain simulate examples/qwen32b-mt3000.toml
       ratrain simulate examples/qwen32b-mt3000.toml --without forward-recovery
-      ratrain simulate examples/small.toml --picture --trace trace.json --svg step.svg
+      ratrain simulate examples/small.toml --picture --svg step.svg
     """
     from ratrain.cli.jobs import case_of_file
     from ratrain.cli.progress import progress
