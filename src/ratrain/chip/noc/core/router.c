@@ -1,0 +1,363 @@
+/* One router for one cycle: routes, wormhole and reduction arbiters, forks, the reduction unit. */
+#include "core.h"
+#include <string.h>
+
+static inline int within(int64_t at, int64_t of, int64_t mask) { return ((at ^ of) & ~mask) == 0; }
+
+/* The set of outputs for a flit of `t` at router (x, y): XY, or the row-then-column tree. */
+uint8_t noc_route(const Sim *s, const Task *t, int64_t x, int64_t y) {
+    int64_t cols = s->c.columns, ox = s->c.origin_x;
+    int64_t dx = t->dst % cols + ox, dy = t->dst / cols;
+    if (t->op != MULTICAST) {
+        if (x != dx) return x < dx ? 1 << EAST : 1 << WEST;
+        if (y != dy) return y < dy ? 1 << NORTH : 1 << SOUTH;
+        return 1 << LOCAL;
+    }
+    int64_t sx = t->src % cols + ox, sy = t->src / cols, mx = t->mask_x, my = t->mask_y;
+    int in_x = within(x, dx, mx), in_y = within(y, dy, my);
+    uint8_t route = in_x && in_y ? 1 << LOCAL : 0;
+    if (y == sy) {
+        if (x >= sx && x < (dx | mx)) route |= 1 << EAST;
+        if (x <= sx && x > (dx & ~mx)) route |= 1 << WEST;
+    }
+    if (in_x) {
+        if (y >= sy && y < (dy | my)) route |= 1 << NORTH;
+        if (y <= sy && y > (dy & ~my)) route |= 1 << SOUTH;
+    }
+    return route;
+}
+
+/* The inputs of router (x, y) that must each bring a flit of this reduction. */
+uint8_t noc_expected(const Sim *s, const Task *t, int64_t x, int64_t y) {
+    int64_t cols = s->c.columns, ox = s->c.origin_x;
+    int64_t dx = t->dst % cols + ox, dy = t->dst / cols, sx = t->src % cols + ox, sy = t->src / cols;
+    int64_t mx = t->from_x, my = t->from_y;
+    int in_x = within(x, sx, mx), in_y = within(y, sy, my);
+    uint8_t inputs = in_x && in_y ? 1 << LOCAL : 0;
+    if (x == dx) {
+        if (y >= dy && y < (sy | my)) inputs |= 1 << NORTH;
+        if (y <= dy && y > (sy & ~my)) inputs |= 1 << SOUTH;
+    }
+    if (in_y) {
+        if (x >= dx && x < (sx | mx)) inputs |= 1 << EAST;
+        if (x <= dx && x > (sx & ~mx)) inputs |= 1 << WEST;
+    }
+    return inputs;
+}
+
+/* A binary tree over 2^levels leaves; where both halves ask, the bit of rr decides. */
+int noc_tree_pick(uint8_t requests, uint8_t rr, int levels) {
+    int leaf = 0, width = 1 << levels;
+    for (int level = levels - 1; level >= 0; level--) {
+        width >>= 1;
+        uint8_t half = (uint8_t)((1 << width) - 1);
+        uint8_t low = requests & half, high = (uint8_t)(requests >> width) & half;
+        if (high && (!low || ((rr >> level) & 1))) {
+            leaf += width;
+            requests = high;
+        } else {
+            requests = low;
+        }
+    }
+    return leaf;
+}
+
+/* The next requester above rr, else the lowest one. */
+uint8_t noc_next_rr(uint8_t requests, uint8_t rr, int count) {
+    for (int i = rr + 1; i < count; i++)
+        if (requests >> i & 1) return (uint8_t)i;
+    for (int i = 0; i <= rr; i++)
+        if (requests >> i & 1) return (uint8_t)i;
+    return rr;
+}
+
+static int same_reduction(const Task *a, const Task *b) {
+    return a->op == b->op && a->dst == b->dst && a->from_x == b->from_x && a->from_y == b->from_y;
+}
+
+/* A flit leaves for an output (or the unit): the copy holds its own reference to the values. */
+static void push_out(Sim *s, Router *r, int64_t id, int port, Flit flit) {
+    *out_flit(s, id, port, r->out[port].head + r->out[port].count) = flit;
+    r->out[port].count++;
+    r->occupancy++;
+    s->in_network++;
+    s->moved++;
+    if (flit.data >= 0) s->pool_refs[flit.data]++;
+}
+
+/* Combine the flits of `inputs` (bits) into one with the header of the lowest. */
+static Flit merge(Sim *s, const Flit *const heads[], uint8_t inputs, int only_two) {
+    Flit result = {0};
+    int64_t bytes = 0;
+    int taken = 0;
+    const Task *t = 0;
+    for (int i = 0; i < PORTS; i++) {
+        if (!(inputs >> i & 1) || (only_two && taken == 2)) continue;
+        if (taken++ == 0) {
+            result = *heads[i];
+            t = &s->tasks[result.task];
+            bytes = s->c.flit_bytes[t->plane];
+            if (result.data >= 0) {
+                int32_t slot = noc_pool_take(s);
+                memcpy(s->pool + (int64_t)slot * MAX_FLIT_BYTES,
+                       s->pool + (int64_t)result.data * MAX_FLIT_BYTES, (size_t)bytes);
+                result.data = slot;
+            }
+        } else if (result.data >= 0 && heads[i]->data >= 0 && t->op != SEQ_AW &&
+                   t->op != SELECT_AW) {
+            noc_combine(t->op, t->format, s->pool + (int64_t)result.data * MAX_FLIT_BYTES,
+                        s->pool + (int64_t)heads[i]->data * MAX_FLIT_BYTES, bytes);
+        }
+    }
+    return result;
+}
+
+static int is_bit_count(uint8_t bits) { return __builtin_popcount(bits); }
+
+/* Whether the core's own floating-point work takes this cycle's issue slot. */
+static int core_takes_slot(const Sim *s) {
+    int64_t load = s->c.core_load_permille;
+    return load > 0 && s->now * load / 1000 != (s->now + 1) * load / 1000;
+}
+
+static void push_response(Sim *s, Unit *u, Flit flit) {
+    u->response_flits[(u->response.head + u->response.count) & 1] = flit;
+    u->response.count++;
+    s->moved++;
+}
+
+/* The pipe advances as a whole, unless its last stage is full and cannot leave. A flit with
+ * `count` > 0 needs further passes (kinput): it enters the pipe again, before any new one. */
+static void unit_pipe(Sim *s, int64_t plane, int64_t node) {
+    Unit *u = &s->units[plane * s->nodes + node];
+    int64_t depth = s->c.latency;
+    Flit *pipe = &s->pipes[(plane * s->nodes + node) * (depth ? depth : 1)];
+    Flit back = {.task = -1};
+    if (depth && pipe[depth - 1].task >= 0) {
+        Flit out = pipe[depth - 1];
+        if (out.count > 0) {
+            back = out;
+            back.count--;
+        } else if (u->response.start < 2) {
+            push_response(s, u, out);
+        } else {
+            return;
+        }
+    }
+    int64_t in_pipe = 0;
+    for (int64_t i = depth - 1; i > 0; i--) {
+        pipe[i] = pipe[i - 1];
+        in_pipe += pipe[i].task >= 0;
+    }
+    if (in_pipe) s->moved++;
+    if (depth) pipe[0].task = -1;
+    if (back.task >= 0) {
+        pipe[0] = back;
+        s->moved++;
+        return;
+    }
+    if (u->request.start == 0) return;
+    Flit head = u->request_flits[u->request.head & 1];
+    int64_t op = s->tasks[head.task].op;
+    if (op >= FP_ADD && op <= FP_MAX && core_takes_slot(s)) {
+        s->moved++;
+        return;
+    }
+    if (depth) {
+        pipe[0] = head;
+    } else if (u->response.start < 2) {
+        push_response(s, u, head);
+    } else {
+        return;
+    }
+    u->request.head++;
+    u->request.count--;
+    s->moved++;
+}
+
+/* Take one set of operands, if all expected ones are here. */
+static void unit_accept(Sim *s, Router *r, int64_t plane, int64_t node, const Flit *const heads[],
+                        uint8_t arithmetic, const uint8_t expected[], uint8_t *taken) {
+    Unit *u = &s->units[plane * s->nodes + node];
+    if (!arithmetic) return;
+    int a = __builtin_ctz(arithmetic);
+    const Task *t = &s->tasks[heads[a]->task];
+    uint8_t need = expected[a];
+    for (int i = 0; i < PORTS; i++)
+        if (need >> i & 1)
+            if (!(arithmetic >> i & 1) || !same_reduction(t, &s->tasks[heads[i]->task])) return;
+    if (u->request.start >= 2) return;
+    int inputs = is_bit_count(need);
+    if (inputs > 2 && s->c.mode == MODE_RTL080) {
+        s->status = LOST_OPERAND;
+        s->fault_node = node;
+        s->fault_plane = plane;
+        s->fault_op = t->op;
+        s->fault_inputs = need;
+        s->fault_task = heads[a]->task;
+        return;
+    }
+    if (s->c.mode == MODE_KINPUT && u->busy && u->in_flight_group != (int32_t)t->group) return;
+    Flit flit = merge(s, heads, need, s->c.mode == MODE_LOSSY);
+    flit.route = heads[a]->route;
+    flit.count = s->c.mode == MODE_KINPUT && t->op != SEQ_AW ? (uint16_t)(inputs - 2) : 0;
+    u->request_flits[(u->request.head + u->request.count) & 1] = flit;
+    u->request.count++;
+    u->busy++;
+    u->in_flight_group = (int32_t)t->group;
+    r->occupancy++;
+    s->in_network++;
+    s->moved++;
+    if (t->op != SEQ_AW) s->combines[plane * s->nodes + node] += inputs - 1;
+    *taken |= need;
+}
+
+static void pop_inputs(Sim *s, Router *r, int64_t id, uint8_t inputs) {
+    for (int i = 0; i < PORTS; i++) {
+        if (!(inputs >> i & 1)) continue;
+        noc_pool_drop(s, in_flit(s, id, i, r->in[i].head)->data);
+        r->in[i].head++;
+        r->in[i].count--;
+        r->past[i] = 0;
+        r->occupancy--;
+        s->in_network--;
+    }
+}
+
+/* The parallel reduction that can complete at output `o`, as a set of inputs; 0 if none. */
+static uint8_t completable(Sim *s, const Flit *const heads[], const uint8_t expected[],
+                           uint8_t par) {
+    for (int i = 0; i < PORTS; i++) {
+        if (!(par >> i & 1)) continue;
+        uint8_t need = expected[i];
+        if ((need & par) != need || !need) continue;
+        int same = 1;
+        for (int j = 0; j < PORTS; j++)
+            if (need >> j & 1)
+                same &= same_reduction(&s->tasks[heads[i]->task], &s->tasks[heads[j]->task]);
+        if (same) return need;
+    }
+    return 0;
+}
+
+static uint8_t requests_used(const Arbiter *a, uint8_t cand) {
+    uint8_t seen = a->snapshot == 0 || a->last ? cand : a->snapshot;
+    return a->locked ? a->held : seen;
+}
+
+/* Who the arbiter of one output selects among `cand`; -1 if that one has no flit now. */
+static int selected(const Arbiter *a, uint8_t cand) {
+    if (!cand) return -1;
+    int pick = noc_tree_pick(requests_used(a, cand), a->rr, 3);
+    return cand >> pick & 1 ? pick : -1;
+}
+
+/* The arbiter's registers after this cycle; `grant`: the last flit of a packet left. */
+static void advance(Arbiter *a, uint8_t cand, int grant) {
+    uint8_t used = requests_used(a, cand);
+    if (a->snapshot == 0 || a->last) a->snapshot = cand;
+    a->last = (uint8_t)grant;
+    if (grant) a->rr = noc_next_rr(used, a->rr, REQUESTERS);
+    a->locked = used && !grant;
+    a->held = used;
+}
+
+/* Lockstep forks: a flit moves only when it won every output it wants. */
+static void keep_whole_forks(const uint8_t wants[], int picks[]) {
+    uint8_t lost = 0;
+    for (int i = 0; i < PORTS; i++)
+        for (int o = 0; o < PORTS; o++)
+            if ((wants[i] >> o & 1) && picks[o] != i) lost |= 1 << i;
+    for (int o = 0; o < PORTS; o++)
+        if (picks[o] >= 0 && picks[o] < UNIT && lost >> picks[o] & 1) picks[o] = -1;
+}
+
+void noc_router_cycle(Sim *s, int64_t layer, int64_t node) {
+    int64_t plane = layer / s->c.vcs, id = layer * s->nodes + node;
+    int64_t x = node % s->c.columns + s->c.origin_x, y = node / s->c.columns;
+    int with_unit = layer % s->c.vcs == 0;
+    Router *r = &s->routers[id];
+    Unit *u = with_unit ? &s->units[plane * s->nodes + node] : 0;
+    const Flit *heads[REQUESTERS] = {0};
+    uint8_t wants[REQUESTERS] = {0}, expected[PORTS] = {0}, served[PORTS] = {0};
+    uint8_t arithmetic = 0, parallel = 0;
+
+    for (int i = 0; i < PORTS; i++) {
+        if (!r->in[i].start) continue;
+        heads[i] = in_flit(s, id, i, r->in[i].head);
+        const Task *t = &s->tasks[heads[i]->task];
+        wants[i] = heads[i]->route & (uint8_t)~r->past[i];
+        if (is_parallel(t->op)) {
+            expected[i] = noc_expected(s, t, x, y);
+            parallel |= 1 << i;
+        } else if (is_arithmetic(t->op)) {
+            expected[i] = noc_expected(s, t, x, y);
+            if (is_bit_count(expected[i]) > 1) {
+                arithmetic |= 1 << i;
+                wants[i] = 0;
+            }
+        }
+    }
+    if (u && u->response.start) {
+        heads[UNIT] = &u->response_flits[u->response.head & 1];
+        wants[UNIT] = heads[UNIT]->route;
+    }
+
+    int picks[PORTS], unit_sent = 0;
+    uint8_t merged[PORTS] = {0}, cands[PORTS] = {0};
+    for (int o = 0; o < PORTS; o++) {
+        uint8_t par = 0;
+        picks[o] = -1;
+        for (int i = 0; i < REQUESTERS; i++) {
+            if (!(wants[i] >> o & 1)) continue;
+            if ((o == EAST || o == WEST) && (i == NORTH || i == SOUTH)) continue;
+            if (i < PORTS && parallel >> i & 1) par |= 1 << i;
+            else cands[o] |= 1 << i;
+        }
+        if (!cands[o] && !par) continue;
+        int room = r->out[o].start < s->c.output_depth;
+        uint8_t need = par ? completable(s, heads, expected, par) : 0;
+        if (room && need) merged[o] = need;
+        if (room && !need) picks[o] = selected(&r->arbiter[o], cands[o]);
+    }
+    if (s->c.lockstep) keep_whole_forks(wants, picks);
+    for (int o = 0; o < PORTS; o++) {
+        Arbiter *a = &r->arbiter[o];
+        if (cands[o] || a->snapshot || a->locked)
+            advance(a, cands[o], picks[o] >= 0 && heads[picks[o]]->last);
+    }
+    for (int o = 0; o < PORTS; o++) {
+        if (merged[o]) {
+            Flit flit = merge(s, heads, merged[o], 0);
+            push_out(s, r, id, o, flit);
+            if (flit.data >= 0) noc_pool_drop(s, flit.data); /* merge already holds one */
+            for (int i = 0; i < PORTS; i++)
+                if (merged[o] >> i & 1) served[i] |= 1 << o;
+        } else if (picks[o] >= 0) {
+            push_out(s, r, id, o, *heads[picks[o]]);
+            if (picks[o] == UNIT) unit_sent = 1;
+            else served[picks[o]] |= 1 << o;
+        }
+    }
+
+    uint8_t taken = 0;
+    if (u) {
+        unit_accept(s, r, plane, node, heads, arithmetic, expected, &taken);
+        if (u->busy) unit_pipe(s, plane, node);
+        if (unit_sent) {
+            noc_pool_drop(s, heads[UNIT]->data);
+            u->response.head++;
+            u->response.count--;
+            u->busy--;
+            r->occupancy--;
+            s->in_network--;
+        }
+    }
+    for (int i = 0; i < PORTS; i++) {
+        if (!served[i]) continue;
+        uint8_t covered = r->past[i] | served[i];
+        if ((covered & heads[i]->route) == heads[i]->route) taken |= 1 << i;
+        else r->past[i] = covered;
+    }
+    if (taken) pop_inputs(s, r, id, taken);
+}

@@ -1,0 +1,412 @@
+/* The clock: tasks and their dependencies, injection, links, ejection, and the run loop. */
+#include "core.h"
+#include <stdlib.h>
+#include <string.h>
+
+/* ---- values in flight ---- */
+
+int32_t noc_pool_take(Sim *s) {
+    if (s->pool_free_count == 0) {
+        int64_t size = s->pool_size ? 2 * s->pool_size : 1024;
+        s->pool = realloc(s->pool, (size_t)(size * MAX_FLIT_BYTES));
+        s->pool_refs = realloc(s->pool_refs, (size_t)size * sizeof(int32_t));
+        s->pool_free = realloc(s->pool_free, (size_t)size * sizeof(int32_t));
+        for (int64_t i = size - 1; i >= s->pool_size; i--)
+            s->pool_free[s->pool_free_count++] = (int32_t)i;
+        s->pool_size = size;
+    }
+    int32_t slot = s->pool_free[--s->pool_free_count];
+    s->pool_refs[slot] = 1;
+    return slot;
+}
+
+void noc_pool_drop(Sim *s, int32_t slot) {
+    if (slot >= 0 && --s->pool_refs[slot] == 0) s->pool_free[s->pool_free_count++] = slot;
+}
+
+/* ---- events: a heap ordered by (time, seq) ---- */
+
+static int earlier(const Event *a, const Event *b) {
+    return a->time != b->time ? a->time < b->time : a->seq < b->seq;
+}
+
+void noc_push_event(Sim *s, int64_t time, int32_t task) {
+    if (s->heap_size == s->heap_room) {
+        s->heap_room = s->heap_room ? 2 * s->heap_room : 1024;
+        s->heap = realloc(s->heap, (size_t)s->heap_room * sizeof(Event));
+    }
+    int64_t i = s->heap_size++;
+    Event e = {time, s->event_seq++, task};
+    for (; i > 0 && earlier(&e, &s->heap[(i - 1) / 2]); i = (i - 1) / 2)
+        s->heap[i] = s->heap[(i - 1) / 2];
+    s->heap[i] = e;
+}
+
+static Event event_pop(Sim *s) {
+    Event top = s->heap[0], last = s->heap[--s->heap_size];
+    int64_t i = 0, child;
+    while ((child = 2 * i + 1) < s->heap_size) {
+        if (child + 1 < s->heap_size && earlier(&s->heap[child + 1], &s->heap[child])) child++;
+        if (!earlier(&s->heap[child], &last)) break;
+        s->heap[i] = s->heap[child];
+        i = child;
+    }
+    s->heap[i] = last;
+    return top;
+}
+
+/* ---- dependencies ---- */
+
+static void satisfy(Sim *s, const Edge *e) {
+    Task *t = &s->tasks[e->task];
+    int64_t ready = s->now + e->delay;
+    if (ready > t->release) t->release = ready;
+    if (--t->pending == 0) noc_push_event(s, t->release, (int32_t)e->task);
+}
+
+/* First edge of [from, to) whose node is at least `node`; edges are sorted by node. */
+static int64_t edge_bound(const Edge *edges, int64_t from, int64_t to, int64_t node) {
+    while (from < to) {
+        int64_t middle = (from + to) / 2;
+        if (edges[middle].node < node) from = middle + 1;
+        else to = middle;
+    }
+    return from;
+}
+
+static void group_complete(Sim *s, int64_t group, int64_t node) {
+    int64_t from = s->edge_from[group], to = s->edge_from[group + 1];
+    for (int64_t i = from; i < to && s->edges[i].node < 0; i++) satisfy(s, &s->edges[i]);
+    for (int64_t i = edge_bound(s->edges, from, to, node); i < to && s->edges[i].node == node; i++)
+        satisfy(s, &s->edges[i]);
+}
+
+/* A data flit reached `node`: the tasks that pass it on may send theirs `delay` later. */
+static void feed_streams(Sim *s, int64_t group, int64_t node) {
+    int64_t from = s->stream_from[group], to = s->stream_from[group + 1];
+    for (int64_t i = edge_bound(s->streams, from, to, node);
+         i < to && s->streams[i].node == node; i++) {
+        const Edge *e = &s->streams[i];
+        Task *t = &s->tasks[e->task];
+        int64_t *at = s->stream_at[e->task], have = s->stream_have[e->task];
+        if (have == 0) { /* the headers leave with the first beat */
+            for (int64_t h = 0; h < t->header_flits; h++) at[have++] = s->now + e->delay;
+            satisfy(s, e);
+        }
+        if (have < t->flits) at[have++] = s->now + e->delay;
+        s->stream_have[e->task] = (int32_t)have;
+    }
+}
+
+static void deliver(Sim *s, int64_t group, int64_t node) {
+    if (s->delivery_count == s->delivery_room) {
+        s->delivery_room = s->delivery_room ? 2 * s->delivery_room : 4096;
+        s->deliveries = realloc(s->deliveries, (size_t)s->delivery_room * sizeof(Delivery));
+    }
+    s->deliveries[s->delivery_count++] = (Delivery){(int32_t)group, (int32_t)node, s->now};
+    group_complete(s, group, node);
+}
+
+static void trace(Sim *s, int64_t plane, int64_t node, int port, const Flit *f) {
+    if (!s->c.trace) return;
+    if (s->trace_count == s->trace_room) {
+        s->trace_room = s->trace_room ? 2 * s->trace_room : 4096;
+        s->traces = realloc(s->traces, (size_t)s->trace_room * sizeof(Trace));
+    }
+    s->traces[s->trace_count++] =
+        (Trace){s->now, (int32_t)plane, (int32_t)node, port, f->task, f->seq};
+}
+
+/* ---- work on a node: a duration, then a combination of two ranges of its memory ---- */
+
+static void work_done(Sim *s, Task *t) {
+    if (t->read_at >= 0 && t->bytes > 0) {
+        uint8_t *base = s->memory + t->src * s->c.memory_bytes;
+        if (t->op == UNICAST) memmove(base + t->write_at, base + t->read_at, (size_t)t->bytes);
+        else noc_combine(t->op, t->format, base + t->write_at, base + t->read_at, t->bytes);
+    }
+    t->first_at = t->last_at = s->now;
+    s->open_tasks--;
+    deliver(s, t->group, t->src);
+}
+
+static void source_append(Sim *s, int32_t task) {
+    Task *t = &s->tasks[task];
+    int64_t q = (t->plane * s->c.vcs + t->vc) * s->nodes + t->src;
+    s->source_next[task] = -1;
+    if (s->source_head[q] < 0) {
+        s->source_head[q] = task;
+        s->source_seq[q] = 0;
+    } else {
+        s->source_next[s->source_tail[q]] = task;
+    }
+    s->source_tail[q] = task;
+    int64_t place = t->plane * s->nodes + t->src;
+    if (!s->source_listed[place]) {
+        s->source_listed[place] = 1;
+        s->active_sources[s->active_source_count++] = place;
+    }
+}
+
+static void run_events(Sim *s) {
+    while (s->heap_size && s->heap[0].time <= s->now) {
+        int32_t task = event_pop(s).task;
+        Task *t = &s->tasks[task];
+        if (t->kind == PACKET) {
+            source_append(s, task);
+        } else if (t->injected_at < 0) { /* start; a serial unit serves in order of arrival */
+            int64_t start = s->now;
+            if (t->unit >= 0) {
+                int64_t *free_at = &s->unit_free[t->unit];
+                if (*free_at > start) start = *free_at;
+                *free_at = start + t->cycles;
+            }
+            t->injected_at = start;
+            noc_push_event(s, start + t->cycles, task);
+        } else {
+            work_done(s, t);
+        }
+    }
+}
+
+/* ---- moving flits ---- */
+
+static void arrive(Sim *s, int64_t layer, int64_t node, int port, Flit f) {
+    int64_t id = layer * s->nodes + node;
+    Router *r = &s->routers[id];
+    f.route = noc_route(s, &s->tasks[f.task], node % s->c.columns + s->c.origin_x,
+                        node / s->c.columns);
+    *in_flit(s, id, port, r->in[port].head + r->in[port].count) = f;
+    r->in[port].count++;
+    r->occupancy++;
+    s->in_network++;
+    s->moved++;
+}
+
+static void eject(Sim *s, int64_t plane, int64_t node, const Flit *f) {
+    Task *t = &s->tasks[f->task];
+    int64_t index = f->seq - t->header_flits, width = s->c.flit_bytes[plane];
+    s->ejected++;
+    if (t->first_at < 0) t->first_at = s->now;
+    t->last_at = s->now;
+    if (f->data >= 0) {
+        if (t->write_at >= 0) {
+            int64_t at = index * width, size = t->bytes - at < width ? t->bytes - at : width;
+            memcpy(s->memory + node * s->c.memory_bytes + t->write_at + at,
+                   s->pool + (int64_t)f->data * MAX_FLIT_BYTES, (size_t)size);
+        }
+        noc_pool_drop(s, f->data);
+    }
+    if (index >= 0 && s->stream_from[t->group] < s->stream_from[t->group + 1])
+        feed_streams(s, t->group, node);
+    if (f->last) deliver(s, t->group, node);
+}
+
+static int64_t neighbour(const Sim *s, int64_t node, int port) {
+    switch (port) {
+    case NORTH: return node + s->c.columns;
+    case SOUTH: return node - s->c.columns;
+    case EAST: return node + 1;
+    default: return node - 1;
+    }
+}
+
+static const int OPPOSITE[] = {SOUTH, WEST, NORTH, EAST};
+
+/* One relay stage of a link to the next, from the far end back. */
+static void stages_forward(Sim *s, int64_t layer, int64_t node, int port) {
+    int64_t stages = s->c.link_stages, id = layer * s->nodes + node;
+    Ring *rings = &s->stage_rings[(id * 4 + port) * stages];
+    Flit *flits = &s->stage_flits[(id * 4 + port) * stages * 2];
+    for (int64_t i = stages - 1; i >= 0; i--) {
+        if (!rings[i].start) continue;
+        Flit f = flits[2 * i + (rings[i].head & 1)];
+        if (i == stages - 1) {
+            int64_t next = neighbour(s, node, port);
+            if (s->routers[layer * s->nodes + next].in[OPPOSITE[port]].start >= s->c.input_depth)
+                continue;
+            arrive(s, layer, next, OPPOSITE[port], f);
+            s->routers[id].occupancy--;
+            s->in_network--;
+        } else {
+            if (rings[i + 1].start >= 2) continue;
+            flits[2 * (i + 1) + ((rings[i + 1].head + rings[i + 1].count) & 1)] = f;
+            rings[i + 1].count++;
+            s->moved++;
+        }
+        rings[i].head++;
+        rings[i].count--;
+    }
+}
+
+static int link_ready(Sim *s, int64_t layer, int64_t node, int port) {
+    if (port == LOCAL) return 1;
+    if (s->c.link_stages) {
+        int64_t id = layer * s->nodes + node;
+        return s->stage_rings[(id * 4 + port) * s->c.link_stages].start < 2;
+    }
+    return s->routers[layer * s->nodes + neighbour(s, node, port)].in[OPPOSITE[port]].start <
+           s->c.input_depth;
+}
+
+static void link_send(Sim *s, int64_t layer, int64_t node, int port) {
+    int64_t id = layer * s->nodes + node, plane = layer / s->c.vcs;
+    Router *r = &s->routers[id];
+    Flit f = *out_flit(s, id, port, r->out[port].head);
+    r->out[port].head++;
+    r->out[port].count--;
+    s->link_flits[(plane * s->nodes + node) * PORTS + port]++;
+    trace(s, plane, node, port, &f);
+    s->moved++;
+    if (port != LOCAL && s->c.link_stages) {
+        int64_t base = (id * 4 + port) * s->c.link_stages;
+        Ring *first = &s->stage_rings[base];
+        s->stage_flits[base * 2 + ((first->head + first->count) & 1)] = f;
+        first->count++;
+        return;
+    }
+    r->occupancy--;
+    s->in_network--;
+    if (port == LOCAL) eject(s, plane, node, &f);
+    else arrive(s, layer, neighbour(s, node, port), OPPOSITE[port], f);
+}
+
+/* The physical links of one node: one flit per cycle each, virtual channels in turn. */
+static void node_links(Sim *s, int64_t plane, int64_t node) {
+    int64_t vcs = s->c.vcs, base = plane * vcs;
+    int levels = vcs > 2 ? 2 : 1;
+    for (int port = 0; port < PORTS; port++) {
+        uint8_t ready = 0;
+        for (int64_t v = 0; v < vcs; v++) {
+            const Router *r = &s->routers[(base + v) * s->nodes + node];
+            if (r->out[port].start && link_ready(s, base + v, node, port)) ready |= 1 << v;
+            if (s->c.link_stages && port != LOCAL && r->occupancy)
+                stages_forward(s, base + v, node, port);
+        }
+        if (!ready) continue;
+        uint8_t *rr = &s->link_rr[(plane * s->nodes + node) * PORTS + port];
+        int v = vcs > 1 ? noc_tree_pick(ready, *rr, levels) : 0;
+        *rr = noc_next_rr(ready, *rr, (int)vcs);
+        link_send(s, base + v, node, port);
+    }
+}
+
+/* ---- injection: one flit per cycle and node of each plane ---- */
+
+static int source_can_send(Sim *s, int64_t q) {
+    int32_t task = s->source_head[q];
+    if (task < 0 || s->routers[q].in[LOCAL].start >= s->c.input_depth) return 0;
+    if (!s->stream_at[task]) return 1;
+    int32_t seq = s->source_seq[q];
+    if (seq >= s->stream_have[task]) return 0;
+    if (s->stream_at[task][seq] <= s->now) return 1;
+    s->moved++; /* it will leave on its own: the network is not stuck */
+    return 0;
+}
+
+static void source_send(Sim *s, int64_t layer, int64_t node) {
+    int64_t q = layer * s->nodes + node;
+    int32_t task = s->source_head[q], seq = s->source_seq[q]++;
+    Task *t = &s->tasks[task];
+    int64_t index = seq - t->header_flits, width = s->c.flit_bytes[t->plane];
+    Flit f = {.task = task, .seq = seq, .data = -1, .last = seq == t->flits - 1};
+    if (t->read_at >= 0 && index >= 0) {
+        int64_t at = index * width, size = t->bytes - at < width ? t->bytes - at : width;
+        f.data = noc_pool_take(s);
+        uint8_t *values = s->pool + (int64_t)f.data * MAX_FLIT_BYTES;
+        memset(values, 0, (size_t)width);
+        memcpy(values, s->memory + node * s->c.memory_bytes + t->read_at + at, (size_t)size);
+    }
+    if (seq == 0) t->injected_at = s->now;
+    s->injected++;
+    arrive(s, layer, node, LOCAL, f);
+    if (f.last) {
+        s->source_head[q] = s->source_next[task];
+        s->source_seq[q] = 0;
+        s->open_tasks--;
+    }
+}
+
+static void inject(Sim *s) {
+    int64_t vcs = s->c.vcs, kept = 0, count = s->active_source_count;
+    for (int64_t i = 0; i < count; i++) {
+        int64_t place = s->active_sources[i], plane = place / s->nodes, node = place % s->nodes;
+        uint8_t ready = 0, waiting = 0;
+        for (int64_t v = 0; v < vcs; v++) {
+            int64_t q = (plane * vcs + v) * s->nodes + node;
+            waiting |= s->source_head[q] >= 0;
+            if (source_can_send(s, q)) ready |= 1 << v;
+        }
+        if (ready) {
+            int v = vcs > 1 ? noc_tree_pick(ready, s->inject_rr[place], vcs > 2 ? 2 : 1) : 0;
+            s->inject_rr[place] = noc_next_rr(ready, s->inject_rr[place], (int)vcs);
+            source_send(s, plane * vcs + v, node);
+        }
+        if (waiting) s->active_sources[kept++] = place;
+        else s->source_listed[place] = 0;
+    }
+    s->active_source_count = kept;
+}
+
+/* ---- one cycle, and the run ---- */
+
+static void snapshot(Sim *s) {
+    for (int64_t id = 0; id < s->layers * s->nodes; id++) {
+        Router *r = &s->routers[id];
+        int active = r->occupancy > 0;
+        if (!active && !r->was_active) continue;
+        r->was_active = (uint8_t)active;
+        for (int p = 0; p < PORTS; p++) {
+            r->in[p].start = r->in[p].count;
+            r->out[p].start = r->out[p].count;
+        }
+        int64_t layer = id / s->nodes;
+        if (layer % s->c.vcs == 0) {
+            Unit *u = &s->units[layer / s->c.vcs * s->nodes + id % s->nodes];
+            u->request.start = u->request.count;
+            u->response.start = u->response.count;
+        }
+        for (int64_t i = 0; i < 4 * s->c.link_stages; i++) {
+            Ring *ring = &s->stage_rings[id * 4 * s->c.link_stages + i];
+            ring->start = ring->count;
+        }
+    }
+}
+
+static void cycle(Sim *s) {
+    if (s->in_network) {
+        snapshot(s);
+        for (int64_t id = 0; id < s->layers * s->nodes; id++)
+            if (s->routers[id].was_active) noc_router_cycle(s, id / s->nodes, id % s->nodes);
+        for (int64_t plane = 0; plane < s->c.planes; plane++)
+            for (int64_t node = 0; node < s->nodes; node++) {
+                int active = 0;
+                for (int64_t v = 0; v < s->c.vcs; v++)
+                    active |= s->routers[(plane * s->c.vcs + v) * s->nodes + node].was_active;
+                if (active) node_links(s, plane, node);
+            }
+    }
+    inject(s);
+}
+
+/* Cycles without any movement after which the network is called deadlocked: every arbiter has
+ * settled long before, so no later cycle can differ. */
+enum { STILL_CYCLES = 64 };
+
+int64_t noc_run(Sim *s, int64_t until) {
+    while (s->now < until && s->status == DONE) {
+        run_events(s);
+        if (!s->in_network && !s->active_source_count) {
+            if (!s->heap_size) return s->open_tasks ? WEDGED : DONE;
+            s->now = s->heap[0].time < until ? s->heap[0].time : until;
+            s->idle_cycles = 0;
+            continue;
+        }
+        s->moved = 0;
+        cycle(s);
+        s->idle_cycles = s->moved || s->heap_size ? 0 : s->idle_cycles + 1;
+        if (s->idle_cycles >= STILL_CYCLES) return DEADLOCK;
+        s->now++;
+    }
+    return s->status ? s->status : TIME_LIMIT;
+}
