@@ -46,6 +46,7 @@ class Workload:
         self._streams: list[tuple[int, int, int, int]] = []
         self._completions: list[int] = []
         self._units: dict[object, int] = {}
+        self._bulk: NDArray[np.int64] | None = None
 
     def __len__(self) -> int:
         return len(self._rows)
@@ -120,6 +121,23 @@ class Workload:
         self._add([*row, read_at, write_at, at, 0, cycles, number, -1, -1, -1], 1, after)
         return task
 
+    def unicasts(
+        self,
+        src: NDArray[np.int64],
+        dst: NDArray[np.int64],
+        at: NDArray[np.int64],
+        flits: int,
+    ) -> None:
+        """Add many independent unicast packets at once, by node index; nothing may follow."""
+        table = np.zeros((len(src), len(TASK_FIELDS)), np.int64)
+        for name in ("read_at", "write_at", "unit", "injected_at", "first_at", "last_at"):
+            table[:, _COLUMN[name]] = -1
+        columns = {"src": src, "dst": dst, "release": at, "flits": flits}
+        columns["group"] = np.arange(len(self._rows), len(self._rows) + len(src))
+        for name, values in columns.items():
+            table[:, _COLUMN[name]] = values
+        self._bulk = table
+
     def destinations(self, task: int) -> list[Place]:
         """Where a packet is delivered."""
         row = dict(zip(TASK_FIELDS, self._rows[task], strict=True))
@@ -138,7 +156,8 @@ class Workload:
 
     def task_table(self) -> NDArray[np.int64]:
         """The tasks as the core reads them, one row each, in the order of TASK_FIELDS."""
-        return np.array(self._rows, np.int64).reshape(len(self._rows), len(TASK_FIELDS))
+        table = np.array(self._rows, np.int64).reshape(len(self._rows), len(TASK_FIELDS))
+        return table if self._bulk is None else np.concatenate([table, self._bulk])
 
     def edge_table(self) -> NDArray[np.int64]:
         """(group, node, task, delay), sorted by group and node; node -1 is "anywhere"."""

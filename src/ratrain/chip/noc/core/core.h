@@ -40,7 +40,13 @@ typedef struct {
     int64_t flit_bytes[8];
 } Config;
 
-typedef struct { int32_t task, seq, data; uint8_t route, last; uint16_t count; } Flit;
+/* `kind`: how the routers treat it; `count`: further passes through the unit (kinput). */
+enum { PLAIN, PARALLEL, ARITHMETIC };
+typedef struct { int32_t task, seq, data; uint8_t route, last, kind, count; } Flit;
+
+/* What the routers read of a task's header, small enough to stay in the cache. */
+typedef struct { int16_t dx, dy, sx, sy, mask_x, mask_y, from_x, from_y; uint8_t op, kind; } Header;
+typedef struct { int16_t x, y; } Place;
 
 typedef struct { uint8_t head, count, start; } Ring;
 
@@ -54,12 +60,16 @@ typedef struct {
     int64_t issue_left;
 } Unit;
 
+/* Queues 0..4 are the inputs, 5..9 the outputs. `live` and `seen` have a bit for each queue that
+ * holds a flit, now and at the start of the cycle. */
+enum { QUEUES = 2 * PORTS, OUT = PORTS };
 typedef struct {
-    Ring in[PORTS], out[PORTS];
+    uint8_t count[16], start[16], head[16];
+    uint16_t live, seen;
     uint8_t past[PORTS];
+    uint8_t was_active;
     Arbiter arbiter[PORTS];
     int32_t occupancy; /* flits in any queue, link stage or the unit of this router */
-    uint8_t was_active;
 } Router;
 
 typedef struct { int64_t time, seq; int32_t task; } Event;
@@ -68,16 +78,17 @@ typedef struct { int64_t cycle; int32_t plane, node, port, task, seq; } Trace;
 
 typedef struct Sim {
     Config c;
-    int64_t nodes, layers, now, in_network, moved, idle_cycles, in_slots, out_slots;
+    int64_t nodes, layers, now, in_network, moved, idle_cycles, slots;
     Task *tasks;
     int64_t task_count, group_count;
     Edge *edges, *streams;
     int64_t *edge_from, *stream_from; /* group -> first edge, group_count + 1 entries */
     uint8_t *memory;
 
+    Header *headers;      /* [task] */
+    Place *places;        /* [node] */
     Router *routers;      /* [layer][node] */
-    Flit *in_flits;       /* [layer][node][port][depth] */
-    Flit *out_flits;
+    Flit *flits;          /* [layer][node][queue][slots] */
     Ring *stage_rings;    /* [layer][node][4][stages] */
     Flit *stage_flits;
     Unit *units;          /* [plane][node], virtual channel 0 only */
@@ -94,6 +105,8 @@ typedef struct Sim {
     int64_t **stream_at;  /* [task] cycle at which each flit may leave, or NULL */
     int32_t *stream_have;
 
+    Event *first;         /* tasks that wait for nothing, in order of release */
+    int64_t first_count, first_next;
     Event *heap;
     int64_t heap_size, heap_room, event_seq, open_tasks;
     int64_t *unit_free;
@@ -120,22 +133,41 @@ static inline int is_parallel(int64_t op) {
 void noc_combine(int64_t op, int64_t format, uint8_t *into, const uint8_t *other, int64_t bytes);
 
 /* router.c */
-uint8_t noc_route(const Sim *s, const Task *t, int64_t x, int64_t y);
-uint8_t noc_expected(const Sim *s, const Task *t, int64_t x, int64_t y);
+uint8_t noc_route(const Header *h, int x, int y);
+uint8_t noc_expected(const Header *h, int x, int y);
 int noc_tree_pick(uint8_t requests, uint8_t rr, int levels);
 uint8_t noc_next_rr(uint8_t requests, uint8_t rr, int count);
-void noc_router_cycle(Sim *s, int64_t layer, int64_t node);
+void noc_router_cycle(Sim *s, int64_t layer, int64_t plane, int64_t node);
 
 /* system.c */
-void noc_push_event(Sim *s, int64_t time, int32_t task);
+int noc_earlier(const void *a, const void *b);
 int64_t noc_run(Sim *s, int64_t until);
 int32_t noc_pool_take(Sim *s);
-void noc_pool_drop(Sim *s, int32_t slot);
 
-static inline Flit *in_flit(Sim *s, int64_t router, int port, int i) {
-    return &s->in_flits[(router * PORTS + port) * s->in_slots + (i & (s->in_slots - 1))];
+static inline Flit *queue_flit(Sim *s, int64_t router, int queue, int i) {
+    return &s->flits[(router * QUEUES + queue) * s->slots + (i & (s->slots - 1))];
 }
-static inline Flit *out_flit(Sim *s, int64_t router, int port, int i) {
-    return &s->out_flits[(router * PORTS + port) * s->out_slots + (i & (s->out_slots - 1))];
+
+static inline Flit *queue_head(Sim *s, int64_t router, const Router *r, int queue) {
+    return queue_flit(s, router, queue, r->head[queue]);
+}
+
+static inline void queue_push(Sim *s, int64_t router, Router *r, int queue, const Flit *flit) {
+    *queue_flit(s, router, queue, r->head[queue] + r->count[queue]++) = *flit;
+    r->live |= (uint16_t)(1 << queue);
+    r->occupancy++;
+    s->in_network++;
+    s->moved++;
+}
+
+static inline void queue_pop(Sim *s, Router *r, int queue) {
+    r->head[queue]++;
+    if (--r->count[queue] == 0) r->live &= (uint16_t)~(1 << queue);
+    r->occupancy--;
+    s->in_network--;
+}
+
+static inline void noc_pool_drop(Sim *s, int32_t slot) {
+    if (slot >= 0 && --s->pool_refs[slot] == 0) s->pool_free[s->pool_free_count++] = slot;
 }
 #endif

@@ -20,7 +20,7 @@ static void group_offsets(const Edge *edges, int64_t count, int64_t *from, int64
 void noc_free(Sim *s) {
     if (!s) return;
     for (int64_t i = 0; s->stream_at && i < s->task_count; i++) free(s->stream_at[i]);
-    void *blocks[] = {s->routers, s->in_flits, s->out_flits, s->stage_rings, s->stage_flits,
+    void *blocks[] = {s->first, s->headers, s->places, s->routers, s->flits, s->stage_rings, s->stage_flits,
                       s->units, s->pipes, s->link_rr, s->inject_rr, s->source_head,
                       s->source_tail, s->source_next, s->source_seq, s->active_sources,
                       s->source_listed, s->stream_at, s->stream_have, s->heap, s->unit_free,
@@ -46,14 +46,13 @@ Sim *noc_new(const Config *config, Task *tasks, int64_t task_count, int64_t grou
     s->edges = edges;
     s->streams = streams;
     s->memory = memory;
-    s->in_slots = ring_slots(config->input_depth);
-    s->out_slots = ring_slots(config->output_depth);
+    s->slots = ring_slots(config->input_depth > config->output_depth ? config->input_depth
+                                                                     : config->output_depth);
     size_t routers = (size_t)(s->layers * s->nodes), places = (size_t)(config->planes * s->nodes);
     size_t stages = routers * 4 * (size_t)config->link_stages;
     size_t depth = config->latency ? (size_t)config->latency : 1;
     s->routers = calloc(routers, sizeof(Router));
-    s->in_flits = calloc(routers * PORTS * (size_t)s->in_slots, sizeof(Flit));
-    s->out_flits = calloc(routers * PORTS * (size_t)s->out_slots, sizeof(Flit));
+    s->flits = calloc(routers * QUEUES * (size_t)s->slots, sizeof(Flit));
     s->stage_rings = calloc(stages + 1, sizeof(Ring));
     s->stage_flits = calloc(2 * stages + 1, sizeof(Flit));
     s->units = calloc(places, sizeof(Unit));
@@ -73,7 +72,10 @@ Sim *noc_new(const Config *config, Task *tasks, int64_t task_count, int64_t grou
     s->combines = calloc(places, sizeof(int64_t));
     s->edge_from = calloc((size_t)group_count + 1, sizeof(int64_t));
     s->stream_from = calloc((size_t)group_count + 1, sizeof(int64_t));
-    if (!s->routers || !s->in_flits || !s->out_flits || !s->stage_rings || !s->stage_flits ||
+    s->first = calloc((size_t)task_count + 1, sizeof(Event));
+    s->headers = calloc((size_t)task_count + 1, sizeof(Header));
+    s->places = calloc((size_t)s->nodes, sizeof(Place));
+    if (!s->first || !s->headers || !s->places || !s->routers || !s->flits || !s->stage_rings || !s->stage_flits ||
         !s->units || !s->pipes || !s->link_rr || !s->inject_rr || !s->source_head ||
         !s->source_tail || !s->source_seq || !s->source_next || !s->active_sources ||
         !s->source_listed || !s->stream_at || !s->stream_have || !s->unit_free ||
@@ -89,9 +91,23 @@ Sim *noc_new(const Config *config, Task *tasks, int64_t task_count, int64_t grou
         int64_t task = streams[i].task;
         s->stream_at[task] = calloc((size_t)tasks[task].flits, sizeof(int64_t));
     }
+    for (int64_t i = 0; i < s->nodes; i++) {
+        s->places[i].x = (int16_t)(i % config->columns + config->origin_x);
+        s->places[i].y = (int16_t)(i / config->columns);
+    }
+    for (int64_t i = 0; i < task_count; i++) {
+        const Task *t = &tasks[i];
+        Place from = s->places[t->src], to = s->places[t->dst];
+        uint8_t kind = is_parallel(t->op) ? PARALLEL : is_arithmetic(t->op) ? ARITHMETIC : PLAIN;
+        s->headers[i] = (Header){to.x, to.y, from.x, from.y, (int16_t)t->mask_x,
+                                 (int16_t)t->mask_y, (int16_t)t->from_x, (int16_t)t->from_y,
+                                 (uint8_t)t->op, kind};
+    }
     s->open_tasks = task_count;
     for (int64_t i = 0; i < task_count; i++)
-        if (tasks[i].pending == 0) noc_push_event(s, tasks[i].release, (int32_t)i);
+        if (tasks[i].pending == 0)
+            s->first[s->first_count++] = (Event){tasks[i].release, s->event_seq++, (int32_t)i};
+    qsort(s->first, (size_t)s->first_count, sizeof(Event), noc_earlier);
     return s;
 }
 

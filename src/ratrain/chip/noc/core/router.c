@@ -2,51 +2,46 @@
 #include "core.h"
 #include <string.h>
 
-static inline int within(int64_t at, int64_t of, int64_t mask) { return ((at ^ of) & ~mask) == 0; }
+static inline int within(int at, int of, int mask) { return ((at ^ of) & ~mask) == 0; }
 
-/* The set of outputs for a flit of `t` at router (x, y): XY, or the row-then-column tree. */
-uint8_t noc_route(const Sim *s, const Task *t, int64_t x, int64_t y) {
-    int64_t cols = s->c.columns, ox = s->c.origin_x;
-    int64_t dx = t->dst % cols + ox, dy = t->dst / cols;
-    if (t->op != MULTICAST) {
-        if (x != dx) return x < dx ? 1 << EAST : 1 << WEST;
-        if (y != dy) return y < dy ? 1 << NORTH : 1 << SOUTH;
+/* The set of outputs for a flit at router (x, y): XY, or the row-then-column tree. */
+uint8_t noc_route(const Header *h, int x, int y) {
+    if (h->op != MULTICAST) {
+        if (x != h->dx) return x < h->dx ? 1 << EAST : 1 << WEST;
+        if (y != h->dy) return y < h->dy ? 1 << NORTH : 1 << SOUTH;
         return 1 << LOCAL;
     }
-    int64_t sx = t->src % cols + ox, sy = t->src / cols, mx = t->mask_x, my = t->mask_y;
-    int in_x = within(x, dx, mx), in_y = within(y, dy, my);
+    int in_x = within(x, h->dx, h->mask_x), in_y = within(y, h->dy, h->mask_y);
     uint8_t route = in_x && in_y ? 1 << LOCAL : 0;
-    if (y == sy) {
-        if (x >= sx && x < (dx | mx)) route |= 1 << EAST;
-        if (x <= sx && x > (dx & ~mx)) route |= 1 << WEST;
+    if (y == h->sy) {
+        if (x >= h->sx && x < (h->dx | h->mask_x)) route |= 1 << EAST;
+        if (x <= h->sx && x > (h->dx & ~h->mask_x)) route |= 1 << WEST;
     }
     if (in_x) {
-        if (y >= sy && y < (dy | my)) route |= 1 << NORTH;
-        if (y <= sy && y > (dy & ~my)) route |= 1 << SOUTH;
+        if (y >= h->sy && y < (h->dy | h->mask_y)) route |= 1 << NORTH;
+        if (y <= h->sy && y > (h->dy & ~h->mask_y)) route |= 1 << SOUTH;
     }
     return route;
 }
 
 /* The inputs of router (x, y) that must each bring a flit of this reduction. */
-uint8_t noc_expected(const Sim *s, const Task *t, int64_t x, int64_t y) {
-    int64_t cols = s->c.columns, ox = s->c.origin_x;
-    int64_t dx = t->dst % cols + ox, dy = t->dst / cols, sx = t->src % cols + ox, sy = t->src / cols;
-    int64_t mx = t->from_x, my = t->from_y;
-    int in_x = within(x, sx, mx), in_y = within(y, sy, my);
+uint8_t noc_expected(const Header *h, int x, int y) {
+    int in_x = within(x, h->sx, h->from_x), in_y = within(y, h->sy, h->from_y);
     uint8_t inputs = in_x && in_y ? 1 << LOCAL : 0;
-    if (x == dx) {
-        if (y >= dy && y < (sy | my)) inputs |= 1 << NORTH;
-        if (y <= dy && y > (sy & ~my)) inputs |= 1 << SOUTH;
+    if (x == h->dx) {
+        if (y >= h->dy && y < (h->sy | h->from_y)) inputs |= 1 << NORTH;
+        if (y <= h->dy && y > (h->sy & ~h->from_y)) inputs |= 1 << SOUTH;
     }
     if (in_y) {
-        if (x >= dx && x < (sx | mx)) inputs |= 1 << EAST;
-        if (x <= dx && x > (sx & ~mx)) inputs |= 1 << WEST;
+        if (x >= h->dx && x < (h->sx | h->from_x)) inputs |= 1 << EAST;
+        if (x <= h->dx && x > (h->sx & ~h->from_x)) inputs |= 1 << WEST;
     }
     return inputs;
 }
 
 /* A binary tree over 2^levels leaves; where both halves ask, the bit of rr decides. */
 int noc_tree_pick(uint8_t requests, uint8_t rr, int levels) {
+    if (!(requests & (requests - 1))) return requests ? __builtin_ctz(requests) : 0;
     int leaf = 0, width = 1 << levels;
     for (int level = levels - 1; level >= 0; level--) {
         width >>= 1;
@@ -77,11 +72,7 @@ static int same_reduction(const Task *a, const Task *b) {
 
 /* A flit leaves for an output (or the unit): the copy holds its own reference to the values. */
 static void push_out(Sim *s, Router *r, int64_t id, int port, Flit flit) {
-    *out_flit(s, id, port, r->out[port].head + r->out[port].count) = flit;
-    r->out[port].count++;
-    r->occupancy++;
-    s->in_network++;
-    s->moved++;
+    queue_push(s, id, r, OUT + port, &flit);
     if (flit.data >= 0) s->pool_refs[flit.data]++;
 }
 
@@ -112,7 +103,7 @@ static Flit merge(Sim *s, const Flit *const heads[], uint8_t inputs, int only_tw
     return result;
 }
 
-static int is_bit_count(uint8_t bits) { return __builtin_popcount(bits); }
+static int bit_count(uint8_t bits) { return __builtin_popcount(bits); }
 
 /* Whether the core's own floating-point work takes this cycle's issue slot. */
 static int core_takes_slot(const Sim *s) {
@@ -187,7 +178,7 @@ static void unit_accept(Sim *s, Router *r, int64_t plane, int64_t node, const Fl
         if (need >> i & 1)
             if (!(arithmetic >> i & 1) || !same_reduction(t, &s->tasks[heads[i]->task])) return;
     if (u->request.start >= 2) return;
-    int inputs = is_bit_count(need);
+    int inputs = bit_count(need);
     if (inputs > 2 && s->c.mode == MODE_RTL080) {
         s->status = LOST_OPERAND;
         s->fault_node = node;
@@ -213,14 +204,11 @@ static void unit_accept(Sim *s, Router *r, int64_t plane, int64_t node, const Fl
 }
 
 static void pop_inputs(Sim *s, Router *r, int64_t id, uint8_t inputs) {
-    for (int i = 0; i < PORTS; i++) {
-        if (!(inputs >> i & 1)) continue;
-        noc_pool_drop(s, in_flit(s, id, i, r->in[i].head)->data);
-        r->in[i].head++;
-        r->in[i].count--;
+    for (; inputs; inputs &= (uint8_t)(inputs - 1)) {
+        int i = __builtin_ctz(inputs);
+        noc_pool_drop(s, queue_head(s, id, r, i)->data);
+        queue_pop(s, r, i);
         r->past[i] = 0;
-        r->occupancy--;
-        s->in_network--;
     }
 }
 
@@ -272,51 +260,48 @@ static void keep_whole_forks(const uint8_t wants[], int picks[]) {
         if (picks[o] >= 0 && picks[o] < UNIT && lost >> picks[o] & 1) picks[o] = -1;
 }
 
-void noc_router_cycle(Sim *s, int64_t layer, int64_t node) {
-    int64_t plane = layer / s->c.vcs, id = layer * s->nodes + node;
-    int64_t x = node % s->c.columns + s->c.origin_x, y = node / s->c.columns;
-    int with_unit = layer % s->c.vcs == 0;
+void noc_router_cycle(Sim *s, int64_t layer, int64_t plane, int64_t node) {
+    int64_t id = layer * s->nodes + node;
     Router *r = &s->routers[id];
-    Unit *u = with_unit ? &s->units[plane * s->nodes + node] : 0;
+    Unit *u = layer == plane * s->c.vcs ? &s->units[plane * s->nodes + node] : 0;
     const Flit *heads[REQUESTERS] = {0};
     uint8_t wants[REQUESTERS] = {0}, expected[PORTS] = {0}, served[PORTS] = {0};
-    uint8_t arithmetic = 0, parallel = 0;
+    uint8_t arithmetic = 0, moved = 0, outputs = 0, cands[PORTS] = {0}, parallel[PORTS] = {0};
 
-    for (int i = 0; i < PORTS; i++) {
-        if (!r->in[i].start) continue;
-        heads[i] = in_flit(s, id, i, r->in[i].head);
-        const Task *t = &s->tasks[heads[i]->task];
-        wants[i] = heads[i]->route & (uint8_t)~r->past[i];
-        if (is_parallel(t->op)) {
-            expected[i] = noc_expected(s, t, x, y);
-            parallel |= 1 << i;
-        } else if (is_arithmetic(t->op)) {
-            expected[i] = noc_expected(s, t, x, y);
-            if (is_bit_count(expected[i]) > 1) {
-                arithmetic |= 1 << i;
-                wants[i] = 0;
+    for (unsigned left = r->seen & ((1 << PORTS) - 1); left; left &= left - 1) {
+        int i = __builtin_ctz(left);
+        const Flit *head = heads[i] = queue_head(s, id, r, i);
+        uint8_t want = head->route & (uint8_t)~r->past[i], bit = (uint8_t)(1 << i);
+        if (i == NORTH || i == SOUTH) want &= (uint8_t)~(1 << EAST | 1 << WEST);
+        if (head->kind != PLAIN) {
+            expected[i] = noc_expected(&s->headers[head->task], s->places[node].x,
+                                       s->places[node].y);
+            if (head->kind == ARITHMETIC && bit_count(expected[i]) > 1) {
+                arithmetic |= bit;
+                want = 0;
             }
+        }
+        wants[i] = want;
+        outputs |= want;
+        for (; want; want &= (uint8_t)(want - 1)) {
+            int o = __builtin_ctz(want);
+            if (head->kind == PARALLEL) parallel[o] |= bit;
+            else cands[o] |= bit;
         }
     }
     if (u && u->response.start) {
         heads[UNIT] = &u->response_flits[u->response.head & 1];
         wants[UNIT] = heads[UNIT]->route;
+        outputs |= wants[UNIT];
+        cands[__builtin_ctz(wants[UNIT])] |= 1 << UNIT;
     }
 
-    int picks[PORTS], unit_sent = 0;
-    uint8_t merged[PORTS] = {0}, cands[PORTS] = {0};
-    for (int o = 0; o < PORTS; o++) {
-        uint8_t par = 0;
-        picks[o] = -1;
-        for (int i = 0; i < REQUESTERS; i++) {
-            if (!(wants[i] >> o & 1)) continue;
-            if ((o == EAST || o == WEST) && (i == NORTH || i == SOUTH)) continue;
-            if (i < PORTS && parallel >> i & 1) par |= 1 << i;
-            else cands[o] |= 1 << i;
-        }
-        if (!cands[o] && !par) continue;
-        int room = r->out[o].start < s->c.output_depth;
-        uint8_t need = par ? completable(s, heads, expected, par) : 0;
+    int picks[PORTS] = {-1, -1, -1, -1, -1}, unit_sent = 0;
+    uint8_t merged[PORTS] = {0};
+    for (unsigned left = outputs; left; left &= left - 1) {
+        int o = __builtin_ctz(left);
+        int room = r->start[OUT + o] < s->c.output_depth;
+        uint8_t need = parallel[o] ? completable(s, heads, expected, parallel[o]) : 0;
         if (room && need) merged[o] = need;
         if (room && !need) picks[o] = selected(&r->arbiter[o], cands[o]);
     }
@@ -326,17 +311,22 @@ void noc_router_cycle(Sim *s, int64_t layer, int64_t node) {
         if (cands[o] || a->snapshot || a->locked)
             advance(a, cands[o], picks[o] >= 0 && heads[picks[o]]->last);
     }
-    for (int o = 0; o < PORTS; o++) {
+    for (unsigned left = outputs; left; left &= left - 1) {
+        int o = __builtin_ctz(left);
         if (merged[o]) {
             Flit flit = merge(s, heads, merged[o], 0);
             push_out(s, r, id, o, flit);
-            if (flit.data >= 0) noc_pool_drop(s, flit.data); /* merge already holds one */
+            noc_pool_drop(s, flit.data); /* merge made one reference, push_out another */
+            moved |= merged[o];
             for (int i = 0; i < PORTS; i++)
-                if (merged[o] >> i & 1) served[i] |= 1 << o;
+                if (merged[o] >> i & 1) served[i] |= (uint8_t)(1 << o);
+        } else if (picks[o] == UNIT) {
+            push_out(s, r, id, o, *heads[UNIT]);
+            unit_sent = 1;
         } else if (picks[o] >= 0) {
             push_out(s, r, id, o, *heads[picks[o]]);
-            if (picks[o] == UNIT) unit_sent = 1;
-            else served[picks[o]] |= 1 << o;
+            moved |= (uint8_t)(1 << picks[o]);
+            served[picks[o]] |= (uint8_t)(1 << o);
         }
     }
 
@@ -353,10 +343,10 @@ void noc_router_cycle(Sim *s, int64_t layer, int64_t node) {
             s->in_network--;
         }
     }
-    for (int i = 0; i < PORTS; i++) {
-        if (!served[i]) continue;
+    for (unsigned left = moved; left; left &= left - 1) {
+        int i = __builtin_ctz(left);
         uint8_t covered = r->past[i] | served[i];
-        if ((covered & heads[i]->route) == heads[i]->route) taken |= 1 << i;
+        if ((covered & heads[i]->route) == heads[i]->route) taken |= (uint8_t)(1 << i);
         else r->past[i] = covered;
     }
     if (taken) pop_inputs(s, r, id, taken);

@@ -20,17 +20,20 @@ int32_t noc_pool_take(Sim *s) {
     return slot;
 }
 
-void noc_pool_drop(Sim *s, int32_t slot) {
-    if (slot >= 0 && --s->pool_refs[slot] == 0) s->pool_free[s->pool_free_count++] = slot;
-}
-
-/* ---- events: a heap ordered by (time, seq) ---- */
+/* ---- events: a sorted list of those known from the start, and a heap; (time, seq) order ---- */
 
 static int earlier(const Event *a, const Event *b) {
     return a->time != b->time ? a->time < b->time : a->seq < b->seq;
 }
 
-void noc_push_event(Sim *s, int64_t time, int32_t task) {
+/* Orders the starting list (qsort). */
+int noc_earlier(const void *a, const void *b) {
+    return earlier(a, b) ? -1 : earlier(b, a);
+}
+
+static int events_left(const Sim *s) { return s->heap_size || s->first_next < s->first_count; }
+
+static void event_push(Sim *s, int64_t time, int32_t task) {
     if (s->heap_size == s->heap_room) {
         s->heap_room = s->heap_room ? 2 * s->heap_room : 1024;
         s->heap = realloc(s->heap, (size_t)s->heap_room * sizeof(Event));
@@ -42,7 +45,17 @@ void noc_push_event(Sim *s, int64_t time, int32_t task) {
     s->heap[i] = e;
 }
 
+static int first_is_next(const Sim *s) {
+    return s->first_next < s->first_count &&
+           (!s->heap_size || earlier(&s->first[s->first_next], &s->heap[0]));
+}
+
+static int64_t next_time(const Sim *s) {
+    return first_is_next(s) ? s->first[s->first_next].time : s->heap[0].time;
+}
+
 static Event event_pop(Sim *s) {
+    if (first_is_next(s)) return s->first[s->first_next++];
     Event top = s->heap[0], last = s->heap[--s->heap_size];
     int64_t i = 0, child;
     while ((child = 2 * i + 1) < s->heap_size) {
@@ -61,7 +74,7 @@ static void satisfy(Sim *s, const Edge *e) {
     Task *t = &s->tasks[e->task];
     int64_t ready = s->now + e->delay;
     if (ready > t->release) t->release = ready;
-    if (--t->pending == 0) noc_push_event(s, t->release, (int32_t)e->task);
+    if (--t->pending == 0) event_push(s, t->release, (int32_t)e->task);
 }
 
 /* First edge of [from, to) whose node is at least `node`; edges are sorted by node. */
@@ -149,7 +162,7 @@ static void source_append(Sim *s, int32_t task) {
 }
 
 static void run_events(Sim *s) {
-    while (s->heap_size && s->heap[0].time <= s->now) {
+    while (events_left(s) && next_time(s) <= s->now) {
         int32_t task = event_pop(s).task;
         Task *t = &s->tasks[task];
         if (t->kind == PACKET) {
@@ -162,7 +175,7 @@ static void run_events(Sim *s) {
                 *free_at = start + t->cycles;
             }
             t->injected_at = start;
-            noc_push_event(s, start + t->cycles, task);
+            event_push(s, start + t->cycles, task);
         } else {
             work_done(s, t);
         }
@@ -174,13 +187,8 @@ static void run_events(Sim *s) {
 static void arrive(Sim *s, int64_t layer, int64_t node, int port, Flit f) {
     int64_t id = layer * s->nodes + node;
     Router *r = &s->routers[id];
-    f.route = noc_route(s, &s->tasks[f.task], node % s->c.columns + s->c.origin_x,
-                        node / s->c.columns);
-    *in_flit(s, id, port, r->in[port].head + r->in[port].count) = f;
-    r->in[port].count++;
-    r->occupancy++;
-    s->in_network++;
-    s->moved++;
+    f.route = noc_route(&s->headers[f.task], s->places[node].x, s->places[node].y);
+    queue_push(s, id, r, port, &f);
 }
 
 static void eject(Sim *s, int64_t plane, int64_t node, const Flit *f) {
@@ -223,7 +231,7 @@ static void stages_forward(Sim *s, int64_t layer, int64_t node, int port) {
         Flit f = flits[2 * i + (rings[i].head & 1)];
         if (i == stages - 1) {
             int64_t next = neighbour(s, node, port);
-            if (s->routers[layer * s->nodes + next].in[OPPOSITE[port]].start >= s->c.input_depth)
+            if (s->routers[layer * s->nodes + next].start[OPPOSITE[port]] >= s->c.input_depth)
                 continue;
             arrive(s, layer, next, OPPOSITE[port], f);
             s->routers[id].occupancy--;
@@ -245,16 +253,15 @@ static int link_ready(Sim *s, int64_t layer, int64_t node, int port) {
         int64_t id = layer * s->nodes + node;
         return s->stage_rings[(id * 4 + port) * s->c.link_stages].start < 2;
     }
-    return s->routers[layer * s->nodes + neighbour(s, node, port)].in[OPPOSITE[port]].start <
+    return s->routers[layer * s->nodes + neighbour(s, node, port)].start[OPPOSITE[port]] <
            s->c.input_depth;
 }
 
 static void link_send(Sim *s, int64_t layer, int64_t node, int port) {
     int64_t id = layer * s->nodes + node, plane = layer / s->c.vcs;
     Router *r = &s->routers[id];
-    Flit f = *out_flit(s, id, port, r->out[port].head);
-    r->out[port].head++;
-    r->out[port].count--;
+    Flit f = *queue_head(s, id, r, OUT + port);
+    queue_pop(s, r, OUT + port);
     s->link_flits[(plane * s->nodes + node) * PORTS + port]++;
     trace(s, plane, node, port, &f);
     s->moved++;
@@ -263,12 +270,21 @@ static void link_send(Sim *s, int64_t layer, int64_t node, int port) {
         Ring *first = &s->stage_rings[base];
         s->stage_flits[base * 2 + ((first->head + first->count) & 1)] = f;
         first->count++;
+        r->occupancy++; /* it is still this router's */
+        s->in_network++;
         return;
     }
-    r->occupancy--;
-    s->in_network--;
     if (port == LOCAL) eject(s, plane, node, &f);
     else arrive(s, layer, neighbour(s, node, port), OPPOSITE[port], f);
+}
+
+/* The same for the usual mesh: one virtual channel, plain links. */
+static void node_links_plain(Sim *s, int64_t layer, int64_t node) {
+    unsigned left = s->routers[layer * s->nodes + node].seen >> OUT;
+    for (; left; left &= left - 1) {
+        int port = __builtin_ctz(left);
+        if (link_ready(s, layer, node, port)) link_send(s, layer, node, port);
+    }
 }
 
 /* The physical links of one node: one flit per cycle each, virtual channels in turn. */
@@ -279,7 +295,7 @@ static void node_links(Sim *s, int64_t plane, int64_t node) {
         uint8_t ready = 0;
         for (int64_t v = 0; v < vcs; v++) {
             const Router *r = &s->routers[(base + v) * s->nodes + node];
-            if (r->out[port].start && link_ready(s, base + v, node, port)) ready |= 1 << v;
+            if ((r->seen >> (OUT + port) & 1) && link_ready(s, base + v, node, port)) ready |= 1 << v;
             if (s->c.link_stages && port != LOCAL && r->occupancy)
                 stages_forward(s, base + v, node, port);
         }
@@ -295,7 +311,7 @@ static void node_links(Sim *s, int64_t plane, int64_t node) {
 
 static int source_can_send(Sim *s, int64_t q) {
     int32_t task = s->source_head[q];
-    if (task < 0 || s->routers[q].in[LOCAL].start >= s->c.input_depth) return 0;
+    if (task < 0 || s->routers[q].start[LOCAL] >= s->c.input_depth) return 0;
     if (!s->stream_at[task]) return 1;
     int32_t seq = s->source_seq[q];
     if (seq >= s->stream_have[task]) return 0;
@@ -309,7 +325,8 @@ static void source_send(Sim *s, int64_t layer, int64_t node) {
     int32_t task = s->source_head[q], seq = s->source_seq[q]++;
     Task *t = &s->tasks[task];
     int64_t index = seq - t->header_flits, width = s->c.flit_bytes[t->plane];
-    Flit f = {.task = task, .seq = seq, .data = -1, .last = seq == t->flits - 1};
+    Flit f = {.task = task, .seq = seq, .data = -1, .last = seq == t->flits - 1,
+              .kind = s->headers[task].kind};
     if (t->read_at >= 0 && index >= 0) {
         int64_t at = index * width, size = t->bytes - at < width ? t->bytes - at : width;
         f.data = noc_pool_take(s);
@@ -350,42 +367,47 @@ static void inject(Sim *s) {
 
 /* ---- one cycle, and the run ---- */
 
-static void snapshot(Sim *s) {
-    for (int64_t id = 0; id < s->layers * s->nodes; id++) {
-        Router *r = &s->routers[id];
-        int active = r->occupancy > 0;
-        if (!active && !r->was_active) continue;
-        r->was_active = (uint8_t)active;
-        for (int p = 0; p < PORTS; p++) {
-            r->in[p].start = r->in[p].count;
-            r->out[p].start = r->out[p].count;
-        }
-        int64_t layer = id / s->nodes;
-        if (layer % s->c.vcs == 0) {
-            Unit *u = &s->units[layer / s->c.vcs * s->nodes + id % s->nodes];
-            u->request.start = u->request.count;
-            u->response.start = u->response.count;
-        }
-        for (int64_t i = 0; i < 4 * s->c.link_stages; i++) {
-            Ring *ring = &s->stage_rings[id * 4 * s->c.link_stages + i];
-            ring->start = ring->count;
-        }
+static int snapshot(Sim *s, int64_t id) {
+    Router *r = &s->routers[id];
+    int active = r->occupancy > 0;
+    if (!active && !r->was_active) return 0;
+    r->was_active = (uint8_t)active;
+    memcpy(r->start, r->count, sizeof r->start);
+    r->seen = r->live;
+    for (int64_t i = 0; i < 4 * s->c.link_stages; i++) {
+        Ring *ring = &s->stage_rings[id * 4 * s->c.link_stages + i];
+        ring->start = ring->count;
     }
+    return 1;
 }
 
 static void cycle(Sim *s) {
-    if (s->in_network) {
-        snapshot(s);
-        for (int64_t id = 0; id < s->layers * s->nodes; id++)
-            if (s->routers[id].was_active) noc_router_cycle(s, id / s->nodes, id % s->nodes);
-        for (int64_t plane = 0; plane < s->c.planes; plane++)
-            for (int64_t node = 0; node < s->nodes; node++) {
-                int active = 0;
-                for (int64_t v = 0; v < s->c.vcs; v++)
-                    active |= s->routers[(plane * s->c.vcs + v) * s->nodes + node].was_active;
-                if (active) node_links(s, plane, node);
+    int64_t id = 0;
+    for (int64_t layer = 0; s->in_network && layer < s->layers; layer++)
+        for (int64_t node = 0; node < s->nodes; node++, id++) {
+            if (!snapshot(s, id) || layer % s->c.vcs) continue;
+            Unit *u = &s->units[layer / s->c.vcs * s->nodes + node];
+            u->request.start = u->request.count;
+            u->response.start = u->response.count;
+        }
+    id = 0;
+    for (int64_t plane = 0, layer = 0; s->in_network && plane < s->c.planes; plane++)
+        for (int64_t v = 0; v < s->c.vcs; v++, layer++)
+            for (int64_t node = 0; node < s->nodes; node++, id++)
+                if (s->routers[id].was_active) noc_router_cycle(s, layer, plane, node);
+    int plain = s->c.vcs == 1 && s->c.link_stages == 0;
+    for (int64_t plane = 0; s->in_network && plane < s->c.planes; plane++)
+        for (int64_t node = 0; node < s->nodes; node++) {
+            if (plain) {
+                if (s->routers[plane * s->nodes + node].was_active)
+                    node_links_plain(s, plane, node);
+                continue;
             }
-    }
+            int active = 0;
+            for (int64_t v = 0; v < s->c.vcs; v++)
+                active |= s->routers[(plane * s->c.vcs + v) * s->nodes + node].was_active;
+            if (active) node_links(s, plane, node);
+        }
     inject(s);
 }
 
@@ -397,14 +419,14 @@ int64_t noc_run(Sim *s, int64_t until) {
     while (s->now < until && s->status == DONE) {
         run_events(s);
         if (!s->in_network && !s->active_source_count) {
-            if (!s->heap_size) return s->open_tasks ? WEDGED : DONE;
-            s->now = s->heap[0].time < until ? s->heap[0].time : until;
+            if (!events_left(s)) return s->open_tasks ? WEDGED : DONE;
+            s->now = next_time(s) < until ? next_time(s) : until;
             s->idle_cycles = 0;
             continue;
         }
         s->moved = 0;
         cycle(s);
-        s->idle_cycles = s->moved || s->heap_size ? 0 : s->idle_cycles + 1;
+        s->idle_cycles = s->moved || events_left(s) ? 0 : s->idle_cycles + 1;
         if (s->idle_cycles >= STILL_CYCLES) return DEADLOCK;
         s->now++;
     }
