@@ -37,7 +37,8 @@ def decode(data: NDArray[np.uint8], form: Format) -> NDArray[np.generic]:
     if form in _SMALL:
         return _decode_small(raw, *_SMALL[form], form.width_bytes)
     native = np.frombuffer(raw, _NATIVE[form])
-    return native.astype(np.float64 if form.is_float else np.int64)
+    with np.errstate(invalid="ignore"):  # a signalling NaN becomes a quiet one
+        return native.astype(np.float64 if form.is_float else np.int64)
 
 
 def _encode_small(

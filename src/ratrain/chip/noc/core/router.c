@@ -105,6 +105,11 @@ static Flit merge(Sim *s, const Flit *const heads[], uint8_t inputs, int only_tw
 
 static int bit_count(uint8_t bits) { return __builtin_popcount(bits); }
 
+/* Address beats carry no operands: nothing to compute, one pass, no FPU slot. */
+static int is_header(const Task *t, const Flit *f) {
+    return t->op == SEQ_AW || f->seq < t->header_flits;
+}
+
 /* Whether the core's own floating-point work takes this cycle's issue slot. */
 static int core_takes_slot(const Sim *s) {
     int64_t load = s->c.core_load_permille;
@@ -149,8 +154,8 @@ static void unit_pipe(Sim *s, int64_t plane, int64_t node) {
     }
     if (u->request.start == 0) return;
     Flit head = u->request_flits[u->request.head & 1];
-    int64_t op = s->tasks[head.task].op;
-    if (op >= FP_ADD && op <= FP_MAX && core_takes_slot(s)) {
+    const Task *t = &s->tasks[head.task];
+    if (t->op >= FP_ADD && t->op <= FP_MAX && !is_header(t, &head) && core_takes_slot(s)) {
         s->moved++;
         return;
     }
@@ -191,7 +196,7 @@ static void unit_accept(Sim *s, Router *r, int64_t plane, int64_t node, const Fl
     if (s->c.mode == MODE_KINPUT && u->busy && u->in_flight_group != (int32_t)t->group) return;
     Flit flit = merge(s, heads, need, s->c.mode == MODE_LOSSY);
     flit.route = heads[a]->route;
-    flit.count = s->c.mode == MODE_KINPUT && t->op != SEQ_AW ? (uint16_t)(inputs - 2) : 0;
+    flit.count = s->c.mode == MODE_KINPUT && !is_header(t, &flit) ? (uint8_t)(inputs - 2) : 0;
     u->request_flits[(u->request.head + u->request.count) & 1] = flit;
     u->request.count++;
     u->busy++;
@@ -199,7 +204,7 @@ static void unit_accept(Sim *s, Router *r, int64_t plane, int64_t node, const Fl
     r->occupancy++;
     s->in_network++;
     s->moved++;
-    if (t->op != SEQ_AW) s->combines[plane * s->nodes + node] += inputs - 1;
+    if (!is_header(t, &flit)) s->combines[plane * s->nodes + node] += inputs - 1;
     *taken |= need;
 }
 

@@ -416,7 +416,7 @@ static void cycle(Sim *s) {
 enum { STILL_CYCLES = 64 };
 
 int64_t noc_run(Sim *s, int64_t until) {
-    while (s->now < until && s->status == DONE) {
+    while (s->now < until) {
         run_events(s);
         if (!s->in_network && !s->active_source_count) {
             if (!events_left(s)) return s->open_tasks ? WEDGED : DONE;
@@ -426,9 +426,10 @@ int64_t noc_run(Sim *s, int64_t until) {
         }
         s->moved = 0;
         cycle(s);
+        if (s->status != DONE) return s->status; /* `now` is the cycle of the fault */
         s->idle_cycles = s->moved || events_left(s) ? 0 : s->idle_cycles + 1;
         if (s->idle_cycles >= STILL_CYCLES) return DEADLOCK;
         s->now++;
     }
-    return s->status ? s->status : TIME_LIMIT;
+    return TIME_LIMIT;
 }
