@@ -17,11 +17,12 @@ from ratrain.chip.noc import schedules
 from ratrain.chip.noc.arithmetic import combine
 from ratrain.chip.noc.chip import ChipSpec
 from ratrain.chip.noc.deadlock import Worm, serialise
-from ratrain.chip.noc.endpoint import Done, Group, System, submesh
+from ratrain.chip.noc.endpoint import Group, System, submesh
 from ratrain.chip.noc.mesh import Run, run
 from ratrain.chip.noc.numbers import encode
 from ratrain.chip.noc.opcodes import FP_OPCODES, INT_OPCODES, Format, Opcode
 from ratrain.chip.noc.schedules import Combine, Copy, Step
+from ratrain.chip.noc.software import StepPlayer, Waiting
 from ratrain.chip.noc.workload import Place
 from ratrain.errors import SpecError
 
@@ -43,8 +44,6 @@ ALGORITHMS: dict[Kind, tuple[Algorithm, ...]] = {
     "reduce-scatter": ("hw",),
     "all-reduce": ("hw", "tree"),
 }
-# Payload, then what arrives from elsewhere, in every cluster's memory.
-Waiting = dict[Place, Done]
 
 
 @dataclass(frozen=True)
@@ -60,6 +59,8 @@ class Request:
     form: Format = Format.FP64
     batches: int = 4
     """Pieces of a software pipeline (seq, and reduce tree)."""
+    from_memory: bool = False
+    """multicast: the payload is in the memory tile of row 0, as in the published experiment."""
     values: bool = True
     """Carry and check values; without them only the cycles are simulated."""
     seed: int = 0
@@ -175,8 +176,20 @@ class _Collective:
             payload = self.start[group.corner][: self.block]
             for place in group.members:
                 self._expect(place, self.room if r.algorithm == "hw" else 0, payload)
+        corner, tile = group.corner, self.chip.memory_tile(0)
+        if r.from_memory and r.values:
+            self.system.workload.write(tile, 0, self.start[corner][: self.block])
+            self.system.workload.write(corner, 0, np.zeros(self.block, np.uint8))
         if r.algorithm == "hw":
-            done = self.system.multicast(group.corner, group, 0, self.room, self.block, [])
+            done = self.system.multicast(
+                corner,
+                group,
+                0,
+                self.room,
+                self.block,
+                [],
+                from_memory_row=0 if r.from_memory else None,
+            )
             return dict.fromkeys(group.members, done)
         beat = self.chip.wide_bytes
         steps = {
@@ -184,7 +197,10 @@ class _Collective:
             "tree": lambda: schedules.tree_multicast(group, self.block),
             "seq": lambda: schedules.chain_multicast(group, self.block, r.batches, beat),
         }[r.algorithm]()
-        return self._steps(steps, {}, in_place=True)
+        start: Waiting = {}
+        if r.from_memory:
+            start = {corner: self.system.load(corner, 0, 0, 0, self.block, [])}
+        return self._steps(steps, start, in_place=True)
 
     def reduce(self) -> Waiting:
         if self.request.algorithm == "hw":
@@ -245,7 +261,9 @@ class _Collective:
         for place in self.group.members:
             self._expect(place, 0, data)
         return self._steps(
-            schedules.tree_multicast(self.group, self.block), waiting, in_place=True
+            schedules.tree_multicast(self.group, self.block),
+            self.system.barrier(self.group, waiting),
+            in_place=True,
         )
 
     def _result_at(self) -> int:
@@ -294,31 +312,14 @@ class _Collective:
     # ---- software steps ----
 
     def _steps(self, steps: list[Step], waiting: Waiting, *, in_place: bool) -> Waiting:
-        """Steps with a hardware barrier between them."""
-        incoming = 0 if in_place else self.room
-        for number, step in enumerate(steps):
-            if number or waiting:
-                waiting = self.system.barrier(self.group, waiting)
-            done: Waiting = {m: list(waiting.get(m, [])) for m in self.group.members}
-            for action in step:
-                place = action.source if isinstance(action, Copy) else action.place
-                done[place] += self._act(action, waiting.get(place, []), incoming)
-            waiting = done
-        return waiting
-
-    def _act(self, action: Copy | Combine, after: Done, incoming: int) -> Done:
-        loop = self.chip.endpoint.iteration_cycles if self.request.algorithm == "seq" else 0
-        start, size = action.start, action.size
-        if isinstance(action, Copy):
-            ready = self.system.wait(action.source, loop, after)
-            return self.system.copy(
-                action.source, action.target, start, incoming + start, size, ready
-            )
-        form = self.request.form
-        ready = self.system.wait(action.place, loop, after)
-        return self.system.combine(
-            action.place, incoming + start, start, size, self.op, form, ready
+        player = StepPlayer(
+            self.system,
+            incoming_at=0 if in_place else self.room,
+            op=self.op,
+            form=self.request.form,
+            is_pipeline=self.request.algorithm == "seq",
         )
+        return player.play(self.group, steps, waiting)
 
     def _replay(self, steps: list[Step]) -> NDArray[np.uint8]:
         """What the corner holds after the steps, with numpy: a check independent of the mesh."""
