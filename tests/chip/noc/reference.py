@@ -234,14 +234,10 @@ class Reference:
         routes = {i: self.route(self.tasks[f.task], x, y) for i, f in heads.items()}
         ops = {i: Opcode(self.tasks[f.task].op) for i, f in heads.items()}
         need = {
-            i: self.expected(self.tasks[heads[i].task], x, y)
-            for i in heads
-            if ops[i].is_reduction
+            i: self.expected(self.tasks[heads[i].task], x, y) for i in heads if ops[i].is_reduction
         }
         arithmetic = {i for i in heads if ops[i].is_arithmetic and len(need[i]) > 1}
-        wants = {
-            i: set() if i in arithmetic else routes[i] - r.served[i] for i in heads
-        }
+        wants = {i: set() if i in arithmetic else routes[i] - r.served[i] for i in heads}
         for i in wants.keys() & {N, S}:
             wants[i] -= {E, W}
         unit_head = None

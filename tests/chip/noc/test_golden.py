@@ -83,7 +83,8 @@ def test_bar_one_way_barrier(k: int, columns: int, rows: int, cycles: int) -> No
 
 
 @pytest.mark.parametrize(
-    ("k", "rows", "both"), [(4, (23, 71, 263), (113, 449, 1793)), (8, (31, 79, 271), (241, 961, 3841))]
+    ("k", "rows", "both"),
+    [(4, (23, 71, 263), (113, 449, 1793)), (8, (31, 79, 271), (241, 961, 3841))],
 )
 def test_t1_t2_rows_then_rows_and_columns(
     k: int, rows: tuple[int, ...], both: tuple[int, ...]

@@ -32,7 +32,9 @@ def workloads(draw: st.DrawFn) -> Workload:
     columns, rows = draw(st.sampled_from([(2, 2), (4, 2), (4, 4), (3, 3), (1, 4)]))
     router = draw(ROUTERS)
     planes = draw(st.sampled_from([(Plane("a", 8),), (Plane("a", 64), Plane("b", 8))]))
-    mesh = MeshSpec(columns, rows, planes=planes, router=router, origin_x=draw(st.sampled_from([0, 4])))
+    mesh = MeshSpec(
+        columns, rows, planes=planes, router=router, origin_x=draw(st.sampled_from([0, 4]))
+    )
     w = Workload(mesh, memory_bytes=1024)
     w.memory[:] = np.random.default_rng(draw(st.integers(0, 99))).integers(0, 256, w.memory.shape)
     places = [mesh.place(i) for i in range(mesh.nodes)]
@@ -155,5 +157,7 @@ def test_they_agree_on_a_busy_mesh() -> None:
     values_of(w, 4)
     for _ in range(300):
         src, dst = (w.mesh.place(int(i)) for i in rng.integers(0, 16, 2))
-        w.packet(src, dst, int(rng.integers(1, 5)), read_at=0, write_at=32, at=int(rng.integers(60)))
+        w.packet(
+            src, dst, int(rng.integers(1, 5)), read_at=0, write_at=32, at=int(rng.integers(60))
+        )
     assert same(w).status == "done"

@@ -150,9 +150,7 @@ def reduce_sw(n: int, c: int, r: int, fit: ReductionFit) -> float:
 
 
 def reduce_speedups(c: int, r: int, fit: ReductionFit) -> list[float]:
-    return [
-        reduce_sw(beats(s), c, r, fit) / reduce_hw(beats(s), r, fit) for s in SIZES_BYTES
-    ]
+    return [reduce_sw(beats(s), c, r, fit) / reduce_hw(beats(s), r, fit) for s in SIZES_BYTES]
 
 
 # ---- the RTL's latencies ----

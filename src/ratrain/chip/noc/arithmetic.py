@@ -41,6 +41,14 @@ def combine(op: Opcode, form: Format, a: Bytes, b: Bytes) -> Bytes:
     return encode(np.where(np.isnan(z), np.nan, z), form)
 
 
+def fold(parts: list[Bytes], op: Opcode, form: Format) -> Bytes:
+    """op over the parts from left to right, rounded to the format after each."""
+    result = parts[0]
+    for part in parts[1:]:
+        result = combine(op, form, result, part)
+    return result
+
+
 def _first_byte(data: Bytes, value: int) -> Bytes:
     out = data.copy()
     out[0] = value

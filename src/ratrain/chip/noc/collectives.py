@@ -14,7 +14,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.chip.noc import schedules
-from ratrain.chip.noc.arithmetic import combine
+from ratrain.chip.noc.arithmetic import fold
 from ratrain.chip.noc.chip import ChipSpec
 from ratrain.chip.noc.deadlock import Worm, serialise
 from ratrain.chip.noc.endpoint import Group, System, submesh
@@ -24,7 +24,7 @@ from ratrain.chip.noc.opcodes import FP_OPCODES, INT_OPCODES, Format, Opcode
 from ratrain.chip.noc.schedules import Combine, Copy, Step
 from ratrain.chip.noc.software import StepPlayer, Waiting
 from ratrain.chip.noc.workload import Place
-from ratrain.errors import SpecError
+from ratrain.errors import ChipError, SpecError
 
 Kind = Literal["multicast", "reduce", "barrier", "all-gather", "reduce-scatter", "all-reduce"]
 Algorithm = Literal["hw", "naive", "seq", "tree"]
@@ -159,7 +159,9 @@ class _Collective:
             found = self.system.workload.read(place, offset, data.size)
             if not np.array_equal(found, data):
                 wrong = int(np.flatnonzero(found != data)[0])
-                raise AssertionError(f"cluster {place}: byte {wrong} differs from numpy")
+                raise ChipError(
+                    f"byte {wrong} differs from numpy", place=f"cluster {place}", fix="report this"
+                )
         return len(self.expected)
 
     def _sum(self, order: list[Place], start: int, size: int) -> NDArray[np.uint8]:
@@ -209,7 +211,9 @@ class _Collective:
         build = schedules.tree_reduce if r.algorithm == "tree" else schedules.chain_reduce
         steps = build(group, self.block, r.batches, beat)
         if r.values:
-            self._expect(group.corner, 0, self._replay(steps))
+            own = {p: v[: self.block].copy() for p, v in self.start.items()}
+            summed = schedules.replay_sums(steps, own, group.corner, self.op, r.form)
+            self._expect(group.corner, 0, summed)
         return self._steps(steps, {}, in_place=False)
 
     def _hardware_reduce(self) -> Waiting:
@@ -227,8 +231,7 @@ class _Collective:
             waiting |= self._reduce(Group((x0, y0), (0, my)), (x0, y0), read, result, after)
         if self.request.values:
             sums = [
-                self._sum([(x, y) for x in _order(x0, mx)], 0, self.block)
-                for y in _order(y0, my)
+                self._sum([(x, y) for x in _order(x0, mx)], 0, self.block) for y in _order(y0, my)
             ]
             self._expect(self.group.corner, result, fold(sums, self.op, self.request.form))
         return waiting
@@ -237,9 +240,7 @@ class _Collective:
         self, group: Group, dst: Place, read: int, write: int, after: Waiting | None = None
     ) -> Waiting:
         form = self.request.form
-        return self.system.reduce(
-            group, dst, read, write, self.block, self.op, form, after or {}
-        )
+        return self.system.reduce(group, dst, read, write, self.block, self.op, form, after or {})
 
     def barrier(self) -> Waiting:
         if self.request.algorithm == "hw":
@@ -321,21 +322,6 @@ class _Collective:
         )
         return player.play(self.group, steps, waiting)
 
-    def _replay(self, steps: list[Step]) -> NDArray[np.uint8]:
-        """What the corner holds after the steps, with numpy: a check independent of the mesh."""
-        own = {p: v[: self.block].copy() for p, v in self.start.items()}
-        received = {p: np.zeros(self.block, np.uint8) for p in own}
-        for step in steps:
-            for action in [a for a in step if isinstance(a, Copy)]:
-                part = slice(action.start, action.start + action.size)
-                received[action.target][part] = own[action.source][part]
-            for action in [a for a in step if isinstance(a, Combine)]:
-                part = slice(action.start, action.start + action.size)
-                mine = own[action.place]
-                pair = [mine[part], received[action.place][part]]
-                mine[part] = fold(pair, self.op, self.request.form)
-        return own[self.group.corner]
-
 
 def _order(start: int, mask: int) -> list[int]:
     """The order in which a line of members toward its first one is added: the far end first.
@@ -344,11 +330,3 @@ def _order(start: int, mask: int) -> list[int]:
     operand a and the router's own value is operand b.
     """
     return list(reversed(range(start, start + mask + 1)))
-
-
-def fold(parts: list[NDArray[np.uint8]], op: Opcode, form: Format) -> NDArray[np.uint8]:
-    """op over the parts from left to right, rounding to the format after each."""
-    result = parts[0]
-    for part in parts[1:]:
-        result = combine(op, form, result, part)
-    return result

@@ -57,7 +57,9 @@ def tree(mesh: MeshSpec, worm: Worm) -> dict[Port, Port | None]:
         mesh.node(*corner)
     found: dict[Port, Port | None] = {}
 
-    def walk(x: int, y: int, step: int, end: int, vertical: bool, above: Port | None) -> Port | None:
+    def walk(
+        x: int, y: int, step: int, end: int, vertical: bool, above: Port | None
+    ) -> Port | None:
         """Add the ports of a straight line from (x, y); the last one."""
         while (y if vertical else x) != end:
             name = ("N" if step > 0 else "S") if vertical else ("E" if step > 0 else "W")
@@ -113,9 +115,7 @@ def deadlocks_as_issued(mesh: MeshSpec, worms: Sequence[Worm], at: Sequence[int]
     workload = Workload(mesh)
     for worm, cycle in zip(worms, at, strict=True):
         op = Opcode.MULTICAST if worm.mask != (0, 0) else Opcode.UNICAST
-        workload.packet(
-            worm.src, worm.dst, worm.flits, op=op, mask=worm.mask, vc=worm.vc, at=cycle
-        )
+        workload.packet(worm.src, worm.dst, worm.flits, op=op, mask=worm.mask, vc=worm.vc, at=cycle)
     return run(workload, check=False).status == "deadlock"
 
 
@@ -183,9 +183,7 @@ def serialise_reductions(reductions: Sequence[RowReduction]) -> list[list[int]]:
     return [members for _, members in phases]
 
 
-def _crowded(
-    x: int, y: int, xs: list[int], ys: list[int], dst: Place
-) -> list[tuple[Place, str]]:
+def _crowded(x: int, y: int, xs: list[int], ys: list[int], dst: Place) -> list[tuple[Place, str]]:
     dx, dy = dst
     inputs = "L" if x in xs and y in ys else ""
     if x == dx:

@@ -35,7 +35,9 @@ class Group:
 
 def submesh(chip: ChipSpec, column: int, row: int, columns: int, rows: int) -> Group:
     """The clusters from (column, row); sizes are powers of two and the corner a multiple of them."""
-    bad = column % columns or row % rows or column + columns > chip.columns or row + rows > chip.rows
+    bad = (
+        column % columns or row % rows or column + columns > chip.columns or row + rows > chip.rows
+    )
     if columns & (columns - 1) or rows & (rows - 1) or bad:
         raise SpecError(
             f"{columns}x{rows} clusters at ({column},{row}) of {chip.columns}x{chip.rows}",
@@ -72,7 +74,9 @@ class System:
             done.append(After(answer))
         return done
 
-    def load(self, dst: Place, row: int, read_at: int, write_at: int, size: int, after: Done) -> Done:
+    def load(
+        self, dst: Place, row: int, read_at: int, write_at: int, size: int, after: Done
+    ) -> Done:
         """`dst` reads from the memory tile of a row into its own memory."""
         tile = self.chip.memory_tile(row)
         ready = self._setup(dst, self.chip.endpoint.dma_setup_cycles, after)

@@ -134,6 +134,4 @@ def sweep(dataflow: Dataflow, basis: Basis, chip: ChipSpec | None = None) -> lis
 
 def compute_bound_until(points: list[GemmPoint]) -> int:
     """The largest mesh at which hardware SUMMA still computes all the time; 0 if none."""
-    return max(
-        (p.mesh for p in points if p.hardware_cycles <= p.compute_cycles), default=0
-    )
+    return max((p.mesh for p in points if p.hardware_cycles <= p.compute_cycles), default=0)

@@ -66,9 +66,7 @@ class Run:
         return int(self.last_at.max(initial=-1))
 
 
-def run(
-    workload: Workload, *, until: int = NEVER, trace: bool = False, check: bool = True
-) -> Run:
+def run(workload: Workload, *, until: int = NEVER, trace: bool = False, check: bool = True) -> Run:
     """Simulate to the end (or to cycle `until`); with `check` an unfinished run is an error."""
     sim = Simulation(workload, trace=trace)
     result = finish(sim, workload.mesh, sim.run(until))

@@ -9,7 +9,12 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import pairwise
 
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.chip.noc.arithmetic import combine
 from ratrain.chip.noc.endpoint import Group
+from ratrain.chip.noc.opcodes import Format, Opcode
 from ratrain.chip.noc.workload import Place
 
 
@@ -135,3 +140,24 @@ def _summing_chains(chains: list[list[Place]], pieces: list[tuple[int, int]]) ->
                 steps[2 * hop + number].append(Copy(source, target, start, size))
                 steps[2 * hop + number + 1].append(Combine(target, start, size))
     return steps
+
+
+def replay_sums(
+    steps: list[Step],
+    own: dict[Place, NDArray[np.uint8]],
+    corner: Place,
+    op: Opcode,
+    form: Format,
+) -> NDArray[np.uint8]:
+    """What the corner holds after the steps, with numpy only; `own` is overwritten."""
+    received = {p: np.zeros_like(v) for p, v in own.items()}
+    for step in steps:
+        for action in [a for a in step if isinstance(a, Copy)]:
+            part = slice(action.start, action.start + action.size)
+            received[action.target][part] = own[action.source][part]
+        for action in [a for a in step if isinstance(a, Combine)]:
+            part = slice(action.start, action.start + action.size)
+            own[action.place][part] = combine(
+                op, form, own[action.place][part], received[action.place][part]
+            )
+    return own[corner]

@@ -42,9 +42,7 @@ class StepPlayer:
         own, incoming = self.payload_at + action.start, self.incoming_at + action.start
         if isinstance(action, Copy):
             ready = self.system.wait(action.source, loop, after)
-            return self.system.copy(
-                action.source, action.target, own, incoming, action.size, ready
-            )
+            return self.system.copy(action.source, action.target, own, incoming, action.size, ready)
         ready = self.system.wait(action.place, loop, after)
         return self.system.combine(
             action.place, incoming, own, action.size, self.op, self.form, ready
