@@ -17,9 +17,19 @@ from ratrain.errors import ChipError
 
 _MODES = {"rtl080": 0, "lossy": 1, "kinput": 2, "ideal": 3}
 _COUNTERS = (
-    "now injected ejected in_network open_tasks fault_node fault_plane fault_op fault_inputs "
-    "fault_task deliveries traces"
-).split()
+    "now",
+    "injected",
+    "ejected",
+    "in_network",
+    "open_tasks",
+    "fault_node",
+    "fault_plane",
+    "fault_op",
+    "fault_inputs",
+    "fault_task",
+    "deliveries",
+    "traces",
+)
 _POINTER = ctypes.c_void_p
 _INT = ctypes.c_int64
 

@@ -21,7 +21,7 @@ class EndpointSpec:
 
     dma_setup_cycles: int = 8
     """Before the first flit of a DMA transfer; gives the published alpha 17 at one hop."""
-    collective_setup_cycles: int = 7
+    collective_setup_cycles: int = 8
     """More for a multicast or reduction; gives the published 33 + n on a row of four."""
     memory_latency_cycles: int = 14
     """Of a memory tile; gives the published alpha 30 from memory to a cluster."""

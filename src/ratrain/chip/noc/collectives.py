@@ -21,7 +21,7 @@ from ratrain.chip.noc.endpoint import Group, System, submesh
 from ratrain.chip.noc.mesh import Run, run
 from ratrain.chip.noc.numbers import encode
 from ratrain.chip.noc.opcodes import FP_OPCODES, INT_OPCODES, Format, Opcode
-from ratrain.chip.noc.schedules import Combine, Copy, Step
+from ratrain.chip.noc.schedules import Step
 from ratrain.chip.noc.software import StepPlayer, Waiting
 from ratrain.chip.noc.workload import Place
 from ratrain.errors import ChipError, SpecError

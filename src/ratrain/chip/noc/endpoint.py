@@ -34,7 +34,7 @@ class Group:
 
 
 def submesh(chip: ChipSpec, column: int, row: int, columns: int, rows: int) -> Group:
-    """The clusters from (column, row); sizes are powers of two and the corner a multiple of them."""
+    """Clusters from (column, row) on; sizes are powers of two, the corner a multiple of them."""
     bad = (
         column % columns or row % rows or column + columns > chip.columns or row + rows > chip.rows
     )
@@ -216,7 +216,7 @@ class System:
         form: Format,
         after: Done,
     ) -> Done:
-        """The cores of a cluster compute memory[write_at] = op(memory[write_at], memory[read_at])."""
+        """The cores compute memory[write_at] = op(memory[write_at], memory[read_at])."""
         endpoint = self.chip.endpoint
         beats = ceil(size / self.chip.wide_bytes)
         cycles = endpoint.reduce_setup_cycles + endpoint.reduce_cycles_per_beat * beats

@@ -13,8 +13,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.chip.noc import schedules
-from ratrain.chip.noc.chip import ChipSpec
 from ratrain.chip.noc.arithmetic import fold
+from ratrain.chip.noc.chip import ChipSpec
 from ratrain.chip.noc.endpoint import Done, Group, System
 from ratrain.chip.noc.gemm import ELEMENT_BYTES, Dataflow, compute_cycles
 from ratrain.chip.noc.mesh import Run, run

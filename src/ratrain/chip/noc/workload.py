@@ -20,9 +20,31 @@ from ratrain.errors import SpecError
 Place = tuple[int, int]
 
 TASK_FIELDS = (
-    "kind plane vc op format group src dst mask_x mask_y from_x from_y flits header_flits bytes "
-    "read_at write_at release pending cycles unit injected_at first_at last_at"
-).split()
+    "kind",
+    "plane",
+    "vc",
+    "op",
+    "format",
+    "group",
+    "src",
+    "dst",
+    "mask_x",
+    "mask_y",
+    "from_x",
+    "from_y",
+    "flits",
+    "header_flits",
+    "bytes",
+    "read_at",
+    "write_at",
+    "release",
+    "pending",
+    "cycles",
+    "unit",
+    "injected_at",
+    "first_at",
+    "last_at",
+)
 _COLUMN = {name: i for i, name in enumerate(TASK_FIELDS)}
 
 

@@ -139,7 +139,12 @@ int noc_tree_pick(uint8_t requests, uint8_t rr, int levels);
 uint8_t noc_next_rr(uint8_t requests, uint8_t rr, int count);
 void noc_router_cycle(Sim *s, int64_t layer, int64_t plane, int64_t node);
 
-/* system.c */
+/* tasks.c */
+int noc_events_left(const Sim *s);
+int64_t noc_next_time(const Sim *s);
+void noc_run_events(Sim *s);
+void noc_feed_streams(Sim *s, int64_t group, int64_t node);
+void noc_deliver(Sim *s, int64_t group, int64_t node);
 int noc_earlier(const void *a, const void *b);
 int64_t noc_run(Sim *s, int64_t until);
 int32_t noc_pool_take(Sim *s);

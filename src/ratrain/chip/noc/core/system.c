@@ -1,124 +1,9 @@
-/* The clock: tasks and their dependencies, injection, links, ejection, and the run loop. */
+/* The clock: injection, links, ejection, and the run loop. */
 #include "core.h"
 #include <stdlib.h>
 #include <string.h>
 
-/* ---- values in flight ---- */
-
-int32_t noc_pool_take(Sim *s) {
-    if (s->pool_free_count == 0) {
-        int64_t size = s->pool_size ? 2 * s->pool_size : 1024;
-        s->pool = realloc(s->pool, (size_t)(size * MAX_FLIT_BYTES));
-        s->pool_refs = realloc(s->pool_refs, (size_t)size * sizeof(int32_t));
-        s->pool_free = realloc(s->pool_free, (size_t)size * sizeof(int32_t));
-        for (int64_t i = size - 1; i >= s->pool_size; i--)
-            s->pool_free[s->pool_free_count++] = (int32_t)i;
-        s->pool_size = size;
-    }
-    int32_t slot = s->pool_free[--s->pool_free_count];
-    s->pool_refs[slot] = 1;
-    return slot;
-}
-
-/* ---- events: a sorted list of those known from the start, and a heap; (time, seq) order ---- */
-
-static int earlier(const Event *a, const Event *b) {
-    return a->time != b->time ? a->time < b->time : a->seq < b->seq;
-}
-
-/* Orders the starting list (qsort). */
-int noc_earlier(const void *a, const void *b) {
-    return earlier(a, b) ? -1 : earlier(b, a);
-}
-
-static int events_left(const Sim *s) { return s->heap_size || s->first_next < s->first_count; }
-
-static void event_push(Sim *s, int64_t time, int32_t task) {
-    if (s->heap_size == s->heap_room) {
-        s->heap_room = s->heap_room ? 2 * s->heap_room : 1024;
-        s->heap = realloc(s->heap, (size_t)s->heap_room * sizeof(Event));
-    }
-    int64_t i = s->heap_size++;
-    Event e = {time, s->event_seq++, task};
-    for (; i > 0 && earlier(&e, &s->heap[(i - 1) / 2]); i = (i - 1) / 2)
-        s->heap[i] = s->heap[(i - 1) / 2];
-    s->heap[i] = e;
-}
-
-static int first_is_next(const Sim *s) {
-    return s->first_next < s->first_count &&
-           (!s->heap_size || earlier(&s->first[s->first_next], &s->heap[0]));
-}
-
-static int64_t next_time(const Sim *s) {
-    return first_is_next(s) ? s->first[s->first_next].time : s->heap[0].time;
-}
-
-static Event event_pop(Sim *s) {
-    if (first_is_next(s)) return s->first[s->first_next++];
-    Event top = s->heap[0], last = s->heap[--s->heap_size];
-    int64_t i = 0, child;
-    while ((child = 2 * i + 1) < s->heap_size) {
-        if (child + 1 < s->heap_size && earlier(&s->heap[child + 1], &s->heap[child])) child++;
-        if (!earlier(&s->heap[child], &last)) break;
-        s->heap[i] = s->heap[child];
-        i = child;
-    }
-    s->heap[i] = last;
-    return top;
-}
-
-/* ---- dependencies ---- */
-
-static void satisfy(Sim *s, const Edge *e) {
-    Task *t = &s->tasks[e->task];
-    int64_t ready = s->now + e->delay;
-    if (ready > t->release) t->release = ready;
-    if (--t->pending == 0) event_push(s, t->release, (int32_t)e->task);
-}
-
-/* First edge of [from, to) whose node is at least `node`; edges are sorted by node. */
-static int64_t edge_bound(const Edge *edges, int64_t from, int64_t to, int64_t node) {
-    while (from < to) {
-        int64_t middle = (from + to) / 2;
-        if (edges[middle].node < node) from = middle + 1;
-        else to = middle;
-    }
-    return from;
-}
-
-static void group_complete(Sim *s, int64_t group, int64_t node) {
-    int64_t from = s->edge_from[group], to = s->edge_from[group + 1];
-    for (int64_t i = from; i < to && s->edges[i].node < 0; i++) satisfy(s, &s->edges[i]);
-    for (int64_t i = edge_bound(s->edges, from, to, node); i < to && s->edges[i].node == node; i++)
-        satisfy(s, &s->edges[i]);
-}
-
-/* A data flit reached `node`: the tasks that pass it on may send theirs `delay` later. */
-static void feed_streams(Sim *s, int64_t group, int64_t node) {
-    int64_t from = s->stream_from[group], to = s->stream_from[group + 1];
-    for (int64_t i = edge_bound(s->streams, from, to, node);
-         i < to && s->streams[i].node == node; i++) {
-        const Edge *e = &s->streams[i];
-        Task *t = &s->tasks[e->task];
-        int64_t *at = s->stream_at[e->task], have = s->stream_have[e->task];
-        if (have == 0) { /* the headers leave with the first beat */
-            for (int64_t h = 0; h < t->header_flits; h++) at[have++] = s->now + e->delay;
-            satisfy(s, e);
-        }
-        if (have < t->flits) at[have++] = s->now + e->delay;
-        s->stream_have[e->task] = (int32_t)have;
-    }
-}
-
-static void deliver(Sim *s, int64_t group, int64_t node) {
-    if (s->delivery_count == s->delivery_room) {
-        s->delivery_room = s->delivery_room ? 2 * s->delivery_room : 4096;
-        s->deliveries = realloc(s->deliveries, (size_t)s->delivery_room * sizeof(Delivery));
-    }
-    s->deliveries[s->delivery_count++] = (Delivery){(int32_t)group, (int32_t)node, s->now};
-    group_complete(s, group, node);
-}
+/* ---- moving flits ---- */
 
 static void trace(Sim *s, int64_t plane, int64_t node, int port, const Flit *f) {
     if (!s->c.trace) return;
@@ -129,60 +14,6 @@ static void trace(Sim *s, int64_t plane, int64_t node, int port, const Flit *f) 
     s->traces[s->trace_count++] =
         (Trace){s->now, (int32_t)plane, (int32_t)node, port, f->task, f->seq};
 }
-
-/* ---- work on a node: a duration, then a combination of two ranges of its memory ---- */
-
-static void work_done(Sim *s, Task *t) {
-    if (t->read_at >= 0 && t->bytes > 0) {
-        uint8_t *base = s->memory + t->src * s->c.memory_bytes;
-        if (t->op == UNICAST) memmove(base + t->write_at, base + t->read_at, (size_t)t->bytes);
-        else noc_combine(t->op, t->format, base + t->write_at, base + t->read_at, t->bytes);
-    }
-    t->first_at = t->last_at = s->now;
-    s->open_tasks--;
-    deliver(s, t->group, t->src);
-}
-
-static void source_append(Sim *s, int32_t task) {
-    Task *t = &s->tasks[task];
-    int64_t q = (t->plane * s->c.vcs + t->vc) * s->nodes + t->src;
-    s->source_next[task] = -1;
-    if (s->source_head[q] < 0) {
-        s->source_head[q] = task;
-        s->source_seq[q] = 0;
-    } else {
-        s->source_next[s->source_tail[q]] = task;
-    }
-    s->source_tail[q] = task;
-    int64_t place = t->plane * s->nodes + t->src;
-    if (!s->source_listed[place]) {
-        s->source_listed[place] = 1;
-        s->active_sources[s->active_source_count++] = place;
-    }
-}
-
-static void run_events(Sim *s) {
-    while (events_left(s) && next_time(s) <= s->now) {
-        int32_t task = event_pop(s).task;
-        Task *t = &s->tasks[task];
-        if (t->kind == PACKET) {
-            source_append(s, task);
-        } else if (t->injected_at < 0) { /* start; a serial unit serves in order of arrival */
-            int64_t start = s->now;
-            if (t->unit >= 0) {
-                int64_t *free_at = &s->unit_free[t->unit];
-                if (*free_at > start) start = *free_at;
-                *free_at = start + t->cycles;
-            }
-            t->injected_at = start;
-            event_push(s, start + t->cycles, task);
-        } else {
-            work_done(s, t);
-        }
-    }
-}
-
-/* ---- moving flits ---- */
 
 static void arrive(Sim *s, int64_t layer, int64_t node, int port, Flit f) {
     int64_t id = layer * s->nodes + node;
@@ -206,8 +37,8 @@ static void eject(Sim *s, int64_t plane, int64_t node, const Flit *f) {
         noc_pool_drop(s, f->data);
     }
     if (index >= 0 && s->stream_from[t->group] < s->stream_from[t->group + 1])
-        feed_streams(s, t->group, node);
-    if (f->last) deliver(s, t->group, node);
+        noc_feed_streams(s, t->group, node);
+    if (f->last) noc_deliver(s, t->group, node);
 }
 
 static int64_t neighbour(const Sim *s, int64_t node, int port) {
@@ -417,17 +248,17 @@ enum { STILL_CYCLES = 64 };
 
 int64_t noc_run(Sim *s, int64_t until) {
     while (s->now < until) {
-        run_events(s);
+        noc_run_events(s);
         if (!s->in_network && !s->active_source_count) {
-            if (!events_left(s)) return s->open_tasks ? WEDGED : DONE;
-            s->now = next_time(s) < until ? next_time(s) : until;
+            if (!noc_events_left(s)) return s->open_tasks ? WEDGED : DONE;
+            s->now = noc_next_time(s) < until ? noc_next_time(s) : until;
             s->idle_cycles = 0;
             continue;
         }
         s->moved = 0;
         cycle(s);
         if (s->status != DONE) return s->status; /* `now` is the cycle of the fault */
-        s->idle_cycles = s->moved || events_left(s) ? 0 : s->idle_cycles + 1;
+        s->idle_cycles = s->moved || noc_events_left(s) ? 0 : s->idle_cycles + 1;
         if (s->idle_cycles >= STILL_CYCLES) return DEADLOCK;
         s->now++;
     }
