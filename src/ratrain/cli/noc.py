@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import click
 
-from ratrain.cli.noc_models import gemm, reproduce
+from ratrain.cli.noc_models import costs, gemm, reproduce
 from ratrain.cli.noc_run import collective, sweep
 
 
@@ -18,9 +18,10 @@ def command() -> None:
     ratrain noc collective reduce --shape 4x4 --size 8KiB
     ratrain noc sweep --mesh 8x8
     ratrain noc gemm summa
+    ratrain noc costs
     ratrain noc reproduce
     """
 
 
-for _verb in (sweep, collective, gemm, reproduce):
+for _verb in (sweep, collective, gemm, costs, reproduce):
     command.add_command(_verb)

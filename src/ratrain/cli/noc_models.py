@@ -188,3 +188,38 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
         "matches": figure.matches,
         "note": figure.note,
     }
+
+
+# ---- costs ----
+
+
+@click.command()
+@JSON
+def costs(as_json: bool) -> None:
+    """Fitted costs of the collectives, for a planner.
+
+    cycles = L (alpha + beta beats) + hop distance, with L = 1 in hardware and the number of
+    levels of a software tree. Measured on the simulated chip.
+
+    \b
+    Example: ratrain noc costs --json
+    """
+    from dataclasses import asdict
+
+    from ratrain.chip.noc.costs import collective_costs
+
+    table = collective_costs()
+    if as_json:
+        print_json([{**asdict(c), "form": c.form.name.lower()} for c in table])
+        return
+    click.echo(
+        f"{'collective':<19}{'format':<8}{'contention':<18}{'alpha':>7}{'beta':>7}{'hop':>6}"
+    )
+    for c in table:
+        click.echo(
+            f"{c.kind + ' ' + c.algorithm:<19}{c.form.name.lower():<8}{c.contention:<18}"
+            f"{c.alpha_cycles:7.1f}{c.beta_cycles_per_beat:7.2f}{c.hop_cycles:6.1f}"
+            f"  +-{100 * c.worst_error:.0f} %"
+        )
+    click.echo("\nfp64 rows: cycle-exact routers, calibrated endpoints;")
+    click.echo("fp32 and fp16: latency derived from the FPU's.")

@@ -267,7 +267,7 @@ def curve_svg(series: dict[str, list[tuple[float, float]]], title: str) -> str:
         f'<text x="{width - 20}" y="{base + 30}" text-anchor="end">'
         "offered flits per node and cycle</text>"
     )
-    parts.append('<text x="8" y="36">cycles</text>')
+    parts.append('<text x="8" y="28">cycles</text>')
     for number, (name, points) in enumerate(series.items()):
         colour = palette[number % len(palette)]
         path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
