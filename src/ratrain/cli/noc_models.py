@@ -73,13 +73,13 @@ def gemm(dataflow: str, basis: str, simulate: str | None, as_json: bool) -> None
             size = models.compute_bound_until(points)
             click.echo(f"  {b:<10}{size}x{size}")
         click.echo(
-            "The published models charge the hardware 1 cycle per hop and the software a fixed\n"
+            "The published models charge the hardware 1 cycle per hop, the software a fixed\n"
             "barrier. The routers take 2 cycles each way, so both get slower with distance."
         )
     for one in runs:
         click.echo(
-            f"simulated {one['mesh']}x{one['mesh']} {one['name']:<28}{one['cycles']:>8.0f} cycles"
-            f"{100 * one['busy']:5.0f}% busy  {one['clusters_checked']} clusters checked"
+            f"simulated {one['mesh']}x{one['mesh']} {one['name']:<20}{one['cycles']:>7.0f} cycles"
+            f"{100 * one['busy']:4.0f}% busy, {one['clusters_checked']} checked"
         )
 
 
@@ -198,7 +198,7 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
 def costs(as_json: bool) -> None:
     """Fitted costs of the collectives, for a planner.
 
-    cycles = L (alpha + beta beats) + hop distance, with L = 1 in hardware and the number of
+    cycles = L (alpha + beta beats + hop distance), with L = 1 in hardware and the number of
     levels of a software tree. Measured on the simulated chip.
 
     \b

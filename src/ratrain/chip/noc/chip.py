@@ -23,7 +23,7 @@ class EndpointSpec:
     """Before the first flit of a DMA transfer; gives the published alpha 17 at one hop."""
     collective_setup_cycles: int = 8
     """More for a multicast or reduction; gives the published 33 + n on a row of four."""
-    memory_latency_cycles: int = 14
+    memory_latency_cycles: int = 15
     """Of a memory tile; gives the published alpha 30 from memory to a cluster."""
     store_cycles: int = 14
     """Store, fence and wake-up of a barrier; gives 20 + 4 cycles per hop."""

@@ -1,7 +1,8 @@
-"""What a planner needs: cycles of a collective as L (alpha + beta n) + hop d, fitted to runs.
+"""What a planner needs: cycles of a collective as L (alpha + beta n + hop d), fitted to runs.
 
-L is 1 in hardware, the number of levels of a software tree; n is the number of 64-byte beats, d the hops from the corner to the farthest cluster. Each row says
-what it was fitted on and how far the fit is from the worst of those runs.
+L is 1 in hardware, the number of levels of a software tree; n is the number of 64-byte beats, d
+the hops from the corner to the farthest cluster. Each row says how far the fit is from the worst
+of its runs.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ LINES = ((2, 1), (4, 1), (8, 1))
 
 @dataclass(frozen=True)
 class CollectiveCost:
-    """cycles = L (alpha + beta * beats) + hop * distance; L: see `levels`."""
+    """cycles = L (alpha + beta * beats + hop * distance); L: see `levels`."""
 
     kind: Kind
     algorithm: Algorithm
@@ -45,9 +46,9 @@ class CollectiveCost:
 
     def cycles(self, size_bytes: int, columns: int, rows: int) -> float:
         """The fitted time."""
-        once = self.alpha_cycles + self.beta_cycles_per_beat * beats(size_bytes)
         distance = columns - 1 + rows - 1
-        return levels(self.algorithm, columns, rows) * once + self.hop_cycles * distance
+        once = self.alpha_cycles + self.beta_cycles_per_beat * beats(size_bytes)
+        return levels(self.algorithm, columns, rows) * (once + self.hop_cycles * distance)
 
 
 def levels(algorithm: Algorithm, columns: int, rows: int) -> int:
@@ -137,7 +138,7 @@ def _solve(
     features: list[list[float]] = []
     for size, c, r, _ in runs:
         times = levels(algorithm, c, r)
-        features.append([times, times * beats(size) if sized else 0.0, c + r - 2])
+        features.append([times, times * beats(size) if sized else 0.0, times * (c + r - 2)])
     table = np.array(features)
     cycles = np.array([float(run[3]) for run in runs])
     solution = np.linalg.lstsq(table, cycles, rcond=None)[0]

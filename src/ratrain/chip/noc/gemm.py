@@ -19,7 +19,7 @@ from ratrain.chip.noc.chip import ChipSpec
 Basis = Literal["published", "arxiv", "rtl"]
 BASES: dict[Basis, str] = {
     "published": "MLSys 2026: tile 18, a hop costs nothing in software trees",
-    "arxiv": "arXiv v2: tile 16, 2 cycles per hop in software trees, 1 in hardware",
+    "arxiv": "arXiv v2: tile 16, a hop costs 2 in software trees, 1 in hardware",
     "rtl": "the routers' 2 cycles per hop each way and the true barrier, tile 16",
 }
 Dataflow = Literal["summa", "fcl"]

@@ -102,19 +102,26 @@ def draw(mesh: MeshSpec, traffic: Traffic, load: float, cycles: int) -> Workload
 
 
 def measure(
-    mesh: MeshSpec, traffic: Traffic, load: float, *, warmup: int = 2000, window: int = 8000
+    mesh: MeshSpec,
+    traffic: Traffic,
+    load: float,
+    *,
+    warmup: int = 2000,
+    window: int = 8000,
+    drain: int | None = None,
 ) -> LoadPoint:
-    """One point of the curve."""
+    """One point of the curve; traffic goes on for `drain` cycles (one window) after the window."""
     end = warmup + window
-    workload = draw(mesh, traffic, load, end + window)
+    over = end + (window if drain is None else drain)
+    workload = draw(mesh, traffic, load, over)
     sim = Simulation(workload)
-    started = time.process_time()
+    started = time.thread_time()
     sim.run(warmup)
     before, links_before = sim.counters()["ejected"], sim.links()[0]
     sim.run(end)
     after, links_after = sim.counters()["ejected"], sim.links()[0]
-    status = sim.run(end + window)
-    cpu_s = time.process_time() - started
+    status = sim.run(over)
+    cpu_s = time.thread_time() - started
     result = finish(sim, mesh, status)
     if STATUS[status] not in ("done", "time limit"):
         raise_fault(result)
@@ -161,4 +168,4 @@ def sweep(
 def saturation(mesh: MeshSpec, traffic: Traffic, *, window: int = 8000) -> LoadPoint:
     """What the network accepts when every node always has something to send."""
     full = 1.0 if traffic.packet_flits == 1 else 0.95
-    return measure(mesh, traffic, full, window=window)
+    return measure(mesh, traffic, full, window=window, drain=0)
