@@ -67,7 +67,7 @@ typedef struct {
     uint8_t count[16], start[16], head[16];
     uint16_t live, seen;
     uint8_t past[PORTS];
-    uint8_t was_active;
+    uint8_t was_active, arbitrating; /* outputs whose arbiter remembers a request */
     Arbiter arbiter[PORTS];
     int32_t occupancy; /* flits in any queue, link stage or the unit of this router */
 } Router;
@@ -136,7 +136,7 @@ void noc_combine(int64_t op, int64_t format, uint8_t *into, const uint8_t *other
 uint8_t noc_route(const Header *h, int x, int y);
 uint8_t noc_expected(const Header *h, int x, int y);
 int noc_tree_pick(uint8_t requests, uint8_t rr, int levels);
-uint8_t noc_next_rr(uint8_t requests, uint8_t rr, int count);
+uint8_t noc_next_rr(uint8_t requests, uint8_t rr);
 void noc_router_cycle(Sim *s, int64_t layer, int64_t plane, int64_t node);
 
 /* tasks.c */

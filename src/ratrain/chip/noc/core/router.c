@@ -58,12 +58,10 @@ int noc_tree_pick(uint8_t requests, uint8_t rr, int levels) {
 }
 
 /* The next requester above rr, else the lowest one. */
-uint8_t noc_next_rr(uint8_t requests, uint8_t rr, int count) {
-    for (int i = rr + 1; i < count; i++)
-        if (requests >> i & 1) return (uint8_t)i;
-    for (int i = 0; i <= rr; i++)
-        if (requests >> i & 1) return (uint8_t)i;
-    return rr;
+uint8_t noc_next_rr(uint8_t requests, uint8_t rr) {
+    unsigned above = requests & ~((2u << rr) - 1);
+    if (above) return (uint8_t)__builtin_ctz(above);
+    return requests ? (uint8_t)__builtin_ctz(requests) : rr;
 }
 
 static int same_reduction(const Task *a, const Task *b) {
@@ -246,13 +244,16 @@ static int selected(const Arbiter *a, uint8_t cand) {
 }
 
 /* The arbiter's registers after this cycle; `grant`: the last flit of a packet left. */
-static void advance(Arbiter *a, uint8_t cand, int grant) {
+static void advance(Router *r, int output, uint8_t cand, int grant) {
+    Arbiter *a = &r->arbiter[output];
     uint8_t used = requests_used(a, cand);
     if (a->snapshot == 0 || a->last) a->snapshot = cand;
     a->last = (uint8_t)grant;
-    if (grant) a->rr = noc_next_rr(used, a->rr, REQUESTERS);
+    if (grant) a->rr = noc_next_rr(used, a->rr);
     a->locked = used && !grant;
     a->held = used;
+    uint8_t bit = (uint8_t)(1 << output);
+    r->arbitrating = a->snapshot || a->locked ? r->arbitrating | bit : r->arbitrating & ~bit;
 }
 
 /* Lockstep forks: a flit moves only when it won every output it wants. */
@@ -265,10 +266,37 @@ static void keep_whole_forks(const uint8_t wants[], int picks[]) {
         if (picks[o] >= 0 && picks[o] < UNIT && lost >> picks[o] & 1) picks[o] = -1;
 }
 
+/* The common case: every head is a unicast with one output and nothing is being reduced. The same
+ * decisions as below without the bookkeeping of forks; 0 if this is not that case. */
+static int plain_cycle(Sim *s, Router *r, int64_t id) {
+    uint8_t cands[PORTS] = {0};
+    const Flit *heads[PORTS];
+    unsigned outputs = 0;
+    for (unsigned left = r->seen & ((1 << PORTS) - 1); left; left &= left - 1) {
+        int i = __builtin_ctz(left);
+        const Flit *head = heads[i] = queue_head(s, id, r, i);
+        if (head->kind != PLAIN || (head->route & (head->route - 1))) return 0;
+        cands[__builtin_ctz(head->route)] |= (uint8_t)(1 << i);
+        outputs |= head->route;
+    }
+    for (unsigned left = outputs | r->arbitrating; left; left &= left - 1) {
+        int o = __builtin_ctz(left), pick = -1;
+        Arbiter *a = &r->arbiter[o];
+        if (cands[o] && r->start[OUT + o] < s->c.output_depth) pick = selected(a, cands[o]);
+        advance(r, o, cands[o], pick >= 0 && heads[pick]->last);
+        if (pick >= 0) { /* the flit moves with its reference to the values */
+            queue_push(s, id, r, OUT + o, heads[pick]);
+            queue_pop(s, r, pick);
+        }
+    }
+    return 1;
+}
+
 void noc_router_cycle(Sim *s, int64_t layer, int64_t plane, int64_t node) {
     int64_t id = layer * s->nodes + node;
     Router *r = &s->routers[id];
     Unit *u = layer == plane * s->c.vcs ? &s->units[plane * s->nodes + node] : 0;
+    if (!(u && u->busy) && plain_cycle(s, r, id)) return;
     const Flit *heads[REQUESTERS] = {0};
     uint8_t wants[REQUESTERS] = {0}, expected[PORTS] = {0}, served[PORTS] = {0};
     uint8_t arithmetic = 0, moved = 0, outputs = 0, cands[PORTS] = {0}, parallel[PORTS] = {0};
@@ -312,9 +340,8 @@ void noc_router_cycle(Sim *s, int64_t layer, int64_t plane, int64_t node) {
     }
     if (s->c.lockstep) keep_whole_forks(wants, picks);
     for (int o = 0; o < PORTS; o++) {
-        Arbiter *a = &r->arbiter[o];
-        if (cands[o] || a->snapshot || a->locked)
-            advance(a, cands[o], picks[o] >= 0 && heads[picks[o]]->last);
+        if (cands[o] || r->arbitrating >> o & 1)
+            advance(r, o, cands[o], picks[o] >= 0 && heads[picks[o]]->last);
     }
     for (unsigned left = outputs; left; left &= left - 1) {
         int o = __builtin_ctz(left);

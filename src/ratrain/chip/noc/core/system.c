@@ -133,7 +133,7 @@ static void node_links(Sim *s, int64_t plane, int64_t node) {
         if (!ready) continue;
         uint8_t *rr = &s->link_rr[(plane * s->nodes + node) * PORTS + port];
         int v = vcs > 1 ? noc_tree_pick(ready, *rr, levels) : 0;
-        *rr = noc_next_rr(ready, *rr, (int)vcs);
+        *rr = noc_next_rr(ready, *rr);
         link_send(s, base + v, node, port);
     }
 }
@@ -187,7 +187,7 @@ static void inject(Sim *s) {
         }
         if (ready) {
             int v = vcs > 1 ? noc_tree_pick(ready, s->inject_rr[place], vcs > 2 ? 2 : 1) : 0;
-            s->inject_rr[place] = noc_next_rr(ready, s->inject_rr[place], (int)vcs);
+            s->inject_rr[place] = noc_next_rr(ready, s->inject_rr[place]);
             source_send(s, plane * vcs + v, node);
         }
         if (waiting) s->active_sources[kept++] = place;
