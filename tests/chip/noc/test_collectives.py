@@ -90,12 +90,16 @@ def test_published_alphas_come_out_of_the_calibrated_endpoints() -> None:
     assert run(system.workload).last_cycle == 30 + 16
 
 
-def test_the_simulated_tree_is_within_a_tenth_of_the_published_model() -> None:
+@pytest.mark.parametrize("rows", [1, 4])
+def test_the_simulated_tree_is_within_five_percent_of_the_published_model(rows: int) -> None:
+    """Over 1 to 32 KiB; the smallest is 8 % faster, as a true barrier need not wait for all."""
+    ratios: list[float] = []
     for size in analytic.SIZES_BYTES:
-        for r in (1, 4):
-            request = Request("multicast", "tree", size, 4, r, from_memory=True, values=False)
-            model = analytic.multicast_tree(size // 64, 4, r, with_distance=r > 1)
-            assert collective(CHIP, request).cycles == pytest.approx(model, rel=0.1)
+        request = Request("multicast", "tree", size, 4, rows, from_memory=True, values=False)
+        model = analytic.multicast_tree(size // 64, 4, rows, with_distance=rows > 1)
+        ratios.append(collective(CHIP, request).cycles / model)
+    assert analytic.geomean(ratios) == pytest.approx(1, rel=0.05)
+    assert all(0.9 < ratio < 1.1 for ratio in ratios)
 
 
 def test_hardware_wins_by_more_on_a_mesh_than_on_a_row() -> None:

@@ -209,7 +209,7 @@ const frames = $frames, planes = $planes, last = $last;
 const at = document.getElementById("at"), now = document.getElementById("now");
 let lit = [], timer = null;
 const hue = (plane, task) =>
-  `hsl($${(plane * 97 + task * 47) % 360} 75% $${45 + 10 * (plane % 2)}%)`;
+  `hsl($${(plane * 97 + task * 47) % 360} 75% $${62 + 8 * (plane % 2)}%)`;
 function show(cycle) {
   for (const box of lit) box.style.fill = "";
   lit = [];
