@@ -98,3 +98,19 @@ def test_mistakes_get_one_message_and_no_traceback(words: tuple[str, ...], messa
 def test_help_teaches_by_example() -> None:
     for verb in ("sweep", "collective", "gemm", "reproduce", "costs"):
         assert "ratrain noc" in noc(verb, "--help")
+
+
+def test_without_the_compiled_core_the_simulator_says_so_and_models_work(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    from ratrain.chip.noc import binding
+    from ratrain.errors import ChipError
+
+    monkeypatch.setattr(binding, "EXTENSION_SUFFIXES", [".absent"])
+    binding._library.cache_clear()
+    try:
+        with pytest.raises(ChipError, match="compiled mesh simulator is missing"):
+            noc("collective", "barrier")
+        assert "SUMMA" in noc("reproduce", "--models-only")
+    finally:
+        binding._library.cache_clear()
