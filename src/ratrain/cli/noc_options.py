@@ -127,6 +127,7 @@ def progress(total: int, what: str) -> Generator[Callable[[], None]]:
         TimeRemainingColumn,
     )
 
+    console = Console(stderr=True)
     bar = Progress(
         TextColumn(what),
         BarColumn(bar_width=24),
@@ -135,8 +136,9 @@ def progress(total: int, what: str) -> Generator[Callable[[], None]]:
         TimeElapsedColumn(),
         TextColumn("left"),
         TimeRemainingColumn(),
-        console=Console(stderr=True),
+        console=console,
         transient=True,
+        disable=not console.is_terminal,
     )
     with bar:
         task = bar.add_task(what, total=total, rate="")

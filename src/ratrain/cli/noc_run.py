@@ -239,10 +239,12 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
     return {
         "kind": request.kind,
         "algorithm": request.algorithm,
-        "size_bytes": request.size_bytes,
+        "size_bytes": 0 if request.kind == "barrier" else request.size_bytes,
         "shape": [request.columns, request.rows],
         "cycles": outcome.cycles,
-        "payload_rate_bytes_per_cycle": outcome.payload_rate_bytes_per_cycle,
+        "payload_rate_bytes_per_cycle": (
+            None if request.kind == "barrier" else outcome.payload_rate_bytes_per_cycle
+        ),
         "clusters_checked": outcome.values_checked,
         "flits": run.ejected_flits,
         "combines": int(run.combines.sum()),

@@ -141,6 +141,27 @@ def test_the_planners_table_is_exact_for_hardware_and_says_how_wrong_it_is_for_s
     assert together.hop_cycles == table["reduce", "hw", Format.FP64, "alone"].hop_cycles
 
 
+@pytest.mark.parametrize("kind", ["reduce", "all-reduce", "reduce-scatter"])
+def test_a_unit_with_k_inputs_reduces_a_mesh_in_one_go(kind: Kind) -> None:
+    cycles: dict[str, int] = {}
+    for unit in ("rtl080", "kinput", "ideal"):
+        router = RouterSpec(reduction=unit, reduction_latency_cycles=5)  # type: ignore[arg-type]
+        outcome = collective(ChipSpec(4, 4, router=router), Request(kind, "hw", 4096, 4, 4))
+        assert outcome.values_checked == (1 if kind == "reduce" else 16)
+        cycles[unit] = outcome.cycles
+    assert cycles["ideal"] < cycles["kinput"]
+
+
+def test_one_pass_at_half_rate_takes_as_long_as_two_passes() -> None:
+    """The paper's prose has the one, its benchmark the other."""
+    cycles: dict[str, int] = {}
+    for unit in ("rtl080", "kinput"):
+        router = RouterSpec(reduction=unit, reduction_latency_cycles=5)  # type: ignore[arg-type]
+        request = Request("reduce", "hw", 32768, 4, 4, values=False)
+        cycles[unit] = collective(ChipSpec(4, 4, router=router), request).cycles
+    assert cycles["kinput"] == pytest.approx(cycles["rtl080"], rel=0.01)
+
+
 def test_without_dca_only_software_reduces() -> None:
     chip = ChipSpec(4, 4, router=RouterSpec(dca=False))
     assert collective(chip, Request("reduce", "tree", 1024, 4, 4)).values_checked == 1

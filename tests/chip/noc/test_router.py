@@ -127,5 +127,9 @@ def test_places_and_masks_outside_the_mesh_are_refused() -> None:
         w.packet((0, 0), (3, 0), 1)
     with pytest.raises(SpecError, match="outside the mesh"):
         w.packet((0, 0), (0, 0), 1, op=Opcode.MULTICAST, mask=(3, 0))
+    with pytest.raises(SpecError, match="do not fill"):
+        w.packet((0, 0), (1, 0), 3, size_bytes=8)
+    with pytest.raises(SpecError, match="plane 4 of 1"):
+        w.packet((0, 0), (1, 0), 3, plane=4)
     with pytest.raises(SpecError, match="before it"):
         w.packet((0, 0), (1, 0), 1, after=[After(5)])

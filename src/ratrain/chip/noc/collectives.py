@@ -216,8 +216,16 @@ class _Collective:
             self._expect(group.corner, 0, summed)
         return self._steps(steps, {}, in_place=False)
 
+    @property
+    def _in_one_go(self) -> bool:
+        """A unit with k inputs can reduce rows and columns at once."""
+        many = self.chip.router.reduction in ("kinput", "ideal")
+        return many and self.request.columns > 1 and self.request.rows > 1
+
     def _hardware_reduce(self) -> Waiting:
         """Rows to the first column, a barrier, then that column: the unit takes two inputs."""
+        if self._in_one_go:
+            return self._reduce_in_one_go()
         (x0, y0), (mx, my) = self.group.corner, self.group.mask
         result, waiting = self.room, cast(Waiting, {})
         for y in range(y0, y0 + my + 1):
@@ -235,6 +243,18 @@ class _Collective:
             ]
             self._expect(self.group.corner, result, fold(sums, self.op, self.request.form))
         return waiting
+
+    def _reduce_in_one_go(self) -> Waiting:
+        """Three inputs meet in the first column: from the north, the east and its own cluster."""
+        (x0, y0), (mx, my) = self.group.corner, self.group.mask
+        if self.request.values:
+            sums: list[NDArray[np.uint8]] = []
+            for y in _order(y0, my):
+                row = self._sum([(x, y) for x in _order(x0 + 1, mx - 1)], 0, self.block)
+                parts = [*sums[-1:], row, self.start[x0, y][: self.block]]
+                sums.append(fold(parts, self.op, self.request.form))
+            self._expect(self.group.corner, self.room, sums[-1])
+        return self._reduce(self.group, self.group.corner, 0, self.room)
 
     def _reduce(
         self, group: Group, dst: Place, read: int, write: int, after: Waiting | None = None
@@ -270,7 +290,8 @@ class _Collective:
     def _result_at(self) -> int:
         if self.request.algorithm != "hw":
             return 0
-        return self.room * (1 + (self.request.columns > 1 and self.request.rows > 1))
+        both = self.request.columns > 1 and self.request.rows > 1
+        return self.room * (2 if both and not self._in_one_go else 1)
 
     def all_gather(self) -> Waiting:
         """Every member multicasts its block; in phases that cannot deadlock."""

@@ -14,14 +14,13 @@ from ratrain.chip.noc.spec import MeshSpec
 from ratrain.chip.noc.workload import TASK_FIELDS, Place, Workload
 from ratrain.errors import ChipError
 
-Status = Literal["done", "time limit", "deadlock", "wedged", "lost operand", "no memory"]
+Status = Literal["done", "time limit", "deadlock", "wedged", "lost operand"]
 STATUS: tuple[Status, ...] = (
     "done",
     "time limit",
     "deadlock",
     "wedged",
     "lost operand",
-    "no memory",
 )
 PORTS = ("N", "E", "S", "W", "L")
 NEVER = 1 << 60
@@ -47,6 +46,8 @@ class Run:
     cycles: int
     injected_flits: int
     ejected_flits: int
+    undelivered: int
+    """Messages that have left their source and not arrived anywhere."""
     injected_at: NDArray[np.int64]
     first_at: NDArray[np.int64]
     last_at: NDArray[np.int64]
@@ -79,7 +80,10 @@ def finish(sim: Simulation, mesh: MeshSpec, status: int) -> Run:
     """The results of a simulation as they stand."""
     counters = sim.counters()
     links, combines = sim.links()
+    deliveries = sim.deliveries(counters["deliveries"])
     column = {name: i for i, name in enumerate(TASK_FIELDS)}
+    packets = sim.tasks[sim.tasks[:, column["kind"]] == 0]
+    begun = packets[packets[:, column["injected_at"]] >= 0, column["group"]]
     fault = None
     if STATUS[status] == "lost operand":
         mask = counters["fault_inputs"]
@@ -96,10 +100,11 @@ def finish(sim: Simulation, mesh: MeshSpec, status: int) -> Run:
         cycles=counters["now"],
         injected_flits=counters["injected"],
         ejected_flits=counters["ejected"],
+        undelivered=int(np.setdiff1d(begun, deliveries[:, 0]).size),
         injected_at=sim.tasks[:, column["injected_at"]].copy(),
         first_at=sim.tasks[:, column["first_at"]].copy(),
         last_at=sim.tasks[:, column["last_at"]].copy(),
-        deliveries=sim.deliveries(counters["deliveries"]),
+        deliveries=deliveries,
         link_flits=links,
         combines=combines,
         trace=sim.trace(counters["traces"]),
@@ -118,10 +123,9 @@ def raise_fault(result: Run) -> None:
             fix="reduce rows first and columns second, or choose reduction='kinput'",
         )
     if result.status == "deadlock":
-        stuck = int((result.injected_at >= 0).sum() - (result.last_at >= 0).sum())
         raise ChipError(
             f"deadlock: {result.ejected_flits} flits are out, the others block each other"
-            + (f" ({stuck} messages have not arrived anywhere)" if stuck > 0 else ""),
+            f" ({result.undelivered} messages have not arrived anywhere)",
             place=f"mesh cycle {result.cycles}",
             fix="ask ratrain.chip.noc.deadlock.serialise() for phases that cannot block",
         )

@@ -17,7 +17,7 @@ from numpy.typing import NDArray
 from ratrain.chip.noc.binding import Simulation
 from ratrain.chip.noc.mesh import STATUS, finish, raise_fault
 from ratrain.chip.noc.spec import MeshSpec
-from ratrain.chip.noc.workload import Workload
+from ratrain.chip.noc.workload import TASK_FIELDS, Workload
 from ratrain.errors import SpecError
 
 Pattern = Literal["uniform", "transpose", "hotspot"]
@@ -125,7 +125,7 @@ def measure(
     result = finish(sim, mesh, status)
     if STATUS[status] not in ("done", "time limit"):
         raise_fault(result)
-    created = workload.task_table()[:, 17]
+    created = workload.task_table()[:, TASK_FIELDS.index("release")]
     mine = (created >= warmup) & (created < end)
     arrived = mine & (result.last_at >= 0)
     # A worm's first_at is set at its first flit: whole only once the last flit was delivered.

@@ -102,9 +102,21 @@ class Workload:
         """
         task = len(self._rows)
         node, target = self.mesh.node(*src), self.mesh.node(*dst)
+        if not 0 <= plane < len(self.mesh.planes):
+            raise SpecError(
+                f"plane {plane} of {len(self.mesh.planes)}",
+                place=f"packet {task}",
+                fix="use the number that MeshSpec.plane(name) returns",
+            )
         self._check(op, dst, mask, src, sources, flits, header_flits, vc, form)
         if size_bytes is None:
             size_bytes = (flits - header_flits) * self.mesh.planes[plane].flit_bytes
+        elif not self._fills(size_bytes, flits - header_flits, plane):
+            raise SpecError(
+                f"{size_bytes} bytes do not fill {flits - header_flits} flits",
+                place=f"packet {task}",
+                fix="leave size_bytes out, or send as many flits as it needs",
+            )
         self._check_memory(read_at, size_bytes)
         self._check_memory(write_at, size_bytes)
         row = [0, plane, vc, op, form, task if group is None else group, node, target, *mask]
@@ -135,6 +147,12 @@ class Workload:
         With `read_at`, memory[write_at] becomes op(memory[write_at], memory[read_at]) at the end
         (a copy, for UNICAST).
         """
+        if op is not Opcode.UNICAST and not Opcode.FP_ADD <= op <= Opcode.INT_MAX_U:
+            raise SpecError(
+                f"{op.name} is not arithmetic", place=f"task {len(self._rows)}", fix="use FP_ADD.."
+            )
+        if cycles < 0:
+            raise SpecError(f"{cycles} cycles", place="work", fix="use 0 or more")
         self._check_memory(read_at, size_bytes)
         self._check_memory(write_at, size_bytes)
         number = -1 if unit is None else self._units.setdefault(unit, len(self._units))
@@ -259,6 +277,10 @@ class Workload:
                         place=place,
                         fix="use a mask whose members all exist (aligned power-of-two groups)",
                     ) from error
+
+    def _fills(self, size_bytes: int, flits: int, plane: int) -> bool:
+        width = self.mesh.planes[plane].flit_bytes
+        return (flits - 1) * width < size_bytes <= flits * width or size_bytes == flits == 0
 
     def _check_memory(self, offset: int, size_bytes: int) -> None:
         room = self.memory.shape[1]
