@@ -9,6 +9,7 @@ import click
 from ratrain.cli.noc_options import JSON, one_of, print_json, progress
 
 if TYPE_CHECKING:
+    from ratrain.chip.noc.energy import EnergyPoint
     from ratrain.chip.noc.gemm import Basis, Dataflow, GemmPoint
     from ratrain.chip.noc.reproduce import Figure
 
@@ -58,15 +59,16 @@ def gemm(dataflow: str, basis: str, simulate: str | None, as_json: bool) -> None
         click.echo(f"{flow}, {b}: {models.BASES[b]}")
         click.echo(
             f"{'mesh':>9}{'compute':>9}{'load':>7}{'software':>10}{'hardware':>10}"
-            f"{'speed-up':>10}{'busy':>7}"
+            f"{'speed-up':>10}{'busy':>7}{'energy':>8}"
         )
         for p in points:
             click.echo(
                 f"{f'{p.mesh}x{p.mesh}':>9}{p.compute_cycles:9.0f}{p.load_cycles:7.0f}"
                 f"{p.software_cycles:10.0f}{p.hardware_cycles:10.0f}{p.speedup:10.2f}"
-                f"{100 * p.utilisation:6.0f}%"
+                f"{100 * p.utilisation:6.0f}%{_energy(p).ratio:8.3f}"
             )
         click.echo()
+    click.echo("energy: software over hardware, one iteration of the whole mesh\n")
     if flow == "summa" and len(tables) > 1:
         click.echo("compute-bound with hardware collectives up to:")
         for b, points in tables.items():
@@ -92,7 +94,17 @@ def _gemm_json(point: GemmPoint) -> dict[str, Any]:
         "hardware_cycles": point.hardware_cycles,
         "speedup": point.speedup,
         "utilisation": point.utilisation,
+        "software_pj": _energy(point).software_pj,
+        "hardware_pj": _energy(point).hardware_pj,
     }
+
+
+def _energy(point: GemmPoint) -> EnergyPoint:
+    from ratrain.chip.noc.chip import ChipSpec
+    from ratrain.chip.noc.energy import energy
+    from ratrain.chip.noc.gemm import tile_edge
+
+    return energy(point.dataflow, point.mesh, edge=tile_edge(point.basis, ChipSpec()))
 
 
 def _simulate_gemm(flow: Dataflow, size: int) -> list[dict[str, Any]]:
@@ -135,6 +147,8 @@ def reproduce(models_only: bool, as_json: bool) -> None:
     \b
     Example: ratrain noc reproduce --json
     """
+    from dataclasses import asdict
+
     from ratrain.chip.noc import area
     from ratrain.chip.noc.reproduce import model_figures, simulated_figures
 
@@ -145,7 +159,12 @@ def reproduce(models_only: bool, as_json: bool) -> None:
                 figures.append(figure)
                 advance()
     if as_json:
-        print_json([_figure_json(f) for f in figures])
+        print_json(
+            {
+                "figures": [_figure_json(f) for f in figures],
+                "router_area": [asdict(row) for row in area.router_area()],
+            }
+        )
         return
     click.echo(f"{'':<48}{'published':>10}{'ours':>9}{'':>9}")
     for figure in figures:

@@ -56,7 +56,10 @@ def test_collective_compares_algorithms_and_shows_the_steps(tmp_path: Path) -> N
 def test_gemm_shows_the_models_and_a_simulation(flow: str) -> None:
     assert fits(noc("gemm", flow, "--simulate", "4"))
     data = noc_json("gemm", flow, "--basis", "arxiv", "--simulate", "4")
-    assert [p["mesh"] for p in data["models"]["arxiv"]] == [4, 8, 16, 32, 64, 128, 256]
+    points = data["models"]["arxiv"]
+    assert [p["mesh"] for p in points] == [4, 8, 16, 32, 64, 128, 256]
+    saved = max(p["software_pj"] / p["hardware_pj"] for p in points)
+    assert round(saved, 3) == {"summa": 1.169, "fcl": 1.088}[flow]
     assert all(run["clusters_checked"] == 16 for run in data["simulated"])
 
 
@@ -67,7 +70,9 @@ def test_costs_are_a_table_for_planners() -> None:
 
 def test_reproduce_sets_every_figure_beside_ours() -> None:
     assert fits(noc("reproduce", "--models-only"))
-    figures = noc_json("reproduce")
+    data = noc_json("reproduce")
+    figures = data["figures"]
+    assert round(data["router_area"][-1]["overhead"], 3) == 0.169
     assert {f["how"] for f in figures} == {"model", "fitted", "derived", "simulated"}
     assert all(f["matches"] or f["note"] for f in figures)
     slope = next(f for f in figures if f["quantity"].startswith("barrier, hardware"))
