@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
+    "noc": "inside the chip: a mesh network with collectives",
     "reproduce": "the RATrain paper's tables beside ours",
 }
 
