@@ -15,11 +15,12 @@ def command() -> None:
     A cycle-exact simulator of the routers, and the published models beside it.
 
     \b
-    ratrain noc collective reduce --shape 4x4 --size 8KiB
-    ratrain noc sweep --mesh 8x8
-    ratrain noc gemm summa
-    ratrain noc costs
-    ratrain noc reproduce
+    Examples (each takes --json):
+      ratrain noc collective reduce --shape 4x4 --size 8KiB
+      ratrain noc sweep --mesh 8x8
+      ratrain noc gemm summa
+      ratrain noc costs
+      ratrain noc reproduce
     """
 
 
