@@ -28,7 +28,7 @@ from ratrain.chip.noc.spec import MeshSpec, Plane
 from ratrain.chip.noc.traffic import Traffic, draw
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "chip" / "noc"))
-from reference import Reference  # pyright: ignore[reportMissingImports]
+from noc_reference import Reference  # pyright: ignore[reportMissingImports]
 
 BOOKSIM2_CYCLES_PER_S = 4000.0
 REPEATS = 7

@@ -112,20 +112,18 @@ def _simulate_gemm(flow: Dataflow, size: int) -> list[dict[str, Any]]:
     from ratrain.chip.noc.chip import ChipSpec
 
     chip = ChipSpec(size, size)
+    ways = [(hardware, buffers) for hardware in (False, True) for buffers in (2, 3)]
+    if flow == "fcl":
+        ways = [(False, 0), (True, 0)]
     found: list[dict[str, Any]] = []
-    for hardware in (False, True):
-        label = "hardware" if hardware else "software"
-        if flow == "fcl":
-            runs = [(label, simulation.simulate_fcl(chip, hardware=hardware))]
-        else:
-            runs = [
-                (
-                    f"{label}, {buffers} buffers",
-                    simulation.simulate_summa(chip, hardware=hardware, buffers=buffers),
-                )
-                for buffers in (2, 3)
-            ]
-        for name, run in runs:
+    with progress(len(ways), "simulations") as advance:
+        for hardware, buffers in ways:
+            name = "hardware" if hardware else "software"
+            if flow == "fcl":
+                run = simulation.simulate_fcl(chip, hardware=hardware)
+            else:
+                name += f", {buffers} buffers"
+                run = simulation.simulate_summa(chip, hardware=hardware, buffers=buffers)
             found.append(
                 {
                     "name": name,
@@ -135,6 +133,7 @@ def _simulate_gemm(flow: Dataflow, size: int) -> list[dict[str, Any]]:
                     "clusters_checked": run.clusters_checked,
                 }
             )
+            advance()
     return found
 
 

@@ -43,7 +43,7 @@ def parse_loads(text: str) -> list[float]:
         if ":" not in text:
             return [float(part) for part in text.split(",")]
         first, last, step = (float(part) for part in text.split(":"))
-        if step <= 0:
+        if step <= 0 or last < first:
             raise ValueError
     except ValueError as error:
         raise SpecError(

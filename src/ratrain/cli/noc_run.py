@@ -36,16 +36,34 @@ if TYPE_CHECKING:
     show_default=True,
     help="where packets go",
 )
-@click.option("--packet-flits", default=1, show_default=True, help="flits per packet")
-@click.option("--hotspot-share", default=0.1, show_default=True, help="of packets to the hot node")
+@click.option(
+    "--packet-flits",
+    type=click.IntRange(min=1),
+    default=1,
+    show_default=True,
+    help="flits per packet",
+)
+@click.option(
+    "--hotspot-share",
+    type=click.FloatRange(0, 1),
+    default=0.1,
+    show_default=True,
+    help="of packets to the hot node",
+)
 @click.option(
     "--loads",
     default="0.05:0.4:0.05",
     show_default=True,
     help="flits per node and cycle: a list, or first:last:step",
 )
-@click.option("--window", default=8000, show_default=True, help="measured cycles per load")
-@click.option("--seed", default=0, show_default=True)
+@click.option(
+    "--window",
+    type=click.IntRange(min=1),
+    default=8000,
+    show_default=True,
+    help="measured cycles per load",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
 @router_options
 @click.option("--svg", type=click.Path(path_type=Path), help="write the curve")
 @click.option("--heat", type=click.Path(path_type=Path), help="write the last load's link heat map")
@@ -126,7 +144,13 @@ def sweep(
     show_default=True,
     help="hw, tree, seq (pipelined chain), naive, or all",
 )
-@click.option("--batches", default=4, show_default=True, help="pieces of a software pipeline")
+@click.option(
+    "--batches",
+    type=click.IntRange(min=1),
+    default=4,
+    show_default=True,
+    help="pieces of a software pipeline",
+)
 @click.option("--op", default="add", show_default=True, help="add, mul, min, max, umin, umax")
 @click.option("--format", "form", default="fp64", show_default=True, help="fp64 .. fp8, int64 ..")
 @click.option(

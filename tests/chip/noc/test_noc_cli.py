@@ -88,6 +88,7 @@ def test_reproduce_sets_every_figure_beside_ours() -> None:
         (("collective", "reduce", "--format", "fp128"), "no format"),
         (("collective", "reduce", "--no-dca", "--algorithm", "hw"), "Direct Compute Access"),
         (("sweep", "--loads", "2"), "load of 2.0"),
+        (("sweep", "--loads", "0.5:0.1:0.1"), "is not a list of loads"),
         (("sweep", "--mesh", "8by8"), "is not a shape"),
     ],
 )

@@ -3,7 +3,7 @@
 A reading order:
     spec, opcodes   what a mesh is; what a flit may ask of it
     workload        packets and work that wait for each other
-    core/*.c        the routers, compiled (tests/chip/noc/reference.py is the same in Python)
+    core/*.c        the routers, compiled (tests/chip/noc/noc_reference.py is the same in Python)
     binding, mesh   running a workload; its results and faults
     numbers, arithmetic   the values on the wire, in every format
     chip, endpoint  clusters and memory tiles; DMA, stores, barriers

@@ -105,6 +105,8 @@ def collective(chip: ChipSpec, request: Request, *, trace: bool = False) -> Outc
             place="collective",
             fix=f"use a positive multiple of {request.form.width_bytes}",
         )
+    if request.batches < 1:
+        raise SpecError(f"{request.batches} batches", place="collective", fix="use 1 or more")
     return _Collective(chip, request).simulate(trace=trace)
 
 
@@ -136,7 +138,7 @@ class _Collective:
         build[self.request.kind]()
         result = run(self.system.workload, trace=trace)
         checked = self._check() if self.request.values else 0
-        return Outcome(self.request, result.last_cycle, checked, result)
+        return Outcome(self.request, max(0, result.last_cycle), checked, result)
 
     # ---- values ----
 
@@ -227,7 +229,7 @@ class _Collective:
         if self._in_one_go:
             return self._reduce_in_one_go()
         (x0, y0), (mx, my) = self.group.corner, self.group.mask
-        result, waiting = self.room, cast(Waiting, {})
+        result, waiting = (self.room if mx else 0), cast(Waiting, {})
         for y in range(y0, y0 + my + 1):
             row = Group((x0, y), (mx, 0))
             if mx:
@@ -322,10 +324,10 @@ class _Collective:
         self.block = block * len(members)
         waiting = self._hardware_reduce()
         offset, data = self.expected.pop(corner, (self._result_at(), np.zeros(0, np.uint8)))
-        target, done = 3 * self.room, cast(Waiting, {})
+        target, done, ready = 3 * self.room, cast(Waiting, {}), waiting.get(corner, [])
         for i, place in enumerate(members):
             at = offset + i * block
-            done[place] = self.system.copy(corner, place, at, target, block, waiting[corner])
+            done[place] = self.system.copy(corner, place, at, target, block, ready)
             if self.request.values:
                 self._expect(place, target, data[i * block : (i + 1) * block])
         self.block = block

@@ -83,6 +83,8 @@ def destinations(
 def draw(mesh: MeshSpec, traffic: Traffic, load: float, cycles: int) -> Workload:
     """The packets of `cycles` cycles at `load` flits per node and cycle."""
     rng = np.random.default_rng(traffic.seed)
+    if traffic.packet_flits < 1:
+        raise SpecError(f"{traffic.packet_flits} flits", place="traffic", fix="use 1 or more")
     chance = load / traffic.packet_flits
     if not 0 < chance <= 1:
         raise SpecError(

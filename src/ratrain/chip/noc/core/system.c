@@ -109,7 +109,7 @@ static void link_send(Sim *s, int64_t layer, int64_t node, int port) {
     else arrive(s, layer, neighbour(s, node, port), OPPOSITE[port], f);
 }
 
-/* The same for the usual mesh: one virtual channel, plain links. */
+/* The links of one node of the usual mesh: one virtual channel, no relay stages. */
 static void node_links_plain(Sim *s, int64_t layer, int64_t node) {
     unsigned left = s->routers[layer * s->nodes + node].seen >> OUT;
     for (; left; left &= left - 1) {
@@ -118,7 +118,7 @@ static void node_links_plain(Sim *s, int64_t layer, int64_t node) {
     }
 }
 
-/* The physical links of one node: one flit per cycle each, virtual channels in turn. */
+/* The links of one node of any mesh: one flit per cycle each, virtual channels in turn. */
 static void node_links(Sim *s, int64_t plane, int64_t node) {
     int64_t vcs = s->c.vcs, base = plane * vcs;
     int levels = vcs > 2 ? 2 : 1;

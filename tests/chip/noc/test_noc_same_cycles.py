@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import numpy as np
-from golden import values_of
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from reference import Reference
+from noc_golden import values_of
+from noc_reference import Reference
 
 from ratrain.chip.noc.mesh import Run, run
 from ratrain.chip.noc.opcodes import FP_OPCODES, INT_OPCODES, Format, Opcode

@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import numpy as np
 import pytest
-from golden import (
+from noc_golden import (
     bench,
     broadcast,
     column_reductions,
@@ -17,7 +17,7 @@ from golden import (
     two_directions,
     values_of,
 )
-from reference import Reference
+from noc_reference import Reference
 
 from ratrain.chip.noc.mesh import run
 from ratrain.chip.noc.opcodes import Opcode

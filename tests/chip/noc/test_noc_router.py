@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from golden import bench, broadcast, reduction, row, row_multicast
+from noc_golden import bench, broadcast, reduction, row, row_multicast
 
 from ratrain.chip.noc.mesh import run
 from ratrain.chip.noc.opcodes import Opcode

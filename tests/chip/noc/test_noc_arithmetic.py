@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from golden import reduction, row
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from noc_golden import reduction, row
 
 from ratrain.chip.noc.arithmetic import combine
 from ratrain.chip.noc.mesh import run
