@@ -43,7 +43,7 @@ STAGES, MICRO_BATCHES = 64, 512
 
 def main() -> None:
     """Prints the machine and every row."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description="How fast RATrain is.")
     parser.add_argument("--runs", type=int, default=7, help="runs of each row (default 7)")
     runs: int = parser.parse_args().runs
     print(machine())
