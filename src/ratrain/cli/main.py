@@ -78,6 +78,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
+        _show_json(type(error).__name__, error.format_message())
         error.show()
         sys.exit(error.exit_code)
     except RatrainError as error:
@@ -86,9 +87,12 @@ def main() -> None:
 
 
 def _show(error: RatrainError) -> None:
-    """With --json the error is JSON on stdout too, so that a script never parses prose."""
-    if "--json" in sys.argv:
-        kind = type(error).__name__
-        body = {"error": kind, "what": error.what, "place": error.place, "fix": error.fix}
-        click.echo(json.dumps(body, indent=2))
+    _show_json(type(error).__name__, error.what, error.place, error.fix)
     click.echo(f"error: {error}", err=True)
+
+
+def _show_json(kind: str, what: str, place: str = "", fix: str = "") -> None:
+    """With --json an error is JSON on stdout too, so that a script never parses prose."""
+    if "--json" in sys.argv:
+        body = {"error": kind, "what": what, "place": place, "fix": fix}
+        click.echo(json.dumps(body, indent=2))
