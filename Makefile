@@ -5,6 +5,8 @@ RATRAIN = .venv/bin/ratrain
 SOURCES = pyproject.toml requirements.lock scripts/setup.sh $(shell find src -name '*.c' -o -name '*.h')
 
 run: .venv/ready
+	$(RATRAIN) reproduce
+	$(RATRAIN) simulate examples/small.toml --picture
 
 test: .venv/ready lint
 	.venv/bin/pytest -m "not slow"

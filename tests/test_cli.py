@@ -79,7 +79,7 @@ def test_help_lists_the_verbs_without_importing_numpy() -> None:
 def test_every_verb_teaches_with_an_example(ratrain: Terminal, verb: str) -> None:
     ran = ratrain(verb, "--help")
     assert ran.status == 0
-    assert re.search(r"Examples?:\s+ratrain ", ran.out), ran.out
+    assert re.search(r"Examples?[^:]*:\s+ratrain ", ran.out), ran.out
     assert f"ratrain {verb}" in ran.out
     assert "--json" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
@@ -93,7 +93,7 @@ COMMANDS = [
     *(["simulate", path] for path in JOBS),
     *(["program", path] for path in JOBS),
     *(["verify", path] for path in JOBS),
-    ["simulate", SMALL, "--schedule", "tensor-parallel-heavy"],
+    ["simulate", SMALL, "--schedule", "backward-checkpoint"],
     ["simulate", SMALL, "--without", "forward-recovery", "--without", "update-prefetch"],
     ["program", SMALL, "--schedule", "zero3-heavy"],
     ["program", SMALL, "--schedule", "zb-h1"],

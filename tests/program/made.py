@@ -23,7 +23,7 @@ def layers_of(cut: tuple[int, ...], *, ends: bool = False) -> list[tuple[Unit, .
         number += count
     if ends:
         stages[0].insert(0, Unit("e", 300, 600, 3600, 0, 0, recoverable=False))
-        stages[-1].append(Unit("h", 300, 600, 3600, 7, 20, recoverable=False))
+        stages[-1].append(Unit("h", 300, 600, 3600, 7, 20, recoverable=False, head=True))
     return [tuple(units) for units in stages]
 
 
@@ -99,6 +99,7 @@ def cases(draw: st.DrawFn, max_micro_batches: int = 6) -> Case:
         layerwise,
         prefetch=layerwise and draw(st.booleans()),
         skeleton=skeleton,
+        recovers_heads=draw(st.booleans()),
     )
     choices = Choices(
         exempt_last=draw(st.booleans()),

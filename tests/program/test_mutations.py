@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -11,7 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
 from made import Case, cases, small
 
-from ratrain.program.actions import Action, Kind, Lane
+from ratrain.errors import ProgramError
+from ratrain.program.actions import BARRIERS, Action, Kind, Lane
 from ratrain.program.binding import FREE, READ, WRITE, Uses
 from ratrain.program.edges import LANE_EDGE
 from ratrain.program.program import Program
@@ -195,6 +197,28 @@ def test_any_two_swapped_ops_either_run_or_are_named(case: Case, data: st.DataOb
     assert all(finding.message for finding in verdict.findings)
 
 
+@settings(quick, max_examples=80)
+@given(cases(), st.data())
+def test_an_op_that_stands_there_twice_is_found(case: Case, data: st.DataObject) -> None:
+    program = case.program
+    rank, lane, place = data.draw(st.sampled_from(ops_of(program, *(set(Kind) - BARRIERS))))
+    action = program.lanes[rank, lane][place]
+    to = data.draw(st.integers(0, len(program.lanes[rank, lane])))
+    assert verify(changed(program, rank, lane, lambda actions: actions.insert(to, action))).findings
+
+
+@quick
+@given(cases(), st.data())
+def test_an_op_on_the_wrong_lane_or_rank_is_refused(case: Case, data: st.DataObject) -> None:
+    program = case.program
+    rank, lane, place = data.draw(st.sampled_from(ops_of(program, *Kind)))
+    action = program.lanes[rank, lane][place]
+    other = data.draw(st.sampled_from([n for n in Lane if n is not lane]))
+    lanes = {**program.lanes, (rank, other): (*program.lane(rank, other), action)}
+    with pytest.raises(ProgramError, match="stands on the wrong lane"):
+        verify(replace(program, lanes=lanes))
+
+
 # ---- in the table -----------------------------------------------------------------------
 
 
@@ -286,3 +310,16 @@ def test_a_program_that_never_updates_says_so_for_every_unit(name: str) -> None:
     findings = verify(replace(program, lanes=lanes)).findings
     silent = [f for f in findings if f.rule is Rule.NOT_UPDATED and "optimizer" in f.state]
     assert len(silent) == len(program.table.states.units.rank)
+
+
+def test_a_thoroughly_broken_large_program_is_still_judged_in_seconds() -> None:
+    program = small("1f1b", (1,) * 32, 256)
+    lanes = {
+        key: tuple(action for action in actions if action.kind is not Kind.B)
+        for key, actions in program.lanes.items()
+    }
+    broken = replace(program, lanes=lanes)
+    assert len(broken.table) > 30_000
+    begin = time.process_time()
+    assert len(verify(broken).findings) > 10_000
+    assert time.process_time() - begin < 5

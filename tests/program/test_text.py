@@ -54,6 +54,14 @@ def test_every_field_of_the_header_survives() -> None:
     assert read_text(write_text(program)) == program
 
 
+def test_every_field_of_a_unit_survives() -> None:
+    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True)
+    for field in fields(Unit):
+        assert field.name == "name" or getattr(unit, field.name) != field.default, field.name
+    program = Program(Setup((Replica((Stage(0, (unit,)),), 4),)), {})
+    assert read_text(write_text(program)) == program
+
+
 @pytest.mark.parametrize(
     "name", ["", "%", "0-3", "1..2", "a b", "x,y", "q:1", "#1", "007", "é", "7"]
 )
@@ -75,7 +83,7 @@ def test_comments_and_blank_lines_mean_nothing_and_fields_may_be_left_out() -> N
     text = """
     # a comment
     ratrain program 1
-    unit a 1 2_0 3 4 5 yes   # sizes in bytes
+    unit a 1 2_0 3 4 5 yes no   # sizes in bytes
 
     replica 0 micro_batches 2 count 1
     stage 0 rank 0 recovery none output_bytes 0 units a:x
@@ -88,7 +96,7 @@ def test_comments_and_blank_lines_mean_nothing_and_fields_may_be_left_out() -> N
 
 
 HEAD = """ratrain program 1
-unit a 1 2 3 4 5 yes
+unit a 1 2 3 4 5 yes no
 replica 0 micro_batches 2 count 1
 stage 0 rank 0 recovery none output_bytes 0 units a:x
 """
@@ -119,7 +127,7 @@ stage 0 rank 0 recovery none output_bytes 0 units a:x
         (HEAD + "stage 1 rank 0 output_bytes 0 units a:x", "line 5", "recovery"),
         (HEAD + "stage", "line 5", "stands where"),
         (HEAD + "replica 2 micro_batches 2 count 1", "line 5", "1 comes next"),
-        (HEAD + "unit b 1 2", "line 5", "7 values, not 3"),
+        (HEAD + "unit b 1 2", "line 5", "8 values, not 3"),
         (HEAD + "rank 0", "line 5", "a rank and a lane"),
     ],
 )  # fmt: skip

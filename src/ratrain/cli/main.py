@@ -6,6 +6,7 @@ stands here, so that `ratrain --help` imports neither numpy nor any room.
 
 from __future__ import annotations
 
+import difflib
 import json
 import sys
 from importlib import import_module
@@ -21,6 +22,7 @@ VERBS: dict[str, str] = {
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
+    "noc": "inside the chip: a mesh network with collectives",
     "reproduce": "the RATrain paper's tables beside ours",
 }
 
@@ -36,6 +38,16 @@ class Verbs(click.Group):
             return None
         command: click.Command = import_module(f"ratrain.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """An unknown verb names the nearest known one."""
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"verbs: {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):

@@ -20,6 +20,7 @@ import click
 )
 @click.option("--steps", type=click.IntRange(1, 64), default=4, show_default=True)
 @click.option("--trace", type=click.Path(path_type=Path), help="Write a trace for Perfetto.")
+@click.option("--svg", type=click.Path(path_type=Path), help="Draw one step as a picture.")
 @click.option("--timeline", type=click.Path(path_type=Path), help="Write the timeline as a file.")
 @click.option("--picture", is_flag=True, help="Draw the schedule (small programs).")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
@@ -29,6 +30,7 @@ def command(
     without: tuple[str, ...],
     steps: int,
     trace: Path | None,
+    svg: Path | None,
     timeline: Path | None,
     picture: bool,
     as_json: bool,
@@ -42,25 +44,27 @@ def command(
     Examples:
       ratrain simulate examples/qwen32b-mt3000.toml
       ratrain simulate examples/qwen32b-mt3000.toml --without forward-recovery
-      ratrain simulate examples/small.toml --picture --trace small.json
+      ratrain simulate examples/small.toml --picture --svg step.svg
     """
     from ratrain.cli.jobs import case_of_file
     from ratrain.cli.progress import progress
-    from ratrain.program.grid import draw
     from ratrain.simulate.simulate import simulate, timeline_of
     from ratrain.simulate.summary import as_json as summary_json
     from ratrain.simulate.summary import as_text
     from ratrain.timeline.perfetto import perfetto_trace
+    from ratrain.timeline.picture import svg as svg_of
     from ratrain.timeline.timeline import write_timeline, write_whole
 
     case = case_of_file(job, schedule, without)
     with progress("simulating", "ops") as report:
         simulation = simulate(case.program, case.costs, steps=steps, progress=report)
-    if trace is not None or timeline is not None:
+    if trace or svg or timeline:
         spans = timeline_of(simulation)
-        if trace is not None:
+        if trace:
             write_whole(trace, perfetto_trace(spans))
-        if timeline is not None:
+        if svg:
+            write_whole(svg, svg_of({job.stem: spans}, step=max(s.step for s in spans.spans)))
+        if timeline:
             write_timeline(spans, timeline)
     if as_json:
         body = {"job": case.facts(), **summary_json(simulation, case.tokens)}
@@ -68,6 +72,8 @@ def command(
     else:
         click.echo("\n".join([*case.headline(), ""]))
         if picture:
+            from ratrain.program.grid import draw
+
             click.echo("\n".join([*draw(case.program), ""]))
         click.echo("\n".join(as_text(simulation, case.tokens)))
         for finding in simulation.verdict.findings[:5]:

@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ratrain.cost.blocks import Block, BlockKind, Flops
+from ratrain.cost.blocks import ELEMENT_BYTES, Block, BlockKind, Flops
+from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import DeviceKind
 
 LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {
@@ -26,7 +27,8 @@ product for each of qkv, output, gate and up, down. A head: norm, logits, loss."
 
 OPTIMIZER_BYTES_PER_PARAM = 28
 """Mixed-precision Adam touches 28 bytes a parameter: reads a 2-byte gradient, 4-byte master
-weight and two 4-byte moments, writes those three and a 2-byte weight (2 + 12 + 12 + 2)."""
+weight and two 4-byte moments, writes those three and a 2-byte weight (2 + 12 + 12 + 2). In fp32
+it is 28 as well: reads 4 x 4, writes 3 x 4."""
 
 
 @dataclass(frozen=True)
@@ -55,9 +57,12 @@ def block_times(
     tokens = micro_batch * sequence
     gemm, attention = device.flops_rate(dtype), device.flops_rate(dtype, "attention")
 
+    # Blocks count their passes in 2-byte elements.
+    wider = precision_of(dtype).element_bytes / ELEMENT_BYTES
+
     def seconds(flops: Flops, passes_bytes: float, launches: int) -> float:
         products_s = flops.gemm / gemm + flops.attention / attention
-        passes_s = passes_bytes / device.elementwise_bytes_per_s
+        passes_s = passes_bytes * wider / device.elementwise_bytes_per_s
         return (products_s + passes_s) / tensor + launches * device.launch_s
 
     launches = LAUNCHES[block.kind]

@@ -11,6 +11,7 @@ from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_preset, load_cluster, model_preset
 from ratrain.describe.strict import Place, Rule, load, read_toml
+from ratrain.describe.units import format_bytes
 from ratrain.errors import SpecError
 
 Count = Annotated[int, Rule(low=1)]
@@ -187,6 +188,14 @@ def check_job(job: JobSpec, place: Place | None = None) -> None:
         except SpecError as error:
             at = str(place.at("schedule").at("dtype"))
             raise SpecError(error.what, place=at, fix=error.fix) from None
+    smallest = min(device.kind.memory.capacity_bytes for device in job.cluster.members())
+    if job.budget_bytes > smallest:
+        raise SpecError(
+            f"the budget of {job.budget_bytes:,} bytes is more than the {smallest:,} bytes that "
+            f"the job's smallest device has",
+            place=str(place.at("schedule").at("memory_budget")),
+            fix=f'use at most "{format_bytes(smallest)}"',
+        )
     if job.layout is not None:
         _check_layout(job, job.layout, place.at("layout"), place)
 

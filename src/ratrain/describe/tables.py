@@ -28,7 +28,10 @@ def sources(cluster: ClusterSpec) -> dict[str, str]:
         found.update({f"{kind.name} {rate.dtype}": rate.source for rate in kind.rates})
         found[f"{kind.name} launch"] = kind.launch_source
         found[f"{kind.name} memory efficiency"] = kind.memory_efficiency_source
-    found.update({f"link {level}": link.source for level, link in cluster.links.items()})
+    for level, link in cluster.links.items():
+        found[f"link {level}"] = link.source
+        if link.overhead_s:
+            found[f"link {level} overhead"] = link.overhead_source
     for host in cluster.host:
         found.update({f"{host.name} link {name}": link.source for name, link in host.links.items()})
     return found

@@ -1,12 +1,14 @@
 """A job made ready to simulate: its setup, its program, its costs, and what memory decided.
 
-Where the job leaves recovery and accumulation to RATrain, the first of these that is proved to
-fit is taken. They stand in order of time: keeping activations costs none, recomputing costs
-compute, and reducing every micro-batch costs bytes that backward hides.
+Where the job leaves recovery and accumulation to RATrain, these are tried, and the fastest of
+those that are proved to fit is taken:
 
-    keep all activations          local gradients, then sharded
-    keep the last stage's alone   local, then sharded
-    recover on every stage        local, then sharded
+    keep all activations          local gradients, or sharded
+    keep the last stage's alone   local, or sharded
+    recover on every stage        local, or sharded
+
+Both answers come from short programs. Memory depends only on a few micro-batches a stage, and a
+step's time grows linearly with their number once the pipeline is full.
 """
 
 from __future__ import annotations
@@ -27,6 +29,7 @@ from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
 from ratrain.program.verify import verify
 from ratrain.simulate.costs import Costs
+from ratrain.simulate.simulate import simulate
 
 BUCKET_BYTES = 25_000_000
 """A gradient leaves in pieces of 25 MB: the default bucket of torch's DistributedDataParallel."""
@@ -118,7 +121,14 @@ def case_of(job: JobSpec) -> Case:
             place=f"{job.path or 'job'} [layout]",
             fix="give pipeline and data",
         )
-    found = strategy(job.schedule.name, job.schedule.without)
+    file = str(job.path or "job")
+    found = strategy(job.schedule.name, job.schedule.without, file=file)
+    if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
+        raise SpecError(
+            "tensor-parallel-heavy with tensor = 1 has no tensor parallelism",
+            place=f"{file} [layout] tensor",
+            fix="set tensor to the devices of a host, and pipeline to that much less",
+        )
     if job.schedule.sharding is not None:
         found = replace(found, sharding=job.schedule.sharding)
     if job.schedule.recover_heads is not None:
@@ -132,7 +142,7 @@ def case_of(job: JobSpec) -> Case:
         )
     placement = place(job, layout)
     setup = _setup(job, layout, placement)
-    choices = _choose(job, found, setup)
+    choices = _choose(job, found, setup, placement)
     return Case(job, layout, placement, found, setup, choices)
 
 
@@ -151,13 +161,28 @@ def _setup(job: JobSpec, layout: LayoutSpec, placement: Placement) -> Setup:
     )
 
 
-def _choose(job: JobSpec, found: Strategy, setup: Setup) -> Choices:
-    """The first of the possible choices that fits; the leanest, where none does."""
-    choices = Choices(bucket_bytes=BUCKET_BYTES)
-    for choices in _candidates(job, found):
-        if verify(apply_strategy(found, _short(found, setup), choices)).sound:
-            break
-    return choices
+def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -> Choices:
+    """The fastest of the possible choices that fit; the leanest, where none does."""
+    candidates = list(_candidates(job, found))
+    if len(candidates) == 1:
+        return candidates[0]
+    best: tuple[float, Choices] | None = None
+    for choices in candidates:
+        short = apply_strategy(found, _shortened(found, setup, 1), choices)
+        verdict = verify(short)
+        if not verdict.sound:
+            continue
+        long = apply_strategy(found, _shortened(found, setup, 2), choices)
+        costs = costs_of(job, placement, short.setup)
+        times = [simulate(p, costs, steps=3, verdict=verdict).step_time_s for p in (short, long)]
+        counts = [p.setup.replicas[0].micro_batches for p in (short, long)]
+        time_s = times[-1]
+        if counts[1] > counts[0]:
+            slope = (times[1] - times[0]) / (counts[1] - counts[0])
+            time_s += slope * (setup.replicas[0].micro_batches - counts[1])
+        if best is None or time_s < best[0]:
+            best = time_s, choices
+    return best[1] if best else candidates[-1]
 
 
 def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
@@ -181,18 +206,18 @@ def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
             yield replace(choices, accumulation=mode)
 
 
-def _short(found: Strategy, setup: Setup) -> Setup:
-    """The setup with only as many micro-batches as its memory depends on.
+def _shortened(found: Strategy, setup: Setup, rounds: int) -> Setup:
+    """The setup with a few rounds of the pipeline's micro-batches.
 
-    1F1B holds no more micro-batches than it has stages, so a few rounds of the pipeline need
-    as much memory as a thousand; GPipe holds all of them.
+    1F1B holds no more micro-batches than it has stages, so one round and a few more need as
+    much memory as a thousand; GPipe holds all of them, and is never shortened.
     """
     if found.skeleton == "gpipe":
         return setup
     chunked = SKELETONS[found.skeleton].chunks
 
     def fewer(replica: Replica) -> Replica:
-        rounds = replica.ranks * (4 if chunked else 1) + (0 if chunked else 3)
-        return replace(replica, micro_batches=min(replica.micro_batches, rounds))
+        count = rounds * (replica.ranks * 4 if chunked else replica.ranks + 3)
+        return replace(replica, micro_batches=min(replica.micro_batches, count))
 
     return replace(setup, replicas=tuple(fewer(replica) for replica in setup.replicas))

@@ -9,10 +9,11 @@ import numpy as np
 
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
+from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.placement import Placement, ReplicaClass
-from ratrain.plan.sizes import WEIGHT_BYTES, blocks_of_stages
+from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
 from ratrain.program.actions import BARRIERS, Kind
 from ratrain.program.setup import Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Work, fixed_work
@@ -30,6 +31,7 @@ class _Place:
     is_layer: bool
     times: BlockTimes
     params: float  # on one rank of a tensor group
+    view_bytes: float  # its weights there
     boundary_bytes: int
     previous: tuple[int, Link] | None  # (program rank, link) of the stage before, if elsewhere
     following: tuple[int, Link] | None
@@ -88,12 +90,12 @@ _TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
 def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
     found: list[_Place] = []
     for number, alike in enumerate(placement.classes):
-        found += _places_of_class(job, placement, setup, setup.first_rank[number], alike)
+        found += _places_of_class(job, placement, setup.first_rank[number], alike)
     return found
 
 
 def _places_of_class(
-    job: JobSpec, placement: Placement, setup: Setup, base: int, alike: ReplicaClass
+    job: JobSpec, placement: Placement, base: int, alike: ReplicaClass
 ) -> list[_Place]:
     layout = placement.layout
     stages = blocks_of_stages(job, layout)
@@ -107,7 +109,8 @@ def _places_of_class(
 
     found: list[_Place] = []
     known: dict[tuple[str, str], BlockTimes] = {}
-    boundary = _boundary(setup)
+    boundary = boundary_bytes(job)
+    precision = precision_of(job.schedule.dtype)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
@@ -129,17 +132,13 @@ def _places_of_class(
                     is_layer=block.kind == "layer",
                     times=known[key],
                     params=block.params / layout.tensor,
+                    view_bytes=precision.weight_bytes * block.params / layout.tensor,
                     boundary_bytes=boundary,
                     previous=previous,
                     following=following,
                 )
             )
     return found
-
-
-def _boundary(setup: Setup) -> int:
-    """The bytes of a tensor between units; every layer's input is one."""
-    return max(unit.input_bytes for stage in setup.replicas[0].stages for unit in stage.units)
 
 
 def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
@@ -179,7 +178,7 @@ def _collectives(
     data, tensor = placement.layout.data, placement.layout.tensor
 
     def half(unit: _Place, link: Link) -> Transfer:
-        return ring_half(WEIGHT_BYTES * unit.params, data, link)
+        return ring_half(unit.view_bytes, data, link)
 
     def reduction(unit: _Place, link: Link) -> Transfer:
         return half(unit, link).times(1 if setup.sharding else 2)

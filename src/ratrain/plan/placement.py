@@ -6,9 +6,11 @@ data-parallel group next, and stages furthest apart (Megatron's order, arXiv 210
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
+from itertools import pairwise
 
 from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -48,8 +50,7 @@ class Placement:
 
     def data_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's data-parallel group."""
-        ring = [self.device(pipeline, data) for data in range(self.layout.data)]
-        return self.cluster.slowest_link(ring)
+        return self._ring_link([self.device(pipeline, data) for data in range(self.layout.data)])
 
     def tensor_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's tensor groups."""
@@ -57,15 +58,33 @@ class Placement:
             [self.device(pipeline, data, t) for t in range(self.layout.tensor)]
             for data in range(self.layout.data)
         )
-        return min((self.cluster.slowest_link(group) for group in groups), key=_rate)
+        return min((self._ring_link(group) for group in groups), key=_rate)
 
     def stage_link(self, source: int, target: int, members: Sequence[int]) -> Link:
         """The slowest link between two pipeline ranks over a class of replicas."""
-        links = (
-            self.cluster.link(self.device(source, data), self.device(target, data))
-            for data in members
-        )
-        return min(links, key=_rate)
+        pairs = ((self.device(source, data), self.device(target, data)) for data in members)
+        return min((self._share(a, b, [a]) for a, b in pairs), key=_rate)
+
+    def _ring_link(self, ring: Sequence[Device]) -> Link:
+        pairs = pairwise([*ring, ring[0]])
+        return min((self._share(a, b, ring) for a, b in pairs), key=_rate)
+
+    def _share(self, a: Device, b: Device, group: Sequence[Device]) -> Link:
+        """The link from a to b as one of the groups that cross it sees it.
+
+        A host's own link is divided among as many groups as its devices belong to: a ring
+        crosses a host once, however many of its members stand there.
+        """
+        link = self.cluster.link(a, b)
+        if link.shared_by == "device":
+            return link
+        members = sum(device.host == a.host for device in group)
+        groups = self._devices_on_host[a.host] / members
+        return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / groups)
+
+    @cached_property
+    def _devices_on_host(self) -> Counter[int]:
+        return Counter(device.host for device in self.devices)
 
 
 def place(job: JobSpec, layout: LayoutSpec) -> Placement:

@@ -1,8 +1,4 @@
-"""Stages and units of a layout, with the bytes of their states on one rank.
-
-Mixed precision: 2-byte weights and gradients, 12 bytes of master weight and moments a
-parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1), divided over a tensor group.
-"""
+"""Stages and units of a layout, with the bytes of their states on one rank."""
 
 from __future__ import annotations
 
@@ -10,13 +6,10 @@ from itertools import accumulate
 
 from ratrain.cost.activations import checkpoint_bytes, layer_activation_bytes, logits_bytes
 from ratrain.cost.balance import balanced_layers
-from ratrain.cost.blocks import Block, blocks
+from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
+from ratrain.cost.precision import precision_of
 from ratrain.describe.job import JobSpec, LayoutSpec, layers_per_stage
 from ratrain.program.setup import Stage, Unit
-
-WEIGHT_BYTES = 2
-GRADIENT_BYTES = 2
-OPTIMIZER_BYTES = 12
 
 
 def layers_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[int, ...]:
@@ -40,7 +33,7 @@ def blocks_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[tuple[Block, ...
 
 def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     """The stages of one replica, one unit a block."""
-    boundary = checkpoint_bytes(job.model.spec, job.model.sequence_length, job.batch.micro_batch)
+    boundary = boundary_bytes(job)
     parts = blocks_of_stages(job, layout)
     return tuple(
         Stage(
@@ -52,18 +45,29 @@ def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     )
 
 
+def boundary_bytes(job: JobSpec) -> int:
+    """The tensor between two units, for one micro-batch: 2 S b h, wider in fp32."""
+    model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
+    return int(checkpoint_bytes(model, sequence, size) * _wider(job))
+
+
+def _wider(job: JobSpec) -> float:
+    """How much wider the job's activations are than the 2-byte elements formulas count."""
+    return precision_of(job.schedule.dtype).element_bytes / ELEMENT_BYTES
+
+
 def _unit(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
     params = -(-block.params // layout.tensor)
-    is_layer = block.kind == "layer"
+    precision = precision_of(job.schedule.dtype)
     return Unit(
         name={"embedding": "e", "head": "h"}.get(block.kind, str(block.index)),
-        view_bytes=WEIGHT_BYTES * params,
-        gradient_bytes=GRADIENT_BYTES * params,
-        optimizer_bytes=OPTIMIZER_BYTES * params,
+        view_bytes=precision.weight_bytes * params,
+        gradient_bytes=precision.gradient_bytes * params,
+        optimizer_bytes=precision.optimizer_bytes * params,
         input_bytes=0 if block.kind == "embedding" else boundary,
         saved_bytes=_saved_bytes(job, layout, block, boundary),
-        recoverable=is_layer,
+        recoverable=block.kind == "layer",
         head=block.kind == "head",
     )
 
@@ -71,7 +75,8 @@ def _unit(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     if block.kind == "layer":
-        return layer_activation_bytes(model, sequence, size, tensor=layout.tensor) - boundary
+        kept = layer_activation_bytes(model, sequence, size, tensor=layout.tensor)
+        return int(kept * _wider(job)) - boundary
     if block.kind == "head":
         return -(-logits_bytes(model, sequence, size) // layout.tensor)
     return 0

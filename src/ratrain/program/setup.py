@@ -81,9 +81,7 @@ class Setup:
     accumulation: Accumulation = Accumulation.LOCAL
     split_backward: bool = False  # I and W in place of B
     recovery_buffer: int = 2  # units whose activations may be held recovered at once
-    transit_slots: int = (
-        0  # unreduced gradients of one micro-batch held at once; 0: as many as units
-    )
+    transit_slots: int = 0  # unreduced gradients held at once; 0: as many as units
     bucket_bytes: int | None = None  # a gradient leaves in pieces of this size; None: whole
     budget_bytes: int | None = None  # per rank, of the tier below
     tier: str = "memory"

@@ -32,7 +32,8 @@ from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Stage,
 T = TypeVar("T")
 FORMAT, VERSION = "ratrain program", 1
 SIZES = ("view_bytes", "gradient_bytes", "optimizer_bytes", "input_bytes", "saved_bytes")
-"""The columns of a unit line; a last one says whether recovery saves anything."""
+FLAGS = ("recoverable", "head")
+"""The columns of a unit line: sizes, then yes or no."""
 
 
 # ---- writing ----------------------------------------------------------------------------
@@ -81,10 +82,9 @@ def _nameless(unit: Unit) -> Unit:
 
 
 def _unit_lines(kinds: dict[Unit, str]) -> list[str]:
-    rows = [["#", "kind", *SIZES, "recoverable"]]
+    rows = [["#", "kind", *SIZES, *FLAGS]]
     for unit, kind in kinds.items():
-        sizes = [f"{getattr(unit, size):_}" for size in SIZES]
-        rows.append(["unit", kind, *sizes, _value(unit.recoverable)])
+        rows.append(["unit", kind, *(_value(getattr(unit, name)) for name in (*SIZES, *FLAGS))])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         " ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(cells))
@@ -250,18 +250,18 @@ class _Reader:
         self._header[name] = self._parsed(name, rest[0], _HEADER[name])
 
     def _unit(self, rest: list[str]) -> None:
-        if len(rest) != len(SIZES) + 2:
-            columns = " ".join(["kind", *SIZES, "recoverable"])
-            raise self._wrong(f"a unit line has {len(SIZES) + 2} values, not {len(rest)}", columns)
-        kind, *sizes, recoverable = rest
+        names = (*SIZES, *FLAGS)
+        if len(rest) != len(names) + 1:
+            columns = " ".join(["kind", *names])
+            raise self._wrong(f"a unit has {len(names) + 1} values, not {len(rest)}", columns)
+        kind, *words = rest
         if kind in self._kinds:
             raise self._wrong(f"unit {kind} is described twice", "use another letter")
         values: dict[str, Any] = {
-            name: self._parsed(name, word, _count) for name, word in zip(SIZES, sizes, strict=True)
+            name: self._parsed(name, word, _flag if name in FLAGS else _count)
+            for name, word in zip(names, words, strict=True)
         }
-        self._kinds[kind] = Unit(
-            "", **values, recoverable=self._parsed("recoverable", recoverable, _flag)
-        )
+        self._kinds[kind] = Unit("", **values)
 
     def _replica(self, rest: list[str]) -> None:
         number, values = rest[0] if rest else "", self._pairs(rest[1:], "micro_batches", "count")

@@ -131,10 +131,12 @@ def _uses(table: Table) -> Iterator[Finding]:
             op, state = int(uses.op[row]), int(uses.state[row])
             what = f"{verb} a version of {states.name(state)} that another op {verb}"
             yield _finding(table, rule, op, state, what)
+    writes = np.flatnonzero(uses.mode == WRITE)
+    writer = np.zeros(len(states.rank), dtype=np.int64)
+    writer[uses.state[writes]] = uses.op[writes]
     for state in edges.unfreed.tolist():
-        writer = uses.op[(uses.state == state) & (uses.mode == WRITE)][-1]
         what = f"writes {states.name(state)}, which no op frees"
-        yield _finding(table, Rule.LEAK, int(writer), state, what)
+        yield _finding(table, Rule.LEAK, int(writer[state]), state, what)
 
 
 def _gradients(table: Table) -> Iterator[Finding]:
@@ -170,10 +172,12 @@ def _forwards(table: Table) -> Iterator[Finding]:
     forwards = np.flatnonzero(table.kind == Kind.F)
     cells = states.unit_cell[table.unit[forwards]] + table.micro_batch[forwards]
     seen = np.bincount(cells, minlength=int(units.micro_batches.sum()))
+    last = np.full(len(seen), -1, dtype=np.int64)
+    last[cells] = forwards
     for cell in np.flatnonzero(seen != 1).tolist():
         g = int(np.searchsorted(states.unit_cell, cell, side="right")) - 1
         name = states.name(states.start("saved") + cell).removeprefix("saved")
-        op = next(iter(forwards[cells == cell].tolist()), -1)
+        op = int(last[cell])
         message = f"{seen[cell]} forwards of unit and micro-batch {name}, in place of one"
         yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
 
@@ -253,10 +257,11 @@ def _lane_order(table: Table) -> Iterator[Finding]:
     same_lane = (table.rank[source] == table.rank[target]) & (
         table.lane[source] == table.lane[target]
     )
+    gradients = _gradient_states(table)
     for edge in np.flatnonzero(same_lane & (inside.kind != LANE_EDGE) & (source > target)).tolist():
         rule, words = _BROKEN[int(inside.kind[edge])]
         state = int(inside.state[edge])
-        if rule is Rule.READ_BEFORE_WRITE and _gradient_states(table)[state]:
+        if rule is Rule.READ_BEFORE_WRITE and gradients[state]:
             rule = Rule.INCOMPLETE_GRADIENT
         what = words.format(other=table.word(int(source[edge])), state=table.states.name(state))
         yield _finding(table, rule, int(target[edge]), state, what)

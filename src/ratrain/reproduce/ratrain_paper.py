@@ -35,7 +35,7 @@ ASSUMED = (
     "in every row), equal layers per stage, the pipeline depth of the smallest scale",
     "the row that digests call LLaMA-2-13B has Baichuan2-13B's dimensions: its times fit those",
     "backward-time recovery computes whole stages again, head included; RATrain never does a head",
-    "recovery, and where gradients add up: the first choice that is proved to fit in 20 GB",
+    "recovery, and where gradients add up: the fastest choice that is proved to fit in 20 GB",
     "tensor-parallel-heavy: the 4 clusters of a chip as one tensor group, a quarter of the "
     "pipeline's depth, backward-time recovery",
     "zero3-heavy: RATrain with views gathered for every use",

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../program/adjacency.h"
+
 typedef int64_t i64;
 typedef int32_t i32;
 
@@ -119,13 +121,6 @@ static void begin(Sim *s, i64 node) {
         return;
     }
     push(s, s->now + s->fixed[op], node, 0, OP_ENDS);
-}
-
-static void by_source(i64 n, i64 edges, const i64 *source, const i64 *target, i64 *start, i32 *out) {
-    memset(start, 0, sizeof(i64) * (size_t)(n + 2));
-    for (i64 e = 0; e < edges; e++) start[source[e] + 2]++;
-    for (i64 i = 2; i < n + 2; i++) start[i] += start[i - 1];
-    for (i64 e = 0; e < edges; e++) out[start[source[e] + 1]++] = (i32)target[e];
 }
 
 /* Returns how many ops ran (all of them, if the program is sound), or -1 without memory.

@@ -106,14 +106,14 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
         for kind, time_s in simulation.exposed_s.items()
         if time_s > 1e-4 * simulation.step_time_s
     )
-    bubble = 100 * simulation.bubble_fraction
-    yield f"bubble {bubble:.1f} % of rank time; tail {format_time(simulation.tail_s)}"
-    yield from _wrapped("exposed ", exposed or "nothing")
+    waits = f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; "
+    waits += f"tail {format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
+    yield from wrap(waits, WIDTH, subsequent_indent="  ")
 
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
-    yield "a rank's step: # compute  + recovery  ! exposed  . bubble"
-    yield f"rank{'':28}compute{'peak':>11}  most of it"
+    yield "# compute  + recovery  ! exposed communication  . bubble"
+    yield f"{'rank':4}  {'one step':{_BAR}}  {'busy':>7} {'peak':>9}  most of it"
     rows = list(simulation.ranks)
     shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
     skipped = len(rows) - len(shown)
@@ -122,9 +122,9 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
             yield f"  ...     {skipped} ranks between"
         item, size = max(times.peak_items.items(), key=lambda pair: pair[1])
         bar = _bar(times, simulation.step_time_s)
-        compute = f"{100 * times.compute_s / simulation.step_time_s:.1f} %"
-        peak, most = format_bytes(times.peak_bytes), f"{item} {format_bytes(size)}"
-        yield f"{times.rank:4d}  {bar}  {compute:>7}{peak:>11}  {most}"
+        busy = 100 * times.compute_s / simulation.step_time_s
+        peak = format_bytes(times.peak_bytes)
+        yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>9}  {item} {format_bytes(size)}"
 
 
 def _bar(times: RankTimes, step_time_s: float) -> str:
@@ -153,14 +153,12 @@ def _critical(simulation: Simulation) -> Iterator[str]:
 
     def shares(found: dict[Any, float], name: str) -> str:
         best = sorted(found.items(), key=lambda pair: -pair[1])[:5]
-        return ", ".join(f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 0)
+        return ", ".join(
+            f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 5e-4 * total
+        )
 
-    yield from _wrapped("critical path: ", shares(by_kind, ""))
-    yield from _wrapped("               ", shares(by_rank, "rank "))
-
-
-def _wrapped(label: str, text: str) -> list[str]:
-    return wrap(label + text, WIDTH, subsequent_indent=" " * len(label))
+    for line in (f"critical path: {shares(by_kind, '')}", f"  on {shares(by_rank, 'rank ')}"):
+        yield from wrap(line, WIDTH, subsequent_indent="    ")
 
 
 def _footer(simulation: Simulation) -> Iterator[str]:
@@ -169,7 +167,8 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     if folded or setup.tensor > 1:
         alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
         group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
-        yield f"simulated: {alike}{group}; the others are alike and behave the same"
+        said = f"simulated: {alike}{group}; the others are alike and behave the same"
+        yield from wrap(said, WIDTH, subsequent_indent="    ")
     rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
     yield (
         f"{simulation.ops_simulated:,} ops of {simulation.run.steps} steps in "
