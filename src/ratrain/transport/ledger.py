@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from ratrain.transport.peer import Link, Peer
 
 MAX_OPEN = 65536
+SUPERSEDED = -1  # the same piece has come again: only the newer one is acknowledged
 
 
 class Incoming:
@@ -68,7 +69,7 @@ class Ledger:
         earlier = entry.landings.get(head.index)
         if earlier is not None:  # the same piece still trickles in over a dying link
             earlier.live = False
-            earlier.answer = frames.OVER
+            earlier.answer = SUPERSEDED
         entry.landings[head.index] = landing
         return landing
 
@@ -79,7 +80,8 @@ class Ledger:
         if not landing.live:
             if landing.answer == frames.UNKNOWN_KEY and head.tid in self._open:
                 self._refuse(head, self._open[head.tid], frames.UNKNOWN_KEY)
-            link.owe_ack(head, landing.answer)
+            if landing.answer != SUPERSEDED:
+                link.owe_ack(head, landing.answer)
             return
         entry = self._open[head.tid]
         if failed:
