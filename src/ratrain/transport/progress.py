@@ -165,5 +165,4 @@ class Driver:
                 self._guests or time.monotonic() - self._guest_left_s < LINGER_S
             ):
                 self._come_back.wait(0.05 if self._guests else LINGER_S)
-                if not self._guests:
-                    self._come_back.clear()
+                self._come_back.clear()
