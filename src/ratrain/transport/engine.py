@@ -380,7 +380,7 @@ class Engine:
                 self,
                 peer,
                 kind=kind,
-                tid=self.core.next_tid(),
+                tid=0,
                 view=view,
                 base=base,
                 total=total,
@@ -396,6 +396,7 @@ class Engine:
             if transfer.peer.state == "DEAD":  # went down between the two calls
                 transfer.finish(self.core.dead[transfer.peer.address.incarnation])
             else:
+                transfer.tid = self.core.next_tid()  # ids of one peer rise: see Peer._floor
                 self.core.submit(transfer)
         return transfer
 

@@ -154,8 +154,16 @@ class LoopbackChannel:
         self._core = core
         self._held_until_s = 0.0
 
-    def post(self, head: Head, extra: bytes, payload: memoryview | Iov | None) -> None:
+    def post(
+        self,
+        head: Head,
+        extra: bytes,
+        payload: memoryview | Iov | None,
+        lead: tuple[Head, bytes] | None = None,
+    ) -> None:
         """Part of Channel: the frame arrives late, twice, or never."""
+        if lead is not None:
+            self.post(*lead, None)
         if self.closed:
             return
         net, faults = self._network, self._network.faults

@@ -8,6 +8,7 @@ first, even when a slower one is free.
 
 from __future__ import annotations
 
+import struct
 from collections import OrderedDict, deque
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_BYTES = 512 << 10
 MAX_WINDOW_BYTES = 4 << 20
+_PAIR = struct.Struct("!QQ")
 _INDEX = (1 << 56) - 1
 MAX_ACTIVE = 4096  # transfers begun and not ended: bounds what the receiver must remember
 
@@ -80,16 +82,16 @@ class Link:
     def flush_acks(self) -> None:
         """Send the acknowledgements owed."""
         if self.acks and self.alive:
-            pairs = np.array(self.acks, ">u8").tobytes()
-            count = len(self.acks) // 2
-            self.acks.clear()
-            self.channel.post(Head(frames.ACK, pages=count), pairs, None)
+            lead = self._owed()
+            self.channel.post(*lead, None)
 
     def post(self, head: Head, extra: bytes = b"", payload: memoryview | Iov | None = None) -> None:
-        """Send one frame."""
-        if self.acks:
-            self.flush_acks()
-        self.channel.post(head, extra, payload)
+        """Send one frame, and the acknowledgements owed before it in the same call."""
+        self.channel.post(head, extra, payload, self._owed() if self.acks else None)
+
+    def _owed(self) -> tuple[Head, bytes]:
+        acks, self.acks = self.acks, []
+        return Head(frames.ACK, pages=len(acks) // 2), struct.pack(f"!{len(acks)}Q", *acks)
 
     def acked(self, piece: Piece, now_s: float) -> None:
         """Learn rate and round trip from one acknowledged piece (as BBR's delivery rate:
@@ -282,8 +284,7 @@ class Peer:
 
     def _on_acks(self, link: Link, extra: bytes) -> None:
         now_s = self.core.now()
-        pairs = np.frombuffer(extra, ">u8").tolist()
-        for tid, index in zip(pairs[::2], pairs[1::2], strict=True):
+        for tid, index in _PAIR.iter_unpack(extra):
             piece = link.unacked.pop((tid, index & _INDEX), None)
             if piece is None:
                 continue

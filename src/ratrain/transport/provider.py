@@ -39,8 +39,15 @@ class Channel(Protocol):
     nic: str
     pulls: bool  # the peer reads the payload out of our memory: send addresses, not bytes
 
-    def post(self, head: Head, extra: bytes, payload: memoryview | Iov | None) -> None:
-        """Queue one frame, and send as much as goes without blocking."""
+    def post(
+        self,
+        head: Head,
+        extra: bytes,
+        payload: memoryview | Iov | None,
+        lead: tuple[Head, bytes] | None = None,
+    ) -> None:
+        """Queue one frame (after `lead`, a frame without payload), and send as much as goes
+        without blocking."""
         ...
 
     def close(self) -> None:

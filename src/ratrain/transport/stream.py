@@ -146,11 +146,19 @@ class StreamChannel:
 
     # --- sending --------------------------------------------------------------------------
 
-    def post(self, head: Head, extra: bytes, payload: memoryview | Iov | None) -> None:
+    def post(
+        self,
+        head: Head,
+        extra: bytes,
+        payload: memoryview | Iov | None,
+        lead: tuple[Head, bytes] | None = None,
+    ) -> None:
         """Part of Channel."""
         if self.closed:
             return
         data = frames.HEAD.pack(*head) + extra
+        if lead is not None:
+            data = frames.HEAD.pack(*lead[0]) + lead[1] + data
         parts: list[_Bytes | _Pages] = []
         if isinstance(payload, memoryview) and len(payload) <= 4096:
             data += payload
