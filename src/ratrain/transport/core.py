@@ -42,7 +42,6 @@ class Core:
         self.address = address
         self.now = now
         self.connect = connect
-        self.now_s = now()
         self.regions = RegionTable(address)
         self.peers: dict[int, Peer] = {}
         self.dead: dict[int, TransportError] = {}

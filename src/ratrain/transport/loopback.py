@@ -184,8 +184,6 @@ class LoopbackChannel:
         """A frame has come; a piece is placed in two steps."""
         if self.closed or self.receiver is None:
             return
-        core = self._core
-        core.now_s = core.now()
         head = frames.unpack(packed)
         if head.kind not in (frames.WRITE, frames.MSG):
             self.receiver.control(head, extra)
@@ -199,7 +197,6 @@ class LoopbackChannel:
     def _rest(self, landing: Landing, half: int, data: bytes) -> None:
         if self.closed or self.receiver is None:
             return
-        self._core.now_s = self._core.now()
         place(landing, half, data[half:])
         self.receiver.end(landing)
 
@@ -239,7 +236,6 @@ class LoopbackEngine(Engine):
 
     def _tick(self) -> None:
         if self.address.incarnation in self.network.engines:
-            self.core.now_s = self.core.now()
             self.core.tick()
             self.network.at(TICK_S, self._tick)
 

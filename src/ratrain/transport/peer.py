@@ -58,12 +58,12 @@ class Link:
 
     def end(self, landing: Landing, failed: int = 0) -> None:
         """Part of Receiver: count the piece, then owe an acknowledgement."""
-        self.heard_s = self.peer.core.now_s
+        self.heard_s = self.peer.core.now()
         self.peer.ledger.end(self, landing, failed)
 
     def control(self, head: Head, extra: bytes) -> None:
         """Part of Receiver: a frame without payload."""
-        self.heard_s = self.peer.core.now_s
+        self.heard_s = self.peer.core.now()
         self.peer.on_control(self, head, extra)
 
     def down(self, reason: str, *, reset: bool) -> None:
@@ -125,8 +125,8 @@ class Peer:
         self.active = 0
         self.cancels: dict[int, Transfer] = {}
         self.ledger = Ledger(core, self)
-        self.since_s = core.now_s
-        self.connect_deadline_s = core.now_s + core.config.connect_timeout_s
+        self.since_s = core.now()
+        self.connect_deadline_s = core.now() + core.config.connect_timeout_s
         self.reconnect_s = 0.0
         self.credits = 0
         self.messages_sent = 0

@@ -141,7 +141,6 @@ class Driver:
             wait_s = max(0.0, min(wait_s, limit_s))
         events = self._epoll.poll(wait_s)
         with self.lock:
-            core.now_s = core.now()
             for fd, what in events:
                 handler = self._handlers.get(fd)
                 if handler is not None:

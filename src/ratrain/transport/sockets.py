@@ -179,7 +179,7 @@ class Sockets:
         core = self._core
         assert core is not None
         first = peer.state == "CONNECTING"
-        reason = ""
+        reason = "not reached within the connect timeout"
         stale = False
         final = False
         try:
