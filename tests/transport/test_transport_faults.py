@@ -293,9 +293,12 @@ class TestNamespaces:
 
     def test_a_nic_that_goes_down_loses_nothing_and_is_used_again_when_back(self) -> None:
         with wires(400, 400) as (space, hosts):
-            with far("sock", "receive", ",".join(hosts), space) as other, near(
-                "sock", nics=("rtn0", "rtn1"), ping_s=0.2, suspect_s=0.5, nic_dead_s=0.6
-            ) as engine:
+            with (
+                far("sock", "receive", ",".join(hosts), space) as other,
+                near(
+                    "sock", nics=("rtn0", "rtn1"), ping_s=0.2, suspect_s=0.5, nic_dead_s=0.6
+                ) as engine,
+            ):
                 size = 128 << 20
                 src = engine.register(np.ones(size, np.uint8))
                 engine.imm(other.place.address, 9).wait()
@@ -316,26 +319,27 @@ class TestNamespaces:
                 assert back.delivered_bytes > size // 4
 
     def test_all_links_down_is_a_peer_down_within_the_dead_time(self) -> None:
-        with wires(400) as (space, hosts):
-            with far("sock", "receive", hosts[0], space) as other, near(
-                "sock", nics=("rtn0",), ping_s=0.2, suspect_s=0.5, dead_s=1.5
-            ) as engine:
-                src = engine.register(np.ones(128 << 20, np.uint8))
-                engine.imm(other.place.address, 9).wait()
-                transfer = engine.write(src, other.place, imm=1)
-                engine.wait_until(lambda: transfer.bytes_acked > 0, 5)
-                sh(f"ip -n {space} link set far0 down")
-                began_s = time.monotonic()
-                with pytest.raises(PeerDown, match="silent"):
-                    transfer.wait(20)
-                assert time.monotonic() - began_s < 2.5
-                assert other.ask("count") == 0
+        with (
+            wires(400) as (space, hosts), far("sock", "receive", hosts[0], space) as other,
+            near("sock", nics=("rtn0",), ping_s=0.2, suspect_s=0.5, dead_s=1.5) as engine,
+        ):
+            src = engine.register(np.ones(128 << 20, np.uint8))
+            engine.imm(other.place.address, 9).wait()
+            transfer = engine.write(src, other.place, imm=1)
+            engine.wait_until(lambda: transfer.bytes_acked > 0, 5)
+            sh(f"ip -n {space} link set far0 down")
+            began_s = time.monotonic()
+            with pytest.raises(PeerDown, match="silent"):
+                transfer.wait(20)
+            assert time.monotonic() - began_s < 2.5
+            assert other.ask("count") == 0
 
     def test_a_rate_that_changes_under_way_is_followed(self) -> None:
         with wires(400, 100) as (space, hosts):
-            with far("sock", "receive", ",".join(hosts), space) as other, near(
-                "sock", nics=("rtn0", "rtn1")
-            ) as engine:
+            with (
+                far("sock", "receive", ",".join(hosts), space) as other,
+                near("sock", nics=("rtn0", "rtn1")) as engine,
+            ):
                 src = engine.register(np.ones(128 << 20, np.uint8))
                 engine.imm(other.place.address, 9).wait()
                 transfer = engine.write(src, other.place, imm=1)

@@ -21,7 +21,6 @@ from ratrain.errors import (
 )
 from ratrain.transport import Address, Config, Descriptor, Engine, Target
 
-
 SECRET = b"a secret of tests"
 Two = tuple[Engine, Engine]
 PIECE = 1 << 20
@@ -79,7 +78,9 @@ def test_pages_land_where_they_belong_with_strides_and_offsets(engines: Two, pag
     assert b.counter(2).value == 1
     view = target[64:]
     for f, t in zip(from_.tolist(), to.tolist(), strict=True):
-        assert (view[t * stride : t * stride + page] == source[f * stride : f * stride + page]).all()
+        assert (
+            view[t * stride : t * stride + page] == source[f * stride : f * stride + page]
+        ).all()
     assert np.count_nonzero(target) == len(to) * page
 
 

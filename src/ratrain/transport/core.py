@@ -171,7 +171,9 @@ class Core:
         """An attempt to reach a peer has failed for good, or for now."""
         if stale:
             fix = "ask the restarted peer for new descriptors"
-            self.peer_down(peer, reason, error=StaleDescriptor(reason, place=str(peer.address), fix=fix))
+            self.peer_down(
+                peer, reason, error=StaleDescriptor(reason, place=str(peer.address), fix=fix)
+            )
         elif not peer.links and peer.state == "CONNECTING":
             self.peer_down(peer, reason)
 

@@ -403,7 +403,9 @@ class Engine:
 
 def _span(src: Region | Span) -> tuple[Region, int, int]:
     region, offset, size = (
-        (src, 0, src.size_bytes) if isinstance(src, Region) else (src.region, src.offset, src.size_bytes)
+        (src, 0, src.size_bytes)
+        if isinstance(src, Region)
+        else (src.region, src.offset, src.size_bytes)
     )
     if region.revoked:
         raise BadTarget("the source region was revoked", fix="register it again")

@@ -173,9 +173,7 @@ class Sockets:
             found.append(provider)
         return found[:1]
 
-    def _greet(
-        self, peer: Peer, nic: nics.Nic, end: Endpoint, mark: tuple[int, str, int]
-    ) -> None:
+    def _greet(self, peer: Peer, nic: nics.Nic, end: Endpoint, mark: tuple[int, str, int]) -> None:
         core = self._core
         assert core is not None
         first = peer.state == "CONNECTING"
@@ -208,9 +206,7 @@ class Sockets:
                         core.connect_failed(peer, reason, stale=stale)
                     self._driver.wake()
 
-    def _attempt(
-        self, core: Core, peer: Peer, nic: nics.Nic, end: Endpoint, left_s: float
-    ) -> str:
+    def _attempt(self, core: Core, peer: Peer, nic: nics.Nic, end: Endpoint, left_s: float) -> str:
         """One try; the reason why it failed, or nothing."""
         unix = end.provider == "shm"
         sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)

@@ -25,6 +25,7 @@ if TYPE_CHECKING:
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _BIG = 1 << 20
+_WAKE_BYTES = 64 << 10
 _IOV_MAX = 1024
 _READ_BYTES = 16384  # read ahead while a header is awaited; more would be copied twice
 _TURN_BYTES = 4 << 20  # one connection's share of a turn
@@ -136,6 +137,9 @@ class StreamChannel:
         self._pages: _Pages | None = None
         self._pos = 0
         self._left = 0
+        self._low = 1
+        self._drained = False
+        self._is_tcp = sock.family == socket.AF_INET
 
     def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
         """Start to serve the connection for `receiver`."""
@@ -253,22 +257,36 @@ class StreamChannel:
             if got == 0:
                 raise OSError(errno.ECONNRESET, "connection closed by the peer")
             budget -= got
+            if self._drained:
+                self._drained = False
+                return
 
     def _read_payload(self) -> int:
         landing = self._landing
         assert landing is not None
+        asked = min(self._left, _BIG)
         if not landing.live:
-            got = self._sock.recv_into(self._view[: min(self._left, len(self._buf))])
+            asked = min(asked, len(self._buf))
+            got = self._sock.recv_into(self._view[:asked])
         elif self._pages is not None:
-            got = self._pages.fill(self._sock)
+            got = asked = self._pages.fill(self._sock)
         else:
             assert landing.view is not None
-            got = self._sock.recv_into(landing.view[self._pos : self._pos + _BIG])
+            got = self._sock.recv_into(landing.view[self._pos : self._pos + asked])
         self._pos += got
         self._left -= got
+        self._drained = got < asked
+        if self._drained or not self._left:
+            self._wake_at(min(self._left, _WAKE_BYTES) or 1)
         if not self._left:
             self._finish()
         return got
+
+    def _wake_at(self, size: int) -> None:
+        """Sleep until `size` bytes are there: a slow NIC's segments are not worth a turn each."""
+        if size != self._low and self._is_tcp:
+            self._low = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
 
     def _read_headers(self) -> int:
         room = max(_READ_BYTES, self._need)
@@ -286,7 +304,11 @@ class StreamChannel:
 
     def _parse(self) -> None:
         head = frames.unpack(self._buf, self._start)
-        need = frames.HEAD_BYTES + head.list_bytes if head.kind in (frames.WRITE, frames.ACK) else frames.HEAD_BYTES
+        need = (
+            frames.HEAD_BYTES + head.list_bytes
+            if head.kind in (frames.WRITE, frames.ACK)
+            else frames.HEAD_BYTES
+        )
         if self._end - self._start < need:
             self._need = need
             return
