@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from typing import Any
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def far(provider: str, job: str, nics: str = "loopback", inside: str = "") -> It
         other.end()
 
 
-def near(provider: str, **options: object) -> Engine:
+def near(provider: str, **options: Any) -> Engine:
     return Engine(Config(SECRET, "near", providers=(provider,), **options))
 
 
@@ -131,7 +132,7 @@ def test_a_peer_killed_between_transfers_or_before_contact_gives_an_error_not_a_
 def test_a_stopped_peer_is_waited_for_below_the_dead_time_and_fails_above_it(
     provider: str,
 ) -> None:
-    times = dict(ping_s=0.2, suspect_s=0.5, dead_s=1.5)
+    times: dict[str, Any] = dict(ping_s=0.2, suspect_s=0.5, dead_s=1.5)
     with far(provider, "receive") as other, near(provider, **times) as engine:
         src = engine.register(np.ones(64 << 20, np.uint8))
         engine.imm(other.place.address, 9).wait()
@@ -320,7 +321,8 @@ class TestNamespaces:
 
     def test_all_links_down_is_a_peer_down_within_the_dead_time(self) -> None:
         with (
-            wires(400) as (space, hosts), far("sock", "receive", hosts[0], space) as other,
+            wires(400) as (space, hosts),
+            far("sock", "receive", hosts[0], space) as other,
             near("sock", nics=("rtn0",), ping_s=0.2, suspect_s=0.5, dead_s=1.5) as engine,
         ):
             src = engine.register(np.ones(128 << 20, np.uint8))

@@ -7,6 +7,8 @@ import os
 import threading
 import time
 from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -103,7 +105,7 @@ def test_scatter_of_odd_lengths_gives_one_count_for_each_target(engines: Two) ->
     source, target = noise(10_007), np.zeros(10_007, np.uint8)
     dst = b.register(target).descriptor()
     cuts = [0, 1, 4098, 4099, 10_007]
-    spans = list(zip(cuts, cuts[1:], strict=False))
+    spans = list(pairwise(cuts))
     targets = [Target(s, e - s, dst[s:e], imm=6) for s, e in spans]
     for transfer in a.scatter(a.register(source), targets):
         transfer.wait()
@@ -338,7 +340,7 @@ def test_a_forked_child_is_told_to_open_its_own_engine(engines: Two) -> None:
 
 def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider: str) -> None:
     def held() -> tuple[int, int]:
-        return len(os.listdir("/proc/self/fd")), threading.active_count()
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
     config = Config(SECRET, providers=(provider,))
     with Engine(config) as b:

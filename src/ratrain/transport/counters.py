@@ -23,7 +23,7 @@ class Counter:
         self.value = 0
         self.by_source: dict[int, int] = {}
         self.sources: frozenset[int] = frozenset()
-        self._expected: list[tuple[int, Callable[[], None]]] = []
+        self._expected: list[tuple[int, Callable[[], object]]] = []
 
     def wait(self, n: int = 1, timeout_s: float | None = None) -> None:
         """Take `n` arrivals, waiting for them; what is over stays for the next wait.
@@ -74,7 +74,7 @@ class Counter:
             place=f"counter {self.imm:#x}",
         )
 
-    def expect(self, n: int, callback: Callable[[], None]) -> None:
+    def expect(self, n: int, callback: Callable[[], object]) -> None:
         """Call `callback()` once when `n` arrivals are there (they are taken); one-shot.
         Several expectations are served in the order in which they were set."""
         with self._engine.lock:

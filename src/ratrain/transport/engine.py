@@ -96,10 +96,11 @@ class Engine:
 
     # --- memory ---------------------------------------------------------------------------
 
-    def register(self, memory: object, *, remote: bool = True) -> Region:
-        """Make memory known: bytes of any length and alignment; `remote` lets peers write."""
+    def register(self, memory: object, *, remote: bool = True, own_key: bool = False) -> Region:
+        """Make memory known: bytes of any length and alignment; `remote` lets peers write.
+        `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
         with self._use():
-            return self.core.regions.register(memory, remote=remote)
+            return self.core.regions.register(memory, remote=remote, own_key=own_key)
 
     def revoke(self, region: Region) -> None:
         """Forget a region. When this returns, no byte of it changes any more by a peer's hand."""

@@ -59,10 +59,14 @@ class RegionTable:
         self.by_key: dict[int, Region] = {}
         self._by_place: dict[tuple[int, int, bool], Region] = {}
 
-    def register(self, memory: object, *, remote: bool) -> Region:
-        """The region over `memory`: the same one (counted) for the same bounds, else a new one."""
+    def register(self, memory: object, *, remote: bool, own_key: bool = False) -> Region:
+        """The region over `memory`: the same one (counted) for the same bounds, else a new one.
+        With `own_key` always a new one, which can be revoked by itself."""
         region = Region(self.owner, memory, remote=remote)
         place = (region.base, region.size_bytes, remote)
+        if own_key:
+            self.by_key[region.key] = region
+            return region
         known = self._by_place.get(place) if region.size_bytes else None
         if known is not None:
             known.holders += 1
@@ -81,7 +85,9 @@ class RegionTable:
             return False
         region.revoked = True
         self.by_key.pop(region.key, None)
-        self._by_place.pop((region.base, region.size_bytes, region.remote), None)
+        place = (region.base, region.size_bytes, region.remote)
+        if self._by_place.get(place) is region:
+            del self._by_place[place]
         return True
 
 
