@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
+    "net": "measure the network between hosts, every pair",
     "reproduce": "the RATrain paper's tables beside ours",
 }
 
