@@ -31,12 +31,14 @@ def _nics(text: str) -> str | tuple[str, ...]:
     return text if text in ("loopback", "all") else tuple(text.split(","))
 
 
-def _config(secret_file: str, nics: str, name: str, provider: str) -> Config:
+def _config(
+    secret_file: str, nics: str, name: str, provider: str, timeout_s: float = 10.0
+) -> Config:
     from ratrain.transport import Config
 
     secret = Path(secret_file).read_bytes().strip()
     providers = ("shm", "sock") if provider == "auto" else (provider,)
-    return Config(secret, name, _nics(nics), providers, connect_timeout_s=10.0)
+    return Config(secret, name, _nics(nics), providers, connect_timeout_s=timeout_s)
 
 
 _secret = click.option(
@@ -107,6 +109,7 @@ def serve(
 @_provider
 @click.option("--local", type=click.IntRange(2, 16), help="Measure so many processes here.")
 @click.option("--mib", default=64, show_default=True, help="MiB to send for each message size.")
+@click.option("--timeout", "timeout_s", default=10.0, show_default=True, help="To reach a host.")
 @click.option("--keep", is_flag=True, help="Leave the agents running.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def check(
@@ -116,6 +119,7 @@ def check(
     provider: str,
     local: int | None,
     mib: int,
+    timeout_s: float,
     keep: bool,
     as_json: bool,
 ) -> None:
@@ -142,7 +146,9 @@ def check(
         if secret_file is None or len(addresses) < 2:
             raise click.UsageError("give --secret-file and two address files or more, or --local 2")
         agents = [Address.from_bytes(Path(a).read_bytes()) for a in addresses]
-        engine = stack.enter_context(Engine(_config(secret_file, nics, "check", provider)))
+        engine = stack.enter_context(
+            Engine(_config(secret_file, nics, "check", provider, timeout_s))
+        )
         report = measure(engine, agents, mib << 20, _progress if sys.stderr.isatty() else None)
         if not keep:
             dismiss(engine, agents)

@@ -157,6 +157,8 @@ def check(
 def dismiss(engine: Engine, agents: Sequence[Address]) -> None:
     """Tell the agents to end."""
     for agent in agents:
+        if agent.incarnation in engine.core.dead:
+            continue
         transfer = engine.send(agent, b'{"do": "end"}', deadline_s=2.0)
         try:
             transfer.wait(3.0)

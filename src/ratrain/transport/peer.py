@@ -230,10 +230,8 @@ class Peer:
         link.unacked[transfer.tid, piece.index] = piece
         link.unacked_bytes += piece.size
         transfer.in_flight += 1
-        head = transfer.head(piece)._replace(floor=self._floor())
         pull = link.channel.pulls and transfer.kind == frames.WRITE and piece.size >= 8192
-        if pull:
-            head = head._replace(flags=head.flags | frames.PULL)
+        head = transfer.head(piece, self._floor(), pull=pull)
         extra, payload = self._payload(transfer, piece, pull=pull)
         link.post(head, extra, payload)
 

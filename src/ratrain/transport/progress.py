@@ -107,7 +107,8 @@ class Driver:
                 self._guest_drives = False
                 self._guests -= 1
                 self._guest_left_s = time.monotonic()
-                self._changed.notify_all()
+                if self._followers:
+                    self._changed.notify_all()
 
     def _drive(self, ready: Callable[[], bool], end_s: float | None) -> bool:
         began_s = time.monotonic()

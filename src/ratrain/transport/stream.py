@@ -294,8 +294,10 @@ class StreamChannel:
             kept = self._end - self._start
             self._view[:kept] = self._view[self._start : self._end]
             self._start, self._end = 0, kept
-        got = self._sock.recv_into(self._view[self._end : max(room, self._end + 1)])
+        asked = max(room, self._end + 1) - self._end
+        got = self._sock.recv_into(self._view[self._end : self._end + asked])
         self._end += got
+        self._drained = got < asked
         while not self._left and not self.closed and self._end - self._start >= self._need:
             self._parse()
         if self._left:

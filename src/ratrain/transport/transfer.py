@@ -199,21 +199,21 @@ class Transfer:
         self.cursor += size
         return piece
 
-    def head(self, piece: Piece) -> frames.Head:
+    def head(self, piece: Piece, floor: int, *, pull: bool) -> frames.Head:
         """The frame header of `piece`."""
         pages = piece.size // self.page_len if self.page_len else 0
         return frames.Head(
             self.kind,
-            self.flags,
+            self.flags | frames.PULL if pull else self.flags,
             frames.VERSION,
             self.imm,
             pages,
             self.page_len if pages else 0,
             self.tid,
-            0,
+            floor,
             self.total,
             self.key,
-            self.dst_offset if pages or self.page_len else self.dst_offset + piece.index,
+            self.dst_offset if self.page_len else self.dst_offset + piece.index,
             piece.index,
             piece.size,
         )
