@@ -1,6 +1,6 @@
-"""Side by side in one run: ours, gloo, a raw socket, memcpy, iperf3, NIXL, Mooncake.
+"""Side by side in one run: ours, gloo, a raw socket, memcpy, iperf3.
 
-    python benchmarks/transport/peers.py            # with torch (and nixl, mooncake) installed
+    python benchmarks/transport/peers.py            # gloo's column needs torch
 
 Each row is the median of three rounds; the peers take turns within a round.
 """
@@ -31,8 +31,8 @@ TOTAL = 1 << 28
 
 def gloo_far(pipe: Connection, port: int) -> None:
     """Rank 1: receive, or answer pings."""
-    import torch
-    import torch.distributed as dist
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
     torch.set_num_threads(1)
     dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=1, world_size=2)
@@ -60,8 +60,8 @@ class Gloo:
     """gloo send and receive between two processes."""
 
     def __init__(self) -> None:
-        import torch
-        import torch.distributed as dist
+        import torch  # pyright: ignore[reportMissingImports]
+        import torch.distributed as dist  # pyright: ignore[reportMissingImports]
 
         torch.set_num_threads(1)
         with socket.create_server(("127.0.0.1", 0)) as free:
@@ -203,7 +203,8 @@ def median_of(rounds: list[Callable[[], float]], turns: int = 3) -> list[float]:
 
 def main() -> None:
     """Print the table."""
-    peers: dict[str, Pair | Gloo | Raw] = {"sock": Pair("sock"), "shm": Pair("shm"), "raw": Raw()}
+    ours = [Pair("sock"), Pair("shm")]
+    peers: dict[str, Pair | Gloo | Raw] = {"sock": ours[0], "shm": ours[1], "raw": Raw()}
     try:
         peers["gloo"] = Gloo()
     except ImportError as error:
@@ -216,12 +217,12 @@ def main() -> None:
     latency = median_of([lambda p=p: p.one_way_us(1024, 1000) for p in peers.values()])
     print("1 KiB one way, us".ljust(22) + "".join(f"{v:10.1f}" for v in latency))
     for size in SIZES:
-        calls = [lambda p=p: p.gb_per_s(size, TOTAL) for p in peers.values()]
-        calls += [lambda: memcpy_gb_per_s(size, TOTAL), iperf3_gb_per_s]
+        calls = [lambda p=p, size=size: p.gb_per_s(size, TOTAL) for p in peers.values()]
+        calls += [lambda size=size: memcpy_gb_per_s(size, TOTAL), iperf3_gb_per_s]
         row = median_of(calls)
         print(f"{size >> 10} KiB, GB/s".ljust(22) + "".join(f"{v:10.2f}" for v in row))
     for page in (1024, 4096, 16384):
-        row = median_of([lambda p=peers[n]: p.pages_per_s(page) / 1e6 for n in ("sock", "shm")])
+        row = median_of([lambda p=p, page=page: p.pages_per_s(page) / 1e6 for p in ours])
         print(f"{page} B pages, M/s".ljust(22) + "".join(f"{v:10.3f}" for v in row))
     for peer in peers.values():
         peer.close()

@@ -19,6 +19,6 @@ def provider(request: pytest.FixtureRequest) -> str:
 
 @pytest.fixture
 def engines(provider: str) -> Iterator[tuple[Engine, Engine]]:
-    config: dict[str, Any] = dict(providers=(provider,), deadline_s=10.0)
+    config: dict[str, Any] = {"providers": (provider,), "deadline_s": 10.0}
     with Engine(Config(SECRET, "a", **config)) as a, Engine(Config(SECRET, "b", **config)) as b:
         yield a, b

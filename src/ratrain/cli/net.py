@@ -136,8 +136,8 @@ def check(
 
     from ratrain.transport import Address, Engine
     from ratrain.transport.localnet import local_agents
-    from ratrain.transport.netcheck import dismiss
     from ratrain.transport.netcheck import check as measure
+    from ratrain.transport.netcheck import dismiss
 
     with contextlib.ExitStack() as stack:
         if local is not None:

@@ -1,7 +1,7 @@
 """The wire: one fixed header of 72 bytes, in network byte order, before every frame.
 
     kind u8 | flags u8 | version u16 | imm u32 | pages u32 | page_len u32
-    tid u64 | floor u64 | total u64 | key u64 | offset u64 | index u64 | size u64
+    tid u64 | floor u64 | total u64 | key u64 | offset u64 | start u64 | size u64
 
 A header with `pages` is followed by that many u64 destination offsets (by twice as many when
 the payload is pulled: the source addresses come second; a pulled plain write has one source
@@ -44,7 +44,7 @@ class FrameError(TransportError):
 
 
 class Head(NamedTuple):
-    """One frame's header. `index` is the piece's place in the transfer, in bytes."""
+    """One frame's header. `start` is the piece's place in the transfer, in bytes."""
 
     kind: int
     flags: int = 0
@@ -57,7 +57,7 @@ class Head(NamedTuple):
     total: int = 0
     key: int = 0
     offset: int = 0
-    index: int = 0
+    start: int = 0
     size: int = 0
 
     @property

@@ -57,7 +57,7 @@ class Ledger:
             if len(self._open) >= MAX_OPEN:
                 raise FrameError(f"more than {MAX_OPEN} writes open at once")
             entry = self._open[tid] = Incoming()
-        if head.index in entry.got:
+        if head.start in entry.got:
             return Landing(head, live=False)
         landing = Landing(head, live=True)
         code = self._aim(landing, extra)
@@ -66,11 +66,11 @@ class Ledger:
             landing.live = False
             landing.answer = code
             return landing
-        earlier = entry.landings.get(head.index)
+        earlier = entry.landings.get(head.start)
         if earlier is not None:  # the same piece still trickles in over a dying link
             earlier.live = False
             earlier.answer = SUPERSEDED
-        entry.landings[head.index] = landing
+        entry.landings[head.start] = landing
         return landing
 
     def end(self, link: Link, landing: Landing, failed: int) -> None:
@@ -88,8 +88,8 @@ class Ledger:
             self._refuse(head, entry, failed)
             link.owe_ack(head, failed)
             return
-        entry.landings.pop(head.index, None)
-        entry.got.add(head.index)
+        entry.landings.pop(head.start, None)
+        entry.got.add(head.start)
         entry.placed_bytes += head.size
         if entry.placed_bytes == head.total:
             del self._open[head.tid]
@@ -151,7 +151,7 @@ class Ledger:
                 return frames.OUT_OF_BOUNDS
             landing.iov = pages_iov(region.base + head.offset, offsets, head.page_len)
             return 0
-        start = head.offset - head.index
+        start = head.offset - head.start
         if start < 0 or start + head.total > region.size_bytes:
             return frames.OUT_OF_BOUNDS
         landing.offset = region.base + head.offset

@@ -7,7 +7,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -18,7 +18,7 @@ from ratrain.transport.netcheck import Agent
 
 
 @contextmanager
-def local_agents(count: int, provider: str) -> Iterator[tuple[str, list[str]]]:
+def local_agents(count: int, provider: str) -> Generator[tuple[str, list[str]]]:
     """The secret's file and the address files of `count` agents; they end with the context."""
     with tempfile.TemporaryDirectory(prefix="ratnet-") as folder:
         key = Path(folder) / "job.key"

@@ -111,8 +111,6 @@ def bytes_of(memory: object) -> memoryview:
         raw._tensor = tensor  # keeps the storage alive as long as the view
         return memoryview(raw).cast("B")
     try:
-        if isinstance(memory, np.ndarray) and memory.dtype.kind in "VMm":
-            memory = cast("np.ndarray[Any, Any]", memory).view(np.uint8)
         view = memoryview(cast("Any", memory))
         if not view.c_contiguous:
             raise SpecError("only contiguous arrays can be registered", fix="copy it first")

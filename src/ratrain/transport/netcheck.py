@@ -63,7 +63,7 @@ class Agent:
                 source, {"do": "reply", "place": self._region.descriptor().to_bytes().decode()}
             )
         elif order["do"] == "crc":
-            crc = zlib.crc32(self._space[: int(order["size"])])
+            crc = zlib.crc32(self._space[: int(order["size"])].tobytes())
             self._send(source, {"do": "reply", "crc": crc})
         elif order["do"] == "reply":
             self._answers.put(order)
@@ -121,7 +121,7 @@ class Agent:
             "provider": link["provider"],
             "sizes": rows,
             "nics": nics,
-            "verified": crc == zlib.crc32(self._noise),
+            "verified": crc == zlib.crc32(self._noise.tobytes()),
         }
 
     def _acked(self, to: Address) -> dict[str, int]:

@@ -72,10 +72,11 @@ class Link:
             self.peer.on_link_down(self, reason, reset=reset)
 
     def owe_ack(self, head: Head, code: int) -> None:
-        """Remember to acknowledge a piece (code 0: placed; else why not); sent with the next frame or at the end of the turn."""
+        """Remember to acknowledge a piece (code 0: placed, else why not): it goes with the next
+        frame, or at the end of the turn."""
         if not self.acks:
             self.peer.core.owing.append(self)
-        self.acks += (head.tid, code << 56 | head.index)
+        self.acks += (head.tid, code << 56 | head.start)
         if len(self.acks) >= 2 * 256:
             self.flush_acks()
 
@@ -177,9 +178,8 @@ class Peer:
                 queue.popleft()
                 transfer.queued = False
                 continue
-            if not transfer.started:
-                if self.active >= MAX_ACTIVE:
-                    return
+            if not transfer.started and self.active >= MAX_ACTIVE:
+                return
             link = self._pick(transfer)
             if link is None:
                 return
@@ -271,7 +271,7 @@ class Peer:
         elif kind == frames.QUIESCED:
             self._on_quiesced(head)
         elif kind == frames.PING:
-            link.post(Head(frames.PONG, index=head.index))
+            link.post(Head(frames.PONG, start=head.start))
         elif kind == frames.CREDIT:
             self.credits = max(self.credits, head.total)
             self.message_bytes = head.size

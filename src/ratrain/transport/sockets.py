@@ -35,6 +35,7 @@ if TYPE_CHECKING:
     from ratrain.transport.core import Core
     from ratrain.transport.peer import Peer
 
+_PREFIX = "ratnet-socket-"
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
 
@@ -58,7 +59,8 @@ class Sockets:
     def listen(self) -> tuple[Endpoint, ...]:
         """Open the listening sockets of the providers asked for."""
         if "shm" in self._config.providers:
-            self._folder = tempfile.mkdtemp(prefix="ratnet-")  # readable by this user alone
+            sweep()
+            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # readable by this user alone
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
             path = f"{self._folder}/s"
             sock.bind(path)
@@ -119,15 +121,18 @@ class Sockets:
 
         return on_events
 
-    def _welcome(self, sock: socket.socket, end: Endpoint) -> None:
+    def _welcome(self, accepted: socket.socket, end: Endpoint) -> None:
         core = self._core
         assert core is not None
+        sock: socket.socket | None = accepted
         try:
             mine = self._hello(core, end.provider, end.nic)
-            theirs = welcome(sock, self._config.secret, mine, time.monotonic() + HANDSHAKE_S)
+            theirs = welcome(accepted, self._config.secret, mine, time.monotonic() + HANDSHAKE_S)
             with self._driver.lock:
                 if not self._closed.is_set():
-                    self._attach(sock, end.provider, end.nic, theirs, core.accept(theirs.address))
+                    self._attach(
+                        accepted, end.provider, end.nic, theirs, core.accept(theirs.address)
+                    )
                     sock = None
         except (OSError, TransportError):
             core.stats["refused"] += 1
@@ -289,3 +294,21 @@ def _can_read(probe: tuple[int, int, str] | None) -> bool:
 def address_of(config: Config, ends: tuple[Endpoint, ...]) -> Address:
     """The address of an engine that starts now."""
     return Address(config.name, secrets.randbits(63) | 1, nics.host_id(), ends)
+
+
+def sweep(older_than_s: float = 60.0) -> int:
+    """Remove the socket folders that killed engines of this user have left: nobody listens in
+    them. Young ones are let be (they may be about to listen). Returns how many went."""
+    gone = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            state = folder.stat()
+            if state.st_uid != os.getuid() or time.time() - state.st_mtime < older_than_s:
+                continue
+            probe.settimeout(0.1)
+            try:
+                probe.connect(f"{folder}/s")
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
+                gone += 1
+    return gone

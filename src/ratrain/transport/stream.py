@@ -12,7 +12,8 @@ import errno
 import select
 import socket
 from collections import deque
-from typing import TYPE_CHECKING, Protocol, cast
+from collections.abc import Callable
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -30,14 +31,6 @@ _IOV_MAX = 1024
 _READ_BYTES = 16384  # read ahead while a header is awaited; more would be copied twice
 _TURN_BYTES = 4 << 20  # one connection's share of a turn
 _GONE = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ECONNREFUSED}
-
-
-class _Drained(Exception):
-    """The socket has nothing more, or takes nothing more, for now."""
-
-
-class _Sized(Protocol):
-    def send(self, sock: socket.socket) -> int: ...
 
 
 class _Bytes:
@@ -98,10 +91,10 @@ class _Pages:
                 break
         self.skip(len(data))
 
-    def _move(self, call: object, fd: int) -> int:
+    def _move(self, call: Callable[[int, ctypes.c_void_p, int], int], fd: int) -> int:
         rows = min(len(self.iov) - self.row, _IOV_MAX)
         at = self.iov.ctypes.data + 16 * self.row
-        moved: int = cast("ctypes._NamedFuncPointer", call)(fd, ctypes.c_void_p(at), rows)
+        moved: int = call(fd, ctypes.c_void_p(at), rows)
         if moved <= 0:
             code = ctypes.get_errno() if moved < 0 else errno.ECONNRESET
             if code in (errno.EAGAIN, errno.EINTR):
@@ -250,10 +243,7 @@ class StreamChannel:
     def _read(self) -> None:
         budget = _TURN_BYTES
         while budget > 0 and not self.closed:
-            if self._left:
-                got = self._read_payload()
-            else:
-                got = self._read_headers()
+            got = self._read_payload() if self._left else self._read_headers()
             if got == 0:
                 raise OSError(errno.ECONNRESET, "connection closed by the peer")
             budget -= got

@@ -8,7 +8,7 @@ the next dispatch only after its combine, so every slot has been read before it 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,6 +17,8 @@ import numpy.typing as npt
 from ratrain.errors import Infeasible, SpecError
 from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.engine import Engine
+from ratrain.transport.memory import Region
+from ratrain.transport.transfer import Transfer
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]
@@ -101,7 +103,8 @@ class ExpertExchange:
         """Send the results of `dispatch`'s rows back; the weighted sum for each token of this
         rank, added in rank order, so that it does not depend on timing."""
         source = self._engine.register(rows, remote=False)
-        flying, at = [], 0
+        flying: list[Transfer] = []
+        at = 0
         for to in range(self._ranks):
             count = int(self._lists[to, 0])
             if to == self._rank:
@@ -126,10 +129,9 @@ class ExpertExchange:
     def _slot_bytes(self) -> int:
         return self._capacity * self._row_bytes
 
-    def _send_rows(self, to: int, source: object, tokens: Floats, flat: Ints, per_token: int):
-        from ratrain.transport.memory import Region
-
-        assert isinstance(source, Region)
+    def _send_rows(
+        self, to: int, source: Region, tokens: Floats, flat: Ints, per_token: int
+    ) -> Iterator[Transfer]:
         chosen = self._sent[to]
         self._out_lists[to, 0] = len(chosen)
         self._out_lists[to, 1 : len(chosen) + 1] = flat[chosen]
