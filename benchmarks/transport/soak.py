@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import json
 import multiprocessing as mp
-import os
 import random
 import sys
 import threading
@@ -167,7 +166,7 @@ def soak(seconds: float, processes: int, kill_every_s: float = 2.0) -> dict[str,
     time.sleep(max(0.0, end_s - time.monotonic()))
     total = {"writes": 0, "errors": 0, "cancelled": 0, "checked": 0, "wrong": 0}
     growth: list[dict[str, int]] = []
-    for slot, (_, pipe, _) in enumerate(alive):
+    for _, pipe, _ in alive:
         pipe.send(None)
     for slot, (process, pipe, _) in enumerate(alive):
         counts, begin, end = pipe.recv()
@@ -177,7 +176,7 @@ def soak(seconds: float, processes: int, kill_every_s: float = 2.0) -> dict[str,
             growth.append({k: end[k] - begin[k] for k in begin})
     worst = {k: max((g[k] for g in growth), default=0) for k in ("rss_kib", "fds", "threads")}
     hung = sum(process.is_alive() for process, _, _ in alive)
-    left = [p for p in os.listdir("/tmp") if p.startswith("ratnet-socket-")]
+    left = list(Path("/tmp").glob("ratnet-socket-*"))
     return {"kills": kills, **total, "hung": hung, "worst_growth": worst, "folders": len(left)}
 
 
