@@ -13,7 +13,10 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "transport"))
 
-from test_transport_faults import TestNamespaces, wires
+from test_transport_faults import (  # pyright: ignore[reportMissingImports]
+    TestNamespaces,
+    wires,
+)
 
 
 def iperf3_mbit(space: str, hosts: list[str]) -> float:
