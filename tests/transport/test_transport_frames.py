@@ -79,6 +79,8 @@ def feed(data: bytes, cuts: list[int]) -> tuple[Sink, StreamChannel]:
     theirs.close()
     if not channel.closed:
         channel._on_events(1)
+    for call in driver._later:
+        call()
     channel.close()
     driver.stop()
     return sink, channel

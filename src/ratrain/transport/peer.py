@@ -358,7 +358,7 @@ class Peer:
 
     def opened(self, link: Link) -> None:
         """The channel is attached: send what waits."""
-        for transfer in self.cancels.values():
+        for transfer in list(self.cancels.values()):
             link.post(Head(frames.CANCEL, tid=transfer.tid))
         self.core.grant(self, link)
         self.pump()
@@ -385,7 +385,7 @@ class Peer:
                 transfer.queued = True
                 self.queue.appendleft(transfer)
         link.unacked.clear()
-        for transfer in self.cancels.values():
+        for transfer in list(self.cancels.values()):
             if self.links:
                 self.links[0].post(Head(frames.CANCEL, tid=transfer.tid))
         self.since_s = self.core.now()

@@ -37,6 +37,7 @@ class Driver:
         self._guest_drives = False
         self._followers = 0
         self._come_back = threading.Event()
+        self._later: list[Callable[[], None]] = []
         self._running = False
         self._core: Core | None = None
         self._thread: threading.Thread | None = None
@@ -75,6 +76,11 @@ class Driver:
         if self._handlers.pop(fd, None) is not None:
             with contextlib.suppress(OSError, ValueError):
                 self._epoll.unregister(fd)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Run `call` at the end of the present or next turn (called under the lock)."""
+        self._later.append(call)
+        self.wake()
 
     def wake(self) -> None:
         """Make whoever blocks in epoll look around."""
@@ -149,6 +155,8 @@ class Driver:
                 elif fd == self._wake_fd:
                     with contextlib.suppress(BlockingIOError):
                         os.eventfd_read(fd)
+            while self._later:
+                self._later.pop(0)()
             core.tick()
             if self._followers and core.changed:
                 self._changed.notify_all()

@@ -217,11 +217,14 @@ class StreamChannel:
         self._sock.close()
 
     def _fail(self, error: OSError) -> None:
+        """Close; the core learns of it after the present turn, never from inside a `post`."""
         if self.closed:
             return
         self.close()
-        if self._receiver is not None:
-            self._receiver.down(error.strerror or str(error), reset=error.errno in _GONE)
+        receiver = self._receiver
+        if receiver is not None:
+            reason, reset = error.strerror or str(error), error.errno in _GONE
+            self._driver.later(lambda: receiver.down(reason, reset=reset))
 
     # --- receiving ------------------------------------------------------------------------
 
