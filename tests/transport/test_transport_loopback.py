@@ -203,3 +203,17 @@ def test_immediates_of_a_released_block_are_dropped_and_counted_as_stale() -> No
     a.imm(b.address, block.values[0]).wait()
     assert b.counter(block.values[0]).value == 1
     assert b.stats()["stale_imm"] == 1
+
+
+def test_a_pinned_write_uses_only_its_nic_and_one_without_its_nic_holds_up_no_other() -> None:
+    net, a, b = pair(8, Faults(nics=2))
+    src, dst = a.register(bytearray(3_000_000)), b.register(bytearray(3_000_000))
+    a.connect(b.address)
+    a.write(src, dst.descriptor(), nics=["nic1"]).wait()
+    sent = {k["nic"]: k["acked_bytes"] for k in a.stats()["peers"][str(b.address)]["links"]}
+    assert sent == {"nic0": 0, "nic1": 3_000_000}
+    stuck = a.write(src, dst.descriptor(), nics=["nic7"], deadline_s=5.0)
+    a.write(src, dst.descriptor()).wait()
+    assert net.now_s < 4.0
+    with pytest.raises(DeadlineExceeded):
+        stuck.wait()

@@ -6,6 +6,7 @@ import asyncio
 import os
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -308,14 +309,28 @@ def test_barriers_of_threads_meet_every_round(provider: str) -> None:
         engine.close()
 
 
+def caught(call: Callable[[], object]) -> type:
+    try:
+        call()
+    except Exception as error:
+        return type(error)
+    return type(None)
+
+
 def test_a_closed_engine_fails_its_waiters_tells_its_peers_and_closes_twice(provider: str) -> None:
     a = Engine(Config(SECRET, "a", providers=(provider,)))
     b = Engine(Config(SECRET, "b", providers=(provider,)))
     a.imm(b.address, 1).wait()
     stuck = a.send(b.address, b"nobody has a pool")
     waiting = b.counter(5, sources=[a.address])
+    hanging = threading.Thread(target=lambda: failed.append(caught(a.counter(6).wait)))
+    failed: list[type] = []
+    hanging.start()
+    time.sleep(0.05)
     a.close()
     a.close()
+    hanging.join(5)
+    assert failed == [EngineClosed]
     with pytest.raises(EngineClosed):
         stuck.wait()
     with pytest.raises(PeerDown):

@@ -323,9 +323,11 @@ class Engine:
         """Serve the network until `ready()`; false after `timeout_s`."""
         if ready():
             return True
-        if self._closed:
-            return False
-        return self._driver.wait_until(ready, timeout_s)
+        if self._closed or not self._driver.wait_until(ready, timeout_s):
+            if self._closed and not ready():
+                raise EngineClosed("this engine was closed", place=str(self.address))
+            return ready()
+        return True
 
     def dispatch(self, callback: Callable[..., object], *args: Any) -> None:
         """Run a callback on the dispatcher thread."""

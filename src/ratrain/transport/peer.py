@@ -171,7 +171,7 @@ class Peer:
 
     def pump(self) -> None:
         """Hand pieces to links while a link has room."""
-        queue = self.queue
+        queue, passed = self.queue, 0
         while queue:
             transfer = queue[0]
             if not transfer.has_more or transfer.finished or transfer.cancelling:
@@ -182,7 +182,12 @@ class Peer:
                 return
             link = self._pick(transfer)
             if link is None:
-                return
+                if transfer.nics is None or passed >= len(queue):
+                    return
+                passed += 1
+                queue.rotate(-1)  # its NIC is busy or gone: let the others pass
+                continue
+            passed = 0
             if not transfer.started:
                 self.active += 1
             self._send(link, transfer.take(self._piece_bytes()))

@@ -135,9 +135,11 @@ class Sockets:
                     )
                     sock = None
         except (OSError, TransportError):
-            core.stats["refused"] += 1
+            with self._driver.lock:
+                core.stats["refused"] += 1
         finally:
-            self._handshakes -= 1
+            with self._driver.lock:
+                self._handshakes -= 1
             if sock is not None:
                 sock.close()
 
@@ -221,7 +223,7 @@ class Sockets:
             if not unix:
                 sock.bind((nic.host, 0))
             sock.connect(end.host if unix else (end.host, end.port))
-            mine = self._hello(core, end.provider, end.nic)
+            mine = self._hello(core, end.provider, nic.name)
             theirs = greet(sock, self._config.secret, mine, deadline_s)
             if theirs.address.incarnation != peer.address.incarnation:
                 return f"stale: {peer.address} is gone, {theirs.address} listens in its place"
