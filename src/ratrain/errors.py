@@ -6,6 +6,14 @@
     ├── ProgramError     a program breaks a rule that `verify` checks
     ├── TimelineError    a timeline file cannot be read, or two cannot be compared
     ├── TransportError   a peer, a link or a message failed
+    │   ├── PeerDown             the peer died, closed, or could not be reached
+    │   ├── DeadlineExceeded     the time given to a transfer or a wait ran out
+    │   ├── StaleDescriptor      the descriptor names an earlier life of the peer
+    │   ├── BadTarget            unknown or revoked region, or out of its bounds
+    │   ├── TransferCancelled    cancelled by its owner
+    │   ├── HandshakeFailed      wrong secret, version or protocol
+    │   ├── ProviderUnavailable  the provider asked for cannot serve here
+    │   └── EngineClosed         the engine was closed under the call
     └── ChipError        a simulated chip cannot finish: deadlock, a lost operand
 
 Each message says what was wrong, where, and the smallest change that would make it right.
@@ -55,6 +63,45 @@ class TransportError(RatrainError):
     """A peer, a link or a message failed."""
 
     exit_code = 5
+
+
+class PeerDown(TransportError):
+    """The peer died, closed, or could not be reached; `bytes_acked` had landed before."""
+
+    def __init__(
+        self, what: str, *, place: str = "", fix: str = "", nic: str = "", bytes_acked: int = 0
+    ) -> None:
+        super().__init__(what, place=place, fix=fix)
+        self.nic = nic
+        self.bytes_acked = bytes_acked
+
+
+class DeadlineExceeded(TransportError):
+    """The time given to a transfer or a wait ran out."""
+
+
+class StaleDescriptor(TransportError):
+    """The descriptor names an earlier life of the peer."""
+
+
+class BadTarget(TransportError):
+    """The target region is unknown, revoked, or smaller than the write."""
+
+
+class TransferCancelled(TransportError):
+    """The transfer was cancelled by its owner; nothing more of it can land."""
+
+
+class HandshakeFailed(TransportError):
+    """The peer has another secret, version or protocol."""
+
+
+class ProviderUnavailable(TransportError):
+    """The provider that was asked for cannot serve here."""
+
+
+class EngineClosed(TransportError):
+    """The engine was closed under the call."""
 
 
 class ChipError(RatrainError):

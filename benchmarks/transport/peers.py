@@ -1,0 +1,232 @@
+"""Side by side in one run: ours, gloo, a raw socket, memcpy, iperf3.
+
+    python benchmarks/transport/peers.py            # gloo's column needs torch
+
+Each row is the median of three rounds; the peers take turns within a round.
+"""
+
+from __future__ import annotations
+
+import json
+import multiprocessing as mp
+import shutil
+import socket
+import statistics
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from multiprocessing.connection import Connection
+from pathlib import Path
+
+import numpy as np
+
+sys.path.insert(0, str(Path(__file__).parent))
+
+from ours import Pair
+
+SIZES = (1 << 16, 1 << 18, 1 << 20, 16 << 20)
+TOTAL = 1 << 28
+
+
+def gloo_far(pipe: Connection, port: int) -> None:
+    """Rank 1: receive, or answer pings."""
+    import torch  # pyright: ignore[reportMissingImports]
+    import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+    torch.set_num_threads(1)
+    dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=1, world_size=2)
+    while (job := pipe.recv()) is not None:
+        kind, size, count = job
+        if kind == "pong":
+            data = torch.ones(size, dtype=torch.uint8)
+            for _ in range(count):
+                dist.recv(data, 0)
+                dist.send(data, 0)
+        else:
+            window = 4 if size >= 4 << 20 else 16
+            data = [torch.ones(size, dtype=torch.uint8) for _ in range(window)]
+            flying = []
+            for i in range(count):
+                flying.append(dist.irecv(data[i % window], 0))
+                if len(flying) >= window:
+                    flying.pop(0).wait()
+            for work in flying:
+                work.wait()
+            pipe.send("done")
+
+
+class Gloo:
+    """gloo send and receive between two processes."""
+
+    def __init__(self) -> None:
+        import torch  # pyright: ignore[reportMissingImports]
+        import torch.distributed as dist  # pyright: ignore[reportMissingImports]
+
+        torch.set_num_threads(1)
+        with socket.create_server(("127.0.0.1", 0)) as free:
+            port = free.getsockname()[1]
+        context = mp.get_context("spawn")
+        self.pipe, theirs = context.Pipe()
+        self.child = context.Process(target=gloo_far, args=(theirs, port), daemon=True)
+        self.child.start()
+        dist.init_process_group("gloo", init_method=f"tcp://127.0.0.1:{port}", rank=0, world_size=2)
+        self.torch, self.dist = torch, dist
+
+    def one_way_us(self, size: int, count: int) -> float:
+        """Median of half a ping-pong."""
+        self.pipe.send(("pong", size, count))
+        data = self.torch.ones(size, dtype=self.torch.uint8)
+        times = []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.dist.send(data, 1)
+            self.dist.recv(data, 1)
+            times.append(time.perf_counter() - began)
+        return statistics.median(times) / 2 * 1e6
+
+    def gb_per_s(self, size: int, total: int) -> float:
+        """Windowed sends."""
+        count, window = max(8, total // size), 4 if size >= 4 << 20 else 16
+        data = [self.torch.ones(size, dtype=self.torch.uint8) for _ in range(window)]
+        self.pipe.send(("count", size, count))
+        began, flying = time.perf_counter(), []
+        for i in range(count):
+            flying.append(self.dist.isend(data[i % window], 1))
+            if len(flying) >= window:
+                flying.pop(0).wait()
+        for work in flying:
+            work.wait()
+        self.pipe.recv()
+        return count * size / (time.perf_counter() - began) / 1e9
+
+    def close(self) -> None:
+        """End."""
+        self.pipe.send(None)
+
+
+def raw_far(port: int) -> None:
+    """Read for ever; answer each 1 KiB with 1 KiB when asked to."""
+    sock = socket.create_connection(("127.0.0.1", port))
+    sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+    buffer = memoryview(bytearray(16 << 20))
+    while True:
+        size = int.from_bytes(sock.recv(8, socket.MSG_WAITALL), "big")
+        count = int.from_bytes(sock.recv(8, socket.MSG_WAITALL), "big")
+        if not size:
+            return
+        for _ in range(count):
+            at = 0
+            while at < size:
+                at += sock.recv_into(buffer[at:size])
+            if size == 1024:
+                sock.sendall(buffer[:1024])
+        sock.sendall(b"k")
+
+
+class Raw:
+    """A bare Python socket, no engine."""
+
+    def __init__(self) -> None:
+        server = socket.create_server(("127.0.0.1", 0))
+        context = mp.get_context("spawn")
+        self.child = context.Process(target=raw_far, args=(server.getsockname()[1],), daemon=True)
+        self.child.start()
+        self.sock, _ = server.accept()
+        self.sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+
+    def one_way_us(self, size: int, count: int) -> float:
+        """Median of half a ping-pong (1 KiB only)."""
+        self.sock.sendall(size.to_bytes(8, "big") + count.to_bytes(8, "big"))
+        data, times = bytes(size), []
+        for _ in range(count):
+            began = time.perf_counter()
+            self.sock.sendall(data)
+            self.sock.recv(size, socket.MSG_WAITALL)
+            times.append(time.perf_counter() - began)
+        self.sock.recv(1)
+        return statistics.median(times) / 2 * 1e6
+
+    def gb_per_s(self, size: int, total: int) -> float:
+        """One stream."""
+        count = max(8, total // size)
+        self.sock.sendall(size.to_bytes(8, "big") + count.to_bytes(8, "big"))
+        data = bytes(size)
+        began = time.perf_counter()
+        for _ in range(count):
+            self.sock.sendall(data)
+        self.sock.recv(1)
+        return count * size / (time.perf_counter() - began) / 1e9
+
+    def close(self) -> None:
+        """End."""
+        self.sock.sendall(bytes(16))
+
+
+def memcpy_gb_per_s(size: int, total: int) -> float:
+    """One thread, over 128 MiB buffers."""
+    a, b = np.ones(128 << 20, np.uint8), np.zeros(128 << 20, np.uint8)
+    b[:] = a
+    slots, count = (128 << 20) // size, max(8, total // size)
+    began = time.perf_counter()
+    for i in range(count):
+        at = i % slots * size
+        b[at : at + size] = a[at : at + size]
+    return count * size / (time.perf_counter() - began) / 1e9
+
+
+def iperf3_gb_per_s() -> float:
+    """One stream for a second."""
+    if shutil.which("iperf3") is None:
+        return float("nan")
+    server = subprocess.Popen(
+        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", "5998"], stdout=subprocess.DEVNULL
+    )
+    time.sleep(0.3)
+    out = subprocess.run(
+        ["iperf3", "-c", "127.0.0.1", "-p", "5998", "-t", "1", "-J"],
+        capture_output=True,
+        check=True,
+    )
+    server.wait()
+    return json.loads(out.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
+
+
+def median_of(rounds: list[Callable[[], float]], turns: int = 3) -> list[float]:
+    """Each call's median over `turns`, the calls taking turns."""
+    found: list[list[float]] = [[] for _ in rounds]
+    for _ in range(turns):
+        for call, values in zip(rounds, found, strict=True):
+            values.append(call())
+    return [statistics.median(v) for v in found]
+
+
+def main() -> None:
+    """Print the table."""
+    ours = [Pair("sock"), Pair("shm")]
+    peers: dict[str, Pair | Gloo | Raw] = {"sock": ours[0], "shm": ours[1], "raw": Raw()}
+    try:
+        peers["gloo"] = Gloo()
+    except ImportError as error:
+        print(f"gloo: not run ({error})")
+    for peer in peers.values():  # warm up
+        peer.one_way_us(1024, 300)
+        peer.gb_per_s(16 << 20, TOTAL)
+    names = list(peers)
+    print("measure".ljust(22) + "".join(n.rjust(10) for n in [*names, "memcpy", "iperf3"]))
+    latency = median_of([lambda p=p: p.one_way_us(1024, 1000) for p in peers.values()])
+    print("1 KiB one way, us".ljust(22) + "".join(f"{v:10.1f}" for v in latency))
+    for size in SIZES:
+        calls = [lambda p=p, size=size: p.gb_per_s(size, TOTAL) for p in peers.values()]
+        calls += [lambda size=size: memcpy_gb_per_s(size, TOTAL), iperf3_gb_per_s]
+        row = median_of(calls)
+        print(f"{size >> 10} KiB, GB/s".ljust(22) + "".join(f"{v:10.2f}" for v in row))
+    for page in (1024, 4096, 16384):
+        row = median_of([lambda p=p, page=page: p.pages_per_s(page) / 1e6 for p in ours])
+        print(f"{page} B pages, M/s".ljust(22) + "".join(f"{v:10.3f}" for v in row))
+    for peer in peers.values():
+        peer.close()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,138 @@
+"""Who a peer is and where it listens: addresses and descriptors, as plain JSON bytes."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any, cast
+
+from ratrain.errors import BadTarget, SpecError
+
+PROTOCOL_VERSION = 1
+
+
+@dataclass(frozen=True, slots=True)
+class Endpoint:
+    """One place where an engine accepts connections: an IP and port, or a socket's path."""
+
+    provider: str
+    nic: str
+    host: str
+    port: int = 0
+
+
+@dataclass(frozen=True, slots=True)
+class Address:
+    """An engine's name, its life (`incarnation`, random for each start), and its endpoints."""
+
+    name: str
+    incarnation: int
+    host_id: str
+    endpoints: tuple[Endpoint, ...]
+    version: int = PROTOCOL_VERSION
+
+    def __hash__(self) -> int:
+        return self.incarnation
+
+    def __str__(self) -> str:
+        return f"{self.name}#{self.incarnation & 0xFFFF:04x}"
+
+    def to_json(self) -> dict[str, Any]:
+        """The address as plain JSON values."""
+        ends = [[e.provider, e.nic, e.host, e.port] for e in self.endpoints]
+        return {
+            "name": self.name,
+            "incarnation": self.incarnation,
+            "host_id": self.host_id,
+            "endpoints": ends,
+            "version": self.version,
+        }
+
+    def to_bytes(self) -> bytes:
+        """The address as bytes to hand to a peer by any means."""
+        return json.dumps(self.to_json()).encode()
+
+    @staticmethod
+    def from_json(body: object) -> Address:
+        """The address in `body`; SpecError when a part is missing or of another type."""
+        try:
+            parts = cast("dict[str, Any]", body)
+            rows = cast("Sequence[Sequence[Any]]", parts["endpoints"])
+            if len(rows) > 256:
+                raise ValueError("more than 256 endpoints")
+            ends = tuple(Endpoint(str(p), str(n), str(h), int(port)) for p, n, h, port in rows)
+            incarnation = int(parts["incarnation"])
+            if not 0 < incarnation < 1 << 64:
+                raise ValueError("incarnation is not a 64-bit number")
+            return Address(
+                str(parts["name"])[:64],
+                incarnation,
+                str(parts["host_id"]),
+                ends,
+                int(parts["version"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"not an engine address: {error}") from error
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Address:
+        """The address that `to_bytes` wrote."""
+        return Address.from_json(_parse(data, "engine address"))
+
+
+@dataclass(frozen=True, slots=True)
+class Descriptor:
+    """A remote span of memory: whoever holds it (and the job secret) may write to it."""
+
+    address: Address
+    key: int
+    offset: int
+    size_bytes: int
+
+    def __getitem__(self, span: slice) -> Descriptor:
+        start, size = span_of(span, self.size_bytes)
+        return replace(self, offset=self.offset + start, size_bytes=size)
+
+    def to_bytes(self) -> bytes:
+        """The descriptor as bytes to hand to a peer by any means."""
+        body = {
+            "address": self.address.to_json(),
+            "key": self.key,
+            "offset": self.offset,
+            "size_bytes": self.size_bytes,
+        }
+        return json.dumps(body).encode()
+
+    @staticmethod
+    def from_bytes(data: bytes) -> Descriptor:
+        """The descriptor that `to_bytes` wrote."""
+        parts = _parse(data, "memory descriptor")
+        try:
+            return Descriptor(
+                Address.from_json(parts["address"]),
+                int(parts["key"]),
+                int(parts["offset"]),
+                int(parts["size_bytes"]),
+            )
+        except (KeyError, TypeError, ValueError) as error:
+            raise SpecError(f"not a memory descriptor: {error}") from error
+
+
+def span_of(span: slice, size_bytes: int) -> tuple[int, int]:
+    """Start and length of `span` in a region of `size_bytes`; no silent clipping."""
+    start = 0 if span.start is None else int(span.start)
+    stop = size_bytes if span.stop is None else int(span.stop)
+    if span.step not in (None, 1) or not 0 <= start <= stop <= size_bytes:
+        raise BadTarget(
+            f"slice [{start}:{stop}] is not inside a region of {size_bytes} bytes",
+            fix=f"give bounds with 0 <= start <= stop <= {size_bytes}",
+        )
+    return start, stop - start
+
+
+def _parse(data: bytes, what: str) -> dict[str, Any]:
+    try:
+        return cast("dict[str, Any]", json.loads(data))
+    except ValueError as error:
+        raise SpecError(f"not a {what}: {error}") from error

@@ -1,0 +1,65 @@
+"""What a user may set. Every option is a field with one line of meaning."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ratrain.errors import SpecError
+
+PROVIDERS = ("shm", "sock")
+
+
+@dataclass(frozen=True, slots=True)
+class Config:
+    """Options of an engine."""
+
+    secret: bytes = b""
+    """The job's shared secret, at least 16 bytes: who has it may write to descriptors."""
+    name: str = "engine"
+    """A name for messages."""
+    nics: str | tuple[str, ...] = "loopback"
+    """Where to listen and send from: "loopback", "all", or interface names or IPv4 addresses."""
+    providers: tuple[str, ...] = PROVIDERS
+    """Which providers may serve, best first. One alone forces it; there is no silent fallback."""
+    connect_timeout_s: float = 5.0
+    """How long a first contact is tried before the peer counts as down."""
+    deadline_s: float = 60.0
+    """The deadline of a transfer or a wait that names none."""
+    ping_s: float = 1.0
+    """Silence after which a link is asked for a sign of life."""
+    suspect_s: float = 3.0
+    """Silence after which a peer is SUSPECT."""
+    dead_s: float = 10.0
+    """Silence after which a peer is DEAD: all its transfers and waits fail."""
+    nic_dead_s: float = 2.5
+    """Silence after which one NIC is dropped while another of the same peer still answers."""
+    reconnect_s: float = 1.0
+    """How often a dropped NIC is tried again."""
+    piece_bytes: int = 0
+    """Size of a piece; 0 chooses 256 KiB on several NICs, 1 MiB on one, 4 MiB where the peer
+    reads our memory itself."""
+    send_buffer_bytes: int = 0
+    """SO_SNDBUF of each connection; 0 leaves it to the kernel."""
+    on_callback_error: Callable[[BaseException], None] | None = None
+    """Gets what a callback raised; without it, the error is logged and counted."""
+
+    def __post_init__(self) -> None:
+        if len(self.secret) < 16:
+            raise SpecError(
+                f"the job secret has {len(self.secret)} bytes",
+                place="Config.secret",
+                fix="give every process of the job the same 16 bytes or more, "
+                "e.g. secrets.token_bytes(32)",
+            )
+        if not self.ping_s < self.suspect_s < self.dead_s:
+            raise SpecError("need ping_s < suspect_s < dead_s", place="Config", fix="order them so")
+        if self.piece_bytes and not 4096 <= self.piece_bytes <= 4 << 20:
+            raise SpecError("piece_bytes must be 4096..4194304", place="Config.piece_bytes")
+        unknown = set(self.providers) - {*PROVIDERS, "loopback"}
+        if unknown or not self.providers:
+            raise SpecError(
+                f"unknown provider {sorted(unknown)}",
+                place="Config.providers",
+                fix=f"choose among {', '.join(PROVIDERS)}",
+            )

@@ -1,0 +1,421 @@
+"""The surface: register memory, write to a peer's, count arrivals, and hear of every failure."""
+
+from __future__ import annotations
+
+import logging
+import os
+import queue
+import threading
+import time
+from collections.abc import Callable, Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+import numpy.typing as npt
+
+from ratrain.errors import BadTarget, EngineClosed, SpecError
+from ratrain.transport import frames
+from ratrain.transport.address import Address, Descriptor
+from ratrain.transport.config import Config
+from ratrain.transport.core import Core
+from ratrain.transport.counters import Counter
+from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
+from ratrain.transport.memory import Region, Span
+from ratrain.transport.progress import Driver
+from ratrain.transport.sockets import Sockets, address_of
+from ratrain.transport.transfer import Transfer
+
+_log = logging.getLogger("ratrain.transport")
+_EMPTY = memoryview(b"")
+Pages = Sequence[int] | npt.NDArray[Any]
+
+
+class Engine:
+    """One process's end of the transport. Use it as a context manager."""
+
+    def __init__(self, config: Config) -> None:
+        self.config = config
+        self.lock = threading.RLock()
+        self._pid = os.getpid()
+        self._closed = False
+        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = (
+            queue.SimpleQueue()
+        )
+        self._dispatcher: threading.Thread | None = None
+        self._next_imm = 1
+        self._words: list[Word] = []
+        self.callback_errors = 0
+        self._open()
+
+    def _open(self) -> None:
+        self._driver = Driver(self.lock)
+        self._sockets = Sockets(self.config, self._driver)
+        try:
+            self.address = address_of(self.config, self._sockets.listen())
+        except BaseException:
+            self._driver.stop()
+            raise
+        self.core = Core(self, self.config, self.address, time.monotonic, self._sockets.connect)
+        self._sockets.start(self.core)
+        self._driver.start(self.core, self.config.name)
+
+    # --- life -----------------------------------------------------------------------------
+
+    def __enter__(self) -> Engine:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self.close()
+
+    def close(self) -> None:
+        """Fail what is in flight, tell the peers, free threads and sockets. Twice is harmless."""
+        with self.lock:
+            if self._closed or os.getpid() != self._pid:
+                return
+            self._closed = True
+            for peer in list(self.core.peers.values()):
+                for link in list(peer.links):
+                    link.post(frames.Head(frames.BYE))
+                gone = EngineClosed("this engine was closed", place=str(self.address))
+                self.core.peer_down(peer, "engine closed", error=gone)
+            self._sockets.close()
+            for word in self._words:
+                word.stop()
+        self._driver.stop()
+        self._sockets.join()
+        if self._dispatcher is not None:
+            self._calls.put(None)
+            if threading.current_thread() is not self._dispatcher:
+                self._dispatcher.join(5.0)
+
+    # --- memory ---------------------------------------------------------------------------
+
+    def register(self, memory: object, *, remote: bool = True, own_key: bool = False) -> Region:
+        """Make memory known: bytes of any length and alignment; `remote` lets peers write.
+        `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
+        with self._use():
+            return self.core.regions.register(memory, remote=remote, own_key=own_key)
+
+    def revoke(self, region: Region) -> None:
+        """Forget a region. When this returns, no byte of it changes any more by a peer's hand."""
+        with self._use():
+            if self.core.regions.revoke(region):
+                for peer in self.core.peers.values():
+                    peer.ledger.revoke(region.key)
+
+    # --- writing --------------------------------------------------------------------------
+
+    def write(
+        self,
+        src: Region | Span,
+        dst: Descriptor,
+        *,
+        imm: int | None = None,
+        nics: Sequence[str] | None = None,
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """Copy `src` to the start of `dst`. With `imm`, the receiver's counter of that value
+        moves by one when all bytes are placed."""
+        region, offset, size = _span(src)
+        if size > dst.size_bytes:
+            raise _too_small(size, dst)
+        transfer = self._transfer(
+            dst.address,
+            view=region.view[offset : offset + size],
+            base=region.base + offset,
+            total=size,
+            key=dst.key,
+            dst_offset=dst.offset,
+            imm=imm,
+            deadline_s=deadline_s,
+            nics=nics,
+        )
+        return self._submit(transfer)
+
+    def write_paged(
+        self,
+        src: Region | Span,
+        src_pages: Pages,
+        dst: Descriptor,
+        dst_pages: Pages,
+        page_bytes: int,
+        *,
+        src_stride: int | None = None,
+        dst_stride: int | None = None,
+        imm: int | None = None,
+        imm_per: str = "op",
+        deadline_s: float | None = None,
+    ) -> Transfer:
+        """Copy page `src_pages[i]` to page `dst_pages[i]`. A page number times its stride
+        (default: the page length) is its offset. A destination page named twice holds one of
+        the two, which one is not defined."""
+        region, offset, size = _span(src)
+        from_b = np.asarray(src_pages, np.uint64) * np.uint64(src_stride or page_bytes)
+        to_b = np.asarray(dst_pages, np.uint64) * np.uint64(dst_stride or page_bytes)
+        if from_b.shape != to_b.shape or from_b.ndim != 1:
+            raise SpecError(f"{from_b.size} source pages for {to_b.size} destination pages")
+        if not 0 < page_bytes <= frames.MAX_PIECE_BYTES:
+            raise SpecError(f"page of {page_bytes} bytes", fix="use pages of 1 byte to 4 MiB")
+        if from_b.size:
+            if int(from_b.max()) + page_bytes > size:
+                raise BadTarget(f"a source page leaves its region of {size} bytes")
+            if int(to_b.max()) + page_bytes > dst.size_bytes:
+                raise _too_small(int(to_b.max()) + page_bytes, dst)
+        transfer = self._transfer(
+            dst.address,
+            view=region.view[offset : offset + size],
+            base=region.base + offset,
+            total=from_b.size * page_bytes,
+            key=dst.key,
+            dst_offset=dst.offset,
+            imm=imm,
+            deadline_s=deadline_s,
+        )
+        transfer.src_pages, transfer.dst_pages = from_b, to_b
+        transfer.page_len = page_bytes
+        if imm_per == "page" and imm is not None:
+            transfer.flags |= frames.PER_PAGE
+        elif imm_per not in ("op", "page"):
+            raise SpecError(f'imm_per is "op" or "page", not {imm_per!r}')
+        return self._submit(transfer)
+
+    def scatter(
+        self,
+        src: Region | Span,
+        targets: Sequence[Target],
+        *,
+        deadline_s: float | None = None,
+    ) -> list[Transfer]:
+        """Write a part of `src` to each target: one transfer, and one immediate, each."""
+        region, start, size = _span(src)
+        spans: list[Span] = []
+        for target in targets:
+            if target.offset + target.size_bytes > size:
+                raise BadTarget(f"a target's source part leaves the source of {size} bytes")
+            spans.append(Span(region, start + target.offset, target.size_bytes))
+        return [
+            self.write(span, target.dst, imm=target.imm, deadline_s=deadline_s)
+            for span, target in zip(spans, targets, strict=True)
+        ]
+
+    def imm(self, address: Address, value: int, *, deadline_s: float | None = None) -> Transfer:
+        """Move the peer's counter of `value` by one; no data."""
+        transfer = self._transfer(
+            address, view=_EMPTY, base=0, total=0, imm=value, deadline_s=deadline_s
+        )
+        return self._submit(transfer)
+
+    def cancel(self, transfer: Transfer) -> None:
+        """See Transfer.cancel."""
+        with self._use():
+            transfer.peer.cancel(transfer)
+
+    # --- counting -------------------------------------------------------------------------
+
+    def counter(self, imm: int, sources: Sequence[Address] | None = None) -> Counter:
+        """The counter of immediate `imm`. With `sources`, its waits fail when one of them dies."""
+        with self._use():
+            found = self.core.counters.get(imm)
+            if found is None:
+                found = self.core.counters[imm] = Counter(self, imm)
+            if sources is not None:
+                found.sources = frozenset(s.incarnation for s in sources)
+            return found
+
+    def imm_block(self, count: int) -> ImmBlock:
+        """`count` immediates not used before in this engine (8 bits generation, 24 bits id)."""
+        with self._use():
+            ids = range(self._next_imm, self._next_imm + count)
+            self._next_imm += count
+            if self._next_imm > 1 << 24:
+                raise SpecError("no unused immediates left", fix="release blocks and reuse them")
+            for i in ids:
+                self.core.generations[i] = 0
+            return ImmBlock(self, ids)
+
+    def on_imm(self, callback: Callable[[int, Address], None] | None) -> None:
+        """Give every immediate that no counter was asked for to `callback(imm, source)`."""
+        with self._use():
+            self.core.on_imm = callback
+
+    # --- messages, groups, words ----------------------------------------------------------
+
+    def send(self, address: Address, data: bytes, *, deadline_s: float | None = None) -> Transfer:
+        """Send a message into the peer's receive pool; waits for a free buffer, never drops."""
+        kept = memoryview(bytes(data))
+        transfer = self._transfer(
+            address, view=kept, base=0, total=len(kept), kind=frames.MSG, deadline_s=deadline_s
+        )
+        return self._submit(transfer)
+
+    def recv_pool(
+        self, count: int, size_bytes: int, callback: Callable[[Address, bytes], None]
+    ) -> None:
+        """Take messages of up to `size_bytes`, at most `count` unserved from each peer."""
+        if not 0 < size_bytes <= frames.MAX_PIECE_BYTES or count < 1:
+            raise SpecError("a pool has 1 buffer or more, each of 1 byte to 4 MiB")
+        with self._use():
+            self.core.on_message = callback
+            self.core.message_bytes = size_bytes
+            self.core.message_count = count
+            for peer in self.core.peers.values():
+                if peer.links:
+                    self.core.grant(peer, peer.links[0])
+
+    def peer_group(self, members: Sequence[Address]) -> PeerGroup:
+        """A group for barriers; `members` name every engine, this one as well or not."""
+        return PeerGroup(self, tuple(m for m in members if m != self.address))
+
+    def watch(self, callback: Callable[[int, int], object], period_s: float = 0.001) -> Word:
+        """A 64-bit cell; `callback(old, new)` when a sample differs; False from it ends it.
+        The cell is sampled: steps may be skipped, the last value never."""
+        word = Word(self, callback, period_s)
+        with self._use():
+            self._words.append(word)
+        return word
+
+    def on_peer_down(self, callback: Callable[[Address, Exception], None]) -> None:
+        """Call `callback(address, error)` once for every peer that goes down."""
+        with self._use():
+            self.core.on_peer_down.append(callback)
+
+    def connect(self, address: Address, timeout_s: float | None = None) -> None:
+        """Reach a peer now (a first write would do it too); the typed error when it fails."""
+        with self._use():
+            peer = self.core.peer(address)
+        self.wait_until(lambda: peer.state != "CONNECTING", timeout_s)
+        if address.incarnation in self.core.dead:
+            raise self.core.dead[address.incarnation]
+
+    def stats(self) -> dict[str, Any]:
+        """Counts of this engine, and for each peer and NIC: bytes, rate, round trip."""
+        with self.lock:
+            peers = {
+                str(p.address): {
+                    "state": p.state,
+                    "resent_pieces": p.resent_pieces,
+                    "links": [
+                        {
+                            "provider": k.channel.provider,
+                            "nic": k.nic,
+                            "remote_nic": k.remote,
+                            "single_copy": k.channel.pulls,
+                            "acked_bytes": k.delivered_bytes,
+                            "rate_bytes_per_s": k.rate_bytes_per_s,
+                            "rtt_s": k.rtt_s,
+                        }
+                        for k in p.links
+                    ],
+                }
+                for p in self.core.peers.values()
+            }
+            return {**self.core.stats, "callback_errors": self.callback_errors, "peers": peers}
+
+    # --- for the parts --------------------------------------------------------------------
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Serve the network until `ready()`; false after `timeout_s`."""
+        if ready():
+            return True
+        if self._closed or not self._driver.wait_until(ready, timeout_s):
+            if self._closed and not ready():
+                raise EngineClosed("this engine was closed", place=str(self.address))
+            return ready()
+        return True
+
+    def dispatch(self, callback: Callable[..., object], *args: Any) -> None:
+        """Run a callback on the dispatcher thread."""
+        if self._dispatcher is None:
+            with self.lock:
+                if self._dispatcher is None:
+                    name = f"ratnet-calls-{self.config.name}"
+                    thread = threading.Thread(target=self._dispatch, name=name, daemon=True)
+                    self._dispatcher = thread
+                    thread.start()
+        self._calls.put((callback, args))
+
+    def _dispatch(self) -> None:
+        while (item := self._calls.get()) is not None:
+            callback, args = item
+            try:
+                callback(*args)
+            except Exception as error:
+                self.callback_errors += 1
+                if self.config.on_callback_error is not None:
+                    self.config.on_callback_error(error)
+                else:
+                    _log.exception("a callback raised")
+
+    def _use(self) -> threading.RLock:
+        if self._closed or os.getpid() != self._pid:
+            what = "this engine was closed" if self._closed else "this engine belongs to the parent"
+            raise EngineClosed(what, place=str(self.address), fix="open an engine of its own")
+        return self.lock
+
+    def _transfer(
+        self,
+        address: Address,
+        *,
+        view: memoryview,
+        base: int,
+        total: int,
+        kind: int = frames.WRITE,
+        key: int = 0,
+        dst_offset: int = 0,
+        imm: int | None = None,
+        deadline_s: float | None,
+        nics: Sequence[str] | None = None,
+    ) -> Transfer:
+        if imm is not None and not 0 <= imm < 1 << 32:
+            raise SpecError(f"immediate {imm} is not a 32-bit number")
+        if address == self.address:
+            raise SpecError("an engine does not write to itself", fix="copy the memory instead")
+        limit_s = self.config.deadline_s if deadline_s is None else deadline_s
+        with self._use():
+            peer = self.core.peer(address)
+            return Transfer(
+                self,
+                peer,
+                kind=kind,
+                tid=0,
+                view=view,
+                base=base,
+                total=total,
+                key=key,
+                dst_offset=dst_offset,
+                imm=imm,
+                deadline_s=self.core.now() + limit_s,
+                nics=None if nics is None else frozenset(nics),
+            )
+
+    def _submit(self, transfer: Transfer) -> Transfer:
+        with self._use():
+            if transfer.peer.state == "DEAD":  # went down between the two calls
+                transfer.finish(self.core.dead[transfer.peer.address.incarnation])
+            else:
+                transfer.tid = self.core.next_tid()  # ids of one peer rise: see Peer._floor
+                self.core.submit(transfer)
+        return transfer
+
+
+def _span(src: Region | Span) -> tuple[Region, int, int]:
+    region, offset, size = (
+        (src, 0, src.size_bytes)
+        if isinstance(src, Region)
+        else (src.region, src.offset, src.size_bytes)
+    )
+    if region.revoked:
+        raise BadTarget("the source region was revoked", fix="register it again")
+    return region, offset, size
+
+
+def _too_small(size: int, dst: Descriptor) -> BadTarget:
+    return BadTarget(
+        f"{size} bytes do not fit into a target of {dst.size_bytes}", place=str(dst.address)
+    )

@@ -1,0 +1,401 @@
+"""The sending side of one peer: pieces pulled by links as they have room, resent when one dies.
+
+A link asks for the next piece when its unacknowledged bytes leave room in its window,
+`clamp(1.25 * rate * rtt, 512 KiB, 4 MiB)`: a fast NIC asks more often than a slow one, so NICs
+of unequal rate are all busy to the end. The last pieces wait for the link that would land them
+first, even when a slower one is free.
+"""
+
+from __future__ import annotations
+
+import struct
+from collections import OrderedDict, deque
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.errors import BadTarget, DeadlineExceeded, TransferCancelled, TransportError
+from ratrain.transport import frames
+from ratrain.transport.address import Address
+from ratrain.transport.frames import Head
+from ratrain.transport.ledger import Ledger
+from ratrain.transport.provider import Channel, Iov, Landing, pages_iov
+from ratrain.transport.transfer import Piece, Transfer, expected_link
+
+if TYPE_CHECKING:
+    from ratrain.transport.core import Core
+
+MIN_WINDOW_BYTES = 512 << 10
+MAX_WINDOW_BYTES = 4 << 20
+_PAIR = struct.Struct("!QQ")
+_INDEX = (1 << 56) - 1
+MAX_ACTIVE = 4096  # transfers begun and not ended: bounds what the receiver must remember
+
+
+class Link:
+    """One live channel to a peer, and what is known of its speed."""
+
+    def __init__(self, peer: Peer, channel: Channel, remote: str, now_s: float) -> None:
+        self.peer = peer
+        self.remote = remote
+        self.channel = channel
+        self.nic = channel.nic
+        self.alive = True
+        self.unacked: dict[tuple[int, int], Piece] = {}
+        self.unacked_bytes = 0
+        self.window_bytes = MIN_WINDOW_BYTES
+        self.rate_bytes_per_s = 0.0
+        self.rtt_s = 0.0
+        self.delivered_bytes = 0
+        self.delivered_s = now_s
+        self.heard_s = now_s
+        self.pinged_s = now_s
+        self.acks: list[int] = []
+
+    def begin(self, head: Head, extra: bytes) -> Landing:
+        """Part of Receiver."""
+        return self.peer.ledger.begin(head, extra)
+
+    def end(self, landing: Landing, failed: int = 0) -> None:
+        """Part of Receiver: count the piece, then owe an acknowledgement."""
+        self.heard_s = self.peer.core.now()
+        self.peer.ledger.end(self, landing, failed)
+
+    def control(self, head: Head, extra: bytes) -> None:
+        """Part of Receiver: a frame without payload."""
+        self.heard_s = self.peer.core.now()
+        self.peer.on_control(self, head, extra)
+
+    def down(self, reason: str, *, reset: bool) -> None:
+        """Part of Receiver: the connection is gone."""
+        if self.alive:
+            self.peer.on_link_down(self, reason, reset=reset)
+
+    def owe_ack(self, head: Head, code: int) -> None:
+        """Remember to acknowledge a piece (code 0: placed, else why not): it goes with the next
+        frame, or at the end of the turn."""
+        if not self.acks:
+            self.peer.core.owing.append(self)
+        self.acks += (head.tid, code << 56 | head.start)
+        if len(self.acks) >= 2 * 256:
+            self.flush_acks()
+
+    def flush_acks(self) -> None:
+        """Send the acknowledgements owed."""
+        if self.acks and self.alive:
+            lead = self._owed()
+            self.channel.post(*lead, None)
+
+    def post(self, head: Head, extra: bytes = b"", payload: memoryview | Iov | None = None) -> None:
+        """Send one frame, and the acknowledgements owed before it in the same call."""
+        self.channel.post(head, extra, payload, self._owed() if self.acks else None)
+
+    def _owed(self) -> tuple[Head, bytes]:
+        acks, self.acks = self.acks, []
+        return Head(frames.ACK, pages=len(acks) // 2), struct.pack(f"!{len(acks)}Q", *acks)
+
+    def acked(self, piece: Piece, now_s: float) -> None:
+        """Learn rate and round trip from one acknowledged piece (as BBR's delivery rate:
+        bytes delivered between the piece's departure and its acknowledgement)."""
+        self.unacked_bytes -= piece.size
+        self.delivered_bytes += piece.size
+        rtt_s = max(now_s - piece.sent_s, 1e-6)
+        self.rtt_s = rtt_s if self.rtt_s == 0 else min(rtt_s, self.rtt_s * 1.002)
+        if piece.size >= 32768:
+            span_s = max(now_s - piece.delivered_s, 1e-6)
+            rate = (self.delivered_bytes - piece.delivered) / span_s
+            old = self.rate_bytes_per_s
+            self.rate_bytes_per_s = rate if old == 0 else old + (rate - old) / 8
+            window = 1.25 * self.rate_bytes_per_s * self.rtt_s
+            self.window_bytes = int(min(max(window, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
+        self.delivered_s = now_s
+
+
+class Peer:
+    """All that this engine knows of one other engine."""
+
+    def __init__(self, core: Core, address: Address, *, initiator: bool) -> None:
+        self.core = core
+        self.address = address
+        self.initiator = initiator
+        self.links: list[Link] = []
+        self.state = "CONNECTING"
+        self.queue: deque[Transfer] = deque()
+        self.waiting_messages: deque[Transfer] = deque()
+        self.outstanding: OrderedDict[int, Transfer] = OrderedDict()
+        self.active = 0
+        self.cancels: dict[int, Transfer] = {}
+        self.ledger = Ledger(core, self)
+        self.since_s = core.now()
+        self.connect_deadline_s = core.now() + core.config.connect_timeout_s
+        self.reconnect_s = 0.0
+        self.credits = 0
+        self.messages_sent = 0
+        self.message_bytes = 0
+        self.turn = 0
+        self.resent_pieces = 0
+
+    # --- sending --------------------------------------------------------------------------
+
+    def submit(self, transfer: Transfer) -> None:
+        """Queue a transfer, and send as much of it as the links take."""
+        self.outstanding[transfer.tid] = transfer
+        if transfer.kind == frames.MSG:
+            self.waiting_messages.append(transfer)
+            self.release_messages()
+        else:
+            transfer.queued = True
+            self.queue.append(transfer)
+        self.pump()
+
+    def release_messages(self) -> None:
+        """Queue the messages for which the peer has given credit."""
+        while self.waiting_messages and self.messages_sent < self.credits:
+            message = self.waiting_messages.popleft()
+            if message.finished:
+                continue
+            if message.total > self.message_bytes:
+                self.settle(
+                    message,
+                    BadTarget(
+                        f"message of {message.total} bytes, the peer's buffers hold "
+                        f"{self.message_bytes}",
+                        place=str(self.address),
+                        fix="send it with write(), or enlarge the peer's recv_pool",
+                    ),
+                )
+                continue
+            self.messages_sent += 1
+            message.queued = True
+            self.queue.append(message)
+
+    def pump(self) -> None:
+        """Hand pieces to links while a link has room."""
+        queue, passed = self.queue, 0
+        while queue:
+            transfer = queue[0]
+            if not transfer.has_more or transfer.finished or transfer.cancelling:
+                queue.popleft()
+                transfer.queued = False
+                continue
+            if not transfer.started and self.active >= MAX_ACTIVE:
+                return
+            link = self._pick(transfer)
+            if link is None:
+                if transfer.nics is None or passed >= len(queue):
+                    return
+                passed += 1
+                queue.rotate(-1)  # its NIC is busy or gone: let the others pass
+                continue
+            passed = 0
+            if not transfer.started:
+                self.active += 1
+            self._send(link, transfer.take(self._piece_bytes()))
+
+    def _piece_bytes(self) -> int:
+        fixed = self.core.config.piece_bytes
+        if fixed:
+            return fixed
+        pulls = bool(self.links) and self.links[0].channel.pulls
+        if pulls:
+            return 4 << 20
+        return 1 << 20 if len(self.links) == 1 else 256 << 10
+
+    def _pick(self, transfer: Transfer) -> Link | None:
+        links = self.links
+        if len(links) == 1 and transfer.nics is None:
+            link = links[0]
+            room = link.unacked_bytes < link.window_bytes
+            return link if room and len(link.unacked) < 1024 else None
+        able = [k for k in links if transfer.nics is None or k.nic in transfer.nics]
+        if not able:
+            return None
+        size = min(transfer.left_bytes(), self._piece_bytes())
+        if transfer.total < 65536:
+            self.turn += 1
+            able.sort(key=lambda k: k.unacked_bytes)
+            idle = [k for k in able if k.unacked_bytes == able[0].unacked_bytes]
+            link = idle[self.turn % len(idle)]
+            return link if link.unacked_bytes < link.window_bytes else None
+        free = [k for k in able if k.unacked_bytes + size <= k.window_bytes or not k.unacked]
+        if not free:
+            return None
+        link = min(free, key=lambda k: expected_link(k, size))
+        left = sum(t.left_bytes() for t in list(self.queue)[:8])
+        fastest = min(able, key=lambda k: expected_link(k, left))
+        if fastest is not link and expected_link(fastest, left) < expected_link(link, size):
+            return None  # the tail: the faster link lands all the rest sooner
+        return link
+
+    def _send(self, link: Link, piece: Piece) -> None:
+        transfer = piece.transfer
+        piece.sent_s = self.core.now()
+        piece.delivered = link.delivered_bytes
+        piece.delivered_s = link.delivered_s if link.unacked else piece.sent_s
+        link.unacked[transfer.tid, piece.index] = piece
+        link.unacked_bytes += piece.size
+        transfer.in_flight += 1
+        pull = link.channel.pulls and transfer.kind == frames.WRITE and piece.size >= 8192
+        head = transfer.head(piece, self._floor(), pull=pull)
+        extra, payload = self._payload(transfer, piece, pull=pull)
+        link.post(head, extra, payload)
+
+    def _floor(self) -> int:
+        """The lowest transfer id that may still have pieces to come."""
+        floor = next(iter(self.outstanding), self.core.last_tid)
+        return min(floor, min(self.cancels)) if self.cancels else floor
+
+    def _payload(
+        self, transfer: Transfer, piece: Piece, *, pull: bool
+    ) -> tuple[bytes, memoryview | Iov | None]:
+        if transfer.page_len and piece.size:
+            assert transfer.src_pages is not None and transfer.dst_pages is not None
+            first = piece.index // transfer.page_len
+            some = slice(first, first + piece.size // transfer.page_len)
+            extra = transfer.dst_pages[some].astype(">u8").tobytes()
+            source = transfer.src_pages[some]
+            if pull:
+                return extra + (source + np.uint64(transfer.base)).astype(">u8").tobytes(), None
+            return extra, pages_iov(transfer.base, source, transfer.page_len)
+        if pull:
+            return (transfer.base + piece.index).to_bytes(8, "big"), None
+        if not piece.size:
+            return b"", None
+        return b"", transfer.view[piece.index : piece.index + piece.size]
+
+    # --- what comes back ------------------------------------------------------------------
+
+    def on_control(self, link: Link, head: Head, extra: bytes) -> None:
+        """Serve one frame without payload."""
+        kind = head.kind
+        if kind == frames.ACK:
+            self._on_acks(link, extra)
+        elif kind == frames.CANCEL:
+            whole = self.ledger.cancel(head.tid)
+            link.post(Head(frames.QUIESCED, imm=int(whole), tid=head.tid))
+        elif kind == frames.QUIESCED:
+            self._on_quiesced(head)
+        elif kind == frames.PING:
+            link.post(Head(frames.PONG, start=head.start))
+        elif kind == frames.CREDIT:
+            self.credits = max(self.credits, head.total)
+            self.message_bytes = head.size
+            self.release_messages()
+            self.pump()
+        elif kind == frames.BYE:
+            self.core.peer_down(self, "closed by the peer")
+
+    def _on_acks(self, link: Link, extra: bytes) -> None:
+        now_s = self.core.now()
+        for tid, index in _PAIR.iter_unpack(extra):
+            piece = link.unacked.pop((tid, index & _INDEX), None)
+            if piece is None:
+                continue
+            link.acked(piece, now_s)
+            transfer = piece.transfer
+            transfer.in_flight -= 1
+            code = index >> 56
+            if code:
+                self._on_refused(transfer, code)
+                continue
+            transfer.acked_bytes += piece.size
+            if transfer.acked_bytes == transfer.total and not transfer.has_more:
+                transfer.landed = True
+                self.settle(transfer, None)
+        if self.queue:
+            self.pump()
+
+    def _on_refused(self, transfer: Transfer, code: int) -> None:
+        if not transfer.finished and not transfer.cancelling:
+            transfer.landed = False
+            reason = frames.REASONS.get(code, f"code {code}")
+            self.settle(transfer, BadTarget(f"refused: {reason}", place=str(self.address)))
+
+    def _on_quiesced(self, head: Head) -> None:
+        transfer = self.cancels.pop(head.tid, None)
+        if transfer is None:
+            return
+        transfer.landed = bool(head.imm)
+        if head.imm:
+            transfer.acked_bytes = transfer.total
+        error = None if head.imm else TransferCancelled("cancelled", place=str(self.address))
+        self.settle(transfer, error)
+
+    def settle(self, transfer: Transfer, error: TransportError | None) -> None:
+        """End a transfer and forget it, but for its pieces on the wire."""
+        if self.outstanding.pop(transfer.tid, None) is not None and transfer.started:
+            self.active -= 1
+        transfer.finish(error)
+        self.core.changed = True
+
+    def cancel(self, transfer: Transfer, error: TransportError | None = None) -> None:
+        """Stop a transfer. With `error` it ends at once (a deadline); else when the peer has
+        confirmed. Never begun: nothing can land, so it ends at once as well."""
+        if transfer.finished or (transfer.cancelling and error is None):
+            return
+        if not transfer.cancelling:
+            transfer.cancelling = True
+            if not transfer.started:
+                transfer.landed = False
+                where = str(self.address)
+                self.settle(transfer, error or TransferCancelled("cancelled", place=where))
+                return
+            self.cancels[transfer.tid] = transfer
+            if self.links:
+                self.links[0].post(Head(frames.CANCEL, tid=transfer.tid))
+        if error is not None:
+            self.settle(transfer, error)
+
+    def expire(self, transfer: Transfer) -> None:
+        """The transfer's deadline has passed."""
+        what = f"{transfer.acked_bytes} of {transfer.total} bytes landed before the deadline"
+        fix = "" if self.links else "the peer was never reached: is it running, is the path open?"
+        self.cancel(transfer, DeadlineExceeded(what, place=str(self.address), fix=fix))
+
+    # --- links ----------------------------------------------------------------------------
+
+    def add_link(self, channel: Channel, remote: str) -> Link:
+        """Use a new, authenticated channel to the peer's NIC `remote`; call `opened` next."""
+        link = Link(self, channel, remote, self.core.now())
+        self.links.append(link)
+        self.state = "UP"
+        return link
+
+    def opened(self, link: Link) -> None:
+        """The channel is attached: send what waits."""
+        for transfer in list(self.cancels.values()):
+            link.post(Head(frames.CANCEL, tid=transfer.tid))
+        self.core.grant(self, link)
+        self.pump()
+
+    def on_link_down(self, link: Link, reason: str, *, reset: bool) -> None:
+        """Take back the pieces of a dead link, and send them over the others."""
+        link.alive = False
+        link.channel.close()
+        if link in self.links:
+            self.links.remove(link)
+        self.core.changed = True
+        if not self.links and reset:
+            self.core.peer_down(self, reason, nic=link.nic)
+            return
+        self.ledger.forget_link()
+        for piece in link.unacked.values():
+            transfer = piece.transfer
+            transfer.in_flight -= 1
+            if transfer.finished or transfer.cancelling:
+                continue
+            self.resent_pieces += 1
+            transfer.returned.append(piece)
+            if not transfer.queued:
+                transfer.queued = True
+                self.queue.appendleft(transfer)
+        link.unacked.clear()
+        for transfer in list(self.cancels.values()):
+            if self.links:
+                self.links[0].post(Head(frames.CANCEL, tid=transfer.tid))
+        self.since_s = self.core.now()
+        self.pump()
+
+    def heard_s(self) -> float:
+        """When anything last came from this peer."""
+        return max((k.heard_s for k in self.links), default=self.since_s)

@@ -1,0 +1,176 @@
+"""Who moves the bytes: whoever waits, and a background thread when nobody does.
+
+A thread that waits takes the driver's seat and serves the sockets itself, so that an arrival
+costs no hand-off between threads. The background thread steps aside for it, and comes back
+1 ms after the last waiter has left. Nothing spins: both block in epoll.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import select
+import threading
+import time
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ratrain.transport.core import Core
+
+LINGER_S = 0.001
+
+
+class Driver:
+    """Turns socket events into calls of the core."""
+
+    def __init__(self, lock: threading.RLock) -> None:
+        self.lock = lock
+        self._epoll = select.epoll()
+        self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
+        self._epoll.register(self._wake_fd, select.EPOLLIN)
+        self._handlers: dict[int, Callable[[int], None]] = {}
+        self._seat = threading.Lock()
+        self._changed = threading.Condition(lock)
+        self._guests = 0
+        self._guest_left_s = 0.0
+        self._guest_drives = False
+        self._followers = 0
+        self._come_back = threading.Event()
+        self._later: list[Callable[[], None]] = []
+        self._running = False
+        self._core: Core | None = None
+        self._thread: threading.Thread | None = None
+
+    def start(self, core: Core, name: str) -> None:
+        """Start the background thread."""
+        self._core = core
+        self._running = True
+        self._thread = threading.Thread(target=self._background, name=f"ratnet-{name}", daemon=True)
+        self._thread.start()
+
+    def stop(self) -> None:
+        """Stop the background thread and let all waiters go."""
+        with self.lock:
+            self._running = False
+            self._changed.notify_all()
+        self._come_back.set()
+        self.wake()
+        if self._thread is not None and self._thread is not threading.current_thread():
+            self._thread.join()
+        with self._seat:
+            self._epoll.close()
+            os.close(self._wake_fd)
+
+    def add(self, fd: int, handler: Callable[[int], None]) -> None:
+        """Call `handler(events)` under the lock whenever `fd` is ready."""
+        self._handlers[fd] = handler
+        self._epoll.register(fd, select.EPOLLIN)
+
+    def change(self, fd: int, events: int) -> None:
+        """Watch `fd` for other events."""
+        self._epoll.modify(fd, events)
+
+    def remove(self, fd: int) -> None:
+        """Watch `fd` no more."""
+        if self._handlers.pop(fd, None) is not None:
+            with contextlib.suppress(OSError, ValueError):
+                self._epoll.unregister(fd)
+
+    def later(self, call: Callable[[], None]) -> None:
+        """Run `call` at the end of the present or next turn (called under the lock)."""
+        self._later.append(call)
+        self.wake()
+
+    def wake(self) -> None:
+        """Make whoever blocks in epoll look around."""
+        with contextlib.suppress(OSError):
+            os.eventfd_write(self._wake_fd, 1)
+
+    def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
+        """Serve until `ready()`, which is called under the lock; false after `timeout_s`."""
+        end_s = None if timeout_s is None else time.monotonic() + timeout_s
+        with self.lock:
+            if ready():
+                return True
+            while self._guest_drives and self._running:
+                left_s = 1.0 if end_s is None else min(1.0, end_s - time.monotonic())
+                if left_s <= 0:
+                    return False
+                self._followers += 1
+                self._changed.wait(left_s)
+                self._followers -= 1
+                if ready():
+                    return True
+            if not self._running:
+                return ready()
+            self._guest_drives = True
+            self._guests += 1
+        try:
+            return self._drive(ready, end_s)
+        finally:
+            with self.lock:
+                self._guest_drives = False
+                self._guests -= 1
+                self._guest_left_s = time.monotonic()
+                if self._followers:
+                    self._changed.notify_all()
+
+    def _drive(self, ready: Callable[[], bool], end_s: float | None) -> bool:
+        began_s = time.monotonic()
+        if not self._seat.acquire(blocking=False):
+            self.wake()
+            self._seat.acquire()
+        try:
+            while self._running:
+                left_s = None if end_s is None else end_s - time.monotonic()
+                if self._turn(left_s, ready):
+                    return True
+                if left_s is not None and left_s <= 0:
+                    return False
+            return False
+        finally:
+            self._seat.release()
+            if time.monotonic() - began_s > LINGER_S:
+                self._come_back.set()
+
+    def _turn(self, limit_s: float | None, ready: Callable[[], bool] | None = None) -> bool:
+        """Serve what is there, or the first to come within `limit_s`; true if `ready()`."""
+        core = self._core
+        assert core is not None
+        with self.lock:
+            if ready is not None and ready():
+                return True
+            if core.owing:
+                core.flush_acks()
+            wait_s = core.next_due_s(core.now())
+        if limit_s is not None:
+            wait_s = max(0.0, min(wait_s, limit_s))
+        events = self._epoll.poll(wait_s)
+        with self.lock:
+            for fd, what in events:
+                handler = self._handlers.get(fd)
+                if handler is not None:
+                    handler(what)
+                elif fd == self._wake_fd:
+                    with contextlib.suppress(BlockingIOError):
+                        os.eventfd_read(fd)
+            while self._later:
+                self._later.pop(0)()
+            core.tick()
+            if self._followers and core.changed:
+                self._changed.notify_all()
+            core.changed = False
+            return ready is not None and ready()
+
+    def _background(self) -> None:
+        while self._running:
+            with self._seat:
+                while self._running and not self._guests:
+                    self._turn(None)
+            self._come_back.clear()
+            while self._running and (
+                self._guests or time.monotonic() - self._guest_left_s < LINGER_S
+            ):
+                self._come_back.wait(0.05 if self._guests else LINGER_S)
+                self._come_back.clear()

@@ -1,0 +1,316 @@
+"""The providers `sock` (TCP) and `shm` (same host): listening, connecting, reconnecting.
+
+`shm` is a connection over AF_UNIX whose large payloads the receiver reads out of the sender's
+memory: one copy. Each side tries first whether the kernel lets it read the other's memory
+(a nonce at a known address); where it does not, the payload goes through the socket.
+
+Handshakes run in short-lived threads with a deadline, so that no stranger holds up the engine.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+import secrets
+import shutil
+import socket
+import tempfile
+import threading
+import time
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.errors import HandshakeFailed, ProviderUnavailable, TransportError
+from ratrain.transport import nics
+from ratrain.transport.address import Address, Endpoint
+from ratrain.transport.config import Config
+from ratrain.transport.handshake import Hello, greet, welcome
+from ratrain.transport.progress import Driver
+from ratrain.transport.stream import StreamChannel, read_process
+
+if TYPE_CHECKING:
+    from ratrain.transport.core import Core
+    from ratrain.transport.peer import Peer
+
+_PREFIX = "ratnet-socket-"
+MAX_HANDSHAKES = 64
+HANDSHAKE_S = 5.0
+
+
+class Sockets:
+    """Everything that opens sockets, for one engine."""
+
+    def __init__(self, config: Config, driver: Driver) -> None:
+        self._config = config
+        self._driver = driver
+        self._core: Core | None = None
+        self._listeners: list[tuple[socket.socket, Endpoint]] = []
+        self._nics: list[nics.Nic] = []
+        self._folder = ""
+        self._trying: set[tuple[int, str, int]] = set()
+        self._handshakes = 0
+        self._closed = threading.Event()
+        self._threads: set[threading.Thread] = set()
+        self._nonce = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
+
+    def listen(self) -> tuple[Endpoint, ...]:
+        """Open the listening sockets of the providers asked for."""
+        if "shm" in self._config.providers:
+            sweep()
+            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # readable by this user alone
+            sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            path = f"{self._folder}/s"
+            sock.bind(path)
+            self._serve(sock, Endpoint("shm", "shm", path))
+        if "sock" in self._config.providers:
+            self._nics = nics.choose(self._config.nics)
+            for nic in self._nics:
+                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    sock.bind((nic.host, 0))
+                except OSError as error:
+                    sock.close()
+                    self.close()
+                    raise ProviderUnavailable(
+                        f"cannot listen on {nic.host}: {error.strerror}", place=nic.name
+                    ) from error
+                self._serve(sock, Endpoint("sock", nic.name, nic.host, sock.getsockname()[1]))
+        return tuple(end for _, end in self._listeners)
+
+    def start(self, core: Core) -> None:
+        """Begin to accept."""
+        self._core = core
+        for sock, end in self._listeners:
+            sock.setblocking(False)
+            self._driver.add(sock.fileno(), self._acceptor(sock, end))
+
+    def close(self) -> None:
+        """Stop listening and connecting."""
+        self._closed.set()
+        for sock, _ in self._listeners:
+            self._driver.remove(sock.fileno())
+            sock.close()
+        self._listeners.clear()
+        if self._folder:
+            shutil.rmtree(self._folder, ignore_errors=True)
+
+    def join(self) -> None:
+        """Wait for the handshake threads (each ends by its deadline)."""
+        for thread in list(self._threads):
+            thread.join(HANDSHAKE_S)
+
+    # --- accepting ------------------------------------------------------------------------
+
+    def _serve(self, sock: socket.socket, end: Endpoint) -> None:
+        sock.listen(128)
+        self._listeners.append((sock, end))
+
+    def _acceptor(self, listener: socket.socket, end: Endpoint):
+        def on_events(_: int) -> None:
+            with contextlib.suppress(OSError):
+                sock, _peer = listener.accept()
+                if self._handshakes >= MAX_HANDSHAKES:
+                    sock.close()
+                else:
+                    self._handshakes += 1
+                    self._spawn(self._welcome, sock, end)
+
+        return on_events
+
+    def _welcome(self, accepted: socket.socket, end: Endpoint) -> None:
+        core = self._core
+        assert core is not None
+        sock: socket.socket | None = accepted
+        try:
+            mine = self._hello(core, end.provider, end.nic)
+            theirs = welcome(accepted, self._config.secret, mine, time.monotonic() + HANDSHAKE_S)
+            with self._driver.lock:
+                if not self._closed.is_set():
+                    self._attach(
+                        accepted, end.provider, end.nic, theirs, core.accept(theirs.address)
+                    )
+                    sock = None
+        except (OSError, TransportError):
+            with self._driver.lock:
+                core.stats["refused"] += 1
+        finally:
+            with self._driver.lock:
+                self._handshakes -= 1
+            if sock is not None:
+                sock.close()
+
+    # --- connecting -----------------------------------------------------------------------
+
+    def connect(self, peer: Peer) -> None:
+        """Try every missing pair of NICs, in threads of their own (called under the lock)."""
+        for provider in self._choice(peer):
+            ends = [e for e in peer.address.endpoints if e.provider == provider]
+            have = {(k.channel.provider, k.nic, k.remote) for k in peer.links}
+            if provider == "shm":
+                plan = [(nics.Nic("shm", ""), 0)]
+            else:
+                plan = nics.pair(self._nics, [e.host for e in ends])
+            for nic, index in plan:
+                end = ends[index]
+                mark = (peer.address.incarnation, nic.name, index)
+                if mark in self._trying or (provider, nic.name, end.nic) in have:
+                    continue
+                self._trying.add(mark)
+                self._spawn(self._greet, peer, nic, end, mark)
+            return
+        core = self._core
+        assert core is not None
+        offers = sorted({e.provider for e in peer.address.endpoints})
+        what = f"no common provider: {', '.join(self._config.providers)} here, {offers} there"
+        core.connect_failed(peer, what, stale=False)
+
+    def _choice(self, peer: Peer) -> list[str]:
+        here = nics.host_id()
+        offers = {e.provider for e in peer.address.endpoints}
+        found: list[str] = []
+        for provider in self._config.providers:
+            if provider not in offers:
+                continue
+            if provider == "shm" and (peer.address.host_id != here or not _path_is_there(peer)):
+                continue
+            found.append(provider)
+        return found[:1]
+
+    def _greet(self, peer: Peer, nic: nics.Nic, end: Endpoint, mark: tuple[int, str, int]) -> None:
+        core = self._core
+        assert core is not None
+        first = peer.state == "CONNECTING"
+        reason = "not reached within the connect timeout"
+        stale = False
+        final = False
+        try:
+            while not self._closed.is_set() and not final:
+                left_s = peer.connect_deadline_s - time.monotonic() if first else 2.0
+                if left_s <= 0:
+                    break
+                try:
+                    reason = self._attempt(core, peer, nic, end, left_s)
+                except HandshakeFailed as error:
+                    reason, final = str(error), True
+                except OSError as error:
+                    reason = f"{end.provider} {end.host}:{end.port}: {error.strerror or error}"
+                if not reason:
+                    return
+                stale = reason.startswith("stale:")
+                if stale or not first or peer.links:
+                    break
+                self._closed.wait(0.05)
+        finally:
+            with self._driver.lock:
+                self._trying.discard(mark)
+                if reason and not self._closed.is_set():
+                    alone = not any(m[0] == mark[0] for m in self._trying)
+                    if stale or alone:
+                        core.connect_failed(peer, reason, stale=stale)
+                    self._driver.wake()
+
+    def _attempt(self, core: Core, peer: Peer, nic: nics.Nic, end: Endpoint, left_s: float) -> str:
+        """One try; the reason why it failed, or nothing."""
+        unix = end.provider == "shm"
+        sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
+        try:
+            deadline_s = time.monotonic() + left_s
+            sock.settimeout(left_s)
+            if not unix:
+                sock.bind((nic.host, 0))
+            sock.connect(end.host if unix else (end.host, end.port))
+            mine = self._hello(core, end.provider, nic.name)
+            theirs = greet(sock, self._config.secret, mine, deadline_s)
+            if theirs.address.incarnation != peer.address.incarnation:
+                return f"stale: {peer.address} is gone, {theirs.address} listens in its place"
+            with self._driver.lock:
+                known = core.peers.get(peer.address.incarnation) is peer
+                if known and not self._closed.is_set():
+                    self._attach(sock, end.provider, nic.name, theirs, peer, end.nic)
+                    sock = None
+            self._driver.wake()
+            return ""
+        finally:
+            if sock is not None:
+                sock.close()
+
+    # --- both -----------------------------------------------------------------------------
+
+    def _hello(self, core: Core, provider: str, nic: str) -> Hello:
+        probe = None
+        if provider == "shm":
+            probe = (os.getpid(), ctypes.addressof(self._nonce), self._nonce.raw.hex())
+        return Hello(core.address, nic, probe)
+
+    def _attach(
+        self,
+        sock: socket.socket,
+        provider: str,
+        nic: str,
+        theirs: Hello,
+        peer: Peer,
+        remote: str = "",
+    ) -> None:
+        if provider == "sock":
+            sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        if self._config.send_buffer_bytes:
+            size = self._config.send_buffer_bytes
+            sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
+        pid = theirs.probe[0] if theirs.probe else 0
+        channel = StreamChannel(self._driver, sock, provider, nic, pid)
+        link = peer.add_link(channel, remote or theirs.nic)
+        channel.attach(link, reads_peer=provider == "shm" and _can_read(theirs.probe))
+        peer.opened(link)
+
+    def _spawn(self, target: object, *args: object) -> None:
+        def run() -> None:
+            try:
+                target(*args)  # type: ignore[operator]
+            finally:
+                self._threads.discard(threading.current_thread())
+
+        thread = threading.Thread(target=run, name="ratnet-hello", daemon=True)
+        self._threads.add(thread)
+        thread.start()
+
+
+def _path_is_there(peer: Peer) -> bool:
+    return any(e.provider == "shm" and Path(e.host).exists() for e in peer.address.endpoints)
+
+
+def _can_read(probe: tuple[int, int, str] | None) -> bool:
+    """True when the kernel lets us read the peer's memory."""
+    if probe is None:
+        return False
+    pid, address, nonce = probe
+    found = np.zeros(16, np.uint8)
+    local = np.array([[found.ctypes.data, 16]], np.uint64)
+    remote = np.array([[address, 16]], np.uint64)
+    return read_process(pid, local, remote) and found.tobytes().hex() == nonce
+
+
+def address_of(config: Config, ends: tuple[Endpoint, ...]) -> Address:
+    """The address of an engine that starts now."""
+    return Address(config.name, secrets.randbits(63) | 1, nics.host_id(), ends)
+
+
+def sweep(older_than_s: float = 60.0) -> int:
+    """Remove the socket folders that killed engines of this user have left: nobody listens in
+    them. Young ones are let be (they may be about to listen). Returns how many went."""
+    gone = 0
+    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
+        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
+            state = folder.stat()
+            if state.st_uid != os.getuid() or time.time() - state.st_mtime < older_than_s:
+                continue
+            probe.settimeout(0.1)
+            try:
+                probe.connect(f"{folder}/s")
+            except ConnectionRefusedError:
+                shutil.rmtree(folder, ignore_errors=True)
+                gone += 1
+    return gone

@@ -1,0 +1,380 @@
+"""Frames over a connected stream socket (TCP or AF_UNIX): what `sock` and `shm` share.
+
+Payload goes from the socket straight to its place. Where the peer's memory can be read
+(`pulls`), the frame carries addresses and the receiver copies once with process_vm_readv.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import errno
+import select
+import socket
+from collections import deque
+from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+import numpy as np
+
+from ratrain.transport import frames
+from ratrain.transport.frames import FrameError, Head
+from ratrain.transport.provider import Iov, Landing, Receiver, pages_iov
+
+if TYPE_CHECKING:
+    from ratrain.transport.progress import Driver
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_BIG = 1 << 20
+_WAKE_BYTES = 64 << 10
+_IOV_MAX = 1024
+_READ_BYTES = 16384  # read ahead while a header is awaited; more would be copied twice
+_TURN_BYTES = 4 << 20  # one connection's share of a turn
+_GONE = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ECONNREFUSED}
+
+
+class _Bytes:
+    __slots__ = ("view",)
+
+    def __init__(self, view: memoryview) -> None:
+        self.view = view
+
+    def send(self, sock: socket.socket) -> int:
+        """Send some; return what is left."""
+        sent = sock.send(self.view[:_BIG])
+        self.view = self.view[sent:]
+        return len(self.view)
+
+
+class _Pages:
+    """Pages to send or to fill, in rows of (address, length)."""
+
+    __slots__ = ("iov", "row")
+
+    def __init__(self, iov: Iov) -> None:
+        self.iov = iov
+        self.row = 0
+
+    def send(self, sock: socket.socket) -> int:
+        """Send some; return the number of rows left."""
+        self._move(_libc.writev, sock.fileno())
+        return len(self.iov) - self.row
+
+    def fill(self, sock: socket.socket) -> int:
+        """Receive some straight into the pages; return the bytes received."""
+        return self._move(_libc.readv, sock.fileno())
+
+    def skip(self, size: int) -> None:
+        """Move on by `size` bytes."""
+        lengths = self.iov[self.row : self.row + _IOV_MAX, 1]
+        while size:
+            ends = np.cumsum(lengths)
+            whole = int(np.searchsorted(ends, size, side="right"))
+            used = int(ends[whole - 1]) if whole else 0
+            self.row += whole
+            size -= used
+            if whole < len(lengths):
+                self.iov[self.row] += np.array([size, -size], np.int64).astype(np.uint64)
+                return
+            lengths = self.iov[self.row : self.row + _IOV_MAX, 1]
+
+    def put(self, data: memoryview) -> None:
+        """Copy `data` to where the next bytes go."""
+        source = np.frombuffer(data, np.uint8).ctypes.data
+        left = len(data)
+        for address, length in self.iov[self.row : self.row + left].tolist():
+            size = min(left, length)
+            ctypes.memmove(address, source, size)
+            source += size
+            left -= size
+            if not left:
+                break
+        self.skip(len(data))
+
+    def _move(self, call: Callable[[int, ctypes.c_void_p, int], int], fd: int) -> int:
+        rows = min(len(self.iov) - self.row, _IOV_MAX)
+        at = self.iov.ctypes.data + 16 * self.row
+        moved: int = call(fd, ctypes.c_void_p(at), rows)
+        if moved <= 0:
+            code = ctypes.get_errno() if moved < 0 else errno.ECONNRESET
+            if code in (errno.EAGAIN, errno.EINTR):
+                raise BlockingIOError
+            raise OSError(code, "vector input/output failed")
+        self.skip(moved)
+        return moved
+
+
+class StreamChannel:
+    """One connection. All calls come under the engine's lock."""
+
+    def __init__(
+        self, driver: Driver, sock: socket.socket, provider: str, nic: str, peer_pid: int
+    ) -> None:
+        sock.setblocking(False)
+        self.provider = provider
+        self.nic = nic
+        self.pulls = False
+        self.closed = False
+        self._driver = driver
+        self._sock = sock
+        self._fd = sock.fileno()
+        self._peer_pid = peer_pid
+        self._receiver: Receiver | None = None
+        self._out: deque[_Bytes | _Pages] = deque()
+        self._buf = bytearray(frames.MAX_PAGES * 16 + 2 * _READ_BYTES)
+        self._view = memoryview(self._buf)
+        self._start = 0
+        self._end = 0
+        self._need = frames.HEAD_BYTES
+        self._landing: Landing | None = None
+        self._pages: _Pages | None = None
+        self._pos = 0
+        self._left = 0
+        self._low = 1
+        self._drained = False
+        self._is_tcp = sock.family == socket.AF_INET
+
+    def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
+        """Start to serve the connection for `receiver`."""
+        self._receiver = receiver
+        self._driver.add(self._fd, self._on_events)
+        if reads_peer:
+            self.post(Head(frames.FEATURE, imm=1), b"", None)
+
+    # --- sending --------------------------------------------------------------------------
+
+    def post(
+        self,
+        head: Head,
+        extra: bytes,
+        payload: memoryview | Iov | None,
+        lead: tuple[Head, bytes] | None = None,
+    ) -> None:
+        """Part of Channel."""
+        if self.closed:
+            return
+        data = frames.HEAD.pack(*head) + extra
+        if lead is not None:
+            data = frames.HEAD.pack(*lead[0]) + lead[1] + data
+        parts: list[_Bytes | _Pages] = []
+        if isinstance(payload, memoryview) and len(payload) <= 4096:
+            data += payload
+        elif isinstance(payload, memoryview):
+            parts.append(_Bytes(payload))
+        elif payload is not None:
+            parts.append(_Pages(payload))
+        if self._out:
+            self._out.append(_Bytes(memoryview(data)))
+            self._out.extend(parts)
+            return
+        try:
+            if parts and isinstance(parts[0], _Bytes):
+                sent = self._sock.sendmsg((data, parts[0].view[:_BIG]))
+                over = sent - len(data)
+                if over >= 0:
+                    parts[0].view = parts[0].view[over:]
+                    if not parts[0].view:
+                        return
+            else:
+                sent = self._sock.send(data)
+                if sent == len(data) and not parts:
+                    return
+        except BlockingIOError:
+            sent = 0
+        except OSError as error:
+            self._fail(error)
+            return
+        if sent < len(data):
+            self._out.append(_Bytes(memoryview(data)[sent:]))
+        self._out.extend(parts)
+        self._flush()
+        if self._out:
+            self._driver.change(self._fd, select.EPOLLIN | select.EPOLLOUT)
+
+    def _flush(self) -> None:
+        out = self._out
+        try:
+            while out:
+                if out[0].send(self._sock) == 0:
+                    out.popleft()
+        except BlockingIOError:
+            pass
+        except OSError as error:
+            self._fail(error)
+
+    def close(self) -> None:
+        """Part of Channel."""
+        if self.closed:
+            return
+        self.closed = True
+        self._driver.remove(self._fd)
+        self._out.clear()
+        self._landing = None
+        self._pages = None
+        self._left = 0
+        with contextlib.suppress(OSError):
+            self._sock.shutdown(socket.SHUT_RDWR)
+        self._sock.close()
+
+    def _fail(self, error: OSError) -> None:
+        """Close; the core learns of it after the present turn, never from inside a `post`."""
+        if self.closed:
+            return
+        self.close()
+        receiver = self._receiver
+        if receiver is not None:
+            reason, reset = error.strerror or str(error), error.errno in _GONE
+            self._driver.later(lambda: receiver.down(reason, reset=reset))
+
+    # --- receiving ------------------------------------------------------------------------
+
+    def _on_events(self, events: int) -> None:
+        if events & select.EPOLLOUT and not self.closed:
+            self._flush()
+            if not self._out and not self.closed:
+                self._driver.change(self._fd, select.EPOLLIN)
+        if events & ~select.EPOLLOUT and not self.closed:
+            try:
+                self._read()
+            except BlockingIOError:
+                pass
+            except FrameError as error:
+                self._fail(OSError(errno.EPROTO, f"broken frame: {error.what}"))
+            except OSError as error:
+                self._fail(error)
+
+    def _read(self) -> None:
+        budget = _TURN_BYTES
+        while budget > 0 and not self.closed:
+            got = self._read_payload() if self._left else self._read_headers()
+            if got == 0:
+                raise OSError(errno.ECONNRESET, "connection closed by the peer")
+            budget -= got
+            if self._drained:
+                self._drained = False
+                return
+
+    def _read_payload(self) -> int:
+        landing = self._landing
+        assert landing is not None
+        asked = min(self._left, _BIG)
+        if not landing.live:
+            asked = min(asked, len(self._buf))
+            got = self._sock.recv_into(self._view[:asked])
+        elif self._pages is not None:
+            got = asked = self._pages.fill(self._sock)
+        else:
+            assert landing.view is not None
+            got = self._sock.recv_into(landing.view[self._pos : self._pos + asked])
+        self._pos += got
+        self._left -= got
+        self._drained = got < asked
+        if self._drained or not self._left:
+            self._wake_at(min(self._left, _WAKE_BYTES) or 1)
+        if not self._left:
+            self._finish()
+        return got
+
+    def _wake_at(self, size: int) -> None:
+        """Sleep until `size` bytes are there: a slow NIC's segments are not worth a turn each."""
+        if size != self._low and self._is_tcp:
+            self._low = size
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_RCVLOWAT, size)
+
+    def _read_headers(self) -> int:
+        room = max(_READ_BYTES, self._need)
+        if self._start:
+            kept = self._end - self._start
+            self._view[:kept] = self._view[self._start : self._end]
+            self._start, self._end = 0, kept
+        asked = max(room, self._end + 1) - self._end
+        got = self._sock.recv_into(self._view[self._end : self._end + asked])
+        self._end += got
+        self._drained = got < asked
+        while not self._left and not self.closed and self._end - self._start >= self._need:
+            self._parse()
+        if self._left:
+            self._start = self._end = 0
+        return got
+
+    def _parse(self) -> None:
+        head = frames.unpack(self._buf, self._start)
+        need = (
+            frames.HEAD_BYTES + head.list_bytes
+            if head.kind in (frames.WRITE, frames.ACK)
+            else frames.HEAD_BYTES
+        )
+        if self._end - self._start < need:
+            self._need = need
+            return
+        self._need = frames.HEAD_BYTES
+        extra = bytes(self._view[self._start + frames.HEAD_BYTES : self._start + need])
+        self._start += need
+        receiver = self._receiver
+        assert receiver is not None
+        if head.kind == frames.FEATURE:
+            self.pulls = True
+        elif head.kind > frames.MSG:
+            receiver.control(head, extra)
+        elif head.flags & frames.PULL:
+            self._pull(head, extra)
+        else:
+            self._take(head, extra)
+
+    def _take(self, head: Head, extra: bytes) -> None:
+        assert self._receiver is not None
+        landing = self._landing = self._receiver.begin(head, extra)
+        self._pages = _Pages(landing.iov) if landing.iov is not None and landing.live else None
+        size = min(head.size, self._end - self._start)
+        if size:
+            data = self._view[self._start : self._start + size]
+            if self._pages is not None:
+                self._pages.put(data)
+            elif landing.live and landing.view is not None:
+                landing.view[:size] = data
+            self._start += size
+        self._pos = size
+        self._left = head.size - size
+        if not self._left:
+            self._finish()
+
+    def _finish(self) -> None:
+        landing, self._landing, self._pages = self._landing, None, None
+        assert landing is not None and self._receiver is not None
+        self._receiver.end(landing)
+
+    def _pull(self, head: Head, extra: bytes) -> None:
+        assert self._receiver is not None
+        landing = self._receiver.begin(head, extra)
+        failed = 0
+        if landing.live and head.size:
+            if landing.iov is not None:
+                local = landing.iov
+                sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
+                remote = pages_iov(0, sources, head.page_len)
+            else:
+                local = np.array([[landing.offset, head.size]], np.uint64)
+                remote = np.array([[int.from_bytes(extra, "big"), head.size]], np.uint64)
+            if not read_process(self._peer_pid, local, remote):
+                failed = frames.UNREADABLE
+        self._receiver.end(landing, failed)
+
+
+def read_process(pid: int, local: Iov, remote: Iov) -> bool:
+    """Copy `remote` rows of process `pid` into `local` rows (process_vm_readv); true if whole."""
+    for at in range(0, len(local), _IOV_MAX):
+        count = min(_IOV_MAX, len(local) - at)
+        want = int(local[at : at + count, 1].sum())
+        here = ctypes.c_void_p(local.ctypes.data + 16 * at)
+        there = ctypes.c_void_p(remote.ctypes.data + 16 * at)
+        got: int = _libc.process_vm_readv(
+            pid, here, ctypes.c_ulong(count), there, ctypes.c_ulong(count), ctypes.c_ulong(0)
+        )
+        if got != want:
+            return False
+    return True
+
+
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.writev.restype = ctypes.c_ssize_t
+_libc.readv.restype = ctypes.c_ssize_t

@@ -1,0 +1,42 @@
+"""The far process of the fault tests: `python far.py PROVIDER NICS JOB`, told what over stdin."""
+
+from __future__ import annotations
+
+import sys
+import time
+
+import numpy as np
+
+from ratrain.errors import TransportError
+from ratrain.transport import Config, Descriptor, Engine
+
+SECRET = b"a secret of tests"
+
+
+def main() -> None:
+    provider, nics, job = sys.argv[1:4]
+    names = nics if nics == "loopback" else tuple(nics.split(","))
+    config = Config(SECRET, "far", nics=names, providers=(provider,), deadline_s=60.0)
+    with Engine(config) as engine:
+        target = np.zeros(256 << 20, np.uint8)
+        region = engine.register(target)
+        print(region.descriptor().to_bytes().decode(), flush=True)
+        if job == "receive":
+            for line in sys.stdin:
+                if line.startswith("count"):
+                    print(engine.counter(1).value, flush=True)
+                elif line.startswith("sum"):
+                    print(int(target[: int(line.split()[1])].sum()), flush=True)
+        elif job == "send":  # writes for ever into the descriptor given
+            place = Descriptor.from_bytes(sys.stdin.readline().encode())
+            source = engine.register(np.full(place.size_bytes, 7, np.uint8))
+            while True:
+                try:
+                    engine.write(source, place, imm=1).wait()
+                except TransportError as error:
+                    print(error, file=sys.stderr, flush=True)
+                    time.sleep(0.1)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,389 @@
+"""The surface over real sockets and real memory, for each provider."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import replace
+from itertools import pairwise
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ratrain.errors import (
+    BadTarget,
+    DeadlineExceeded,
+    EngineClosed,
+    PeerDown,
+    SpecError,
+    TransferCancelled,
+)
+from ratrain.transport import Address, Config, Descriptor, Engine, Target
+
+SECRET = b"a secret of tests"
+Two = tuple[Engine, Engine]
+PIECE = 1 << 20
+
+
+def noise(size: int, seed: int = 0) -> np.ndarray:
+    return np.random.default_rng(seed).integers(1, 256, size, np.uint8)
+
+
+@pytest.mark.parametrize("size", [0, 1, 8191, 8192, 8193, PIECE - 1, PIECE, PIECE + 1, 9 << 20])
+@pytest.mark.parametrize("shift", [0, 3])
+def test_bytes_are_exact_for_every_size_and_odd_offset(engines: Two, size: int, shift: int) -> None:
+    a, b = engines
+    source, target = noise(size + 10), np.zeros(size + 10, np.uint8)
+    src, dst = a.register(source), b.register(target)
+    place = Descriptor.from_bytes(dst.descriptor().to_bytes())
+    a.write(src[shift : shift + size], place[10 - shift :][: size + shift][shift:], imm=1).wait()
+    assert b.counter(1).value == 1
+    assert (target[10 : 10 + size] == source[shift : shift + size]).all()
+    assert not target[:10].any()
+
+
+@pytest.mark.slow
+def test_a_write_of_more_than_a_gibibyte_is_exact(engines: Two) -> None:
+    a, b = engines
+    if os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") < 6 << 30:
+        pytest.skip("needs 6 GiB of free memory")
+    size = (1 << 30) + 1
+    source, target = np.arange(size // 8 + 1).view(np.uint8)[:size], np.zeros(size, np.uint8)
+    a.write(a.register(source), b.register(target).descriptor(), imm=4).wait(60)
+    assert b.counter(4).value == 1
+    assert np.array_equal(source, target)
+
+
+@pytest.mark.parametrize("value", [0, 1, 2**32 - 1])
+def test_an_immediate_alone_counts_once(engines: Two, value: int) -> None:
+    a, b = engines
+    a.imm(b.address, value).wait()
+    b.counter(value).wait(1)
+    assert b.counter(value).value == 0
+
+
+@pytest.mark.parametrize("page", [1, 1000, 4096, 16384])
+def test_pages_land_where_they_belong_with_strides_and_offsets(engines: Two, page: int) -> None:
+    a, b = engines
+    rng = np.random.default_rng(page)
+    source, target = noise(1 << 21), np.zeros((1 << 21) + 64, np.uint8)
+    stride = page + 24
+    slots = (1 << 21) // stride - 1
+    from_, to = rng.permutation(slots)[:3000], rng.permutation(slots)[:3000]
+    src, dst = a.register(source), b.register(target)
+    a.write_paged(
+        src, from_, dst.descriptor()[64:], to, page, src_stride=stride, dst_stride=stride, imm=2
+    ).wait()
+    assert b.counter(2).value == 1
+    view = target[64:]
+    for f, t in zip(from_.tolist(), to.tolist(), strict=True):
+        assert (
+            view[t * stride : t * stride + page] == source[f * stride : f * stride + page]
+        ).all()
+    assert np.count_nonzero(target) == len(to) * page
+
+
+def test_an_empty_page_list_counts_and_a_hundred_thousand_pages_count_once_or_each(
+    engines: Two,
+) -> None:
+    a, b = engines
+    src, dst = a.register(noise(100_000 * 8)), b.register(bytearray(100_000 * 8))
+    a.write_paged(src, [], dst.descriptor(), [], 8, imm=3).wait()
+    pages = np.arange(100_000)
+    a.write_paged(src, pages, dst.descriptor(), pages, 8, imm=3).wait()
+    assert b.counter(3).value == 2
+    a.write_paged(src, pages[:7], dst.descriptor(), pages[:7], 8, imm=5, imm_per="page").wait()
+    assert b.counter(5).value == 7
+    assert bytes(src.view) == bytes(dst.view)
+
+
+def test_scatter_of_odd_lengths_gives_one_count_for_each_target(engines: Two) -> None:
+    a, b = engines
+    source, target = noise(10_007), np.zeros(10_007, np.uint8)
+    dst = b.register(target).descriptor()
+    cuts = [0, 1, 4098, 4099, 10_007]
+    spans = list(pairwise(cuts))
+    targets = [Target(s, e - s, dst[s:e], imm=6) for s, e in spans]
+    for transfer in a.scatter(a.register(source), targets):
+        transfer.wait()
+    assert b.counter(6).value == len(spans)
+    assert (source == target).all()
+
+
+def test_a_wrong_key_a_revoked_region_and_a_write_past_the_end_are_typed_and_place_nothing(
+    engines: Two,
+) -> None:
+    a, b = engines
+    target = np.zeros(3 << 20, np.uint8)
+    src, dst = a.register(noise(3 << 20)), b.register(target)
+    good = dst.descriptor()
+    for bad in (replace(good, key=12345), replace(good, offset=1000)):
+        with pytest.raises(BadTarget):
+            a.write(src, bad, imm=8).wait()
+    with pytest.raises(BadTarget):
+        a.write(src, good[1:])
+    page = 4096
+    with pytest.raises(BadTarget):
+        pages = a.write_paged(src, [0], replace(good, size_bytes=1 << 40), [1 << 20], page, imm=8)
+        pages.wait()
+    assert not target.any()
+    assert b.counter(8).value == 0
+    a.write(src, good, imm=8).wait()
+    b.counter(8).wait(1)
+    b.revoke(dst)
+    with pytest.raises(BadTarget):
+        a.write(src, good, imm=8).wait()
+    a.imm(b.address, 8).wait()
+
+
+def test_no_byte_changes_after_revoke_has_returned(engines: Two) -> None:
+    a, b = engines
+    src = a.register(noise(16 << 20))
+    for round_ in range(5):
+        target = np.zeros(16 << 20, np.uint8)
+        dst = b.register(target)
+        transfer = a.write(src, dst.descriptor(), imm=9)
+        time.sleep(0.001 * round_)
+        b.revoke(dst)
+        before = target.copy()
+        try:
+            transfer.wait()
+            landed = 1
+        except BadTarget:
+            landed = 0
+        assert (target == before).all()
+        assert b.counter(9).value == landed
+        if landed:
+            b.counter(9).wait(1)
+
+
+def test_pages_can_be_reused_at_once_after_cancel_at_any_point(engines: Two) -> None:
+    a, b = engines
+    src = a.register(noise(8 << 20))
+    target = np.zeros(8 << 20, np.uint8)
+    dst = b.register(target)
+    a.connect(b.address)
+    for round_ in range(10):
+        transfer = a.write(src, dst.descriptor(), imm=10)
+        time.sleep(0.0004 * round_)
+        transfer.cancel()
+        try:
+            transfer.wait(5)
+        except TransferCancelled:
+            assert b.counter(10).value == 0
+        else:
+            b.counter(10).wait(1)
+        target[:] = 0
+        time.sleep(0.002)
+        assert not target.any()
+
+
+def test_registering_counts_holders_and_a_new_length_is_a_new_region(engines: Two) -> None:
+    a, b = engines
+    memory = np.zeros(100, np.uint8)
+    one, two, part = b.register(memory), b.register(memory), b.register(memory[:50])
+    assert one is two
+    assert part is not one
+    b.revoke(one)
+    a.write(a.register(noise(50)), two.descriptor()).wait()
+    b.revoke(two)
+    with pytest.raises(BadTarget):
+        a.write(a.register(noise(50)), two.descriptor()).wait()
+    a.write(a.register(noise(50)), part.descriptor()).wait()
+
+
+def test_messages_wait_for_buffers_and_none_is_lost(engines: Two) -> None:
+    a, b = engines
+    got: list[bytes] = []
+
+    def slow(source: Address, data: bytes) -> None:
+        assert source == a.address
+        time.sleep(0.0005)
+        got.append(data)
+
+    early = a.send(b.address, b"before there is a pool")
+    b.recv_pool(3, 64, slow)
+    sent = [a.send(b.address, f"message {i}".encode()) for i in range(200)]
+    for transfer in [early, *sent]:
+        transfer.wait()
+    with pytest.raises(BadTarget):
+        a.send(b.address, bytes(65)).wait()
+    assert b.wait_until(lambda: len(got) == 201, 5.0)
+    assert sorted(got)[1:] == sorted(f"message {i}".encode() for i in range(200))
+
+
+def test_a_callback_that_raises_stops_nothing_and_one_that_submits_does_not_block(
+    engines: Two,
+) -> None:
+    a, b = engines
+    a.imm(b.address, 1).wait()
+    errors: list[BaseException] = []
+    object.__setattr__(b.config, "on_callback_error", errors.append)
+    b.counter(1).wait(1)
+    b.counter(1).expect(1, lambda: 1 / 0)
+    b.counter(2).expect(1, lambda: [b.imm(a.address, 3) for _ in range(3000)])
+    a.imm(b.address, 1)
+    a.imm(b.address, 2)
+    a.counter(3).wait(3000)
+    assert isinstance(errors[0], ZeroDivisionError)
+
+
+def test_a_transfer_can_be_awaited_and_calls_back_on_the_dispatcher(engines: Two) -> None:
+    a, b = engines
+    src, dst = a.register(noise(5000)), b.register(bytearray(5000))
+
+    async def main() -> int:
+        return sum([await a.write(src, dst.descriptor()) for _ in range(3)])
+
+    assert asyncio.run(main()) == 15_000
+    names: list[str] = []
+    done = threading.Event()
+
+    def note(_: object) -> None:
+        names.append(threading.current_thread().name)
+        done.set()
+
+    a.write(src, dst.descriptor()).add_done_callback(note)
+    assert done.wait(5)
+    assert names == ["ratnet-calls-a"]
+
+
+def test_many_threads_write_to_one_region_and_the_sum_is_exact(engines: Two) -> None:
+    a, b = engines
+    src, dst = a.register(noise(8 * 4096)), b.register(bytearray(8 * 4096))
+
+    def work(index: int) -> None:
+        span = slice(index * 4096, index * 4096 + 4096)
+        for _ in range(50):
+            a.write(src[span], dst.descriptor()[span], imm=11).wait()
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(8)]
+    for thread in threads:
+        thread.start()
+    b.counter(11).wait(400)
+    for thread in threads:
+        thread.join()
+    assert b.counter(11).value == 0
+    assert bytes(src.view) == bytes(dst.view)
+
+
+def test_a_word_shows_a_rising_value_and_always_the_last(engines: Two) -> None:
+    a, _ = engines
+    seen: list[int] = []
+    word = a.watch(lambda _, new: seen.append(new) or new < 500)
+    for value in range(1, 501):
+        word.set(value)
+    assert a.wait_until(lambda: bool(seen) and seen[-1] == 500, 2.0)
+    assert seen == sorted(seen)
+    word.set(501)
+    time.sleep(0.02)
+    assert seen[-1] == 500
+
+
+def test_barriers_of_threads_meet_every_round(provider: str) -> None:
+    engines = [Engine(Config(SECRET, f"r{i}", providers=(provider,))) for i in range(3)]
+    addresses = [e.address for e in engines]
+    rounds = np.zeros(3, int)
+
+    def work(index: int) -> None:
+        group = engines[index].peer_group(addresses)
+        for _ in range(60):
+            rounds[index] += 1
+            group.barrier(99, 20.0)
+            assert rounds.min() >= rounds[index] - 0
+            group.barrier(98, 20.0)
+
+    threads = [threading.Thread(target=work, args=(i,)) for i in range(3)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join(60)
+    assert rounds.tolist() == [60, 60, 60]
+    with pytest.raises(DeadlineExceeded):
+        engines[0].peer_group(addresses).barrier(97, 0.2)
+    for engine in engines:
+        engine.close()
+
+
+def caught(call: Callable[[], object]) -> type:
+    try:
+        call()
+    except Exception as error:
+        return type(error)
+    return type(None)
+
+
+def test_a_closed_engine_fails_its_waiters_tells_its_peers_and_closes_twice(provider: str) -> None:
+    a = Engine(Config(SECRET, "a", providers=(provider,)))
+    b = Engine(Config(SECRET, "b", providers=(provider,)))
+    a.imm(b.address, 1).wait()
+    stuck = a.send(b.address, b"nobody has a pool")
+    waiting = b.counter(5, sources=[a.address])
+    hanging = threading.Thread(target=lambda: failed.append(caught(a.counter(6).wait)))
+    failed: list[type] = []
+    hanging.start()
+    time.sleep(0.05)
+    a.close()
+    a.close()
+    hanging.join(5)
+    assert failed == [EngineClosed]
+    with pytest.raises(EngineClosed):
+        stuck.wait()
+    with pytest.raises(PeerDown):
+        waiting.wait(1)
+    with pytest.raises(EngineClosed):
+        a.imm(b.address, 1)
+    b.close()
+
+
+def test_a_forked_child_is_told_to_open_its_own_engine(engines: Two) -> None:
+    a, b = engines
+    pid = os.fork()
+    if pid == 0:
+        try:
+            a.imm(b.address, 1)
+        except EngineClosed:
+            os._exit(7)
+        os._exit(1)
+    assert os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]) == 7
+    a.imm(b.address, 1).wait()
+
+
+def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider: str) -> None:
+    def held() -> tuple[int, int]:
+        return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
+
+    config = Config(SECRET, providers=(provider,))
+    with Engine(config) as b:
+        with Engine(config) as a:
+            a.imm(b.address, 1).wait()
+        time.sleep(0.05)
+        before = held()
+        for _ in range(200):
+            with Engine(config) as a:
+                a.imm(b.address, 1).wait()
+        assert b.wait_until(lambda: held() == before, 5.0), (held(), before)
+
+
+def test_an_idle_engine_uses_almost_no_processor_time(engines: Two) -> None:
+    a, b = engines
+    a.imm(b.address, 1).wait()
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(1.0)
+    assert time.process_time() - before < 0.02  # two engines, a fifth of the time
+
+
+def test_options_that_cannot_work_are_refused_with_a_fix() -> None:
+    with pytest.raises(SpecError, match="secret"):
+        Config(b"short")
+    with pytest.raises(SpecError, match="provider"):
+        Config(SECRET, providers=("pigeon",))
+    with pytest.raises(SpecError, match="no interface"):
+        Engine(Config(SECRET, nics=("nosuch0",)))
+    with pytest.raises(SpecError):
+        Descriptor.from_bytes(b"{}")
