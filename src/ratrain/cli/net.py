@@ -17,13 +17,14 @@ if TYPE_CHECKING:
 def command() -> None:
     """Measure the network between hosts.
 
+    First `serve` on every host, with the same secret file; then, with the files that they
+    write at hand, `check`. The last example tries it on one machine alone.
+
     \b
-    On every host (the secret file is the same everywhere):
-        ratrain net serve --secret-file job.key --nics all --name a --out a.json
-    then, with all those files at hand:
-        ratrain net check --secret-file job.key --nics all a.json b.json
-    On one machine alone, to try it:
-        ratrain net check --local 2
+    Examples (check takes --json):
+      ratrain net serve --secret-file job.key --nics all --name a --out a.json
+      ratrain net check --secret-file job.key --nics all a.json b.json
+      ratrain net check --local 2
     """
 
 
