@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
-from ratrain.describe.cluster import Link
+from ratrain.cost.gpu_layer import PLAIN, Execution
+from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
@@ -57,10 +58,12 @@ class _Ports:
         return number
 
 
-def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
+def costs_of(
+    job: JobSpec, placement: Placement, setup: Setup, execution: Execution = PLAIN
+) -> Costs:
     """The `Costs` of a setup made by `case` for this job and placement."""
     ports = _Ports(setup.ranks)
-    units = _places(job, placement, setup)
+    units = _places(job, placement, setup, execution)
     zero = np.zeros(len(units), dtype=np.float64)
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
     for kind in (Kind.RECV_F, Kind.RECV_B):
@@ -87,15 +90,17 @@ _COMPUTE: dict[Kind, Callable[[BlockTimes], float]] = {
 _TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
 
 
-def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
+def _places(
+    job: JobSpec, placement: Placement, setup: Setup, execution: Execution
+) -> list[_Place]:
     found: list[_Place] = []
     for number, alike in enumerate(placement.classes):
-        found += _places_of_class(job, placement, setup.first_rank[number], alike)
+        found += _places_of_class(job, placement, setup.first_rank[number], alike, execution)
     return found
 
 
 def _places_of_class(
-    job: JobSpec, placement: Placement, base: int, alike: ReplicaClass
+    job: JobSpec, placement: Placement, base: int, alike: ReplicaClass, execution: Execution
 ) -> list[_Place]:
     layout = placement.layout
     stages = blocks_of_stages(job, layout)
@@ -114,7 +119,7 @@ def _places_of_class(
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
-        for block in parts:
+        for number, block in enumerate(parts):
             key = (kind.name, block.kind)
             if key not in known:
                 known[key] = block_times(
@@ -124,13 +129,14 @@ def _places_of_class(
                     sequence=job.model.sequence_length,
                     dtype=job.schedule.dtype,
                     tensor=layout.tensor,
+                    execution=execution,
                 )
             found.append(
                 _Place(
                     rank=base + rank_of[stage],
                     pipeline=rank_of[stage],
                     is_layer=block.kind == "layer",
-                    times=known[key],
+                    times=known[key] if number else _with_overhead(known[key], kind),
                     params=block.params / layout.tensor,
                     view_bytes=precision.weight_bytes * block.params / layout.tensor,
                     boundary_bytes=boundary,
@@ -139,6 +145,14 @@ def _places_of_class(
                 )
             )
     return found
+
+
+def _with_overhead(times: BlockTimes, kind: DeviceKind) -> BlockTimes:
+    """The times of a stage's first block, which carries what a micro-batch costs besides."""
+    if kind.kernels is None:
+        return times
+    late_s = times.input_gradient_s + kind.kernels.micro_batch_s
+    return replace(times, input_gradient_s=late_s)
 
 
 def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
@@ -220,7 +234,7 @@ def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports:
     for unit in units:
         alike = placement.classes[setup.replica_of(unit.rank)]
         device = placement.kind(alike.kinds[unit.pipeline])
-        moved = optimizer_bytes_moved(unit.params / owners)
+        moved = optimizer_bytes_moved(unit.params / owners, device)
         transfers.append(Transfer(device.launch_s, moved, 0.0))
         links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
     return _work_of(transfers, links, [NO_LINK] * len(units))
