@@ -30,6 +30,7 @@ softmax, dropout, 2 bias-dropout-sums, activation, and copies that split and reo
 Backward: 8 products, 4 of attention, and about as many passes as the forward twice."""
 HEAD_KERNELS = (12, 10)
 EMBEDDING_KERNELS = (6, 6)
+FORWARD_LOSS = 38 / 52  # of the loss's bytes, what its forward moves
 
 
 @dataclass(frozen=True)
@@ -82,7 +83,7 @@ def gpu_block_s(
     if block.kind == "layer":
         parts = _layer(block, kernels, shape)
     elif block.kind == "head":
-        parts = _head(block, shape)
+        parts = _head(block, kernels, shape)
     else:
         parts = _embedding(block, shape)
     forward, inputs, weights = (_busy_s(part, device, kernels, dtype) for part in parts)
@@ -139,22 +140,23 @@ def _causal_half(products: Iterable[Product]) -> tuple[Product, ...]:
     return tuple(product._replace(count=product.count / 2) for product in products)
 
 
-def _head(block: Block, shape: Shape) -> tuple[_Work, _Work, _Work]:
+def _head(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Work, _Work]:
     """The final norm, logits over V / t words, and the loss over fp32 copies of them.
 
-    Forward passes, bytes of each logit: to fp32 (2 + 4), the largest (4), its difference
-    (8), the exponential (8), their sum (4), the share (8): 38. Backward: fp32 to fp16 and
-    scaled (8 + 6). Megatron-LM's cross-entropy runs these one by one.
+    Megatron-LM's cross-entropy, bytes of each logit. Forward: to fp32 (2 + 4), the largest (4),
+    its difference (8), the exponential (8), their sum (4), the share (8): 38. Backward: scaled
+    (8) and to fp16 (6). Their sum, 52, is the default of `loss_bytes_per_logit`.
     """
     model, tokens = block.model, shape.tokens
     words, h = model.vocab / shape.tensor, model.hidden
+    loss_bytes = kernels.loss_bytes_per_logit * tokens * words
     ahead, back = HEAD_KERNELS
     return (
         _Work(
-            (Product(tokens, words, h),), _bytes(tokens, 2 * h) + 38 * tokens * words, ahead
+            (Product(tokens, words, h),), _bytes(tokens, 2 * h) + FORWARD_LOSS * loss_bytes, ahead
         ),
         _Work(
-            (Product(tokens, h, words),), _bytes(tokens, 4 * h) + 14 * tokens * words, back - 1
+            (Product(tokens, h, words),), _bytes(tokens, 4 * h) + (1 - FORWARD_LOSS) * loss_bytes, back - 1
         ),
         _Work((Product(words, h, tokens),), 0, 1),
     )

@@ -65,7 +65,8 @@ class KernelModel:
     source: str
     activation_passes: Annotated[float, Rule(low=2)] = 2.0
     optimizer_bytes_per_param: Annotated[float, Rule(low=1)] = 28.0  # traffic of one update
-    micro_batch_s: TimeS = 0.0  # what the framework does around each micro-batch of a stage
+    loss_bytes_per_logit: Annotated[float, Rule(low=6)] = 52.0  # both directions
+    blocking_sends: bool = False  # compute waits for each message between stages
 
 
 @dataclass(frozen=True)

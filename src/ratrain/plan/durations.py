@@ -11,7 +11,7 @@ from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
 from ratrain.cost.gpu_layer import PLAIN, Execution
-from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
@@ -34,6 +34,8 @@ class _Place:
     params: float  # on one rank of a tensor group
     view_bytes: float  # its weights there
     boundary_bytes: int
+    message_bytes: int  # of it, what one rank of a tensor group sends to the next stage
+    blocking: bool  # its compute waits for what it sends
     previous: tuple[int, Link] | None  # (program rank, link) of the stage before, if elsewhere
     following: tuple[int, Link] | None
 
@@ -119,7 +121,7 @@ def _places_of_class(
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
-        for number, block in enumerate(parts):
+        for block in parts:
             key = (kind.name, block.kind)
             if key not in known:
                 known[key] = block_times(
@@ -136,23 +138,17 @@ def _places_of_class(
                     rank=base + rank_of[stage],
                     pipeline=rank_of[stage],
                     is_layer=block.kind == "layer",
-                    times=known[key] if number else _with_overhead(known[key], kind),
+                    times=known[key],
                     params=block.params / layout.tensor,
                     view_bytes=precision.weight_bytes * block.params / layout.tensor,
                     boundary_bytes=boundary,
+                    message_bytes=boundary // layout.tensor if kind.kernels else boundary,
+                    blocking=kind.kernels is not None and kind.kernels.blocking_sends,
                     previous=previous,
                     following=following,
                 )
             )
     return found
-
-
-def _with_overhead(times: BlockTimes, kind: DeviceKind) -> BlockTimes:
-    """The times of a stage's first block, which carries what a micro-batch costs besides."""
-    if kind.kernels is None:
-        return times
-    late_s = times.input_gradient_s + kind.kernels.micro_batch_s
-    return replace(times, input_gradient_s=late_s)
 
 
 def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
@@ -179,7 +175,7 @@ def _sends(
             peers.append(NO_LINK)
             continue
         rank, link = neighbour
-        transfers.append(message(unit.boundary_bytes, link))
+        transfers.append(message(unit.message_bytes, link, blocking=unit.blocking))
         links.append(ports.out(unit.rank, link))
         peers.append(ports.into(rank, link))
     return _work_of(transfers, links, peers)

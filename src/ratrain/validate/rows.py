@@ -71,7 +71,7 @@ class MeasuredRun:
         return self.model, self.cluster, self.sequence, self.sequences, devices
 
 
-def gpt(layers: int, hidden: int, heads: int, vocab: int = GPT_VOCAB) -> ModelSpec:
+def gpt(layers: int, hidden: int, heads: int, vocab: int, sequence: int) -> ModelSpec:
     """A GPT of Megatron-LM's shape: MLP of 4 h, tied embeddings, learned positions, biases."""
     if hidden % heads:
         raise SpecError(f"{heads} heads do not divide the width {hidden}", fix="correct the row")
@@ -85,7 +85,7 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int = GPT_VOCAB) -> ModelSp
         head_dim=hidden // heads,
         ffn=4 * hidden,
         vocab=vocab,
-        max_positions=1 << 20,
+        max_positions=sequence,
         source="a row of a table of measurements",
         gated_mlp=False,
         activation="gelu",
@@ -175,7 +175,8 @@ def _model(cells: Cells) -> ModelSpec:
     if cells.get("model"):
         return model_preset(cells["model"])
     vocab = _whole(cells, "vocab", GPT_VOCAB)
-    return gpt(_whole(cells, "layers"), _whole(cells, "hidden"), _whole(cells, "heads"), vocab)
+    sizes = (_whole(cells, column) for column in ("layers", "hidden", "heads"))
+    return gpt(*sizes, vocab, _whole(cells, "sequence", 2048))
 
 
 def _data(cells: Cells, inner: int) -> int:
