@@ -23,6 +23,8 @@ VERBS: dict[str, str] = {
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
     "reproduce": "the RATrain paper's tables beside ours",
+    "validate": "score the cost model on published measurements, or on your own",
+    "profile": "measure this machine: products, memory, links, disk",
 }
 
 
