@@ -13,8 +13,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, BlockKind, Flops
-from ratrain.cost.precision import precision_of
 from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
+from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import DeviceKind
 
 LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {

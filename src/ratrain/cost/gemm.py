@@ -1,6 +1,7 @@
 """How long a matrix product takes, from its shape.
 
-    t = max( waves x tile FLOPs x units / (rate x tile share) x (k + k_half) / k , bytes / bandwidth )
+    t = max( waves x units x tile FLOPs / (rate x tile share) x (k + k_half) / k,
+             bytes / bandwidth )
 
 The result is cut into tiles of tile_m x tile_n; `units` tiles run at once (one per processor),
 so the last wave is paid whole: waves = ceil(tiles / units). A tile runs a prologue and an
@@ -19,27 +20,27 @@ from typing import NamedTuple
 from ratrain.describe.cluster import KernelModel
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
-"""(tile_m, tile_n, share of the large-tile rate). The sizes are CUTLASS's; the shares follow its
-published profiles in shape, and were not fitted."""
+"""(tile_m, tile_n, share of the large-tile rate). The shares are assumed: small tiles
+read more for each FLOP. They were not fitted."""
 
 
 class Product(NamedTuple):
-    """`count` independent products of an m x k by a k x n matrix."""
+    """`copies` independent products of an m x k by a k x n matrix."""
 
     m: float
     n: float
     k: float
-    count: float = 1
+    copies: float = 1
 
     @property
     def flops(self) -> float:
         """2 m n k for each."""
-        return 2 * self.m * self.n * self.k * self.count
+        return 2 * self.m * self.n * self.k * self.copies
 
     @property
     def bytes(self) -> float:
         """Both operands read and the result written once, 2 bytes an element."""
-        return 2 * self.count * (self.m * self.k + self.k * self.n + self.m * self.n)
+        return 2 * self.copies * (self.m * self.k + self.k * self.n + self.m * self.n)
 
 
 @cache
@@ -56,6 +57,6 @@ def _waves_s(
     product: Product, kernels: KernelModel, tile_m: int, tile_n: int, share: float
 ) -> float:
     """FLOPs that the device is busy for, idle processors counted as busy."""
-    tiles = -(-product.m // tile_m) * -(-product.n // tile_n) * product.count
+    tiles = -(-product.m // tile_m) * -(-product.n // tile_n) * product.copies
     waves = -(-tiles // kernels.processors)
     return 2 * waves * kernels.processors * tile_m * tile_n * product.k / share

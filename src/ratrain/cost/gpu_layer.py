@@ -137,7 +137,7 @@ def _layer(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Wo
 
 
 def _causal_half(products: Iterable[Product]) -> tuple[Product, ...]:
-    return tuple(product._replace(count=product.count / 2) for product in products)
+    return tuple(product._replace(copies=product.copies / 2) for product in products)
 
 
 def _head(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Work, _Work]:
@@ -156,7 +156,9 @@ def _head(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Wor
             (Product(tokens, words, h),), _bytes(tokens, 2 * h) + FORWARD_LOSS * loss_bytes, ahead
         ),
         _Work(
-            (Product(tokens, h, words),), _bytes(tokens, 4 * h) + (1 - FORWARD_LOSS) * loss_bytes, back - 1
+            (Product(tokens, h, words),),
+            _bytes(tokens, 4 * h) + (1 - FORWARD_LOSS) * loss_bytes,
+            back - 1,
         ),
         _Work((Product(words, h, tokens),), 0, 1),
     )

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
-from ratrain.cost.precision import precision_of
 from ratrain.cost.gpu_layer import PLAIN, Execution
+from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.placement import Placement, ReplicaClass
@@ -92,9 +92,7 @@ _COMPUTE: dict[Kind, Callable[[BlockTimes], float]] = {
 _TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
 
 
-def _places(
-    job: JobSpec, placement: Placement, setup: Setup, execution: Execution
-) -> list[_Place]:
+def _places(job: JobSpec, placement: Placement, setup: Setup, execution: Execution) -> list[_Place]:
     found: list[_Place] = []
     for number, alike in enumerate(placement.classes):
         found += _places_of_class(job, placement, setup.first_rank[number], alike, execution)

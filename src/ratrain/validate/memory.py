@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.cost.activations import (
+    Recompute,
     gpt_first_stage_bytes,
     gpt_layer_activation_bytes,
     gpt_parameter_optimizer_bytes,
@@ -20,6 +21,7 @@ from ratrain.validate.score import Pair
 GIB = 2**30
 WEIGHT_AND_GRADIENT_BYTES = 6  # bf16 weight, fp32 main gradient
 OPTIMIZER_BYTES = 12  # fp32 master weight and two moments, divided over the replicas
+RECOMPUTED: dict[str, Recompute] = {"act_none": "none", "act_selective_sp": "selective"}
 ASSUMED_DEVICES = 256  # not stated with the peaks; the published allocation agrees with it
 
 
@@ -31,7 +33,7 @@ def korthikanti_pairs() -> list[Pair]:
         micro_batch, pipeline, virtual = (4, 1, 1) if row["model"] == "22B" else (1, 8, 3)
         states = gpt_parameter_optimizer_bytes(model, 8, pipeline)
         found.append(_gib(f"{row['model']} parameters + optimizer", row["param_opt"], states))
-        for column, recompute in (("act_none", "none"), ("act_selective_sp", "selective")):
+        for column, recompute in RECOMPUTED.items():
             layer = gpt_layer_activation_bytes(
                 model,
                 2048,
@@ -74,9 +76,7 @@ def _peak_bytes(row: dict[str, str]) -> float:
     model, tensor, micro_batch = fifteen_b(), int(row["tp"]), int(row["mbs"])
     owners = ASSUMED_DEVICES // tensor
     params = total_params(model) / tensor
-    layer = layer_activation_bytes(
-        model, 4096, micro_batch, tensor=tensor, sequence_parallel=True
-    )
+    layer = layer_activation_bytes(model, 4096, micro_batch, tensor=tensor, sequence_parallel=True)
     states = params * (WEIGHT_AND_GRADIENT_BYTES + OPTIMIZER_BYTES / owners)
     return states + model.layers * layer + loss_peak_bytes(model, 4096, micro_batch, tensor)
 

@@ -35,7 +35,9 @@ class TableReport:
         if self.unit != "s":
             return {}
         held = {True: "held out", False: "calibrated"}
-        split = {word: [p for p in self.pairs if p.held_out is is_held] for is_held, word in held.items()}
+        split = {
+            word: [p for p in self.pairs if p.held_out is is_held] for is_held, word in held.items()
+        }
         return {word: score(pairs) for word, pairs in split.items() if pairs}
 
 

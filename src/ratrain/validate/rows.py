@@ -175,8 +175,8 @@ def _model(cells: Cells) -> ModelSpec:
     if cells.get("model"):
         return model_preset(cells["model"])
     vocab = _whole(cells, "vocab", GPT_VOCAB)
-    sizes = (_whole(cells, column) for column in ("layers", "hidden", "heads"))
-    return gpt(*sizes, vocab, _whole(cells, "sequence", 2048))
+    layers, hidden, heads = (_whole(cells, column) for column in ("layers", "hidden", "heads"))
+    return gpt(layers, hidden, heads, vocab, _whole(cells, "sequence", 2048))
 
 
 def _data(cells: Cells, inner: int) -> int:

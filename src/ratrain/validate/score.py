@@ -69,8 +69,7 @@ def group_regrets(pairs: Sequence[Pair]) -> list[float]:
         if pair.choice:
             groups.setdefault(pair.choice, []).append(pair)
     return [
-        min(group, key=lambda pair: pair.predicted).measured
-        / min(pair.measured for pair in group)
+        min(group, key=lambda pair: pair.predicted).measured / min(pair.measured for pair in group)
         - 1
         for group in groups.values()
         if len(group) > 1
