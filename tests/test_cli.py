@@ -79,7 +79,7 @@ def test_help_lists_the_verbs_without_importing_numpy() -> None:
 def test_every_verb_teaches_with_an_example(ratrain: Terminal, verb: str) -> None:
     ran = ratrain(verb, "--help")
     assert ran.status == 0
-    assert re.search(r"Examples?:\s+ratrain ", ran.out), ran.out
+    assert re.search(r"Examples?[^:]*:\s+ratrain ", ran.out), ran.out
     assert f"ratrain {verb}" in ran.out
     assert "--json" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
@@ -93,7 +93,7 @@ COMMANDS = [
     *(["simulate", path] for path in JOBS),
     *(["program", path] for path in JOBS),
     *(["verify", path] for path in JOBS),
-    ["simulate", SMALL, "--schedule", "tensor-parallel-heavy"],
+    ["simulate", SMALL, "--schedule", "backward-checkpoint"],
     ["simulate", SMALL, "--without", "forward-recovery", "--without", "update-prefetch"],
     ["program", SMALL, "--schedule", "zero3-heavy"],
     ["program", SMALL, "--schedule", "zb-h1"],
@@ -178,7 +178,14 @@ def test_a_job_over_its_budget_simulates_but_says_so_and_verify_exits_with_3(
     assert "OverBudget" in ran.out
     assert "saved" in ran.out
     assert max(map(len, ran.out.splitlines())) <= 80
-    body = json.loads(ratrain("simulate", path, "--json").out)
+    plain = ratrain("simulate", path)
+    assert plain.status == 3
+    assert "DOES NOT FIT" in plain.out
+    assert "OverBudget" in plain.err
+    assert max(map(len, (plain.out + plain.err).splitlines())) <= 80
+    machine = ratrain("simulate", path, "--json")
+    assert machine.status == 3
+    body = json.loads(machine.out)
     assert body["feasible"] is False
     assert body["findings"]
 
@@ -201,6 +208,24 @@ def test_an_unknown_verb_is_named(ratrain: Terminal) -> None:
     assert ran.status == 2
     assert "simulat" in ran.err
     assert "Traceback" not in ran.err
+
+
+@pytest.mark.parametrize(
+    "arguments", [["simulate"], ["simulate", SMALL, "--steps", "0"], ["simulate", SMALL, "--step"]]
+)
+def test_wrong_usage_is_one_message_and_json_for_scripts(
+    ratrain: Terminal, arguments: list[str | Path]
+) -> None:
+    refused(ratrain(*arguments), 2, "Usage")
+    body = json.loads(ratrain(*arguments, "--json").out)
+    assert body.keys() == {"error", "what", "place", "fix"}
+
+
+@pytest.mark.parametrize("steps", [1, 2, 5])
+def test_any_number_of_steps_is_simulated(ratrain: Terminal, steps: int) -> None:
+    body = json.loads(ratrain("simulate", SMALL, "--steps", str(steps), "--json").out)
+    assert body["steps_simulated"] == steps
+    assert body["steady"] is (steps > 2)
 
 
 @pytest.mark.parametrize("verb", ["program", "verify", "simulate"])

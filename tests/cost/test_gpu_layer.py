@@ -57,7 +57,7 @@ def test_a_wave_begun_is_paid_whole() -> None:
     """Between one and two waves of the smallest tile, more tiles cost nothing more."""
     m, n, _ = TILES[-1]
     few, many, next_wave = (
-        product_s(Product(m, n, 65_536, tiles), KERNELS, RATE, MEMORY)
+        product_s(Product(m, n, 65_536, tiles), KERNELS, RATE, 1e18)
         for tiles in (1, KERNELS.processors, KERNELS.processors + 1)
     )
     assert few == many

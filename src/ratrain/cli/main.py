@@ -22,6 +22,7 @@ VERBS: dict[str, str] = {
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
+    "noc": "inside the chip: a mesh network with collectives",
     "reproduce": "the RATrain paper's tables beside ours",
     "validate": "score the cost model on published measurements, or on your own",
     "profile": "measure this machine: products, memory, links, disk",
@@ -79,6 +80,7 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
+        _show_json(type(error).__name__, error.format_message())
         error.show()
         sys.exit(error.exit_code)
     except RatrainError as error:
@@ -87,9 +89,12 @@ def main() -> None:
 
 
 def _show(error: RatrainError) -> None:
-    """With --json the error is JSON on stdout too, so that a script never parses prose."""
-    if "--json" in sys.argv:
-        kind = type(error).__name__
-        body = {"error": kind, "what": error.what, "place": error.place, "fix": error.fix}
-        click.echo(json.dumps(body, indent=2))
+    _show_json(type(error).__name__, error.what, error.place, error.fix)
     click.echo(f"error: {error}", err=True)
+
+
+def _show_json(kind: str, what: str, place: str = "", fix: str = "") -> None:
+    """With --json an error is JSON on stdout too, so that a script never parses prose."""
+    if "--json" in sys.argv:
+        body = {"error": kind, "what": what, "place": place, "fix": fix}
+        click.echo(json.dumps(body, indent=2))

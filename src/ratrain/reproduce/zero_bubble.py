@@ -86,11 +86,11 @@ def bubble_rate(setting: Setting, skeleton: str, *, as_published: bool = False) 
 def waits_left_out(program: Program) -> Program:
     """The interleaved program without most of its messages between last and first rank.
 
-    The program behind the published rates (the authors' repository, get_interleave_schedule)
-    lets only the first micro-batch of each group of `ranks` wait for the tensor that goes round
-    from the last rank to the first, and likewise for gradients. It so counts one T_comm for such
-    a hop and group where a step pays one for each micro-batch: 5 P - 2 messages in its ramps for
-    our 6 P - 2. No step can run like this; `verify` names the tensors that are read unwritten.
+    The program behind the published rates (github.com/sail-sg/zero-bubble-pipeline-parallelism,
+    commit f68d387, megatron/core/pipeline_parallel/interleave.py, get_interleave_schedule) lets
+    only the first micro-batch of each group of `ranks` wait for the tensor that goes round from
+    the last rank to the first, and likewise for gradients. Its ramps so hold 5 P - 2 messages
+    where ours hold 6 P - 2. No step can run like this: `verify` names the tensors read unwritten.
     """
     ranks = program.setup.ranks
     ends = {(Lane.SEND_F, ranks - 1), (Lane.RECV_F, 0), (Lane.SEND_B, 0), (Lane.RECV_B, ranks - 1)}

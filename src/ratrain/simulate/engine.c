@@ -120,9 +120,7 @@ static void begin(Sim *s, i64 node) {
         if (b >= 0) repace(s, b);
         return;
     }
-    double length = s->fixed[op];
-    if (s->compute_rank[op] >= 0) { length += s->debt[r]; s->debt[r] = 0; }
-    push(s, s->now + length, node, 0, OP_ENDS);
+    push(s, s->now + s->fixed[op], node, 0, OP_ENDS);
 }
 
 /* Returns how many ops ran (all of them, if the program is sound), or -1 without memory.
@@ -187,6 +185,13 @@ i64 ratrain_simulate(
             repace(s, a);
             if (b >= 0) repace(s, b);
             push(s, s->now + fixed[op], node, 0, OP_ENDS);
+            continue;
+        }
+        /* a compute op is prolonged by the driving of transfers that began before its end */
+        if (compute_rank[op] >= 0 && s->debt[rank[op]] > 0) {
+            double longer = s->debt[rank[op]];
+            s->debt[rank[op]] = 0;
+            push(s, s->now + longer, node, 0, OP_ENDS);
             continue;
         }
         /* members of a group end with the one that carries the volume */

@@ -2,8 +2,9 @@
 
 An op begins when everything it waits for has ended (`program.edges`); ops of a group begin and
 end together. Its transfer shares its links evenly with the transfers under way, and its fixed
-time follows. Events are ordered by (time, sequence), so a run is deterministic. The compiled
-form stands in engine.c; the Python form here is its twin.
+time follows. Driving a transfer takes compute time: the compute op that runs when the transfer
+begins, or else the next one, ends that much later. Events are ordered by (time, sequence), so a
+run is deterministic. The compiled form stands in engine.c; the Python form here is its twin.
 """
 
 from __future__ import annotations
@@ -279,11 +280,7 @@ class _Loop:
             for link in self.links(op):
                 self.repace(link)
             return
-        length = self.fixed[op]
-        if self.compute[op] >= 0:
-            length += self.debt[rank]
-            self.debt[rank] = 0.0
-        self.push(self.now + length, node, 0, OP_ENDS)
+        self.push(self.now + self.fixed[op], node, 0, OP_ENDS)
 
     def ready(self, node: int) -> None:
         group = self.group[node % self.n]
@@ -325,6 +322,10 @@ class _Loop:
                 for link in self.links(op):
                     self.repace(link)
                 self.push(self.now + self.fixed[op], node, 0, OP_ENDS)
+                continue
+            if self.compute[op] >= 0 and self.debt[self.rank[op]] > 0:
+                longer, self.debt[self.rank[op]] = self.debt[self.rank[op]], 0.0
+                self.push(self.now + longer, node, 0, OP_ENDS)
                 continue
             members = [node]
             if self.group[op] >= 0:
