@@ -25,6 +25,8 @@ VERBS: dict[str, str] = {
     "noc": "inside the chip: a mesh network with collectives",
     "net": "measure the network between hosts, every pair",
     "reproduce": "the RATrain paper's tables beside ours",
+    "validate": "score the cost model on published measurements, or on your own",
+    "profile": "measure this machine: products, memory, links, disk",
 }
 
 

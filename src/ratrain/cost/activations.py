@@ -65,6 +65,12 @@ def logits_bytes(model: ModelSpec, sequence: int, micro_batch: int = 1) -> int:
     return sequence * micro_batch * model.vocab * (2 + 4)
 
 
+def loss_peak_bytes(model: ModelSpec, sequence: int, micro_batch: int, tensor: int) -> float:
+    """Bytes at the loss's highest point: logits in 16 bits, their fp32 copy, and the gradient
+    in 16 bits that backward makes from it: S b V/t (2 + 4 + 2)."""
+    return sequence * micro_batch * model.vocab / tensor * (2 + 4 + 2)
+
+
 def gpt_layer_activation_bytes(
     model: ModelSpec,
     sequence: int,

@@ -10,7 +10,7 @@ Not modelled: trees for small sizes, in-network reduction, the arithmetic of a r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ratrain.describe.cluster import Link
 
@@ -35,9 +35,12 @@ class Transfer:
 NOTHING = Transfer(0.0, 0.0, 0.0)
 
 
-def message(size_bytes: float, link: Link) -> Transfer:
-    """One point-to-point message: alpha, its bytes, o."""
-    return Transfer(link.latency_s, size_bytes, link.overhead_s)
+def message(size_bytes: float, link: Link, *, blocking: bool = False) -> Transfer:
+    """One point-to-point message: alpha, its bytes, o. `blocking`: o is all of its time."""
+    sent = Transfer(link.latency_s, size_bytes, link.overhead_s)
+    if not blocking:
+        return sent
+    return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
 
 
 def ring_half(size_bytes: float, ranks: int, link: Link) -> Transfer:
@@ -45,10 +48,14 @@ def ring_half(size_bytes: float, ranks: int, link: Link) -> Transfer:
 
     (n - 1) messages of size / n: latency (n - 1) alpha, bytes size (n - 1) / n, driving (n - 1) o.
     """
+    if ranks == 1:
+        return NOTHING
     hops = ranks - 1
-    return Transfer(hops * link.latency_s, size_bytes * hops / ranks, hops * link.overhead_s)
+    latency_s = hops * link.latency_s + link.collective_s
+    return Transfer(latency_s, size_bytes * hops / ranks, hops * link.overhead_s)
 
 
 def ring_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
-    """A ring all-reduce: a reduce-scatter and an all-gather."""
-    return ring_half(size_bytes, ranks, link).times(2)
+    """A ring all-reduce: a reduce-scatter and an all-gather, started as one collective."""
+    both = ring_half(size_bytes, ranks, link).times(2)
+    return replace(both, latency_s=both.latency_s - link.collective_s)

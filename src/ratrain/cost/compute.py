@@ -4,8 +4,8 @@
         + bytes of memory-bound passes / memory bandwidth + kernels x launch time
 
 Matrix products run at the device's measured rate for large products; what is bound by memory
-is counted apart, because on a device of 190 FLOP/B it is not small. Not modelled: efficiency
-by shape (that comes with measured profiles), overlap of the parts.
+is counted apart, because on a device of 190 FLOP/B it is not small. Not modelled: overlap of
+the parts. A device with a kernel model is priced kernel by kernel instead: cost.gpu_layer.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, BlockKind, Flops
+from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
 from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import DeviceKind
 
@@ -52,8 +53,12 @@ def block_times(
     sequence: int,
     dtype: str,
     tensor: int = 1,
+    execution: Execution = PLAIN,
 ) -> BlockTimes:
     """The `BlockTimes` of a block, its work divided evenly over a tensor group."""
+    if device.kernels is not None:
+        shape = Shape(micro_batch, sequence, tensor, execution)
+        return BlockTimes(*gpu_block_s(block, device, device.kernels, dtype, shape))
     tokens = micro_batch * sequence
     gemm, attention = device.flops_rate(dtype), device.flops_rate(dtype, "attention")
 
@@ -79,6 +84,8 @@ def block_times(
     )
 
 
-def optimizer_bytes_moved(params: float) -> float:
+def optimizer_bytes_moved(params: float, device: DeviceKind) -> float:
     """Bytes of memory traffic of one optimizer step on `params` parameters."""
+    if device.kernels is not None:
+        return device.kernels.optimizer_bytes_per_param * params
     return OPTIMIZER_BYTES_PER_PARAM * params

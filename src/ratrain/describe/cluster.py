@@ -49,6 +49,27 @@ class Rate:
 
 
 @dataclass(frozen=True)
+class KernelModel:
+    """How a GPU's kernel library and its host behave: products by shape, passes counted.
+
+    `processors` run one tile of a product each; `half_depth` is the k at which a product reaches
+    half of its rate; `host_s` is what the host needs to start one kernel; `activation_passes`
+    is how often the forward reads or writes the MLP's width for its activation (2: fused). See
+    cost.gpu_layer.
+    """
+
+    processors: Annotated[int, Rule(low=1)]
+    half_depth: Annotated[float, Rule(low=0)]
+    host_s: TimeS
+    attention: Literal["stored", "flash"]
+    source: str
+    activation_passes: Annotated[float, Rule(low=2)] = 2.0
+    optimizer_bytes_per_param: Annotated[float, Rule(low=1)] = 28.0  # traffic of one update
+    loss_bytes_per_logit: Annotated[float, Rule(low=6)] = 52.0  # both directions
+    blocking_sends: bool = False  # compute waits for each message between stages
+
+
+@dataclass(frozen=True)
 class DeviceKind:
     """One kind of device: how fast it computes, what it holds, what starting an operator costs."""
 
@@ -60,6 +81,7 @@ class DeviceKind:
     memory_efficiency: Fraction
     memory_efficiency_source: str
     devices_per_chip: Annotated[int, Rule(low=1)] = 1
+    kernels: KernelModel | None = None  # left out: one rate for products of every shape
 
     def __post_init__(self) -> None:
         if not self.tiers or not self.rates:
@@ -125,6 +147,7 @@ class Link:
     shared_by: Literal["device", "host"] = "device"
     overhead_s: TimeS = 0.0
     overhead_source: str = ""
+    collective_s: TimeS = 0.0  # what starting a collective costs, whatever its group
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import numpy as np
 
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
+from ratrain.cost.gpu_layer import PLAIN, Execution
 from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
@@ -33,6 +34,8 @@ class _Place:
     params: float  # on one rank of a tensor group
     view_bytes: float  # its weights there
     boundary_bytes: int
+    message_bytes: int  # of it, what one rank of a tensor group sends to the next stage
+    blocking: bool  # its compute waits for what it sends
     previous: tuple[int, Link] | None  # (program rank, link) of the stage before, if elsewhere
     following: tuple[int, Link] | None
 
@@ -57,10 +60,12 @@ class _Ports:
         return number
 
 
-def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
+def costs_of(
+    job: JobSpec, placement: Placement, setup: Setup, execution: Execution = PLAIN
+) -> Costs:
     """The `Costs` of a setup made by `case` for this job and placement."""
     ports = _Ports(setup.ranks)
-    units = _places(job, placement, setup)
+    units = _places(job, placement, setup, execution)
     zero = np.zeros(len(units), dtype=np.float64)
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
     for kind in (Kind.RECV_F, Kind.RECV_B):
@@ -87,15 +92,15 @@ _COMPUTE: dict[Kind, Callable[[BlockTimes], float]] = {
 _TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
 
 
-def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
+def _places(job: JobSpec, placement: Placement, setup: Setup, execution: Execution) -> list[_Place]:
     found: list[_Place] = []
     for number, alike in enumerate(placement.classes):
-        found += _places_of_class(job, placement, setup.first_rank[number], alike)
+        found += _places_of_class(job, placement, setup.first_rank[number], alike, execution)
     return found
 
 
 def _places_of_class(
-    job: JobSpec, placement: Placement, base: int, alike: ReplicaClass
+    job: JobSpec, placement: Placement, base: int, alike: ReplicaClass, execution: Execution
 ) -> list[_Place]:
     layout = placement.layout
     stages = blocks_of_stages(job, layout)
@@ -124,6 +129,7 @@ def _places_of_class(
                     sequence=job.model.sequence_length,
                     dtype=job.schedule.dtype,
                     tensor=layout.tensor,
+                    execution=execution,
                 )
             found.append(
                 _Place(
@@ -134,6 +140,8 @@ def _places_of_class(
                     params=block.params / layout.tensor,
                     view_bytes=precision.weight_bytes * block.params / layout.tensor,
                     boundary_bytes=boundary,
+                    message_bytes=boundary // layout.tensor if kind.kernels else boundary,
+                    blocking=kind.kernels is not None and kind.kernels.blocking_sends,
                     previous=previous,
                     following=following,
                 )
@@ -165,7 +173,7 @@ def _sends(
             peers.append(NO_LINK)
             continue
         rank, link = neighbour
-        transfers.append(message(unit.boundary_bytes, link))
+        transfers.append(message(unit.message_bytes, link, blocking=unit.blocking))
         links.append(ports.out(unit.rank, link))
         peers.append(ports.into(rank, link))
     return _work_of(transfers, links, peers)
@@ -220,7 +228,7 @@ def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports:
     for unit in units:
         alike = placement.classes[setup.replica_of(unit.rank)]
         device = placement.kind(alike.kinds[unit.pipeline])
-        moved = optimizer_bytes_moved(unit.params / owners)
+        moved = optimizer_bytes_moved(unit.params / owners, device)
         transfers.append(Transfer(device.launch_s, moved, 0.0))
         links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
     return _work_of(transfers, links, [NO_LINK] * len(units))

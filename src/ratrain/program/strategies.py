@@ -79,6 +79,16 @@ STRATEGIES: dict[str, Strategy] = {
         prefetch=False,
         recovers_heads=True,
     ),
+    "megatron": Strategy(
+        "1F1B, whole layers recovered when backward arrives, nothing sharded, all at the end",
+        Recovery.BACKWARD,
+        sharding=0,
+        layerwise=False,
+        prefetch=False,
+    ),
+    "megatron-interleaved": Strategy(
+        "megatron with several stages a rank", Recovery.BACKWARD, 0, False, False, "interleaved"
+    ),
     "gpipe": Strategy("GPipe, everything kept", Recovery.NONE, 1, False, False, "gpipe"),
     "1f1b": Strategy("1F1B, everything kept", Recovery.NONE, 1, False, False),
     "interleaved": Strategy(

@@ -1,0 +1,180 @@
+"""A transformer block on a GPU as libraries such as Megatron-LM run it: kernel by kernel.
+
+    t = max( sum of products by shape + bytes of passes / memory rate + kernels x gap,
+             kernels x host time )
+
+The device works through its queue with a small gap between kernels; the host fills the queue at
+its own pace, and where kernels are short the host is the slower one.
+Passes, in elements of one token (h hidden, q query width, f MLP width; 2 bytes each; dropout
+masks are half an element). Forward: two norms (2h each), two fused bias-dropout-sums (3.5h
+each), heads put back in order (2q), bias and activation (fused 2f, gated 3f). Backward: two
+norms (4h each), two dropout gradients (2.5h each) and sums of residual gradients (3h each),
+bias gradients (2h + 3q + f), heads in order (2q), activation (3f, gated 5f).
+Tensor parallelism divides what is q or f wide; what is h wide only with sequence parallelism
+(arXiv 2205.05198). The fusions are those of Megatron-LM (arXiv 2104.04473, section 4.2).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from ratrain.cost import attention
+from ratrain.cost.blocks import ELEMENT_BYTES, Block
+from ratrain.cost.gemm import Product, product_s
+from ratrain.describe.cluster import DeviceKind, KernelModel
+
+LAYER_KERNELS = (22, 38)
+"""Kernels of a layer, forward and backward. Forward: 4 products, 2 of attention, 2 norms,
+softmax, dropout, 2 bias-dropout-sums, activation, and copies that split and reorder heads.
+Backward: 8 products, 4 of attention, and about as many passes as the forward twice."""
+HEAD_KERNELS = (12, 10)
+EMBEDDING_KERNELS = (6, 6)
+FORWARD_LOSS = 38 / 52  # of the loss's bytes, what its forward moves
+
+
+@dataclass(frozen=True)
+class Execution:
+    """How a layer is run that its layout does not say.
+
+    `sequence_parallel`: what lies outside the tensor-parallel products is divided by sequence.
+    `recompute_attention`: scores are not kept; backward computes them again (selective).
+    """
+
+    sequence_parallel: bool = False
+    recompute_attention: bool = False
+
+
+PLAIN = Execution()
+
+
+@dataclass(frozen=True)
+class _Work:
+    """What one direction of a block asks of the device."""
+
+    products: tuple[Product, ...]
+    passes_bytes: float
+    kernels: int
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A micro-batch on one rank: b sequences of s tokens, its tensor group's size, how it runs."""
+
+    micro_batch: int
+    sequence: int
+    tensor: int
+    execution: Execution = PLAIN
+
+    @property
+    def tokens(self) -> int:
+        return self.micro_batch * self.sequence
+
+    @property
+    def outside(self) -> int:
+        """By how much the work outside of the tensor-parallel products is divided."""
+        return self.tensor if self.execution.sequence_parallel else 1
+
+
+def gpu_block_s(
+    block: Block, device: DeviceKind, kernels: KernelModel, dtype: str, shape: Shape
+) -> tuple[float, float, float]:
+    """Seconds of (forward, input gradient, weight gradient) of one micro-batch on one rank."""
+    if block.kind == "layer":
+        parts = _layer(block, kernels, shape)
+    elif block.kind == "head":
+        parts = _head(block, kernels, shape)
+    else:
+        parts = _embedding(block, shape)
+    forward, inputs, weights = (_busy_s(part, device, kernels, dtype) for part in parts)
+    host = [part.kernels * kernels.host_s for part in parts]
+    # The host runs ahead over a whole backward pass, so its two halves wait together.
+    late_s = max(0.0, host[1] + host[2] - inputs - weights)
+    return max(forward, host[0]), inputs + late_s, weights
+
+
+def _busy_s(work: _Work, device: DeviceKind, kernels: KernelModel, dtype: str) -> float:
+    """Seconds that the device itself needs."""
+    rate = device.flops_rate(dtype)
+    memory = device.elementwise_bytes_per_s
+    products_s = sum(product_s(product, kernels, rate, memory) for product in work.products)
+    return products_s + work.passes_bytes / memory + work.kernels * device.launch_s
+
+
+def _layer(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Work, _Work]:
+    model, tokens, t = block.model, shape.tokens, shape.tensor
+    h, q, f = model.hidden, model.query_hidden / t, model.ffn / t
+    qkv, gates = q + 2 * model.kv_hidden / t, 2 if model.gated_mlp else 1
+    linear = ((qkv, h), (h, q), (gates * f, h), (h, f))  # (out, in) of each weight
+    heads = model.heads / t
+    scores = attention.score_elements(shape.micro_batch, heads, shape.sequence)
+    sized = shape.micro_batch, heads, model.head_dim, shape.sequence
+    outside = h / shape.outside
+    ahead = tuple(Product(tokens, out, into) for out, into in linear)
+    first, again = attention.forward_products(*sized), attention.backward_products(*sized)
+    stored = kernels.attention == "stored"
+    if not stored:
+        first, again = _causal_half(first), _causal_half((*again, again[0]))
+    activation = kernels.activation_passes + gates - 1
+    forward_bytes = _bytes(tokens, 11 * outside + 2 * q + activation * f)
+    backward_bytes = _bytes(tokens, (19 + 2) * outside + 5 * q + (2 + 2 * gates) * f)
+    if stored:
+        forward_bytes += attention.FORWARD_SCORE_BYTES * scores
+        backward_bytes += attention.BACKWARD_SCORE_BYTES * scores
+    if shape.execution.recompute_attention:
+        again += first
+        backward_bytes += attention.FORWARD_SCORE_BYTES * scores if stored else 0
+    ahead_count, back_count = LAYER_KERNELS
+    return (
+        _Work(ahead + first, forward_bytes, ahead_count),
+        _Work(
+            tuple(Product(tokens, into, out) for out, into in linear) + again,
+            backward_bytes,
+            back_count - len(linear),
+        ),
+        _Work(tuple(Product(out, into, tokens) for out, into in linear), 0, len(linear)),
+    )
+
+
+def _causal_half(products: Iterable[Product]) -> tuple[Product, ...]:
+    return tuple(product._replace(copies=product.copies / 2) for product in products)
+
+
+def _head(block: Block, kernels: KernelModel, shape: Shape) -> tuple[_Work, _Work, _Work]:
+    """The final norm, logits over V / t words, and the loss over fp32 copies of them.
+
+    Megatron-LM's cross-entropy, bytes of each logit. Forward: to fp32 (2 + 4), the largest (4),
+    its difference (8), the exponential (8), their sum (4), the share (8): 38. Backward: scaled
+    (8) and to fp16 (6). Their sum, 52, is the default of `loss_bytes_per_logit`.
+    """
+    model, tokens = block.model, shape.tokens
+    words, h = model.vocab / shape.tensor, model.hidden
+    loss_bytes = kernels.loss_bytes_per_logit * tokens * words
+    ahead, back = HEAD_KERNELS
+    return (
+        _Work(
+            (Product(tokens, words, h),), _bytes(tokens, 2 * h) + FORWARD_LOSS * loss_bytes, ahead
+        ),
+        _Work(
+            (Product(tokens, h, words),),
+            _bytes(tokens, 4 * h) + (1 - FORWARD_LOSS) * loss_bytes,
+            back - 1,
+        ),
+        _Work((Product(words, h, tokens),), 0, 1),
+    )
+
+
+def _embedding(block: Block, shape: Shape) -> tuple[_Work, _Work, _Work]:
+    """Rows looked up, positions added, dropout; backward adds rows into a dense gradient."""
+    h, tokens = block.model.hidden, shape.tokens
+    ahead, back = EMBEDDING_KERNELS
+    table_bytes = ELEMENT_BYTES * block.model.vocab / shape.tensor * h
+    return (
+        _Work((), _bytes(tokens, 7 * h), ahead),
+        _Work((), _bytes(tokens, 6 * h) + 2 * table_bytes, back),
+        _Work((), 0, 0),
+    )
+
+
+def _bytes(tokens: float, elements: float) -> float:
+    return ELEMENT_BYTES * tokens * elements

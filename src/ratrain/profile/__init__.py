@@ -1,0 +1,1 @@
+"""This machine measured: products by shape, memory, links between processes, disk."""

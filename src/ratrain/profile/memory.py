@@ -1,0 +1,77 @@
+"""Bandwidth of main memory and of the disk; copies between tiers where there are two."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import tempfile
+import time
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from ratrain.profile.clock import median_s
+from ratrain.profile.products import gpu_present
+
+COPY_BYTES = 256_000_000
+DISK_BYTES = 256_000_000
+
+
+def memory_bytes_per_s() -> float:
+    """Bytes read and written a second by a copy far larger than the caches."""
+    source = np.ones(COPY_BYTES // 8)
+    target = np.empty_like(source)
+    return 2 * source.nbytes / median_s(lambda: np.copyto(target, source))
+
+
+def device_copy_bytes_per_s() -> tuple[float, float] | None:
+    """Bytes a second from pinned host memory to the GPU and back; None without a GPU."""
+    if not gpu_present():
+        return None
+    import torch as module  # pyright: ignore[reportMissingImports]
+
+    torch: Any = module
+    host = torch.empty(COPY_BYTES, dtype=torch.uint8, pin_memory=True)
+    device = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+
+    def copy(target: Any, source: Any) -> float:
+        def work() -> None:
+            target.copy_(source, non_blocking=True)
+            torch.cuda.synchronize()
+
+        return COPY_BYTES / median_s(work)
+
+    return copy(device, host), copy(host, device)
+
+
+def capacity_bytes() -> int:
+    """Bytes of main memory."""
+    return os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+
+
+def disk_free_bytes() -> int:
+    """Free bytes of the disk that holds temporary files."""
+    return shutil.disk_usage(tempfile.gettempdir()).free
+
+
+def disk_bytes_per_s(folder: Path | None = None) -> tuple[float, float]:
+    """Bytes a second written (and flushed to the device) and read again, in a temporary file.
+
+    The kernel is asked to drop its copy before the read; where it does not, the read is memory's.
+    """
+    piece = os.urandom(DISK_BYTES // 16)
+    with tempfile.NamedTemporaryFile(dir=folder, prefix="ratrain-profile-") as file:
+        began = time.perf_counter()
+        for _ in range(16):
+            file.write(piece)
+        file.flush()
+        os.fsync(file.fileno())
+        written_s = time.perf_counter() - began
+        if hasattr(os, "posix_fadvise"):
+            os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
+        file.seek(0)
+        began = time.perf_counter()
+        while file.read(len(piece)):
+            pass
+        return DISK_BYTES / written_s, DISK_BYTES / (time.perf_counter() - began)

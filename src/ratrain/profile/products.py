@@ -1,0 +1,111 @@
+"""Matrix products of several shapes and dtypes: with torch where it is installed, else numpy."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import numpy as np
+
+from ratrain.profile.clock import median_s
+
+SHAPES = (
+    (1024, 1024, 1024),
+    (256, 1024, 1024),
+    (64, 1024, 1024),
+    (1024, 1024, 64),
+    (1, 1024, 1024),
+)
+"""(m, n, k): large; fewer and fewer rows, as micro-batches shrink; shallow; one row."""
+GPU_SHAPES = tuple((8 * m, 8 * n, 8 * k) for m, n, k in SHAPES)
+
+
+@dataclass(frozen=True)
+class ProductTime:
+    """One shape measured."""
+
+    library: str
+    device: str  # cpu or cuda
+    dtype: str
+    m: int
+    n: int
+    k: int
+    time_s: float
+
+    @property
+    def flops_rate(self) -> float:
+        """FLOP/s reached: 2 m n k / t."""
+        return 2 * self.m * self.n * self.k / self.time_s
+
+
+def torch_installed() -> bool:
+    """Whether torch can be imported; it is not imported to find out."""
+    return find_spec("torch") is not None
+
+
+def gpu_present() -> bool:
+    """Whether torch sees a CUDA device."""
+    if not torch_installed():
+        return False
+    import torch  # pyright: ignore[reportMissingImports]
+
+    return bool(torch.cuda.is_available())  # pyright: ignore
+
+
+def product_times() -> Iterator[ProductTime]:
+    """Every product, numpy's first."""
+    for dtype in ("fp32", "fp64"):
+        for shape in SHAPES:
+            yield _timed("numpy", "cpu", dtype, shape, _numpy_product(dtype, *shape))
+    if not torch_installed():
+        return
+    for dtype in ("fp32", "bf16"):
+        for shape in SHAPES:
+            yield _timed("torch", "cpu", dtype, shape, _torch_product("cpu", dtype, *shape))
+    if gpu_present():
+        for dtype in ("fp16", "bf16", "fp32"):
+            for shape in GPU_SHAPES:
+                yield _timed("torch", "cuda", dtype, shape, _torch_product("cuda", dtype, *shape))
+
+
+def launch_s() -> float:
+    """Seconds of the smallest operator that numpy starts: a product of one element."""
+    one = np.ones(1, dtype=np.float32)
+    count = 1000
+
+    def many() -> None:
+        for _ in range(count):
+            np.multiply(one, one, out=one)
+
+    return median_s(many, within_s=0.1) / count
+
+
+def _timed(
+    library: str, device: str, dtype: str, shape: tuple[int, int, int], work: Callable[[], object]
+) -> ProductTime:
+    return ProductTime(library, device, dtype, *shape, median_s(work, within_s=0.3))
+
+
+def _numpy_product(dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
+    kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
+    left, right = np.ones((m, k), dtype=kind), np.ones((k, n), dtype=kind)
+    out = np.empty((m, n), dtype=kind)
+    return lambda: np.matmul(left, right, out=out)
+
+
+def _torch_product(device: str, dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
+    import torch as module  # pyright: ignore[reportMissingImports]
+
+    torch: Any = module
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[dtype]
+    left = torch.randn(m, k, device=device).to(kind)
+    right = torch.randn(k, n, device=device).to(kind)
+
+    def work() -> None:
+        torch.matmul(left, right)
+        if device == "cuda":
+            torch.cuda.synchronize()
+
+    return work

@@ -1,0 +1,70 @@
+"""What the product predicts for a measured run: its program, on the clock, with its costs."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+from ratrain.cost.gpu_layer import Execution
+from ratrain.describe.job import (
+    Batch,
+    ClusterChoice,
+    JobSpec,
+    LayoutSpec,
+    ModelChoice,
+    ScheduleSpec,
+    check_job,
+)
+from ratrain.describe.presets import cluster_preset, load_cluster
+from ratrain.plan.case import case_of
+from ratrain.plan.durations import costs_of
+from ratrain.simulate.simulate import simulate
+from ratrain.validate.rows import MeasuredRun
+
+ROUNDS = 3
+"""A step grows by the same time with each round of micro-batches once the pipeline is full: long
+steps are simulated with 3 and 4 rounds and drawn out (`_drawn_out_s`)."""
+
+
+def predicted_s(run: MeasuredRun) -> float:
+    """Seconds of one step of the run."""
+    micro_batches = run.sequences // (run.data * run.micro_batch)
+    per_round = run.pipeline * run.virtual if run.virtual > 1 else run.pipeline
+    short, longer = ROUNDS * per_round, (ROUNDS + 1) * per_round
+    if micro_batches <= longer:
+        return simulated_s(run, micro_batches)
+    return _drawn_out_s(run, micro_batches, short, longer)
+
+
+def simulated_s(run: MeasuredRun, micro_batches: int) -> float:
+    """Seconds of a step of the run with this many micro-batches."""
+    case = case_of(job_of(replace(run, sequences=micro_batches * run.data * run.micro_batch)))
+    execution = Execution(run.sequence_parallel, run.recompute == "selective")
+    costs = costs_of(case.job, case.placement, case.program.setup, execution)
+    return simulate(case.program, costs, steps=2).step_time_s
+
+
+def job_of(run: MeasuredRun) -> JobSpec:
+    """The job of a run. The budget is the device's memory; whether it fits is not asked here."""
+    interleaved = run.virtual > 1
+    name = "megatron-interleaved" if interleaved else "megatron"
+    if run.recompute != "full":
+        name = "interleaved" if interleaved else "1f1b"
+    named = run.cluster
+    cluster = load_cluster(Path(named)) if named.endswith(".toml") else cluster_preset(named)
+    layout = LayoutSpec(run.pipeline, run.data, run.tensor, run.virtual)
+    job = JobSpec(
+        ModelChoice(run.model, run.sequence),
+        ClusterChoice(cluster, layout.devices),
+        Batch(run.sequences, run.micro_batch),
+        layout,
+        ScheduleSpec(name, sharding=0, gradient_accumulation="local"),
+    )
+    check_job(job)
+    return job
+
+
+def _drawn_out_s(run: MeasuredRun, micro_batches: int, short: int, longer: int) -> float:
+    """t(n) = t(short) + (n - short) (t(longer) - t(short)) / (longer - short)."""
+    first_s, second_s = simulated_s(run, short), simulated_s(run, longer)
+    return first_s + (micro_batches - short) * (second_s - first_s) / (longer - short)
