@@ -220,7 +220,7 @@ def _pending(group: Group, moment: Held, rank: int) -> Ints:
     """Rows x moments: gradients kept for the weight gradients that wait (split backward). At most
     one for each micro-batch held: an upper bound, not an exact count."""
     if not SKELETONS[group.strategy.skeleton].split_backward:
-        return np.zeros((1, len(moment.inputs)), dtype=np.int64)
+        return np.zeros((len(group), len(moment.inputs)), dtype=np.int64)
     outputs = _outputs(group, rank)
     return (outputs @ moment.inputs.T) * (1 + (group.layout.tensor > 1)) * group.units[1].input_bytes
 
