@@ -15,8 +15,8 @@ def command(file: Path, as_json: bool) -> None:
     """Prove a program: every send has its receive, nothing waits for ever, nothing is read before
     it is written or after it is freed, every gradient is complete, and memory fits on any timing.
 
-    FILE is a program's text (from `ratrain program --form text`) or a job file (.toml). The exit
-    status is 0 where nothing is found, 3 where only memory is over its budget, else 4.
+    FILE is a program's text (from `ratrain program --form text`), a job (.toml) or a
+    plan (.json). The exit status is 0 where nothing is found, 3 where only memory is over its budget, else 4.
 
     \b
     Example:
@@ -30,7 +30,7 @@ def command(file: Path, as_json: bool) -> None:
     from ratrain.program.text import read_text
     from ratrain.program.verify import Rule, verify
 
-    if file.suffix == ".toml":
+    if file.suffix in (".toml", ".json"):
         program = case_of_file(file).program
     else:
         try:

@@ -184,8 +184,8 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
                 e * (turn + n * (g_l - x_l) + g_e),
             ]
         )
-        found[:, rank] = h * g_h + n * g_l + e * g_e - np.minimum(
-            fullest, h * g_h + n * g_l + e * g_e
+        found[:, rank] = (
+            h * g_h + n * g_l + e * g_e - np.minimum(fullest, h * g_h + n * g_l + e * g_e)
         )
     return found
 
@@ -199,9 +199,7 @@ def _kept(group: Group, recovery: Ints, saved: tuple[int, int, int]) -> Ints:
     return found
 
 
-def _recovered(
-    group: Group, recovery: Ints, saved: tuple[int, int, int], kept: Ints
-) -> Ints:
+def _recovered(group: Group, recovery: Ints, saved: tuple[int, int, int], kept: Ints) -> Ints:
     """Rows x stages: bytes recovered at once, of one micro-batch, besides what is kept.
 
     At backward time the head's own are free again before the first layer is recovered.
@@ -222,7 +220,9 @@ def _pending(group: Group, moment: Held, rank: int) -> Ints:
     if not SKELETONS[group.strategy.skeleton].split_backward:
         return np.zeros((len(group), len(moment.inputs)), dtype=np.int64)
     outputs = _outputs(group, rank)
-    return (outputs @ moment.inputs.T) * (1 + (group.layout.tensor > 1)) * group.units[1].input_bytes
+    return (
+        (outputs @ moment.inputs.T) * (1 + (group.layout.tensor > 1)) * group.units[1].input_bytes
+    )
 
 
 def _outputs(group: Group, rank: int) -> Ints:

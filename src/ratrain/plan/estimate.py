@@ -210,7 +210,9 @@ class _Pace:
         owners = np.where(group.sharding > 0, self.data, 1)[:, None]
         count = layers + self.first + self.last
         updates = self._total("update_s") / owners + count * self._launch_s
-        gathers = np.where(self.per_use | (group.sharding[:, None] == 0), 0, self._total("gather_s"))
+        gathers = np.where(
+            self.per_use | (group.sharding[:, None] == 0), 0, self._total("gather_s")
+        )
         driving = self._drive(two)
         if not strategy.layerwise:
             lump = np.where(self.sharded, 0.0, 1.0)

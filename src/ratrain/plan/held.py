@@ -60,8 +60,6 @@ def _fullest(steps: object, pipeline: int, virtual: int) -> Held:
         if kind is Kind.W:
             waiting[chunk] -= 1
     found = np.array(sorted(moments, reverse=True), dtype=np.int64)
-    beaten = [
-        bool(((found >= row).all(axis=1) & (found > row).any(axis=1)).any()) for row in found
-    ]
+    beaten = [bool(((found >= row).all(axis=1) & (found > row).any(axis=1)).any()) for row in found]
     best = found[~np.array(beaten)]
     return Held(best[:, :virtual], best[:, virtual:])

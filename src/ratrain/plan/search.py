@@ -291,4 +291,3 @@ def shortened(found: Strategy, setup: Setup, rounds: int) -> Setup:
         return replace(replica, micro_batches=min(replica.micro_batches, count))
 
     return replace(setup, replicas=tuple(fewer(replica) for replica in setup.replicas))
-
