@@ -16,7 +16,8 @@ def command(file: Path, as_json: bool) -> None:
     it is written or after it is freed, every gradient is complete, and memory fits on any timing.
 
     FILE is a program's text (from `ratrain program --form text`), a job (.toml) or a
-    plan (.json). The exit status is 0 where nothing is found, 3 where only memory is over its budget, else 4.
+    plan (.json). The exit status is 0 where nothing is found, 3 where only memory is over its
+    budget, else 4.
 
     \b
     Example:

@@ -22,7 +22,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.plan.enumerate import Group
-from ratrain.plan.held import Held, held_by_rank
+from ratrain.plan.held import held_by_rank
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
@@ -122,27 +122,44 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
 
 def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:
     """Inputs, what backward needs, and the gradients between units, at the fullest moment."""
-    pipeline, virtual = group.layout.pipeline, group.layout.virtual
-    held = held_by_rank(group.strategy.skeleton, pipeline, virtual, group.micro_batches)
-    inputs = _sum(group, _sizes(group, "input_bytes"))
     saved = _sizes(group, "saved_bytes")
     boundary = group.units[1].input_bytes
-    kept = _kept(group, recovery, saved)
+    inputs, kept = _sum(group, _sizes(group, "input_bytes")), _kept(group, recovery, saved)
     once = _recovered(group, recovery, saved, kept)
-    found: dict[str, list[Ints]] = {"input": [], "saved": [], "outgrad": []}
-    for rank in range(pipeline):
+    pending = _pending(group) * boundary
+    if group.layout.virtual == 1:
+        held = _held(group)
+        found = inputs * held, kept * held + once, pending * held
+    else:
+        found = _fullest(group, inputs, kept, pending)
+    return {
+        "input": found[0] + _ahead(group) * boundary,
+        "saved": found[1],
+        "outgrad": found[2] + _between(group) * boundary,
+    }
+
+
+def _held(group: Group) -> Ints:
+    """For each rank that holds one stage: micro-batches at its fullest moment."""
+    skeleton, layout = group.strategy.skeleton, group.layout
+    held = held_by_rank(skeleton, layout.pipeline, 1, group.micro_batches)
+    return np.array([rows.max() for rows in held], dtype=np.int64)
+
+
+def _fullest(group: Group, inputs: Ints, kept: Ints, pending: Ints) -> tuple[Ints, Ints, Ints]:
+    """Rows x ranks, where ranks hold several stages: each part at the moment of the largest sum."""
+    pipeline, virtual = group.layout.pipeline, group.layout.virtual
+    held = held_by_rank(group.strategy.skeleton, pipeline, virtual, group.micro_batches)
+    columns: list[list[Ints]] = [[], [], []]
+    rows = np.arange(len(group))
+    for rank, moments in enumerate(held):
         own = slice(rank, None, pipeline)
-        moment = held[rank]
-        per_input = inputs[:, own] @ moment.inputs.T
-        per_saved = kept[:, own] @ moment.inputs.T
-        pending = _pending(group, moment, rank)
-        worst = (per_input + per_saved + pending).argmax(axis=1)
-        rows = np.arange(len(group))
-        ahead = _ahead(group, moment, rank) * boundary
-        found["input"].append(per_input[rows, worst] + ahead)
-        found["saved"].append(per_saved[rows, worst] + once[:, own].max(axis=1))
-        found["outgrad"].append(pending[rows, worst] + _between(group, rank) * boundary)
-    return {name: np.stack(columns, axis=1) for name, columns in found.items()}
+        parts = [stages[:, own] @ moments.T for stages in (inputs, kept, pending)]
+        worst = (parts[0] + parts[1] + parts[2]).argmax(axis=1)
+        for column, part in zip(columns, parts, strict=True):
+            column.append(part[rows, worst])
+    one, two, three = (np.stack(column, axis=1) for column in columns)
+    return one, two, three
 
 
 def _never_together(group: Group, recovery: Ints) -> Ints:
@@ -158,36 +175,33 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
     split = SKELETONS[group.strategy.skeleton].split_backward
     if layout.virtual > 1 or split:
         return found
-    held = held_by_rank(group.strategy.skeleton, layout.pipeline, 1, group.micro_batches)
+    full = _held(group) >= group.micro_batches
+    if not full.any():
+        return found
     saved, inputs = _sizes(group, "saved_bytes"), _sizes(group, "input_bytes")
     gradient = _sizes(group, "gradient_bytes")
     own = _shared(gradient, layout.data)
-    sharded = group.sharded_gradients & (layout.data > 1)
-    for rank in range(layout.pipeline):
-        if held[rank].inputs.max() < group.micro_batches:
-            continue
-        n, kept = group.layers[:, rank], recovery[:, rank] == NONE
-        e, h = int(rank == 0), int(rank == layout.pipeline - 1)
-        g_e, g_l, g_h = (np.where(sharded, b, a) for a, b in zip(gradient, own, strict=True))
-        x_l = inputs[1] + kept * saved[1]
-        head = np.where(kept | (not group.strategy.recovers_heads), saved[2], 0)
-        x_h = h * (inputs[2] + head)
-        # A layer's turn: its recovered activations lie where the head's were, and one more gradient.
-        again = (recovery[:, rank] == BACKWARD) * np.minimum(h * head, saved[1])
-        turn = h * g_h - x_h + again + inputs[1]
-        layer = n > 0
-        fullest = np.maximum.reduce(
-            [
-                h * g_h,
-                np.where(layer, turn + g_l, 0),
-                np.where(layer, turn + n * g_l - (n - 1) * x_l, 0),
-                e * (turn + n * (g_l - x_l) + g_e),
-            ]
-        )
-        found[:, rank] = (
-            h * g_h + n * g_l + e * g_e - np.minimum(fullest, h * g_h + n * g_l + e * g_e)
-        )
-    return found
+    sharded = group.sharded_gradients[:, None] & (layout.data > 1)
+    e, h = np.zeros(layout.pipeline, dtype=np.int64), np.zeros(layout.pipeline, dtype=np.int64)
+    e[0], h[-1] = 1, 1
+    n, kept = group.layers, recovery == NONE
+    g_e, g_l, g_h = (np.where(sharded, b, a) for a, b in zip(gradient, own, strict=True))
+    x_l = inputs[1] + kept * saved[1]
+    head = np.where(kept | (not group.strategy.recovers_heads), saved[2], 0)
+    x_h = h * (inputs[2] + head)
+    # A layer's turn: what it recovers lies where the head's was; one more gradient is on its way.
+    again = (recovery == BACKWARD) * np.minimum(h * head, saved[1])
+    turn = h * g_h - x_h + again + inputs[1]
+    whole = h * g_h + n * g_l + e * g_e
+    fullest = np.maximum.reduce(
+        [
+            h * g_h,
+            np.where(n > 0, turn + g_l, 0),
+            np.where(n > 0, turn + n * g_l - (n - 1) * x_l, 0),
+            e * (turn + n * (g_l - x_l) + g_e),
+        ]
+    )
+    return full * (whole - np.minimum(fullest, whole))
 
 
 def _kept(group: Group, recovery: Ints, saved: tuple[int, int, int]) -> Ints:
@@ -214,36 +228,30 @@ def _recovered(group: Group, recovery: Ints, saved: tuple[int, int, int], kept: 
     return found
 
 
-def _pending(group: Group, moment: Held, rank: int) -> Ints:
-    """Rows x moments: gradients kept for the weight gradients that wait (split backward). At most
-    one for each micro-batch held: an upper bound, not an exact count."""
+def _pending(group: Group) -> Ints:
+    """Rows x stages: tensors kept for the weight gradients that wait (split backward). At most
+    one a unit for each micro-batch held: an upper bound, not an exact count."""
     if not SKELETONS[group.strategy.skeleton].split_backward:
-        return np.zeros((len(group), len(moment.inputs)), dtype=np.int64)
-    outputs = _outputs(group, rank)
-    return (
-        (outputs @ moment.inputs.T) * (1 + (group.layout.tensor > 1)) * group.units[1].input_bytes
-    )
+        return np.zeros_like(group.layers)
+    found = group.layers.copy()
+    found[:, 0] += 1
+    return found * (1 + (group.layout.tensor > 1))
 
 
-def _outputs(group: Group, rank: int) -> Ints:
-    """Rows x stages of the rank: units that hand something on."""
-    found = group.layers[:, rank :: group.layout.pipeline].copy()
-    found[:, 0] += rank == 0
-    return found
-
-
-def _ahead(group: Group, moment: Held, rank: int) -> int:
-    """Inputs that have arrived and whose forward has not begun."""
-    skeleton = SKELETONS[group.strategy.skeleton]
+def _ahead(group: Group) -> Ints:
+    """Ranks: inputs that have arrived and whose forward has not begun."""
+    skeleton, pipeline = SKELETONS[group.strategy.skeleton], group.layout.pipeline
     if skeleton.chunks or skeleton.split_backward:
-        return 2
-    return int(rank > 0 and moment.inputs.max() < group.micro_batches)
+        return np.full(pipeline, 2, dtype=np.int64)
+    return (np.arange(pipeline) > 0) * (_held(group) < group.micro_batches)
 
 
-def _between(group: Group, rank: int) -> Ints:
-    """Rows: gradients between two units of a stage, and partial sums of a tensor group."""
-    units = group.layers[:, rank :: group.layout.pipeline].max(axis=1)
-    units = units + (rank in (0, group.layout.pipeline - 1))
+def _between(group: Group) -> Ints:
+    """Rows x ranks: gradients between two units of a stage, partial sums of a tensor group."""
+    units = group.layers.reshape(len(group), -1, group.layout.pipeline).max(axis=1)
+    units[:, 0] += 1
+    if group.layout.pipeline > 1:
+        units[:, -1] += 1
     return (units > 1) * 1 + (group.layout.tensor > 1) * np.where(units == 1, 3, 1)
 
 

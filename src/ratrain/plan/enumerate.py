@@ -10,14 +10,15 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ratrain.cost.blocks import blocks
+from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes, block_times
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import boundary_bytes, layers_of_stages, parameter_balanced_layers, unit_of
@@ -82,10 +83,16 @@ class Group:
     @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
         """An embedding, a layer and a head of this group: their bytes on one rank."""
-        embedding, layer, *_, head = blocks(self.job.model.spec)
         boundary = boundary_bytes(self.job)
-        units = [unit_of(self.job, self.layout, b, boundary) for b in (embedding, layer, head)]
-        return units[0], units[1], units[2]
+        one, two, three = (
+            unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
+        )
+        return one, two, three
+
+    @cached_property
+    def times(self) -> dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]:
+        """Times of (embedding, layer, head) by device kind."""
+        return times_by_kind(self.job, self.placement)
 
     def only(self, rows: Ints) -> Group:
         """The group with some of its rows."""
@@ -97,6 +104,7 @@ class Group:
 def groups_of(job: JobSpec) -> Iterator[Group]:
     """Every group of a job. All devices of the job are used; a tensor group stays in a host."""
     found = strategy_of(job)
+    job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
     for members, turned in _orders(job):
         for tensor in _tensor_degrees(job):
             rest = job.cluster.devices // tensor
@@ -200,12 +208,21 @@ def _splits(job: JobSpec, layout: LayoutSpec, placement: Placement) -> list[tupl
     return [s for s in dict.fromkeys(splits) if min(s) > 0 or len(s) == 1]
 
 
-def stage_times(
+def kinds_of_block(job: JobSpec) -> tuple[Block, Block, Block]:
+    """The model's embedding, one of its layers (all are alike), and its head."""
+    return _kinds_of_block(job.model.spec)
+
+
+@lru_cache(maxsize=16)
+def _kinds_of_block(model: ModelSpec) -> tuple[Block, Block, Block]:
+    embedding, layer, *_, head = blocks(model)
+    return embedding, layer, head
+
+
+def times_by_kind(
     job: JobSpec, placement: Placement
-) -> tuple[tuple[str, ...], dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]]:
-    """Device kinds, and the times of (embedding, layer, head) on each."""
-    embedding, layer, *_, head = blocks(job.model.spec)
-    kinds = tuple(dict.fromkeys(k for alike in placement.classes for k in alike.kinds))
+) -> dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]:
+    """The times of (embedding, layer, head) on each device kind of a placement."""
 
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
         one, two, three = (
@@ -217,11 +234,11 @@ def stage_times(
                 dtype=job.schedule.dtype,
                 tensor=placement.layout.tensor,
             )
-            for block in (embedding, layer, head)
+            for block in kinds_of_block(job)
         )
         return one, two, three
 
-    return kinds, {name: times(name) for name in kinds}
+    return {name: times(name) for alike in placement.classes for name in dict.fromkeys(alike.kinds)}
 
 
 def time_balanced(job: JobSpec, placement: Placement, again: bool) -> tuple[int, ...]:
@@ -231,7 +248,7 @@ def time_balanced(job: JobSpec, placement: Placement, again: bool) -> tuple[int,
     giving each next layer to the stage that will be least loaded is exact; a tie goes to the
     later stage, which holds fewer micro-batches. `again`: a layer's forward happens twice.
     """
-    _, times = stage_times(job, placement)
+    times = times_by_kind(job, placement)
     pipeline = placement.layout.pipeline
     each, load = [0.0] * pipeline, [0.0] * pipeline
     for alike in placement.classes:
@@ -260,10 +277,11 @@ def _divisors(number: int) -> list[int]:
 
 def no_group(job: JobSpec) -> SpecError:
     """The error of a job that no degrees divide."""
+    devices, sequences = job.cluster.devices, job.batch.sequences
     return SpecError(
-        f"{job.cluster.devices} devices and {job.batch.sequences} sequences have no common layout: "
-        f"devices = pipeline x data x tensor, sequences divide by data, and pipeline is at most "
+        f"{devices} devices and {sequences} sequences have no common layout: devices = pipeline x "
+        f"data x tensor, sequences divide by data, and pipeline is at most "
         f"{job.model.spec.layers} layers",
         place=f"{job.path or 'job'} [batch] sequences",
-        fix=f"use sequences = {job.cluster.devices * max(1, round(job.batch.sequences / job.cluster.devices))}",
+        fix=f"use sequences = {devices * max(1, round(sequences / devices))}",
     )

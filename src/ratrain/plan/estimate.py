@@ -26,12 +26,12 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.cost.blocks import blocks
 from ratrain.cost.collectives import Transfer, message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
+from ratrain.describe.cluster import Link
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE
-from ratrain.plan.enumerate import Group, stage_times
+from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.placement import ReplicaClass
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
@@ -56,12 +56,12 @@ def estimate(group: Group, recovery: Ints) -> Estimate:
         return found[0]
     slowest = np.argmax([one.step_s for one in found], axis=0)
     rows = np.arange(len(group))
-
-    def worst(name: str) -> Floats:
-        return np.array([getattr(one, name) for one in found])[slowest, rows]
-
     return Estimate(
-        worst("step_s"), worst("slot_s"), worst("ramp_s"), worst("tail_s"), worst("busiest")
+        np.array([one.step_s for one in found])[slowest, rows],
+        np.array([one.slot_s for one in found])[slowest, rows],
+        np.array([one.ramp_s for one in found])[slowest, rows],
+        np.array([one.tail_s for one in found])[slowest, rows],
+        np.array([one.busiest for one in found])[slowest, rows],
     )
 
 
@@ -72,6 +72,7 @@ class _Unit:
     forward_s: float
     backward_s: float
     sums_s: float  # of a tensor group, one direction
+    sums_driving_s: float
     reduce: Transfer
     gather: Transfer
     reduce_s: float
@@ -90,19 +91,31 @@ class _Pace:
         self.data = layout.data
         self.sharded = (group.sharded_gradients & (self.data > 1))[:, None]
         self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
-        self.units = [self._units(rank) for rank in range(self.ranks)]
+        known: dict[object, tuple[_Unit, _Unit, _Unit]] = {}
+        self.units = [self._known_units(rank, known) for rank in range(self.ranks)]
         self.first = (np.arange(self.stages) == 0) * 1
         self.last = (np.arange(self.stages) == self.stages - 1) * 1
 
-    def _units(self, rank: int) -> tuple[_Unit, _Unit, _Unit]:
+    def _known_units(
+        self, rank: int, known: dict[object, tuple[_Unit, _Unit, _Unit]]
+    ) -> tuple[_Unit, _Unit, _Unit]:
+        placement = self.group.placement
+        data = placement.data_link(rank) if self.data > 1 else None
+        tensor = placement.tensor_link(rank) if self.group.layout.tensor > 1 else None
+        key = self.alike.kinds[rank], data, tensor
+        if key not in known:
+            known[key] = self._units(rank, data, tensor)
+        return known[key]
+
+    def _units(
+        self, rank: int, data: Link | None, tensor: Link | None
+    ) -> tuple[_Unit, _Unit, _Unit]:
         """(embedding, layer, head) on a pipeline rank."""
         group, placement = self.group, self.group.placement
-        layout, model = group.layout, group.job.model.spec
+        layout = group.layout
         device = placement.kind(self.alike.kinds[rank])
-        times = stage_times(group.job, placement)[1][device.name]
-        parts = blocks(model)
-        data = placement.data_link(rank) if self.data > 1 else None
-        tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
+        times = group.times[device.name]
+        parts = kinds_of_block(group.job)
         boundary = group.units[1].input_bytes
         weight_bytes = precision_of(group.job.schedule.dtype).weight_bytes
 
@@ -110,15 +123,17 @@ class _Pace:
             params = parts[block].params / layout.tensor
             half = ring_half(weight_bytes * params, self.data, data) if data else _NO_TRANSFER
             rate = data.bandwidth_bytes_per_s if data else 1.0
-            summed_s = 0.0
+            summed_s, summed_driving_s = 0.0, 0.0
             if tensor:
                 whole = ring_all_reduce(boundary, layout.tensor, tensor).times(sums)
                 summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
+                summed_driving_s = whole.driving_s
             moved = optimizer_bytes_moved(params)
             return _Unit(
                 time.forward_s,
                 time.backward_s,
                 summed_s,
+                summed_driving_s,
                 half,
                 half,
                 half.alone_s(rate),
@@ -134,6 +149,9 @@ class _Pace:
         """One number for each stage: of an embedding, a layer or a head there."""
         values = np.array([getattr(self.units[rank][unit], name) for rank in range(self.ranks)])
         return values[self.rank_of]
+
+    def _sums(self, unit: int) -> Floats:
+        return self._column(unit, "sums_s") + self._column(unit, "sums_driving_s")
 
     def _driving(self, unit: int) -> Floats:
         values = np.array([self.units[rank][unit].reduce.driving_s for rank in range(self.ranks)])
@@ -165,8 +183,8 @@ class _Pace:
     def forward_s(self) -> Floats:
         """Rows x stages: one micro-batch's forward."""
         group = self.group
-        found = group.layers * (self._column(1, "forward_s") + self._column(1, "sums_s"))
-        found = found + self.first * (self._column(0, "forward_s") + self._column(0, "sums_s"))
+        found = group.layers * (self._column(1, "forward_s") + self._sums(1))
+        found = found + self.first * (self._column(0, "forward_s") + self._sums(0))
         found = found + self.last * self._column(2, "forward_s")
         gathers_s = self._total("gather_s")
         found = np.where(self.per_use, np.maximum(found, gathers_s), found)
@@ -178,15 +196,16 @@ class _Pace:
         layers, recovery = self.group.layers, self.recovery
         layer_f, layer_b = self._column(1, "forward_s"), self._column(1, "backward_s")
         sums = self._column(1, "sums_s")
-        plain = layers * (layer_b + sums)
-        late = plain + layers * (layer_f + sums)
+        drive = self._column(1, "sums_driving_s")
+        plain = layers * (layer_b + sums + drive)
+        late = plain + layers * (layer_f + sums + drive)
         buffer = np.minimum(self.group.buffer[:, None], layers)
         early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
         hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
-        ahead = early + layers * layer_b + hidden
+        ahead = early + layers * (layer_b + 2 * drive) + hidden
         found = np.where(recovery == NONE, plain, np.where(recovery == BACKWARD, late, ahead))
         found = found + self.first * self._column(0, "backward_s")
-        found = found + self.last * (self._column(2, "backward_s") + self._column(2, "sums_s"))
+        found = found + self.last * (self._column(2, "backward_s") + self._sums(2))
         if self.group.strategy.recovers_heads:
             again = (recovery != NONE) * self.last * self._column(2, "forward_s")
             found = found + again
@@ -301,7 +320,7 @@ class _Pace:
 
     @property
     def _weight_share(self) -> float:
-        times = stage_times(self.group.job, self.group.placement)[1][self.alike.kinds[0]][1]
+        times = self.group.times[self.alike.kinds[0]][1]
         whole = times.forward_s + times.backward_s
         return times.weight_gradient_s / whole
 

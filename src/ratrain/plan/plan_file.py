@@ -12,6 +12,7 @@ what does not.
 from __future__ import annotations
 
 import json
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -203,7 +204,7 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     layers = tuple(stage.layers for stage in stages)
     layout = LayoutSpec(pipeline, data, tensor, len(stages) // pipeline, layers)
     job = _job(plan, layout, size, place)
-    _check_devices(plan, groups[:pipeline], place)
+    _check_devices(groups[:pipeline], place)
     _check_counts(plan, job, place)
     found = strategy_of(job)
     if found.skeleton != plan.skeleton or found.prefetch != plan.prefetch:
@@ -327,16 +328,12 @@ def _check_round(groups: Sequence[Sequence[int]], pipeline: int, place: Place) -
             )
 
 
-def _check_devices(plan: Plan, groups: Sequence[Sequence[int]], place: Place) -> None:
-    listed = [device for group in groups for device in group]
-    twice = (
-        next((d for d in listed if listed.count(d) > 1), None)
-        if len(set(listed)) != len(listed)
-        else None
-    )
-    if twice is not None:
+def _check_devices(groups: Sequence[Sequence[int]], place: Place) -> None:
+    counts = Counter(device for group in groups for device in group)
+    twice = [device for device, count in counts.items() if count > 1]
+    if twice:
         raise SpecError(
-            f"device {twice} stands in two stages",
+            f"device {twice[0]} stands in two stages",
             place=str(place.at("replicas")),
             fix="list each device once",
         )

@@ -129,7 +129,7 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     if group.layout.virtual > 1 or len(codes) == 1:
         best = bill(group, chosen).total.max(axis=1)
         return chosen, best - budget
-    settled = np.zeros(shape, dtype=bool)
+    settled: Bools = np.zeros(shape, dtype=bool)
     missing = np.zeros(shape, dtype=np.int64)
     for code in codes:
         over = bill(group, np.full(shape, code, dtype=np.int64)).total - budget
@@ -213,19 +213,18 @@ def _moves(group: Group, row: int) -> Group:
     """Every row that differs from this one by a layer moved between two stages."""
     layers = group.layers[row]
     stages = len(layers)
-    givers = np.flatnonzero(layers > 1)
-    if stages > 16:
-        pace = layers + np.r_[np.zeros(stages - 1), 1]
-        givers = givers[np.argsort(-pace[givers], kind="stable")[:4]]
-    rows = [
-        layers + np.eye(stages, dtype=np.int64)[target] - np.eye(stages, dtype=np.int64)[source]
-        for source in givers.tolist()
+    givers = [stage for stage in range(stages) if layers[stage] > 1]
+    if stages > 16:  # the fullest stages alone
+        givers = sorted(givers, key=lambda stage: -int(layers[stage]))[:4]
+    one: Ints = np.eye(stages, dtype=np.int64)
+    rows: list[Ints] = [
+        layers + one[target] - one[source]
+        for source in givers
         for target in range(stages)
         if target != source
     ]
     moved = group.only(np.full(len(rows), row, dtype=np.int64))
-    shape = np.array(rows, dtype=np.int64).reshape(-1, stages)
-    return replace(moved, layers=shape)
+    return replace(moved, layers=np.array(rows, dtype=np.int64).reshape(-1, stages))
 
 
 def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:

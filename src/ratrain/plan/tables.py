@@ -94,7 +94,7 @@ def table(tried: Sequence[Tried]) -> list[str]:
         lines.append(
             f"{format_time(one.step_s):>7} {100 * (one.step_s / tried[0].step_s - 1):8.2f} % "
             f"{format_bytes(one.bound_bytes):>8} {plan.job.batch.micro_batch:8d}  "
-            f"{plan.mode.sharding} {where:<7}  {degrees(plan)}, {recovery}"[: WIDTH - 36]
+            f"{plan.mode.sharding} {where:<7}  {degrees(plan)}, {recovery}"
         )
     return [line[:WIDTH] for line in lines]
 
