@@ -243,7 +243,8 @@ def _ahead(group: Group) -> Ints:
     skeleton, pipeline = SKELETONS[group.strategy.skeleton], group.layout.pipeline
     if skeleton.chunks or skeleton.split_backward:
         return np.full(pipeline, 2, dtype=np.int64)
-    return (np.arange(pipeline) > 0) * (_held(group) < group.micro_batches)
+    later: Ints = np.arange(pipeline, dtype=np.int64)
+    return np.where(_held(group) < group.micro_batches, np.minimum(later, 1), 0)
 
 
 def _between(group: Group) -> Ints:

@@ -1,11 +1,11 @@
 """The step time by closed formulas, for all rows of a group at once.
 
-Symbols, for stage s of p, m micro-batches: f forward, b backward with recovery, of which u lies
-on the gradient's path, c a message, k = min(p - s, m) micro-batches held. Then
+Symbols, for stage s of p, m micro-batches: f forward; b backward with recovery, of which u lies on
+the gradient's path and e = b - u goes ahead; c a message; k = min(p - s, m) micro-batches held.
 
     ramp(s) = sum over stages before s of (f + u + 2 c)
     deep(s) = sum over stages behind s of (f + u + 2 c), and the last one's early recovery
-    T(s)    = ramp(s) + max(k f, f + deep) + (m - k)(f + b) + max(k b, deep + u)
+    T(s)    = ramp(s) + max(k f + e, f + deep) - e + (m - k)(f + b) + max(k b, deep + u)
 
 and the step takes the largest T(s): the slot of the busiest stage, between the ramps. With long
 messages a loop over stages i to j, which j - i + 1 micro-batches share, can be slower than any
@@ -211,10 +211,28 @@ class _Pace:
             found = found + again
         state_s = self.sharded * self._total("reduce_s")
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
-        longest = np.where(state_s > found, state_s, found)
+        longest = np.maximum(state_s, found) + self._crowded_s(found)
         driving_s = self._drive(np.where(self.sharded, 1, 0))
         before = np.r_[0.0, self.messages[2][:-1]]
         return longest + driving_s + before, early
+
+    def _crowded_s(self, backward_s: Floats) -> Floats:
+        """Rows x stages: what sums lose where reductions of every micro-batch use their link.
+
+        Two that share a link each get half of it; a reduction is under way for a part of the
+        slot, and sums take so much longer.
+        """
+        placement, found = self.group.placement, np.zeros_like(backward_s)
+        if self.data == 1 or self.group.layout.tensor == 1:
+            return found
+        same = [
+            placement.tensor_link(rank).source == placement.data_link(rank).source
+            for rank in range(self.ranks)
+        ]
+        sums_s = 2 * self.group.layers * self._column(1, "sums_s")
+        reduces_s = self.sharded * self._total("reduce_s")
+        part = np.minimum(1.0, reduces_s / np.maximum(self.forward_s + backward_s, 1e-12))
+        return np.array(same)[self.rank_of] * part * sums_s
 
     def _drive(self, times: Ints) -> Floats:
         e, layer, h = (self._driving(unit) for unit in range(3))
@@ -295,14 +313,18 @@ class _Pace:
         deep = hop.sum(axis=1, keepdims=True) - ramp - hop + early[:, -1:]
         cf, cb, _ = self.messages
         deep = deep + (cf + cb)
-        deep[:, -1] = early[:, -1]
+        deep[:, -1] = 0.0  # its own early recovery is on its own lane
         k = np.minimum(p - np.arange(p), m)
         if split:  # the weight gradient's half leaves the ramps
             return ramp - ramp * self._weight_share + m * (f + b), f + b
-        begin = np.maximum(k * f, f + deep)
+        begin = np.maximum(k * f + early, f + deep) - early
         end = np.maximum(k * b, deep + u)
         once = np.maximum(begin + k * b, k * f + end)
         times = ramp + np.where(m > k, begin + (m - k) * (f + b) + end, once)
+        # Messages of one direction leave one by one.
+        whole = ramp[:, -1] + hop[:, -1] + early[:, -1]
+        sends = (m - 1) * max(float(cf.max()), float(cb.max()))
+        times[:, 0] = np.maximum(times[:, 0], whole + sends)
         # Loops over stages i to j.
         through = f + u
         total = np.concatenate([np.zeros((len(f), 1)), np.cumsum(through, axis=1)], axis=1)

@@ -28,7 +28,7 @@ from ratrain.plan.placement import Placement
 from ratrain.plan.ranges import read_ranges, write_ranges
 from ratrain.program.setup import Recovery
 from ratrain.program.skeletons import SKELETONS
-from ratrain.program.strategies import PREFETCH
+from ratrain.program.strategies import PREFETCH, strategy
 
 FORMAT = "ratrain plan 1"
 Count = Annotated[int, Rule(low=1)]
@@ -195,6 +195,10 @@ def parse_plan(text: str, file: str) -> Plan:
 def to_candidate(plan: Plan, file: str) -> Candidate:
     """The candidate that a plan describes. Raises a SpecError for what cannot run, or not yet."""
     place = Place(file)
+    try:
+        strategy(plan.schedule, plan.without)
+    except SpecError as error:
+        raise SpecError(error.what, place=str(place.at("schedule")), fix=error.fix) from None
     stages = _alike(plan, place)
     tensor, size = stages[0].tensor, stages[0].micro_batch
     groups = [_devices_of(plan, stage, place) for stage in range(len(stages))]

@@ -8,6 +8,7 @@ by not trying the rest.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 
@@ -32,10 +33,12 @@ Progress = Callable[[int, int], None]
 SIMULATED = 24
 """Plans simulated at most."""
 SIMULATED_AT_LEAST = 6
-OPS = 400_000
+OPS = 250_000
 """Ops of one step, over all plans simulated, after which no further plan is begun."""
 MARGIN = 1.05
 """A plan is not simulated whose estimate is this much above the best simulated step."""
+ALIKE = 4
+"""Plans simulated at most of the same degrees and micro-batch, so that others have their turn."""
 REFINED = 12
 """Plans whose layers are moved about before any is simulated."""
 
@@ -165,7 +168,8 @@ def _ranked(checked: tuple[Checked, ...]) -> list[Entry]:
     first = np.cumsum([0, *(len(one.group) for one in checked)])
     found: list[Entry] = []
     seen: set[object] = set()
-    for place in np.argsort(times, kind="stable")[: 40 * SIMULATED].tolist():
+    order: list[int] = np.argsort(times, kind="stable")[: 40 * SIMULATED].tolist()
+    for place in order:
         if not np.isfinite(times[place]):
             break
         number = int(np.searchsorted(first, place, side="right")) - 1
@@ -230,14 +234,17 @@ def _moves(group: Group, row: int) -> Group:
 def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
     best, done, count = float("inf"), 0, 0
     seen: set[object] = set()
+    alike: Counter[object] = Counter()
     for estimate_s, one, row in rows:
         enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > OPS)
         if enough or (count and estimate_s > MARGIN * best):
             break
         key = _same_program(one, row)
-        if key in seen:
+        family = replace(one.group.layout, layers="equal"), one.group.job.batch.micro_batch
+        if key in seen or alike[family] >= ALIKE:
             continue
         seen.add(key)
+        alike[family] += 1
         tried, ops = try_out(candidate(one.group, row, one.recovery[row]), estimate_s)
         done, count = done + ops, count + 1
         if progress is not None:
