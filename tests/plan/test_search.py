@@ -25,7 +25,7 @@ from ratrain.simulate.simulate import simulate
 
 EXHAUSTIVE = [
     ("small-qwen", "cpu-lab", 4, 8, 1_000_000_000),
-    ("small-llama", "cpu-lab", 3, 12, 120_000_000),
+    ("small-llama", "cpu-lab", 3, 12, 250_000_000),
     ("gpt-3.6b", "mt3000", 8, 32, None),
     ("tiny-llama", "mixed-sites", 12, 24, 30_000_000),
     ("llama-2-7b", "mt3000", 16, 32, None),

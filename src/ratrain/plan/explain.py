@@ -40,7 +40,7 @@ _MARKS = {
     "input": "i",
     "saved": "s",
 }
-_LEGEND = "w weights  o optimizer  g gradients  i inputs  s saved  m messages and sums"
+_LEGEND = "w weights  o optimizer  g gradients  i inputs  s saved  m messages, sums"
 
 
 @dataclass(frozen=True)
@@ -126,7 +126,7 @@ def explanation_text(explained: Explanation) -> list[str]:
 def _memory(explained: Explanation) -> Iterator[str]:
     """A bar for each stage: the whole width is the budget."""
     budget = explained.budget_bytes
-    yield f"Memory on any timing, of {format_bytes(budget)} a device ({_LEGEND.split('  ')[0]} ...)"
+    yield f"Memory on any timing, of {format_bytes(budget)} a device, the bar's width:"
     rows = explained.bounds
     shown = rows if len(rows) <= _SHOWN else (*rows[:8], *rows[-7:])
     for bound in shown:
@@ -138,7 +138,7 @@ def _memory(explained: Explanation) -> Iterator[str]:
             f"rank {bound.rank:3d} |{_bar(bound, budget)}| {format_bytes(bound.total_bytes):>8}"
             f" {share:5.1f} %{over}"
         )[:WIDTH]
-    yield f"         {_LEGEND}"
+    yield f"  {_LEGEND}"
 
 
 def _bar(bound: PeakBound, budget: int) -> str:
@@ -156,14 +156,17 @@ def _bill(explained: Explanation) -> Iterator[str]:
     """The items of the fullest stage and of the emptiest."""
     fullest = max(explained.bounds, key=lambda bound: bound.total_bytes)
     emptiest = min(explained.bounds, key=lambda bound: bound.total_bytes)
-    yield f"Bill              rank {fullest.rank:<3} (fullest)   rank {emptiest.rank:<3} (emptiest)"
+    shown = [fullest] if fullest is emptiest else [fullest, emptiest]
+    titles = ["(fullest)", "(emptiest)"]
+    heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
+    yield "Bill            " + "".join(f"{head:>20}" for head in heads)
     names = sorted(
         {*fullest.by_family, *emptiest.by_family},
         key=lambda name: -fullest.by_family.get(name, 0),
     )
     for name in names:
-        sizes = [format_bytes(bound.by_family.get(name, 0)) for bound in (fullest, emptiest)]
-        yield f"  {name:<14}{sizes[0]:>18}{sizes[1]:>20}"
+        sizes = [format_bytes(bound.by_family.get(name, 0)) for bound in shown]
+        yield f"  {name:<14}" + "".join(f"{size:>20}" for size in sizes)
 
 
 def _time(explained: Explanation) -> Iterator[str]:

@@ -78,8 +78,8 @@ def search_text(found: Search, top: int) -> list[str]:
         "",
         f"{found.checks:,} configurations checked against memory, {found.fitting:,} fit "
         f"({format_time(found.check_s)})",
-        f"{len(found.tried)} simulated; closed form and simulation differ by "
-        f"{100 * found.mean_gap:.1f} % on average; {format_time(found.total_s)} in all",
+        f"{len(found.tried)} simulated, {100 * found.mean_gap:.1f} % from the closed form on "
+        f"average; {format_time(found.total_s)} in all",
     ]
 
 
