@@ -1,7 +1,7 @@
 """How fast the planner is, and how far its closed forms are from proof and simulation.
 
-    python benchmarks/planner.py speed     plans checked against memory per second, whole searches
-    python benchmarks/planner.py gap       closed form against simulation, 1,000 random plans
+python benchmarks/planner.py speed     plans checked against memory per second, whole searches
+python benchmarks/planner.py gap       closed form against simulation, 1,000 random plans
 """
 
 from __future__ import annotations

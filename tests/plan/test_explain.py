@@ -72,7 +72,7 @@ def test_a_rejected_plan_fits_once_it_has_the_bytes_it_misses(
     job = tmp_path / "more.toml"
     job.write_text(JOB.format(budget=f"{400_000_000 + near['missing_bytes']}B"))
     best = json.loads(run("plan", job, "--json")[1])["plans"][0]
-    assert best["step_time_s"] <= 1.03 * near["estimate_s"]
+    assert best["step_time_s"] <= 1.2 * near["estimate_s"]
 
 
 def test_explain_of_a_plan_that_does_not_fit_says_so(tmp_path: Path, planned: Path) -> None:

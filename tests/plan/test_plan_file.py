@@ -21,7 +21,11 @@ from ratrain.simulate.simulate import simulate
 SMALL = job("small-llama", "cpu-lab", 4, 8, budget_bytes=200_000_000)
 
 
-@settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
 @given(candidates())
 def test_a_plan_written_and_read_back_is_the_same_program(row) -> None:
     one = row[1]

@@ -10,10 +10,13 @@ import numpy as np
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.bill import bill
-from ratrain.plan.build import Candidate, candidate
+from ratrain.plan.bill import FORWARD, NONE, bill
+from ratrain.plan.build import MODES, Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
+from ratrain.plan.estimate import estimate
+from ratrain.plan.ranges import runs
 from ratrain.plan.search import Checked, Search, fitted
+from ratrain.program.setup import Recovery
 
 DOUBLINGS = 6
 """How many times the devices are doubled in search of a number that suffices."""
@@ -40,7 +43,8 @@ def misfits(found: Search, count: int) -> list[Misfit]:
     """
     bar_s = found.best.step_s if found.tried else np.inf
     nearest: list[tuple[int, float, Checked, int]] = []
-    for one in found.checked:
+    keeping = [kept for one in found.checked for kept in _keeping(one)]
+    for one in (*found.checked, *keeping):
         rows = np.flatnonzero(~one.fits & (one.step_s < bar_s))
         if len(rows):
             row = int(rows[one.missing_bytes[rows].argmin()])
@@ -54,6 +58,18 @@ def misfits(found: Search, count: int) -> list[Misfit]:
             seen.add(degrees)
             chosen.append(misfit(one, row, _change(found, one, row)))
     return chosen
+
+
+def _keeping(one: Checked) -> Iterator[Checked]:
+    """Rows that fit because they recover, as if they kept everything."""
+    group = one.group
+    free = group.job.schedule.recovery == "auto" and group.strategy.recovery is Recovery.FORWARD
+    rows = np.flatnonzero(one.fits & (one.recovery != NONE).any(axis=1))
+    if free and len(rows):
+        kept = group.only(rows)
+        recovery = np.full(kept.layers.shape, NONE, dtype=np.int64)
+        missing = bill(kept, recovery).total.max(axis=1) - group.job.budget_bytes
+        yield Checked(kept, recovery, missing, estimate(kept, recovery).step_s)
 
 
 def misfit(one: Checked, row: int, change: str) -> Misfit:
@@ -130,34 +146,36 @@ def _degrees(group: Group) -> tuple[int, int, int, int]:
     return layout.pipeline, layout.data, layout.tensor, layout.virtual
 
 
-_AXES = ("micro-batch", "state mode", "buffer", "layers", "order of kinds")
+_AXES = ("recovery", "micro-batch", "state mode", "buffer", "layers", "order of kinds")
 
 
 def _change(found: Search, one: Checked, row: int) -> str:
     """What differs in the nearest row of the same degrees that fits: fewest axes, then fastest."""
-    own = _axes(one.group, row)
+    own = _axes(one, row)
     best: tuple[int, float] | None = None
     words = ""
     for other in found.checked:
         if _degrees(other.group) != _degrees(one.group) or not other.fits.any():
             continue
         for candidate_row in np.flatnonzero(other.fits).tolist():
-            theirs = _axes(other.group, candidate_row)
+            theirs = _axes(other, candidate_row)
             differing = [name for name in _AXES if theirs[name] != own[name]]
             key = (len(differing), float(other.step_s[candidate_row]))
             if best is None or key < best:
                 best = key
-                words = ", ".join(f"{name} {theirs[name]}" for name in differing)
+                words = "; ".join(f"{name} {theirs[name]}" for name in differing if theirs[name])
     return words
 
 
-def _axes(group: Group, row: int) -> dict[str, str]:
+def _axes(one: Checked, row: int) -> dict[str, str]:
+    group, ahead = one.group, bool((one.recovery[row] == FORWARD).any())
     mode = group.modes[int(group.mode[row])]
     where = "sharded" if mode.sharded_gradients else "local"
     return {
         "micro-batch": str(group.job.batch.micro_batch),
         "state mode": f"sharding {mode.sharding} with {where} gradients",
-        "buffer": str(int(group.buffer[row])),
-        "layers": ", ".join(map(str, group.layers[row].tolist())),
+        "buffer": str(int(group.buffer[row])) if ahead else "",
+        "layers": runs(group.layers[row].tolist()),
+        "recovery": runs([MODES[code].value for code in one.recovery[row].tolist()]),
         "order of kinds": "reversed" if group.reversed_kinds else "as listed",
     }

@@ -34,3 +34,14 @@ def read_ranges(text: str, place: str, limit: int) -> list[int]:
             )
         found += range(begin, end + 1)
     return found
+
+
+def runs(values: Sequence[object]) -> str:
+    """ "4 x 15, 3": equal neighbours counted."""
+    found: list[tuple[object, int]] = []
+    for value in values:
+        if found and found[-1][0] == value:
+            found[-1] = value, found[-1][1] + 1
+        else:
+            found.append((value, 1))
+    return ", ".join(f"{value} x {count}" if count > 1 else f"{value}" for value, count in found)

@@ -8,6 +8,7 @@ from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.build import Candidate
+from ratrain.plan.ranges import runs
 from ratrain.plan.search import Search, Tried
 
 WIDTH = 80
@@ -18,17 +19,6 @@ def degrees(one: Candidate) -> str:
     layout = one.layout
     virtual = f" x v {layout.virtual}" if layout.virtual > 1 else ""
     return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{virtual}"
-
-
-def runs(values: Sequence[object]) -> str:
-    """ "4 x 15, 3": equal neighbours counted."""
-    found: list[tuple[object, int]] = []
-    for value in values:
-        if found and found[-1][0] == value:
-            found[-1] = value, found[-1][1] + 1
-        else:
-            found.append((value, 1))
-    return ", ".join(f"{value} x {count}" if count > 1 else f"{value}" for value, count in found)
 
 
 def headline(one: Candidate) -> list[str]:
