@@ -169,6 +169,7 @@ def _change(found: Search, one: Checked, row: int) -> str:
 
 def _axes(one: Checked, row: int) -> dict[str, str]:
     group, ahead = one.group, bool((one.recovery[row] == FORWARD).any())
+    modes = [MODES[int(code)] for code in one.recovery[row]]
     mode = group.modes[int(group.mode[row])]
     where = "sharded" if mode.sharded_gradients else "local"
     return {
@@ -176,6 +177,6 @@ def _axes(one: Checked, row: int) -> dict[str, str]:
         "state mode": f"sharding {mode.sharding} with {where} gradients",
         "buffer": str(int(group.buffer[row])) if ahead else "",
         "layers": runs(group.layers[row].tolist()),
-        "recovery": runs([MODES[code].value for code in one.recovery[row].tolist()]),
+        "recovery": runs([mode.value for mode in modes]),
         "order of kinds": "reversed" if group.reversed_kinds else "as listed",
     }

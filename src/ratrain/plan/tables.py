@@ -57,8 +57,10 @@ def search_text(found: Search, top: int) -> list[str]:
     budget = format_bytes(job.budget_bytes)
     head = f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
     return [
-        f"{head}, {job.schedule.name}, {job.batch.sequences} sequences of "
-        f"{job.model.sequence_length}"[: WIDTH - len(head)],
+        *wrapped(
+            f"{head}, {job.schedule.name}: {job.batch.sequences} sequences of "
+            f"{job.model.sequence_length} tokens"
+        ),
         "",
         *headline(best.candidate),
         f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; memory "
