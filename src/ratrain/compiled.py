@@ -5,6 +5,10 @@ from __future__ import annotations
 import ctypes
 from functools import cache
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 
 @cache
@@ -18,3 +22,15 @@ def library(room: str, name: str) -> ctypes.CDLL | None:
             except OSError:
                 continue
     return None
+
+
+def c_long(value: int) -> ctypes.c_int64:
+    """An integer as every C function here takes it."""
+    return ctypes.c_int64(value)
+
+
+def address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
+    """Where a contiguous array's numbers stand. The caller keeps the array alive."""
+    if not array.flags.c_contiguous:
+        raise ValueError("a C function needs a contiguous array")
+    return ctypes.c_void_p(array.ctypes.data)

@@ -5,7 +5,8 @@
     ├── Infeasible       the description is fine, but nothing fits (memory, devices)
     ├── ProgramError     a program breaks a rule that `verify` checks
     ├── TimelineError    a timeline file cannot be read, or two cannot be compared
-    └── TransportError   a peer, a link or a message failed
+    ├── TransportError   a peer, a link or a message failed
+    └── ChipError        a simulated chip cannot finish: deadlock, a lost operand
 
 Each message says what was wrong, where, and the smallest change that would make it right.
 The command line prints the message alone and exits with the error's `exit_code`.
@@ -54,3 +55,9 @@ class TransportError(RatrainError):
     """A peer, a link or a message failed."""
 
     exit_code = 5
+
+
+class ChipError(RatrainError):
+    """A simulated chip cannot finish its work; names router, cycle and opcode."""
+
+    exit_code = 6

@@ -89,6 +89,10 @@ def jobs(draw: st.DrawFn) -> JobSpec:
             draw(st.sampled_from(sorted(STRATEGIES))),
             memory_budget_bytes=draw(st.sampled_from([10**5, 10**6, 10**7, 10**8, 10**9, None])),
             sharding=draw(st.sampled_from([None, None, None, 0, 1, 2, 3])),
+            gradient_accumulation=draw(st.sampled_from(["auto", "auto", "local", "sharded"])),
+            recovery=draw(
+                st.sampled_from(["auto", "auto", "keep-all", "exempt-last", "everywhere"])
+            ),
         ),
     )
 

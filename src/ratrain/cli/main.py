@@ -6,8 +6,8 @@ stands here, so that `ratrain --help` imports neither numpy nor any room.
 
 from __future__ import annotations
 
+import difflib
 import json
-import os
 import sys
 from importlib import import_module
 
@@ -24,6 +24,7 @@ VERBS: dict[str, str] = {
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
+    "noc": "inside the chip: a mesh network with collectives",
     "reproduce": "the RATrain paper's tables beside ours",
 }
 
@@ -39,6 +40,16 @@ class Verbs(click.Group):
             return None
         command: click.Command = import_module(f"ratrain.cli.{cmd_name}").command
         return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """An unknown verb names the nearest known one."""
+        if args and not args[0].startswith("-") and args[0] not in VERBS:
+            close = difflib.get_close_matches(args[0], VERBS, n=1)
+            hint = f"did you mean {close[0]!r}?" if close else f"verbs: {', '.join(VERBS)}"
+            raise click.UsageError(f"no verb {args[0]!r}; {hint}", ctx)
+        return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
@@ -58,7 +69,10 @@ def ratrain() -> None:
 
 
 def main() -> None:
-    """Run the command line; an error the user can mend is one message and a non-zero exit."""
+    """Run the command line; an error the user can mend is one message and a non-zero exit.
+
+    Where the reader of a pipe has gone (`| head`), click ends quietly with status 1.
+    """
     try:
         status = ratrain.main(standalone_mode=False)
         sys.exit(status if isinstance(status, int) else 0)
@@ -66,21 +80,21 @@ def main() -> None:
         click.echo("interrupted", err=True)
         sys.exit(130)
     except click.ClickException as error:
+        _show_json(type(error).__name__, error.format_message())
         error.show()
         sys.exit(error.exit_code)
     except RatrainError as error:
         _show(error)
         sys.exit(error.exit_code)
-    except BrokenPipeError:
-        # The reader (`| head`) has gone: no message, and none from the interpreter's own flush.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(141)
 
 
 def _show(error: RatrainError) -> None:
-    """With --json the error is JSON on stdout too, so that a script never parses prose."""
-    if "--json" in sys.argv:
-        kind = type(error).__name__
-        body = {"error": kind, "what": error.what, "place": error.place, "fix": error.fix}
-        click.echo(json.dumps(body, indent=2))
+    _show_json(type(error).__name__, error.what, error.place, error.fix)
     click.echo(f"error: {error}", err=True)
+
+
+def _show_json(kind: str, what: str, place: str = "", fix: str = "") -> None:
+    """With --json an error is JSON on stdout too, so that a script never parses prose."""
+    if "--json" in sys.argv:
+        body = {"error": kind, "what": what, "place": place, "fix": fix}
+        click.echo(json.dumps(body, indent=2))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -44,7 +45,7 @@ def command(
     Examples:
       ratrain simulate examples/qwen32b-mt3000.toml
       ratrain simulate examples/qwen32b-mt3000.toml --without forward-recovery
-      ratrain simulate examples/small.toml --picture --trace trace.json --svg step.svg
+      ratrain simulate examples/small.toml --picture --svg step.svg
     """
     from ratrain.cli.jobs import case_of_file
     from ratrain.cli.progress import progress
@@ -77,6 +78,7 @@ def command(
             click.echo("\n".join([*draw(case.program), ""]))
         click.echo("\n".join(as_text(simulation, case.tokens)))
         for finding in simulation.verdict.findings[:5]:
-            click.echo(f"{finding.rule}: {finding.message}", err=True)
+            message = f"{finding.rule}: {finding.message}"
+            click.echo(fill(message, 80, subsequent_indent="  "), err=True)
     if not simulation.feasible:
         raise SystemExit(3)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
+from textwrap import fill
 
 import click
 
@@ -15,9 +16,9 @@ def command(file: Path, as_json: bool) -> None:
     """Prove a program: every send has its receive, nothing waits for ever, nothing is read before
     it is written or after it is freed, every gradient is complete, and memory fits on any timing.
 
-    FILE is a program's text (from `ratrain program --form text`), a job (.toml) or a
-    plan (.json). The exit status is 0 where nothing is found, 3 where only memory is over its
-    budget, else 4.
+    FILE is a program's text (from `ratrain program --form text`), a job (.toml), a plan (.json), or
+    a PyTorch pipelining schedule (.csv), of which the compute order is taken. The exit status is 0
+    where nothing is found, 3 where only memory is over its budget, else 4.
 
     \b
     Example:
@@ -27,17 +28,21 @@ def command(file: Path, as_json: bool) -> None:
     from ratrain.cli.jobs import case_of_file
     from ratrain.describe.units import format_bytes
     from ratrain.errors import SpecError
+    from ratrain.program.csv import program_of_csv
     from ratrain.program.grid import draw
+    from ratrain.program.setup import Unit
     from ratrain.program.text import read_text
     from ratrain.program.verify import Rule, verify
 
-    if file.suffix in (".toml", ".json"):
-        program = case_of_file(file).program
-    else:
-        try:
+    try:
+        if file.suffix in (".toml", ".json"):
+            program = case_of_file(file).program
+        elif file.suffix == ".csv":
+            program = program_of_csv(file.read_text(), Unit("stage"), str(file))
+        else:
             program = read_text(file.read_text(), str(file))
-        except (OSError, UnicodeDecodeError) as error:
-            raise SpecError(f"cannot be read: {error}", place=str(file)) from error
+    except (OSError, UnicodeDecodeError) as error:
+        raise SpecError(f"cannot be read: {error}", place=str(file)) from error
     verdict = verify(program)
     table = program.table
     if as_json:
@@ -65,7 +70,7 @@ def command(file: Path, as_json: bool) -> None:
             marked = {finding.op for finding in verdict.findings if finding.op >= 0}
             click.echo("\n".join(draw(program, marked)) + "\n")
         for finding in verdict.findings[:20]:
-            click.echo(f"{finding.rule}: {finding.message}")
+            click.echo(fill(f"{finding.rule}: {finding.message}", 80, subsequent_indent="  "))
         if len(verdict.findings) > 20:
             click.echo(f"... and {len(verdict.findings) - 20} more findings")
         if verdict.bounds:

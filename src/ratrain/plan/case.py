@@ -16,12 +16,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import cached_property
+from textwrap import wrap
 
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.errors import SpecError
 from ratrain.plan.bill import BUCKET_BYTES
 from ratrain.plan.build import Candidate, setup_of
 from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.enumerate import no_shards, strategy_of
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
@@ -99,11 +101,17 @@ class Case:
         degrees = f"pipeline {layout.pipeline} x data {layout.data}"
         degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
         degrees += f", {layout.virtual} stages a rank" if layout.virtual > 1 else ""
-        without = f" without {', '.join(job.schedule.without)}" if job.schedule.without else ""
+        strategy = job.schedule.name
+        if job.schedule.without:
+            strategy += f" without {', '.join(job.schedule.without)}"
+        gradients = self.program.setup.accumulation.value
         return [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
-            f"{job.schedule.name}{without}: gradients {self.program.setup.accumulation.value}, "
-            f"sharding level {self.strategy.sharding}",
+            *wrap(
+                f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
+                80,
+                subsequent_indent="  ",
+            ),
             f"activations {self.activations}",
         ]
 
@@ -130,7 +138,16 @@ def case_of(job: JobSpec) -> Case:
     layout = job.layout
     if layout is None:
         return case_of_candidate(planned(job).best.candidate)
+    file = str(job.path or "job")
     found = strategy_of(job)
+    if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
+        raise SpecError(
+            "tensor-parallel-heavy with tensor = 1 has no tensor parallelism",
+            place=f"{file} [layout] tensor",
+            fix="set tensor to the devices of a host, and pipeline to that much less",
+        )
+    if job.schedule.gradient_accumulation == "sharded" and found.sharding < 2:
+        raise no_shards(job, found.sharding)
     placement = place(job, layout)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
     choices = _choose(job, found, setup, placement)

@@ -104,6 +104,9 @@ class Group:
 def groups_of(job: JobSpec) -> Iterator[Group]:
     """Every group of a job. All devices of the job are used; a tensor group stays in a host."""
     found = strategy_of(job)
+    level = job.schedule.sharding
+    if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
+        raise no_shards(job, level)
     job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
     for members, turned in _orders(job):
         for tensor in _tensor_degrees(job):
@@ -117,7 +120,7 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
 
 def strategy_of(job: JobSpec) -> Strategy:
     """The strategy that a job names, with the options that the job sets."""
-    found = strategy(job.schedule.name, job.schedule.without)
+    found = strategy(job.schedule.name, job.schedule.without, file=str(job.path or "job"))
     if job.schedule.sharding is not None:
         found = replace(found, sharding=job.schedule.sharding)
     if job.schedule.recover_heads is not None:
@@ -284,4 +287,13 @@ def no_group(job: JobSpec) -> SpecError:
         f"{job.model.spec.layers} layers",
         place=f"{job.path or 'job'} [batch] sequences",
         fix=f"use sequences = {devices * max(1, round(sequences / devices))}",
+    )
+
+
+def no_shards(job: JobSpec, level: int) -> SpecError:
+    """The error of a job that wants gradients sharded where they are not."""
+    return SpecError(
+        f"{job.schedule.name} has no sharded gradients to accumulate in (level {level})",
+        place=f"{job.path or 'job'} [schedule] gradient_accumulation",
+        fix="set sharding to 2 or 3, or leave gradient_accumulation out",
     )

@@ -22,8 +22,9 @@ from ratrain.plan.tables import (
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.strategies import apply_strategy
-from ratrain.simulate.result import RankTimes, Waiting
+from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, simulate
+from ratrain.simulate.waiting import Waiting
 
 NEAR = 3
 """Rejected configurations shown."""

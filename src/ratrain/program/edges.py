@@ -12,15 +12,12 @@ the reads, then at most one free. From this come four kinds of waiting:
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ratrain.program.binding import FREE, READ, WRITE, Uses
+from ratrain.program.states import States
 from ratrain.program.units import Bools, Ints
-
-if TYPE_CHECKING:
-    from ratrain.program.table import Table
 
 LANE_EDGE, READ_EDGE, FREE_EDGE, OVERWRITE_EDGE = 0, 1, 2, 3
 
@@ -50,9 +47,8 @@ class Edges:
     unfreed: Ints  # states that are neither freed nor kept, so that they leak
 
 
-def derive_edges(table: Table) -> Edges:
-    """The `Edges` of a table."""
-    uses, states = table.uses, table.states
+def derive_edges(uses: Uses, states: States, lane: Ints) -> Edges:
+    """The `Edges` of ops that use states. `lane` names each op's lane; ops are in lane order."""
     order = _by_state_and_version(uses)
     state, version = uses.state[order], uses.version[order]
     mode, op = uses.mode[order], uses.op[order]
@@ -98,8 +94,8 @@ def derive_edges(table: Table) -> Edges:
 
     lost = (mode != WRITE) & (writer[block] < 0) & ~carried[block]
     return Edges(
-        inside=inside.with_lanes(table, across=False),
-        across=across.with_lanes(table, across=True),
+        inside=inside.with_lanes(lane, across=False),
+        across=across.with_lanes(lane, across=True),
         unwritten=order[lost],
         written_twice=order[second_writer],
         freed_twice=order[second_freer],
@@ -134,9 +130,8 @@ class _Collector:
         pair = (target[exist], source[exist]) if reverse else (source[exist], target[exist])
         self._found.append((*pair, kind))
 
-    def with_lanes(self, table: Table, *, across: bool) -> EdgeList:
+    def with_lanes(self, lane: Ints, *, across: bool) -> EdgeList:
         """What was found, and the lane edges: neighbours, or a lane's end to its next start."""
-        lane = table.rank * 64 + table.lane
         same = lane[1:] == lane[:-1]
         if across:
             before, after = np.flatnonzero(np.r_[~same, True]), np.flatnonzero(np.r_[True, ~same])

@@ -92,11 +92,16 @@ STRATEGIES: dict[str, Strategy] = {
 }
 
 
-def strategy(name: str, without: tuple[str, ...] = ()) -> Strategy:
-    """The strategy of a name, with passes left out. Unknown names name the nearest known one."""
+def strategy(name: str, without: tuple[str, ...] = (), *, file: str = "") -> Strategy:
+    """The strategy of a name, with passes left out. Unknown names name the nearest known one.
+
+    `file` is where the names stand, for messages.
+    """
     if name not in STRATEGIES:
         raise SpecError(
-            f"no strategy {name!r}", place="[schedule] name", fix=_nearest(name, STRATEGIES)
+            f"no strategy {name!r}",
+            place=f"{file} [schedule] name".strip(),
+            fix=_nearest(name, STRATEGIES),
         )
     found = STRATEGIES[name]
     for left_out in without:
@@ -111,7 +116,7 @@ def strategy(name: str, without: tuple[str, ...] = ()) -> Strategy:
         else:
             raise SpecError(
                 f"no pass {left_out!r} to leave out",
-                place="[schedule] without",
+                place=f"{file} [schedule] without".strip(),
                 fix=_nearest(left_out, PASSES),
             )
     return found

@@ -38,7 +38,7 @@ class Table:
     @cached_property
     def edges(self) -> Edges:
         """Who waits for whom, in one step and from one step to the next."""
-        return derive_edges(self)
+        return derive_edges(self.uses, self.states, self.rank * len(Lane) + self.lane)
 
     @cached_property
     def group(self) -> Ints:

@@ -8,17 +8,10 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "adjacency.h"
+
 typedef int64_t i64;
 typedef int32_t i32;
-
-/* Targets by source, from a list of edges. */
-static int by_source(i64 n, i64 edges, const i64 *source, const i64 *target, i64 *start, i32 *out) {
-    memset(start, 0, sizeof(i64) * (size_t)(n + 2));
-    for (i64 e = 0; e < edges; e++) start[source[e] + 2]++;
-    for (i64 i = 2; i < n + 2; i++) start[i] += start[i - 1];
-    for (i64 e = 0; e < edges; e++) out[start[source[e] + 1]++] = (i32)target[e];
-    return 0;
-}
 
 /* Writes the nodes in an order in which they can run; returns how many can. -1: no memory. */
 i64 ratrain_walk(i64 n, i64 steps, i64 e1, const i64 *s1, const i64 *t1, i64 e2, const i64 *s2,

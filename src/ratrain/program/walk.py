@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 import numpy.typing as npt
 
-from ratrain.compiled import library
+from ratrain.compiled import address, c_long, library
 from ratrain.program.units import Ints
 
 if TYPE_CHECKING:
@@ -56,7 +56,12 @@ def walk(table: Table, *, compiled: bool = True) -> Walk:
     else:
         c.ratrain_walk.restype = ctypes.c_int64
         reached = c.ratrain_walk(
-            *_sizes(table), *_edges(table), _long(len(sizes)), _at(group), _at(sizes), _at(order)
+            *_sizes(table),
+            *_edges(table),
+            c_long(len(sizes)),
+            address(group),
+            address(sizes),
+            address(order),
         )
         if reached < 0:
             raise MemoryError("walking the program")
@@ -85,7 +90,15 @@ def drift(table: Table, order: Ints, ranks: range, *, compiled: bool = True) -> 
     if c.ratrain_drift_width() != WIDTH:
         raise AssertionError("walk.c and walk.py disagree; install again")
     c.ratrain_drift.restype = ctypes.c_int64
-    arrays = (_at(group), _at(order), _at(owner), _at(place), _at(length), _at(early), _at(late))
+    arrays = (
+        address(group),
+        address(order),
+        address(owner),
+        address(place),
+        address(length),
+        address(early),
+        address(late),
+    )
     if c.ratrain_drift(*_sizes(table), *_edges(table), *arrays) < 0:
         raise MemoryError("bounding the memory of the program")
     return Drift(early, late)
@@ -103,24 +116,15 @@ def dense_groups(table: Table) -> tuple[Ints, Ints]:
 # ---- the call into C --------------------------------------------------------------------
 
 
-def _long(value: int) -> ctypes.c_int64:
-    return ctypes.c_int64(value)
-
-
-def _at(array: npt.NDArray[Any]) -> ctypes.c_void_p:
-    assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)
-
-
 def _sizes(table: Table) -> tuple[ctypes.c_int64, ctypes.c_int64]:
-    return _long(len(table)), _long(STEPS)
+    return c_long(len(table)), c_long(STEPS)
 
 
 def _edges(table: Table) -> tuple[Any, ...]:
     inside, across = table.edges.inside, table.edges.across
     return (
-        *(_long(len(inside.source)), _at(inside.source), _at(inside.target)),
-        *(_long(len(across.source)), _at(across.source), _at(across.target)),
+        *(c_long(len(inside.source)), address(inside.source), address(inside.target)),
+        *(c_long(len(across.source)), address(across.source), address(across.target)),
     )
 
 

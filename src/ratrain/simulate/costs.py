@@ -64,7 +64,8 @@ class OpCosts:
 
 
 def costs_of_ops(table: Table, costs: Costs) -> OpCosts:
-    """Each op's cost, looked up by its kind and unit. A kind without a cost is an error."""
+    """Each op's cost, looked up by its kind and unit. A kind without a cost is an error, and so
+    is one whose times are negative or whose bytes have no link to go over."""
     kinds = np.unique(table.kind)
     n = len(table)
     floats = np.zeros((3, n))
@@ -73,9 +74,25 @@ def costs_of_ops(table: Table, costs: Costs) -> OpCosts:
         if Kind(kind) not in costs.work:
             raise ProgramError(f"the cost model has no time for {Kind(kind).name}")
         work = costs.work[Kind(kind)]
+        _check(Kind(kind), work, costs.link_rate_bytes_per_s)
         ops = np.flatnonzero(table.kind == kind)
         unit = table.unit[ops]
         for row, column in enumerate((work.fixed_s, work.volume_bytes, work.interrupt_s)):
             floats[row, ops] = column[unit]
         links[0, ops], links[1, ops] = work.link[unit], work.peer_link[unit]
     return OpCosts(floats[0], floats[1], floats[2], links[0], links[1])
+
+
+def _check(kind: Kind, work: Work, rates: Floats) -> None:
+    """What the event loop relies on."""
+    columns = np.stack([work.fixed_s, work.volume_bytes, work.interrupt_s])
+    if not np.all(np.isfinite(columns) & (columns >= 0)):
+        raise ProgramError(f"the cost of {kind.name} is negative or not a number")
+    moving = work.volume_bytes > 0
+    link, peer = work.link[moving], work.peer_link[moving]
+    known = (link >= 0) & (link < len(rates)) & (peer >= NO_LINK) & (peer < len(rates))
+    if not known.all():
+        raise ProgramError(f"{kind.name} moves bytes over a link that does not exist")
+    used = np.r_[link, peer[peer >= 0]]
+    if not np.all(rates[used] > 0):
+        raise ProgramError(f"{kind.name} moves bytes over a link without a rate")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from itertools import groupby
 
 import numpy as np
 
@@ -30,28 +29,26 @@ def critical_path(table: Table, run: Run, window: Window) -> tuple[CriticalPart,
     n = len(table)
     ends = np.flatnonzero(np.isin(table.kind, [Kind.B, Kind.W])) + window.step * n
     node = int(ends[run.end_s[ends].argmax()])
-    began_s = float(run.end_s[node]) - window.length_s
-    path: list[tuple[int, float]] = []
     end_s = float(run.end_s[node])
+    began_s = end_s - window.length_s
+    path: list[int] = []
     while node >= 0 and end_s > began_s:
-        start_s = max(float(run.start_s[node]), began_s)
-        path.append((node, end_s - start_s))
-        end_s = start_s
+        path.append(node)
+        end_s = float(run.start_s[node])
         node = int(run.cause[node])
-    path.reverse()
-    parts: list[CriticalPart] = []
-    for (rank, kind), group in groupby(
-        path, key=lambda item: (int(table.rank[item[0] % n]), int(table.kind[item[0] % n]))
-    ):
-        nodes = list(group)
-        parts.append(
-            CriticalPart(
-                rank=rank,
-                kind=Kind(kind).name,
-                first=table.word(nodes[0][0] % n),
-                last=table.word(nodes[-1][0] % n),
-                ops=len(nodes),
-                time_s=sum(time_s for _, time_s in nodes),
-            )
+    nodes = np.array(path[::-1], dtype=np.int64)
+    op = nodes % n
+    begins_s = np.maximum(run.start_s[nodes], began_s)
+    time_s = np.append(begins_s[1:], begins_s[0] + window.length_s) - begins_s
+    changes = np.flatnonzero(np.diff(table.rank[op] * len(Kind) + table.kind[op])) + 1
+    return tuple(
+        CriticalPart(
+            rank=int(table.rank[part[0]]),
+            kind=Kind(int(table.kind[part[0]])).name,
+            first=table.word(int(part[0])),
+            last=table.word(int(part[-1])),
+            ops=len(part),
+            time_s=float(spent.sum()),
         )
-    return tuple(parts)
+        for part, spent in zip(np.split(op, changes), np.split(time_s, changes), strict=True)
+    )

@@ -7,6 +7,8 @@
 #include <stdlib.h>
 #include <string.h>
 
+#include "../program/adjacency.h"
+
 typedef int64_t i64;
 typedef int32_t i32;
 
@@ -118,16 +120,7 @@ static void begin(Sim *s, i64 node) {
         if (b >= 0) repace(s, b);
         return;
     }
-    double length = s->fixed[op];
-    if (s->compute_rank[op] >= 0) { length += s->debt[r]; s->debt[r] = 0; }
-    push(s, s->now + length, node, 0, OP_ENDS);
-}
-
-static void by_source(i64 n, i64 edges, const i64 *source, const i64 *target, i64 *start, i32 *out) {
-    memset(start, 0, sizeof(i64) * (size_t)(n + 2));
-    for (i64 e = 0; e < edges; e++) start[source[e] + 2]++;
-    for (i64 i = 2; i < n + 2; i++) start[i] += start[i - 1];
-    for (i64 e = 0; e < edges; e++) out[start[source[e] + 1]++] = (i32)target[e];
+    push(s, s->now + s->fixed[op], node, 0, OP_ENDS);
 }
 
 /* Returns how many ops ran (all of them, if the program is sound), or -1 without memory.
@@ -192,6 +185,13 @@ i64 ratrain_simulate(
             repace(s, a);
             if (b >= 0) repace(s, b);
             push(s, s->now + fixed[op], node, 0, OP_ENDS);
+            continue;
+        }
+        /* a compute op is prolonged by the driving of transfers that began before its end */
+        if (compute_rank[op] >= 0 && s->debt[rank[op]] > 0) {
+            double longer = s->debt[rank[op]];
+            s->debt[rank[op]] = 0;
+            push(s, s->now + longer, node, 0, OP_ENDS);
             continue;
         }
         /* members of a group end with the one that carries the volume */

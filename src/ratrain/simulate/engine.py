@@ -2,8 +2,9 @@
 
 An op begins when everything it waits for has ended (`program.edges`); ops of a group begin and
 end together. Its transfer shares its links evenly with the transfers under way, and its fixed
-time follows. Events are ordered by (time, sequence), so a run is deterministic. The compiled
-form stands in engine.c; the Python form here is its twin.
+time follows. Driving a transfer takes compute time: the compute op that runs when the transfer
+begins, or else the next one, ends that much later. Events are ordered by (time, sequence), so a
+run is deterministic. The compiled form stands in engine.c; the Python form here is its twin.
 """
 
 from __future__ import annotations
@@ -13,12 +14,11 @@ import heapq
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
-from ratrain.compiled import library
+from ratrain.compiled import address, c_long, library
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Lane
 from ratrain.program.binding import FREE, WRITE
@@ -125,20 +125,36 @@ def _run_compiled(
     memory = standing.copy()
     counter = ctypes.c_int64(0)
     keep = [inside.source, inside.target, across.source, across.target, group, sizes, rates, memory]
-    edges = (_long(len(inside.source)), _at(inside.source), _at(inside.target))
-    edges += (_long(len(across.source)), _at(across.source), _at(across.target))
+    edges = (c_long(len(inside.source)), address(inside.source), address(inside.target))
+    edges += (c_long(len(across.source)), address(across.source), address(across.target))
     c.ratrain_simulate.restype = ctypes.c_int64
 
     def call() -> int:
         return c.ratrain_simulate(
-            *(_long(len(table)), _long(out.steps), *edges),
-            *(_long(len(sizes)), _at(group), _at(sizes)),
-            *(_long(table.setup.ranks), _long(len(rates))),
-            *(_at(costs.fixed_s), _at(costs.interrupt_s), _at(costs.volume_bytes)),
-            *(_at(costs.link), _at(costs.peer_link), _at(rates), _at(compute), _at(rank)),
-            *(_at(born), _at(freed), _at(memory)),
-            *(_at(out.start_s), _at(out.end_s), _at(out.start_seq), _at(out.end_seq)),
-            *(_at(out.cause), _at(out.peak_bytes), _at(out.peak_seq), ctypes.byref(counter)),
+            *(c_long(len(table)), c_long(out.steps), *edges),
+            *(c_long(len(sizes)), address(group), address(sizes)),
+            *(c_long(table.setup.ranks), c_long(len(rates))),
+            *(address(costs.fixed_s), address(costs.interrupt_s), address(costs.volume_bytes)),
+            *(
+                address(costs.link),
+                address(costs.peer_link),
+                address(rates),
+                address(compute),
+                address(rank),
+            ),
+            *(address(born), address(freed), address(memory)),
+            *(
+                address(out.start_s),
+                address(out.end_s),
+                address(out.start_seq),
+                address(out.end_seq),
+            ),
+            *(
+                address(out.cause),
+                address(out.peak_bytes),
+                address(out.peak_seq),
+                ctypes.byref(counter),
+            ),
         )
 
     ran = call() if progress is None else _watched(call, counter, len(out.end_s), progress)
@@ -165,15 +181,6 @@ def _lane_ranks(table: Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int
     """(rank of compute ops, -1 for others; rank of every op)."""
     rank = table.rank.astype(np.int32)
     return np.where(table.lane == Lane.COMPUTE, rank, -1).astype(np.int32), rank
-
-
-def _long(value: int) -> ctypes.c_int64:
-    return ctypes.c_int64(value)
-
-
-def _at(array: npt.NDArray[Any]) -> ctypes.c_void_p:
-    assert array.flags.c_contiguous
-    return ctypes.c_void_p(array.ctypes.data)
 
 
 FLOW_ENDS, OP_ENDS = 0, 1
@@ -273,11 +280,7 @@ class _Loop:
             for link in self.links(op):
                 self.repace(link)
             return
-        length = self.fixed[op]
-        if self.compute[op] >= 0:
-            length += self.debt[rank]
-            self.debt[rank] = 0.0
-        self.push(self.now + length, node, 0, OP_ENDS)
+        self.push(self.now + self.fixed[op], node, 0, OP_ENDS)
 
     def ready(self, node: int) -> None:
         group = self.group[node % self.n]
@@ -319,6 +322,10 @@ class _Loop:
                 for link in self.links(op):
                     self.repace(link)
                 self.push(self.now + self.fixed[op], node, 0, OP_ENDS)
+                continue
+            if self.compute[op] >= 0 and self.debt[self.rank[op]] > 0:
+                longer, self.debt[self.rank[op]] = self.debt[self.rank[op]], 0.0
+                self.push(self.now + longer, node, 0, OP_ENDS)
                 continue
             members = [node]
             if self.group[op] >= 0:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from enum import StrEnum
 
 import numpy as np
 
@@ -13,29 +12,7 @@ from ratrain.program.table import Table
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run
-
-
-class Waiting(StrEnum):
-    """What a rank's compute lane waits for when it does not compute."""
-
-    BUBBLE = "bubble"  # other stages: their tensors are not made yet
-    MESSAGE = "message"  # a tensor of another stage, under way
-    REDUCE = "reduce"  # a gradient reduction
-    GATHER = "gather"  # a weight gather
-    TENSOR = "tensor"  # sums inside a tensor group
-    UPDATE = "update"  # the optimizer
-
-
-_WAITING_OF_LANE = {
-    Lane.SEND_F: Waiting.MESSAGE,
-    Lane.RECV_F: Waiting.MESSAGE,
-    Lane.SEND_B: Waiting.MESSAGE,
-    Lane.RECV_B: Waiting.MESSAGE,
-    Lane.REDUCE: Waiting.REDUCE,
-    Lane.GATHER: Waiting.GATHER,
-    Lane.TENSOR: Waiting.TENSOR,
-    Lane.UPDATE: Waiting.UPDATE,
-}
+from ratrain.simulate.waiting import WAITS, Waiting, waiting_times
 
 
 @dataclass(frozen=True)
@@ -83,105 +60,80 @@ def steady_window(table: Table, run: Run) -> Window:
 
 def rank_times(table: Table, run: Run, fixed_s: Floats, window: Window) -> tuple[RankTimes, ...]:
     """Every rank's share of the steady step, and its memory peak over all steps."""
-    return tuple(
-        _times_of_rank(table, run, fixed_s, window, rank) for rank in range(table.setup.ranks)
-    )
-
-
-def _times_of_rank(table: Table, run: Run, fixed_s: Floats, window: Window, rank: int) -> RankTimes:
-    n = len(table)
-    lane = np.flatnonzero((table.rank == rank) & (table.lane == Lane.COMPUTE))
-    ops = lane + window.step * n
-    length = run.end_s[ops] - run.start_s[ops]
+    lane = np.flatnonzero(table.lane == Lane.COMPUTE)  # rank by rank, in each rank's order
+    rank, ranks = table.rank[lane], table.setup.ranks
     recovery = table.kind[lane] == Kind.R
-    driving = length - fixed_s[lane]
-    waiting = dict.fromkeys(Waiting, 0.0)
-    previous = _end_before(table, run, window.step, lane)
-    for op, free_s in zip(ops.tolist(), previous.tolist(), strict=True):
-        if run.start_s[op] > free_s:
-            _blame(table, run, op, free_s, waiting)
-    waiting[Waiting.BUBBLE] += max(window.length_s - float(length.sum()) - sum(waiting.values()), 0)
-    return RankTimes(
-        rank=rank,
-        compute_s=float(fixed_s[lane][~recovery].sum()),
-        recovery_s=float(fixed_s[lane][recovery].sum()),
-        driving_s=float(driving.sum()),
-        waiting_s=waiting,
-        tail_s=_tail(table, run, window.step, rank, lane),
-        peak_bytes=int(run.peak_bytes[rank]),
-        peak_items=_peak_items(table, run, rank),
+    node = lane + window.step * len(table)
+    length_s = run.end_s[node] - run.start_s[node]
+
+    def summed(values: Floats) -> Floats:
+        return np.bincount(rank, weights=values, minlength=ranks).astype(np.float64)
+
+    compute_s = summed(np.where(recovery, 0.0, fixed_s[lane]))
+    recovery_s = summed(np.where(recovery, fixed_s[lane], 0.0))
+    driving_s = summed(length_s - fixed_s[lane])
+    waiting_s = waiting_times(table, run, window.step, lane)
+    # Between the rank's own last op and the step's boundary others still work.
+    rest_s = window.length_s - summed(length_s) - waiting_s.sum(axis=1)
+    waiting_s[:, WAITS.index(Waiting.BUBBLE)] += np.maximum(rest_s, 0.0)
+    tail_s = _tails(table, run, window.step, lane)
+    items = _peak_items(table, run)
+    return tuple(
+        RankTimes(
+            rank=each,
+            compute_s=float(compute_s[each]),
+            recovery_s=float(recovery_s[each]),
+            driving_s=float(driving_s[each]),
+            waiting_s=dict(zip(WAITS, waiting_s[each].tolist(), strict=True)),
+            tail_s=tail_s[each],
+            peak_bytes=int(run.peak_bytes[each]),
+            peak_items=items[each],
+        )
+        for each in range(ranks)
     )
 
 
-def _end_before(table: Table, run: Run, step: int, lane: Ints) -> Floats:
-    """When the lane was last free before each of its ops."""
-    ends = run.end_s[lane + step * len(table)]
-    before = run.end_s[lane[-1] + (step - 1) * len(table)] if step else 0.0
-    return np.r_[before, ends[:-1]]
-
-
-def _blame(table: Table, run: Run, node: int, free_s: float, waiting: dict[Waiting, float]) -> None:
-    """Divides the wait before a compute op among what it waited for, back along the causes.
-
-    While a transfer, a collective or an update of the same rank was under way, the wait is
-    exposed time of that kind; all other waiting is bubble.
-    """
-    n, rank = len(table), table.rank[node % len(table)]
-    until, cause = float(run.start_s[node]), int(run.cause[node])
-    while cause >= 0 and until > free_s:
-        op = cause % n
-        began = max(float(run.start_s[cause]), free_s)
-        if table.rank[op] == rank and table.lane[op] != Lane.COMPUTE:
-            waiting[_WAITING_OF_LANE[Lane(int(table.lane[op]))]] += max(until - began, 0.0)
-        elif began < until:
-            waiting[Waiting.BUBBLE] += until - began
-        until = min(until, began)
-        if table.rank[op] != rank or table.lane[op] == Lane.COMPUTE:
-            break
-        cause = int(run.cause[cause])
-    if until > free_s:
-        waiting[Waiting.BUBBLE] += until - free_s
-
-
-def _tail(table: Table, run: Run, step: int, rank: int, lane: Ints) -> float:
-    """The finalization tail: from the last backward's end until the state work is done that the
-    next step's first op on this rank waits for. Measured over the boundary before `step`."""
+def _tails(table: Table, run: Run, step: int, lane: Ints) -> list[float]:
+    """The finalization tails: from a rank's last backward until the state work is done that its
+    first op of the next step waits for. Measured over the boundary before `step`."""
+    n, ranks = len(table), table.setup.ranks
     if step == 0:
-        return 0.0
-    n, first = len(table), int(lane[0])
-    backward = lane[np.isin(table.kind[lane], [Kind.B, Kind.W])]
-    last_s = float(run.end_s[backward + (step - 1) * n].max())
-    ready_s = last_s
+        return [0.0] * ranks
+    backward = lane[np.isin(table.kind[lane], [Kind.B, Kind.W])] + (step - 1) * n
+    last_s = np.zeros(ranks)
+    np.maximum.at(last_s, table.rank[backward % n], run.end_s[backward])
+    ready_s = last_s.copy()
+    is_first = np.zeros(n, dtype=bool)
+    is_first[lane[np.flatnonzero(np.diff(table.rank[lane], prepend=-1))]] = True
+    is_state_work = (table.kind > Kind.R) & ~np.isin(table.kind, list(MESSAGES))
     for edges, shift in ((table.edges.inside, step * n), (table.edges.across, (step - 1) * n)):
-        for op in edges.source[edges.target == first].tolist():
-            state_work = table.kind[op] not in MESSAGES and table.kind[op] > Kind.R
-            if state_work and table.rank[op] == rank:
-                ready_s = max(ready_s, float(run.end_s[op + shift]))
-    return ready_s - last_s
+        own = table.rank[edges.source] == table.rank[edges.target]
+        source = edges.source[is_first[edges.target] & is_state_work[edges.source] & own]
+        np.maximum.at(ready_s, table.rank[source], run.end_s[source + shift])
+    return (ready_s - last_s).tolist()
 
 
-def _peak_items(table: Table, run: Run, rank: int) -> dict[str, int]:
-    """What a rank's memory held at its peak, by family of states."""
+def _peak_items(table: Table, run: Run) -> list[dict[str, int]]:
+    """What each rank's memory held at its peak, by family of states."""
     states, uses, n = table.states, table.uses, len(table)
-    moment = int(run.peak_seq[rank])
-    held = states.persistent & (states.rank == rank)
-    items = np.bincount(
-        states.family[held], weights=states.size_bytes[held], minlength=len(states.families)
-    )
-    passing = ~states.persistent[uses.state] & (states.rank[uses.state] == rank)
+    ranks, families = table.setup.ranks, len(states.families)
+
+    def by_rank_and_family(state: Ints) -> Floats:
+        cell = states.rank[state] * families + states.family[state]
+        sizes = states.size_bytes[state]
+        return np.bincount(cell, sizes, minlength=ranks * families).astype(np.float64)
+
+    items = by_rank_and_family(np.flatnonzero(states.persistent))
+    passing = ~states.persistent[uses.state]
     births = np.flatnonzero(passing & (uses.mode == WRITE) & (uses.version == 1))
     deaths = np.flatnonzero(passing & (uses.mode == FREE))
-    for step in range(run.steps):
-        for rows, sequence, sign in ((births, run.start_seq, 1), (deaths, run.end_seq, -1)):
-            happened = rows[sequence[uses.op[rows] + step * n] <= moment]
-            state = uses.state[happened]
-            items += sign * np.bincount(
-                states.family[state],
-                weights=states.size_bytes[state],
-                minlength=len(states.families),
-            )
-    return {
-        family.name: int(size)
-        for family, size in zip(states.families, items, strict=True)
-        if size > 0
-    }
+    for rows, sequence, sign in ((births, run.start_seq, 1), (deaths, run.end_seq, -1)):
+        state, op = uses.state[rows], uses.op[rows]
+        moment = run.peak_seq[states.rank[state]]
+        for step in range(run.steps):
+            items += sign * by_rank_and_family(state[sequence[op + step * n] <= moment])
+    names = [family.name for family in states.families]
+    return [
+        {name: int(size) for name, size in zip(names, row, strict=True) if size > 0}
+        for row in items.reshape(ranks, families)
+    ]

@@ -12,7 +12,8 @@ from ratrain.simulate.costs import Costs, costs_of_ops
 from ratrain.simulate.critical import CriticalPart, critical_path
 from ratrain.simulate.engine import Progress, Run, run
 from ratrain.simulate.memory import memory_curves
-from ratrain.simulate.result import RankTimes, Waiting, Window, rank_times, steady_window
+from ratrain.simulate.result import RankTimes, Window, rank_times, steady_window
+from ratrain.simulate.waiting import Waiting
 from ratrain.timeline.timeline import MemoryCurve, Span, Timeline
 
 STEPS = 4

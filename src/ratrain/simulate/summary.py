@@ -7,8 +7,9 @@ from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.simulate.result import RankTimes, Waiting
+from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
+from ratrain.simulate.waiting import Waiting
 
 WIDTH = 80
 _BAR = 24
@@ -156,8 +157,8 @@ def _critical(simulation: Simulation) -> Iterator[str]:
             f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 5e-4 * total
         )
 
-    yield f"critical path: {shares(by_kind, '')}"
-    yield f"  on {shares(by_rank, 'rank ')}"
+    for line in (f"critical path: {shares(by_kind, '')}", f"  on {shares(by_rank, 'rank ')}"):
+        yield from wrap(line, WIDTH, subsequent_indent="    ")
 
 
 def _footer(simulation: Simulation) -> Iterator[str]:
@@ -166,7 +167,8 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     if folded or setup.tensor > 1:
         alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
         group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
-        yield f"simulated: {alike}{group}; the others are alike and behave the same"
+        said = f"simulated: {alike}{group}; the others are alike and behave the same"
+        yield from wrap(said, WIDTH, subsequent_indent="    ")
     rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
     yield (
         f"{simulation.ops_simulated:,} ops of {simulation.run.steps} steps in "

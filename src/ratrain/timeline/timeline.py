@@ -17,6 +17,16 @@ from ratrain.errors import TimelineError
 FORMAT = "ratrain-timeline"
 VERSION = 1
 
+_CURVE = {"time_s": (int, float), "size_bytes": (int,)}
+_COLUMNS = {
+    "step": (int,),
+    "rank": (int,),
+    "lane": (str,),
+    "word": (str,),
+    "start_s": (int, float),
+    "end_s": (int, float),
+}
+
 
 @dataclass(frozen=True, slots=True)
 class Span:
@@ -102,14 +112,12 @@ def read_timeline(path: Path) -> Timeline:
                 place=str(path),
                 fix="write it anew with this version of ratrain",
             )
-        columns = body["spans"]
-        keys = ("step", "rank", "lane", "word", "start_s", "end_s")
-        rows = zip(*(columns[key] for key in keys), strict=True)
+        rows = zip(*(_column(body["spans"], key) for key in _COLUMNS), strict=True)
         return Timeline(
             source=str(body["source"]),
             spans=tuple(Span(*row) for row in rows),
             memory=tuple(
-                MemoryCurve(c["rank"], c["tier"], tuple(c["time_s"]), tuple(c["size_bytes"]))
+                MemoryCurve(c["rank"], c["tier"], *(tuple(_column(c, key)) for key in _CURVE))
                 for c in body["memory"]
             ),
         )
@@ -121,3 +129,13 @@ def read_timeline(path: Path) -> Timeline:
             place=str(path),
             fix="write it anew",
         ) from error
+
+
+def _column(columns: dict[str, Any], key: str) -> list[Any]:
+    """A column of a file, all of the type that it must have."""
+    types = _CURVE.get(key) or _COLUMNS[key]
+    column = columns[key]
+    for row, value in enumerate(column):
+        if type(value) not in types:
+            raise TypeError(f"{key} of row {row} is {value!r}")
+    return column

@@ -1,0 +1,1 @@
+"""Inside one accelerator: the network on chip with collectives."""

@@ -1,0 +1,82 @@
+"""What compute lanes wait for: every wait divided among the work that it waited for."""
+
+from __future__ import annotations
+
+from enum import StrEnum
+
+import numpy as np
+
+from ratrain.program.actions import Lane
+from ratrain.program.table import Table
+from ratrain.program.units import Ints
+from ratrain.simulate.costs import Floats
+from ratrain.simulate.engine import Run
+
+
+class Waiting(StrEnum):
+    """What a rank's compute lane waits for when it does not compute."""
+
+    BUBBLE = "bubble"  # other stages: their tensors are not made yet
+    MESSAGE = "message"  # a tensor of another stage, under way
+    REDUCE = "reduce"  # a gradient reduction
+    GATHER = "gather"  # a weight gather
+    TENSOR = "tensor"  # sums inside a tensor group
+    UPDATE = "update"  # the optimizer
+
+
+WAITS = tuple(Waiting)
+
+_WAIT_OF_LANE = {
+    Lane.COMPUTE: Waiting.BUBBLE,
+    Lane.SEND_F: Waiting.MESSAGE,
+    Lane.RECV_F: Waiting.MESSAGE,
+    Lane.SEND_B: Waiting.MESSAGE,
+    Lane.RECV_B: Waiting.MESSAGE,
+    Lane.REDUCE: Waiting.REDUCE,
+    Lane.GATHER: Waiting.GATHER,
+    Lane.TENSOR: Waiting.TENSOR,
+    Lane.UPDATE: Waiting.UPDATE,
+}
+_WAIT_NUMBER = np.array([WAITS.index(_WAIT_OF_LANE[lane]) for lane in Lane])
+
+
+def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
+    """Seconds that each rank (row) waits in a step for each of `WAITS` (column).
+
+    `lane` are the ops of the compute lanes. A wait is followed back along the causes of the op
+    that ends it: while a transfer, a collective or an update of the same rank was under way, it
+    is exposed time of that kind; all other waiting is bubble. All waits are followed at once.
+    """
+    n, ranks, kinds = len(table), table.setup.ranks, len(WAITS)
+    bubble = WAITS.index(Waiting.BUBBLE)
+    found = np.zeros(ranks * kinds)
+
+    def add(rank: Ints, kind: Ints | int, time_s: Floats) -> None:
+        found[:] += np.bincount(rank * kinds + kind, weights=time_s, minlength=ranks * kinds)
+
+    node, free_s = lane + step * n, _free_since(table, run, step, lane)
+    waited = run.start_s[node] > free_s
+    node, free_s = node[waited], free_s[waited]
+    rank, until_s, cause = table.rank[node % n], run.start_s[node], run.cause[node]
+    while len(cause):
+        op = cause % n
+        own = (cause >= 0) & (table.rank[op] == rank) & (table.lane[op] != Lane.COMPUTE)
+        add(rank[~own], bubble, (until_s - free_s)[~own])
+        op, cause, rank = op[own], cause[own], rank[own]
+        until_s, free_s = until_s[own], free_s[own]
+        began_s = np.clip(run.start_s[cause], free_s, until_s)
+        add(rank, _WAIT_NUMBER[table.lane[op]], until_s - began_s)
+        more = began_s > free_s
+        cause, rank = run.cause[cause[more]], rank[more]
+        until_s, free_s = began_s[more], free_s[more]
+    return found.reshape(ranks, kinds)
+
+
+def _free_since(table: Table, run: Run, step: int, lane: Ints) -> Floats:
+    """When the compute lane of each op was last free before it."""
+    rank = table.rank[lane]
+    first = np.flatnonzero(np.diff(rank, prepend=-1))
+    last = np.r_[first[1:] - 1, len(lane) - 1]
+    free_s = np.roll(run.end_s[lane + step * len(table)], 1)
+    free_s[first] = run.end_s[lane[last] + (step - 1) * len(table)] if step else 0.0
+    return free_s
