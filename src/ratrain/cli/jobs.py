@@ -1,4 +1,4 @@
-"""A job file with the command line's own choices in it, made ready."""
+"""A job or plan file with the command line's own choices in it, made ready."""
 
 from __future__ import annotations
 
@@ -11,10 +11,18 @@ if TYPE_CHECKING:
 
 
 def case_of_file(path: Path, schedule: str | None = None, without: tuple[str, ...] = ()) -> Case:
-    """The case of a job file; flags replace what the file says."""
+    """The case of a job file (.toml) or a plan file (.json); flags replace what a job says."""
     from ratrain.describe.job import load_job
-    from ratrain.plan.case import case_of
+    from ratrain.errors import SpecError
+    from ratrain.plan.case import case_of, case_of_candidate
+    from ratrain.plan.plan_file import load_plan, to_candidate
 
+    if path.suffix == ".json":
+        if schedule is not None or without:
+            raise SpecError(
+                "a plan has its schedule in it", place=str(path), fix="edit the plan, or plan again"
+            )
+        return case_of_candidate(to_candidate(load_plan(path), str(path)))
     job = load_job(path)
     chosen = job.schedule
     if schedule is not None:

@@ -19,6 +19,8 @@ from ratrain.errors import RatrainError
 VERBS: dict[str, str] = {
     "models": "the models RATrain knows, layer by layer",
     "clusters": "the clusters RATrain knows, and where each constant comes from",
+    "plan": "find a layout that fits and is fast",
+    "explain": "why this plan: memory, time, runner-ups, what did not fit",
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",

@@ -37,7 +37,8 @@ def command(
 ) -> None:
     """Run a job's program on a clock: step time, memory, where the time goes.
 
-    JOB is a job file (TOML). The program is proved first; one that does not fit is simulated
+    JOB is a job file (.toml; planned first where it has no layout) or a plan file (.json). The
+    program is proved first; one that does not fit is simulated
     all the same, and the exit status is 3.
 
     \b

@@ -16,9 +16,9 @@ def command(file: Path, as_json: bool) -> None:
     """Prove a program: every send has its receive, nothing waits for ever, nothing is read before
     it is written or after it is freed, every gradient is complete, and memory fits on any timing.
 
-    FILE is a program's text (from `ratrain program --form text`), a job file (.toml), or a PyTorch
-    pipelining schedule (.csv), of which the compute order is taken. The exit status is 0 where
-    nothing is found, 3 where only memory is over its budget, else 4.
+    FILE is a program's text (from `ratrain program --form text`), a job (.toml), a plan (.json), or
+    a PyTorch pipelining schedule (.csv), of which the compute order is taken. The exit status is 0
+    where nothing is found, 3 where only memory is over its budget, else 4.
 
     \b
     Example:
@@ -35,7 +35,7 @@ def command(file: Path, as_json: bool) -> None:
     from ratrain.program.verify import Rule, verify
 
     try:
-        if file.suffix == ".toml":
+        if file.suffix in (".toml", ".json"):
             program = case_of_file(file).program
         elif file.suffix == ".csv":
             program = program_of_csv(file.read_text(), Unit("stage"), str(file))

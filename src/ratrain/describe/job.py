@@ -23,6 +23,12 @@ class ModelChoice:
 
     spec: ModelSpec
     sequence_length: int
+    file: Path | None = None  # where it is not a preset
+
+    @property
+    def name(self) -> str:
+        """How a job or plan file names it, from any folder."""
+        return str(self.file.resolve()) if self.file else self.spec.name
 
 
 @dataclass(frozen=True)
@@ -31,6 +37,12 @@ class ClusterChoice:
 
     spec: ClusterSpec
     devices: int
+    file: Path | None = None  # where it is not a preset
+
+    @property
+    def name(self) -> str:
+        """How a job or plan file names it, from any folder."""
+        return str(self.file.resolve()) if self.file else self.spec.name
 
     def members(self) -> tuple[Device, ...]:
         """The devices that the job takes: the first ones of the cluster."""
@@ -147,9 +159,18 @@ def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None
     """The job of a table already read; `path` anchors relative names in it."""
     raw = load(_JobFile, table, place)
     base = path.parent if path else Path()
+    model, cluster = raw.model, raw.cluster
     job = JobSpec(
-        ModelChoice(_find_model(raw.model.name, base, place), raw.model.sequence_length),
-        ClusterChoice(_find_cluster(raw.cluster.name, base, place), raw.cluster.devices),
+        ModelChoice(
+            _find_model(model.name, base, place),
+            model.sequence_length,
+            base / model.name if model.name.endswith(".json") else None,
+        ),
+        ClusterChoice(
+            _find_cluster(cluster.name, base, place),
+            cluster.devices,
+            base / cluster.name if cluster.name.endswith(".toml") else None,
+        ),
         raw.batch,
         raw.layout,
         raw.schedule,

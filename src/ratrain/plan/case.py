@@ -20,19 +20,21 @@ from textwrap import wrap
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
+from ratrain.plan.bill import BUCKET_BYTES
+from ratrain.plan.build import Candidate, setup_of
 from ratrain.plan.durations import costs_of
+from ratrain.plan.enumerate import no_shards, strategy_of
 from ratrain.plan.placement import Placement, place
-from ratrain.plan.sizes import layers_of_stages, stages_of
+from ratrain.plan.planned import planned
+from ratrain.plan.ranges import write_ranges
+from ratrain.plan.search import shortened
+from ratrain.plan.sizes import layers_of_stages
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Replica, Setup
-from ratrain.program.skeletons import SKELETONS
-from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
+from ratrain.program.setup import Accumulation, Recovery, Setup
+from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.verify import verify
 from ratrain.simulate.costs import Costs
 from ratrain.simulate.simulate import simulate
-
-BUCKET_BYTES = 25_000_000
-"""A gradient leaves in pieces of 25 MB: the default bucket of torch's DistributedDataParallel."""
 
 
 @dataclass(frozen=True)
@@ -62,6 +64,8 @@ class Case:
     @property
     def activations(self) -> str:
         """What became of activations, in words."""
+        if self.choices.recovery is not None:
+            return _recovery_words(self.choices.recovery)
         if self.strategy.recovery is Recovery.NONE or self.choices.keep_all:
             return "kept on every stage"
         if self.strategy.recovery is Recovery.BACKWARD:
@@ -112,53 +116,47 @@ class Case:
         ]
 
 
+def _recovery_words(modes: tuple[Recovery, ...]) -> str:
+    """What each run of stages does: "kept on 0-2, recovered ahead of backward on 3"."""
+    words = {
+        Recovery.NONE: "kept",
+        Recovery.FORWARD: "recovered ahead of backward",
+        Recovery.BACKWARD: "recovered when backward arrives",
+    }
+    if len(set(modes)) == 1:
+        return f"{words[modes[0]]} on every stage"
+    parts = [
+        f"{text} on {write_ranges([s for s, mode in enumerate(modes) if mode is one])}"
+        for one, text in words.items()
+        if one in modes
+    ]
+    return "; ".join(parts)
+
+
 def case_of(job: JobSpec) -> Case:
-    """The case of a job with a layout."""
+    """The case of a job; a job without a layout is planned first."""
     layout = job.layout
     if layout is None:
-        raise SpecError(
-            "no layout, and no planner yet to find one",
-            place=f"{job.path or 'job'} [layout]",
-            fix="give pipeline and data",
-        )
+        return case_of_candidate(planned(job).best.candidate)
     file = str(job.path or "job")
-    found = strategy(job.schedule.name, job.schedule.without, file=file)
+    found = strategy_of(job)
     if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
         raise SpecError(
             "tensor-parallel-heavy with tensor = 1 has no tensor parallelism",
             place=f"{file} [layout] tensor",
             fix="set tensor to the devices of a host, and pipeline to that much less",
         )
-    if job.schedule.sharding is not None:
-        found = replace(found, sharding=job.schedule.sharding)
-    if job.schedule.recover_heads is not None:
-        found = replace(found, recovers_heads=job.schedule.recover_heads)
     if job.schedule.gradient_accumulation == "sharded" and found.sharding < 2:
-        raise SpecError(
-            f"{job.schedule.name} has no sharded gradients to accumulate in (level "
-            f"{found.sharding})",
-            place=f"{job.path or 'job'} [schedule] gradient_accumulation",
-            fix="set sharding to 2 or 3, or leave gradient_accumulation out",
-        )
+        raise no_shards(job, found.sharding)
     placement = place(job, layout)
-    setup = _setup(job, layout, placement)
+    setup = setup_of(job, placement, job.schedule.recovery_buffer)
     choices = _choose(job, found, setup, placement)
     return Case(job, layout, placement, found, setup, choices)
 
 
-def _setup(job: JobSpec, layout: LayoutSpec, placement: Placement) -> Setup:
-    stages = stages_of(job, layout)
-    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    first = placement.kind(placement.classes[0].kinds[0])
-    return Setup(
-        replicas=tuple(
-            Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
-        ),
-        tensor=layout.tensor,
-        recovery_buffer=job.schedule.recovery_buffer,
-        budget_bytes=job.budget_bytes,
-        tier=first.memory.name,
-    )
+def case_of_candidate(one: Candidate) -> Case:
+    """The case of a configuration in full: nothing is left to choose."""
+    return Case(one.job, one.layout, one.placement, one.strategy, one.setup, one.choices)
 
 
 def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -> Choices:
@@ -168,11 +166,11 @@ def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -
         return candidates[0]
     best: tuple[float, Choices] | None = None
     for choices in candidates:
-        short = apply_strategy(found, _shortened(found, setup, 1), choices)
+        short = apply_strategy(found, shortened(found, setup, 1), choices)
         verdict = verify(short)
         if not verdict.sound:
             continue
-        long = apply_strategy(found, _shortened(found, setup, 2), choices)
+        long = apply_strategy(found, shortened(found, setup, 2), choices)
         costs = costs_of(job, placement, short.setup)
         times = [simulate(p, costs, steps=3, verdict=verdict).step_time_s for p in (short, long)]
         counts = [p.setup.replicas[0].micro_batches for p in (short, long)]
@@ -204,20 +202,3 @@ def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
     for choices in recoveries.values():
         for mode in modes:
             yield replace(choices, accumulation=mode)
-
-
-def _shortened(found: Strategy, setup: Setup, rounds: int) -> Setup:
-    """The setup with a few rounds of the pipeline's micro-batches.
-
-    1F1B holds no more micro-batches than it has stages, so one round and a few more need as
-    much memory as a thousand; GPipe holds all of them, and is never shortened.
-    """
-    if found.skeleton == "gpipe":
-        return setup
-    chunked = SKELETONS[found.skeleton].chunks
-
-    def fewer(replica: Replica) -> Replica:
-        count = rounds * (replica.ranks * 4 if chunked else replica.ranks + 3)
-        return replace(replica, micro_batches=min(replica.micro_batches, count))
-
-    return replace(setup, replicas=tuple(fewer(replica) for replica in setup.replicas))

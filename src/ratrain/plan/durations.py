@@ -17,7 +17,7 @@ from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
 from ratrain.program.actions import BARRIERS, Kind
 from ratrain.program.setup import Setup
-from ratrain.simulate.costs import NO_LINK, Costs, Work, fixed_work
+from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
 _SUMS_OF_LAYER = 2
 """All-reduces of one layer and direction: behind attention and behind the MLP (1909.08053)."""
@@ -41,22 +41,31 @@ class _Place:
 
 
 class _Ports:
-    """Links by number: each rank has a port out, a port in (the network), and a memory port."""
+    """Links by number. A rank has a port out and a port in for each link that it uses (NVLink and
+    the network are two), and a memory port."""
 
-    def __init__(self, ranks: int) -> None:
-        self.rate = np.ones(3 * ranks, dtype=np.float64)
+    def __init__(self) -> None:
+        self._number: dict[tuple[int, str, str, float], int] = {}
+        self._rate: list[float] = []
+
+    @property
+    def rate(self) -> Floats:
+        return np.array(self._rate or [1.0], dtype=np.float64)
 
     def out(self, rank: int, link: Link) -> int:
-        return self._named(3 * rank, link.bandwidth_bytes_per_s)
+        return self._named((rank, "out", link.source, link.latency_s), link.bandwidth_bytes_per_s)
 
     def into(self, rank: int, link: Link) -> int:
-        return self._named(3 * rank + 1, link.bandwidth_bytes_per_s)
+        return self._named((rank, "into", link.source, link.latency_s), link.bandwidth_bytes_per_s)
 
     def memory(self, rank: int, rate_bytes_per_s: float) -> int:
-        return self._named(3 * rank + 2, rate_bytes_per_s)
+        return self._named((rank, "memory", "", 0.0), rate_bytes_per_s)
 
-    def _named(self, number: int, rate_bytes_per_s: float) -> int:
-        self.rate[number] = rate_bytes_per_s
+    def _named(self, key: tuple[int, str, str, float], rate_bytes_per_s: float) -> int:
+        number = self._number.setdefault(key, len(self._rate))
+        if number == len(self._rate):
+            self._rate.append(rate_bytes_per_s)
+        self._rate[number] = min(self._rate[number], rate_bytes_per_s)
         return number
 
 
@@ -64,7 +73,7 @@ def costs_of(
     job: JobSpec, placement: Placement, setup: Setup, execution: Execution = PLAIN
 ) -> Costs:
     """The `Costs` of a setup made by `case` for this job and placement."""
-    ports = _Ports(setup.ranks)
+    ports = _Ports()
     units = _places(job, placement, setup, execution)
     zero = np.zeros(len(units), dtype=np.float64)
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}

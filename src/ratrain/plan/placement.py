@@ -50,20 +50,44 @@ class Placement:
 
     def data_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's data-parallel group."""
-        return self._ring_link([self.device(pipeline, data) for data in range(self.layout.data)])
+        return self._data_links[pipeline]
+
+    @cached_property
+    def _data_links(self) -> tuple[Link, ...]:
+        return tuple(
+            self._ring_link([self.device(stage, data) for data in range(self.layout.data)])
+            for stage in range(self.layout.pipeline)
+        )
 
     def tensor_link(self, pipeline: int) -> Link:
         """The slowest link in the ring of a stage's tensor groups."""
-        groups = (
+        return self._tensor_links[pipeline]
+
+    @cached_property
+    def _tensor_links(self) -> tuple[Link, ...]:
+        return tuple(
+            min((self._ring_link(group) for group in self._tensor_groups(stage)), key=_rate)
+            for stage in range(self.layout.pipeline)
+        )
+
+    def _tensor_groups(self, pipeline: int) -> list[list[Device]]:
+        return [
             [self.device(pipeline, data, t) for t in range(self.layout.tensor)]
             for data in range(self.layout.data)
-        )
-        return min((self._ring_link(group) for group in groups), key=_rate)
+        ]
 
     def stage_link(self, source: int, target: int, members: Sequence[int]) -> Link:
         """The slowest link between two pipeline ranks over a class of replicas."""
-        pairs = ((self.device(source, data), self.device(target, data)) for data in members)
-        return min((self._share(a, b, [a]) for a, b in pairs), key=_rate)
+        key = source, target, members[0]  # classes share no members
+        if key not in self._known_stage_links:
+            pairs = ((self.device(source, data), self.device(target, data)) for data in members)
+            slowest = min((self._share(a, b, [a]) for a, b in pairs), key=_rate)
+            self._known_stage_links[key] = slowest
+        return self._known_stage_links[key]
+
+    @cached_property
+    def _known_stage_links(self) -> dict[tuple[int, int, int], Link]:
+        return {}
 
     def _ring_link(self, ring: Sequence[Device]) -> Link:
         pairs = pairwise([*ring, ring[0]])

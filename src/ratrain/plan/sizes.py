@@ -38,7 +38,7 @@ def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     return tuple(
         Stage(
             rank=number % layout.pipeline,
-            units=tuple(_unit(job, layout, block, boundary) for block in stage),
+            units=tuple(unit_of(job, layout, block, boundary) for block in stage),
             output_bytes=boundary if number < len(parts) - 1 else 0,
         )
         for number, stage in enumerate(parts)
@@ -56,7 +56,7 @@ def _wider(job: JobSpec) -> float:
     return precision_of(job.schedule.dtype).element_bytes / ELEMENT_BYTES
 
 
-def _unit(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
+def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
     params = -(-block.params // layout.tensor)
     precision = precision_of(job.schedule.dtype)

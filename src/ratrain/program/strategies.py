@@ -7,7 +7,11 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ratrain.errors import SpecError
-from ratrain.program.passes.recovery import recover_at_backward, recover_forward
+from ratrain.program.passes.recovery import (
+    recover_at_backward,
+    recover_by_stage,
+    recover_forward,
+)
 from ratrain.program.passes.sharding import accumulate_sharded, shard_states
 from ratrain.program.passes.state_pipeline import layerwise_state_pipeline, update_prefetch
 from ratrain.program.passes.tensor import tensor_collectives
@@ -136,6 +140,7 @@ class Choices:
     keep_all: bool = False  # every stage does
     accumulation: Accumulation = Accumulation.LOCAL
     bucket_bytes: int | None = None
+    recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
 
 
 def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
@@ -147,7 +152,10 @@ def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
     degree = setup.tensor
     plain = replace(setup, tensor=1, split_backward=skeleton.split_backward, sharding=0)
     program = build(found.skeleton, plain)
-    if found.recovery is not Recovery.NONE and not choices.keep_all:
+    if choices.recovery is not None:
+        program = recover_at_backward(program, heads=found.recovers_heads)
+        program = recover_by_stage(program, choices.recovery)
+    elif found.recovery is not Recovery.NONE and not choices.keep_all:
         program = recover_at_backward(program, heads=found.recovers_heads)
         if found.recovery is Recovery.FORWARD:
             program = recover_forward(program, lambda _, last: last and choices.exempt_last)

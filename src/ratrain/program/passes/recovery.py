@@ -51,20 +51,54 @@ def recover_forward(program: Program, exempt: Callable[[Stage, bool], bool]) -> 
     forward at once, has no wait to fill.
     """
 
-    def mode(stage: Stage, is_last: bool) -> Stage:
-        kept = exempt(stage, is_last)
-        return replace(stage, recovery=Recovery.NONE if kept else Recovery.FORWARD)
+    def mode(stage: Stage, is_last: bool) -> Recovery:
+        return Recovery.NONE if exempt(stage, is_last) else Recovery.FORWARD
 
-    setup = program.setup.with_stages(mode)
+    modes = tuple(
+        tuple(
+            mode(stage, number == len(replica.stages) - 1)
+            for number, stage in enumerate(replica.stages)
+        )
+        for replica in program.setup.replicas
+    )
+    return _in_modes(program, modes, "recover-forward")
+
+
+def recover_by_stage(program: Program, modes: tuple[Recovery, ...]) -> Program:
+    """Each stage in a recovery mode of its own: what a stage has memory for, it keeps.
+
+    Starts from backward-time recovery everywhere. Takes the Rs of stages in mode none away,
+    moves those of stages in mode forward as `recover_forward` does, and leaves the others. Safe
+    because each stage's activations are its own: no other stage reads them.
+    """
+    return _in_modes(program, (modes,) * len(program.setup.replicas), "recover-by-stage")
+
+
+def _in_modes(program: Program, modes: tuple[tuple[Recovery, ...], ...], name: str) -> Program:
+    replicas = tuple(
+        replace(
+            replica,
+            stages=tuple(
+                replace(stage, recovery=mode)
+                for stage, mode in zip(replica.stages, own, strict=True)
+            ),
+        )
+        for replica, own in zip(program.setup.replicas, modes, strict=True)
+    )
+    setup = replace(program.setup, replicas=replicas)
     moved = program.with_setup(setup)
 
     def move(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        kept = {n for n, stage in moved.stages_of(rank) if stage.recovery is Recovery.NONE}
-        needed = [a for a in actions if a.kind is not Kind.R or a.stage not in kept]
-        for _, block in groupby(needed, key=_backward_block):
-            yield from _ahead(list(block), setup.recovery_buffer)
+        mode = {number: stage.recovery for number, stage in moved.stages_of(rank)}
+        needed = [a for a in actions if a.kind is not Kind.R or mode[a.stage] is not Recovery.NONE]
+        for _, group in groupby(needed, key=_backward_block):
+            block = list(group)
+            if mode[block[0].stage] is Recovery.FORWARD:
+                yield from _ahead(block, setup.recovery_buffer)
+            else:
+                yield from block
 
-    return moved.edit("recover-forward", Lane.COMPUTE, by=move, setup=setup)
+    return moved.edit(name, Lane.COMPUTE, by=move, setup=setup)
 
 
 def _backward_block(action: Action) -> tuple[int, int] | int:

@@ -1,0 +1,362 @@
+"""The step time by closed formulas, for all rows of a group at once.
+
+Symbols, for stage s of p, m micro-batches: f forward; b backward with recovery, of which u lies on
+the gradient's path and e = b - u goes ahead; c a message; k = min(p - s, m) micro-batches held.
+
+    ramp(s) = sum over stages before s of (f + u + 2 c)
+    deep(s) = sum over stages behind s of (f + u + 2 c), and the last one's early recovery
+    T(s)    = ramp(s) + max(k f + e, f + deep) - e + (m - k)(f + b) + max(k b, deep + u)
+
+and the step takes the largest T(s): the slot of the busiest stage, between the ramps. With long
+messages a loop over stages i to j, which j - i + 1 micro-batches share, can be slower than any
+stage alone: ramp(i) + m (sum over i..j of (f + u) + 2 c) / (j - i + 1). What a link carries for
+each micro-batch bounds the slot from below as well.
+
+The tail of stage s (reduce, update, gather after its last backward) is exposed where it outlasts
+the time until the stage's first forward of the next step: tail(s) - ramp(s).
+
+Not modelled: links shared between a message and a collective in the ramps; interleaved stages
+wait for each other only in the ramp.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ratrain.cost.collectives import Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
+from ratrain.cost.precision import precision_of
+from ratrain.describe.cluster import Link
+from ratrain.plan.bill import BACKWARD, FORWARD, NONE
+from ratrain.plan.enumerate import Group, kinds_of_block
+from ratrain.plan.placement import ReplicaClass
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.units import Ints
+from ratrain.simulate.costs import Floats
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """Seconds of a step, for each row; and its parts, of the stage that decides."""
+
+    step_s: Floats
+    slot_s: Floats  # busiest stage, or link, for one micro-batch
+    ramp_s: Floats  # all that is neither slot nor tail
+    tail_s: Floats  # exposed reduction, update and gather
+    busiest: Ints  # pipeline rank
+
+
+def estimate(group: Group, recovery: Ints) -> Estimate:
+    """The `Estimate` of a group: of its slowest class of replicas."""
+    found = [_Pace(group, recovery, alike).estimate for alike in group.placement.classes]
+    if len(found) == 1:
+        return found[0]
+    slowest = np.argmax([one.step_s for one in found], axis=0)
+    rows = np.arange(len(group))
+    return Estimate(
+        np.array([one.step_s for one in found])[slowest, rows],
+        np.array([one.slot_s for one in found])[slowest, rows],
+        np.array([one.ramp_s for one in found])[slowest, rows],
+        np.array([one.tail_s for one in found])[slowest, rows],
+        np.array([one.busiest for one in found])[slowest, rows],
+    )
+
+
+@dataclass(frozen=True)
+class _Unit:
+    """Seconds of one kind of unit on one device: compute, its sums, its state work."""
+
+    forward_s: float
+    backward_s: float
+    sums_s: float  # of a tensor group, one direction
+    sums_driving_s: float
+    reduce: Transfer
+    gather: Transfer
+    reduce_s: float
+    gather_s: float
+    update_s: float
+
+
+class _Pace:
+    """One class of replicas: arrays are rows x stages."""
+
+    def __init__(self, group: Group, recovery: Ints, alike: ReplicaClass) -> None:
+        self.group, self.recovery, self.alike = group, recovery, alike
+        layout = group.layout
+        self.stages, self.ranks = layout.stages, layout.pipeline
+        self.rank_of = np.arange(self.stages) % self.ranks
+        self.data = layout.data
+        self.sharded = (group.sharded_gradients & (self.data > 1))[:, None]
+        self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
+        known: dict[object, tuple[_Unit, _Unit, _Unit]] = {}
+        self.units = [self._known_units(rank, known) for rank in range(self.ranks)]
+        self.first = (np.arange(self.stages) == 0) * 1
+        self.last = (np.arange(self.stages) == self.stages - 1) * 1
+
+    def _known_units(
+        self, rank: int, known: dict[object, tuple[_Unit, _Unit, _Unit]]
+    ) -> tuple[_Unit, _Unit, _Unit]:
+        placement = self.group.placement
+        data = placement.data_link(rank) if self.data > 1 else None
+        tensor = placement.tensor_link(rank) if self.group.layout.tensor > 1 else None
+        key = self.alike.kinds[rank], data, tensor
+        if key not in known:
+            known[key] = self._units(rank, data, tensor)
+        return known[key]
+
+    def _units(
+        self, rank: int, data: Link | None, tensor: Link | None
+    ) -> tuple[_Unit, _Unit, _Unit]:
+        """(embedding, layer, head) on a pipeline rank."""
+        group, placement = self.group, self.group.placement
+        layout = group.layout
+        device = placement.kind(self.alike.kinds[rank])
+        times = group.times[device.name]
+        parts = kinds_of_block(group.job)
+        boundary = group.units[1].input_bytes
+        weight_bytes = precision_of(group.job.schedule.dtype).weight_bytes
+
+        def made(block: int, time: BlockTimes, sums: int) -> _Unit:
+            params = parts[block].params / layout.tensor
+            half = ring_half(weight_bytes * params, self.data, data) if data else _NO_TRANSFER
+            rate = data.bandwidth_bytes_per_s if data else 1.0
+            summed_s, summed_driving_s = 0.0, 0.0
+            if tensor:
+                whole = ring_all_reduce(boundary, layout.tensor, tensor).times(sums)
+                summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
+                summed_driving_s = whole.driving_s
+            moved = optimizer_bytes_moved(params)
+            return _Unit(
+                time.forward_s,
+                time.backward_s,
+                summed_s,
+                summed_driving_s,
+                half,
+                half,
+                half.alone_s(rate),
+                half.alone_s(rate),
+                moved / device.memory.bandwidth_bytes_per_s,
+            )
+
+        launch_s = device.launch_s
+        self._launch_s = launch_s
+        return made(0, times[0], 1), made(1, times[1], 2), made(-1, times[2], 1)
+
+    def _column(self, unit: int, name: str) -> Floats:
+        """One number for each stage: of an embedding, a layer or a head there."""
+        values = np.array([getattr(self.units[rank][unit], name) for rank in range(self.ranks)])
+        return values[self.rank_of]
+
+    def _sums(self, unit: int) -> Floats:
+        return self._column(unit, "sums_s") + self._column(unit, "sums_driving_s")
+
+    def _driving(self, unit: int) -> Floats:
+        values = np.array([self.units[rank][unit].reduce.driving_s for rank in range(self.ranks)])
+        return values[self.rank_of]
+
+    def _total(self, name: str) -> Floats:
+        """Rows x stages: a unit's number added up over the stage."""
+        e, layer, h = (self._column(unit, name) for unit in range(3))
+        return self.group.layers * layer + self.first * e + self.last * h
+
+    @cached_property
+    def messages(self) -> tuple[Floats, Floats, Floats]:
+        """Seconds of the message behind each stage: forward, backward, and driving either."""
+        boundary, placement = self.group.units[1].input_bytes, self.group.placement
+        forward, backward = np.zeros(self.stages), np.zeros(self.stages)
+        driving = np.zeros(self.stages)
+        for stage in range(self.stages - 1):
+            here, there = int(self.rank_of[stage]), int(self.rank_of[stage + 1])
+            if here == there:
+                continue
+            for out, source, target in ((forward, here, there), (backward, there, here)):
+                link = placement.stage_link(source, target, self.alike.members)
+                sent = message(boundary, link)
+                out[stage] = sent.alone_s(link.bandwidth_bytes_per_s)
+                driving[stage] = sent.driving_s
+        return forward, backward, driving
+
+    @cached_property
+    def forward_s(self) -> Floats:
+        """Rows x stages: one micro-batch's forward."""
+        group = self.group
+        found = group.layers * (self._column(1, "forward_s") + self._sums(1))
+        found = found + self.first * (self._column(0, "forward_s") + self._sums(0))
+        found = found + self.last * self._column(2, "forward_s")
+        gathers_s = self._total("gather_s")
+        found = np.where(self.per_use, np.maximum(found, gathers_s), found)
+        return found + self.messages[2]
+
+    @cached_property
+    def backward_s(self) -> tuple[Floats, Floats]:
+        """Rows x stages: one micro-batch's backward, and how much of it precedes the gradient."""
+        layers, recovery = self.group.layers, self.recovery
+        layer_f, layer_b = self._column(1, "forward_s"), self._column(1, "backward_s")
+        sums = self._column(1, "sums_s")
+        drive = self._column(1, "sums_driving_s")
+        plain = layers * (layer_b + sums + drive)
+        late = plain + layers * (layer_f + sums + drive)
+        buffer = np.minimum(self.group.buffer[:, None], layers)
+        early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
+        hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
+        ahead = early + layers * (layer_b + 2 * drive) + hidden
+        found = np.where(recovery == NONE, plain, np.where(recovery == BACKWARD, late, ahead))
+        found = found + self.first * self._column(0, "backward_s")
+        found = found + self.last * (self._column(2, "backward_s") + self._sums(2))
+        if self.group.strategy.recovers_heads:
+            again = (recovery != NONE) * self.last * self._column(2, "forward_s")
+            found = found + again
+        state_s = self.sharded * self._total("reduce_s")
+        state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
+        longest = np.maximum(state_s, found) + self._crowded_s(found)
+        driving_s = self._drive(np.where(self.sharded, 1, 0))
+        before = np.r_[0.0, self.messages[2][:-1]]
+        return longest + driving_s + before, early
+
+    def _crowded_s(self, backward_s: Floats) -> Floats:
+        """Rows x stages: what sums lose where reductions of every micro-batch use their link.
+
+        Two that share a link each get half of it; a reduction is under way for a part of the
+        slot, and sums take so much longer.
+        """
+        placement, found = self.group.placement, np.zeros_like(backward_s)
+        if self.data == 1 or self.group.layout.tensor == 1:
+            return found
+        same = [
+            placement.tensor_link(rank).source == placement.data_link(rank).source
+            for rank in range(self.ranks)
+        ]
+        sums_s = 2 * self.group.layers * self._column(1, "sums_s")
+        reduces_s = self.sharded * self._total("reduce_s")
+        part = np.minimum(1.0, reduces_s / np.maximum(self.forward_s + backward_s, 1e-12))
+        return np.array(same)[self.rank_of] * part * sums_s
+
+    def _drive(self, times: Ints) -> Floats:
+        e, layer, h = (self._driving(unit) for unit in range(3))
+        return times * (self.group.layers * layer + self.first * e + self.last * h)
+
+    @cached_property
+    def tail_s(self) -> Floats:
+        """Rows x stages: from the last backward until the next step's first forward may begin."""
+        group, strategy = self.group, self.group.strategy
+        layers, two = group.layers, np.where(group.sharding == 0, 2, 1)[:, None]
+        reduces = two * self._total("reduce_s")
+        owners = np.where(group.sharding > 0, self.data, 1)[:, None]
+        count = layers + self.first + self.last
+        updates = self._total("update_s") / owners + count * self._launch_s
+        gathers = np.where(
+            self.per_use | (group.sharding[:, None] == 0), 0, self._total("gather_s")
+        )
+        driving = self._drive(two)
+        if not strategy.layerwise:
+            lump = np.where(self.sharded, 0.0, 1.0)
+            return _summed(self, lump * (reduces + driving) + updates + gathers)
+        # The reduce lane runs behind backward: its end is the latest of four beginnings.
+        r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
+        b_e, b_l = self._column(0, "backward_s"), self.backward_s[0] / np.maximum(layers, 1)
+        e, h, n = self.first, self.last, layers
+        ends = np.maximum.reduce(
+            [
+                h * r_h + n * r_l + e * r_e - n * b_l - e * b_e,
+                np.where(n > 0, n * r_l + e * r_e - (n - 1) * b_l - e * b_e, 0),
+                np.where(n > 0, r_l + e * r_e - e * b_e, 0),
+                e * r_e * np.ones_like(r_l),
+            ]
+        )
+        if not strategy.prefetch:
+            return _summed(self, ends + updates + gathers + driving)
+        # Updates follow reductions one by one; gathers run in forward order beneath forward.
+        last_update = np.where(e > 0, self._column(0, "update_s"), self._column(1, "update_s"))
+        chain = np.maximum(ends, updates - self.backward_s[0]) + last_update / owners
+        chain = chain + self._launch_s
+        first = np.where(e > 0, self._column(0, "gather_s"), self._column(1, "gather_s"))
+        hidden = np.maximum(gathers - self.forward_s, np.where(gathers > 0, first, 0))
+        return _summed(self, np.maximum(chain, 0) + hidden + driving)
+
+    @cached_property
+    def estimate(self) -> Estimate:
+        group, m = self.group, self.group.micro_batches
+        f, (b, early) = self.forward_s, self.backward_s
+        u = b - early
+        cf, cb, _ = self.messages
+        hop = f + u + cf + cb
+        ramp = np.cumsum(hop, axis=1) - hop
+        busy = f + b
+        if self.stages > self.ranks:
+            slot = busy.reshape(len(group), -1, self.ranks).sum(axis=1)
+            times = m * slot + ramp[:, : self.ranks]
+            slots = slot
+        elif group.strategy.skeleton == "gpipe":
+            whole = ramp[:, -1:] + (f + b)[:, -1:]
+            times = whole + (m - 1) * (f.max(axis=1) + b.max(axis=1))[:, None]
+            slots = busy
+        else:
+            times, slots = self._one_f_one_b(f, b, u, early, hop, ramp)
+        link_s = self._link_s
+        slots = np.maximum(slots, link_s)
+        times = np.maximum(times, m * link_s + ramp[:, : self.ranks])
+        busiest = times.argmax(axis=1)
+        rows = np.arange(len(group))
+        pipe_s = times[rows, busiest]
+        tail_s = np.maximum((self.tail_s - ramp[:, : self.ranks]).max(axis=1), 0.0)
+        slot_s = slots[rows, busiest]
+        return Estimate(pipe_s + tail_s, slot_s, pipe_s - m * slot_s, tail_s, busiest)
+
+    def _one_f_one_b(
+        self, f: Floats, b: Floats, u: Floats, early: Floats, hop: Floats, ramp: Floats
+    ) -> tuple[Floats, Floats]:
+        m, p = self.group.micro_batches, self.stages
+        split = SKELETONS[self.group.strategy.skeleton].split_backward
+        deep = hop.sum(axis=1, keepdims=True) - ramp - hop + early[:, -1:]
+        cf, cb, _ = self.messages
+        deep = deep + (cf + cb)
+        deep[:, -1] = 0.0  # its own early recovery is on its own lane
+        k = np.minimum(p - np.arange(p), m)
+        if split:  # the weight gradient's half leaves the ramps
+            return ramp - ramp * self._weight_share + m * (f + b), f + b
+        begin = np.maximum(k * f + early, f + deep) - early
+        end = np.maximum(k * b, deep + u)
+        once = np.maximum(begin + k * b, k * f + end)
+        times = ramp + np.where(m > k, begin + (m - k) * (f + b) + end, once)
+        # Messages of one direction leave one by one.
+        whole = ramp[:, -1] + hop[:, -1] + early[:, -1]
+        sends = (m - 1) * max(float(cf.max()), float(cb.max()))
+        times[:, 0] = np.maximum(times[:, 0], whole + sends)
+        # Loops over stages i to j.
+        through = f + u
+        total = np.concatenate([np.zeros((len(f), 1)), np.cumsum(through, axis=1)], axis=1)
+        links = np.concatenate([[0.0], np.cumsum(cf + cb)])
+        shared = f + b
+        for length in range(2, p + 1):
+            loop = total[:, length:] - total[:, : p + 1 - length]
+            loop = loop + links[length - 1 : p] - links[: p + 1 - length] + early[:, length - 1 :]
+            pace = loop / length
+            here = times[:, : p + 1 - length]
+            np.maximum(here, ramp[:, : p + 1 - length] + m * pace, out=here)
+            own = shared[:, : p + 1 - length]
+            np.maximum(own, pace, out=own)
+        return times, shared
+
+    @property
+    def _weight_share(self) -> float:
+        times = self.group.times[self.alike.kinds[0]][1]
+        whole = times.forward_s + times.backward_s
+        return times.weight_gradient_s / whole
+
+    @cached_property
+    def _link_s(self) -> Floats:
+        """Rows x ranks: what the links of a rank need for one micro-batch."""
+        reduces = self.sharded * self._total("reduce_s")
+        gathers = self.per_use * 2 * self._total("gather_s")
+        return _summed(self, reduces + gathers)
+
+
+_NO_TRANSFER = Transfer(0.0, 0.0, 0.0)
+
+
+def _summed(pace: _Pace, stages: Floats) -> Floats:
+    """Rows x stages as rows x ranks."""
+    return stages.reshape(len(stages), -1, pace.ranks).sum(axis=1)

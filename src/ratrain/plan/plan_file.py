@@ -1,0 +1,355 @@
+"""The plan file: what a search found, as JSON that people read and edit.
+
+    replicas -> stages -> devices, tensor degree, layers, micro-batch, recovery, sharding
+
+Replicas that behave alike share an entry with a `count`. `devices` counts a cluster's devices
+in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
+the i-th run of `tensor` devices. Loaded strictly: a wrong key, or two numbers that contradict each
+other, is one error with its place. The format allows more than runs today; `to_candidate` says
+what does not.
+"""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Annotated, Any, Literal, cast
+
+from ratrain.describe.cluster import Device
+from ratrain.describe.job import JobSpec, LayoutSpec, job_from_table
+from ratrain.describe.strict import Place, Rule, load
+from ratrain.errors import SpecError
+from ratrain.plan.build import Candidate
+from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.placement import Placement
+from ratrain.plan.ranges import read_ranges, write_ranges
+from ratrain.program.setup import Recovery
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import PREFETCH, strategy
+
+FORMAT = "ratrain plan 1"
+Count = Annotated[int, Rule(low=1)]
+Mode = Literal["none", "backward", "forward"]
+
+
+@dataclass(frozen=True)
+class PlanStage:
+    """Consecutive layers on one group of devices; embedding and head stand on the ends."""
+
+    devices: str
+    tensor: Count
+    layers: Annotated[int, Rule(low=0)]
+    micro_batch: Count
+    recovery: Mode
+    sharding: Annotated[int, Rule(low=0, high=3)]
+
+
+@dataclass(frozen=True)
+class PlanReplica:
+    """`count` replicas that behave alike; each stage lists the devices of all of them."""
+
+    count: Count
+    micro_batches: Count
+    stages: tuple[PlanStage, ...]
+
+
+@dataclass(frozen=True)
+class PlanModel:
+    name: str
+    sequence_length: Count
+
+
+@dataclass(frozen=True)
+class PlanCluster:
+    name: str
+    devices: Count
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the planner expected; for people, and read by nothing."""
+
+    step_time_s: float
+    bound_bytes: int
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan file. `schedule` and `skeleton` name the strategy; the rest is what it left open."""
+
+    format: Literal["ratrain plan 1"]
+    model: PlanModel
+    cluster: PlanCluster
+    sequences: Count
+    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)]
+    dtype: str
+    schedule: str
+    skeleton: str
+    without: tuple[str, ...]
+    accumulation: Literal["local", "sharded"]
+    recovery_buffer: Count
+    prefetch: bool
+    replicas: tuple[PlanReplica, ...]
+    recover_heads: bool | None = None
+    predicted: Predicted | None = None
+
+
+def plan_of(one: Candidate, predicted: Predicted | None = None) -> Plan:
+    """The plan that says what a candidate is."""
+    job, layout = one.job, one.layout
+    replicas: list[PlanReplica] = []
+    for alike in one.placement.classes:
+        stages: list[PlanStage] = []
+        for number, (layers, recovery) in enumerate(zip(one.layers, one.recovery, strict=True)):
+            members = [
+                one.placement.device(number % layout.pipeline, data, tensor).index
+                for data in alike.members
+                for tensor in range(layout.tensor)
+            ]
+            stages.append(
+                PlanStage(
+                    write_ranges(members),
+                    layout.tensor,
+                    layers,
+                    job.batch.micro_batch,
+                    recovery.value,
+                    one.mode.sharding,
+                )
+            )
+        replicas.append(PlanReplica(len(alike.members), one.micro_batches, tuple(stages)))
+    return Plan(
+        FORMAT,
+        PlanModel(job.model.name, job.model.sequence_length),
+        PlanCluster(job.cluster.name, job.cluster.devices),
+        job.batch.sequences,
+        job.budget_bytes,
+        job.schedule.dtype,
+        job.schedule.name,
+        one.strategy.skeleton,
+        job.schedule.without,
+        "sharded" if one.mode.sharded_gradients else "local",
+        one.buffer,
+        one.strategy.prefetch,
+        tuple(replicas),
+        job.schedule.recover_heads,
+        predicted,
+    )
+
+
+def write_plan(plan: Plan) -> str:
+    """The plan's JSON: one line a stage, so that it can be read and edited."""
+    head: dict[str, Any] = {
+        "format": plan.format,
+        "model": {"name": plan.model.name, "sequence_length": plan.model.sequence_length},
+        "cluster": {"name": plan.cluster.name, "devices": plan.cluster.devices},
+        "sequences": plan.sequences,
+        "memory_budget": f"{plan.memory_budget_bytes}B",
+        "dtype": plan.dtype,
+        "schedule": plan.schedule,
+        "skeleton": plan.skeleton,
+        "without": list(plan.without),
+        "accumulation": plan.accumulation,
+        "recovery_buffer": plan.recovery_buffer,
+        "prefetch": plan.prefetch,
+    }
+    if plan.recover_heads is not None:
+        head["recover_heads"] = plan.recover_heads
+    if plan.predicted is not None:
+        head["predicted"] = vars(plan.predicted)
+    lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
+    lines.append('  "replicas": [')
+    for number, replica in enumerate(plan.replicas):
+        lines.append(f'    {{"count": {replica.count}, "micro_batches": {replica.micro_batches},')
+        lines.append('     "stages": [')
+        stages = [f"       {json.dumps(vars(stage))}" for stage in replica.stages]
+        lines.append(",\n".join(stages))
+        lines.append("     ]}" + "," * (number < len(plan.replicas) - 1))
+    return "\n".join(["{", *lines, "  ]", "}", ""])
+
+
+def load_plan(path: Path | str) -> Plan:
+    """The plan of a file; whatever is wrong with it is one SpecError."""
+    path = Path(path)
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = getattr(error, "strerror", None) or str(error)
+        raise SpecError(f"cannot read the file: {reason}", place=str(path)) from error
+    return parse_plan(text, str(path))
+
+
+def parse_plan(text: str, file: str) -> Plan:
+    """The plan of a text."""
+    try:
+        table = json.loads(text)
+    except (json.JSONDecodeError, RecursionError) as error:
+        raise SpecError(f"not valid JSON: {error}", place=file) from error
+    if not isinstance(table, dict):
+        raise SpecError("not a plan", place=file, fix="write one with `ratrain plan JOB -o FILE`")
+    return load(Plan, cast("dict[str, Any]", table), Place(file))
+
+
+def to_candidate(plan: Plan, file: str) -> Candidate:
+    """The candidate that a plan describes. Raises a SpecError for what cannot run, or not yet."""
+    place = Place(file)
+    try:
+        strategy(plan.schedule, plan.without)
+    except SpecError as error:
+        raise SpecError(error.what, place=str(place.at("schedule")), fix=error.fix) from None
+    stages = _alike(plan, place)
+    tensor, size = stages[0].tensor, stages[0].micro_batch
+    groups = [_devices_of(plan, stage, place) for stage in range(len(stages))]
+    pipeline = len(dict.fromkeys(map(tuple, groups)))
+    data = sum(replica.count for replica in plan.replicas)
+    _check_round(groups, pipeline, place)
+    layers = tuple(stage.layers for stage in stages)
+    layout = LayoutSpec(pipeline, data, tensor, len(stages) // pipeline, layers)
+    job = _job(plan, layout, size, place)
+    _check_devices(groups[:pipeline], place)
+    _check_counts(plan, job, place)
+    found = strategy_of(job)
+    if found.skeleton != plan.skeleton or found.prefetch != plan.prefetch:
+        wrong = "skeleton" if found.skeleton != plan.skeleton else "prefetch"
+        value = getattr(found, wrong)
+        raise SpecError(
+            f"the schedule {plan.schedule!r} has {wrong} {value!r}",
+            place=str(place.at(wrong)),
+            fix=f"write {json.dumps(value)}"
+            + (f', or add "{PREFETCH}" to without' if wrong == "prefetch" and value else ""),
+        )
+    members = job.cluster.members()
+    order: tuple[Device, ...] = tuple(members[i] for group in groups[:pipeline] for i in group)
+    mode = StateMode(stages[0].sharding, plan.accumulation == "sharded")
+    if mode.sharded_gradients and mode.sharding < 2:
+        raise SpecError(
+            "sharded accumulation needs sharding 2 or 3",
+            place=str(place.at("accumulation")),
+            fix='write "local"',
+        )
+    if len(stages) > pipeline and not SKELETONS[found.skeleton].chunks:
+        raise SpecError(
+            f"{found.skeleton} places one stage on a device, and devices repeat",
+            place=str(place.at("replicas")),
+            fix='give each stage devices of its own, or use the schedule "interleaved"',
+        )
+    return Candidate(
+        job,
+        Placement(job.cluster.spec, layout, order),
+        replace(found, sharding=mode.sharding),
+        tuple(Recovery(stage.recovery) for stage in stages),
+        mode,
+        plan.recovery_buffer,
+    )
+
+
+def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
+    table: dict[str, Any] = {
+        "model": vars(plan.model),
+        "cluster": vars(plan.cluster),
+        "batch": {"sequences": plan.sequences, "micro_batch": size},
+        "layout": {
+            "pipeline": layout.pipeline,
+            "data": layout.data,
+            "tensor": layout.tensor,
+            "virtual": layout.virtual,
+            "layers": list(layout.layers),
+        },
+        "schedule": {
+            "name": plan.schedule,
+            "without": list(plan.without),
+            "memory_budget": f"{plan.memory_budget_bytes}B",
+            "recovery_buffer": plan.recovery_buffer,
+            "dtype": plan.dtype,
+        },
+    }
+    job = job_from_table(table, place, Path(place.file))
+    heads = replace(job.schedule, recover_heads=plan.recover_heads)
+    return replace(job, schedule=heads)
+
+
+def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
+    """The stages of the first replica, where all agree on what must be equal today."""
+    here = place.at("replicas")
+    if not plan.replicas or not plan.replicas[0].stages:
+        raise SpecError("no stages", place=str(here), fix="give one replica with one stage")
+    first = plan.replicas[0].stages
+    for number, replica in enumerate(plan.replicas):
+        at = here.at(number)
+        if len(replica.stages) != len(first):
+            raise SpecError(
+                f"{len(replica.stages)} stages, the first replica has {len(first)}: replicas cut "
+                "unequally cannot run yet",
+                place=str(at),
+                fix="cut all replicas alike",
+            )
+        for index, (stage, same) in enumerate(zip(replica.stages, first, strict=True)):
+            for name in ("tensor", "micro_batch", "sharding"):
+                if getattr(stage, name) != getattr(first[0], name):
+                    raise SpecError(
+                        f"{name} {getattr(stage, name)} here, {getattr(first[0], name)} on the "
+                        f"first stage: unequal stages cannot run yet",
+                        place=str(at.at("stages").at(index).at(name)),
+                        fix=f"write {getattr(first[0], name)}",
+                    )
+            for name in ("layers", "recovery"):
+                if getattr(stage, name) != getattr(same, name):
+                    raise SpecError(
+                        f"{name} {getattr(stage, name)} here, {getattr(same, name)} in the first "
+                        "replica: replicas cut unequally cannot run yet",
+                        place=str(at.at("stages").at(index).at(name)),
+                        fix=f"write {json.dumps(getattr(same, name))}",
+                    )
+    return first
+
+
+def _devices_of(plan: Plan, stage: int, place: Place) -> list[int]:
+    """A stage's devices over all replicas, replica by replica."""
+    found: list[int] = []
+    for number, replica in enumerate(plan.replicas):
+        one = replica.stages[stage]
+        at = str(place.at("replicas").at(number).at("stages").at(stage).at("devices"))
+        members = read_ranges(one.devices, at, plan.cluster.devices)
+        if len(members) != replica.count * one.tensor:
+            raise SpecError(
+                f"{len(members)} devices for {replica.count} replicas x tensor {one.tensor}",
+                place=at,
+                fix=f"list {replica.count * one.tensor}",
+            )
+        found += members
+    return found
+
+
+def _check_round(groups: Sequence[Sequence[int]], pipeline: int, place: Place) -> None:
+    for number, group in enumerate(groups):
+        if len(groups) % pipeline or list(group) != list(groups[number % pipeline]):
+            raise SpecError(
+                "stages must go round the same devices in the same order",
+                place=str(place.at("replicas").at(0).at("stages").at(number).at("devices")),
+                fix="give each stage devices of its own",
+            )
+
+
+def _check_devices(groups: Sequence[Sequence[int]], place: Place) -> None:
+    counts = Counter(device for group in groups for device in group)
+    twice = [device for device, count in counts.items() if count > 1]
+    if twice:
+        raise SpecError(
+            f"device {twice[0]} stands in two stages",
+            place=str(place.at("replicas")),
+            fix="list each device once",
+        )
+
+
+def _check_counts(plan: Plan, job: JobSpec, place: Place) -> None:
+    for number, replica in enumerate(plan.replicas):
+        if replica.micro_batches != job.micro_batches:
+            raise SpecError(
+                f"{replica.micro_batches} micro-batches, but {plan.sequences} sequences over "
+                f"{sum(r.count for r in plan.replicas)} replicas make {job.micro_batches}: "
+                "replicas of unequal counts cannot run yet",
+                place=str(place.at("replicas").at(number).at("micro_batches")),
+                fix=f"write {job.micro_batches}",
+            )

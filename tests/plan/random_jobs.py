@@ -1,0 +1,119 @@
+"""Random jobs without a layout, and random configurations of them."""
+
+from __future__ import annotations
+
+import numpy as np
+from hypothesis import assume
+from hypothesis import strategies as st
+
+from ratrain.describe.cluster import ClusterSpec, HostKind
+from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, ScheduleSpec
+from ratrain.describe.model import ModelSpec
+from ratrain.describe.presets import cluster_preset, model_preset
+from ratrain.describe.strict import FrozenMap
+from ratrain.plan.build import Candidate, candidate
+from ratrain.plan.enumerate import Group, groups_of
+from ratrain.program.setup import Recovery
+from ratrain.program.strategies import STRATEGIES
+
+MODELS = ("tiny-llama", "small-llama", "small-qwen", "gpt-3.6b", "llama-2-7b")
+SKELETONS = ("1f1b", "gpipe", "zb-h1", "interleaved")
+
+
+def job(
+    model: str,
+    cluster: str,
+    devices: int,
+    sequences: int,
+    sequence_length: int = 512,
+    budget_bytes: int | None = None,
+    schedule: str = "ratrain",
+) -> JobSpec:
+    """A job that leaves its layout to the planner."""
+    return JobSpec(
+        ModelChoice(model_preset(model), sequence_length),
+        ClusterChoice(cluster_preset(cluster), devices),
+        Batch(sequences),
+        None,
+        ScheduleSpec(schedule, memory_budget_bytes=budget_bytes),
+    )
+
+
+@st.composite
+def models(draw: st.DrawFn) -> ModelSpec:
+    """A random model, sometimes of a single layer, sometimes with a huge vocabulary."""
+    heads = draw(st.sampled_from([1, 2, 6, 8]))
+    head_dim = draw(st.sampled_from([8, 64]))
+    return ModelSpec(
+        name="random",
+        family="random",
+        hidden=heads * head_dim,
+        layers=draw(st.integers(1, 9)),
+        heads=heads,
+        kv_heads=draw(st.sampled_from([1, heads])),
+        head_dim=head_dim,
+        ffn=draw(st.integers(1, 2000)),
+        vocab=draw(st.sampled_from([17, 1000, 150_000])),
+        max_positions=4096,
+        source="random",
+    )
+
+
+@st.composite
+def clusters(draw: st.DrawFn) -> ClusterSpec:
+    """A random mix of two kinds of hosts, in one room or at two sites."""
+    base = cluster_preset("mixed-sites")
+    a100, mt3000 = base.device
+    first = HostKind("a", a100.name, draw(st.integers(1, 4)), draw(st.integers(1, 2)))
+    second = HostKind(
+        "b",
+        draw(st.sampled_from([a100.name, mt3000.name])),
+        draw(st.integers(1, 4)),
+        draw(st.integers(1, 2)),
+        site=draw(st.sampled_from(["site", "other"])),
+    )
+    return ClusterSpec("random", "random", base.device, (first, second), FrozenMap(base.links))
+
+
+@st.composite
+def jobs(draw: st.DrawFn) -> JobSpec:
+    """Any model on any cluster, with any strategy and a budget from hopeless to ample."""
+    cluster = draw(clusters())
+    assert cluster.size is not None
+    return JobSpec(
+        ModelChoice(draw(models()), draw(st.sampled_from([1, 16, 128]))),
+        ClusterChoice(cluster, draw(st.integers(1, cluster.size))),
+        Batch(draw(st.integers(1, 48))),
+        None,
+        ScheduleSpec(
+            draw(st.sampled_from(sorted(STRATEGIES))),
+            memory_budget_bytes=draw(st.sampled_from([10**5, 10**6, 10**7, 10**8, 10**9, None])),
+            sharding=draw(st.sampled_from([None, None, None, 0, 1, 2, 3])),
+            gradient_accumulation=draw(st.sampled_from(["auto", "auto", "local", "sharded"])),
+            recovery=draw(
+                st.sampled_from(["auto", "auto", "keep-all", "exempt-last", "everywhere"])
+            ),
+        ),
+    )
+
+
+@st.composite
+def candidates(
+    draw: st.DrawFn, schedules: tuple[str, ...] = ("ratrain",), cells: int = 200
+) -> tuple[Group, Candidate, np.ndarray]:
+    """A row of a random job: its group of one row, the candidate, its recovery codes."""
+    one = job(
+        draw(st.sampled_from(MODELS)),
+        draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
+        draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])),
+        draw(st.sampled_from([4, 12, 16, 32, 48])),
+        draw(st.sampled_from([64, 512, 1024])),
+        schedule=draw(st.sampled_from(schedules)),
+    )
+    groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= cells]
+    assume(groups)
+    group = draw(st.sampled_from(groups))
+    row = draw(st.integers(0, len(group) - 1))
+    codes = {Recovery.NONE: [0], Recovery.BACKWARD: [1]}.get(group.strategy.recovery, [0, 1, 2])
+    recovery = np.array([[draw(st.sampled_from(codes)) for _ in range(group.layout.stages)]])
+    return group.only(np.array([row])), candidate(group, row, recovery[0]), recovery

@@ -1,0 +1,80 @@
+"""The bill of memory against what the verifier proves and what the simulator sees."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from random_jobs import SKELETONS, candidates
+
+from ratrain.plan.bill import bill
+from ratrain.plan.build import Candidate
+from ratrain.plan.durations import costs_of
+from ratrain.plan.enumerate import Group
+from ratrain.program.strategies import apply_strategy
+from ratrain.program.verify import verify
+from ratrain.simulate.simulate import simulate
+
+Row = tuple[Group, Candidate, np.ndarray]
+RATRAIN = ("ratrain", "full-save", "backward-checkpoint", "zero3-heavy")
+
+
+def check_never_below(row: Row) -> None:
+    group, one, recovery = row
+    program = apply_strategy(one.strategy, one.setup, one.choices)
+    verdict = verify(program)
+    total = bill(group, recovery).total[0]
+    for rank, bound in enumerate(verdict.bounds[: one.layout.pipeline]):
+        assert total[rank] >= bound.total_bytes, (rank, bound.by_family)
+    seen = simulate(program, costs_of(one.job, one.placement, program.setup), verdict=verdict)
+    assert total.max() >= seen.peak_bytes
+
+
+def check_close(row: Row) -> None:
+    """Once a pipeline is full. With fewer micro-batches than stages the bill stays above."""
+    group, one, recovery = row
+    if one.micro_batches <= one.layout.pipeline:
+        return
+    verdict = verify(apply_strategy(one.strategy, one.setup, one.choices))
+    total = bill(group, recovery).total[0]
+    room = 3 * group.units[1].input_bytes  # tensors in partial sums: they matter in toys alone
+    for rank, bound in enumerate(verdict.bounds[: one.layout.pipeline]):
+        assert total[rank] <= 1.02 * bound.total_bytes + (one.layout.tensor > 1) * room
+
+
+quick = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+long = settings(
+    max_examples=400,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+
+
+@quick
+@given(candidates(RATRAIN + SKELETONS))
+def test_the_bill_is_never_below_the_proof_nor_the_simulated_peak(row: Row) -> None:
+    check_never_below(row)
+
+
+@quick
+@given(candidates(RATRAIN))
+def test_the_bill_is_at_most_two_percent_above_the_proof(row: Row) -> None:
+    check_close(row)
+
+
+@pytest.mark.slow
+@long
+@given(candidates(RATRAIN + SKELETONS))
+def test_the_bill_is_never_below_on_many_plans(row: Row) -> None:
+    check_never_below(row)
+
+
+@pytest.mark.slow
+@long
+@given(candidates(RATRAIN))
+def test_the_bill_is_close_on_many_plans(row: Row) -> None:
+    check_close(row)

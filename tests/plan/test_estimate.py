@@ -1,0 +1,74 @@
+"""The closed form of the step time against formulas known and against the simulator."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from random_jobs import job
+
+from ratrain.describe.job import JobSpec
+from ratrain.plan.build import candidate
+from ratrain.plan.durations import costs_of
+from ratrain.plan.enumerate import Group, groups_of
+from ratrain.plan.estimate import estimate
+from ratrain.plan.search import check
+from ratrain.program.strategies import apply_strategy
+from ratrain.simulate.simulate import simulate
+
+CLUSTERS = ("mt3000", "a100-80g-dgx", "cpu-lab")
+MODELS = ("small-llama", "small-qwen", "gpt-3.6b", "llama-2-7b")
+
+
+def gap(group: Group, row: int, recovery: np.ndarray) -> float:
+    """(closed form - simulation) / simulation."""
+    one = candidate(group, row, recovery[row])
+    program = apply_strategy(one.strategy, one.setup, one.choices)
+    simulated = simulate(program, costs_of(one.job, one.placement, program.setup))
+    closed = estimate(group.only(np.array([row])), recovery[row : row + 1])
+    return float(closed.step_s[0]) / simulated.step_time_s - 1
+
+
+def random_job(rng: random.Random) -> JobSpec:
+    cluster = rng.choice(CLUSTERS)
+    devices = rng.choice([1, 2, 4] if cluster == "cpu-lab" else [1, 2, 4, 8, 16])
+    sequences = rng.choice([16, 32, 48, 64])
+    return job(rng.choice(MODELS), cluster, devices, sequences, rng.choice([512, 1024]))
+
+
+def random_gaps(count: int, seed: int) -> list[float]:
+    """Gaps of random plans that fit, on clusters of one kind of device."""
+    rng, found = random.Random(seed), list[float]()
+    while len(found) < count:
+        one = random_job(rng)
+        groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= 400]
+        if not groups:
+            continue
+        checked = check(rng.choice(groups))
+        rows = np.flatnonzero(checked.fits)
+        if len(rows):
+            found.append(gap(checked.group, int(rng.choice(rows.tolist())), checked.recovery))
+    return found
+
+
+def test_equal_stages_without_messages_take_m_plus_p_minus_1_slots() -> None:
+    """(m + p - 1)(f + b): Narayanan et al. 2021, arXiv 2104.04473, section 2.2."""
+    one = job("gpt-3.6b", "a100-80g-dgx", 2, 16)
+    group = next(g for g in groups_of(one) if g.layout.pipeline == 2 and g.micro_batches == 16)
+    row = next(r for r in range(len(group)) if group.layers[r].tolist() == [15, 15])
+    found = estimate(group.only(np.array([row])), np.zeros((1, 2), dtype=np.int64))
+    slots = found.step_s[0] / found.slot_s[0]
+    assert 16 < slots < 17.5
+
+
+def test_the_gap_to_the_simulator_is_small_on_random_plans() -> None:
+    gaps = np.abs(random_gaps(40, seed=1))
+    assert gaps.mean() < 0.03
+    assert np.median(gaps) < 0.01
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+def test_the_gap_stays_below_three_percent_over_a_thousand_random_plans() -> None:
+    assert np.abs(random_gaps(1000, seed=2)).mean() < 0.03

@@ -1,0 +1,114 @@
+"""Plan files: what is written is read back, what is edited wrongly is named."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from hypothesis import HealthCheck, given, settings
+from random_jobs import candidates, job
+
+from ratrain.cli.main import ratrain
+from ratrain.errors import SpecError
+from ratrain.plan.case import case_of_candidate
+from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.ranges import read_ranges, write_ranges
+from ratrain.plan.search import search
+from ratrain.simulate.simulate import simulate
+
+SMALL = job("small-llama", "cpu-lab", 4, 8, budget_bytes=200_000_000)
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(candidates())
+def test_a_plan_written_and_read_back_is_the_same_program(row) -> None:
+    one = row[1]
+    again = to_candidate(parse_plan(write_plan(plan_of(one)), "a.json"), "a.json")
+    assert again.layers == one.layers
+    assert case_of_candidate(again).program == case_of_candidate(one).program
+
+
+@pytest.fixture(scope="module")
+def written() -> str:
+    return write_plan(plan_of(search(SMALL).best.candidate))
+
+
+def test_a_plan_simulates_as_the_search_said() -> None:
+    best = search(SMALL).best
+    case = case_of_candidate(best.candidate)
+    simulated = simulate(case.program, case.costs)
+    assert simulated.feasible
+    assert simulated.bound_bytes == best.bound_bytes
+    assert simulated.step_time_s == pytest.approx(best.step_s, rel=0.01)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"accumulaton": "local"}, "unknown key"),
+        ({"sequences": 7}, "sequences"),
+        ({"schedule": "ratrian"}, "ratrain"),
+        ({"skeleton": "zb-h1"}, "skeleton"),
+        ({"prefetch": False}, "prefetch"),
+        ({"format": "ratrain plan 0"}, "format"),
+        ({"memory_budget": 5}, "memory_budget"),
+        ({"replicas": []}, "stages"),
+    ],
+)
+def test_a_wrong_key_or_value_is_named(written: str, change: dict, says: str) -> None:
+    table = {**json.loads(written), **change}
+    with pytest.raises(SpecError) as error:
+        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+    assert "p.json" in str(error.value)
+    assert says in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["tensor", "micro_batch", "sharding"])
+def test_unequal_stages_are_refused_by_name(written: str, name: str) -> None:
+    table = json.loads(written)
+    stages = table["replicas"][0]["stages"]
+    if len(stages) == 1:
+        stages.append(dict(stages[0]))
+    stages[1][name] = stages[0][name] + 1 if name != "sharding" else (stages[0][name] + 1) % 4
+    with pytest.raises(SpecError, match="cannot run yet"):
+        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+
+
+def test_a_device_used_twice_is_refused(written: str) -> None:
+    table = json.loads(written)
+    replica = table["replicas"][0]
+    first = replica["stages"][0]
+    first["devices"] = ", ".join(["0"] * len(read_ranges(first["devices"], "", 4)))
+    with pytest.raises(SpecError):
+        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+
+
+def test_text_that_is_no_plan_is_refused() -> None:
+    for text in ("", "[]", "3", "{", '{"format": "ratrain plan 1"}'):
+        with pytest.raises(SpecError):
+            parse_plan(text, "p.json")
+
+
+def test_ranges_read_back() -> None:
+    assert write_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10"
+    assert read_ranges("0-2, 7, 9-10", "", 11) == [0, 1, 2, 7, 9, 10]
+    for wrong in ("", "a", "3-1", "0-11", "-1", "1--2"):
+        with pytest.raises(SpecError):
+            read_ranges(wrong, "here", 11)
+
+
+def test_an_edited_plan_runs_through_the_command_line(written: str, tmp_path: Path) -> None:
+    table = json.loads(written)
+    for stage in table["replicas"][0]["stages"]:
+        stage["recovery"] = "backward"
+    path = tmp_path / "edited.json"
+    path.write_text(json.dumps(table))
+    run = CliRunner().invoke(ratrain, ["simulate", str(path), "--json"])
+    assert run.exit_code == 0
+    assert json.loads(run.output)["job"]["activations"].startswith("recovered when backward")

@@ -1,0 +1,152 @@
+"""What the search finds, against the paper's layouts and against trying everything."""
+
+from __future__ import annotations
+
+import math
+from dataclasses import replace
+from itertools import pairwise
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, given, settings
+from random_jobs import job, jobs
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import Infeasible, RatrainError
+from ratrain.plan.build import candidate
+from ratrain.plan.case import case_of, case_of_candidate
+from ratrain.plan.enumerate import groups_of
+from ratrain.plan.planned import planned
+from ratrain.plan.search import check, search, try_out
+from ratrain.program.verify import verify
+from ratrain.reproduce.published import SMALLEST
+from ratrain.reproduce.ratrain_paper import _layouts
+from ratrain.simulate.simulate import simulate
+
+EXHAUSTIVE = [
+    ("small-qwen", "cpu-lab", 4, 8, 1_000_000_000),
+    ("small-llama", "cpu-lab", 3, 12, 250_000_000),
+    ("gpt-3.6b", "mt3000", 8, 32, None),
+    ("tiny-llama", "mixed-sites", 12, 24, 30_000_000),
+    ("llama-2-7b", "mt3000", 16, 32, None),
+]
+
+
+def all_simulated(one: JobSpec) -> list[float]:
+    """The simulated step of every configuration that fits."""
+    found = list[float]()
+    for group in groups_of(one):
+        checked = check(group)
+        for row in np.flatnonzero(checked.fits).tolist():
+            tried, _ = try_out(candidate(group, row, checked.recovery[row]), 1.0)
+            if tried:
+                found.append(tried.step_s)
+    return found
+
+
+def within_one_percent(case: tuple[str, str, int, int, int | None]) -> None:
+    model, cluster, devices, sequences, budget = case
+    one = job(model, cluster, devices, sequences, budget_bytes=budget)
+    assert search(one).best.step_s <= 1.01 * min(all_simulated(one))
+
+
+def test_the_pick_is_within_one_percent_of_trying_everything() -> None:
+    within_one_percent(EXHAUSTIVE[0])
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(600)
+@pytest.mark.parametrize("case", EXHAUSTIVE[1:], ids=lambda case: case[0])
+def test_the_pick_is_within_one_percent_on_more_clusters(case) -> None:
+    within_one_percent(case)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(300)
+@pytest.mark.parametrize("row", SMALLEST, ids=lambda row: row.model)
+def test_the_plan_fits_and_is_no_slower_than_the_papers_layout(row) -> None:
+    theirs = list[float]()
+    layouts = _layouts(row, row.pipeline, row.clusters // row.pipeline)
+    for laid_out in layouts:
+        case = case_of(laid_out)
+        simulated = simulate(case.program, case.costs)
+        if simulated.feasible:
+            theirs.append(simulated.step_time_s)
+    best = planned(replace(layouts[0], layout=None, schedule=_open(layouts[0]))).best
+    case = case_of_candidate(best.candidate)
+    ours = simulate(case.program, case.costs)
+    assert ours.feasible
+    assert ours.step_time_s <= min(theirs) * 1.0001
+
+
+def _open(one: JobSpec):
+    return replace(one.schedule, recovery="auto", gradient_accumulation="auto")
+
+
+def test_plans_come_fastest_first_and_every_one_is_proved() -> None:
+    found = search(job("llama-2-7b", "mixed-sites", 8, 16, budget_bytes=30_000_000_000))
+    assert all(a.step_s <= b.step_s for a, b in pairwise(found.tried))
+    for one in found.tried[:3]:
+        assert verify(case_of_candidate(one.candidate).program).sound
+
+
+def test_a_bigger_budget_is_never_slower() -> None:
+    steps = [
+        search(job("small-qwen", "cpu-lab", 4, 16, budget_bytes=budget)).best.step_s
+        for budget in (1_000_000_000, 1_400_000_000, 2_000_000_000)
+    ]
+    assert all(more <= less * 1.001 for less, more in pairwise(steps))
+
+
+def test_when_nothing_fits_it_says_where_what_and_the_cheapest_way_out() -> None:
+    with pytest.raises(Infeasible) as error:
+        case_of(job("llama-2-7b", "mt3000", 2, 8, 2048, 20_000_000_000))
+    said = str(error.value)
+    for part in ("stage", "device", "mt3000-cluster", "misses", "optimizer", "use 8 devices"):
+        assert part in said
+
+
+def test_the_way_out_by_budget_is_one() -> None:
+    tight = job("small-llama", "cpu-lab", 2, 8, budget_bytes=40_000_000)
+    with pytest.raises(Infeasible) as error:
+        planned(tight)
+    wanted = error.value.fix.split('"')[1]
+    enough = int(float(wanted[:-2]) * (1e6 if wanted.endswith("MB") else 1e9))
+    assert planned(job("small-llama", "cpu-lab", 2, 8, budget_bytes=enough)).tried
+
+
+def check_robust(one: JobSpec) -> None:
+    """Never a traceback, a number that is not finite, or a plan that is refused."""
+    try:
+        found = planned(one)
+    except RatrainError as error:
+        assert "closed formulas say" not in str(error)
+        return
+    for checked in found.checked:
+        assert np.isfinite(checked.step_s).all() and (checked.step_s > 0).all()
+    case = case_of_candidate(found.best.candidate)
+    simulated = simulate(case.program, case.costs)
+    assert simulated.feasible
+    assert math.isfinite(simulated.step_time_s) and simulated.step_time_s > 0
+
+
+@settings(
+    max_examples=20,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(jobs())
+def test_random_jobs_never_end_in_a_traceback_or_a_refused_plan(one: JobSpec) -> None:
+    check_robust(one)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+@settings(
+    max_examples=2000,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(jobs())
+def test_two_thousand_random_jobs_never_end_in_a_traceback(one: JobSpec) -> None:
+    check_robust(one)
