@@ -128,7 +128,7 @@ class _Pace:
                 whole = ring_all_reduce(boundary, layout.tensor, tensor).times(sums)
                 summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = whole.driving_s
-            moved = optimizer_bytes_moved(params)
+            moved = optimizer_bytes_moved(params, device)
             return _Unit(
                 time.forward_s,
                 time.backward_s,
