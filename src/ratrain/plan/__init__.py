@@ -1,6 +1,7 @@
 """From a job to a program with costs: which ranks hold what, how large it is, how long it takes.
 
-`placement` (which device is which rank), `sizes` (units and their bytes), `durations` (their
-times, and the links between them), `case` (all of it for one job, and what memory decides).
-The search over layouts comes to this room as well.
+Read in this order: `placement` (which device is which rank), `sizes` (units and their bytes),
+`durations` (their times and links), `enumerate` (every configuration), `held` and `bill` (their
+memory), `estimate` (their step), `build` (one as a program), `search` (the three phases), `misfit`
+and `explain` (why), `plan_file` (the plan as JSON), `case` (a job or plan, ready to simulate).
 """
