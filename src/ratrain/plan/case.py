@@ -105,15 +105,12 @@ class Case:
         if job.schedule.without:
             strategy += f" without {', '.join(job.schedule.without)}"
         gradients = self.program.setup.accumulation.value
-        return [
+        lines = (
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
-            *wrap(
-                f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
-                80,
-                subsequent_indent="  ",
-            ),
+            f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
             f"activations {self.activations}",
-        ]
+        )
+        return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
 
 
 def _recovery_words(modes: tuple[Recovery, ...]) -> str:
