@@ -1,6 +1,6 @@
 """Prints how accurate the cost model is on every published table, and how long it takes to say.
 
-    python benchmarks/accuracy.py
+python benchmarks/accuracy.py
 """
 
 from __future__ import annotations
