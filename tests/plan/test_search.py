@@ -18,6 +18,7 @@ from ratrain.plan.case import case_of, case_of_candidate
 from ratrain.plan.enumerate import groups_of
 from ratrain.plan.planned import planned
 from ratrain.plan.search import check, search, try_out
+from ratrain.program.setup import Recovery
 from ratrain.program.verify import verify
 from ratrain.reproduce.published import SMALLEST
 from ratrain.reproduce.ratrain_paper import _layouts
@@ -88,6 +89,14 @@ def test_plans_come_fastest_first_and_every_one_is_proved() -> None:
     assert all(a.step_s <= b.step_s for a, b in pairwise(found.tried))
     for one in found.tried[:3]:
         assert verify(case_of_candidate(one.candidate).program).sound
+
+
+def test_a_last_stage_that_the_job_exempts_keeps_its_activations_in_every_plan() -> None:
+    one = job("small-llama", "cpu-lab", 4, 8)
+    one = replace(one, schedule=replace(one.schedule, recovery="exempt-last"))
+    for tried in search(one).tried:
+        stages = case_of_candidate(tried.candidate).program.setup.replicas[0].stages
+        assert stages[-1].recovery is Recovery.NONE
 
 
 def test_a_bigger_budget_is_never_slower() -> None:

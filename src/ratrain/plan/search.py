@@ -129,6 +129,8 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     budget, shape = group.job.budget_bytes, (len(group), group.layout.stages)
     codes = _codes(group)
     chosen = np.full(shape, codes[-1], dtype=np.int64)
+    if group.job.schedule.recovery == "exempt-last":
+        chosen[:, -1] = NONE
     if group.layout.virtual > 1 or len(codes) == 1:
         best = bill(group, chosen).total.max(axis=1)
         return chosen, best - budget
@@ -140,9 +142,6 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
         chosen[now] = code
         missing[now] = over[now]
         settled |= now
-    if group.job.schedule.recovery == "exempt-last":
-        chosen[:, -1] = NONE
-        missing = bill(group, chosen).total - budget
     return chosen, missing.max(axis=1)
 
 
