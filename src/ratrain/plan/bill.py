@@ -248,12 +248,18 @@ def _ahead(group: Group) -> Ints:
 
 
 def _between(group: Group) -> Ints:
-    """Rows x ranks: gradients between two units of a stage, partial sums of a tensor group."""
+    """Rows x ranks: gradients between two units of a stage, partial sums of a tensor group.
+
+    An interleaved order runs further ahead, so two more partial sums can wait there; where all
+    forwards come first, one for each micro-batch.
+    """
+    ahead = _held(group) if group.strategy.skeleton == "gpipe" else np.array([0])
+    ahead = ahead + 2 * SKELETONS[group.strategy.skeleton].chunks
     units = group.layers.reshape(len(group), -1, group.layout.pipeline).max(axis=1)
     units[:, 0] += 1
     if group.layout.pipeline > 1:
         units[:, -1] += 1
-    return (units > 1) * 1 + (group.layout.tensor > 1) * np.where(units == 1, 3, 1)
+    return (units > 1) * 1 + (group.layout.tensor > 1) * (np.where(units == 1, 3, 1) + ahead)
 
 
 def _slots(group: Group) -> dict[str, Ints]:

@@ -42,10 +42,10 @@ class _Place:
 
 class _Ports:
     """Links by number. A rank has a port out and a port in for each link that it uses (NVLink and
-    the network are two), and a memory port."""
+    the network are two, and so are a host's link whole and a part of it), and a memory port."""
 
     def __init__(self) -> None:
-        self._number: dict[tuple[int, str, str, float], int] = {}
+        self._number: dict[tuple[int, str, Link | None], int] = {}
         self._rate: list[float] = []
 
     @property
@@ -53,20 +53,19 @@ class _Ports:
         return np.array(self._rate or [1.0], dtype=np.float64)
 
     def out(self, rank: int, link: Link) -> int:
-        return self._named((rank, "out", link.source, link.latency_s), link.bandwidth_bytes_per_s)
+        return self._named((rank, "out", link), link.bandwidth_bytes_per_s)
 
     def into(self, rank: int, link: Link) -> int:
-        return self._named((rank, "into", link.source, link.latency_s), link.bandwidth_bytes_per_s)
+        return self._named((rank, "into", link), link.bandwidth_bytes_per_s)
 
     def memory(self, rank: int, rate_bytes_per_s: float) -> int:
-        return self._named((rank, "memory", "", 0.0), rate_bytes_per_s)
+        return self._named((rank, "memory", None), rate_bytes_per_s)
 
-    def _named(self, key: tuple[int, str, str, float], rate_bytes_per_s: float) -> int:
-        number = self._number.setdefault(key, len(self._rate))
-        if number == len(self._rate):
+    def _named(self, key: tuple[int, str, Link | None], rate_bytes_per_s: float) -> int:
+        if key not in self._number:
+            self._number[key] = len(self._rate)
             self._rate.append(rate_bytes_per_s)
-        self._rate[number] = min(self._rate[number], rate_bytes_per_s)
-        return number
+        return self._number[key]
 
 
 def costs_of(
