@@ -250,10 +250,15 @@ def _ahead(group: Group) -> Ints:
 def _between(group: Group) -> Ints:
     """Rows x ranks: gradients between two units of a stage, partial sums of a tensor group.
 
-    An interleaved order runs further ahead, so two more partial sums can wait there; where all
-    forwards come first, one for each micro-batch.
+    A stage's last partial sum can wait for each micro-batch that the rank holds, where the tensor
+    group's links lag behind; an interleaved order runs two further ahead. This is an upper bound:
+    they are seldom all there while gradients are too.
     """
-    ahead = _held(group) if group.strategy.skeleton == "gpipe" else np.array([0])
+    layout = group.layout
+    held = held_by_rank(
+        group.strategy.skeleton, layout.pipeline, layout.virtual, group.micro_batches
+    )
+    ahead = np.array([rows.sum(axis=1).max() for rows in held], dtype=np.int64)
     ahead = ahead + 2 * SKELETONS[group.strategy.skeleton].chunks
     units = group.layers.reshape(len(group), -1, group.layout.pipeline).max(axis=1)
     units[:, 0] += 1
