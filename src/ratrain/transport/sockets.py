@@ -18,6 +18,7 @@ import socket
 import tempfile
 import threading
 import time
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -266,10 +267,10 @@ class Sockets:
         channel.attach(link, reads_peer=provider == "shm" and _can_read(theirs.probe))
         peer.opened(link)
 
-    def _spawn(self, target: object, *args: object) -> None:
+    def _spawn(self, target: Callable[..., None], *args: object) -> None:
         def run() -> None:
             try:
-                target(*args)  # type: ignore[operator]
+                target(*args)
             finally:
                 self._threads.discard(threading.current_thread())
 

@@ -9,7 +9,7 @@ from typing import Literal
 from ratrain.chip.noc import analytic, area, energy, gemm
 from ratrain.chip.noc.analytic import ReductionFit, geomean, multicast_table, reduce_speedups
 from ratrain.chip.noc.chip import ChipSpec
-from ratrain.chip.noc.collectives import ALGORITHMS, Kind, Request, collective
+from ratrain.chip.noc.collectives import ALGORITHMS, Algorithm, Kind, Request, collective
 from ratrain.chip.noc.spec import MeshSpec
 from ratrain.chip.noc.traffic import Traffic, measure, saturation
 
@@ -227,10 +227,10 @@ def simulated_speedup(chip: ChipSpec, kind: Kind, c: int, r: int) -> list[float]
     return found
 
 
-def _request(kind: Kind, algorithm: str, size: int, c: int, r: int, batches: int) -> Request:
+def _request(kind: Kind, algorithm: Algorithm, size: int, c: int, r: int, batches: int) -> Request:
     return Request(
         kind,
-        algorithm,  # type: ignore[arg-type]
+        algorithm,
         size,
         c,
         r,
