@@ -17,13 +17,22 @@ ORDER = (
     ("simulate",),
     ("plan",),
     ("reproduce", "validate"),
-    ("models", "kernels", "runtime"),
+    ("models", "kernels"),
+    ("runtime",),
     ("cli",),
 )
 """From the ground up; a room may import those below it, and itself."""
 
 LOW = ("errors", "compiled", "describe", "timeline")
-ONLY = {"chip": LOW, "transport": LOW, "profile": LOW}
+ONLY = {
+    "chip": LOW,
+    "transport": LOW,
+    "profile": LOW,
+    "corpus": LOW,
+    "lab": LOW,
+    "checkpoint": LOW,
+    "models": LOW,
+}
 """Rooms beside the line: what each may import."""
 
 TORCH_ROOMS = ("runtime", "models", "kernels")

@@ -11,6 +11,7 @@ from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_preset, load_cluster, model_preset
 from ratrain.describe.strict import Place, Rule, load, read_toml
+from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
 from ratrain.describe.units import format_bytes
 from ratrain.errors import SpecError
 
@@ -111,6 +112,9 @@ class JobSpec:
     layout: LayoutSpec | None
     schedule: ScheduleSpec
     path: Path | None = None
+    train: TrainSpec = TrainSpec()
+    data: DataSpec | None = None
+    checkpoint: CheckpointSpec = CheckpointSpec()
 
     @property
     def budget_bytes(self) -> int:
@@ -146,6 +150,9 @@ class _JobFile:
     batch: Batch
     layout: LayoutSpec | None = None
     schedule: ScheduleSpec = ScheduleSpec()
+    train: TrainSpec = TrainSpec()
+    data: DataSpec | None = None
+    checkpoint: CheckpointSpec = CheckpointSpec()
 
 
 def load_job(path: Path | str) -> JobSpec:
@@ -175,6 +182,9 @@ def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None
         raw.layout,
         raw.schedule,
         path,
+        raw.train,
+        raw.data,
+        raw.checkpoint,
     )
     check_job(job, place)
     return job
