@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
-import numpy.typing as npt
 import numpy as np
+import numpy.typing as npt
 import torch
 
 from ratrain.models.units import MicroBatch

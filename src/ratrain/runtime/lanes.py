@@ -155,8 +155,8 @@ class Lanes:
         def ready() -> bool:
             return (
                 self._failure is not None
-                or all(done[other] > turn for other in op.waits)
-                and all(done[other] >= turn for other in op.waits_before)
+                or (all(done[other] > turn for other in op.waits)
+                and all(done[other] >= turn for other in op.waits_before))
             )
 
         with self._changed:

@@ -84,8 +84,6 @@ class RankOps:
             Kind.PrefetchW: self._prefetch_view,
             Kind.Gather_F: self._gather,
             Kind.Gather_B: self._gather,
-            Kind.ClipNorm: self._clip_norm,
-            Kind.Save: self._save,
         }
 
     def execute(self, op: LocalOp, step: int) -> None:
@@ -158,9 +156,7 @@ class RankOps:
             seed = torch.tensor(scale / self._sizes.tokens, device=self._states.device)
         else:
             seed = self._states.outgrads[op.unit, op.micro_batch]
-        (gradient,) = torch.autograd.grad(
-            [graph.edge], [graph.leaf], [seed], allow_unused=True
-        )
+        (gradient,) = torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
         return gradient
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
@@ -181,7 +177,7 @@ class RankOps:
     def _gradient_place(self, unit: UnitState, op: LocalOp) -> Tensor:
         """Where this micro-batch's weight gradient goes: fresh for the first, else added to."""
         if self._setup.per_micro_batch:
-            place = self._states.transit[op.slot][: unit.padded]
+            place = self._states.transit[op.transit][: unit.padded]
             return place.zero_()
         if op.micro_batch == 0:
             unit.gradient = self._states.new_gradient(unit)
@@ -190,7 +186,7 @@ class RankOps:
 
     def _attach_view(self, unit: UnitState, op: LocalOp) -> None:
         if self._setup.gathers_per_use:
-            unit.weights.attach_view(self._states.gathered[op.slot][: unit.padded])
+            unit.weights.attach_view(self._states.gathered[op.gathered][: unit.padded])
 
     def _no_input(self) -> Tensor:
         """Stands in for the input of the model's first unit, which has none."""
@@ -233,7 +229,7 @@ class RankOps:
             if not self._setup.sharding:
                 self._network.gather(Lane.REDUCE, unit.gradient)
             return
-        flat = self._states.transit[op.slot][: unit.padded]
+        flat = self._states.transit[op.transit][: unit.padded]
         own = flat[unit.own]
         self._network.reduce(flat, own)
         if op.micro_batch == 0:
@@ -296,7 +292,7 @@ class RankOps:
     def _gather(self, op: LocalOp, step: int) -> None:
         unit = self._unit(op)
         assert unit.shard_view is not None
-        slot = self._states.gathered[op.slot][: unit.padded]
+        slot = self._states.gathered[op.gathered][: unit.padded]
         slot[unit.own] = unit.shard_view
         self._network.gather(Lane.GATHER, slot)
 

@@ -1,13 +1,13 @@
 """A run's folder: what the launcher resolved, what ranks measured, what was saved.
 
-    job.toml        the job as it was given
-    program.txt     the program that every rank executes
-    run.json        versions, layout, where each rank sits, what was predicted
-    metrics.jsonl   one line a step
-    predicted.json  the timeline of the simulator; measured.json: of the ranks
-    report.json     prediction against measurement, memory, weights' checksums
-    checkpoints/    complete ones only
-    logs/           what each rank printed
+job.toml        the job as it was given
+program.txt     the program that every rank executes
+run.json        versions, layout, where each rank sits, what was predicted
+metrics.jsonl   one line a step
+predicted.json  the timeline of the simulator; measured.json: of the ranks
+report.json     prediction against measurement, memory, weights' checksums
+checkpoints/    complete ones only
+logs/           what each rank printed
 """
 
 from __future__ import annotations

@@ -45,7 +45,8 @@ class LocalOp:
     waits_before: tuple[int, ...]  # of the step before
     births: tuple[Held, ...]
     deaths: tuple[Held, ...]
-    slot: int  # of the transit or gathered slots that it uses; -1: none
+    transit: int  # the slot for an unreduced gradient that it uses; -1: none
+    gathered: int  # the slot for a gathered view that it uses; -1: none
 
 
 @dataclass(frozen=True)
@@ -111,7 +112,8 @@ def schedule_of(program: Program, rank: int) -> Schedule:
             waits_before=waits_before[index],
             births=tuple(births[index]),
             deaths=tuple(deaths[index]),
-            slot=slots.get(index, -1),
+            transit=slots.get((index, "transit"), -1),
+            gathered=slots.get((index, "gathered"), -1),
         )
         for index, op in enumerate(mine.tolist())
     )
@@ -136,19 +138,19 @@ _SLOTS = ("transit", "gathered")
 
 def _uses(
     table: Table, number: Ints
-) -> tuple[dict[int, list[Held]], dict[int, list[Held]], dict[int, int]]:
-    """States born and freed by each op, and the numbered slot that it uses."""
+) -> tuple[dict[int, list[Held]], dict[int, list[Held]], dict[tuple[int, str], int]]:
+    """States born and freed by each op, and the numbered slots that it uses."""
     states, uses = table.states, table.uses
     births: dict[int, list[Held]] = defaultdict(list)
     deaths: dict[int, list[Held]] = defaultdict(list)
-    slots: dict[int, int] = {}
+    slots: dict[tuple[int, str], int] = {}
     rows = np.flatnonzero(number[uses.op] >= 0)
     for row in rows.tolist():
         op, state = int(number[uses.op[row]]), int(uses.state[row])
         family = states.families[int(states.family[state])]
         if family.name in _SLOTS:
             before = states.rank[family.start : state] == states.rank[state]
-            slots[op] = int(before.sum())
+            slots[op, family.name] = int(before.sum())
         if states.persistent[state]:
             continue
         held = Held(family.name, int(states.size_bytes[state]))

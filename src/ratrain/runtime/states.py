@@ -84,23 +84,13 @@ def rank_states(
         for local in schedule.units
     ]
     largest = max(unit.padded for unit in units)
-    counts = {
-        name: 1 + max((op.slot for op in schedule.ops if op.kind in kinds), default=-1)
-        for name, kinds in _slot_users().items()
-    }
 
     def slots(count: int) -> list[Tensor]:
         return [torch.zeros(largest, dtype=dtype, device=device) for _ in range(count)]
 
-    transit = slots(counts["transit"] if setup.per_micro_batch else 0)
-    gathered = slots(counts["gathered"] if setup.gathers_per_use else 0)
+    transit = slots(1 + max(op.transit for op in schedule.ops))
+    gathered = slots(1 + max(op.gathered for op in schedule.ops))
     return RankStates(units, dtype, device, transit, gathered)
-
-
-def _slot_users() -> dict[str, tuple[Any, ...]]:
-    from ratrain.program.actions import Kind
-
-    return {"transit": (Kind.GradSync,), "gathered": (Kind.Gather_F, Kind.Gather_B)}
 
 
 def _unit_state(

@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
@@ -156,7 +155,9 @@ class RankRun:
             step_time_s=now_s - self._step_began_s,
             compute_s=times.compute_s,
             recovery_s=times.recovery_s,
-            stages_s=sum(waited[lane] for lane in (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B)),
+            stages_s=sum(
+                waited[lane] for lane in (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B)
+            ),
             reduce_s=waited[Lane.REDUCE],
             gather_s=waited[Lane.GATHER],
             update_s=waited[Lane.UPDATE],
@@ -170,9 +171,7 @@ class RankRun:
         return report
 
     def _unit(self, name: str) -> Unit:
-        return unit_of(
-            self._job.model.spec, name, sequence_length=self._job.model.sequence_length
-        )
+        return unit_of(self._job.model.spec, name, sequence_length=self._job.model.sequence_length)
 
     def _sizes(self) -> Sizes:
         length, spec = self._job.model.sequence_length, self._job.model.spec
