@@ -84,6 +84,8 @@ class RankOps:
             Kind.PrefetchW: self._prefetch_view,
             Kind.Gather_F: self._gather,
             Kind.Gather_B: self._gather,
+            Kind.ClipNorm: self._clip_norm,
+            Kind.Save: self._save,
         }
 
     def execute(self, op: LocalOp, step: int) -> None:
