@@ -70,8 +70,8 @@ def _differences(
     unlike = a.view(np.uint32) != b.view(np.uint32)
     if not unlike.any():
         return 0, 0.0
-    left, right = a[unlike].astype(np.float64), b[unlike].astype(np.float64)
     with np.errstate(invalid="ignore"):
+        left, right = a[unlike].astype(np.float64), b[unlike].astype(np.float64)
         apart = np.abs(left - right)
     both_nan = np.isnan(left) & np.isnan(right)
     apart[both_nan | (left == right)] = 0.0

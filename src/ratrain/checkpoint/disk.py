@@ -20,6 +20,12 @@ def told(place: Path, doing: str, missing_bytes: Callable[[], int] = lambda: 0) 
     """An `OSError` becomes a `CheckpointError`; `missing_bytes` counts what a full disk lacks."""
     try:
         yield
+    except FileNotFoundError as error:
+        raise CheckpointError(
+            f"{doing} failed: the folder is gone, another rank may have given this checkpoint up",
+            place=str(place),
+            fix="see the other ranks' messages; all ranks must share one file system",
+        ) from error
     except OSError as error:
         if error.errno not in FULL:
             raise CheckpointError(

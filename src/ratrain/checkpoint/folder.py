@@ -15,7 +15,7 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from ratrain.checkpoint.disk import free_bytes, sync_folder, told, write_at
@@ -39,6 +39,25 @@ def step_of(path: Path) -> int | None:
     return int(found[1]) if found else None
 
 
+def folder_of(path: Path) -> Path:
+    """The folder of checkpoints of a run; the folder itself where it is one already."""
+    inner = path / "checkpoints"
+    return inner if inner.is_dir() else path
+
+
+def leftovers(folder: Path) -> tuple[Path, ...]:
+    """Folders of checkpoints being written or removed: by a live process, or by a killed one."""
+    found = (path for path in children(folder) if path.suffix in (PARTIAL, REMOVING))
+    return tuple(sorted(path for path in found if step_of(path.with_suffix("")) is not None))
+
+
+def children(folder: Path) -> Iterator[Path]:
+    """What stands in a run's or folder's checkpoints."""
+    with told(folder, "reading a folder of checkpoints"):
+        inner = folder_of(folder)
+        yield from inner.iterdir() if inner.exists() else ()
+
+
 def rank_path(partial: Path, rank: int) -> Path:
     """Where a rank writes."""
     return partial / f"rank-{rank:05d}.safetensors"
@@ -54,9 +73,8 @@ def begin(run: Path, step: int) -> Path:
     partial = folder / (step_name(step) + PARTIAL)
     with told(folder, "making a checkpoint folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        for left in sorted(folder.glob("step-*")):
-            if left.suffix in (PARTIAL, REMOVING):
-                discard(left)
+        for left in leftovers(folder):
+            discard(left)
         partial.mkdir()
     return partial
 

@@ -7,13 +7,12 @@ has its size. The tensors' own checksums are verified as they are read, or by `v
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
-from ratrain.checkpoint.disk import read_at, told
-from ratrain.checkpoint.folder import PARTIAL, REMOVING, discard, step_of
+from ratrain.checkpoint.disk import read_at
+from ratrain.checkpoint.folder import PARTIAL, REMOVING, children, discard, leftovers, step_of
 from ratrain.checkpoint.manifest import NAME, Damage, Manifest, RankRecord, parse
 from ratrain.errors import CheckpointError
 
@@ -36,24 +35,18 @@ class Latest:
     skipped: tuple[Listed, ...] = ()
 
 
-def folder_of(path: Path) -> Path:
-    """The folder of checkpoints of a run; the folder itself where it is one already."""
-    inner = path / "checkpoints"
-    return inner if inner.is_dir() else path
-
-
 def listed(folder: Path) -> tuple[Listed, ...]:
     """The checkpoints under their final names, oldest first, whole or damaged."""
-    steps = sorted(
-        (step, path) for path in _children(folder) if (step := step_of(path)) is not None
-    )
+    steps = sorted((step, path) for path in children(folder) if (step := step_of(path)) is not None)
     return tuple(_look(path, step) for step, path in steps)
 
 
-def leftovers(folder: Path) -> tuple[Path, ...]:
-    """Folders of checkpoints being written or removed: by a live process, or by a killed one."""
-    found = (path for path in _children(folder) if path.suffix in (PARTIAL, REMOVING))
-    return tuple(sorted(path for path in found if step_of(path.with_suffix("")) is not None))
+def listed_at(path: Path) -> tuple[Listed, ...]:
+    """The same of whatever a user points at: a run, a folder, or one checkpoint."""
+    if not path.is_dir():
+        raise CheckpointError("no such folder", place=str(path), fix="name the run's folder")
+    step = step_of(path.resolve())
+    return listed(path) if step is None else (_look(path, step),)
 
 
 def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
@@ -116,12 +109,6 @@ def damaged(path: Path, problem: str) -> CheckpointError:
         f"use {before[-1]}, the one before it is complete" if before else "no earlier one is whole"
     )
     return CheckpointError(problem, place=str(path), fix=fix)
-
-
-def _children(folder: Path) -> Iterator[Path]:
-    with told(folder, "reading a folder of checkpoints"):
-        inner = folder_of(folder)
-        yield from inner.iterdir() if inner.exists() else ()
 
 
 def _look(path: Path, step: int) -> Listed:

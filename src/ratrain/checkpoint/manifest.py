@@ -62,8 +62,9 @@ class RankRecord:
             fields = dict(row)
             offset, digests = fields.pop("offset"), fields.pop("sha256")
             stored.append(StoredEntry(Entry(**fields), int(offset), tuple(digests)))
-        fields = {**body, "stored": tuple(stored)}
-        return RankRecord(**fields)
+        file, header_sha256 = str(body["file"]), str(body["header_sha256"])
+        size_bytes, header_bytes = int(body["size_bytes"]), int(body["header_bytes"])
+        return RankRecord(file, size_bytes, header_bytes, header_sha256, tuple(stored))
 
 
 @dataclass(frozen=True)
