@@ -37,9 +37,9 @@ def attention_gradients(
     if q.device.type == "cpu":
         return _CPU_BACKWARD(grad, q, k, v, out, logsumexp, 0.0, True, attn_mask=row)
     with torch.enable_grad():
-        inputs = [x.detach().requires_grad_() for x in (q, k, v)]
-        again = _composed(*inputs, row)
-    dq, dk, dv = torch.autograd.grad(again, inputs, grad)
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        again = _composed(q, k, v, row)
+    dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad)
     return dq, dk, dv
 
 

@@ -11,7 +11,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ratrain.models.attention import attention, attention_gradients
 from ratrain.models.linear import (
@@ -71,12 +70,11 @@ class AttentionBlock(Function):
         return linear_onto(weights, "attention.output", mixed, flat).view(x.shape)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         x, normed, rstd, q, k, v, out, logsumexp = ctx.saved_tensors
         weights: Weights = ctx.weights
         plan: AttentionPlan = ctx.plan
-        flat, grad = x.flatten(0, 1), grad_out.flatten(0, 1)
+        flat, grad = x.flatten(0, 1), grads[0].flatten(0, 1)
         mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
         weight_gradient(weights, "attention.output", grad, mixed)
         d_mixed = input_gradient(weights, "attention.output", grad)

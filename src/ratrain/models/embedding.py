@@ -6,7 +6,6 @@ from typing import Any
 
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ratrain.errors import SpecError
@@ -19,7 +18,7 @@ class Embed(Function):
     """apply(empty, weights, tokens [b, S]) -> [b, S, h]."""
 
     @staticmethod
-    def forward(ctx: Any, empty: Tensor, weights: Weights, tokens: Tensor) -> Tensor:
+    def forward(ctx: Any, empty: Tensor, weights: Weights, tokens: Tensor) -> Tensor:  # noqa: ARG004
         ctx.save_for_backward(tokens)
         ctx.weights = weights
         table = weights[TABLE]
@@ -35,8 +34,7 @@ class Embed(Function):
             ) from None
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
         (tokens,) = ctx.saved_tensors
-        ctx.weights.add_rows(TABLE, tokens.flatten(), grad.flatten(0, 1))
+        ctx.weights.add_rows(TABLE, tokens.flatten(), grads[0].flatten(0, 1))
         return None, None, None

@@ -13,10 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 
 from ratrain.models.linear import accumulation_dtype
-from ratrain.models.norm import rms_norm, rms_norm_gradients
+from ratrain.models.norm import rms_norm, rms_norm_gradients, row_lengths
 from ratrain.models.weights import Weights
 
 NORM, LOGITS = "head.norm.weight", "head.logits"
@@ -45,14 +44,13 @@ class HeadLoss(Function):
         return _losses(logits, targets.flatten()).sum()
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x, normed, rstd, targets, logits, inverse = ctx.saved_tensors
         weights: Weights = ctx.weights
-        lengthwise = None if inverse is None else torch.zeros_like(inverse)
-        d_logits = _logits_gradient_(logits, targets.flatten(), grad, inverse, lengthwise)
+        lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
+        d_logits = _logits_gradient_(logits, targets.flatten(), grads[0], inverse, lengthwise)
         weights.add_product(LOGITS, d_logits, normed)
-        if lengthwise is not None:
+        if inverse is not None and lengthwise is not None:
             # What would only lengthen a row leaves no trace in the logits: take it out.
             weights.add_scaled_rows(LOGITS, lengthwise.mul_(inverse).mul_(inverse).neg_())
         d_normed = d_logits @ weights[LOGITS]
@@ -74,9 +72,7 @@ def _logits(normed: Tensor, weights: Weights, plan: HeadPlan) -> tuple[Tensor, T
     logits = normed @ matrix.t()
     if not plan.normalised:
         return logits, None
-    dtype = accumulation_dtype(matrix.dtype)
-    length = torch.linalg.vector_norm(matrix, dim=1, dtype=dtype)
-    inverse = length.clamp_min_(LEAST_LENGTH).reciprocal_()
+    inverse = row_lengths(matrix).squeeze(1).clamp_min_(LEAST_LENGTH).reciprocal_()
     return logits.mul_(inverse), inverse
 
 

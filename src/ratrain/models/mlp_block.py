@@ -10,7 +10,6 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.autograd.function import once_differentiable
 from torch.nn import functional
 
 from ratrain.models.linear import input_gradient, linear, linear_onto, weight_gradient
@@ -34,11 +33,10 @@ class MlpBlock(Function):
         return linear_onto(weights, "mlp.down", act, flat).view(x.shape)
 
     @staticmethod
-    @once_differentiable
-    def backward(ctx: Any, grad_out: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         x, normed, rstd, gate, up, act = ctx.saved_tensors
         weights: Weights = ctx.weights
-        flat, grad = x.flatten(0, 1), grad_out.flatten(0, 1)
+        flat, grad = x.flatten(0, 1), grads[0].flatten(0, 1)
         weight_gradient(weights, "mlp.down", grad, act)
         d_gate, d_up = _gated_(input_gradient(weights, "mlp.down", grad), gate, up)
         weight_gradient(weights, "mlp.gate", d_gate, normed)

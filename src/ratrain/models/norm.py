@@ -8,14 +8,17 @@ from torch import Tensor
 from ratrain.models.linear import accumulation_dtype
 
 
+def row_lengths(x: Tensor) -> Tensor:
+    """The Euclidean length of each row, [rows, 1] in fp32."""
+    return torch.ops.aten.linalg_vector_norm(x, 2, [-1], True, dtype=accumulation_dtype(x.dtype))
+
+
 def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
     """(w x r, r) with r = 1 / sqrt(mean(x^2) + epsilon), one a row.
 
     x r is rounded to x's dtype before the product with w, as in Hugging Face's models.
     """
-    dtype = accumulation_dtype(x.dtype)
-    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True, dtype=dtype)
-    rstd = norm.square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
+    rstd = row_lengths(x).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return (x * rstd).to(x.dtype).mul_(weight), rstd
 
 

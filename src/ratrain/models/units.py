@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan
+from ratrain.models.differentiable import differentiable
 from ratrain.models.embedding import Embed
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits
 from ratrain.models.mlp_block import MlpBlock
@@ -42,7 +43,7 @@ class Embedding:
     layout: UnitParameters
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return Embed.apply(x, weights, batch.tokens)
+        return differentiable(Embed, x, weights, batch.tokens)
 
 
 @dataclass(frozen=True)
@@ -53,8 +54,8 @@ class Layer:
     plan: AttentionPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        between: Tensor = AttentionBlock.apply(x, weights, self.plan)
-        return MlpBlock.apply(between, weights, self.plan.shape.epsilon)
+        between = differentiable(AttentionBlock, x, weights, self.plan)
+        return differentiable(MlpBlock, between, weights, self.plan.shape.epsilon)
 
 
 @dataclass(frozen=True)
@@ -65,7 +66,7 @@ class Head:
     plan: HeadPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return HeadLoss.apply(x, weights, batch.targets, self.plan)
+        return differentiable(HeadLoss, x, weights, batch.targets, self.plan)
 
     def logits(self, weights: Weights, x: Tensor) -> Tensor:
         """[b, S, V], not differentiable."""
