@@ -69,14 +69,10 @@ class Weights:
             deferred.pop(0)()
 
     def _product(self, name: str, grad_output: Tensor, inputs: Tensor) -> None:
-        torch.addmm(
-            self._gradient[name], grad_output.t(), inputs, out=self._gradient[name]
-        )
+        torch.addmm(self._gradient[name], grad_output.t(), inputs, out=self._gradient[name])
 
     def _sum(self, name: str, gradient: Tensor) -> None:
         self._gradient[name].add_(gradient)
 
     def _windows(self, flat: Tensor) -> dict[str, Tensor]:
-        return {
-            p.name: flat[p.offset : p.end].view(p.shape) for p in self.layout.parameters
-        }
+        return {p.name: flat[p.offset : p.end].view(p.shape) for p in self.layout.parameters}
