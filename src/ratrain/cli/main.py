@@ -19,6 +19,7 @@ from ratrain.errors import RatrainError
 VERBS: dict[str, str] = {
     "models": "the models RATrain knows, layer by layer",
     "clusters": "the clusters RATrain knows, and where each constant comes from",
+    "data": "tokenise a job's text and show what there is",
     "plan": "find a layout that fits and is fast",
     "explain": "why this plan: memory, time, runner-ups, what did not fit",
     "program": "build the program of a job: text, picture or CSV",
