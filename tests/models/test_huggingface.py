@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 import json
+import os
+import subprocess
+import sys
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +16,20 @@ import safetensors.torch
 import torch
 from tiny_models import BAICHUAN, GROUPED, LLAMA, MODELS, QWEN, TIED, batch_of, running
 from torch.nn import functional
-from transformers import AutoModelForCausalLM, LlamaConfig, LlamaForCausalLM, Qwen2Config
-from transformers import Qwen2ForCausalLM
+from transformers import (
+    AutoModelForCausalLM,
+    LlamaConfig,
+    LlamaForCausalLM,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
 
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface import read_range, write_model
 from ratrain.models.huggingface_names import place_of
+from ratrain.models.huggingface_reader import CONFIG, INDEX, SINGLE
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 
@@ -131,9 +141,7 @@ def test_transformers_loads_what_is_written(name: str, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", MODELS)
 @pytest.mark.parametrize("shard_bytes", [1, 20_000, 10**9])
-def test_what_is_written_reads_back_bit_by_bit(
-    name: str, shard_bytes: int, tmp_path: Path
-) -> None:
+def test_what_is_written_reads_back_bit_by_bit(name: str, shard_bytes: int, tmp_path: Path) -> None:
     spec = MODELS[name]
     ours = running(spec)
     write_model(tmp_path, spec, torch.float32, ours.views.__getitem__, shard_bytes)
@@ -188,71 +196,101 @@ def test_a_model_that_no_family_describes_is_refused(tmp_path: Path) -> None:
         write_model(tmp_path, odd, torch.float32, running(odd).views.__getitem__)
 
 
-def written(folder: Path) -> Path:
-    """A folder with a Qwen model in one file."""
-    write_model(folder, QWEN, torch.float32, running(QWEN).views.__getitem__)
-    return folder / "model.safetensors"
-
-
 def edit_config(folder: Path, **changes: Any) -> None:
-    path = folder / "config.json"
+    path = folder / CONFIG
     path.write_text(json.dumps({**json.loads(path.read_text()), **changes}))
 
 
-def edit_tensors(path: Path, **changes: torch.Tensor | None) -> None:
-    tensors = {**safetensors.torch.load_file(path), **changes}
+def edit_tensor(folder: Path, name: str, value: torch.Tensor | None) -> None:
+    """Replaces a tensor of the file, or takes it out."""
+    tensors = {**safetensors.torch.load_file(folder / SINGLE), name: value}
     kept = {name: tensor for name, tensor in tensors.items() if tensor is not None}
-    safetensors.torch.save_file(kept, path)
+    safetensors.torch.save_file(kept, folder / SINGLE)
+
+
+def cut(folder: Path) -> None:
+    path = folder / SINGLE
+    path.write_bytes(path.read_bytes()[:5000])
 
 
 Q_BIAS = "model.layers.1.self_attn.q_proj.bias"
 UP = "model.layers.1.mlp.up_proj.weight"
+UP_BIAS = "model.layers.1.mlp.up_proj.bias"
+ONE_TENSOR = '{"weight_map": {"model.norm.weight": "model-9.safetensors"}}'
+ABSENT_FILE = json.dumps({"weight_map": {"model.embed_tokens.weight": "model-9.safetensors"}})
+DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no weights": (lambda folder: (folder / SINGLE).unlink(), SINGLE),
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "cannot read"),
+    "config is a list": (lambda folder: (folder / CONFIG).write_text("[]"), "JSON object"),
+    "cut short": (cut, "not a safetensors file"),
+    "not weights": (lambda folder: (folder / SINGLE).write_bytes(b"none"), "not a safetensors"),
+    "a tensor less": (lambda folder: edit_tensor(folder, Q_BIAS, None), Q_BIAS),
+    "wrong shape": (lambda folder: edit_tensor(folder, UP, torch.zeros(3, 4)), r"\(3, 4\)"),
+    "whole numbers": (lambda folder: edit_tensor(folder, UP, torch.ones(48, 32).char()), "I8"),
+    "a bias more": (lambda folder: edit_tensor(folder, UP_BIAS, torch.ones(48)), "no such bias"),
+    "other sizes": (lambda folder: edit_config(folder, hidden_size=36), "hidden"),
+    "scaled": (lambda folder: edit_config(folder, rope_scaling={"rope_type": "yarn"}), "yarn"),
+    "scaling is no table": (lambda folder: edit_config(folder, rope_scaling=[1]), "rope"),
+    "window": (
+        lambda folder: edit_config(folder, use_sliding_window=True, sliding_window=8),
+        "sliding window",
+    ),
+    "window is no number": (
+        lambda folder: edit_config(folder, use_sliding_window=True, sliding_window="8"),
+        "sliding window",
+    ),
+    "index is no JSON": (lambda folder: (folder / INDEX).write_text("{"), "not valid JSON"),
+    "index is a list": (lambda folder: (folder / INDEX).write_text("[]"), "weight_map"),
+    "index of one": (lambda folder: (folder / INDEX).write_text(ONE_TENSOR), "is missing"),
+    "file of index": (lambda folder: (folder / INDEX).write_text(ABSENT_FILE), "file is missing"),
+}
 
 
-@pytest.mark.parametrize(
-    ("damage", "message"),
-    [
-        (lambda folder, file: file.unlink(), "model.safetensors"),
-        (lambda folder, file: (folder / "config.json").unlink(), "config.json"),
-        (lambda folder, file: (folder / "config.json").write_text("[]"), "config.json"),
-        (lambda folder, file: file.write_bytes(file.read_bytes()[:5000]), "safetensors"),
-        (lambda folder, file: file.write_bytes(b"none"), "safetensors"),
-        (lambda folder, file: edit_tensors(file, **{Q_BIAS: None}), Q_BIAS),
-        (lambda folder, file: edit_tensors(file, **{UP: torch.zeros(3, 4)}), r"\(3, 4\)"),
-        (lambda folder, file: edit_tensors(file, **{UP: torch.zeros(48, 32).char()}), "I8"),
-        (
-            lambda folder, file: edit_tensors(file, **{UP.replace("weight", "bias"): torch.ones(48)}),
-            "no such bias",
-        ),
-        (lambda folder, file: edit_config(folder, hidden_size=36), "hidden"),
-        (lambda folder, file: edit_config(folder, rope_scaling={"rope_type": "yarn"}), "yarn"),
-        (
-            lambda folder, file: edit_config(folder, use_sliding_window=True, sliding_window=8),
-            "window",
-        ),
-        (
-            lambda folder, file: (folder / "model.safetensors.index.json").write_text("{"),
-            "index.json",
-        ),
-        (
-            lambda folder, file: (folder / "model.safetensors.index.json").write_text(
-                '{"weight_map": {"model.norm.weight": "model-9.safetensors"}}'
-            ),
-            "missing",
-        ),
-    ],
-)
-def test_a_damaged_folder_is_one_error_that_names_the_place(
-    damage: Any, message: str, tmp_path: Path
-) -> None:
-    file = written(tmp_path)
-    damage(tmp_path, file)
+@pytest.mark.parametrize("name", DAMAGE)
+def test_a_damaged_folder_is_one_error_that_names_the_place(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, QWEN, torch.float32, running(QWEN).views.__getitem__)
+    damage, message = DAMAGE[name]
+    damage(tmp_path)
     with pytest.raises(SpecError, match=message) as caught:
         read_all(tmp_path, QWEN)
     assert str(tmp_path) in caught.value.place
 
 
 def test_a_folder_of_another_model_is_named_before_anything_is_read(tmp_path: Path) -> None:
-    written(tmp_path)
+    write_model(tmp_path, QWEN, torch.float32, running(QWEN).views.__getitem__)
     with pytest.raises(SpecError, match="layers is 2 there and 3"):
         read_all(tmp_path, replace(QWEN, layers=3))
+
+
+MEASURE = """
+import resource, sys, torch
+from ratrain.describe.huggingface import load_config
+from ratrain.models.huggingface import read_range
+from ratrain.models.shapes import unit_layout
+def peak_bytes():
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+spec = load_config(sys.argv[1] + "/config.json")
+layout = unit_layout(spec, "1")
+read_range(sys.argv[1], spec, "h", unit_layout(spec, "h"), 0, 64)
+before = peak_bytes()
+for part in range(4):
+    size = layout.size // 4
+    read_range(sys.argv[1], spec, "1", layout, part * size, (part + 1) * size)
+print(peak_bytes() - before, layout.size * 4)
+"""
+
+
+def test_reading_a_part_of_a_unit_does_not_take_the_memory_of_the_model(tmp_path: Path) -> None:
+    """A file of 85 MB, of which each read wants 7 MB: it takes less than three times that."""
+    spec = replace(LLAMA, layers=3, hidden=768, heads=12, kv_heads=12, head_dim=64, ffn=2048)
+    model = running(spec)
+    write_model(tmp_path, spec, torch.float32, model.views.__getitem__)
+    done = subprocess.run(
+        [sys.executable, "-c", MEASURE, str(tmp_path)],
+        capture_output=True,
+        text=True,
+        check=True,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)},
+    )
+    grown, unit_bytes = map(int, done.stdout.split())
+    assert grown < 3 * unit_bytes / 4
