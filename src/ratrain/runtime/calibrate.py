@@ -260,7 +260,7 @@ def _median_s(work: Callable[[], Any], repeats: int) -> float:
 
 
 def costs_of_run(program: Program, found: list[Calibration], element_bytes: int) -> Costs:
-    """The simulator's costs, from all ranks' calibrations; ranks that a program folds are averaged."""
+    """The simulator's costs, from all calibrations; ranks that a program folds are averaged."""
     table, setup = program.table, program.setup
     units = table.states.units
     ranks = setup.ranks
@@ -274,7 +274,8 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
             [
                 np.mean([read(c.units[place[g]]) for c in of_rank[int(units.rank[g])]])
                 for g in range(len(units.rank))
-            ]
+            ],
+            dtype=np.float64,
         )
 
     def link_mean(rank: int, read: Callable[[Calibration], LinkTimes | None]) -> LinkTimes:

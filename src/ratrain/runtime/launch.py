@@ -36,9 +36,7 @@ class Failure:
     fix: str = ""
 
 
-def launch(
-    folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, tick: Tick
-) -> None:
+def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, tick: Tick) -> None:
     """Runs all ranks to their end; raises `RunFailed` with the first cause where one failed."""
     _clear(folder)
     if lab is not None:
@@ -51,15 +49,13 @@ def launch(
             tick()
     tick()
     if agent.error is not None:
-        raise _explained(folder, spec, agent.error, lab)
+        raise _explained(folder, agent.error, lab)
 
 
 class _Agent:
     """The elastic agent, on a thread of its own: it installs no signal handlers there."""
 
-    def __init__(
-        self, folder: RunFolder, spec: RunSpec, lab: Lab | None, restarts: int
-    ) -> None:
+    def __init__(self, folder: RunFolder, spec: RunSpec, lab: Lab | None, restarts: int) -> None:
         self.error: BaseException | None = None
         self._folder, self._spec, self._lab, self._restarts = folder, spec, lab, restarts
         self._thread = threading.Thread(target=self._run, name="agent", daemon=True)
@@ -128,11 +124,9 @@ def _clear(folder: RunFolder) -> None:
         old.unlink()
 
 
-def _explained(
-    folder: RunFolder, spec: RunSpec, error: BaseException, lab: Lab | None
-) -> RatrainError:
+def _explained(folder: RunFolder, error: BaseException, lab: Lab | None) -> RatrainError:
     """The first cause of a failure, rather than what followed from it on other ranks."""
-    failures = _failures(folder, spec, error, lab)
+    failures = _failures(folder, error, lab)
     if not failures:
         return RunFailed(str(error).splitlines()[0], place=str(folder.path))
     first = min(failures, key=_follows)
@@ -154,9 +148,7 @@ def _follows(failure: Failure) -> int:
     return int(any(word in failure.what.lower() for word in words))
 
 
-def _failures(
-    folder: RunFolder, spec: RunSpec, error: BaseException, lab: Lab | None
-) -> list[Failure]:
+def _failures(folder: RunFolder, error: BaseException, lab: Lab | None) -> list[Failure]:
     found: dict[int, Failure] = {}
     for path in sorted((folder.path / "ranks").glob("failure-*.json")):
         body = folder.read_json(path)

@@ -1,4 +1,4 @@
-"""From a job to a run folder: the program that will run, proved to fit, and who plays which part."""
+"""From a job to a run folder: the program that will run, proved, and who plays which part."""
 
 from __future__ import annotations
 

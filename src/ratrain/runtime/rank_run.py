@@ -88,7 +88,7 @@ def _run(folder: RunFolder, rank: int) -> None:
     _calibrate(folder, job, program, spec, seat, run, network, allocator)
     run.save_with(
         CheckpointSaver(
-            _save_spec(job, spec, folder),
+            _save_spec(job, folder),
             rank,
             run.states,
             network,
@@ -189,7 +189,7 @@ def config_hash(job: JobSpec) -> str:
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _save_spec(job: JobSpec, spec: RunSpec, folder: RunFolder) -> SaveSpec:
+def _save_spec(job: JobSpec, folder: RunFolder) -> SaveSpec:
     return SaveSpec(
         run=folder.path,
         every=job.checkpoint.every,
@@ -241,7 +241,7 @@ def _calibrate(
                 for times in simulation.ranks
             ],
             "bound_bytes": [bound.total_bytes for bound in simulation.verdict.bounds],
-            "bound_items": [dict(bound.items) for bound in simulation.verdict.bounds],
+            "bound_items": [bound.by_family for bound in simulation.verdict.bounds],
             "calibration": [asdict(one) for one in found],
         }
         write_whole(folder.path / "prediction.json", json.dumps(body, indent=1))
