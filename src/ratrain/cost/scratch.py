@@ -31,7 +31,7 @@ def compute_scratch_bytes(
     return 0
 
 
-def lanes_scratch_bytes(data: int, element_bytes: int) -> int:
+def lanes_scratch_bytes(data: int) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
     sum, and the optimizer's widened gradient, scaled."""
     reduction = (2 * (data - 1) + 1) * CHUNK_BYTES if data > 1 else 0

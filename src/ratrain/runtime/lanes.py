@@ -18,7 +18,7 @@ from ratrain.runtime.schedule import LocalOp, Schedule
 Execute = Callable[[LocalOp, int], None]
 """Does an op's work in a step."""
 Meet = Callable[[LocalOp], None]
-"""Waits until an op's partner on another rank is there, before memory is taken for what it sends."""
+"""Waits until an op's partner on another rank is there, before memory is taken for its message."""
 Gate = Callable[[Lane, int], bool]
 """Called by each lane before each step; False ends the lane."""
 
