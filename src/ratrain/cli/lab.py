@@ -23,7 +23,7 @@ def command() -> None:
     and a process in it gets the file's share of processors and memory.
 
     \b
-    Examples:
+    Examples (all take --json):
       ratrain lab check lab-mixed
       ratrain lab run lab-mixed -- python train.py
       ratrain lab clean
