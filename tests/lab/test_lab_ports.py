@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from clusters import cluster, device, host, link, plain
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.describe.presets import cluster_preset
@@ -33,6 +33,7 @@ PLACES = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(PLACES)
 def test_a_place_comes_through_the_environment_unchanged(place: Place) -> None:
     assert place_from_env(place_to_env(place)) == place
@@ -54,7 +55,8 @@ def test_a_place_whose_lab_is_gone_says_so() -> None:
         enter(gone)
 
 
-@given(count=st.integers(1, 40), devices=st.integers(1, 5), shared=st.booleans())
+@settings(deadline=None)
+@given(count=st.integers(1, 12), devices=st.integers(1, 5), shared=st.booleans())
 def test_every_rank_stands_behind_one_port_with_an_address_of_its_own(
     count: int, devices: int, shared: bool
 ) -> None:
@@ -124,6 +126,7 @@ def test_memory_is_the_first_tier_and_the_overhead() -> None:
     assert memory_limit_bytes(slow) == 1_600_000_000
 
 
+@settings(deadline=None)
 @given(st.floats(1e3, 1.25e9))
 def test_a_queue_holds_a_burst_and_a_burst_holds_a_packet(rate: float) -> None:
     burst = wires.burst_bytes(rate)
