@@ -81,6 +81,7 @@ class _Agent:
             run_id=f"ratrain-{os.getpid()}",
             rdzv_backend="c10d",
             rdzv_endpoint=f"{address}:0",
+            rdzv_configs={"is_host": True},
             local_addr=address,
             max_restarts=self._restarts,
             monitor_interval=0.1,
