@@ -77,9 +77,9 @@ def test_a_parquet_column_of_repeated_texts_is_read(tmp_path: Path) -> None:
 def test_an_arrow_stream_and_an_arrow_file_are_read_alike(tmp_path: Path) -> None:
     table = pa.table({"text": TEXTS * 200})
     write_stream(tmp_path / "stream.arrow", table)
-    with pa.OSFile(str(tmp_path / "file.arrow"), "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+    path = str(tmp_path / "file.arrow")
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
     assert read(tmp_path / "stream.arrow") == read(tmp_path / "file.arrow") == TEXTS * 200
 
 
