@@ -9,7 +9,7 @@ that follow and micro-batches decide k, the micro-batches held (`held`); d repli
     input      k sum x, and what the stage before is ahead
     saved      k sum a kept; recovered: min(buffer, layers) of one layer; backward-time: one
     outgrad    the gradient between two units of the stage
-    slots      two tensors of each direction on their way
+    slots      two tensors of each direction on their way; as many parts of a tensor group's sums
 
 An upper bound of what `program.bounds` proves; the tests hold it to within 2 % above.
 """
@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import Group
 from ratrain.plan.held import held_by_rank
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
@@ -35,6 +36,12 @@ BUCKET_BYTES = 25_000_000
 NONE, BACKWARD, FORWARD = (
     RECOVERY_CODE[mode] for mode in (Recovery.NONE, Recovery.BACKWARD, Recovery.FORWARD)
 )
+
+
+def bucket_bytes(job: JobSpec) -> int | None:
+    """Pieces in which an unreduced gradient leaves while backward makes the rest. The runtime,
+    which trains jobs that have data, sends a unit's gradient when it is whole: None."""
+    return None if job.data is not None else BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ def bill(group: Group, recovery: Ints) -> Bill:
     """The `Bill` of a group. `recovery`: a code for each row and stage."""
     states, activations = _states(group, recovery), _activations(group, recovery)
     states["gradient"] = states["gradient"] - _never_together(group, recovery)
-    return Bill({**states, **activations, **_slots(group)})
+    scratch = {"scratch": _largest(group, _sizes(group, "scratch_bytes"))}
+    return Bill({**states, **activations, **_slots(group), **scratch})
 
 
 def _by_rank(group: Group, stages: npt.NDArray[np.int64]) -> Ints:
@@ -107,7 +115,8 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
     slots = 1 + np.where(ahead, group.buffer[:, None], 1)
     sharded = group.sharded_gradients[:, None] & (data > 1)
     if group.strategy.layerwise:
-        capped = tuple(min(size, BUCKET_BYTES) for size in gradient)
+        most = bucket_bytes(group.job)
+        capped = tuple(size if most is None else min(size, most) for size in gradient)
         transit = TRANSIT_SLOTS * _largest(group, (capped[0], capped[1], capped[2]))
     else:
         transit = whole(gradient)
@@ -235,7 +244,7 @@ def _pending(group: Group) -> Ints:
         return np.zeros_like(group.layers)
     found = group.layers.copy()
     found[:, 0] += 1
-    return found * (1 + (group.layout.tensor > 1))
+    return found
 
 
 def _ahead(group: Group) -> Ints:
@@ -248,31 +257,31 @@ def _ahead(group: Group) -> Ints:
 
 
 def _between(group: Group) -> Ints:
-    """Rows x ranks: gradients between two units of a stage, partial sums of a tensor group.
+    """Rows x ranks: gradients between two units of a stage."""
+    return (_units(group).max(axis=1) > 1) * 1
 
-    A stage's last partial sum can wait for each micro-batch that the rank holds, where the tensor
-    group's links lag behind; an interleaved order runs two further ahead. This is an upper bound:
-    they are seldom all there while gradients are too.
-    """
-    layout = group.layout
-    held = held_by_rank(
-        group.strategy.skeleton, layout.pipeline, layout.virtual, group.micro_batches
-    )
-    ahead = np.array([rows.sum(axis=1).max() for rows in held], dtype=np.int64)
-    ahead = ahead + 2 * SKELETONS[group.strategy.skeleton].chunks
-    units = group.layers.reshape(len(group), -1, group.layout.pipeline).max(axis=1)
-    units[:, 0] += 1
-    if group.layout.pipeline > 1:
-        units[:, -1] += 1
-    return (units > 1) * 1 + (group.layout.tensor > 1) * (np.where(units == 1, 3, 1) + ahead)
+
+def _units(group: Group) -> Ints:
+    """Rows x stages of a rank x ranks: units, the embedding and the head counted."""
+    found = group.layers.copy()
+    found[:, 0] += 1
+    found[:, -1] += 1
+    return found.reshape(len(group), group.layout.virtual, group.layout.pipeline)
 
 
 def _slots(group: Group) -> dict[str, Ints]:
-    """Two tensors for each stage and direction that crosses to another rank."""
+    """Two tensors for each stage and direction that crosses to another rank; two for each rank
+    and direction in which it sums parts over a tensor group."""
     boundary, stages = group.units[1].input_bytes, group.layout.stages
     found = np.zeros((len(group), stages), dtype=np.int64)
     if group.layout.pipeline > 1:
         into = 0 if SKELETONS[group.strategy.skeleton].split_backward else 1
         found[:, :-1] += SEND_SLOTS * (1 + into) * boundary  # outputs, gradients that arrive
         found[:, 1:] += SEND_SLOTS * boundary  # gradients of inputs
-    return {"slots": _by_rank(group, found)}
+    sums = np.zeros((len(group), group.layout.pipeline), dtype=np.int64)
+    if group.layout.tensor > 1:
+        units = _units(group).sum(axis=1)
+        sums += 2 * SEND_SLOTS * boundary
+        sums[:, 0] -= SEND_SLOTS * boundary * (units[:, 0] == 1)  # an embedding sums no gradient
+        sums[:, -1] -= SEND_SLOTS * boundary * (units[:, -1] == 1)  # a head has no output
+    return {"slots": _by_rank(group, found), "sums": sums}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.bill import BUCKET_BYTES
+from ratrain.plan.bill import bucket_bytes
 from ratrain.plan.enumerate import Group, StateMode
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import stages_of
@@ -49,7 +49,10 @@ class Candidate:
     @property
     def choices(self) -> Choices:
         mode = Accumulation.SHARDED if self.mode.sharded_gradients else Accumulation.LOCAL
-        return Choices(accumulation=mode, bucket_bytes=BUCKET_BYTES, recovery=self.recovery)
+        choices = Choices(
+            accumulation=mode, bucket_bytes=bucket_bytes(self.job), recovery=self.recovery
+        )
+        return as_trained(choices, self.job)
 
 
 def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
@@ -66,6 +69,15 @@ def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
         int(group.buffer[row]),
         group.reversed_kinds,
     )
+
+
+def as_trained(choices: Choices, job: JobSpec) -> Choices:
+    """The choices with what the job's [train] and [checkpoint] ask for, where it has [data] and
+    so can run: clipping, or fp16's check for overflow, and saving."""
+    if job.data is None:
+        return choices
+    clip = job.train.clip_norm is not None or job.schedule.dtype == "fp16"
+    return replace(choices, clip=clip, save=job.checkpoint.every > 0)
 
 
 def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
