@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections import Counter
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,7 +19,7 @@ from ratrain.models.sample import next_logits, sample
 def test_greedy_sampling_writes_what_transformers_writes(tmp_path: Path) -> None:
     model = running(QWEN)
     write_model(tmp_path, QWEN, torch.float32, model.views.__getitem__)
-    theirs = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
+    theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     prompt = [7, 3, 21]
     wanted = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
     found = list(sample(QWEN, model.weights, prompt, 12, sequence_length=32))
