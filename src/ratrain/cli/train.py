@@ -114,7 +114,7 @@ def _fresh(request: RunRequest, run: Path | None) -> _Ready:
     from ratrain.runtime.run_folder import RunFolder
 
     prepared = prepare_run(request)
-    _prepare_data(prepared.case.job, request.job_path)
+    _prepare_data(prepared.case.job)
     path = run or fresh_run(RUNS, f"{request.job_path.stem}-{prepared.case.job.schedule.name}")
     folder = RunFolder(path)
     write_run(prepared, folder)
@@ -144,14 +144,14 @@ def _resumed(request: RunRequest, run: Path | None) -> _Ready:
     for change in found.changes:
         _say(f"changed since the run began: {change}")
     if not found.finished:
-        _prepare_data(found.job, request.job_path)
+        _prepare_data(found.job)
         folder.write_spec(found.spec, folder.read_program())
         begins = f"resumes behind step {found.step}" if found.step else "no checkpoint yet: begins"
         _say(f"run {run} {begins}")
     return _Ready(folder, found.job, found.spec, found.step)
 
 
-def _prepare_data(job: JobSpec, place: Path) -> None:
+def _prepare_data(job: JobSpec) -> None:
     """Tokenises here once, with a bar, what every rank reads."""
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job

@@ -86,6 +86,7 @@ class _Agent:
             run_id=f"ratrain-{os.getpid()}",
             rdzv_backend="c10d",
             rdzv_endpoint=f"{address}:0",
+            rdzv_configs={"is_host": True},  # the address may be a lab's, which torch cannot know
             local_addr=address,
             max_restarts=self._restarts,
             monitor_interval=0.1,
