@@ -52,7 +52,10 @@ class Weights:
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
         """gradient[rows[i]] += gradient[i]: an embedding's."""
-        self._gradient[name].index_add_(0, rows, gradient)
+        if self._deferred is not None:
+            self._deferred.append(lambda: self._sum_rows(name, rows, gradient))
+        else:
+            self._sum_rows(name, rows, gradient)
 
     def defer(self) -> list[Callable[[], None]]:
         """Keeps weight gradients for later; the list returned is what `play` takes."""
@@ -73,6 +76,9 @@ class Weights:
 
     def _sum(self, name: str, gradient: Tensor) -> None:
         self._gradient[name].add_(gradient)
+
+    def _sum_rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
+        self._gradient[name].index_add_(0, rows, gradient)
 
     def _windows(self, flat: Tensor) -> dict[str, Tensor]:
         return {p.name: flat[p.offset : p.end].view(p.shape) for p in self.layout.parameters}
