@@ -146,16 +146,13 @@ def test_a_step_whose_gradients_overflow_changes_nothing_but_the_scale(
 
 
 def test_training_goes_on_once_the_scale_is_small_enough(crew: Crew, tmp_path: Path) -> None:
-    setting = Setting(dtype="fp16", loss_scale=2.0**27, steps=14)
-    found = [
-        train(crew, one, tmp_path / str(number))
-        for number, one in enumerate([setting.at((2, 2)), replace(setting, name="1f1b").at((2, 2))])
-    ]
+    setting = Setting(dtype="fp16", loss_scale=2.0**27, steps=14).at((2, 2))
+    choices = [setting, replace(setting, name="1f1b"), replace(setting, sharding=0)]
+    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
     (scale,) = found[0].loss_scales
-    assert 1.0 < scale < 2.0**26
-    assert found[0].losses[0] == found[0].losses[1], "the first step was not skipped"
-    assert found[0].losses[-1] != found[0].losses[0]
-    assert not found[0].differences(found[1])
+    assert 1.0 < scale < 2.0**26, "the first steps were not skipped, or nothing else was done"
+    assert any(moment.any() for _, moment, _ in found[0].units.values())
+    assert not any(one.differences(found[0]) for one in found)
 
 
 @pytest.mark.parametrize("seed", range(6))
@@ -168,11 +165,11 @@ def test_no_timing_changes_a_bit(
         assert not found.differences(usual[layout])
 
 
-def test_the_ledger_never_holds_more_than_the_verifier_s_bound(
-    crew: Crew, tmp_path: Path
-) -> None:
+def test_the_ledger_never_holds_more_than_the_verifier_s_bound(crew: Crew, tmp_path: Path) -> None:
     for number, name in enumerate(["ratrain", "zb-h1", "gpipe", "tuned", "zero3-heavy"]):
-        found = train(crew, Setting(name, steps=4).at((2, 2)), tmp_path / str(number), delays=number)
+        found = train(
+            crew, Setting(name, steps=4).at((2, 2)), tmp_path / str(number), delays=number
+        )
         for peak, bound in zip(found.ledger_peaks, found.bounds, strict=True):
             assert 0 < peak <= bound
 
