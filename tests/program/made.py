@@ -39,11 +39,18 @@ def replica(
     return Replica(stages, micro_batches, count)
 
 
-def small(name: str, cut: tuple[int, ...] = (2, 2), micro_batches: int = 4) -> Program:
+def small(
+    name: str,
+    cut: tuple[int, ...] = (2, 2),
+    micro_batches: int = 4,
+    *,
+    clip: bool = False,
+    save: bool = False,
+) -> Program:
     """The program of a named strategy on a small pipeline."""
     ranks = 2 if name == "interleaved" else len(cut)
     setup = Setup((replica(cut, micro_batches, 2, ranks, ends=True),))
-    return apply_strategy(strategy(name), setup, Choices())
+    return apply_strategy(strategy(name), setup, Choices(clip=clip, save=save))
 
 
 @dataclass(frozen=True)
@@ -105,5 +112,7 @@ def cases(draw: st.DrawFn, max_micro_batches: int = 6) -> Case:
         exempt_last=draw(st.booleans()),
         accumulation=Accumulation.SHARDED if sharded else Accumulation.LOCAL,
         bucket_bytes=draw(st.sampled_from([None, 64])) if sharded else None,
+        clip=draw(st.booleans()),
+        save=draw(st.booleans()),
     )
     return Case(found, setup, choices)

@@ -124,6 +124,38 @@ def test_a_dropped_collective_of_unequal_replicas_misses_its_partner(
 
 @quick
 @given(cases(), st.data())
+def test_a_norm_that_one_rank_leaves_out_misses_its_partner(
+    case: Case, data: st.DataObject
+) -> None:
+    assume(case.setup.ranks > 1)
+    program, _ = dropped(case.program, data, Kind.ClipNorm)
+    verdict = verify(program)
+    others = [f for f in verdict.findings if f.rule is Rule.MISSING_PARTNER]
+    assert len(others) == case.setup.ranks - 1
+    assert all("is not there once on every rank" in f.message for f in others)
+
+
+@quick
+@given(cases(), st.data())
+def test_an_update_ahead_of_the_norm_is_named(case: Case, data: st.DataObject) -> None:
+    program = case.program
+    norms = ops_of(program, Kind.ClipNorm)
+    assume(norms)
+    rank, lane, place = data.draw(st.sampled_from(norms))
+    swapped = changed(program, rank, lane, _swap(place, place + 1))
+    assert names(verify(swapped)) & {Rule.USE_AFTER_FREE, Rule.OVERWRITTEN}
+
+
+@quick
+@given(cases(), st.data())
+def test_a_dropped_save_is_an_incomplete_save(case: Case, data: st.DataObject) -> None:
+    program, _ = dropped(case.program, data, Kind.Save)
+    assume(ops_of(program, Kind.Save))
+    assert names(verify(program)) == {Rule.INCOMPLETE_SAVE}
+
+
+@quick
+@given(cases(), st.data())
 def test_two_swapped_sends_break_the_order_of_messages(case: Case, data: st.DataObject) -> None:
     program = case.program
     lanes = [key for key, acts in program.lanes.items() if key[1] in (Lane.SEND_F, Lane.SEND_B)

@@ -22,6 +22,7 @@ PROGRAMS = {
     "baseline-1f1b": small("baseline-1f1b"),
     "zb-h1": small("zb-h1", (1, 1, 1, 1)),
     "interleaved": small("interleaved", (1, 1, 1, 1)),
+    "ratrain-trained": small("ratrain", clip=True, save=True),
 }
 
 

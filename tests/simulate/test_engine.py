@@ -118,6 +118,37 @@ def test_ops_of_a_group_begin_and_end_together(case: Case, seed: int) -> None:
             assert len(set(ran.end_s[members + step * n])) == 1
 
 
+@quick
+@given(cases(), seeds)
+def test_with_clipping_no_update_begins_before_every_gradient_of_every_rank_is_reduced(
+    case: Case, seed: int
+) -> None:
+    clipped = replace(case, choices=replace(case.choices, clip=True)).program
+    table, steps = clipped.table, 2
+    ran, n = clock(clipped, random_costs(table, seed), steps), len(table)
+    made = np.isin(table.kind, [Kind.B, Kind.W, Kind.GradSync])
+    update = table.kind == Kind.UpdateShard
+    for step in range(steps):
+        nodes = slice(step * n, (step + 1) * n)
+        assert ran.start_s[nodes][update].min() >= ran.end_s[nodes][made].max()
+
+
+@quick
+@given(cases(), seeds)
+def test_the_next_step_overwrites_nothing_that_a_save_still_reads(case: Case, seed: int) -> None:
+    saved = replace(case, choices=replace(case.choices, save=True)).program
+    table, steps = saved.table, 3
+    ran, n = clock(saved, random_costs(table, seed), steps), len(table)
+    saves = np.flatnonzero(table.kind == Kind.Save)
+    ends = np.zeros((steps, len(table.states.units.rank)))
+    for step in range(steps):
+        ends[step, table.unit[saves]] = ran.end_s[saves + step * n]
+    for writer in (Kind.UpdateShard, Kind.PrefetchW):
+        ops = np.flatnonzero(table.kind == writer)
+        for step in range(1, steps):
+            assert np.all(ran.start_s[ops + step * n] >= ends[step - 1, table.unit[ops]])
+
+
 @settings(quick, max_examples=60)
 @given(cases(), seeds, st.floats(1.0, 5.0))
 def test_a_slower_op_makes_nothing_end_earlier_where_no_link_is_shared(

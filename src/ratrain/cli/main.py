@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
     "noc": "inside the chip: a mesh network with collectives",
+    "checkpoints": "what a run has saved; verify it, compare two",
     "net": "measure the network between hosts, every pair",
     "reproduce": "the RATrain paper's tables beside ours",
     "validate": "score the cost model on published measurements, or on your own",

@@ -5,7 +5,9 @@ compute (LogP, Culler et al. 1993). Rings send n - 1 messages of size / n for ea
 (reduce-scatter, all-gather): Thakur et al. 2005, "Optimization of collective communication
 operations in MPICH".
 
-Not modelled: trees for small sizes, in-network reduction, the arithmetic of a reduction.
+A tree serves where only latency counts: 2 ceil(log2 n) messages (the same source).
+
+Not modelled: trees for other sizes, in-network reduction, the arithmetic of a reduction.
 """
 
 from __future__ import annotations
@@ -59,3 +61,12 @@ def ring_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
     """A ring all-reduce: a reduce-scatter and an all-gather, started as one collective."""
     both = ring_half(size_bytes, ranks, link).times(2)
     return replace(both, latency_s=both.latency_s - link.collective_s)
+
+
+def tree_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
+    """An all-reduce of a few bytes: up a binomial tree and down again, 2 ceil(log2 n) messages."""
+    if ranks == 1:
+        return NOTHING
+    hops = 2 * (ranks - 1).bit_length()
+    latency_s = hops * link.latency_s + link.collective_s
+    return Transfer(latency_s, hops * size_bytes, hops * link.overhead_s)

@@ -20,6 +20,9 @@ class Precision:
     element_bytes: int
 
 
+SAVED_BYTES = 12
+"""Bytes of a parameter in a checkpoint, whatever the dtype: fp32 master weight and two moments."""
+
 _MIXED = Precision(2, 2, 12, 2)
 PRECISIONS = {"fp16": _MIXED, "bf16": _MIXED, "fp32": Precision(4, 4, 8, 4)}
 

@@ -49,7 +49,8 @@ class Candidate:
     @property
     def choices(self) -> Choices:
         mode = Accumulation.SHARDED if self.mode.sharded_gradients else Accumulation.LOCAL
-        return Choices(accumulation=mode, bucket_bytes=BUCKET_BYTES, recovery=self.recovery)
+        choices = Choices(accumulation=mode, bucket_bytes=BUCKET_BYTES, recovery=self.recovery)
+        return as_trained(choices, self.job)
 
 
 def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
@@ -66,6 +67,15 @@ def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
         int(group.buffer[row]),
         group.reversed_kinds,
     )
+
+
+def as_trained(choices: Choices, job: JobSpec) -> Choices:
+    """The choices with what the job's [train] and [checkpoint] ask for, where it has [data] and
+    so can run: clipping, or fp16's check for overflow, and saving."""
+    if job.data is None:
+        return choices
+    clip = job.train.clip_norm is not None or job.schedule.dtype == "fp16"
+    return replace(choices, clip=clip, save=job.checkpoint.every > 0)
 
 
 def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:

@@ -21,7 +21,7 @@ from textwrap import wrap
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.bill import BUCKET_BYTES
-from ratrain.plan.build import Candidate, setup_of
+from ratrain.plan.build import Candidate, as_trained, setup_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import no_shards, strategy_of
 from ratrain.plan.placement import Placement, place
@@ -198,4 +198,4 @@ def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
         modes = [Accumulation.LOCAL]
     for choices in recoveries.values():
         for mode in modes:
-            yield replace(choices, accumulation=mode)
+            yield as_trained(replace(choices, accumulation=mode), job)

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.collectives import (
+    NOTHING,
+    Transfer,
+    message,
+    ring_all_reduce,
+    ring_half,
+    tree_all_reduce,
+)
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
 from ratrain.cost.gpu_layer import PLAIN, Execution
-from ratrain.cost.precision import precision_of
+from ratrain.cost.precision import SAVED_BYTES, precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.placement import Placement, ReplicaClass
@@ -19,6 +26,7 @@ from ratrain.program.actions import BARRIERS, Kind
 from ratrain.program.setup import Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
+_NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
 _SUMS_OF_LAYER = 2
 """All-reduces of one layer and direction: behind attention and behind the MLP (1909.08053)."""
 
@@ -42,7 +50,7 @@ class _Place:
 
 class _Ports:
     """Links by number. A rank has a port out and a port in for each link that it uses (NVLink and
-    the network are two, and so are a host's link whole and a part of it), and a memory port."""
+    the network are two, and so are a host's link whole and a part of it), a memory port, a disk."""
 
     def __init__(self) -> None:
         self._number: dict[tuple[int, str, Link | None], int] = {}
@@ -60,6 +68,9 @@ class _Ports:
 
     def memory(self, rank: int, rate_bytes_per_s: float) -> int:
         return self._named((rank, "memory", None), rate_bytes_per_s)
+
+    def disk(self, rank: int, rate_bytes_per_s: float) -> int:
+        return self._named((rank, "disk", None), rate_bytes_per_s)
 
     def _named(self, key: tuple[int, str, Link | None], rate_bytes_per_s: float) -> int:
         if key not in self._number:
@@ -87,6 +98,8 @@ def costs_of(
         needed = placement.layout.tensor > 1 if kind in _TENSOR else setup.reduces
         work[kind] = _ring_work(units, ports, transfer, link) if needed else fixed_work(zero)
     work[Kind.UpdateShard] = _updates(placement, setup, units, ports)
+    work[Kind.ClipNorm] = _norms(placement, setup, len(units))
+    work[Kind.Save] = _saves(placement, setup, units, ports)
     return Costs(work, ports.rate)
 
 
@@ -239,4 +252,33 @@ def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports:
         moved = optimizer_bytes_moved(unit.params / owners, device)
         transfers.append(Transfer(device.launch_s, moved, 0.0))
         links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
+    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _norms(placement: Placement, setup: Setup, units: int) -> Work:
+    """The global norm: a few bytes from every device to every other, over the farthest link. What
+    the squares of the gradients take to add up is not counted."""
+    if setup.devices == 1:
+        return fixed_work(np.zeros(units))
+    link = placement.farthest_link
+    transfer = tree_all_reduce(_NORM_BYTES, setup.devices, link)
+    fixed_s = transfer.alone_s(link.bandwidth_bytes_per_s)
+    work = fixed_work(np.full(units, fixed_s))
+    return replace(work, interrupt_s=np.full(units, transfer.driving_s))
+
+
+def _saves(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
+    """A checkpoint: the master weights and moments that a rank owns, through its disk (the tier of
+    that name; nothing where the device has none). Where every replica has all of them, one of them
+    writes all. Not modelled: several devices of a host on one disk."""
+    owners = setup.data if setup.sharding else 1
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    for unit in units:
+        alike = placement.classes[setup.replica_of(unit.rank)]
+        tiers = {tier.name: tier for tier in placement.kind(alike.kinds[unit.pipeline]).tiers}
+        disk = tiers.get("disk")
+        size_bytes = SAVED_BYTES * unit.params / owners if disk else 0.0
+        transfers.append(Transfer(0.0, size_bytes, 0.0))
+        links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
     return _work_of(transfers, links, [NO_LINK] * len(units))

@@ -89,6 +89,21 @@ class Placement:
     def _known_stage_links(self) -> dict[tuple[int, int, int], Link]:
         return {}
 
+    @cached_property
+    def farthest_link(self) -> Link:
+        """The used link of the longest latency. A layout of one device uses none."""
+        layout = self.layout
+        links = [
+            self.stage_link(stage - 1, stage, alike.members)
+            for stage in range(1, layout.pipeline)
+            for alike in self.classes
+        ]
+        if layout.data > 1:
+            links += self._data_links
+        if layout.tensor > 1:
+            links += self._tensor_links
+        return max(links, key=lambda link: link.latency_s)
+
     def _ring_link(self, ring: Sequence[Device]) -> Link:
         pairs = pairwise([*ring, ring[0]])
         return min((self._share(a, b, ring) for a, b in pairs), key=_rate)

@@ -30,6 +30,7 @@ class Lane(IntEnum):
     GATHER = 6  # weights from their owners, over the data-parallel group
     TENSOR = 7  # activations inside a tensor-parallel group
     UPDATE = 8  # the optimizer, bound by memory bandwidth
+    DISK = 9  # checkpoints on their way out
 
     @property
     def word(self) -> str:
@@ -60,6 +61,8 @@ class Kind(IntEnum):
     AllSynced = 18  # barrier: every gradient of the rank is reduced
     AllUpdated = 19  # barrier: every shard of the rank is updated
     AllReady = 20  # barrier: every view of the rank is the next step's
+    ClipNorm = 21  # the gradient's global norm: all ranks of all replicas meet
+    Save = 22  # a unit's new states, to a checkpoint
 
 
 LANE_OF: dict[Kind, Lane] = {
@@ -84,11 +87,13 @@ LANE_OF: dict[Kind, Lane] = {
     Kind.AllSynced: Lane.UPDATE,
     Kind.AllUpdated: Lane.GATHER,
     Kind.AllReady: Lane.COMPUTE,
+    Kind.ClipNorm: Lane.UPDATE,
+    Kind.Save: Lane.DISK,
 }
 
 MESSAGES = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})
 BARRIERS = frozenset({Kind.AllBackward, Kind.AllSynced, Kind.AllUpdated, Kind.AllReady})
-WHOLE_STAGE = MESSAGES | BARRIERS
+WHOLE_STAGE = MESSAGES | BARRIERS | {Kind.ClipNorm}
 """Kinds that concern a stage as a whole: their action's unit is always 0 and never written."""
 
 

@@ -199,6 +199,18 @@ def all_ready(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     b.reads(op, b.shard_view(unit) if b.setup.gathers_per_use else b.view(unit), 1)
 
 
+def clip_norm(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
+    """ClipNorm: reads every reduced gradient of the rank. The one number that all ranks agree on
+    is no state: the updates behind it on the lane take it."""
+    all_synced(b, op, g, m)
+
+
+def save(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
+    """Save: the new optimizer and the new weights in. The next step's writes wait for it."""
+    b.reads(op, b.optimizer(g), 1)
+    b.reads(op, b.shard_view(g) if b.setup.gathers_per_use else b.view(g), 1)
+
+
 RULES: dict[Kind, Callable[[Binding, Ints, Ints, Ints], None]] = {
     Kind.F: forward,
     Kind.R: recover,
@@ -221,6 +233,8 @@ RULES: dict[Kind, Callable[[Binding, Ints, Ints, Ints], None]] = {
     Kind.AllSynced: all_synced,
     Kind.AllUpdated: all_updated,
     Kind.AllReady: all_ready,
+    Kind.ClipNorm: clip_norm,
+    Kind.Save: save,
 }
 
 

@@ -7,11 +7,13 @@ from collections.abc import Iterable
 from dataclasses import dataclass, replace
 
 from ratrain.errors import SpecError
+from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.recovery import (
     recover_at_backward,
     recover_by_stage,
     recover_forward,
 )
+from ratrain.program.passes.saving import save_states
 from ratrain.program.passes.sharding import accumulate_sharded, shard_states
 from ratrain.program.passes.state_pipeline import layerwise_state_pipeline, update_prefetch
 from ratrain.program.passes.tensor import tensor_collectives
@@ -134,13 +136,15 @@ def strategy(name: str, without: tuple[str, ...] = (), *, file: str = "") -> Str
 
 @dataclass(frozen=True)
 class Choices:
-    """What a strategy leaves open, chosen by memory: see `plan`."""
+    """What a strategy leaves open: chosen by memory (see `plan`), or asked for by the job."""
 
     exempt_last: bool = True  # the last stage keeps its activations
     keep_all: bool = False  # every stage does
     accumulation: Accumulation = Accumulation.LOCAL
     bucket_bytes: int | None = None
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
+    clip: bool = False  # updates wait for the global norm of the gradient
+    save: bool = False  # the step's new states go to a checkpoint
 
 
 def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
@@ -167,6 +171,10 @@ def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
         program = layerwise_state_pipeline(program, choices.bucket_bytes)
         if found.prefetch:
             program = update_prefetch(program)
+    if choices.clip:
+        program = clip_global_norm(program)
+    if choices.save:
+        program = save_states(program)
     return program
 
 

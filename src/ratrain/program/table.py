@@ -43,7 +43,7 @@ class Table:
     @cached_property
     def group(self) -> Ints:
         """Ops that must happen together share a number: a send and its receive, a collective of
-        replicas that are simulated apart. -1: alone."""
+        replicas that are simulated apart, the ClipNorms of all ranks. -1: alone."""
         return _groups(self)
 
     def action(self, op: int) -> Action:
@@ -158,4 +158,5 @@ def _groups(table: Table) -> Ints:
         shared = np.isin(table.kind, [Kind.GradSync, Kind.PrefetchW, Kind.Gather_F, Kind.Gather_B])
         key = (table.unit % per_replica * len(Kind) + table.kind) * cells + table.micro_batch + 1
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
+    group[table.kind == Kind.ClipNorm] = group.max(initial=-1) + 1
     return group

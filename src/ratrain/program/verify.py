@@ -4,7 +4,7 @@
 2. Every send has its receive, in the same order on both sides.
 3. Every unit sees every micro-batch forward, once; every gradient holds all of its micro-batches
    before it is reduced and before its update; every view and optimizer shard is renewed once a
-   step.
+   step; a checkpoint has every unit, once.
 4. Two steps run to their end: no lane waits for ever, nothing is read after it is freed or
    overwritten while it is needed.
 5. Memory stays within the budget on every rank, whatever the timing (`bounds`).
@@ -45,6 +45,7 @@ class Rule(StrEnum):
     INCOMPLETE_GRADIENT = "IncompleteGradient"
     MISSING_FORWARD = "MissingForward"
     NOT_UPDATED = "NotUpdated"
+    INCOMPLETE_SAVE = "IncompleteSave"
     DEADLOCK = "Deadlock"
     OVER_BUDGET = "OverBudget"
 
@@ -80,6 +81,7 @@ def verify(program: Program | Table) -> Verdict:
         *_gradients(table),
         *_forwards(table),
         *_renewals(table),
+        *_saves(table),
         *_partners(table),
         *_message_order(table),
         *_lane_order(table),
@@ -142,9 +144,9 @@ def _uses(table: Table) -> Iterator[Finding]:
 def _gradients(table: Table) -> Iterator[Finding]:
     """Reductions, updates and barriers that read a gradient before its last micro-batch."""
     uses, states = table.uses, table.states
-    readers = [Kind.GradSync, Kind.UpdateShard, Kind.AllBackward, Kind.AllSynced]
-    if table.setup.per_micro_batch:
-        readers = [Kind.UpdateShard, Kind.AllSynced]
+    readers = [Kind.UpdateShard, Kind.AllSynced, Kind.ClipNorm]
+    if not table.setup.per_micro_batch:
+        readers += [Kind.GradSync, Kind.AllBackward]
     rows = np.flatnonzero(
         _gradient_states(table)[uses.state]
         & (uses.mode == READ)
@@ -197,6 +199,21 @@ def _renewals(table: Table) -> Iterator[Finding]:
                 yield Finding(Rule.NOT_UPDATED, rank, -1, states.name(state), message)
 
 
+def _saves(table: Table) -> Iterator[Finding]:
+    """Units that a checkpoint misses, or has more than once. A program may save none."""
+    units = table.states.units
+    saves = np.flatnonzero(table.kind == Kind.Save)
+    if not len(saves):
+        return
+    counts = np.bincount(table.unit[saves], minlength=len(units.rank))
+    last = np.full(len(counts), -1, dtype=np.int64)
+    last[table.unit[saves]] = saves
+    for g in np.flatnonzero(counts != 1).tolist():
+        name = table.states.name(table.states.start("optimizer") + g).removeprefix("optimizer")
+        message = f"{counts[g]} saves of unit {name}, in place of one"
+        yield Finding(Rule.INCOMPLETE_SAVE, int(units.rank[g]), int(last[g]), name, message)
+
+
 # ---- messages and collectives -----------------------------------------------------------
 
 _RECEIVE_OF = {Kind.SEND_F: Kind.RECV_F, Kind.SEND_B: Kind.RECV_B}
@@ -209,14 +226,17 @@ def _partners(table: Table) -> Iterator[Finding]:
         return
     _, inverse, counts = np.unique(table.group[together], return_inverse=True, return_counts=True)
     kind = table.kind[together]
-    message = kind <= Kind.RECV_B
-    expected = np.where(message, 2, len(table.setup.replicas))
+    expected = np.full(len(kind), len(table.setup.replicas))
+    expected[kind <= Kind.RECV_B] = 2
+    expected[kind == Kind.ClipNorm] = table.setup.ranks
     for op in together[counts[inverse] != expected].tolist():
         word = Kind(int(table.kind[op]))
         if word in (Kind.SEND_F, Kind.SEND_B):
             rule, missing = Rule.MISSING_RECEIVE, "has no receive"
         elif word in (Kind.RECV_F, Kind.RECV_B):
             rule, missing = Rule.MISSING_SEND, "has no send"
+        elif word is Kind.ClipNorm:
+            rule, missing = Rule.MISSING_PARTNER, "is not there once on every rank"
         else:
             rule, missing = Rule.MISSING_PARTNER, "is missing on another replica"
         yield _finding(table, rule, op, -1, missing)

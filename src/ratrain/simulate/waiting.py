@@ -21,7 +21,8 @@ class Waiting(StrEnum):
     REDUCE = "reduce"  # a gradient reduction
     GATHER = "gather"  # a weight gather
     TENSOR = "tensor"  # sums inside a tensor group
-    UPDATE = "update"  # the optimizer
+    UPDATE = "update"  # the optimizer, and the norm before it
+    DISK = "disk"  # a checkpoint of the step before
 
 
 WAITS = tuple(Waiting)
@@ -36,6 +37,7 @@ _WAIT_OF_LANE = {
     Lane.GATHER: Waiting.GATHER,
     Lane.TENSOR: Waiting.TENSOR,
     Lane.UPDATE: Waiting.UPDATE,
+    Lane.DISK: Waiting.DISK,
 }
 _WAIT_NUMBER = np.array([WAITS.index(_WAIT_OF_LANE[lane]) for lane in Lane])
 

@@ -26,11 +26,10 @@ def shard_states(program: Program, level: int) -> Program:
         if setup.gathers_per_use:
             yield from _gathers_of_uses(program.lane(rank, Lane.COMPUTE))
         elif setup.gathers:
-            updates = program.lane(rank, Lane.UPDATE)
-            barrier, *shards = updates
-            yield barrier._replace(kind=Kind.AllUpdated)
-            for action in shards:
-                yield action._replace(kind=Kind.PrefetchW)
+            following = {Kind.AllSynced: Kind.AllUpdated, Kind.UpdateShard: Kind.PrefetchW}
+            for action in program.lane(rank, Lane.UPDATE):
+                if action.kind in following:
+                    yield action._replace(kind=following[action.kind])
 
     return program.edit(f"shard-states-{level}", Lane.GATHER, by=gathers, setup=setup)
 

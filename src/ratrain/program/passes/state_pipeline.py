@@ -47,7 +47,9 @@ def update_prefetch(program: Program) -> Program:
         if lane is not Lane.UPDATE:
             return kept
         last = {key[:2]: turn for turn, key in enumerate(completion_order(program, rank))}
-        return sorted(kept, key=lambda action: last[action.stage, action.unit])
+        clips = [action for action in kept if action.kind is Kind.ClipNorm]
+        shards = [action for action in kept if action.kind is Kind.UpdateShard]
+        return clips + sorted(shards, key=lambda action: last[action.stage, action.unit])
 
     lanes = (Lane.UPDATE, Lane.GATHER, Lane.COMPUTE)
     return program.edit("update-prefetch", *lanes, by=without_barriers)

@@ -1,0 +1,118 @@
+"""What clipping and saving cost, and which jobs ask for them."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_jobs import job
+
+from ratrain.cost.blocks import blocks
+from ratrain.describe.cluster import ClusterSpec, Tier
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
+from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.plan_file import plan_of, to_candidate
+from ratrain.plan.planned import planned
+from ratrain.program.actions import Kind
+from ratrain.simulate.simulate import simulate
+from ratrain.simulate.waiting import Waiting
+
+DATA = DataSpec(("*.txt",))
+
+
+def laid_out(
+    layout: LayoutSpec, cluster: str = "cpu-lab", schedule: str = "ratrain", dtype: str = "fp32"
+) -> JobSpec:
+    one = job("tiny-llama", cluster, layout.devices, 8, 128, schedule=schedule)
+    return replace(one, layout=layout, schedule=replace(one.schedule, dtype=dtype))
+
+
+def with_disk(one: JobSpec, bandwidth_bytes_per_s: float) -> JobSpec:
+    """The job on devices with a disk."""
+    spec = one.cluster.spec
+    disk = Tier("disk", 10**12, bandwidth_bytes_per_s, "test")
+    kinds = tuple(replace(kind, tiers=(*kind.tiers, disk)) for kind in spec.device)
+    cluster: ClusterSpec = replace(spec, device=kinds)
+    return replace(one, cluster=replace(one.cluster, spec=cluster))
+
+
+def kinds_of(case: Case) -> set[Kind]:
+    return {action.kind for lane in case.program.lanes.values() for action in lane}
+
+
+@pytest.mark.parametrize(
+    ("dtype", "clip_norm", "every", "expected"),
+    [
+        ("fp32", None, 0, set()),
+        ("fp32", 1.0, 0, {Kind.ClipNorm}),
+        ("fp16", None, 0, {Kind.ClipNorm}),
+        ("fp32", None, 10, {Kind.Save}),
+        ("fp16", 1.0, 10, {Kind.ClipNorm, Kind.Save}),
+    ],
+)
+def test_a_job_with_data_clips_and_saves_as_it_says_and_one_without_never_does(
+    dtype: str, clip_norm: float | None, every: int, expected: set[Kind]
+) -> None:
+    plain = replace(
+        laid_out(LayoutSpec(2, 2), dtype=dtype),
+        train=TrainSpec(clip_norm=clip_norm),
+        checkpoint=CheckpointSpec(every=every),
+    )
+    asked = {Kind.ClipNorm, Kind.Save}
+    assert kinds_of(case_of(plain)) & asked == set()
+    assert kinds_of(case_of(replace(plain, data=DATA))) & asked == expected
+
+
+def test_a_planned_job_with_data_clips_and_saves_and_its_plan_file_does_not() -> None:
+    one = job("tiny-llama", "cpu-lab", 2, 4, 64)
+    asked = replace(one, data=DATA, checkpoint=CheckpointSpec(every=5))
+    best = planned(asked).best.candidate
+    assert {Kind.ClipNorm, Kind.Save} <= kinds_of(case_of_candidate(best))
+    read = to_candidate(plan_of(best), "a.json")
+    assert not {Kind.ClipNorm, Kind.Save} & kinds_of(case_of_candidate(read))
+
+
+@pytest.mark.parametrize(("schedule", "owners"), [("ratrain", 2), ("megatron", 1)])
+def test_a_save_takes_twelve_bytes_of_each_owned_parameter_through_the_disk(
+    schedule: str, owners: int
+) -> None:
+    one = with_disk(laid_out(LayoutSpec(1, 2), schedule=schedule), 1e6)
+    saving = replace(one, data=DATA, checkpoint=CheckpointSpec(every=1))
+    case = case_of(saving)
+    ran = simulate(case.program, case.costs).run
+    table = case.program.table
+    saves = np.flatnonzero(table.kind == Kind.Save)
+    taken_s = (ran.end_s - ran.start_s)[saves]
+    params = np.array([block.params for block in blocks(one.model.spec)])[table.unit[saves]]
+    assert taken_s == pytest.approx(12 * params / owners / 1e6)
+
+
+def test_a_device_without_a_disk_saves_in_no_time() -> None:
+    one = replace(laid_out(LayoutSpec(2)), data=DATA, checkpoint=CheckpointSpec(every=1))
+    case = case_of(one)
+    work = case.costs.work[Kind.Save]
+    assert not work.volume_bytes.any()
+    assert not work.fixed_s.any()
+
+
+def test_a_slow_disk_holds_the_next_step_up_and_the_wait_has_its_name() -> None:
+    one = replace(laid_out(LayoutSpec(2)), data=DATA, checkpoint=CheckpointSpec(every=1))
+    fast, slow = (case_of(with_disk(one, rate)) for rate in (1e12, 1e4))
+    quick_s, late = (simulate(case.program, case.costs) for case in (fast, slow))
+    assert late.step_time_s > 2 * quick_s.step_time_s
+    assert late.exposed_s[Waiting.DISK] > 0.5 * late.step_time_s
+
+
+@pytest.mark.parametrize("layout", [LayoutSpec(4), LayoutSpec(1, 4), LayoutSpec(2, 1, 2)])
+def test_the_norm_takes_a_tree_of_messages_over_the_farthest_link(layout: LayoutSpec) -> None:
+    case = case_of(replace(laid_out(layout, dtype="fp16"), data=DATA))
+    latency_s = case.job.cluster.spec.links["room"].latency_s
+    fixed_s = case.costs.work[Kind.ClipNorm].fixed_s
+    assert fixed_s == pytest.approx(np.full(len(fixed_s), 4 * latency_s), rel=1e-2)
+
+
+def test_one_device_has_nobody_to_agree_with_on_the_norm() -> None:
+    case = case_of(replace(laid_out(LayoutSpec(1), dtype="fp16"), data=DATA))
+    assert not case.costs.work[Kind.ClipNorm].fixed_s.any()
