@@ -19,6 +19,7 @@ from ratrain.errors import RatrainError
 VERBS: dict[str, str] = {
     "models": "the models RATrain knows, layer by layer",
     "clusters": "the clusters RATrain knows, and where each constant comes from",
+    "data": "tokenise a job's text and show what there is",
     "plan": "find a layout that fits and is fast",
     "explain": "why this plan: memory, time, runner-ups, what did not fit",
     "program": "build the program of a job: text, picture or CSV",
@@ -26,6 +27,7 @@ VERBS: dict[str, str] = {
     "simulate": "run a job's program on a clock: time, memory, critical path",
     "noc": "inside the chip: a mesh network with collectives",
     "checkpoints": "what a run has saved; verify it, compare two",
+    "lab": "a small unequal cluster in this machine: check it, run in it",
     "net": "measure the network between hosts, every pair",
     "reproduce": "the RATrain paper's tables beside ours",
     "validate": "score the cost model on published measurements, or on your own",

@@ -37,7 +37,7 @@ def _readable(source: Source) -> Generator[Any]:
         ) from error
     try:
         yield arrow
-    except (arrow.ArrowException, OSError) as error:
+    except (arrow.ArrowException, OSError, UnicodeDecodeError) as error:
         reason = str(error).strip().splitlines()[0] if str(error).strip() else "damaged"
         raise SpecError(
             f"not a readable {source.kind} file: {reason}",
@@ -53,7 +53,9 @@ def _parquet_texts(arrow: Any, source: Source, text_key: str) -> Iterator[tuple[
         total, row = max(1, file.metadata.num_rows), 0
         for batch in file.iter_batches(ROWS, columns=[text_key], use_threads=False):
             done_bytes = source.size_bytes * row // total
-            for text in _column_texts(batch.column(0), text_key, source, row):
+            column = batch.column(0)
+            _check_texts(arrow, column, text_key, source, row)
+            for text in _texts(column, text_key, source, row):
                 yield text, done_bytes
             row += len(batch)
 
@@ -67,8 +69,9 @@ def _arrow_texts(arrow: Any, source: Source, text_key: str) -> Iterator[tuple[st
         for batch in batches:
             _check_column(arrow, batch.schema, text_key, source)
             column = batch.column(text_key)
+            _check_texts(arrow, column, text_key, source, row)
             for start in range(0, len(column), ROWS):
-                for text in _column_texts(column.slice(start, ROWS), text_key, source, row + start):
+                for text in _texts(column.slice(start, ROWS), text_key, source, row + start):
                     yield text, file.tell()
             row += len(column)
 
@@ -96,17 +99,23 @@ def _check_column(arrow: Any, schema: Any, text_key: str, source: Source) -> Non
         )
 
 
-def _column_texts(column: Any, text_key: str, source: Source, first_row: int) -> list[str]:
-    """The texts of some rows; a null or a text that is not UTF-8 is named with its row."""
+def _check_texts(arrow: Any, column: Any, text_key: str, source: Source, first_row: int) -> None:
+    """An error for offsets that point elsewhere, which would end the process, and bad UTF-8."""
     try:
-        texts: list[str | None] = column.to_pylist()
-    except UnicodeDecodeError as error:
-        row = first_row + _first_undecodable(column) + 1
+        column.validate(full=True)
+    except arrow.ArrowInvalid as error:
+        if "UTF8" not in str(error):  # it looks for that last, so that reading is safe by then
+            raise
         raise SpecError(
             f"{text_key!r} is not UTF-8",
-            place=f"{source.path} row {row}",
+            place=f"{source.path} row {first_row + _first_undecodable(column) + 1}",
             fix="convert it or leave it out",
         ) from error
+
+
+def _texts(column: Any, text_key: str, source: Source, first_row: int) -> list[str]:
+    """The texts of some rows; a null is named with its row."""
+    texts: list[str | None] = column.to_pylist()
     found: list[str] = []
     for offset, text in enumerate(texts):
         if text is None:

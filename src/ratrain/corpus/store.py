@@ -24,7 +24,7 @@ from ratrain.errors import SpecError
 FORMAT = "ratrain-corpus-1"
 TOKENS, INDEX = "tokens.bin", "index.json"
 TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
-READ_BYTES = 1 << 22
+READ_TOKENS = 1 << 20
 REMAKE = "delete the folder and prepare it again"
 
 
@@ -76,9 +76,8 @@ class TokenStore:
     def verify(self) -> None:
         """Read every token; a SpecError where they are not those that were written."""
         digest = hashlib.sha256()
-        view = memoryview(self.tokens).cast("B")
-        for start in range(0, len(view), READ_BYTES):
-            digest.update(view[start : start + READ_BYTES])
+        for start in range(0, len(self.tokens), READ_TOKENS):
+            digest.update(self.tokens[start : start + READ_TOKENS].tobytes())
         if digest.hexdigest() != self.index.sha256:
             raise SpecError(
                 "the tokens are not those that were written",

@@ -14,6 +14,7 @@ from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.units import format_bytes, format_bytes_rate
 from ratrain.errors import Infeasible
 from ratrain.lab import groups, record, wires
+from ratrain.lab.needs import missing
 from ratrain.lab.place import Place
 from ratrain.lab.ports import Port, lab_spec, memory_limit_bytes, ports
 
@@ -38,8 +39,12 @@ class Lab:
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Lab:
-        if os.geteuid() != 0:
-            raise Infeasible("a lab needs root", place="lab", fix="run it as root")
+        if reasons := missing():
+            raise Infeasible(
+                f"this machine can make no lab: {'; '.join(reasons)}",
+                place="lab",
+                fix="run it as root, on a Linux with iproute2 and writable control groups",
+            )
         record.clean()
         self._catch_signals()
         try:
@@ -59,8 +64,11 @@ class Lab:
 
     def limits(self) -> list[str]:
         """What is in force, in lines for people."""
+        versions = {parent.version for parent in groups.here()}
         lines = [_rank_line(device) for device in self.devices]
         lines += [_port_line(port) for port in self.ports]
+        lines += [f"control groups: version {' and '.join(map(str, versions)) or 'none'}"]
+        lines += ["latency: this machine's own; a lab does not slow messages, only bytes"]
         return lines + _shortages(self.devices)
 
     def oom_kills(self, rank: int) -> int:
@@ -70,14 +78,6 @@ class Lab:
     def _build(self) -> None:
         with record.alone():
             parents = groups.here()
-            if not any("memory" in p.controllers for p in parents) or not any(
-                "cpu" in p.controllers for p in parents
-            ):
-                raise Infeasible(
-                    "control groups for processors and memory cannot be made here",
-                    place="lab",
-                    fix="mount them writable, or run outside the container",
-                )
             names = _free_names()
             tops = tuple(str(parent.path / names.lab) for parent in parents)
             spaces = tuple(names.namespaces(self.ports))
@@ -155,8 +155,8 @@ def _free_names() -> wires.Names:
 def _rank_line(device: Device) -> str:
     lab, memory = lab_spec(device), device.kind.memory.capacity_bytes
     return (
-        f"rank {device.index} ({device.kind.name}): {lab.cpus:g} of a processor, "
-        f"{format_bytes(memory)} + {format_bytes(lab.overhead_bytes)} of memory"
+        f"rank {device.index} ({device.kind.name}): processors {lab.cpus:g}, "
+        f"memory {format_bytes(memory)} + {format_bytes(lab.overhead_bytes)} overhead"
     )
 
 
@@ -179,10 +179,15 @@ def _shortages(devices: tuple[Device, ...]) -> list[str]:
             f"at the same time are slower than the file says"
         )
     memory = sum(map(memory_limit_bytes, devices))
-    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
-    available = int(fields["MemAvailable"].split()[0]) * 1024
+    available = available_memory_bytes()
     if memory > available:
         lines.append(
             f"{format_bytes(memory)} of memory are promised and {format_bytes(available)} are free"
         )
     return lines
+
+
+def available_memory_bytes() -> int:
+    """Bytes that new processes can have without swapping (proc(5), MemAvailable)."""
+    fields = dict(line.split(":") for line in Path("/proc/meminfo").read_text().splitlines())
+    return int(fields["MemAvailable"].split()[0]) * 1024

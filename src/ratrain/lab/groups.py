@@ -154,12 +154,23 @@ def _limits(parent: Parent, cpus: float, memory_bytes: int) -> list[tuple[str, s
 
 def oom_kills(folders: Iterable[str]) -> int:
     """How many processes the kernel killed in these groups because memory ran out."""
+    return _count(folders, ("memory.events", "memory.oom_control"), "oom_kill")
+
+
+def throttled(folders: Iterable[str]) -> int:
+    """In how many periods these groups used up their share of the processors and had to wait."""
+    return _count(folders, ("cpu.stat",), "nr_throttled")
+
+
+def _count(folders: Iterable[str], names: tuple[str, ...], field: str) -> int:
+    """The field of the first file of those names that has it."""
     for folder in folders:
-        for name in ("memory.events", "memory.oom_control"):
+        for name in names:
             file = Path(folder) / name
-            if file.exists():
-                fields = dict(line.split() for line in file.read_text().splitlines())
-                return int(fields.get("oom_kill", 0))
+            lines = file.read_text().splitlines() if file.exists() else []
+            fields = dict(line.split() for line in lines)
+            if field in fields:
+                return int(fields[field])
     return 0
 
 

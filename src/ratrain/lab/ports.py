@@ -11,7 +11,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from ratrain.describe.cluster import ClusterSpec, Device, LabSpec, Level, Link
+from ratrain.describe.cluster import LEVELS, ClusterSpec, Device, LabSpec, Level, Link
 from ratrain.describe.units import format_bytes_rate
 from ratrain.errors import Infeasible, SpecError
 
@@ -87,8 +87,11 @@ def _split(
     """The devices of one host, in groups that share a namespace."""
     if len(members) == 1:
         return [members]
-    outside = {cluster.level(members[0], other) for other in devices} - {"chip", "host"}
-    inside = {cluster.level(members[0], other) for other in members[1:]}
+    host = members[0].host
+    outside: set[Level] = {
+        cluster.level(members[0], other) for other in devices if other.host != host
+    }
+    inside: set[Level] = {cluster.level(members[0], other) for other in members[1:]}
     shared = {cluster.own_link(members[0], level).shared_by for level in outside or inside}
     if len(shared) > 1:
         raise _cannot(cluster, members, "has links of its devices' own beside shared ones")
@@ -102,11 +105,12 @@ def _split(
 def _port(cluster: ClusterSpec, index: int, groups: list[list[Device]]) -> Port:
     group = groups[index]
     first = group[0]
-    levels = tuple(None if other is group else cluster.level(first, other[0]) for other in groups)
-    order: tuple[Level, ...] = ("chip", "host", "room", "site", "world")
-    rates = tuple(
+    levels: tuple[Level | None, ...] = tuple(
+        None if other is group else cluster.level(first, other[0]) for other in groups
+    )
+    rates: tuple[tuple[Level, float], ...] = tuple(
         (level, _rate(cluster, cluster.own_link(first, level), level))
-        for level in order
+        for level in LEVELS
         if level in levels
     )
     ranks = tuple(device.index for device in group)
@@ -117,7 +121,7 @@ def _inside(cluster: ClusterSpec, group: list[Device]) -> float | None:
     """Bytes per second between ranks of one namespace, over its loopback, all together."""
     if len(group) == 1:
         return None
-    levels = {cluster.level(group[0], other) for other in group[1:]}
+    levels: set[Level] = {cluster.level(group[0], other) for other in group[1:]}
     links = {cluster.own_link(group[0], level) for level in levels}
     if len(links) > 1:
         raise _cannot(cluster, group, "has links of two speeds within")

@@ -119,7 +119,9 @@ def shape_lines(interface: str, port: Port, ports: Sequence[Port], match: str) -
         return []
     if len(port.rates_bytes_per_s) == 1:
         return [token_bucket(interface, port.rates_bytes_per_s[0][1])]
-    classes = {level: 10 + i for i, (level, _) in enumerate(port.rates_bytes_per_s)}
+    classes: dict[Level, int] = {
+        level: 10 + i for i, (level, _) in enumerate(port.rates_bytes_per_s)
+    }
     lines = [f"qdisc add dev {interface} root handle 1: htb default {max(classes.values())}"]
     for level, rate in port.rates_bytes_per_s:
         lines += _class_lines(interface, classes[level], rate)
@@ -184,6 +186,6 @@ def run(*command: str, text: str = "") -> str:
         raise Infeasible(
             f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}",
             place="this machine's network",
-            fix="see `ratrain lab check` for what a lab needs",
+            fix="docs/lab.md says what a lab needs",
         )
     return done.stdout

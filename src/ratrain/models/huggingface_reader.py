@@ -178,16 +178,20 @@ def _check_no_bias(
 def _check_positions(path: Path, found: ModelSpec) -> None:
     """Scaled rotary angles and sliding windows are not computed here."""
     config = _json(path)
-    scaling = cast("Any", config.get("rope_scaling") or config.get("rope_parameters") or {})
-    kind = scaling.get("rope_type", scaling.get("type", "default"))
+    scaling: Any = config.get("rope_scaling") or config.get("rope_parameters") or {}
+    if not isinstance(scaling, dict):
+        raise SpecError("not a table", place=f"{path} rope_scaling", fix="set it to null")
+    table = cast("dict[str, Any]", scaling)
+    kind = table.get("rope_type", table.get("type", "default"))
     if kind != "default":
         raise SpecError(
             f'rotary positions of type "{kind}" are not supported',
             place=f"{path} rope_scaling",
             fix='use a model with rope_type "default"',
         )
-    window = config.get("sliding_window")
-    if config.get("use_sliding_window", window is not None) and (window or 0) < found.max_positions:
+    window: Any = config.get("sliding_window")
+    wide = window is None or (isinstance(window, int) and window >= found.max_positions)
+    if config.get("use_sliding_window", True) and not wide:
         raise SpecError(
             f"attention in a sliding window of {window} tokens is not supported",
             place=f"{path} sliding_window",

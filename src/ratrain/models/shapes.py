@@ -49,7 +49,7 @@ def unit_layout(spec: ModelSpec, name: str) -> UnitParameters:
         return lay_out(
             [("head.norm.weight", (spec.hidden,)), ("head.logits", (spec.vocab, spec.hidden))]
         )
-    if name.isdecimal() and int(name) < spec.layers:
+    if name in unit_names(spec):
         return lay_out(_layer_shapes(spec))
     raise SpecError(
         f'there is no unit "{name}"',

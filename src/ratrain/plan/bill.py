@@ -9,7 +9,7 @@ that follow and micro-batches decide k, the micro-batches held (`held`); d repli
     input      k sum x, and what the stage before is ahead
     saved      k sum a kept; recovered: min(buffer, layers) of one layer; backward-time: one
     outgrad    the gradient between two units of the stage
-    slots      two tensors of each direction on their way
+    slots      two tensors of each direction on their way; as many parts of a tensor group's sums
 
 An upper bound of what `program.bounds` proves; the tests hold it to within 2 % above.
 """
@@ -235,7 +235,7 @@ def _pending(group: Group) -> Ints:
         return np.zeros_like(group.layers)
     found = group.layers.copy()
     found[:, 0] += 1
-    return found * (1 + (group.layout.tensor > 1))
+    return found
 
 
 def _ahead(group: Group) -> Ints:
@@ -248,31 +248,31 @@ def _ahead(group: Group) -> Ints:
 
 
 def _between(group: Group) -> Ints:
-    """Rows x ranks: gradients between two units of a stage, partial sums of a tensor group.
+    """Rows x ranks: gradients between two units of a stage."""
+    return (_units(group).max(axis=1) > 1) * 1
 
-    A stage's last partial sum can wait for each micro-batch that the rank holds, where the tensor
-    group's links lag behind; an interleaved order runs two further ahead. This is an upper bound:
-    they are seldom all there while gradients are too.
-    """
-    layout = group.layout
-    held = held_by_rank(
-        group.strategy.skeleton, layout.pipeline, layout.virtual, group.micro_batches
-    )
-    ahead = np.array([rows.sum(axis=1).max() for rows in held], dtype=np.int64)
-    ahead = ahead + 2 * SKELETONS[group.strategy.skeleton].chunks
-    units = group.layers.reshape(len(group), -1, group.layout.pipeline).max(axis=1)
-    units[:, 0] += 1
-    if group.layout.pipeline > 1:
-        units[:, -1] += 1
-    return (units > 1) * 1 + (group.layout.tensor > 1) * (np.where(units == 1, 3, 1) + ahead)
+
+def _units(group: Group) -> Ints:
+    """Rows x stages of a rank x ranks: units, the embedding and the head counted."""
+    found = group.layers.copy()
+    found[:, 0] += 1
+    found[:, -1] += 1
+    return found.reshape(len(group), group.layout.virtual, group.layout.pipeline)
 
 
 def _slots(group: Group) -> dict[str, Ints]:
-    """Two tensors for each stage and direction that crosses to another rank."""
+    """Two tensors for each stage and direction that crosses to another rank; two for each rank
+    and direction in which it sums parts over a tensor group."""
     boundary, stages = group.units[1].input_bytes, group.layout.stages
     found = np.zeros((len(group), stages), dtype=np.int64)
     if group.layout.pipeline > 1:
         into = 0 if SKELETONS[group.strategy.skeleton].split_backward else 1
         found[:, :-1] += SEND_SLOTS * (1 + into) * boundary  # outputs, gradients that arrive
         found[:, 1:] += SEND_SLOTS * boundary  # gradients of inputs
-    return {"slots": _by_rank(group, found)}
+    sums = np.zeros((len(group), group.layout.pipeline), dtype=np.int64)
+    if group.layout.tensor > 1:
+        units = _units(group).sum(axis=1)
+        sums += 2 * SEND_SLOTS * boundary
+        sums[:, 0] -= SEND_SLOTS * boundary * (units[:, 0] == 1)  # an embedding sums no gradient
+        sums[:, -1] -= SEND_SLOTS * boundary * (units[:, -1] == 1)  # a head has no output
+    return {"slots": _by_rank(group, found), "sums": sums}

@@ -40,13 +40,17 @@ class Binding:
         self.unit = states.units
         self._start = {family.name: family.start for family in states.families}
         self._uses: list[tuple[Ints, Ints, Ints, int]] = []
-        self._transit = self._slot_turns(kind, g, m, (Kind.B, Kind.W), states.transit_slots)
+        made = np.isin(kind, (Kind.B, Kind.W))
+        self._transit = self._slot_turns(g, m, made, states.slots["transit"])
+        gathers = np.isin(kind, (Kind.Gather_F, Kind.Gather_B))
         self._gathers = {
-            word: self._slot_turns(
-                kind, g, m, (Kind.Gather_F, Kind.Gather_B), states.gathered_slots, word
-            )
+            word: self._slot_turns(g, m, gathers, states.slots["gathered"], kind == word)
             for word in (Kind.Gather_F, Kind.Gather_B)
         }
+        forward = (kind == Kind.F) & self.unit.has_output[g]
+        self._partial = self._slot_turns(g, m, forward, states.slots["partial"])
+        backward = np.isin(kind, (Kind.B, Kind.I)) & self.unit.has_input[g]
+        self._partialb = self._slot_turns(g, m, backward, states.slots["partialb"])
 
     # ---- what the rules declare ---------------------------------------------------------
 
@@ -106,11 +110,13 @@ class Binding:
         arrives = self.arrives_in_slot(g)
         return np.where(arrives, slot, cell), np.where(arrives, m // SEND_SLOTS + 1, 1)
 
-    def partial(self, g: Ints, m: Ints) -> Ints:
-        return self._start["partial"] + self.states.unit_cell[g] + m
+    def partial(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
+        """The slot, and its version, of a rank's part of a forward's sum."""
+        return self._slot("partial", self._partial, g, m)
 
-    def partialb(self, g: Ints, m: Ints) -> Ints:
-        return self._start["partialb"] + self.states.unit_cell[g] + m
+    def partialb(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
+        """The slot, and its version, of a rank's part of a backward's sum."""
+        return self._slot("partialb", self._partialb, g, m)
 
     def sendx(self, stage: Ints, m: Ints) -> tuple[Ints, Ints]:
         """The slot, and its version, from which a stage's output is sent."""
@@ -122,11 +128,11 @@ class Binding:
 
     def transit(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
         """The slot, and its version, that the gradient of a unit and micro-batch passes."""
-        return self._slot("transit", self.states.transit_slots, self._transit, g, m)
+        return self._slot("transit", self._transit, g, m)
 
     def gathered(self, word: Kind, g: Ints, m: Ints) -> tuple[Ints, Ints]:
         """The slot, and its version, into which `word` gathers a unit's view."""
-        return self._slot("gathered", self.states.gathered_slots, self._gathers[word], g, m)
+        return self._slot("gathered", self._gathers[word], g, m)
 
     def saved_version(self, g: Ints) -> Ints:
         """The version of `saved` that is complete: recovery under tensor parallelism makes two."""
@@ -152,15 +158,10 @@ class Binding:
     # ---- slots --------------------------------------------------------------------------
 
     def _slot_turns(
-        self,
-        kind: Ints,
-        g: Ints,
-        m: Ints,
-        words: tuple[Kind, ...],
-        slots: Ints,
-        keep: Kind | None = None,
+        self, g: Ints, m: Ints, taking: Bools, slots: Ints, asked: Bools | None = None
     ) -> Ints:
-        """For each (unit, micro-batch) cell, its turn among its rank's ops of these kinds.
+        """For each (unit, micro-batch) cell, its turn among its rank's ops that take a slot; where
+        a cell's ops take several, that of those `asked` for.
 
         Ops are numbered lane by lane, so their numbers have the order of the lane. A cell that
         no op serves has turn -1.
@@ -168,19 +169,19 @@ class Binding:
         turns = np.full(int(self.unit.micro_batches.sum()), -1, dtype=np.int64)
         if not slots.any():
             return turns
-        chosen = np.flatnonzero(np.isin(kind, words))
+        chosen = np.flatnonzero(taking)
         rank = self.unit.rank[g[chosen]]
         by_rank = np.argsort(rank, kind="stable")
         first = np.searchsorted(rank[by_rank], rank[by_rank])
         turn = np.empty(len(chosen), dtype=np.int64)
         turn[by_rank] = np.arange(len(chosen)) - first
-        served = np.ones(len(chosen), bool) if keep is None else kind[chosen] == keep
+        served = np.ones(len(chosen), bool) if asked is None else asked[chosen]
         ops = chosen[served]
         turns[self.states.unit_cell[g[ops]] + m[ops]] = turn[served]
         return turns
 
-    def _slot(self, name: str, slots: Ints, turns: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        rank = self.unit.rank[g]
+    def _slot(self, name: str, turns: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints]:
+        slots, rank = self.states.slots[name], self.unit.rank[g]
         turn = turns[self.states.unit_cell[g] + m]
         first = np.cumsum(slots) - slots
         state = self._start[name] + first[rank] + turn % slots[rank]

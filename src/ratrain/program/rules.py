@@ -14,7 +14,8 @@ state numbers made from them are arrays. Families of states:
     saved[g,m]     what backward needs besides the input     outgrad[g,m]  gradient of the output
     sendx[s,k]     slots for outputs on their way            sendg[s,k]    the same, gradients
     recvg[s,k]     slots for gradients that arrive; each is the outgrad of a stage's last unit
-    partial[g,m]   sums of a tensor group, forward           partialb[g,m] the same, backward
+    partial[r,k]   slots for one rank's part of a sum        partialb[r,k] the same, backward
+                   of a tensor group, forward
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ def forward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     b.writes(op[kept], b.saved(g, m)[kept], 1)
     if b.setup.tensor > 1:
         passes_on = b.unit.has_output[g]
-        b.writes(op[passes_on], b.partial(g, m)[passes_on], 1)
+        b.writes(op[passes_on], *b.partial(g[passes_on], m[passes_on]))
     else:
         _hand_on(b, op, g, m)
 
@@ -150,10 +151,10 @@ def gather_backward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
 
 
 def all_reduce_forward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
-    """AllReduce_F: partial sums in and freed; the unit's output out."""
-    b.reads(op, b.partial(g, m), 1)
+    """AllReduce_F: partial sums in, from a slot that the forward after the next takes over; the
+    unit's output out."""
+    b.reads(op, *b.partial(g, m))
     _hand_on(b, op, g, m)
-    b.frees(op, b.partial(g, m), 1)
 
 
 def all_reduce_recovery(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
@@ -163,10 +164,9 @@ def all_reduce_recovery(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
 
 
 def all_reduce_backward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
-    """AllReduce_B: partial input gradients in and freed; the gradient is handed back."""
-    b.reads(op, b.partialb(g, m), 1)
+    """AllReduce_B: partial input gradients in, from a slot; the gradient is handed back."""
+    b.reads(op, *b.partialb(g, m))
     _hand_to_previous(b, op, g, m)
-    b.frees(op, b.partialb(g, m), 1)
 
 
 def all_backward(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
@@ -279,7 +279,7 @@ def _hand_on(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
 def _hand_back(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
     if b.setup.tensor > 1:
         has = b.unit.has_input[g]
-        b.writes(op[has], b.partialb(g, m)[has], 1)
+        b.writes(op[has], *b.partialb(g[has], m[has]))
     else:
         _hand_to_previous(b, op, g, m)
 

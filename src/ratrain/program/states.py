@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import numpy as np
@@ -11,7 +12,7 @@ from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units, unit_column
 
 SEND_SLOTS = 2
 """Tensors of one stage and direction on their way at once: one leaving (or being read), and one
-being made (or arriving)."""
+being made (or arriving). As many parts of sums, of one rank and direction."""
 
 
 @dataclass(frozen=True)
@@ -35,8 +36,7 @@ class States:
     size_bytes: Ints
     persistent: Bools  # exists before the step and after it
     unit_cell: Ints  # first (unit, micro-batch) cell of each unit
-    transit_slots: Ints  # slots for unreduced gradients, per rank
-    gathered_slots: Ints  # slots for gathered views, per rank
+    slots: Mapping[str, Ints]  # for each family that a rank's ops take in turn: slots per rank
 
     def start(self, name: str) -> int:
         """The number of a family's first state."""
@@ -82,8 +82,12 @@ def number_states(setup: Setup) -> States:
     stage_rank = np.repeat(units.rank[starts], SEND_SLOTS)
     view, gradient, inputs = sizes("view_bytes"), sizes("gradient_bytes"), sizes("input_bytes")
     outputs = _output_bytes(setup)
-    transit = _transit_sizes(setup, units, gradient)
-    gathered = _gathered_sizes(setup, units, view)
+    taken = {
+        "transit": _transit_sizes(setup, units, gradient),
+        "gathered": _gathered_sizes(setup, units, view),
+        "partial": _partial_sizes(setup, units, outputs, units.has_output),
+        "partialb": _partial_sizes(setup, units, inputs, units.has_input),
+    }
     level3 = setup.gathers_per_use
     whole = setup.data if setup.sharding else 1
 
@@ -91,8 +95,7 @@ def number_states(setup: Setup) -> States:
         ("view", "unit", True, units.rank, view * (not level3)),
         ("shard_view", "unit", True, units.rank, share(view, setup.data) * level3),
         ("optimizer", "unit", True, units.rank, share(sizes("optimizer_bytes"), whole)),
-        ("transit", "slot", True, *_slots(transit)),
-        ("gathered", "slot", True, *_slots(gathered)),
+        *((name, "slot", True, *_slots(rows)) for name, rows in taken.items()),
         ("gradient", "unit", False, units.rank, gradient),
         ("shard", "unit", False, units.rank, share(gradient, setup.data)),
     ]
@@ -100,8 +103,6 @@ def number_states(setup: Setup) -> States:
         ("input", inputs),
         ("saved", sizes("saved_bytes")),
         ("outgrad", outputs),
-        ("partial", outputs),
-        ("partialb", inputs),
     ):
         repeated = np.repeat(units.rank, cells), np.repeat(size, cells)
         families.append((name, "unit x micro-batch", False, *repeated))
@@ -127,8 +128,10 @@ def number_states(setup: Setup) -> States:
         size_bytes=np.concatenate([size for *_, size in families]),
         persistent=np.repeat(np.array([kept for _, _, kept, *_ in families]), counts),
         unit_cell=np.cumsum(cells) - cells,
-        transit_slots=np.array([len(row) for row in transit], dtype=np.int64),
-        gathered_slots=np.array([len(row) for row in gathered], dtype=np.int64),
+        slots={
+            name: np.array([len(row) for row in rows], dtype=np.int64)
+            for name, rows in taken.items()
+        },
     )
 
 
@@ -166,6 +169,14 @@ def _gathered_sizes(setup: Setup, units: Units, view: Ints) -> list[list[int]]:
         for rank in range(setup.ranks)
     ]
     return [[int(view[units.rank == rank].max())] * n for rank, n in enumerate(slots)]
+
+
+def _partial_sizes(setup: Setup, units: Units, size: Ints, summed: Bools) -> list[list[int]]:
+    """For each rank, its slots for parts of sums: one being summed, one being made."""
+    if setup.tensor == 1:
+        return [[] for _ in range(setup.ranks)]
+    rows = [size[(units.rank == rank) & summed].tolist() for rank in range(setup.ranks)]
+    return [[max(row)] * SEND_SLOTS if row else [] for row in rows]
 
 
 def _slots(rows: list[list[int]]) -> tuple[Ints, Ints]:

@@ -82,6 +82,14 @@ class Control:
             )
             return step < self._end and not self._failed
 
+    def is_last(self, step: int) -> bool:
+        """Whether a step is the run's last; waits until that is agreed."""
+        with self._changed:
+            self._changed.wait_for(
+                lambda: self._failed or self._next >= step or step >= self._end - 1
+            )
+            return step == self._end - 1
+
     def finish(self) -> None:
         """Waits for the last round."""
         self._thread.join()

@@ -153,10 +153,9 @@ class Lanes:
         done = self._done
 
         def ready() -> bool:
-            return (
-                self._failure is not None
-                or (all(done[other] > turn for other in op.waits)
-                and all(done[other] >= turn for other in op.waits_before))
+            return self._failure is not None or (
+                all(done[other] > turn for other in op.waits)
+                and all(done[other] >= turn for other in op.waits_before)
             )
 
         with self._changed:

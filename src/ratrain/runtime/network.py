@@ -45,6 +45,10 @@ class Network(Protocol):
         """Every world rank's values, by rank; `None`: the control channel."""
         ...
 
+    def exchange_bytes(self, body: bytes) -> list[bytes]:
+        """Every world rank's bytes, by rank, over the disk lane's channel."""
+        ...
+
 
 class TorchNetwork:
     """torch.distributed: gloo on CPUs, NCCL between GPUs."""
@@ -65,8 +69,9 @@ class TorchNetwork:
                 if pipeline == seat.pipeline:
                     self._data[lane] = group
         everyone = list(range(seats.world_size))
-        self._update = self._group(everyone, "gloo")
-        self._control = self._group(everyone, "gloo")
+        self._shared: dict[Lane | None, dist.ProcessGroup] = {
+            lane: self._group(everyone, "gloo") for lane in (None, Lane.UPDATE, Lane.DISK)
+        }
 
     def _group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
         group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
@@ -127,8 +132,16 @@ class TorchNetwork:
 
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         found = [torch.empty_like(values) for _ in range(self._seats.world_size)]
-        dist.all_gather(found, values, group=self._control if lane is None else self._update)
+        dist.all_gather(found, values, group=self._shared[lane])
         return found
+
+    def exchange_bytes(self, body: bytes) -> list[bytes]:
+        sizes = [int(size) for size in self.exchange(Lane.DISK, torch.tensor([len(body)]))]
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        if body:
+            padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        rows = self.exchange(Lane.DISK, padded)
+        return [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
 
 
 def _channel(lane: Lane) -> Lane:

@@ -13,6 +13,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.models.units import Unit, unit_of
 from ratrain.program.actions import Lane
 from ratrain.program.program import Program
+from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
 from ratrain.runtime.control import Control, RankReport, Round
 from ratrain.runtime.lanes import Lanes, Ran
@@ -55,12 +56,15 @@ class RankRun:
         device: torch.device,
         heard: Callable[[int, Round], None],
         stop_asked: Callable[[], bool],
+        allocator: Allocator,
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked = stop_asked
+        self._allocator = allocator
         self._begin = begin
         self._step_began_s = time.perf_counter()
         setup = program.setup
+        self.sizes = self._sizes()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         persistent = self.schedule.persistent
         self.ledger = Ledger(persistent, setup.budget_bytes, setup.tier)
@@ -81,7 +85,7 @@ class RankRun:
             network,
             batches,
             job.train,
-            self._sizes(),
+            self.sizes,
             LossScale(begin.loss_scale, begin.good_steps) if scaled else None,
         )
         self.lanes = Lanes(self.schedule, self._execute, self.ledger, timeout_s=timeout_s)
@@ -93,6 +97,11 @@ class RankRun:
         """Save ops go to this saver."""
         self.ops.saver = saver
 
+    def is_last(self, step: int) -> bool:
+        """Whether a step is the run's last; waits until that is agreed."""
+        assert self.control is not None
+        return self.control.is_last(step)
+
     def run(self) -> None:
         """All steps, from the beginning to the end that control decides."""
         control = Control(
@@ -103,6 +112,8 @@ class RankRun:
             fail=self.lanes.fail,
         )
         self.control = control
+        self._allocator.reset_peak()
+        self._step_began_s = time.perf_counter()
         self.lanes.record_from(max(self._begin.step, self._spec.end_step - self._spec.record_steps))
         try:
             self.lanes.run(self._begin.step, self._gate)
@@ -132,8 +143,14 @@ class RankRun:
         }
 
     def memory(self) -> dict[str, Any]:
-        """The ledger's peak, itemised."""
-        return {"rank": self._seat.world_rank, **asdict(self.ledger.peak)}
+        """The ledger's peak, itemised, and what the allocator saw."""
+        return {
+            "rank": self._seat.world_rank,
+            **asdict(self.ledger.peak),
+            "ledger_waits": self.ledger.waits,
+            "allocated_peak_bytes": self._allocator.peak_bytes if self._allocator.counts else None,
+            "resident_bytes": resident_bytes(),
+        }
 
     def _execute(self, op: Any, step: int) -> None:
         self.ops.execute(op, step)
@@ -162,7 +179,7 @@ class RankRun:
             gather_s=waited[Lane.GATHER],
             update_s=waited[Lane.UPDATE],
             ledger_peak_bytes=float(self.ledger.peak.size_bytes),
-            allocated_peak_bytes=NAN,
+            allocated_peak_bytes=float(self._allocator.peak_bytes),
             resident_bytes=float(resident_bytes()),
             gradient_norm=self.ops.gradient_norm.pop(step - 1, NAN),
             stop=float(self._stop_asked()),
@@ -179,8 +196,3 @@ class RankRun:
             boundary=(self._spec.micro_batch, length, spec.hidden),
             tokens=self._job.batch.sequences * length,
         )
-
-
-def losses_of(heard: Round, tokens: int) -> float:
-    """The step's loss: all replicas' sums, added in the order of ranks, over all tokens."""
-    return sum(r.loss_sum for r in heard if r.loss_sum == r.loss_sum) / tokens
