@@ -344,4 +344,4 @@ def test_any_altered_byte_of_a_table_gives_texts_or_one_message(
         try:
             read(folder / name)
         except SpecError as error:
-            assert name in error.place  # noqa: PT017
+            assert name in error.place

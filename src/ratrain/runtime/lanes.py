@@ -17,6 +17,8 @@ from ratrain.runtime.schedule import LocalOp, Schedule
 
 Execute = Callable[[LocalOp, int], None]
 """Does an op's work in a step."""
+Meet = Callable[[LocalOp], None]
+"""Waits until an op's partner on another rank is there, before memory is taken for its message."""
 Gate = Callable[[Lane, int], bool]
 """Called by each lane before each step; False ends the lane."""
 
@@ -51,10 +53,17 @@ class Lanes:
     """Runs a schedule step after step."""
 
     def __init__(
-        self, schedule: Schedule, execute: Execute, ledger: Ledger, *, timeout_s: float
+        self,
+        schedule: Schedule,
+        execute: Execute,
+        ledger: Ledger,
+        *,
+        timeout_s: float,
+        meet: Meet | None = None,
     ) -> None:
         self._schedule = schedule
         self._execute = execute
+        self._meet = meet
         self._ledger = ledger
         self._timeout_s = timeout_s
         self._done = [0] * len(schedule.ops)  # steps that each op has completed
@@ -114,6 +123,8 @@ class Lanes:
     def _one(self, op: LocalOp, step: int) -> None:
         reached_s = time.perf_counter()
         self._wait(op, step - self._first_step)
+        if self._meet is not None:
+            self._meet(op)
         self._ledger.take(op.births, op.word, self._timeout_s)
         start_s = time.perf_counter()
         self._execute(op, step)

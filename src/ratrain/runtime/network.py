@@ -15,11 +15,9 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.program.actions import Lane
 from ratrain.runtime.seats import Seat, Seats
-
-CHUNK_BYTES = 1 << 20
-"""A reduction goes in chunks of this size, so that its scratch is small and sums overlap sends."""
 
 
 class Network(Protocol):
@@ -31,6 +29,14 @@ class Network(Protocol):
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         """Fills a tensor with what that rank sends."""
+        ...
+
+    def announce(self, lane: Lane, pipeline: int) -> None:
+        """Tells that rank that a tensor will follow; `await_sender` there returns."""
+        ...
+
+    def await_sender(self, lane: Lane, pipeline: int) -> None:
+        """Waits for that rank's `announce`."""
         ...
 
     def reduce(self, flat: Tensor, out: Tensor) -> None:
@@ -57,11 +63,13 @@ class TorchNetwork:
         self._seats, self._seat = seats, seat
         self._timeout = timedelta(seconds=timeout_s)
         self._message: dict[Lane, dist.ProcessGroup] = {}
+        self._word: dict[Lane, dist.ProcessGroup] = {}
         for lane in (Lane.SEND_F, Lane.SEND_B):
             for data in range(seats.data):
                 group = self._group(seats.replica(data), backend)
+                word = group if backend == "gloo" else self._group(seats.replica(data), "gloo")
                 if data == seat.data:
-                    self._message[lane] = group
+                    self._message[lane], self._word[lane] = group, word
         self._data: dict[Lane, dist.ProcessGroup] = {}
         for lane in (Lane.REDUCE, Lane.GATHER):
             for pipeline in range(seats.pipeline):
@@ -85,6 +93,14 @@ class TorchNetwork:
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         peer = self._seats.world_rank(pipeline, self._seat.data)
         dist.recv(tensor, peer, group=self._message[_channel(lane)])
+
+    def announce(self, lane: Lane, pipeline: int) -> None:
+        peer = self._seats.world_rank(pipeline, self._seat.data)
+        dist.send(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
+
+    def await_sender(self, lane: Lane, pipeline: int) -> None:
+        peer = self._seats.world_rank(pipeline, self._seat.data)
+        dist.recv(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
 
     def reduce(self, flat: Tensor, out: Tensor) -> None:
         data, own = self._seats.data, self._seat.data

@@ -196,7 +196,17 @@ class RankOps:
 
     # ---- messages -----------------------------------------------------------------------
 
+    def meet(self, op: LocalOp) -> None:
+        """A send and its receive happen together, in the program's proof of memory too: room for
+        what arrives is taken when its sender is there, not when the lane is free to receive. With
+        slots the room is there already."""
+        if op.kind is Kind.RECV_F:
+            self._network.await_sender(op.lane, self._rank_of_stage[op.stage - 1])
+        elif op.kind is Kind.RECV_B and self._setup.split_backward:
+            self._network.await_sender(op.lane, self._rank_of_stage[op.stage + 1])
+
     def _send_forward(self, op: LocalOp, step: int) -> None:
+        self._network.announce(op.lane, self._rank_of_stage[op.stage + 1])
         tensor = self._states.sendx.pop((op.stage, op.micro_batch))
         self._network.send(op.lane, tensor, self._rank_of_stage[op.stage + 1])
 
@@ -207,6 +217,8 @@ class RankOps:
         self._states.inputs[first, op.micro_batch] = tensor
 
     def _send_backward(self, op: LocalOp, step: int) -> None:
+        if self._setup.split_backward:
+            self._network.announce(op.lane, self._rank_of_stage[op.stage - 1])
         tensor = self._states.sendg.pop((op.stage, op.micro_batch))
         self._network.send(op.lane, tensor, self._rank_of_stage[op.stage - 1])
 

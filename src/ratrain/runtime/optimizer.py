@@ -14,11 +14,9 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
+from ratrain.cost.scratch import UPDATE_ELEMENTS
 from ratrain.describe.train import TrainSpec
 from ratrain.models.parameters import ALIGN
-
-_CHUNK = 1 << 18
-"""Elements updated at once: bounds the scratch of 2-byte gradients, and stays in cache."""
 
 
 @dataclass
@@ -64,8 +62,8 @@ class OwnedPart:
         """Windows of the part, each wholly inside or outside the decaying elements."""
         middle = min(max(self.decay_end, self.begin), self.end)
         for begin, end, decays in ((self.begin, middle, True), (middle, self.end, False)):
-            for at in range(begin, end, _CHUNK):
-                yield slice(at - self.begin, min(at + _CHUNK, end) - self.begin), decays
+            for at in range(begin, end, UPDATE_ELEMENTS):
+                yield slice(at - self.begin, min(at + UPDATE_ELEMENTS, end) - self.begin), decays
 
 
 def learning_rate(spec: TrainSpec, step: int) -> float:

@@ -53,9 +53,6 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     """The `PreparedRun` of a request; an error names what does not fit or cannot be run."""
     job = _job(request)
     case = _case(job, request)
-    # Pieces of a gradient leave while backward makes the rest only in the simulator: the
-    # runtime's unit of transit is a whole unit.
-    case = replace(case, choices=replace(case.choices, bucket_bytes=None))
     program = _complete(case.program, job)
     seats = seats_of(program.setup, [own.members for own in case.placement.classes])
     verdict = verify(program)
@@ -107,15 +104,16 @@ def _job(request: RunRequest) -> JobSpec:
 def _case(job: JobSpec, request: RunRequest) -> Case:
     if request.plan_path is None:
         return case_of(job)
-    case = case_of_candidate(to_candidate(load_plan(request.plan_path), str(request.plan_path)))
-    for what in ("sequences",):
-        if getattr(case.job.batch, what) != getattr(job.batch, what):
-            raise SpecError(
-                f"the plan is for {case.job.batch.sequences} sequences, the job has "
-                f"{job.batch.sequences}",
-                place=str(request.plan_path),
-                fix="plan again",
-            )
+    planned = to_candidate(load_plan(request.plan_path), str(request.plan_path))
+    trained = replace(planned.job, train=job.train, data=job.data, checkpoint=job.checkpoint)
+    case = case_of_candidate(replace(planned, job=trained))
+    if case.job.batch.sequences != job.batch.sequences:
+        raise SpecError(
+            f"the plan is for {case.job.batch.sequences} sequences, the job has "
+            f"{job.batch.sequences}",
+            place=str(request.plan_path),
+            fix="plan again",
+        )
     if case.job.model.spec != job.model.spec:
         raise SpecError(
             f"the plan is for {case.job.model.spec.name}, the job trains {job.model.spec.name}",

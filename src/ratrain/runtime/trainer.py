@@ -64,6 +64,7 @@ class RankRun:
         self._begin = begin
         self._step_began_s = time.perf_counter()
         setup = program.setup
+        self._budget_bytes = setup.budget_bytes
         self.sizes = self._sizes()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         persistent = self.schedule.persistent
@@ -88,7 +89,9 @@ class RankRun:
             self.sizes,
             LossScale(begin.loss_scale, begin.good_steps) if scaled else None,
         )
-        self.lanes = Lanes(self.schedule, self._execute, self.ledger, timeout_s=timeout_s)
+        self.lanes = Lanes(
+            self.schedule, self._execute, self.ledger, timeout_s=timeout_s, meet=self.ops.meet
+        )
         self._network = network
         self._heard = heard
         self.control: Control | None = None
@@ -113,6 +116,8 @@ class RankRun:
         )
         self.control = control
         self._allocator.reset_peak()
+        if self._budget_bytes is not None:
+            self._allocator.limit(self._budget_bytes)
         self._step_began_s = time.perf_counter()
         self.lanes.record_from(max(self._begin.step, self._spec.end_step - self._spec.record_steps))
         try:
