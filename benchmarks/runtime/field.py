@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cases import Case, cluster_of
+from ours import OURS, run_ours, write_job
 from outcomes import Outcome, outcome_of
 
 from ratrain.lab import Lab
@@ -29,6 +30,11 @@ class Field:
 
     def run(self, method: str) -> Outcome:
         """One run of one method; a failure is an outcome too."""
+        if method in OURS:
+            return run_ours(self.case, self.folder, self.lab, method)
+        return self._peer(method)
+
+    def _peer(self, method: str) -> Outcome:
         out = self.folder / method
         out.mkdir(parents=True, exist_ok=True)
         said: dict[int, list[str]] = {rank: [] for rank in range(self.case.ranks)}
@@ -51,5 +57,6 @@ class Field:
 def field_of(case: Case, folder: Path) -> Iterator[Field]:
     """The lab of a case, for as long as the `with` block runs."""
     case.write(folder)
+    write_job(case, folder)
     with Lab(cluster_of(folder), case.ranks) as lab:
         yield Field(case, folder, lab)

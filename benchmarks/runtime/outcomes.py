@@ -22,6 +22,7 @@ class Outcome:
     cpu_s: float = 0.0  # a step, of the rank that computes most
     peak_bytes: int = 0  # over what its imports took, of the rank that takes most
     others_part: float = 0.0  # of the machine's processors, used by everybody else meanwhile
+    memory: tuple[int, int] = (0, 0)  # ours: bound by the verifier, and allocated
     failure: str = ""  # why it did not end: memory, or its last words
 
     @property

@@ -14,6 +14,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).parent))
 
 from cases import model_of, read_case
+from watch import busy_s, interface_bytes, status_bytes
 
 PEER_TIMEOUT = timedelta(minutes=5)
 
@@ -38,13 +39,14 @@ def main(case_path: Path, name: str, out: Path) -> None:
     import torch
     import torch.distributed as dist
     from peers import BUILDERS, optimizer_of
-    from tokens import batch
+    from tokens import batch, samples_of
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
     rank, size = int(os.environ.get("RANK", "0")), int(os.environ.get("WORLD_SIZE", "1"))
     if size > 1:
         dist.init_process_group("gloo", timeout=PEER_TIMEOUT)
-    trace = Trace(before_bytes=_status_bytes("VmRSS"))
+    samples = samples_of(case_path.parent)
+    trace = Trace(before_bytes=status_bytes("VmRSS"))
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
     method = BUILDERS[name](case, model_of(case_path.parent))
     optimizer = optimizer_of(method.module)
@@ -52,11 +54,11 @@ def main(case_path: Path, name: str, out: Path) -> None:
         dist.barrier()
     trace.began_s = time.monotonic()
     for step in range(case.warm_up + case.steps):
-        loss = method.backward(*batch(case, step, rank % case.data))
+        loss = method.backward(*batch(case, samples, step, rank % case.data))
         optimizer.step()
         optimizer.zero_grad(set_to_none=True)
         _note(trace, loss)
-    trace.peak_bytes = _status_bytes("VmHWM")
+    trace.peak_bytes = status_bytes("VmHWM")
     (out / f"trace-{rank}.json").write_text(json.dumps(asdict(trace)))
     if size > 1:
         dist.barrier()
@@ -68,30 +70,10 @@ def _note(trace: Trace, loss: float | None) -> None:
     trace.ends_s.append(time.monotonic())
     trace.losses.append(loss)
     trace.cpu_s.append(used.ru_utime + used.ru_stime)
-    trace.busy_s.append(_busy_s())
-    trace.sent_bytes.append(_interface_bytes())
-
-
-def _busy_s() -> float:
-    """Seconds that all processors together have worked, or were withheld, since boot."""
-    fields = Path("/proc/stat").read_text().split()[1:9]
-    user, nice, system, _, _, irq, soft, steal = map(int, fields)
-    return (user + nice + system + irq + soft + steal) / os.sysconf("SC_CLK_TCK")
-
-
-def _interface_bytes() -> int:
-    """Bytes that this rank's network namespace has sent so far; 0 outside a lab."""
-    name = os.environ.get("RATRAIN_INTERFACE")
-    for line in Path("/proc/self/net/dev").read_text().splitlines():
-        if name and line.strip().startswith(f"{name}:"):
-            return int(line.split(":")[1].split()[8])
-    return 0
-
-
-def _status_bytes(key: str) -> int:
-    """A size that /proc/self/status names, in bytes."""
-    lines = Path("/proc/self/status").read_text().splitlines()
-    return next(int(line.split()[1]) * 1024 for line in lines if line.startswith(f"{key}:"))
+    trace.busy_s.append(busy_s())
+    name = os.environ.get("RATRAIN_INTERFACE", "")
+    dev = Path("/proc/self/net/dev").read_text()
+    trace.sent_bytes.append(interface_bytes(dev, name))
 
 
 if __name__ == "__main__":

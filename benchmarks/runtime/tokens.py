@@ -2,16 +2,24 @@
 
 from __future__ import annotations
 
-import numpy as np
+from pathlib import Path
+
 import torch
 from cases import Case
 from torch import Tensor
 
+from ratrain.corpus.of_job import data_of_job
+from ratrain.corpus.samples import Samples
+from ratrain.describe.job import load_job
 
-def batch(case: Case, step: int, replica: int) -> tuple[Tensor, Tensor]:
+
+def samples_of(folder: Path) -> Samples:
+    """The samples of a written case's job."""
+    return data_of_job(load_job(folder / "job.toml")).samples
+
+
+def batch(case: Case, samples: Samples, step: int, replica: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one replica in one step."""
     count = case.sequences // case.data
-    shape = (case.sequences, case.sequence_length + 1)
-    rows = np.random.default_rng((case.seed, step)).integers(0, 256, shape, dtype=np.int64)
-    own = torch.from_numpy(rows[replica * count : (replica + 1) * count])
-    return own[:, :-1].contiguous(), own[:, 1:].contiguous()
+    own = samples.batch(step, replica * count, count)
+    return torch.from_numpy(own.tokens), torch.from_numpy(own.targets)

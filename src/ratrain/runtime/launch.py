@@ -81,6 +81,8 @@ class _Agent:
             run_id=f"ratrain-{os.getpid()}",
             rdzv_backend="c10d",
             rdzv_endpoint=f"{address}:0",
+            # torch takes an address of a lab for another machine's, and would wait for it
+            rdzv_configs={"is_host": True},
             local_addr=address,
             max_restarts=self._restarts,
             monitor_interval=0.1,
