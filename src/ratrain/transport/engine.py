@@ -49,7 +49,7 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
-        self._driver = Driver(self.lock)
+        self._driver = Driver(self.lock, self.config.spin_s)
         self._sockets = Sockets(self.config, self._driver)
         try:
             self.address = address_of(self.config, self._sockets.listen())
@@ -319,14 +319,22 @@ class Engine:
 
     # --- for the parts --------------------------------------------------------------------
 
+    def stop_listening(self) -> None:
+        """Take no more connections (called under the lock, when the engine has failed)."""
+        self._sockets.close()
+
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Serve the network until `ready()`; false after `timeout_s`."""
         if ready():
             return True
         if self._closed or not self._driver.wait_until(ready, timeout_s):
-            if self._closed and not ready():
+            if ready():
+                return True
+            if self._closed:
                 raise EngineClosed("this engine was closed", place=str(self.address))
-            return ready()
+            if self.core.failure is not None:
+                raise self.core.failure
+            return False
         return True
 
     def dispatch(self, callback: Callable[..., object], *args: Any) -> None:
@@ -356,6 +364,8 @@ class Engine:
         if self._closed or os.getpid() != self._pid:
             what = "this engine was closed" if self._closed else "this engine belongs to the parent"
             raise EngineClosed(what, place=str(self.address), fix="open an engine of its own")
+        if self.core.failure is not None:
+            raise self.core.failure
         return self.lock
 
     def _transfer(

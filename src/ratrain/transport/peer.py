@@ -133,6 +133,7 @@ class Peer:
         self.messages_sent = 0
         self.message_bytes = 0
         self.turn = 0
+        self.single_path = False
         self.resent_pieces = 0
 
     # --- sending --------------------------------------------------------------------------
@@ -205,7 +206,8 @@ class Peer:
         links = self.links
         if len(links) == 1 and transfer.nics is None:
             link = links[0]
-            room = link.unacked_bytes < link.window_bytes
+            limit = MAX_WINDOW_BYTES if self.single_path else link.window_bytes
+            room = link.unacked_bytes < limit
             return link if room and len(link.unacked) < 1024 else None
         able = [k for k in links if transfer.nics is None or k.nic in transfer.nics]
         if not able:
@@ -358,6 +360,9 @@ class Peer:
         """Use a new, authenticated channel to the peer's NIC `remote`; call `opened` next."""
         link = Link(self, channel, remote, self.core.now())
         self.links.append(link)
+        ends = (self.core.address.endpoints, self.address.endpoints)
+        counts = [sum(e.provider == channel.provider for e in some) for some in ends]
+        self.single_path = max(counts) <= 1  # no other link to leave bytes for
         self.state = "UP"
         return link
 
