@@ -16,8 +16,9 @@ from ratrain.transport.address import Address
 from ratrain.transport.config import Config
 from ratrain.transport.counters import MAX_KEPT, Counter
 from ratrain.transport.frames import Head
+from ratrain.transport.link import Link
 from ratrain.transport.memory import RegionTable
-from ratrain.transport.peer import Link, Peer
+from ratrain.transport.peer import Peer
 from ratrain.transport.transfer import Transfer
 
 if TYPE_CHECKING:

@@ -58,6 +58,11 @@ class Channel(Protocol):
 class Receiver(Protocol):
     """What a channel calls when frames come in."""
 
+    def take(self, head: Head, data: memoryview) -> bool:
+        """All bytes of a plain piece are here: place and count it if it is a whole, sound write;
+        false (nothing done) when `begin` and `end` shall deal with it."""
+        ...
+
     def begin(self, head: Head, extra: bytes) -> Landing:
         """Before the first payload byte: where it goes, or that it is dropped."""
         ...

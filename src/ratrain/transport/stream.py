@@ -298,28 +298,48 @@ class StreamChannel:
         return got
 
     def _parse(self) -> None:
-        head = frames.unpack(self._buf, self._start)
-        need = (
-            frames.HEAD_BYTES + head.list_bytes
-            if head.kind in (frames.WRITE, frames.ACK)
-            else frames.HEAD_BYTES
-        )
-        if self._end - self._start < need:
-            self._need = need
+        start = self._start
+        kind = self._buf[start]
+        if kind == frames.ACK:
+            self._parse_acks(start)
             return
+        head = frames.unpack(self._buf, start)
+        need = frames.HEAD_BYTES
+        if kind == frames.WRITE and (head.pages or head.flags & frames.PULL):
+            need += head.list_bytes
+            if self._end - start < need:
+                self._need = need
+                return
         self._need = frames.HEAD_BYTES
-        extra = bytes(self._view[self._start + frames.HEAD_BYTES : self._start + need])
-        self._start += need
         receiver = self._receiver
         assert receiver is not None
-        if head.kind == frames.FEATURE:
+        at = self._start = start + need
+        size = head.size
+        whole = kind == frames.WRITE and need == frames.HEAD_BYTES and size <= self._end - at
+        if whole and receiver.take(head, self._view[at : at + size]):
+            self._start = at + size
+            return
+        extra = bytes(self._view[start + frames.HEAD_BYTES : at])
+        if kind == frames.FEATURE:
             self.pulls = True
-        elif head.kind > frames.MSG:
+        elif kind > frames.MSG:
             receiver.control(head, extra)
         elif head.flags & frames.PULL:
             self._pull(head, extra)
         else:
             self._take(head, extra)
+
+    def _parse_acks(self, start: int) -> None:
+        pages = frames.unpack_acks(self._buf, start)
+        need = frames.HEAD_BYTES + 16 * pages
+        if self._end - start < need:
+            self._need = need
+            return
+        self._need = frames.HEAD_BYTES
+        self._start = start + need
+        assert self._receiver is not None
+        extra = bytes(self._view[start + frames.HEAD_BYTES : self._start])
+        self._receiver.control(frames.ACKS, extra)
 
     def _take(self, head: Head, extra: bytes) -> None:
         assert self._receiver is not None
