@@ -96,6 +96,18 @@ class Peer:
 
     def pump(self) -> None:
         """Hand pieces to links while a link has room."""
+        links = self.links
+        if len(self.queue) < 2 or len(links) != 1:
+            self._pump()
+            return
+        channel = links[0].channel
+        channel.hold()  # short writes that wait go out in one call
+        try:
+            self._pump()
+        finally:
+            channel.release()
+
+    def _pump(self) -> None:
         queue, passed = self.queue, 0
         while queue:
             transfer = queue[0]

@@ -50,6 +50,14 @@ class Channel(Protocol):
         without blocking."""
         ...
 
+    def hold(self) -> None:
+        """Several frames will be posted: they may be sent together."""
+        ...
+
+    def release(self) -> None:
+        """Send what was held back."""
+        ...
+
     def close(self) -> None:
         """End the connection; nothing more is placed from it."""
         ...
