@@ -27,10 +27,11 @@ from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.program.program import Program
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
-from ratrain.runtime.calibrate import calibrate, costs_of_run, gathered
+from ratrain.runtime.calibrate import calibrate, gathered
 from ratrain.runtime.control import Round
 from ratrain.runtime.metrics import MetricsLog
 from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.run_costs import costs_of_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
@@ -214,6 +215,7 @@ def _calibrate(
     if not spec.calibrate:
         return
     own = calibrate(
+        run.schedule,
         run.states,
         network,
         spec.seats,
