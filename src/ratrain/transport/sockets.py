@@ -30,7 +30,8 @@ from ratrain.transport.address import Address, Endpoint
 from ratrain.transport.config import Config
 from ratrain.transport.handshake import Hello, greet, welcome
 from ratrain.transport.progress import Driver
-from ratrain.transport.stream import StreamChannel, read_process
+from ratrain.transport.rows import read_process
+from ratrain.transport.stream import StreamChannel
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
@@ -270,7 +271,11 @@ class Sockets:
         pid = theirs.probe[0] if theirs.probe else 0
         channel = StreamChannel(self._driver, sock, provider, nic, pid)
         link = peer.add_link(channel, remote or theirs.nic)
-        channel.attach(link, reads_peer=provider == "shm" and _can_read(theirs.probe))
+        reads = provider == "shm" and _can_read(theirs.probe)
+        channel.attach(link, reads_peer=reads)
+        if provider == "shm":
+            for segment in peer.core.segments:
+                channel.offer(segment)
         peer.opened(link)
 
     def _spawn(self, target: Callable[..., None], *args: object) -> None:
