@@ -26,6 +26,7 @@ VERBS: dict[str, str] = {
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
     "train": "train a job: prove, run, watch, and report against the prediction",
+    "timeline": "a run's step as predicted and as measured, op by op",
     "noc": "inside the chip: a mesh network with collectives",
     "checkpoints": "what a run has saved; verify it, compare two",
     "lab": "a small unequal cluster in this machine: check it, run in it",

@@ -9,6 +9,7 @@ from typing import Any
 
 from ratrain.checkpoint.listing import listed
 from ratrain.runtime.facts import Attempt, attempts, read_facts
+from ratrain.runtime.merge import write_measured
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.watch import Row
 from ratrain.timeline.timeline import write_whole
@@ -64,8 +65,9 @@ def report_of(folder: RunFolder) -> dict[str, Any]:
 
 
 def write_report(folder: RunFolder) -> dict[str, Any]:
-    """Writes report.json and returns what is in it."""
+    """Writes report.json and measured.json; returns what is in the former."""
     body = report_of(folder)
+    write_measured(folder, folder.read_spec())
     write_whole(folder.report, json.dumps(body, indent=1))
     return body
 
@@ -125,12 +127,15 @@ def _kind(kind: str, predicted: float | None, measured: float | None) -> dict[st
 
 def _rest(whole: float | None, rows: Sequence[dict[str, Any]], key: str) -> float | None:
     """What the kinds leave of the step."""
-    return None if whole is None else whole - sum(row[key] for row in rows)
+    if whole is None:
+        return None
+    rest = whole - sum(row[key] for row in rows)
+    return 0.0 if abs(rest) < 1e-9 else rest
 
 
 def _ratio(predicted: float | None, measured: float | None) -> float | None:
-    """Measured / predicted."""
-    return measured / predicted if predicted and measured is not None else None
+    """Measured / predicted; None where next to nothing was predicted."""
+    return measured / predicted if predicted and predicted > 1e-9 and measured is not None else None
 
 
 def _prediction(folder: RunFolder) -> dict[str, Any] | None:

@@ -39,6 +39,7 @@ def run_session(
     """Launches the ranks and watches them. `show` gets a step's `Progress`, or None where there is
     nothing new, and whether a stop was asked for."""
     follower, meter = Follower(folder), ProgressMeter(spec.end_step)
+    _clear_measurements(folder)
     begin_attempt(folder, first_step, lab=lab is not None, restarts=restarts)
     charts = trackers(folder.path)
 
@@ -60,6 +61,14 @@ def run_session(
     found = latest(folder.checkpoints, skip_damaged=True)
     step = int(found.path.name.rsplit("-", 1)[-1]) if found else 0
     return Ending(step, stopped=step < spec.end_step)
+
+
+def _clear_measurements(folder: RunFolder) -> None:
+    """What an earlier attempt measured must not be taken for this one's."""
+    for path in ((folder.path / "ranks").glob("records-*.json")):
+        path.unlink()
+    for path in (folder.measured, folder.predicted, folder.path / "prediction.json"):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager
