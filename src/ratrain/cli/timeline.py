@@ -80,6 +80,5 @@ def _row(name: str, ops: int | None, predicted_s: float, measured_s: float | Non
     # A transfer predicted at no time has no ratio.
     ratio = f"{measured_s / predicted_s:.2f}" if predicted_s > 1e-9 else "-"
     return (
-        f"{name:30}{count:>6}{format_time(predicted_s):>14}{format_time(measured_s):>14}"
-        f"{ratio:>10}"
+        f"{name:30}{count:>6}{format_time(predicted_s):>14}{format_time(measured_s):>14}{ratio:>10}"
     )

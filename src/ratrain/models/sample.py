@@ -23,10 +23,12 @@ def sample(
     sequence_length: int,
     temperature: float = 0.0,
     seed: int = 0,
+    ids: int | None = None,
 ) -> Iterator[int]:
     """`count` tokens that follow `prompt`, one by one; temperature 0: always the likeliest.
 
-    The model sees the last `sequence_length` tokens. Keys and values are not kept: each token
+    Of `ids`, only tokens below it are chosen: a vocabulary may be larger than its tokenizer. The
+    model sees the last `sequence_length` tokens. Keys and values are not kept: each token
     costs a forward pass over all that it sees.
     """
     if not prompt:
@@ -38,7 +40,7 @@ def sample(
     text = list(prompt)
     for _ in range(count):
         tokens = torch.tensor([text[-sequence_length:]], device=device)
-        scores = next_logits(spec, weights, tokens, sequence_length)[0]
+        scores = next_logits(spec, weights, tokens, sequence_length)[0, :ids]
         text.append(_choose(scores.float().cpu(), temperature, generator))
         yield text[-1]
 

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratrain.checkpoint.folder import step_of
 from ratrain.checkpoint.listing import latest
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.lab.cluster import Lab
@@ -58,14 +59,19 @@ def run_session(
     finally:
         for chart in charts:
             chart.close()
-    found = latest(folder.checkpoints, skip_damaged=True)
-    step = int(found.path.name.rsplit("-", 1)[-1]) if found else 0
+    step = newest_step(folder)
     return Ending(step, stopped=step < spec.end_step)
+
+
+def newest_step(folder: RunFolder) -> int:
+    """The step of the newest whole checkpoint; 0 where there is none."""
+    found = latest(folder.checkpoints, skip_damaged=True)
+    return (step_of(found.path) or 0) if found else 0
 
 
 def _clear_measurements(folder: RunFolder) -> None:
     """What an earlier attempt measured must not be taken for this one's."""
-    for path in ((folder.path / "ranks").glob("records-*.json")):
+    for path in (folder.path / "ranks").glob("records-*.json"):
         path.unlink()
     for path in (folder.measured, folder.predicted, folder.path / "prediction.json"):
         path.unlink(missing_ok=True)
