@@ -28,8 +28,7 @@ def command(
     """Print the text that a model goes on with, as it comes.
 
     Reads a run's newest checkpoint or a Hugging Face folder, on the CPU, in fp32.
-    Ends at the end of a document. Nothing is cached between tokens: meant for a
-    look, not for serving.
+    Ends at the end of a document.
 
     \b
     Examples:
