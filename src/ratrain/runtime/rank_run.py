@@ -238,6 +238,7 @@ def _calibrate(
                     "rank": times.rank,
                     "compute_s": times.compute_s,
                     "recovery_s": times.recovery_s,
+                    "driving_s": times.driving_s,
                     "waiting_s": {kind.value: s for kind, s in times.waiting_s.items()},
                 }
                 for times in simulation.ranks
