@@ -270,7 +270,7 @@ def test_a_failure_ends_a_wait_for_memory_at_once() -> None:
     """Memory that a failed lane would have given back never comes."""
     lanes: Lanes
 
-    def execute(op: LocalOp, step: int) -> None:
+    def execute(op: LocalOp, _step: int) -> None:
         if op.kind is Kind.F:
             threading.Timer(0.05, lanes.fail, [OSError("the disk is full")]).start()
 
@@ -294,7 +294,7 @@ def test_a_failure_wakes_a_lane_that_waits_in_the_gate() -> None:
             return False
         return step < 2
 
-    def execute(op: LocalOp, step: int) -> None:
+    def execute(op: LocalOp, _step: int) -> None:
         if op.kind is Kind.UpdateShard:
             raise OSError("the disk is full")
 
