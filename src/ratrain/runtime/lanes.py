@@ -71,9 +71,7 @@ class Lanes:
         self._recorded_from = 0
         self._times = StepTimes()
 
-    def run(
-        self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None
-    ) -> None:
+    def run(self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None) -> None:
         """Runs steps from `first_step` until the gate says no; raises what any lane raised.
         `failed` is called when a lane fails: it must wake lanes that wait in the gate."""
         self._first_step = first_step

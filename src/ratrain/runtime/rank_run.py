@@ -29,6 +29,7 @@ from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
 from ratrain.runtime.calibrate import calibrate, costs_of_run, gathered
 from ratrain.runtime.control import Round
+from ratrain.runtime.meeting import join
 from ratrain.runtime.metrics import MetricsLog
 from ratrain.runtime.network import TorchNetwork
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -38,6 +39,9 @@ from ratrain.runtime.states import DTYPES, Source
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
+
+JOINING_S = 120.0
+"""Processes may begin this long after each other, however impatient the job is later on."""
 
 
 def run_rank(path: Path, rank: int) -> int:
@@ -63,7 +67,8 @@ def _run(folder: RunFolder, rank: int) -> None:
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl")
+    backends = "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl"
+    join(backends, max(job.train.timeout_s, JOINING_S))
     network = TorchNetwork(spec.seats, seat, backend=backend, timeout_s=job.train.timeout_s)
     allocator = Allocator(device)
     log = MetricsLog(folder, job, program.setup.budget_bytes) if rank == 0 else None
