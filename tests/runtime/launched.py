@@ -8,6 +8,7 @@ import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 
 from runs_made import Setting, write_job, write_text
@@ -28,19 +29,13 @@ def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = 
     folder.mkdir(parents=True, exist_ok=True)
     if not setting.files:
         write_text(folder / "text.txt")
-        setting = _with_files(setting)
+        setting = replace(setting, files=("text.txt",))
     job = write_job(folder, setting)
     request = RunRequest(job, threads=1, calibrate=calibrate, steps=setting.end_step)
     prepared = prepare_run(request)
     found = RunFolder(folder / run)
     write_run(prepared, found)
     return found
-
-
-def _with_files(setting: Setting) -> Setting:
-    from dataclasses import replace
-
-    return replace(setting, files=("text.txt",))
 
 
 def start(folder: RunFolder, *, restarts: int = 0) -> None:
@@ -64,10 +59,10 @@ def saved_steps(folder: RunFolder) -> list[int]:
 
 def assert_same_end(one: RunFolder, other: RunFolder) -> None:
     """The newest checkpoints hold the same bits."""
-    ends = [open_checkpoint(listed(folder.checkpoints)[-1].path) for folder in (one, other)]
-    assert ends[0].manifest.meta.step == ends[1].manifest.meta.step
-    assert ends[0].manifest.meta.state == ends[1].manifest.meta.state
-    assert all(difference.identical for difference in compare(*ends))
+    a, b = (open_checkpoint(listed(folder.checkpoints)[-1].path) for folder in (one, other))
+    assert a.manifest.meta.step == b.manifest.meta.step
+    assert a.manifest.meta.state == b.manifest.meta.state
+    assert all(difference.identical for difference in compare(a, b))
 
 
 # ---- processes ------------------------------------------------------------------------------
@@ -107,21 +102,21 @@ def steps_done(folder: RunFolder) -> int:
 
 
 @contextmanager
-def meanwhile(disturb: Callable[[], None]) -> Generator[list[float]]:
-    """Runs `disturb` beside the block; yields a list that holds when it was done."""
-    done: list[float] = []
+def meanwhile(disturb: Callable[[], None], done: list[float] | None = None) -> Generator[None]:
+    """Runs `disturb` beside the block; when it was done is added to `done`."""
     problems: list[BaseException] = []
 
     def work() -> None:
         try:
             disturb()
-            done.append(time.monotonic())
+            if done is not None:
+                done.append(time.monotonic())
         except BaseException as error:
             problems.append(error)
 
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
-    yield done
+    yield
     thread.join(60)
     assert not problems, problems[0]
 

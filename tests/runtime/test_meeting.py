@@ -6,13 +6,13 @@ import threading
 import time
 
 import pytest
-import torch.distributed as dist
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from ratrain.errors import RunFailed
 from ratrain.runtime.meeting import attempt_store
 
 
-def met(store: dist.Store, ranks: list[int], late_rank: int, timeout_s: float = 20) -> list[object]:
+def met(store: Store, ranks: list[int], late_rank: int, timeout_s: float = 20) -> list[object]:
     """What each rank gets from the store: the value it finds that all of its attempt share."""
     found: dict[int, object] = {}
 
@@ -35,14 +35,14 @@ def met(store: dist.Store, ranks: list[int], late_rank: int, timeout_s: float = 
 
 @pytest.mark.parametrize("late_rank", [0, 1, 2])
 def test_every_attempt_has_a_part_of_the_store_of_its_own(late_rank: int) -> None:
-    store = dist.HashStore()
+    store = HashStore()
     for _attempt in range(4):
         counts = sorted(one[0] for one in met(store, [0, 1, 2], late_rank))  # type: ignore[index]
         assert counts == [1, 2, 3]
 
 
 def test_an_attempt_that_was_cut_short_disturbs_none_after_it() -> None:
-    store = dist.HashStore()
+    store = HashStore()
     for ranks in ([0, 1], [1, 2], [0]):
         assert all(isinstance(one, RunFailed) for one in met(store, ranks, -1, timeout_s=0.3))
     counts = sorted(one[0] for one in met(store, [0, 1, 2], 0))  # type: ignore[index]
@@ -51,4 +51,4 @@ def test_an_attempt_that_was_cut_short_disturbs_none_after_it() -> None:
 
 def test_a_rank_that_nobody_joins_says_so() -> None:
     with pytest.raises(RunFailed, match=r"rank 1: waited 0.2 s for all 3 ranks to come"):
-        attempt_store(dist.HashStore(), 1, 3, 0.2)
+        attempt_store(HashStore(), 1, 3, 0.2)

@@ -11,8 +11,9 @@ import torch
 from crew import Crew
 from torch import Tensor
 
+from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.program.actions import Lane
-from ratrain.runtime.network import CHUNK_BYTES, TorchNetwork
+from ratrain.runtime.network import TorchNetwork
 from ratrain.runtime.seats import Seats
 
 CHUNK = CHUNK_BYTES // 4

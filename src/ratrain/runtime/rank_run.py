@@ -29,6 +29,7 @@ from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
 from ratrain.runtime.calibrate import calibrate, costs_of_run, gathered
 from ratrain.runtime.control import Round
+from ratrain.runtime.failures import tell
 from ratrain.runtime.meeting import join
 from ratrain.runtime.metrics import MetricsLog
 from ratrain.runtime.network import TorchNetwork
@@ -47,16 +48,15 @@ JOINING_S = 120.0
 def run_rank(path: Path, rank: int) -> int:
     """Runs a rank; the exit status. What went wrong is in the folder's failure file."""
     folder = RunFolder(path)
+    # One that an earlier attempt left would be told again.
+    folder.rank_file(rank, "failure").unlink(missing_ok=True)
     try:
         _run(folder, rank)
         return 0
-    except RatrainError as error:
-        _tell(folder, rank, type(error).__name__, error.what, error.place, error.fix)
-        return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        _tell(folder, rank, type(error).__name__, _first_line(error), "", "")
-        return 1
+        if not isinstance(error, RatrainError):
+            traceback.print_exc()
+        return tell(folder, rank, error)
 
 
 def _run(folder: RunFolder, rank: int) -> None:
@@ -251,13 +251,3 @@ def _calibrate(
         }
         write_whole(folder.path / "prediction.json", json.dumps(body, indent=1))
     network.exchange(None, torch.zeros(1))
-
-
-def _tell(folder: RunFolder, rank: int, kind: str, what: str, place: str, fix: str) -> None:
-    body = {"rank": rank, "kind": kind, "what": what, "place": place, "fix": fix}
-    write_whole(folder.rank_file(rank, "failure"), json.dumps(body))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__
