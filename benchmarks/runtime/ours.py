@@ -5,8 +5,8 @@ from __future__ import annotations
 import json
 import shutil
 import sys
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +89,7 @@ def _launch_emulated(folder: Path, run: RunFolder, lab: Lab, watch: Watch) -> No
     """Ranks whose units sleep; started by the lab's crew, which calls back for each line."""
     command = [sys.executable, str(EMULATED_RANK), str(folder / "case.json"), str(run.path)]
     with watch.looking():
-        endings = run_crew(lab, command, lambda rank, line: None)
+        endings = run_crew(lab, command, lambda *_: None)
     for ending in endings:
         if ending.status and not ending.stopped:
             failure = run.rank_file(ending.rank, "failure")
@@ -101,10 +101,9 @@ def _outcome(case: Case, method: str, run: RunFolder, watch: Watch) -> Outcome:
     rows = run.read_metrics()[:-1]
     times = [row["time_s"] for row in rows]
     first = case.warm_up - 1
-    pairs = zip(times[first:-1], times[first + 1 :], strict=True)
     return Outcome(
         method,
-        tuple(after - before for before, after in pairs),
+        tuple(after - before for before, after in pairwise(times[first:])),
         tuple(row["loss"] for row in rows),
         watch.sent_bytes,
         watch.cpu_s,

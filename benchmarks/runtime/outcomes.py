@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -43,7 +44,7 @@ def outcome_of(method: str, folder: Path, ranks: int, warm_up: int, tokens: int)
     sums = zip(*(t["losses"] for t in traces), strict=True)
     return Outcome(
         method,
-        tuple(after - before for before, after in _pairs(ends[warm_up - 1 :])),
+        tuple(after - before for before, after in pairwise(ends[warm_up - 1 :])),
         tuple(sum(loss for loss in step if loss is not None) / tokens for step in sums),
         max(_each(t["sent_bytes"], warm_up) for t in traces),
         max(_each(t["cpu_s"], warm_up) for t in traces),
@@ -76,10 +77,6 @@ def _others(traces: Sequence[dict[str, Any]], warm_up: int) -> float:
     own_s = sum(_each(t["cpu_s"], warm_up) for t in traces)
     step_s = max(_each(t["ends_s"], warm_up) for t in traces)
     return max(0.0, spent_s - own_s) / (step_s * (os.cpu_count() or 1))
-
-
-def _pairs(values: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(values[:-1], values[1:], strict=True))
 
 
 def _each(counts: Sequence[float], warm_up: int) -> float:

@@ -13,7 +13,7 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -43,10 +43,15 @@ def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, 
         places = [asdict(place) for place in lab.places]
         (folder.path / "places.json").write_text(json.dumps(places))
     agent = _Agent(folder, spec, lab, restarts)
-    with _stop_on_interrupt(folder):
+    with _stop_on_signal(folder):
         agent.start()
-        while not agent.wait(0.2):
-            tick()
+        try:
+            while not agent.wait(0.2):
+                tick()
+        except BaseException:
+            while not agent.wait(0.2):
+                end_ranks()
+            raise
     tick()
     if agent.error is not None:
         raise _explained(folder, agent.error, lab)
@@ -81,8 +86,7 @@ class _Agent:
             run_id=f"ratrain-{os.getpid()}",
             rdzv_backend="c10d",
             rdzv_endpoint=f"{address}:0",
-            # torch takes an address of a lab for another machine's, and would wait for it
-            rdzv_configs={"is_host": True},
+            rdzv_configs={"is_host": True},  # the address may be a lab's, which torch cannot know
             local_addr=address,
             max_restarts=self._restarts,
             monitor_interval=0.1,
@@ -100,8 +104,8 @@ class _Agent:
 
 
 @contextmanager
-def _stop_on_interrupt(folder: RunFolder) -> Generator[None]:
-    """The first Ctrl-C asks the ranks to save and stop; the second ends them."""
+def _stop_on_signal(folder: RunFolder) -> Generator[None]:
+    """The first Ctrl-C or SIGTERM asks the ranks to save and stop; the second ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
@@ -111,11 +115,22 @@ def _stop_on_interrupt(folder: RunFolder) -> Generator[None]:
             raise KeyboardInterrupt
         folder.stop_request.touch()
 
-    before = signal.signal(signal.SIGINT, asked)
+    numbers = (signal.SIGINT, signal.SIGTERM)
+    before = [signal.signal(number, asked) for number in numbers]
     try:
         yield
     finally:
-        signal.signal(signal.SIGINT, before)
+        for number, handler in zip(numbers, before, strict=True):
+            signal.signal(number, handler)
+
+
+def end_ranks() -> None:
+    """Ends the ranks that this process has started, at once (Linux)."""
+    for path in Path("/proc/self/task").glob("*/children"):
+        for pid in map(int, path.read_text().split()):
+            with suppress(OSError):
+                if b"ratrain.runtime.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
+                    os.kill(pid, signal.SIGKILL)
 
 
 def _clear(folder: RunFolder) -> None:
