@@ -1,19 +1,13 @@
-"""A small tokenizer.json of Hugging Face, trained here, and token stores of made-up ids."""
+"""A small tokenizer.json of Hugging Face, trained here."""
 
 from __future__ import annotations
 
-import hashlib
-from collections.abc import Callable
 from pathlib import Path
 
-import numpy as np
 import pytest
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers, trainers
 
-from ratrain.corpus.store import FORMAT, INDEX, TOKENS, Index, TokenStore, open_store, write_index
-
 TEXTS = ["the step of a state is a state of the step, über all", "naïve 数 🦀 the end"] * 8
-MakeStore = Callable[[int], TokenStore]
 
 
 @pytest.fixture
@@ -34,21 +28,3 @@ def tokenizer_file(tmp_path: Path) -> Path:
     path = tmp_path / "tokenizer.json"
     tokenizer.save(str(path))
     return path
-
-
-@pytest.fixture
-def make_store(tmp_path: Path) -> MakeStore:
-    """A store whose tokens are 0, 1, 2, ... so that a token tells where it came from."""
-
-    def make(tokens: int) -> TokenStore:
-        folder = tmp_path / f"store-{tokens}"
-        if not folder.exists():
-            folder.mkdir()
-            content = np.arange(tokens, dtype=np.uint32).tobytes()
-            sha256 = hashlib.sha256(content).hexdigest()
-            index = Index(FORMAT, "uint32", tokens, 1, tokens, 0, "made", "text", (), sha256)
-            (folder / TOKENS).write_bytes(content)
-            (folder / INDEX).write_bytes(write_index(index))
-        return open_store(folder)
-
-    return make

@@ -38,7 +38,7 @@ THEIRS = {"llama": LLAMA, "grouped": GROUPED, "qwen": QWEN, "tied": TIED}
 
 def their_model(spec: ModelSpec) -> Any:
     """A random model of Transformers, every parameter far from its initial value."""
-    sizes = {
+    sizes: dict[str, Any] = {
         "hidden_size": spec.hidden,
         "num_hidden_layers": spec.layers,
         "num_attention_heads": spec.heads,
@@ -55,7 +55,7 @@ def their_model(spec: ModelSpec) -> Any:
     if spec.family == "qwen2":
         model: Any = Qwen2ForCausalLM(Qwen2Config(**sizes))
     else:
-        biases = {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
+        biases: dict[str, Any] = {"attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
         model = LlamaForCausalLM(LlamaConfig(**sizes, **biases))
     with torch.no_grad():
         for parameter in model.parameters():
@@ -130,9 +130,10 @@ def test_transformers_loads_what_is_written(name: str, tmp_path: Path) -> None:
     ours = running(spec)
     write_model(tmp_path, spec, torch.float32, ours.views.__getitem__, max_shard_bytes=20_000)
     assert len(list(tmp_path.glob("model-0*.safetensors"))) > 2
-    model, report = AutoModelForCausalLM.from_pretrained(
+    loaded: Any = AutoModelForCausalLM.from_pretrained(
         tmp_path, output_loading_info=True, dtype=torch.float32
     )
+    model, report = loaded
     assert not report["missing_keys"] and not report["unexpected_keys"]
     assert model.config.rope_parameters["rope_theta"] == spec.rope_theta
     logits = next_logits(spec, ours.weights, batch.tokens, spec.max_positions)

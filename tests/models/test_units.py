@@ -19,8 +19,14 @@ from ratrain.cost.blocks import blocks, total_params
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_names, model_preset
 from ratrain.errors import SpecError
+from ratrain.models.attention import (
+    attention,
+    attention_gradients,
+    composed_attention,
+    recomputed_gradients,
+)
 from ratrain.models.parameters import ALIGN
-from ratrain.models.positions import alibi_slopes
+from ratrain.models.positions import alibi_row, alibi_slopes
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.units import MicroBatch, unit_of
@@ -200,6 +206,29 @@ def test_a_token_beyond_the_vocabulary_is_named() -> None:
     batch = MicroBatch(torch.tensor([[3, LLAMA.vocab]]), torch.tensor([[0, 0]]))
     with pytest.raises(SpecError, match=f"token {LLAMA.vocab}"):
         running(LLAMA).loss(batch)
+
+
+def test_a_sequence_longer_than_announced_is_named() -> None:
+    with pytest.raises(SpecError, match="65 tokens, where 64"):
+        running(LLAMA).loss(batch_of(LLAMA, length=65))
+
+
+@pytest.mark.parametrize("spec", [GROUPED, ALIBI], ids=["grouped", "alibi"])
+@pytest.mark.parametrize("length", [1, 19])
+def test_attention_of_other_devices_computes_the_same(spec: ModelSpec, length: int) -> None:
+    torch.manual_seed(2)
+    q, k, v, grad = (
+        torch.randn(2, length, heads, spec.head_dim).transpose(1, 2)
+        for heads in (spec.heads, spec.kv_heads, spec.kv_heads, spec.heads)
+    )
+    row = None
+    if spec.position == "alibi":
+        row = alibi_row(length, spec.heads, torch.float32, q.device)
+    out, logsumexp = attention(q, k, v, row)
+    assert torch.allclose(composed_attention(q, k, v, row), out, rtol=1e-5, atol=1e-6)
+    ours = attention_gradients(grad, q, k, v, out, logsumexp, row)
+    for one, other in zip(ours, recomputed_gradients(grad, q, k, v, row), strict=True):
+        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
 
 
 # Bits

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,6 +22,7 @@ from ratrain.errors import (
     PeerDown,
     SpecError,
     TransferCancelled,
+    TransportError,
 )
 from ratrain.transport import Address, Config, Descriptor, Engine, Target
 
@@ -338,6 +340,56 @@ def test_a_closed_engine_fails_its_waiters_tells_its_peers_and_closes_twice(prov
     with pytest.raises(EngineClosed):
         a.imm(b.address, 1)
     b.close()
+
+
+def break_loop(engine: Engine) -> list[socket.socket]:
+    """Let the loop of `engine` meet an exception that no part of it should raise."""
+
+    def boom(_: int) -> None:
+        raise ZeroDivisionError("a fault of tests")
+
+    ours, theirs = socket.socketpair()
+    with engine.lock:
+        engine._driver.add(ours.fileno(), boom)
+    theirs.send(b"x")
+    return [ours, theirs]  # to be kept: epoll forgets a closed file
+
+
+def test_an_unexpected_exception_in_the_loop_fails_everything_with_its_cause(
+    engines: Two,
+) -> None:
+    a, b = engines
+    a.imm(b.address, 1).wait()
+    stuck = a.send(b.address, b"nobody has a pool")
+    ended = threading.Event()
+    stuck.add_done_callback(lambda _: ended.set())
+    kept = break_loop(a)  # nobody waits: the background thread meets it
+    assert ended.wait(5)
+    for call in (stuck.wait, lambda: a.counter(1), lambda: a.imm(b.address, 1)):
+        with pytest.raises(TransportError, match="loop failed: ZeroDivisionError: a fault"):
+            call()
+    assert b.wait_until(lambda: a.address.incarnation in b.core.dead, 5)
+    a.close()
+    del kept
+
+
+def test_a_waiter_that_meets_an_exception_in_the_loop_gets_the_error_and_so_do_the_others(
+    engines: Two,
+) -> None:
+    a, b = engines
+    a.imm(b.address, 1).wait()
+    found: list[type] = []
+    counter = a.counter(5)
+    others = [threading.Thread(target=lambda: found.append(caught(counter.wait))) for _ in "ab"]
+    for thread in others:
+        thread.start()
+    time.sleep(0.05)
+    kept = break_loop(a)
+    for thread in others:
+        thread.join(5)
+    assert found == [TransportError, TransportError]
+    assert b.wait_until(lambda: a.address.incarnation in b.core.dead, 5)
+    del kept
 
 
 def test_a_forked_child_is_told_to_open_its_own_engine(engines: Two) -> None:

@@ -16,7 +16,9 @@ PATH = click.Path(path_type=Path)
 
 @click.command()
 @click.argument("job", type=PATH, required=False)
-@click.option("--sample", type=click.IntRange(0), default=0, metavar="N", help="Print N samples.")
+@click.option(
+    "--sample", type=click.IntRange(0, 1000), default=0, metavar="N", help="Print N samples."
+)
 @click.option("--cache", type=PATH, help="Folder of prepared tokens.")
 @click.option("--verify", is_flag=True, help="Read every prepared token against its checksum.")
 @click.option("--sample-text", type=PATH, metavar="FILE", help="Write text to begin with.")

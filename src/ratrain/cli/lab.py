@@ -23,7 +23,7 @@ def command() -> None:
     and a process in it gets the file's share of processors and memory.
 
     \b
-    Examples:
+    Examples (all take --json):
       ratrain lab check lab-mixed
       ratrain lab run lab-mixed -- python train.py
       ratrain lab clean
@@ -127,7 +127,7 @@ def _table(limits: list[str], links: list[LinkFound], shares: list[ShareFound]) 
 
 
 def _busy(share: ShareFound) -> str:
-    return "" if share.cpus_fit or share.throttled else ": others kept this machine busy"
+    return ": others kept this machine busy" if share.starved else ""
 
 
 def _mark(fits: bool) -> str:

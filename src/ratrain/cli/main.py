@@ -25,6 +25,7 @@ VERBS: dict[str, str] = {
     "program": "build the program of a job: text, picture or CSV",
     "verify": "prove that a program is sound and fits",
     "simulate": "run a job's program on a clock: time, memory, critical path",
+    "train": "train a job: prove, run, watch, and report against the prediction",
     "noc": "inside the chip: a mesh network with collectives",
     "checkpoints": "what a run has saved; verify it, compare two",
     "lab": "a small unequal cluster in this machine: check it, run in it",

@@ -130,7 +130,7 @@ def _write_errors(folder: Path) -> Generator[None]:
     try:
         yield
     except OSError as error:
-        full = error.errno in (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"cannot be written: {error.strerror}"
         raise SpecError(
             f"{what}; nothing half made is left",

@@ -115,7 +115,7 @@ class Lab:
         """A signal that comes meanwhile waits: half a removal would leave the other half."""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
         try:
-            if self._record is not None:
+            if self._record is not None and self._record.pid == os.getpid():  # not a fork of us
                 record.remove(self._record)
                 self._record = None
         finally:

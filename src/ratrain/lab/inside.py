@@ -1,6 +1,6 @@
 """One command inside a place of a lab: `python -m ratrain.lab.inside COMMAND...`.
 
-The place comes through the environment. The command dies with whoever started it.
+The place comes through the environment. The command dies with the thread that started it.
 """
 
 from __future__ import annotations

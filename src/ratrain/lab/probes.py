@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 
 from ratrain.errors import Infeasible
 from ratrain.lab.cluster import Lab, available_memory_bytes
-from ratrain.lab.groups import throttled
+from ratrain.lab.groups import PERIOD_US, throttled
 from ratrain.lab.inside import inside
 from ratrain.lab.place import Place, place_to_env
 from ratrain.lab.ports import Port
@@ -49,7 +49,7 @@ class ShareFound:
     rank: int
     wanted_cpus: float
     found_cpus: float
-    throttled: bool  # it used up its share; otherwise others kept this machine busy
+    throttled_part: float  # of the time's periods in which it used up its share
     wanted_memory_bytes: int
     found_memory_bytes: int | None  # None: too little is free here to try
     oom_kills: int
@@ -57,6 +57,11 @@ class ShareFound:
     @property
     def cpus_fit(self) -> bool:
         return WITHIN[0] <= self.found_cpus / self.wanted_cpus <= WITHIN[1]
+
+    @property
+    def starved(self) -> bool:
+        """Too little, and not by its own limit: others kept this machine busy."""
+        return self.found_cpus < WITHIN[0] * self.wanted_cpus and self.throttled_part < 0.5
 
     @property
     def memory_fits(self) -> bool:
@@ -97,10 +102,10 @@ def measure_link(lab: Lab, source: Port, target: Port) -> LinkFound:
 def measure_share(lab: Lab, rank: int) -> ShareFound:
     """What the rank's place gives to a process that spins, then to one that grows."""
     place = lab.places[rank]
-    before = throttled(place.cgroups)
+    before, periods = throttled(place.cgroups), SPIN_S * 1e6 / PERIOD_US
     with _start(place, "spin", str(math.ceil(place.cpus))) as spinner:
         cpus = float(_line(spinner))
-    waited = throttled(place.cgroups) > before
+    waited = (throttled(place.cgroups) - before) / periods
     reached, kills = _grow_until_killed(lab, place)
     return ShareFound(rank, place.cpus, cpus, waited, place.memory_bytes, reached, kills)
 

@@ -19,6 +19,7 @@ from ratrain.lab.ports import Port
 DATA_INTERFACE = "lab0"
 CONTROL_INTERFACE = "ctl0"
 QUEUE_S = 0.05  # how long a queue may get before it drops
+LEAST_QUEUE_BYTES = 160 * 1024  # two of the kernel's 64 KiB segments: with less, TCP stalls
 BURST_S = 0.002
 LEAST_BURST_BYTES, MOST_BURST_BYTES = 32 * 1024, 256 * 1024
 LEAST_LOOPBACK_BURST_BYTES = 128 * 1024  # more than one packet: the loopback's have 64 KiB
@@ -158,7 +159,7 @@ def token_bucket(
     burst = burst_bytes(rate_bytes_per_s, least_burst_bytes)
     return (
         f"qdisc replace dev {interface} root tbf rate {round(rate_bytes_per_s * 8)}bit "
-        f"burst {burst}b latency {QUEUE_S * 1e3:.0f}ms"
+        f"burst {burst}b limit {queue_bytes(rate_bytes_per_s)}b"
     )
 
 
@@ -168,8 +169,9 @@ def burst_bytes(rate_bytes_per_s: float, least_bytes: int = LEAST_BURST_BYTES) -
 
 
 def queue_bytes(rate_bytes_per_s: float) -> int:
-    """Bytes that may wait: 50 ms at the rate, and one burst."""
-    return round(rate_bytes_per_s * QUEUE_S) + burst_bytes(rate_bytes_per_s)
+    """Bytes that may wait: 50 ms at the rate and one burst, 160 KiB at least."""
+    waiting = round(rate_bytes_per_s * QUEUE_S) + burst_bytes(rate_bytes_per_s)
+    return max(LEAST_QUEUE_BYTES, waiting)
 
 
 def batch(tool: str, namespace: str | None, lines: list[str]) -> None:

@@ -21,7 +21,7 @@ def attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor | None) -> tuple[Tens
     if q.device.type == "cpu":
         out, logsumexp = _CPU(q, k, v, 0.0, True, attn_mask=row)
         return out, logsumexp
-    return _composed(q, k, v, row), q.new_empty(0)
+    return composed_attention(q, k, v, row), q.new_empty(0)
 
 
 def attention_gradients(
@@ -36,20 +36,28 @@ def attention_gradients(
     """Gradients of q, k, v."""
     if q.device.type == "cpu":
         return _CPU_BACKWARD(grad, q, k, v, out, logsumexp, 0.0, True, attn_mask=row)
-    with torch.enable_grad():
-        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        again = _composed(q, k, v, row)
-    dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad)
-    return dq, dk, dv
+    return recomputed_gradients(grad, q, k, v, row)
 
 
-def _composed(q: Tensor, k: Tensor, v: Tensor, row: Tensor | None) -> Tensor:
+def composed_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor | None) -> Tensor:
+    """Attention output by torch's own choice of kernel, on any device."""
     grouped = k.shape[1] != q.shape[1]
     if row is None:
         return functional.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=grouped)
     return functional.scaled_dot_product_attention(
         q, k, v, attn_mask=_whole_mask(row, q.dtype), enable_gqa=grouped
     )
+
+
+def recomputed_gradients(
+    grad: Tensor, q: Tensor, k: Tensor, v: Tensor, row: Tensor | None
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Gradients of q, k, v through `composed_attention`, computed again."""
+    with torch.enable_grad():
+        q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
+        again = composed_attention(q, k, v, row)
+    dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad)
+    return dq, dk, dv
 
 
 def _whole_mask(row: Tensor, dtype: torch.dtype) -> Tensor:

@@ -36,8 +36,9 @@ def write_model(
     """Writes config.json and the weights in `dtype`; source(unit name) is the unit's flat buffer.
 
     Units are asked for once each, in the order of the forward pass. Memory: one file's tensors
-    and one unit. The folder must not hold weights yet. A tied model's head is left out, and must
-    be equal to its embedding. config.json comes last: a folder without it is unfinished.
+    and two copies of a unit. The folder must not hold weights yet. A tied model's head is left
+    out, and must be equal to its embedding. config.json comes last: a folder without it is
+    unfinished.
     """
     folder = Path(folder)
     config = config_of(spec, str(dtype).removeprefix("torch."))

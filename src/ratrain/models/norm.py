@@ -29,12 +29,12 @@ def rms_norm_gradients(
 
     dx = r (w g - x r^2 mean(w g x)), dw = sum over rows of g x r.
     """
-    scaled = (x * rstd).mul_(grad)  # g x r
+    wide, wide_grad, scale = (t.to(rstd.dtype) for t in (x, grad, weight))
+    scaled = (wide * rstd).mul_(wide_grad)  # g x r
     weight_grad = scaled.sum(0)
-    mean = torch.mv(scaled, weight.to(scaled.dtype)).unsqueeze_(1).div_(x.shape[-1])
-    del scaled
-    result = (weight * grad).to(rstd.dtype).mul_(rstd)
-    result.addcmul_(x.to(rstd.dtype), mean.mul_(rstd).mul_(rstd), value=-1)
+    mean = torch.mv(scaled, scale).unsqueeze_(1).div_(x.shape[-1])
+    result = torch.mul(wide_grad, scale, out=scaled).mul_(rstd)
+    result.addcmul_(wide, mean.mul_(rstd).mul_(rstd), value=-1)
     if residual_grad is not None:
         result.add_(residual_grad)
     return result.to(x.dtype), weight_grad

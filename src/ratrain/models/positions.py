@@ -11,6 +11,8 @@ from math import floor, log2
 import torch
 from torch import Tensor
 
+from ratrain.models.linear import accumulation_dtype
+
 
 @lru_cache(maxsize=8)
 def rotary_table(
@@ -27,11 +29,12 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     The turn is orthogonal: its gradient is the turn back, with -sin, and needs nothing kept.
     """
-    left, right = x.chunk(2, dim=-1)
+    wide = x.to(accumulation_dtype(x.dtype))  # x itself, unless it has 16 bits
+    left, right = wide.chunk(2, dim=-1)
     turned = (left * cos).addcmul_(right, sin, value=-1)
-    right.copy_((right * cos).addcmul_(left, sin))
+    right.mul_(cos).addcmul_(left, sin)
     left.copy_(turned)
-    return x
+    return x if wide is x else x.copy_(wide)
 
 
 def alibi_slopes(heads: int) -> list[float]:

@@ -1,17 +1,57 @@
-"""Text out of a model: one token after another, each from the whole text so far."""
+"""Text out of a model, one token after another."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
+from math import isfinite
 
 import torch
 from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.models.cached import KeptKeys, layer_onward
 from ratrain.models.shapes import HEAD, unit_names
-from ratrain.models.units import Head, MicroBatch, unit_of
+from ratrain.models.units import Head, Layer, MicroBatch, unit_of
 from ratrain.models.weights import Weights
+
+
+class Reader:
+    """A model that reads tokens [b, n] and says what may come next; remembers what it read."""
+
+    def __init__(
+        self, spec: ModelSpec, weights: Mapping[str, Weights], sequence_length: int
+    ) -> None:
+        self._weights = weights
+        self._units = {
+            name: unit_of(spec, name, sequence_length=sequence_length) for name in unit_names(spec)
+        }
+        self._kept: dict[str, KeptKeys] = {}
+
+    @property
+    def length(self) -> int:
+        """Tokens read since the last `forget`."""
+        return self._kept["0"].length if self._kept else 0
+
+    def forget(self) -> None:
+        """Begins a new text."""
+        self._kept = {}
+
+    def read(self, tokens: Tensor) -> Tensor:
+        """Logits [b, V] of the token after the last; one token at a time after the first call."""
+        x, batch = torch.empty(0), MicroBatch(tokens, tokens)
+        with torch.no_grad():
+            for name, unit in self._units.items():
+                weights = self._weights[name]
+                if isinstance(unit, Head):
+                    return unit.logits(weights, x[:, -1:])[:, 0]
+                if isinstance(unit, Layer):
+                    if name not in self._kept:
+                        self._kept[name] = KeptKeys(unit.plan, x)
+                    x = layer_onward(unit, weights, x, self._kept[name])
+                else:
+                    x = unit.forward(weights, x, batch)
+        raise AssertionError("a model ends with a head")
 
 
 def sample(
@@ -26,36 +66,33 @@ def sample(
 ) -> Iterator[int]:
     """`count` tokens that follow `prompt`, one by one; temperature 0: always the likeliest.
 
-    The model sees the last `sequence_length` tokens. Keys and values are not kept: each token
-    costs a forward pass over all that it sees.
+    Keys and values are kept. The model reads at most the last `sequence_length` tokens of the
+    prompt; whenever that many are read, it begins again with the last half of them.
     """
     if not prompt:
         raise SpecError("the prompt is empty", place="prompt", fix="give at least one token")
-    if not 0 <= temperature < float("inf"):
+    if not (isfinite(temperature) and temperature >= 0):
         raise SpecError(f"{temperature} is no temperature", place="temperature", fix="use 0 to 2")
+    reader = Reader(spec, weights, sequence_length)
     device = weights[HEAD]["head.logits"].device
     generator = torch.Generator().manual_seed(seed)
     text = list(prompt)
+    unread = text[-sequence_length:]
     for _ in range(count):
-        tokens = torch.tensor([text[-sequence_length:]], device=device)
-        scores = next_logits(spec, weights, tokens, sequence_length)[0]
+        scores = reader.read(torch.tensor([unread], device=device))[0]
         text.append(_choose(scores.float().cpu(), temperature, generator))
         yield text[-1]
+        unread = text[-1:]
+        if reader.length == sequence_length:
+            reader.forget()
+            unread = text[-max(1, sequence_length // 2) :]
 
 
 def next_logits(
     spec: ModelSpec, weights: Mapping[str, Weights], tokens: Tensor, sequence_length: int
 ) -> Tensor:
     """Logits [b, V] of the token after each row of `tokens` [b, S]."""
-    batch = MicroBatch(tokens, tokens)
-    x = torch.empty(0)
-    with torch.no_grad():
-        for name in unit_names(spec):
-            unit = unit_of(spec, name, sequence_length=sequence_length)
-            if isinstance(unit, Head):
-                return unit.logits(weights[name], x[:, -1:])[:, 0]
-            x = unit.forward(weights[name], x, batch)
-    raise AssertionError("a model ends with a head")
+    return Reader(spec, weights, sequence_length).read(tokens)
 
 
 def _choose(scores: Tensor, temperature: float, generator: torch.Generator) -> int:

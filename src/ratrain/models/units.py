@@ -8,6 +8,7 @@ from typing import Protocol
 from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan
 from ratrain.models.differentiable import differentiable
 from ratrain.models.embedding import Embed
@@ -54,6 +55,12 @@ class Layer:
     plan: AttentionPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
+        if x.shape[1] > self.plan.length:
+            raise SpecError(
+                f"a sequence of {x.shape[1]} tokens, where {self.plan.length} were announced",
+                place="layer",
+                fix="raise the sequence length, or cut the sequences",
+            )
         between = differentiable(AttentionBlock, x, weights, self.plan)
         return differentiable(MlpBlock, between, weights, self.plan.shape.epsilon)
 

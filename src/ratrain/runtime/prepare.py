@@ -17,6 +17,7 @@ from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.saving import save_states
 from ratrain.program.program import Program
 from ratrain.program.verify import Verdict, verify
+from ratrain.runtime.facts import write_facts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import seats_of
 
@@ -47,6 +48,13 @@ class PreparedRun:
     @property
     def world_size(self) -> int:
         return self.spec.seats.world_size
+
+    def proof(self) -> list[str]:
+        """What was proved about memory, in words."""
+        bound = max(one.total_bytes for one in self.verdict.bounds)
+        budget = self.program.setup.budget_bytes
+        said = f"proved: at most {format_bytes(bound)} a rank on any timing"
+        return [said + (f", of {format_bytes(budget)}: fits" if budget else "")]
 
 
 def prepare_run(request: RunRequest) -> PreparedRun:
@@ -82,6 +90,7 @@ def write_run(prepared: PreparedRun, folder: RunFolder) -> None:
             fix="continue it with --resume, or name another folder with --run",
         )
     folder.write_spec(prepared.spec, prepared.program)
+    write_facts(prepared, folder)
     shutil.copyfile(prepared.spec.job_path, folder.path / "job.toml")
 
 

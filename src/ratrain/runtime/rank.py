@@ -7,24 +7,34 @@ must stand before torch is loaded. Then the run. A failure is written to the run
 
 from __future__ import annotations
 
+import ctypes
 import json
 import os
+import signal
 import sys
 from importlib.util import find_spec
 from pathlib import Path
 
 _READY = "RATRAIN_RANK_READY"
+_PR_SET_PDEATHSIG = 1
 
 
 def main(folder: Path) -> None:
     """The whole life of a rank; ends the process."""
     rank = int(os.environ["RANK"])
     if os.environ.get(_READY) != str(os.getpid()):
+        _end_with_launcher()
         _enter_lab(folder, rank)
         _begin_again(folder)
     from ratrain.runtime.rank_run import run_rank
 
     os._exit(run_rank(folder, rank))
+
+
+def _end_with_launcher() -> None:
+    """From now on this process ends when its launcher does, however that ends (Linux, prctl(2))."""
+    if sys.platform == "linux":
+        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
 
 
 def _enter_lab(folder: Path, rank: int) -> None:

@@ -41,6 +41,8 @@ class Config:
     reads our memory itself."""
     send_buffer_bytes: int = 0
     """SO_SNDBUF of each connection; 0 leaves it to the kernel."""
+    spin_s: float = 60e-6
+    """How long a waiter looks again before it sleeps, while that has paid lately; 0: never."""
     on_callback_error: Callable[[BaseException], None] | None = None
     """Gets what a callback raised; without it, the error is logged and counted."""
 
@@ -54,6 +56,8 @@ class Config:
             )
         if not self.ping_s < self.suspect_s < self.dead_s:
             raise SpecError("need ping_s < suspect_s < dead_s", place="Config", fix="order them so")
+        if not 0 <= self.spin_s <= 0.001:
+            raise SpecError("spin_s must be 0 to 0.001 seconds", place="Config.spin_s")
         if self.piece_bytes and not 4096 <= self.piece_bytes <= 4 << 20:
             raise SpecError("piece_bytes must be 4096..4194304", place="Config.piece_bytes")
         unknown = set(self.providers) - {*PROVIDERS, "loopback"}

@@ -180,6 +180,12 @@ class LoopbackChannel:
             delay_s = max(0.0, self._held_until_s - net.now_s) + dice.uniform(*faults.delay_s)
             net.at(delay_s, lambda: self.other.arrive(frames.pack(head), extra, data))
 
+    def hold(self) -> None:
+        """Part of Channel: nothing is sent together here."""
+
+    def release(self) -> None:
+        """Part of Channel."""
+
     def arrive(self, packed: bytes, extra: bytes, data: bytes) -> None:
         """A frame has come; a piece is placed in two steps."""
         if self.closed or self.receiver is None:

@@ -50,6 +50,14 @@ class Channel(Protocol):
         without blocking."""
         ...
 
+    def hold(self) -> None:
+        """Several frames will be posted: they may be sent together."""
+        ...
+
+    def release(self) -> None:
+        """Send what was held back."""
+        ...
+
     def close(self) -> None:
         """End the connection; nothing more is placed from it."""
         ...
@@ -57,6 +65,11 @@ class Channel(Protocol):
 
 class Receiver(Protocol):
     """What a channel calls when frames come in."""
+
+    def take(self, head: Head, data: memoryview) -> bool:
+        """All bytes of a plain piece are here: place and count it if it is a whole, sound write;
+        false (nothing done) when `begin` and `end` shall deal with it."""
+        ...
 
     def begin(self, head: Head, extra: bytes) -> Landing:
         """Before the first payload byte: where it goes, or that it is dropped."""

@@ -39,12 +39,6 @@ class _Bytes:
     def __init__(self, view: memoryview) -> None:
         self.view = view
 
-    def send(self, sock: socket.socket) -> int:
-        """Send some; return what is left."""
-        sent = sock.send(self.view[:_BIG])
-        self.view = self.view[sent:]
-        return len(self.view)
-
 
 class _Pages:
     """Pages to send or to fill, in rows of (address, length)."""
@@ -121,6 +115,8 @@ class StreamChannel:
         self._peer_pid = peer_pid
         self._receiver: Receiver | None = None
         self._out: deque[_Bytes | _Pages] = deque()
+        self._held = False
+        self._blocked = False  # the socket is full: epoll will tell
         self._buf = bytearray(frames.MAX_PAGES * 16 + 2 * _READ_BYTES)
         self._view = memoryview(self._buf)
         self._start = 0
@@ -156,51 +152,82 @@ class StreamChannel:
         data = frames.HEAD.pack(*head) + extra
         if lead is not None:
             data = frames.HEAD.pack(*lead[0]) + lead[1] + data
-        parts: list[_Bytes | _Pages] = []
+        out = self._out
+        waiting = bool(out)
         if isinstance(payload, memoryview) and len(payload) <= 4096:
             data += payload
-        elif isinstance(payload, memoryview):
-            parts.append(_Bytes(payload))
+            payload = None
+        if payload is None and not waiting and not self._held:
+            data = self._send_now(data)
+            if not data:
+                return
+        out.append(_Bytes(memoryview(data)))
+        if isinstance(payload, memoryview):
+            out.append(_Bytes(payload))
         elif payload is not None:
-            parts.append(_Pages(payload))
-        if self._out:
-            self._out.append(_Bytes(memoryview(data)))
-            self._out.extend(parts)
-            return
+            out.append(_Pages(payload))
+        if not waiting and not self._held and not self.closed:
+            self._send_out()
+
+    def hold(self) -> None:
+        """Part of Channel."""
+        self._held = True
+
+    def release(self) -> None:
+        """Part of Channel."""
+        self._held = False
+        if self._out and not self._blocked:
+            self._send_out()
+
+    def _send_now(self, data: bytes) -> bytes:
+        """Send a short frame without queueing it; what is left of it."""
         try:
-            if parts and isinstance(parts[0], _Bytes):
-                sent = self._sock.sendmsg((data, parts[0].view[:_BIG]))
-                over = sent - len(data)
-                if over >= 0:
-                    parts[0].view = parts[0].view[over:]
-                    if not parts[0].view:
-                        return
-            else:
-                sent = self._sock.send(data)
-                if sent == len(data) and not parts:
-                    return
+            sent = self._sock.send(data)
         except BlockingIOError:
-            sent = 0
+            return data
         except OSError as error:
             self._fail(error)
-            return
-        if sent < len(data):
-            self._out.append(_Bytes(memoryview(data)[sent:]))
-        self._out.extend(parts)
+            return b""
+        return data[sent:]
+
+    def _send_out(self) -> None:
         self._flush()
-        if self._out:
+        if self._out and not self._blocked:
+            self._blocked = True
             self._driver.change(self._fd, select.EPOLLIN | select.EPOLLOUT)
 
     def _flush(self) -> None:
+        """Send what waits, neighbours together in one call, until the socket is full."""
         out = self._out
         try:
             while out:
-                if out[0].send(self._sock) == 0:
-                    out.popleft()
+                first = out[0]
+                if isinstance(first, _Pages):
+                    if first.send(self._sock) == 0:
+                        out.popleft()
+                else:
+                    self._send_several()
         except BlockingIOError:
             pass
         except OSError as error:
             self._fail(error)
+
+    def _send_several(self) -> None:
+        out, views, size = self._out, list[memoryview](), 0
+        for part in out:
+            if isinstance(part, _Pages) or size >= _BIG or len(views) >= 64:
+                break
+            views.append(part.view[: _BIG - size])
+            size += len(views[-1])
+        sent = self._sock.sendmsg(views)
+        while sent:
+            first = out[0]
+            assert isinstance(first, _Bytes)
+            if len(first.view) > sent:
+                first.view = first.view[sent:]
+                return
+            sent -= len(first.view)
+            out.popleft()
 
     def close(self) -> None:
         """Part of Channel."""
@@ -232,6 +259,7 @@ class StreamChannel:
         if events & select.EPOLLOUT and not self.closed:
             self._flush()
             if not self._out and not self.closed:
+                self._blocked = False
                 self._driver.change(self._fd, select.EPOLLIN)
         if events & ~select.EPOLLOUT and not self.closed:
             try:
@@ -298,28 +326,48 @@ class StreamChannel:
         return got
 
     def _parse(self) -> None:
-        head = frames.unpack(self._buf, self._start)
-        need = (
-            frames.HEAD_BYTES + head.list_bytes
-            if head.kind in (frames.WRITE, frames.ACK)
-            else frames.HEAD_BYTES
-        )
-        if self._end - self._start < need:
-            self._need = need
+        start = self._start
+        kind = self._buf[start]
+        if kind == frames.ACK:
+            self._parse_acks(start)
             return
+        head = frames.unpack(self._buf, start)
+        need = frames.HEAD_BYTES
+        if kind == frames.WRITE and (head.pages or head.flags & frames.PULL):
+            need += head.list_bytes
+            if self._end - start < need:
+                self._need = need
+                return
         self._need = frames.HEAD_BYTES
-        extra = bytes(self._view[self._start + frames.HEAD_BYTES : self._start + need])
-        self._start += need
         receiver = self._receiver
         assert receiver is not None
-        if head.kind == frames.FEATURE:
+        at = self._start = start + need
+        size = head.size
+        whole = kind == frames.WRITE and need == frames.HEAD_BYTES and size <= self._end - at
+        if whole and receiver.take(head, self._view[at : at + size]):
+            self._start = at + size
+            return
+        extra = bytes(self._view[start + frames.HEAD_BYTES : at])
+        if kind == frames.FEATURE:
             self.pulls = True
-        elif head.kind > frames.MSG:
+        elif kind > frames.MSG:
             receiver.control(head, extra)
         elif head.flags & frames.PULL:
             self._pull(head, extra)
         else:
             self._take(head, extra)
+
+    def _parse_acks(self, start: int) -> None:
+        pages = frames.unpack_acks(self._buf, start)
+        need = frames.HEAD_BYTES + 16 * pages
+        if self._end - start < need:
+            self._need = need
+            return
+        self._need = frames.HEAD_BYTES
+        self._start = start + need
+        assert self._receiver is not None
+        extra = bytes(self._view[start + frames.HEAD_BYTES : self._start])
+        self._receiver.control(frames.ACKS, extra)
 
     def _take(self, head: Head, extra: bytes) -> None:
         assert self._receiver is not None

@@ -12,6 +12,7 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as parquet
 import pytest
+from corpus_made import save_to_disk, write_lines, write_stream
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -34,27 +35,6 @@ def read(path: Path, text_key: str = "text") -> list[str]:
             text = ""
     assert not text, "the last document has no end"
     return found
-
-
-def stream(path: Path, table: pa.Table) -> None:
-    """An Arrow stream, as Hugging Face's datasets write."""
-    with pa.OSFile(str(path), "wb") as file, pa.ipc.new_stream(file, table.schema) as writer:
-        writer.write_table(table, max_chunksize=3)
-
-
-def save_to_disk(folder: Path, shards: list[list[str]], **state: Any) -> None:
-    """The layout of Dataset.save_to_disk, checked against datasets 5.2."""
-    folder.mkdir(parents=True)
-    names = [f"data-{i:05}-of-{len(shards):05}.arrow" for i in range(len(shards))]
-    for name, texts in zip(names, shards, strict=True):
-        stream(folder / name, pa.table({"text": texts, "n": list(range(len(texts)))}))
-    listed = {"_data_files": [{"filename": name} for name in names], **state}
-    (folder / "state.json").write_text(json.dumps(listed))
-    (folder / "dataset_info.json").write_text("{}")
-
-
-def write_lines(path: Path, texts: list[str], **more: Any) -> None:
-    path.write_text("".join(json.dumps({**more, "text": text}) + "\n" for text in texts))
 
 
 # ---- every format -----------------------------------------------------------------------
@@ -96,10 +76,10 @@ def test_a_parquet_column_of_repeated_texts_is_read(tmp_path: Path) -> None:
 
 def test_an_arrow_stream_and_an_arrow_file_are_read_alike(tmp_path: Path) -> None:
     table = pa.table({"text": TEXTS * 200})
-    stream(tmp_path / "stream.arrow", table)
-    with pa.OSFile(str(tmp_path / "file.arrow"), "wb") as file:
-        with pa.ipc.new_file(file, table.schema) as writer:
-            writer.write_table(table)
+    write_stream(tmp_path / "stream.arrow", table)
+    path = str(tmp_path / "file.arrow")
+    with pa.OSFile(path, "wb") as file, pa.ipc.new_file(file, table.schema) as writer:
+        writer.write_table(table)
     assert read(tmp_path / "stream.arrow") == read(tmp_path / "file.arrow") == TEXTS * 200
 
 
@@ -289,7 +269,7 @@ def test_a_gzip_that_is_none_is_named(tmp_path: Path) -> None:
 
 
 def a_table(path: Path, table: pa.Table) -> None:
-    parquet.write_table(table, path) if path.suffix == ".parquet" else stream(path, table)
+    parquet.write_table(table, path) if path.suffix == ".parquet" else write_stream(path, table)
 
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
