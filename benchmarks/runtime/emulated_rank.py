@@ -61,7 +61,7 @@ def main(case_path: Path, run: Path) -> int:
     def unit_of(spec: Any, name: str, **_: Any) -> Any:
         return Sleeping(unit_layout(spec, name), name, spec.hidden, emulation)
 
-    vars(trainer)["unit_of"] = unit_of
+    trainer.unit_of = unit_of  # pyright: ignore[reportPrivateImportUsage]
     return run_rank(run, int(os.environ["RANK"]))
 
 

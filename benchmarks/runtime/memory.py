@@ -89,7 +89,9 @@ def main() -> None:
     case = CASE.but(overhead_bytes=chosen.overhead_mb * 10**6)
     rows = survivors(case, chosen.methods, limits)
     if chosen.json:
-        table = [{"limit_bytes": limit, "outcomes": [asdict(o) for o in row]} for limit, row in rows]
+        table = [
+            {"limit_bytes": limit, "outcomes": [asdict(o) for o in row]} for limit, row in rows
+        ]
         chosen.json.write_text(json.dumps(table, indent=1))
 
 
