@@ -33,7 +33,7 @@ from ratrain.runtime.run_folder import RunFolder
 CASE = Case("long run", model="tiny", pipeline=2, data=2, sequence_length=64, sequences=8)
 SAVE_EVERY = 25
 BETWEEN_KILLS_S = (1.0, 20.0)
-TRAIN = (sys.executable, "-m", "ratrain.cli.main", "train")
+RATRAIN = (sys.executable, "-c", "from ratrain.cli.main import main; main()")
 
 
 @dataclass(frozen=True)
@@ -50,7 +50,7 @@ def train(job: Path, folder: Path, *, schedule: str, restarts: int, kills: int, 
     """One run from its beginning to its end."""
     began_s = time.monotonic()
     log = folder.parent / f"{folder.name}.log"
-    command = [*TRAIN, str(job), "--run", str(folder), "--schedule", schedule]
+    command = [*RATRAIN, "train", str(job), "--run", str(folder), "--schedule", schedule]
     command += ["--restarts", str(restarts), "--no-calibrate", "--threads", "1"]
     with log.open("wb") as out:
         child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
@@ -108,13 +108,12 @@ def differences(one: Run, other: Run) -> list[str]:
 
 def weight_differences(one: RunFolder, other: RunFolder) -> list[str]:
     """The same, of the last checkpoints."""
-    last = [latest(folder.checkpoints) for folder in (one, other)]
-    if None in last:
+    ours, theirs = latest(one.checkpoints), latest(other.checkpoints)
+    if ours is None or theirs is None:
         return ["a checkpoint is missing"]
-    opened = [open_checkpoint(found.path) for found in last if found is not None]
     return [
         f"{row.kind} of unit {row.unit}: {row.differing} of {row.elements} elements"
-        for row in compare(*opened)
+        for row in compare(open_checkpoint(ours.path), open_checkpoint(theirs.path))
         if not row.identical
     ]
 
@@ -124,7 +123,7 @@ def write_job(folder: Path, steps: int) -> Path:
     CASE.write(folder)
     text = folder / "text.jsonl"
     subprocess.run(
-        [sys.executable, "-m", "ratrain.cli.main", "data", "--sample-text", str(text)],
+        [*RATRAIN, "data", "--sample-text", str(text)],
         check=True,
         stdout=subprocess.DEVNULL,
     )
