@@ -13,6 +13,8 @@ from typing import Any
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch._C._distributed_c10d import PrefixStore
+from torch.distributed.rendezvous import rendezvous
 
 from ratrain.checkpoint.listing import latest
 from ratrain.checkpoint.reader import open_checkpoint
@@ -63,7 +65,7 @@ def _run(folder: RunFolder, rank: int) -> None:
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl")
+    _join("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl")
     network = TorchNetwork(spec.seats, seat, backend=backend, timeout_s=job.train.timeout_s)
     allocator = Allocator(device)
     log = MetricsLog(folder, job, program.setup.budget_bytes) if rank == 0 else None
@@ -101,6 +103,18 @@ def _run(folder: RunFolder, rank: int) -> None:
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
     network.exchange(None, torch.zeros(1))  # nobody leaves while another still talks
     dist.destroy_process_group()
+
+
+def _join(backend: str) -> None:
+    """The group of all ranks, over keys of this attempt alone.
+
+    torch's launcher keeps one store over restarts, in which the addresses of ranks that have
+    died still stand: a rank that is early would connect to them.
+    """
+    store, rank, size = next(rendezvous("env://"))
+    attempt = os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")
+    own = PrefixStore(f"attempt-{attempt}", store)
+    dist.init_process_group(backend, store=own, rank=rank, world_size=size)
 
 
 def _device(rank: int) -> torch.device:
