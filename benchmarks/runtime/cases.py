@@ -77,7 +77,7 @@ class Case:
     model: str = "balanced"
     sequence_length: int = 128
     sequences: int = 16
-    micro_batch: int = 2
+    micro_batch: int = 1
     pipeline: int = 2
     data: int = 1
     link: str = "10 Gbit/s"

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
+from functools import cache
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -107,10 +109,19 @@ def _outcome(case: Case, method: str, run: RunFolder, watch: Watch) -> Outcome:
         tuple(row["loss"] for row in rows),
         watch.sent_bytes,
         watch.cpu_s,
-        watch.peak_bytes,
+        max(0, watch.peak_bytes - imports_bytes()),
         watch.others_part,
         memory=_memory(run, rows),
     )
+
+
+@cache
+def imports_bytes() -> int:
+    """Resident bytes of a process that has imported what a rank imports, and done nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
 
 
 def _memory(run: RunFolder, rows: list[dict[str, Any]]) -> tuple[int, int]:
@@ -121,6 +132,12 @@ def _memory(run: RunFolder, rows: list[dict[str, Any]]) -> tuple[int, int]:
         return 0, max(allocated)
     return max(json.loads(prediction.read_text())["bound_bytes"]), max(allocated)
 
+
+IMPORTS = """
+import ratrain.runtime.rank_run
+from ratrain.runtime.process import resident_bytes
+print(resident_bytes())
+"""
 
 JOB = """\
 [model]

@@ -36,7 +36,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "recovery": {"recovery": True},
     "vocabulary": {"model": "vocabulary"},
 }
-SLEEPS = {"balanced": Emulation(0.02, 0.015), "vocabulary": Emulation(0.02, 0.12)}
+SLEEPS = {"balanced": Emulation(0.012, 0.009), "vocabulary": Emulation(0.012, 0.072)}
 
 
 @dataclass(frozen=True)
