@@ -79,7 +79,6 @@ def _prepared(case: Case, folder: Path, method: str) -> PreparedRun:
         folder / "job.toml",
         schedule=method,
         threads=1,
-        calibrate=not case.emulation,
     )
     prepared = prepare_run(request)
     if case.emulation:
@@ -112,6 +111,7 @@ def _outcome(case: Case, method: str, run: RunFolder, watch: Watch) -> Outcome:
         max(0, watch.peak_bytes - imports_bytes()),
         watch.others_part,
         memory=_memory(run, rows),
+        predicted_s=_prediction(run).get("step_time_s", 0.0),
     )
 
 
@@ -127,10 +127,13 @@ def imports_bytes() -> int:
 def _memory(run: RunFolder, rows: list[dict[str, Any]]) -> tuple[int, int]:
     """(bytes that the verifier bounds, bytes that the ranks allocated), of the fullest rank."""
     allocated = [int(r["allocated_peak_bytes"] or 0) for row in rows for r in row["ranks"]]
-    prediction = run.path / "prediction.json"
-    if not prediction.exists():
-        return 0, max(allocated)
-    return max(json.loads(prediction.read_text())["bound_bytes"]), max(allocated)
+    return max(_prediction(run).get("bound_bytes", [0])), max(allocated)
+
+
+def _prediction(run: RunFolder) -> dict[str, Any]:
+    """What the run's calibration foretold; nothing where there was none."""
+    path = run.path / "prediction.json"
+    return json.loads(path.read_text()) if path.exists() else {}
 
 
 IMPORTS = """

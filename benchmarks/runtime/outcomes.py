@@ -24,6 +24,7 @@ class Outcome:
     peak_bytes: int = 0  # over what its imports took, of the rank that takes most
     others_part: float = 0.0  # of the machine's processors, used by everybody else meanwhile
     memory: tuple[int, int] = (0, 0)  # ours: bound by the verifier, and allocated
+    predicted_s: float = 0.0  # ours: a step, by the simulator
     failure: str = ""  # why it did not end: memory, or its last words
 
     @property
@@ -64,6 +65,7 @@ def together(runs: Sequence[Outcome]) -> Outcome:
         sent_bytes=statistics.median(run.sent_bytes for run in runs),
         cpu_s=statistics.median(run.cpu_s for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
+        predicted_s=statistics.median(run.predicted_s for run in runs),
         others_part=max(run.others_part for run in runs),
     )
 

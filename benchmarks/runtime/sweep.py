@@ -86,7 +86,7 @@ def lines(row: Row) -> Iterator[str]:
     case, best = row.case, row.best_peer
     yield f"{case.name}  ({case.micro_batches} micro-batches of {case.micro_batch} a replica)"
     yield f"  {'method':20s} {'step':>8s} {'least - most':>15s} {'speed':>6s} {'sent':>9s} " + (
-        f"{'memory':>8s} {'others':>6s}"
+        f"{'memory':>8s} {'others':>6s} {'foretold':>9s}"
     )
     for outcome in (*row.peers, *row.ours):
         yield _line(outcome, best)
@@ -106,6 +106,7 @@ def _line(outcome: Outcome, best: Outcome | None) -> str:
         f"  {outcome.method:20s} {outcome.step_s:6.2f} s {spread:>15s} {ratio:>6s} "
         f"{outcome.sent_bytes / 1e6:6.1f} MB {outcome.peak_bytes / 1e6:5.0f} MB "
         f"{outcome.others_part:6.0%}"
+        + (f" {outcome.predicted_s:7.2f} s" if outcome.predicted_s else "")
     )
 
 
