@@ -92,7 +92,8 @@ def test_transformers_goes_on_with_the_text_that_sample_prints(folder: Path, exp
     assert shown.out == f"line {wanted}\n"
 
 
-def test_an_export_does_not_overwrite_weights(folder: Path, exported: Ran) -> None:
+@pytest.mark.usefixtures("exported")
+def test_an_export_does_not_overwrite_weights(folder: Path) -> None:
     ran = ratrain(folder, "export", "ours", "hf")
     assert ran.status == 2 and "weights already" in ran.err
 

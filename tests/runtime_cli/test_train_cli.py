@@ -7,6 +7,8 @@ import os
 import signal
 import subprocess
 import sys
+import time
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -72,7 +74,8 @@ def test_the_run_folder_says_what_ran_where(folder: Path, finished: Ran) -> None
     assert json.loads((run / "measured.json").read_text())["source"] == "runtime"
 
 
-def test_the_same_job_again_gets_a_folder_of_its_own(folder: Path, finished: Ran) -> None:
+@pytest.mark.usefixtures("finished")
+def test_the_same_job_again_gets_a_folder_of_its_own(folder: Path) -> None:
     ran = ratrain(folder, "train", "job.toml", "--steps", "3", "--no-calibrate")
     assert ran.status == 0, ran.err
     assert (folder / "runs" / "job-ratrain-2" / "report.json").exists()
@@ -81,7 +84,8 @@ def test_the_same_job_again_gets_a_folder_of_its_own(folder: Path, finished: Ran
     assert all(len(line) <= 80 for line in (ran.out + ran.err).splitlines())
 
 
-def test_tensorboard_shows_the_losses_of_the_metrics(folder: Path, finished: Ran) -> None:
+@pytest.mark.usefixtures("finished")
+def test_tensorboard_shows_the_losses_of_the_metrics(folder: Path) -> None:
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
     run = folder / "runs" / "job-ratrain"
@@ -94,7 +98,8 @@ def test_tensorboard_shows_the_losses_of_the_metrics(folder: Path, finished: Ran
 # ---- going on ---------------------------------------------------------------------------
 
 
-def test_a_finished_run_says_so(folder: Path, finished: Ran) -> None:
+@pytest.mark.usefixtures("finished")
+def test_a_finished_run_says_so(folder: Path) -> None:
     ran = ratrain(folder, "train", "job.toml", "--run", "runs/job-ratrain", "--resume")
     assert ran.status == 0
     assert "finished at step 8" in ran.err
@@ -168,10 +173,11 @@ def test_ranks_end_with_a_launcher_that_is_killed(tmp_path: Path) -> None:
 
 
 def _wait_gone(pid: int) -> None:
-    """Returns when the process is gone, or waits to be collected; the test's limit ends the wait."""
+    """Returns when the process is gone, or waits to be collected."""
     path = Path(f"/proc/{pid}/stat")
-    while path.exists() and path.read_text().rsplit(")", 1)[1].split()[0] != "Z":
-        continue
+    with suppress(FileNotFoundError, ProcessLookupError):
+        while path.read_text().rsplit(")", 1)[1].split()[0] != "Z":
+            time.sleep(0.05)
 
 
 # ---- several machines -------------------------------------------------------------------
@@ -196,7 +202,8 @@ def test_the_printed_torchrun_command_runs_what_was_prepared(tmp_path: Path) -> 
 
 @pytest.mark.root
 @pytest.mark.skipif(os.geteuid() != 0, reason="a lab needs root")
-def test_a_run_in_a_lab_says_so_and_has_the_same_bits(folder: Path, finished: Ran) -> None:
+@pytest.mark.usefixtures("finished")
+def test_a_run_in_a_lab_says_so_and_has_the_same_bits(folder: Path) -> None:
     ran = ratrain(folder, "train", "job.toml", "--run", "lab", "--lab", "--json")
     assert ran.status == 0, ran.err
     assert ran.body["lab"] is True
