@@ -1,4 +1,4 @@
-"""What is saved goes on: bit by bit on the same layout, to rounding on any other, and past damage."""
+"""What is saved goes on: bit by bit on its layout, to rounding on any other, past any damage."""
 
 from __future__ import annotations
 
