@@ -14,7 +14,9 @@
     │   ├── HandshakeFailed      wrong secret, version or protocol
     │   ├── ProviderUnavailable  the provider asked for cannot serve here
     │   └── EngineClosed         the engine was closed under the call
-    └── ChipError        a simulated chip cannot finish: deadlock, a lost operand
+    ├── ChipError        a simulated chip cannot finish: deadlock, a lost operand
+    ├── CheckpointError  a checkpoint cannot be written, or is damaged, incomplete or another's
+    └── RunFailed        a training run ended before its last step; says which rank and why
 
 Each message says what was wrong, where, and the smallest change that would make it right.
 The command line prints the message alone and exits with the error's `exit_code`.
@@ -108,3 +110,15 @@ class ChipError(RatrainError):
     """A simulated chip cannot finish its work; names router, cycle and opcode."""
 
     exit_code = 6
+
+
+class CheckpointError(RatrainError):
+    """A checkpoint cannot be written, or is damaged, incomplete, or of another model."""
+
+    exit_code = 7
+
+
+class RunFailed(RatrainError):
+    """A training run ended before its last step; what was saved before is whole."""
+
+    exit_code = 8

@@ -56,7 +56,7 @@ def test_every_field_of_the_header_survives() -> None:
 
 
 def test_every_field_of_a_unit_survives() -> None:
-    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True)
+    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True, scratch_bytes=6)
     for field in fields(Unit):
         assert field.name == "name" or getattr(unit, field.name) != field.default, field.name
     program = Program(Setup((Replica((Stage(0, (unit,)),), 4),)), {})

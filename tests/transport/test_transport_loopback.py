@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from ratrain.errors import DeadlineExceeded, PeerDown, TransferCancelled, TransportError
+from ratrain.errors import (
+    BadTarget,
+    DeadlineExceeded,
+    PeerDown,
+    TransferCancelled,
+    TransportError,
+)
 from ratrain.transport import Config
 from ratrain.transport.loopback import Faults, LoopbackEngine, LoopbackNetwork
 
@@ -175,6 +183,32 @@ def test_one_fast_and_one_dead_nic_finish_the_write_with_one_count() -> None:
     assert (source == target).all()
     assert b.counter(9).value == 1
     assert a.stats()["peers"][str(b.address)]["resent_pieces"] > 0
+
+
+@settings(max_examples=40, deadline=None)
+@given(seed=st.integers(0, 2**32))
+def test_a_refused_write_drops_its_other_pieces_even_half_placed_and_frees_the_window(
+    seed: int,
+) -> None:
+    net, a, b = pair(seed, Faults(nics=2, delay_s=(0.0, 0.01), duplicate=0.2))
+    page, count = 1024, 24  # six pieces of four pages; the last page is out of bounds
+    target = np.zeros((count, page), np.uint8)
+    region, src = b.register(target), a.register(np.full(count * page, 7, np.uint8))
+    forged = replace(region.descriptor(), size_bytes=1 << 30)
+    pages = [*range(count - 1), 5000]
+    transfer = a.write_paged(src, range(count), forged, pages, page, imm=4)
+    net.run_until(lambda: b.core.stats["refused"] > 0, 10.0)
+    snapshot = target.copy()
+    with pytest.raises(BadTarget, match="leaves the region"):
+        transfer.wait()
+    net.run_until(lambda: False, 1.0)  # whatever is still on the wire arrives
+    assert (target == snapshot).all()
+    assert b.core.stats["refused"] == 1
+    assert b.counter(4).value == 0
+    links = a.core.peers[b.address.incarnation].links
+    assert all(not k.unacked and k.unacked_bytes == 0 for k in links)
+    a.write(src, region.descriptor(), imm=5).wait()
+    assert (target == 7).all()
 
 
 def test_barriers_count_rounds_per_member_and_name_a_dead_one() -> None:

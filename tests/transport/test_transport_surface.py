@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import socket
 import threading
 import time
 from collections.abc import Callable
@@ -21,8 +22,10 @@ from ratrain.errors import (
     PeerDown,
     SpecError,
     TransferCancelled,
+    TransportError,
 )
 from ratrain.transport import Address, Config, Descriptor, Engine, Target
+from ratrain.transport.segments import create, map_peer
 
 SECRET = b"a secret of tests"
 Two = tuple[Engine, Engine]
@@ -56,6 +59,42 @@ def test_a_write_of_more_than_a_gibibyte_is_exact(engines: Two) -> None:
     a.write(a.register(source), b.register(target).descriptor(), imm=4).wait(60)
     assert b.counter(4).value == 1
     assert np.array_equal(source, target)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_memory_that_the_engine_allocated_is_written_exactly_and_mapped_where_it_can_be(
+    engines: Two, provider: str, when: str
+) -> None:
+    a, b = engines
+    if when == "after":
+        a.connect(b.address)
+    source, target = a.allocate(3 << 20), np.zeros(3 << 20, np.uint8)
+    source[:] = noise(3 << 20)
+    src, dst = a.register(source, remote=False), b.register(target)
+    for span in (slice(0, 3 << 20), slice(5, 100_000), slice((3 << 20) - 9000, 3 << 20)):
+        target[:] = 0
+        a.write(src[span], dst.descriptor()[span], imm=1).wait()
+        assert (target[span] == source[span]).all()
+        assert not target[: span.start].any()
+        assert not target[span.stop :].any()
+    assert b.counter(1).value == 3
+    channel = b.core.peers[a.address.incarnation].links[0].channel
+    assert len(channel._mapped) == (provider == "shm")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_peers_descriptor_that_could_shrink_is_never_mapped() -> None:
+    fd = os.memfd_create("loose")
+    os.ftruncate(fd, 8192)
+    assert map_peer(os.getpid(), fd, 4096, 8192) is None
+    sealed = create(8192)
+    assert map_peer(os.getpid(), sealed.fd, 4096, 8193) is None
+    assert map_peer(os.getpid(), 987_654, 4096, 8192) is None
+    found = map_peer(os.getpid(), sealed.fd, sealed.base, 8192)
+    assert found is not None
+    sealed.array[8191] = 7
+    assert found.array[8191] == 7
+    os.close(fd)
+    os.close(sealed.fd)
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**32 - 1])
@@ -338,6 +377,56 @@ def test_a_closed_engine_fails_its_waiters_tells_its_peers_and_closes_twice(prov
     with pytest.raises(EngineClosed):
         a.imm(b.address, 1)
     b.close()
+
+
+def break_loop(engine: Engine) -> list[socket.socket]:
+    """Let the loop of `engine` meet an exception that no part of it should raise."""
+
+    def boom(_: int) -> None:
+        raise ZeroDivisionError("a fault of tests")
+
+    ours, theirs = socket.socketpair()
+    with engine.lock:
+        engine._driver.add(ours.fileno(), boom)
+    theirs.send(b"x")
+    return [ours, theirs]  # to be kept: epoll forgets a closed file
+
+
+def test_an_unexpected_exception_in_the_loop_fails_everything_with_its_cause(
+    engines: Two,
+) -> None:
+    a, b = engines
+    a.imm(b.address, 1).wait()
+    stuck = a.send(b.address, b"nobody has a pool")
+    ended = threading.Event()
+    stuck.add_done_callback(lambda _: ended.set())
+    kept = break_loop(a)  # nobody waits: the background thread meets it
+    assert ended.wait(5)
+    for call in (stuck.wait, lambda: a.counter(1), lambda: a.imm(b.address, 1)):
+        with pytest.raises(TransportError, match="loop failed: ZeroDivisionError: a fault"):
+            call()
+    assert b.wait_until(lambda: a.address.incarnation in b.core.dead, 5)
+    a.close()
+    del kept
+
+
+def test_a_waiter_that_meets_an_exception_in_the_loop_gets_the_error_and_so_do_the_others(
+    engines: Two,
+) -> None:
+    a, b = engines
+    a.imm(b.address, 1).wait()
+    found: list[type] = []
+    counter = a.counter(5)
+    others = [threading.Thread(target=lambda: found.append(caught(counter.wait))) for _ in "ab"]
+    for thread in others:
+        thread.start()
+    time.sleep(0.05)
+    kept = break_loop(a)
+    for thread in others:
+        thread.join(5)
+    assert found == [TransportError, TransportError]
+    assert b.wait_until(lambda: a.address.incarnation in b.core.dead, 5)
+    del kept
 
 
 def test_a_forked_child_is_told_to_open_its_own_engine(engines: Two) -> None:

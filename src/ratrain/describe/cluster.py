@@ -73,6 +73,18 @@ class KernelModel:
 
 
 @dataclass(frozen=True)
+class LabSpec:
+    """How a lab (many devices made of one machine) holds a device of this kind to its file.
+
+    A process in it gets `cpus` cores' worth of time, and memory for the first tier plus
+    `overhead_bytes`: what an interpreter with torch takes before it holds any state.
+    """
+
+    cpus: Annotated[float, Rule(low=0.01)] = 1.0
+    overhead_bytes: SizeBytes = 600_000_000
+
+
+@dataclass(frozen=True)
 class DeviceKind:
     """One kind of device: how fast it computes, what it holds, what starting an operator costs."""
 
@@ -85,6 +97,7 @@ class DeviceKind:
     memory_efficiency_source: str
     devices_per_chip: Annotated[int, Rule(low=1)] = 1
     kernels: KernelModel | None = None  # left out: one rate for products of every shape
+    lab: LabSpec | None = None  # left out: a lab cannot stand in for it
 
     def __post_init__(self) -> None:
         if not self.tiers or not self.rates:
@@ -264,6 +277,10 @@ class ClusterSpec:
             return self._link_of(a.host_kind, level)
         ends = (self._link_of(a.host_kind, level), self._link_of(b.host_kind, level))
         return min(ends, key=_speed)
+
+    def own_link(self, device: Device, level: Level) -> Link:
+        """The device's own link at that level, whatever the other end has."""
+        return self._link_of(device.host_kind, level)
 
     def slowest_link(self, group: Sequence[Device]) -> Link:
         """The slowest link between neighbours of a ring through the group, in its order."""

@@ -84,7 +84,7 @@ def _llama(read: _Config) -> dict[str, Any]:
         "max_positions": read.get("max_position_embeddings", 2048),
         "activation": read.get("hidden_act", "silu"),
         "norm_epsilon": read.get("rms_norm_eps", 1e-6),
-        "rope_theta": read.get("rope_theta", 10000.0),
+        "rope_theta": _rope_theta(read),
         "qkv_bias": bias,
         "output_bias": bias,
         "mlp_bias": read.get("mlp_bias", False),
@@ -95,17 +95,26 @@ def _llama(read: _Config) -> dict[str, Any]:
     return table
 
 
+def _rope_theta(read: _Config) -> Any:
+    """Transformers 5 writes it into a table, `rope_parameters`; earlier ones beside the rest."""
+    table = read.get("rope_parameters", None)
+    inner = cast("dict[str, Any]", table) if isinstance(table, dict) else {}
+    return inner.get("rope_theta", read.get("rope_theta", 10000.0))
+
+
 def _qwen2(read: _Config) -> dict[str, Any]:
     return {**_llama(read), "qkv_bias": True, "output_bias": False}
 
 
 def _baichuan(read: _Config) -> dict[str, Any]:
     """Baichuan2. The 13B model (hidden 5120) uses ALiBi, the 7B model RoPE; only Baichuan2
-    (vocabulary 125,696) normalises its head. The config says neither: arXiv 2309.10305."""
+    (vocabulary 125,696) normalises its head: arXiv 2309.10305. The published configs say neither;
+    `position_embedding` and `norm_head` say it where they are given, as in files we write."""
     table = _llama(read)
     table["max_positions"] = read.get("model_max_length", table["max_positions"])
-    table["position"] = "alibi" if table["hidden"] >= 5120 else "rope"
-    table["norm_head"] = table["vocab"] == 125696
+    usual = "alibi" if table["hidden"] >= 5120 else "rope"
+    table["position"] = str(read.get("position_embedding", usual)).lower()
+    table["norm_head"] = read.get("norm_head", table["vocab"] == 125696)
     return table
 
 

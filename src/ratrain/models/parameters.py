@@ -7,7 +7,7 @@ multiple of `ALIGN` elements, so that no kernel meets a ragged edge, whoever own
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from functools import cached_property
 from math import prod
@@ -43,6 +43,15 @@ class UnitParameters:
     @cached_property
     def by_name(self) -> dict[str, Parameter]:
         return {parameter.name: parameter for parameter in self.parameters}
+
+    def overlaps(self, begin: int, end: int) -> Iterator[tuple[Parameter, int, int]]:
+        """(parameter, low, high) of each one that has elements low .. high in begin .. end of
+        the buffer; low and high count from the parameter's own first element."""
+        for parameter in self.parameters:
+            low = max(begin, parameter.offset) - parameter.offset
+            high = min(end, parameter.end) - parameter.offset
+            if low < high:
+                yield parameter, low, high
 
     def padded(self, owners: int) -> int:
         """Elements of a buffer that `owners` ranks share evenly, in multiples of ALIGN each."""

@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
+from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import Group
 from ratrain.plan.held import held_by_rank
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
@@ -35,6 +36,12 @@ BUCKET_BYTES = 25_000_000
 NONE, BACKWARD, FORWARD = (
     RECOVERY_CODE[mode] for mode in (Recovery.NONE, Recovery.BACKWARD, Recovery.FORWARD)
 )
+
+
+def bucket_bytes(job: JobSpec) -> int | None:
+    """Pieces in which an unreduced gradient leaves while backward makes the rest. The runtime,
+    which trains jobs that have data, sends a unit's gradient when it is whole: None."""
+    return None if job.data is not None else BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -52,7 +59,8 @@ def bill(group: Group, recovery: Ints) -> Bill:
     """The `Bill` of a group. `recovery`: a code for each row and stage."""
     states, activations = _states(group, recovery), _activations(group, recovery)
     states["gradient"] = states["gradient"] - _never_together(group, recovery)
-    return Bill({**states, **activations, **_slots(group)})
+    scratch = {"scratch": _largest(group, _sizes(group, "scratch_bytes"))}
+    return Bill({**states, **activations, **_slots(group), **scratch})
 
 
 def _by_rank(group: Group, stages: npt.NDArray[np.int64]) -> Ints:
@@ -107,7 +115,8 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
     slots = 1 + np.where(ahead, group.buffer[:, None], 1)
     sharded = group.sharded_gradients[:, None] & (data > 1)
     if group.strategy.layerwise:
-        capped = tuple(min(size, BUCKET_BYTES) for size in gradient)
+        most = bucket_bytes(group.job)
+        capped = tuple(size if most is None else min(size, most) for size in gradient)
         transit = TRANSIT_SLOTS * _largest(group, (capped[0], capped[1], capped[2]))
     else:
         transit = whole(gradient)

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.bill import BUCKET_BYTES
+from ratrain.plan.bill import bucket_bytes
 from ratrain.plan.enumerate import Group, StateMode
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import stages_of
@@ -49,7 +49,9 @@ class Candidate:
     @property
     def choices(self) -> Choices:
         mode = Accumulation.SHARDED if self.mode.sharded_gradients else Accumulation.LOCAL
-        choices = Choices(accumulation=mode, bucket_bytes=BUCKET_BYTES, recovery=self.recovery)
+        choices = Choices(
+            accumulation=mode, bucket_bytes=bucket_bytes(self.job), recovery=self.recovery
+        )
         return as_trained(choices, self.job)
 
 

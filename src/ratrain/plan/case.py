@@ -20,7 +20,7 @@ from textwrap import wrap
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
-from ratrain.plan.bill import BUCKET_BYTES
+from ratrain.plan.bill import bucket_bytes
 from ratrain.plan.build import Candidate, as_trained, setup_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import no_shards, strategy_of
@@ -182,9 +182,9 @@ def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -
 
 def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
     recoveries = {
-        "keep-all": Choices(keep_all=True, bucket_bytes=BUCKET_BYTES),
-        "exempt-last": Choices(exempt_last=True, bucket_bytes=BUCKET_BYTES),
-        "everywhere": Choices(exempt_last=False, bucket_bytes=BUCKET_BYTES),
+        "keep-all": Choices(keep_all=True, bucket_bytes=bucket_bytes(job)),
+        "exempt-last": Choices(exempt_last=True, bucket_bytes=bucket_bytes(job)),
+        "everywhere": Choices(exempt_last=False, bucket_bytes=bucket_bytes(job)),
     }
     asked = job.schedule.recovery
     if asked != "auto":

@@ -9,6 +9,7 @@ from ratrain.cost.activations import checkpoint_bytes, layer_activation_bytes, l
 from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
 from ratrain.cost.precision import precision_of
+from ratrain.cost.scratch import compute_scratch_bytes, lanes_scratch_bytes
 from ratrain.describe.job import JobSpec, LayoutSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
 from ratrain.program.setup import Stage, Unit
@@ -71,7 +72,18 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         saved_bytes=_saved_bytes(job, layout, block, boundary),
         recoverable=block.kind == "layer",
         head=block.kind == "head",
+        scratch_bytes=_scratch_bytes(job, layout, block),
     )
+
+
+def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
+    """Counted for jobs that have data to train on: only those run on this runtime."""
+    if job.data is None:
+        return 0
+    element = precision_of(job.schedule.dtype).element_bytes
+    model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
+    compute = compute_scratch_bytes(model, block.kind, length, size, element)
+    return compute + lanes_scratch_bytes(layout.data)
 
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:

@@ -46,6 +46,7 @@ class Unit:
     saved_bytes: int = 0  # what backward needs besides the input, for one micro-batch
     recoverable: bool = True  # whether recovery saves anything (not: an embedding, a head)
     head: bool = False  # ends the model: its backward follows its own forward
+    scratch_bytes: int = 0  # the most that one of its ops needs beside states
 
 
 @dataclass(frozen=True)

@@ -92,6 +92,7 @@ def number_states(setup: Setup) -> States:
     whole = setup.data if setup.sharding else 1
 
     families: list[tuple[str, str, bool, Ints, Ints]] = [
+        ("scratch", "slot", True, *_slots(_scratch_sizes(setup, units, sizes("scratch_bytes")))),
         ("view", "unit", True, units.rank, view * (not level3)),
         ("shard_view", "unit", True, units.rank, share(view, setup.data) * level3),
         ("optimizer", "unit", True, units.rank, share(sizes("optimizer_bytes"), whole)),
@@ -177,6 +178,12 @@ def _partial_sizes(setup: Setup, units: Units, size: Ints, summed: Bools) -> lis
         return [[] for _ in range(setup.ranks)]
     rows = [size[(units.rank == rank) & summed].tolist() for rank in range(setup.ranks)]
     return [[max(row)] * SEND_SLOTS if row else [] for row in rows]
+
+
+def _scratch_sizes(setup: Setup, units: Units, scratch: Ints) -> list[list[int]]:
+    """For each rank what its most wasteful op needs, always counted: ops run one at a time."""
+    found = [int(scratch[units.rank == rank].max()) for rank in range(setup.ranks)]
+    return [[size] if size else [] for size in found]
 
 
 def _slots(rows: list[list[int]]) -> tuple[Ints, Ints]:

@@ -34,6 +34,8 @@ FORMAT, VERSION = "ratrain program", 1
 SIZES = ("view_bytes", "gradient_bytes", "optimizer_bytes", "input_bytes", "saved_bytes")
 FLAGS = ("recoverable", "head")
 """The columns of a unit line: sizes, then yes or no."""
+SCRATCH = "scratch_bytes"
+"""A last column, where any unit has some."""
 
 
 # ---- writing ----------------------------------------------------------------------------
@@ -82,9 +84,12 @@ def _nameless(unit: Unit) -> Unit:
 
 
 def _unit_lines(kinds: dict[Unit, str]) -> list[str]:
-    rows = [["#", "kind", *SIZES, *FLAGS]]
+    columns = [*SIZES, *FLAGS]
+    if any(unit.scratch_bytes for unit in kinds):
+        columns.append(SCRATCH)
+    rows = [["#", "kind", *columns]]
     for unit, kind in kinds.items():
-        rows.append(["unit", kind, *(_value(getattr(unit, name)) for name in (*SIZES, *FLAGS))])
+        rows.append(["unit", kind, *(_value(getattr(unit, name)) for name in columns)])
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     return [
         " ".join(cell.ljust(w) if i < 2 else cell.rjust(w) for i, (cell, w) in enumerate(cells))
@@ -251,6 +256,8 @@ class _Reader:
 
     def _unit(self, rest: list[str]) -> None:
         names = (*SIZES, *FLAGS)
+        if len(rest) == len(names) + 2:
+            names = (*names, SCRATCH)
         if len(rest) != len(names) + 1:
             columns = " ".join(["kind", *names])
             raise self._wrong(f"a unit has {len(names) + 1} values, not {len(rest)}", columns)

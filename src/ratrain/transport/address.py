@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any, cast
 
 from ratrain.errors import BadTarget, SpecError
@@ -92,7 +92,7 @@ class Descriptor:
 
     def __getitem__(self, span: slice) -> Descriptor:
         start, size = span_of(span, self.size_bytes)
-        return replace(self, offset=self.offset + start, size_bytes=size)
+        return Descriptor(self.address, self.key, self.offset + start, size)
 
     def to_bytes(self) -> bytes:
         """The descriptor as bytes to hand to a peer by any means."""

@@ -16,8 +16,10 @@ from ratrain.transport.address import Address
 from ratrain.transport.config import Config
 from ratrain.transport.counters import MAX_KEPT, Counter
 from ratrain.transport.frames import Head
+from ratrain.transport.link import Link
 from ratrain.transport.memory import RegionTable
-from ratrain.transport.peer import Link, Peer
+from ratrain.transport.peer import Peer
+from ratrain.transport.segments import Segment
 from ratrain.transport.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -47,8 +49,10 @@ class Core:
         self.dead: dict[int, TransportError] = {}
         self.counters: dict[int, Counter] = {}
         self.generations: dict[int, int] = {}
+        self.segments: list[Segment] = []
         self.owing: list[Link] = []
         self.changed = False
+        self.failure: TransportError | None = None
         self.last_tid = 0
         self.message_bytes = 0
         self.message_count = 0
@@ -166,6 +170,21 @@ class Core:
             link.channel.close()
         for callback in self.on_peer_down:
             self.engine.dispatch(callback, peer.address, final)
+
+    def break_down(self, cause: Exception) -> None:
+        """A part raised what it never should: everything that waits fails, and so does every
+        later call. The peers see their connections close."""
+        what = f"the transport's loop failed: {type(cause).__name__}: {cause}"
+        fix = "open a new engine, and report this with the log's traceback"
+        self.failure = TransportError(what, place=str(self.address), fix=fix)
+        self.failure.__cause__ = cause
+        for peer in list(self.peers.values()):
+            try:
+                self.peer_down(peer, what, error=self.failure)
+            except Exception:  # its state may be the broken one; the others come first
+                for transfer in list(peer.outstanding.values()):
+                    transfer.finish(self.failure)
+        self.engine.stop_listening()
 
     def connect_failed(self, peer: Peer, reason: str, *, stale: bool) -> None:
         """An attempt to reach a peer has failed for good, or for now."""

@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import BadTarget, EngineClosed, SpecError
-from ratrain.transport import frames
+from ratrain.transport import frames, segments
 from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.config import Config
 from ratrain.transport.core import Core
@@ -24,7 +24,7 @@ from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
 from ratrain.transport.memory import Region, Span
 from ratrain.transport.progress import Driver
 from ratrain.transport.sockets import Sockets, address_of
-from ratrain.transport.transfer import Transfer
+from ratrain.transport.transfer import Offsets, Transfer
 
 _log = logging.getLogger("ratrain.transport")
 _EMPTY = memoryview(b"")
@@ -49,7 +49,7 @@ class Engine:
         self._open()
 
     def _open(self) -> None:
-        self._driver = Driver(self.lock)
+        self._driver = Driver(self.lock, self.config.spin_s)
         self._sockets = Sockets(self.config, self._driver)
         try:
             self.address = address_of(self.config, self._sockets.listen())
@@ -87,8 +87,12 @@ class Engine:
             self._sockets.close()
             for word in self._words:
                 word.stop()
+            for segment in self.core.segments:
+                os.close(segment.fd)
+            self.core.segments.clear()
         self._driver.stop()
         self._sockets.join()
+        self._sockets.close_devices()
         if self._dispatcher is not None:
             self._calls.put(None)
             if threading.current_thread() is not self._dispatcher:
@@ -100,12 +104,27 @@ class Engine:
         """Make memory known: bytes of any length and alignment; `remote` lets peers write.
         `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
         with self._use():
-            return self.core.regions.register(memory, remote=remote, own_key=own_key)
+            region = self.core.regions.register(memory, remote=remote, own_key=own_key)
+            self._share(region)
+            return region
+
+    def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory that peers on this host can map: writes out of it over `shm` cost one
+        plain copy. It lives as long as the engine or the array, whichever is longer."""
+        with self._use():
+            segment = segments.create(size_bytes)
+            self.core.segments.append(segment)
+            for peer in self.core.peers.values():
+                for link in peer.links:
+                    if link.channel.provider == "shm":
+                        link.channel.offer(segment)
+            return segment.array
 
     def revoke(self, region: Region) -> None:
         """Forget a region. When this returns, no byte of it changes any more by a peer's hand."""
         with self._use():
             if self.core.regions.revoke(region):
+                self._unshare(region)
                 for peer in self.core.peers.values():
                     peer.ledger.revoke(region.key)
 
@@ -125,7 +144,7 @@ class Engine:
         region, offset, size = _span(src)
         if size > dst.size_bytes:
             raise _too_small(size, dst)
-        transfer = self._transfer(
+        return self._submit(
             dst.address,
             view=region.view[offset : offset + size],
             base=region.base + offset,
@@ -136,7 +155,6 @@ class Engine:
             deadline_s=deadline_s,
             nics=nics,
         )
-        return self._submit(transfer)
 
     def write_paged(
         self,
@@ -167,7 +185,9 @@ class Engine:
                 raise BadTarget(f"a source page leaves its region of {size} bytes")
             if int(to_b.max()) + page_bytes > dst.size_bytes:
                 raise _too_small(int(to_b.max()) + page_bytes, dst)
-        transfer = self._transfer(
+        if imm_per not in ("op", "page"):
+            raise SpecError(f'imm_per is "op" or "page", not {imm_per!r}')
+        return self._submit(
             dst.address,
             view=region.view[offset : offset + size],
             base=region.base + offset,
@@ -175,15 +195,10 @@ class Engine:
             key=dst.key,
             dst_offset=dst.offset,
             imm=imm,
+            flags=frames.PER_PAGE if imm_per == "page" and imm is not None else 0,
+            pages=(from_b, to_b, page_bytes),
             deadline_s=deadline_s,
         )
-        transfer.src_pages, transfer.dst_pages = from_b, to_b
-        transfer.page_len = page_bytes
-        if imm_per == "page" and imm is not None:
-            transfer.flags |= frames.PER_PAGE
-        elif imm_per not in ("op", "page"):
-            raise SpecError(f'imm_per is "op" or "page", not {imm_per!r}')
-        return self._submit(transfer)
 
     def scatter(
         self,
@@ -206,10 +221,7 @@ class Engine:
 
     def imm(self, address: Address, value: int, *, deadline_s: float | None = None) -> Transfer:
         """Move the peer's counter of `value` by one; no data."""
-        transfer = self._transfer(
-            address, view=_EMPTY, base=0, total=0, imm=value, deadline_s=deadline_s
-        )
-        return self._submit(transfer)
+        return self._submit(address, view=_EMPTY, base=0, total=0, imm=value, deadline_s=deadline_s)
 
     def cancel(self, transfer: Transfer) -> None:
         """See Transfer.cancel."""
@@ -249,10 +261,9 @@ class Engine:
     def send(self, address: Address, data: bytes, *, deadline_s: float | None = None) -> Transfer:
         """Send a message into the peer's receive pool; waits for a free buffer, never drops."""
         kept = memoryview(bytes(data))
-        transfer = self._transfer(
+        return self._submit(
             address, view=kept, base=0, total=len(kept), kind=frames.MSG, deadline_s=deadline_s
         )
-        return self._submit(transfer)
 
     def recv_pool(
         self, count: int, size_bytes: int, callback: Callable[[Address, bytes], None]
@@ -319,14 +330,28 @@ class Engine:
 
     # --- for the parts --------------------------------------------------------------------
 
+    def _share(self, region: Region) -> None:
+        self._sockets.register(self.core, region)
+
+    def _unshare(self, region: Region) -> None:
+        self._sockets.forget(region)
+
+    def stop_listening(self) -> None:
+        """Take no more connections (called under the lock, when the engine has failed)."""
+        self._sockets.close()
+
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Serve the network until `ready()`; false after `timeout_s`."""
         if ready():
             return True
         if self._closed or not self._driver.wait_until(ready, timeout_s):
-            if self._closed and not ready():
+            if ready():
+                return True
+            if self._closed:
                 raise EngineClosed("this engine was closed", place=str(self.address))
-            return ready()
+            if self.core.failure is not None:
+                raise self.core.failure
+            return False
         return True
 
     def dispatch(self, callback: Callable[..., object], *args: Any) -> None:
@@ -356,9 +381,11 @@ class Engine:
         if self._closed or os.getpid() != self._pid:
             what = "this engine was closed" if self._closed else "this engine belongs to the parent"
             raise EngineClosed(what, place=str(self.address), fix="open an engine of its own")
+        if self.core.failure is not None:
+            raise self.core.failure
         return self.lock
 
-    def _transfer(
+    def _submit(
         self,
         address: Address,
         *,
@@ -369,38 +396,40 @@ class Engine:
         key: int = 0,
         dst_offset: int = 0,
         imm: int | None = None,
+        flags: int = 0,
+        pages: tuple[Offsets, Offsets, int] | None = None,
         deadline_s: float | None,
         nics: Sequence[str] | None = None,
     ) -> Transfer:
         if imm is not None and not 0 <= imm < 1 << 32:
             raise SpecError(f"immediate {imm} is not a 32-bit number")
-        if address == self.address:
+        if address.incarnation == self.address.incarnation:
             raise SpecError("an engine does not write to itself", fix="copy the memory instead")
         limit_s = self.config.deadline_s if deadline_s is None else deadline_s
         with self._use():
-            peer = self.core.peer(address)
-            return Transfer(
+            core = self.core
+            peer = core.peer(address)
+            transfer = Transfer(
                 self,
                 peer,
                 kind=kind,
-                tid=0,
+                tid=core.next_tid(),
                 view=view,
                 base=base,
                 total=total,
                 key=key,
                 dst_offset=dst_offset,
                 imm=imm,
-                deadline_s=self.core.now() + limit_s,
+                deadline_s=core.now() + limit_s,
                 nics=None if nics is None else frozenset(nics),
             )
-
-    def _submit(self, transfer: Transfer) -> Transfer:
-        with self._use():
-            if transfer.peer.state == "DEAD":  # went down between the two calls
-                transfer.finish(self.core.dead[transfer.peer.address.incarnation])
+            transfer.flags |= flags
+            if pages is not None:
+                transfer.src_pages, transfer.dst_pages, transfer.page_len = pages
+            if peer.state == "DEAD":  # refused while it was asked for
+                transfer.finish(core.dead[address.incarnation])
             else:
-                transfer.tid = self.core.next_tid()  # ids of one peer rise: see Peer._floor
-                self.core.submit(transfer)
+                core.submit(transfer)
         return transfer
 
 

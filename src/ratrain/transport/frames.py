@@ -18,6 +18,7 @@ from ratrain.errors import TransportError
 
 HEAD = struct.Struct("!BBHIIIQQQQQQQ")
 HEAD_BYTES = HEAD.size
+_FIRST = struct.Struct("!BBHII")  # kind, flags, version, imm, pages
 VERSION = 1
 
 WRITE, MSG, ACK, CANCEL, QUIESCED, PING, PONG, CREDIT, FEATURE, BYE = range(1, 11)
@@ -103,3 +104,15 @@ def unpack(buffer: bytes | bytearray | memoryview, at: int = 0) -> Head:
     elif pages or flags & PULL:
         raise FrameError(f"a list behind frame kind {kind}")
     return head
+
+
+def unpack_acks(buffer: bytes | bytearray | memoryview, at: int) -> int:
+    """The number of acknowledgements behind the ACK header at `at`; bounds as in `unpack`."""
+    _, flags, version, _, pages = _FIRST.unpack_from(buffer, at)
+    if version != VERSION or flags > 7 or not 1 <= pages <= MAX_ACKS:
+        raise FrameError(f"{pages} acknowledgements in one frame of version {version}")
+    return pages
+
+
+ACKS = Head(ACK)
+"""What a receiver is given with a list of acknowledgements."""

@@ -17,7 +17,8 @@ from ratrain.transport.provider import Landing, pages_iov
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
-    from ratrain.transport.peer import Link, Peer
+    from ratrain.transport.link import Link
+    from ratrain.transport.peer import Peer
 
 MAX_OPEN = 65536
 SUPERSEDED = -1  # the same piece has come again: only the newer one is acknowledged
@@ -43,6 +44,28 @@ class Ledger:
         self._floor = 0
         self._open: dict[int, Incoming] = {}
         self._over: dict[int, int] = {}  # ended ids -> 0 when whole, else why refused
+
+    def take(self, link: Link, head: Head, data: memoryview) -> bool:
+        """Place and count a sound write of one piece whose bytes are all here: what `begin` and
+        `end` do, in one step. False (nothing done) for anything else, also for what is wrong."""
+        tid, size = head.tid, head.size
+        if size != head.total or head.kind != frames.WRITE:
+            return False
+        if head.floor > self._floor:
+            self._raise_floor(head.floor)
+        if tid < self._floor or tid in self._over or tid in self._open:
+            return False
+        if size or head.key:
+            region = self._core.regions.by_key.get(head.key)
+            offset = head.offset
+            if region is None or offset + size > region.size_bytes:
+                return False
+            region.view[offset : offset + size] = data
+        self._over[tid] = 0
+        if head.flags & frames.HAS_IMM:
+            self._core.arrive(self._peer, head.imm, 1)
+        link.owe_ack(head, 0)
+        return True
 
     def begin(self, head: Head, extra: bytes) -> Landing:
         """The leave to place a piece, or the reason to drop it."""

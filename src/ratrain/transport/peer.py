@@ -19,96 +19,18 @@ from ratrain.transport import frames
 from ratrain.transport.address import Address
 from ratrain.transport.frames import Head
 from ratrain.transport.ledger import Ledger
-from ratrain.transport.provider import Channel, Iov, Landing, pages_iov
+from ratrain.transport.link import MAX_WINDOW_BYTES, PULL_WINDOW_BYTES, Link
+from ratrain.transport.provider import Channel, Iov, pages_iov
 from ratrain.transport.transfer import Piece, Transfer, expected_link
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
 
-MIN_WINDOW_BYTES = 512 << 10
-MAX_WINDOW_BYTES = 4 << 20
 _PAIR = struct.Struct("!QQ")
 _INDEX = (1 << 56) - 1
+SMALL_BYTES = 4096
+MAX_UNACKED = 1024  # pieces of one link
 MAX_ACTIVE = 4096  # transfers begun and not ended: bounds what the receiver must remember
-
-
-class Link:
-    """One live channel to a peer, and what is known of its speed."""
-
-    def __init__(self, peer: Peer, channel: Channel, remote: str, now_s: float) -> None:
-        self.peer = peer
-        self.remote = remote
-        self.channel = channel
-        self.nic = channel.nic
-        self.alive = True
-        self.unacked: dict[tuple[int, int], Piece] = {}
-        self.unacked_bytes = 0
-        self.window_bytes = MIN_WINDOW_BYTES
-        self.rate_bytes_per_s = 0.0
-        self.rtt_s = 0.0
-        self.delivered_bytes = 0
-        self.delivered_s = now_s
-        self.heard_s = now_s
-        self.pinged_s = now_s
-        self.acks: list[int] = []
-
-    def begin(self, head: Head, extra: bytes) -> Landing:
-        """Part of Receiver."""
-        return self.peer.ledger.begin(head, extra)
-
-    def end(self, landing: Landing, failed: int = 0) -> None:
-        """Part of Receiver: count the piece, then owe an acknowledgement."""
-        self.heard_s = self.peer.core.now()
-        self.peer.ledger.end(self, landing, failed)
-
-    def control(self, head: Head, extra: bytes) -> None:
-        """Part of Receiver: a frame without payload."""
-        self.heard_s = self.peer.core.now()
-        self.peer.on_control(self, head, extra)
-
-    def down(self, reason: str, *, reset: bool) -> None:
-        """Part of Receiver: the connection is gone."""
-        if self.alive:
-            self.peer.on_link_down(self, reason, reset=reset)
-
-    def owe_ack(self, head: Head, code: int) -> None:
-        """Remember to acknowledge a piece (code 0: placed, else why not): it goes with the next
-        frame, or at the end of the turn."""
-        if not self.acks:
-            self.peer.core.owing.append(self)
-        self.acks += (head.tid, code << 56 | head.start)
-        if len(self.acks) >= 2 * 256:
-            self.flush_acks()
-
-    def flush_acks(self) -> None:
-        """Send the acknowledgements owed."""
-        if self.acks and self.alive:
-            lead = self._owed()
-            self.channel.post(*lead, None)
-
-    def post(self, head: Head, extra: bytes = b"", payload: memoryview | Iov | None = None) -> None:
-        """Send one frame, and the acknowledgements owed before it in the same call."""
-        self.channel.post(head, extra, payload, self._owed() if self.acks else None)
-
-    def _owed(self) -> tuple[Head, bytes]:
-        acks, self.acks = self.acks, []
-        return Head(frames.ACK, pages=len(acks) // 2), struct.pack(f"!{len(acks)}Q", *acks)
-
-    def acked(self, piece: Piece, now_s: float) -> None:
-        """Learn rate and round trip from one acknowledged piece (as BBR's delivery rate:
-        bytes delivered between the piece's departure and its acknowledgement)."""
-        self.unacked_bytes -= piece.size
-        self.delivered_bytes += piece.size
-        rtt_s = max(now_s - piece.sent_s, 1e-6)
-        self.rtt_s = rtt_s if self.rtt_s == 0 else min(rtt_s, self.rtt_s * 1.002)
-        if piece.size >= 32768:
-            span_s = max(now_s - piece.delivered_s, 1e-6)
-            rate = (self.delivered_bytes - piece.delivered) / span_s
-            old = self.rate_bytes_per_s
-            self.rate_bytes_per_s = rate if old == 0 else old + (rate - old) / 8
-            window = 1.25 * self.rate_bytes_per_s * self.rtt_s
-            self.window_bytes = int(min(max(window, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
-        self.delivered_s = now_s
 
 
 class Peer:
@@ -133,6 +55,7 @@ class Peer:
         self.messages_sent = 0
         self.message_bytes = 0
         self.turn = 0
+        self.single_path = False
         self.resent_pieces = 0
 
     # --- sending --------------------------------------------------------------------------
@@ -144,6 +67,8 @@ class Peer:
             self.waiting_messages.append(transfer)
             self.release_messages()
         else:
+            if not self.queue and transfer.total <= SMALL_BYTES and self._send_small(transfer):
+                return
             transfer.queued = True
             self.queue.append(transfer)
         self.pump()
@@ -171,6 +96,18 @@ class Peer:
 
     def pump(self) -> None:
         """Hand pieces to links while a link has room."""
+        links = self.links
+        if len(self.queue) < 2 or len(links) != 1:
+            self._pump()
+            return
+        channel = links[0].channel
+        channel.hold()  # short writes that wait go out in one call
+        try:
+            self._pump()
+        finally:
+            channel.release()
+
+    def _pump(self) -> None:
         queue, passed = self.queue, 0
         while queue:
             transfer = queue[0]
@@ -205,8 +142,11 @@ class Peer:
         links = self.links
         if len(links) == 1 and transfer.nics is None:
             link = links[0]
-            room = link.unacked_bytes < link.window_bytes
-            return link if room and len(link.unacked) < 1024 else None
+            limit = link.window_bytes
+            if self.single_path:
+                limit = PULL_WINDOW_BYTES if link.channel.pulls else MAX_WINDOW_BYTES
+            room = link.unacked_bytes < limit
+            return link if room and len(link.unacked) < MAX_UNACKED else None
         able = [k for k in links if transfer.nics is None or k.nic in transfer.nics]
         if not able:
             return None
@@ -227,7 +167,32 @@ class Peer:
             return None  # the tail: the faster link lands all the rest sooner
         return link
 
+    def _send_small(self, transfer: Transfer) -> bool:
+        """Send a transfer of one small piece at once over the only link; false: queue it."""
+        if len(self.links) != 1 or transfer.nics is not None or transfer.page_len:
+            return False
+        link = self.links[0]
+        if link.unacked_bytes >= link.window_bytes or len(link.unacked) >= MAX_UNACKED:
+            return False
+        if self.active >= MAX_ACTIVE:
+            return False
+        self.active += 1
+        size = transfer.total
+        transfer.cursor = size or 1
+        self._depart(link, Piece(transfer, 0, size))
+        floor = transfer.tid if len(self.outstanding) == 1 and not self.cancels else self._floor()
+        link.post(transfer.whole_head(floor), b"", transfer.view if size else None)
+        return True
+
     def _send(self, link: Link, piece: Piece) -> None:
+        transfer = piece.transfer
+        self._depart(link, piece)
+        pull = link.channel.pulls and transfer.kind == frames.WRITE and piece.size >= 8192
+        head = transfer.head(piece, self._floor(), pull=pull)
+        extra, payload = self._payload(transfer, piece, pull=pull)
+        link.post(head, extra, payload)
+
+    def _depart(self, link: Link, piece: Piece) -> None:
         transfer = piece.transfer
         piece.sent_s = self.core.now()
         piece.delivered = link.delivered_bytes
@@ -235,10 +200,6 @@ class Peer:
         link.unacked[transfer.tid, piece.index] = piece
         link.unacked_bytes += piece.size
         transfer.in_flight += 1
-        pull = link.channel.pulls and transfer.kind == frames.WRITE and piece.size >= 8192
-        head = transfer.head(piece, self._floor(), pull=pull)
-        extra, payload = self._payload(transfer, piece, pull=pull)
-        link.post(head, extra, payload)
 
     def _floor(self) -> int:
         """The lowest transfer id that may still have pieces to come."""
@@ -358,6 +319,9 @@ class Peer:
         """Use a new, authenticated channel to the peer's NIC `remote`; call `opened` next."""
         link = Link(self, channel, remote, self.core.now())
         self.links.append(link)
+        ends = (self.core.address.endpoints, self.address.endpoints)
+        counts = [sum(e.provider == channel.provider for e in some) for some in ends]
+        self.single_path = max(counts) <= 1  # no other link to leave bytes for
         self.state = "UP"
         return link
 

@@ -2,12 +2,14 @@
 
 A thread that waits takes the driver's seat and serves the sockets itself, so that an arrival
 costs no hand-off between threads. The background thread steps aside for it, and comes back
-1 ms after the last waiter has left. Nothing spins: both block in epoll.
+1 ms after the last waiter has left. Both block in epoll; a waiter looks a bounded time before
+it sleeps (`spin.py`), the background thread never does.
 """
 
 from __future__ import annotations
 
 import contextlib
+import logging
 import os
 import select
 import threading
@@ -15,21 +17,26 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ratrain.transport.spin import Spin
+
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
 
 LINGER_S = 0.001
+_log = logging.getLogger("ratrain.transport")
 
 
 class Driver:
     """Turns socket events into calls of the core."""
 
-    def __init__(self, lock: threading.RLock) -> None:
+    def __init__(self, lock: threading.RLock, spin_s: float = 0.0) -> None:
         self.lock = lock
         self._epoll = select.epoll()
+        self._spin = Spin(self._epoll, spin_s)
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self.before_sleep: dict[int, Callable[[], bool]] = {}
         self._seat = threading.Lock()
         self._changed = threading.Condition(lock)
         self._guests = 0
@@ -135,33 +142,68 @@ class Driver:
                 self._come_back.set()
 
     def _turn(self, limit_s: float | None, ready: Callable[[], bool] | None = None) -> bool:
-        """Serve what is there, or the first to come within `limit_s`; true if `ready()`."""
-        core = self._core
-        assert core is not None
+        """Serve what is there, or the first to come within `limit_s`; true if `ready()`. What
+        the parts below raise unexpectedly ends the engine, with an error for all who wait."""
         with self.lock:
             if ready is not None and ready():
                 return True
-            if core.owing:
-                core.flush_acks()
-            wait_s = core.next_due_s(core.now())
+            try:
+                wait_s = self._prepare()
+            except Exception as error:
+                self._break(error)
+                return False
         if limit_s is not None:
             wait_s = max(0.0, min(wait_s, limit_s))
-        events = self._epoll.poll(wait_s)
+        poll = self._epoll.poll if ready is None else self._spin.poll
+        events = poll(wait_s)
         with self.lock:
-            for fd, what in events:
-                handler = self._handlers.get(fd)
-                if handler is not None:
-                    handler(what)
-                elif fd == self._wake_fd:
-                    with contextlib.suppress(BlockingIOError):
-                        os.eventfd_read(fd)
-            while self._later:
-                self._later.pop(0)()
-            core.tick()
-            if self._followers and core.changed:
-                self._changed.notify_all()
-            core.changed = False
+            try:
+                self._serve(events)
+            except Exception as error:
+                self._break(error)
             return ready is not None and ready()
+
+    def _prepare(self) -> float:
+        """Send what is owed; seconds until time itself must be served."""
+        core = self._core
+        assert core is not None
+        if core.owing:
+            core.flush_acks()
+        if self.before_sleep and not self._may_sleep():
+            return 0.0
+        return core.next_due_s(core.now())
+
+    def _may_sleep(self) -> bool:
+        """Let each serve what its own device has (all of them, so no short way out)."""
+        found = [serve() for serve in self.before_sleep.values()]
+        return all(found)
+
+    def _serve(self, events: list[tuple[int, int]]) -> None:
+        core = self._core
+        assert core is not None
+        for fd, what in events:
+            handler = self._handlers.get(fd)
+            if handler is not None:
+                handler(what)
+            elif fd == self._wake_fd:
+                with contextlib.suppress(BlockingIOError):
+                    os.eventfd_read(fd)
+        while self._later:
+            self._later.pop(0)()
+        core.tick()
+        if self._followers and core.changed:
+            self._changed.notify_all()
+        core.changed = False
+
+    def _break(self, error: Exception) -> None:
+        """The state can no longer be trusted: fail all transfers and waits (under the lock)."""
+        self._running = False
+        _log.error("the transport's loop failed", exc_info=error)
+        assert self._core is not None
+        self._core.break_down(error)
+        self._changed.notify_all()
+        self._come_back.set()
+        self.wake()
 
     def _background(self) -> None:
         while self._running:

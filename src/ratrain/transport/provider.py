@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.transport.frames import Head
+from ratrain.transport.segments import Segment
 
 Iov = npt.NDArray[np.uint64]  # rows of (address, length)
 
@@ -50,6 +51,18 @@ class Channel(Protocol):
         without blocking."""
         ...
 
+    def offer(self, segment: Segment) -> None:
+        """Tell the peer of memory that it may map, if it is on the same host."""
+        ...
+
+    def hold(self) -> None:
+        """Several frames will be posted: they may be sent together."""
+        ...
+
+    def release(self) -> None:
+        """Send what was held back."""
+        ...
+
     def close(self) -> None:
         """End the connection; nothing more is placed from it."""
         ...
@@ -57,6 +70,11 @@ class Channel(Protocol):
 
 class Receiver(Protocol):
     """What a channel calls when frames come in."""
+
+    def take(self, head: Head, data: memoryview) -> bool:
+        """All bytes of a plain piece are here: place and count it if it is a whole, sound write;
+        false (nothing done) when `begin` and `end` shall deal with it."""
+        ...
 
     def begin(self, head: Head, extra: bytes) -> Landing:
         """Before the first payload byte: where it goes, or that it is dropped."""

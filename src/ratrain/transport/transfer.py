@@ -14,7 +14,8 @@ from ratrain.transport import frames
 
 if TYPE_CHECKING:
     from ratrain.transport.engine import Engine
-    from ratrain.transport.peer import Link, Peer
+    from ratrain.transport.link import Link
+    from ratrain.transport.peer import Peer
 
 Offsets = npt.NDArray[np.uint64]
 
@@ -216,6 +217,25 @@ class Transfer:
             self.dst_offset if self.page_len else self.dst_offset + piece.index,
             piece.index,
             piece.size,
+        )
+
+    def whole_head(self, floor: int) -> frames.Head:
+        """The frame header of a transfer that is one plain piece."""
+        total = self.total
+        return frames.Head(
+            self.kind,
+            self.flags,
+            frames.VERSION,
+            self.imm,
+            0,
+            0,
+            self.tid,
+            floor,
+            total,
+            self.key,
+            self.dst_offset,
+            0,
+            total,
         )
 
     def finish(self, error: TransportError | None) -> None:

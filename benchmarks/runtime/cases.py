@@ -1,0 +1,195 @@
+"""What is measured: a model, a layout, a link, and how devices are held; the same for all methods.
+
+Imports no torch, so that the program which starts ranks stays small.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.huggingface import load_config
+from ratrain.describe.model import ModelSpec
+from ratrain.describe.presets import load_cluster
+
+UNLIMITED_BITS_PER_S = 10e9  # what a pair of virtual ports carries; see ratrain.lab.ports
+LINKS = {"10 Gbit/s": UNLIMITED_BITS_PER_S, "1 Gbit/s": 1e9, "200 Mbit/s": 2e8, "50 Mbit/s": 5e7}
+LEARNING_RATE, WEIGHT_DECAY, BETAS, EPSILON = 1e-3, 0.1, (0.9, 0.95), 1e-8
+
+
+@dataclass(frozen=True)
+class Sizes:
+    """A LLaMA-like model of the benchmark."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    ffn: int
+    vocab: int
+
+    def write_config(self, path: Path) -> None:
+        """As a Hugging Face config.json, which job files name."""
+        table = {
+            "model_type": "llama",
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.layers,
+            "num_attention_heads": self.heads,
+            "num_key_value_heads": self.kv_heads,
+            "intermediate_size": self.ffn,
+            "vocab_size": self.vocab,
+            "max_position_embeddings": 2048,
+            "rms_norm_eps": 1e-5,
+            "rope_theta": 10000.0,
+            "tie_word_embeddings": False,
+        }
+        path.write_text(json.dumps(table, indent=2))
+
+
+MODELS = {
+    "balanced": Sizes(hidden=256, layers=8, heads=4, kv_heads=2, ffn=688, vocab=2048),
+    "vocabulary": Sizes(hidden=256, layers=4, heads=4, kv_heads=2, ffn=688, vocab=16384),
+    "large": Sizes(hidden=512, layers=8, heads=8, kv_heads=4, ffn=1376, vocab=8000),
+    "tiny": Sizes(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, vocab=512),
+}
+
+
+@dataclass(frozen=True)
+class Emulation:
+    """Compute replaced by sleeps: seconds of a micro-batch's forward; backward takes twice that.
+
+    States, gradients, updates and messages stay real. It tells schedules apart on a machine with
+    fewer processors than ranks, or with other work on it.
+    """
+
+    layer_s: float
+    head_s: float
+
+
+@dataclass(frozen=True)
+class Case:
+    """One row of a table: every method runs it with the same numbers."""
+
+    name: str
+    model: str = "balanced"
+    sequence_length: int = 128
+    sequences: int = 16
+    micro_batch: int = 1
+    pipeline: int = 2
+    data: int = 1
+    link: str = "10 Gbit/s"
+    cpus: float = 1.0
+    memory_bytes: int = 2_000_000_000  # for states; a process gets `overhead_bytes` beside
+    overhead_bytes: int = 600_000_000
+    recovery: bool = False  # activations do not fit: they are computed again
+    steps: int = 8
+    warm_up: int = 2
+    seed: int = 1
+    emulation: Emulation | None = None
+
+    @property
+    def ranks(self) -> int:
+        return self.pipeline * self.data
+
+    @property
+    def micro_batches(self) -> int:
+        """Of one replica in one step."""
+        return self.sequences // (self.data * self.micro_batch)
+
+    @property
+    def tokens(self) -> int:
+        """Of one step over all replicas."""
+        return self.sequences * self.sequence_length
+
+    @property
+    def rate_bytes_per_s(self) -> float:
+        return LINKS[self.link] / 8
+
+    @property
+    def layers_of_stages(self) -> tuple[int, ...]:
+        """Equal stages; the first get one more where it does not divide."""
+        each, more = divmod(MODELS[self.model].layers, self.pipeline)
+        return tuple(each + (stage < more) for stage in range(self.pipeline))
+
+    def but(self, **changes: Any) -> Case:
+        return replace(self, **changes)
+
+    def write(self, folder: Path) -> Path:
+        """case.json, config.json and cluster.toml of the case; the first one's path."""
+        folder.mkdir(parents=True, exist_ok=True)
+        MODELS[self.model].write_config(folder / "config.json")
+        (folder / "cluster.toml").write_text(self._cluster_text())
+        path = folder / "case.json"
+        path.write_text(json.dumps(asdict(self), indent=2))
+        return path
+
+    def _cluster_text(self) -> str:
+        return CLUSTER.format(
+            cpus=self.cpus,
+            overhead=self.overhead_bytes,
+            memory=self.memory_bytes,
+            ranks=self.ranks,
+            rate=f"{LINKS[self.link] / 1e6:g}Mbit/s",
+            flops=f"{60 * min(1.0, self.cpus):g}GFLOP/s",
+        )
+
+
+def read_case(path: Path) -> Case:
+    """The case that `Case.write` wrote."""
+    table: dict[str, Any] = json.loads(path.read_text())
+    emulation = table.pop("emulation")
+    return Case(**table, emulation=Emulation(**emulation) if emulation else None)
+
+
+def model_of(folder: Path) -> ModelSpec:
+    """The model of a written case."""
+    return load_config(folder / "config.json")
+
+
+def cluster_of(folder: Path) -> ClusterSpec:
+    """The cluster of a written case."""
+    return load_cluster(folder / "cluster.toml")
+
+
+CLUSTER = """\
+name = "bench"
+source = "this benchmark"
+
+[[device]]
+name = "cpu-rank"
+launch = "10us"
+launch_source = "assumed"
+memory_efficiency = 0.8
+memory_efficiency_source = "assumed"
+
+[device.lab]
+cpus = {cpus}
+overhead = "{overhead}B"
+
+[[device.tiers]]
+name = "RAM"
+capacity = "{memory}B"
+bandwidth = "10GB/s"
+source = "assumed"
+
+[[device.rates]]
+dtype = "fp32"
+peak = "{flops}"
+gemm = "{flops}"
+source = "assumed"
+
+[[host]]
+name = "host"
+device = "cpu-rank"
+devices = 1
+count = {ranks}
+
+[links.room]
+latency = "200us"
+bandwidth = "{rate}"
+shared_by = "host"
+source = "the benchmark's choice"
+"""

@@ -1,0 +1,190 @@
+"""How a checkpoint appears: as a partial folder, then by one rename, complete or absent.
+
+    run/checkpoints/step-00000100.partial/    being written; never read
+    run/checkpoints/step-00000100/            complete: rank-00000.safetensors, ..., manifest.json
+    run/checkpoints/step-00000080.removing/   on its way out; never read
+
+One process of a run calls `begin` and `commit`; every rank writes its own file in between.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import os
+import re
+import shutil
+import time
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+
+from ratrain.checkpoint.disk import free_bytes, sync_folder, told, write_at
+from ratrain.checkpoint.manifest import NAME, Manifest, Meta, RankRecord, faults, render
+from ratrain.errors import CheckpointError
+
+PARTIAL, REMOVING = ".partial", ".removing"
+STEP = re.compile(r"step-(\d{8,})\Z")
+
+_AT_FDCWD, _RENAME_EXCHANGE = -100, 2
+
+
+def step_name(step: int) -> str:
+    """The folder of a step: 100 -> "step-00000100"."""
+    return f"step-{step:08d}"
+
+
+def step_of(path: Path) -> int | None:
+    """The step of a complete checkpoint's folder name; None for any other name."""
+    found = STEP.match(path.name)
+    return int(found[1]) if found else None
+
+
+def folder_of(path: Path) -> Path:
+    """The folder of checkpoints of a run; the folder itself where it is one already."""
+    inner = path / "checkpoints"
+    return inner if inner.is_dir() else path
+
+
+def leftovers(folder: Path) -> tuple[Path, ...]:
+    """Folders of checkpoints being written or removed: by a live process, or by a killed one."""
+    found = (path for path in children(folder) if path.suffix in (PARTIAL, REMOVING))
+    return tuple(sorted(path for path in found if step_of(path.with_suffix("")) is not None))
+
+
+def children(folder: Path) -> Iterator[Path]:
+    """What stands in a run's or folder's checkpoints."""
+    with told(folder, "reading a folder of checkpoints"):
+        inner = folder_of(folder)
+        yield from inner.iterdir() if inner.exists() else ()
+
+
+def rank_path(partial: Path, rank: int) -> Path:
+    """Where a rank writes."""
+    return partial / f"rank-{rank:05d}.safetensors"
+
+
+def begin(run: Path, step: int) -> Path:
+    """Makes the partial folder of a step and returns it.
+
+    A run writes one checkpoint at a time, so every other partial folder was left by a process
+    that died, and is removed.
+    """
+    folder = run / "checkpoints"
+    partial = folder / (step_name(step) + PARTIAL)
+    with told(folder, "making a checkpoint folder"):
+        folder.mkdir(parents=True, exist_ok=True)
+        for left in leftovers(folder):
+            discard(left)
+        partial.mkdir()
+    return partial
+
+
+def commit(partial: Path, records: Sequence[RankRecord], meta: Meta) -> Path:
+    """Writes the manifest and renames the folder to its final name, which it returns.
+
+    Refused, and the partial folder removed, unless the records cover every element of every unit
+    once, in every kind that they hold. A checkpoint of the same step (damaged, or of a run that
+    began again before it) is replaced.
+    """
+    manifest = Manifest(meta, time.time(), tuple(sorted(records, key=lambda each: each.file)))
+    try:
+        _refuse_unfit(partial, manifest)
+        text = _rendered(partial, manifest)
+        with told(partial, "writing the manifest", lambda: _missing_bytes(partial, len(text))):
+            _write_synced(partial / NAME, text)
+            sync_folder(partial)
+    except CheckpointError:
+        discard(partial)
+        raise
+    final = partial.with_suffix("")
+    with told(partial, "renaming a checkpoint"):
+        if final.exists():
+            _exchange(partial, final)
+        else:
+            partial.rename(final)
+        sync_folder(final.parent)
+        discard(partial)
+    return final
+
+
+def discard(path: Path) -> None:
+    """Removes a checkpoint's folder, renamed first so that half of it is never taken for one.
+
+    Another process may remove it too; what cannot be removed stays under a name never read.
+    """
+    doomed = path.with_name(path.name.removesuffix(REMOVING) + REMOVING)
+    try:
+        if path != doomed and path.exists():
+            shutil.rmtree(doomed, ignore_errors=True)
+            path.rename(doomed)
+            sync_folder(path.parent)
+    except OSError:
+        return
+    shutil.rmtree(doomed, ignore_errors=True)
+
+
+def _refuse_unfit(partial: Path, manifest: Manifest) -> None:
+    """Raises unless every file is there with its size and the ranges make whole units."""
+    step = manifest.meta.step
+    if partial.name != step_name(step) + PARTIAL:
+        raise CheckpointError(f"is not the partial folder of step {step}", place=str(partial))
+    for record in manifest.files:
+        path = partial / record.file
+        with told(path, "reading a checkpoint file"):
+            size_bytes = path.stat().st_size
+        if size_bytes != record.size_bytes:
+            raise CheckpointError(
+                f"has {size_bytes} bytes, its rank reported {record.size_bytes}",
+                place=str(path),
+                fix="let every rank write to the same file system",
+            )
+    wrong = faults(manifest)
+    if wrong:
+        more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
+        raise CheckpointError(
+            f"the ranks' ranges do not make a checkpoint: {wrong[0]}{more}",
+            place=str(partial),
+            fix="let each rank write the ranges it owns, so that each element has one owner",
+        )
+
+
+def _rendered(partial: Path, manifest: Manifest) -> bytes:
+    try:
+        return render(manifest)
+    except (TypeError, ValueError) as error:
+        raise CheckpointError(
+            f"`state` cannot be written as JSON: {error}",
+            place=str(partial),
+            fix="put only finite numbers, texts, lists and tables in it",
+        ) from error
+
+
+def _write_synced(path: Path, text: bytes) -> None:
+    fd = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o644)
+    try:
+        write_at(fd, memoryview(text), 0)
+        os.fsync(fd)
+    finally:
+        os.close(fd)
+
+
+def _missing_bytes(folder: Path, wanted_bytes: int) -> int:
+    free = free_bytes(folder)
+    return 0 if free is None else wanted_bytes - free
+
+
+def _exchange(new: Path, old: Path) -> None:
+    """Swaps two folders' names in one step, so that at no moment neither has the final name.
+
+    Where the file system cannot (NFS), the old one is renamed away first: a process killed
+    between the two renames leaves the step absent.
+    """
+    rename = getattr(ctypes.CDLL(None, use_errno=True), "renameat2", None)
+    if rename is not None:
+        names = os.fsencode(new), os.fsencode(old)
+        if rename(_AT_FDCWD, names[0], _AT_FDCWD, names[1], _RENAME_EXCHANGE) == 0:
+            return
+        if ctypes.get_errno() not in (errno.EINVAL, errno.ENOSYS):
+            raise OSError(ctypes.get_errno(), os.strerror(ctypes.get_errno()), str(new))
+    discard(old)
+    new.rename(old)

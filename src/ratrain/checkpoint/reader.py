@@ -1,0 +1,186 @@
+"""Ranges of a checkpoint, stitched from whichever files hold them, so that any layout may load.
+
+Every block that is read is verified: a range comes back as it was written, or not at all.
+Memory: the caller's buffer and one block.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Callable, Generator, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass
+from hashlib import sha256
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.checkpoint.disk import read_at
+from ratrain.checkpoint.entries import BLOCK_BYTES, ELEMENT_BYTES
+from ratrain.checkpoint.listing import damaged, read_manifest
+from ratrain.checkpoint.manifest import Manifest, RankRecord, StoredEntry
+from ratrain.errors import CheckpointError
+
+Array = NDArray[Any]
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """A complete checkpoint, open for reading. It holds no file open between calls."""
+
+    path: Path
+    manifest: Manifest
+
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of state it holds, of every unit."""
+        return tuple(sorted({kind for _, kind in self.manifest.ranges}))
+
+    def expect(self, model: str, config_hash: str, units: Mapping[str, int]) -> None:
+        """Raises unless the checkpoint is of this model, with these unit sizes."""
+        meta, place = self.manifest.meta, str(self.path)
+        fix = "resume with the job that wrote it, or give the new job a run folder of its own"
+        if meta.model != model:
+            raise CheckpointError(
+                f"is of model {meta.model!r}, not {model!r}", place=place, fix=fix
+            )
+        for unit in sorted({*meta.units, *units}):
+            stored, wanted = meta.units.get(unit), units.get(unit)
+            if stored != wanted:
+                raise CheckpointError(
+                    f"unit {unit!r} has {stored or 'no'} elements here, {wanted or 'none'} in "
+                    f"model {model!r}",
+                    place=place,
+                    fix=fix,
+                )
+        if meta.config_hash != config_hash:
+            raise CheckpointError(
+                f"was written with another configuration of {model!r} "
+                f"({meta.config_hash[:12]}, not {config_hash[:12]})",
+                place=place,
+                fix=fix,
+            )
+
+    def read_range(self, unit: str, kind: str, begin: int, end: int) -> NDArray[np.float32]:
+        """Elements [begin, end) of a unit, as float32."""
+        out = np.empty(max(end - begin, 0), np.float32)
+        self.read_into(unit, kind, begin, out)
+        return out
+
+    def read_into(self, unit: str, kind: str, begin: int, out: NDArray[np.float32]) -> None:
+        """Fills `out` with a unit's elements from `begin` on. On an error it holds rubbish."""
+        end = begin + len(out)
+        if out.dtype != np.float32 or not out.flags.c_contiguous or out.ndim != 1:
+            raise CheckpointError(
+                f"cannot read into {out.dtype} of shape {out.shape}",
+                place=f"{unit}/{kind}",
+                fix="pass a contiguous one-dimensional float32 array",
+            )
+        reached = begin
+        for record, stored in self.manifest.ranges.get((unit, kind), []):
+            entry = stored.entry
+            if len(out) and entry.begin <= reached < min(entry.end, end):
+                upto = min(entry.end, end)
+                self._read_stored(
+                    record,
+                    stored,
+                    reached - entry.begin,
+                    out[reached - begin : upto - begin],
+                )
+                reached = upto
+        if reached < end or begin < 0:
+            raise CheckpointError(
+                f"has no {unit}/{kind} [{max(reached, begin)}, {end}); "
+                f"it holds {self._said(unit, kind)}",
+                place=str(self.path),
+                fix="ask for a range that the model has",
+            )
+
+    def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
+        """Reads every byte and compares every checksum; `progress` takes bytes done and total."""
+        scratch = np.empty(BLOCK_BYTES, np.uint8)
+        done, total = 0, self.manifest.tensor_bytes
+        for record in self.manifest.files:
+            with self._open(record) as fd:
+                for stored in record.stored:
+                    for block in range(stored.entry.blocks):
+                        done += len(self._block(fd, record, stored, block, scratch))
+                        if progress:
+                            progress(done, total)
+
+    def _said(self, unit: str, kind: str) -> str:
+        size = self.manifest.meta.units.get(unit)
+        if size is None:
+            return f"units {', '.join(self.manifest.meta.units)}"
+        return f"[0, {size})" if kind in self.kinds else f"kinds {', '.join(self.kinds)}"
+
+    def _read_stored(
+        self, record: RankRecord, stored: StoredEntry, begin: int, out: NDArray[np.float32]
+    ) -> None:
+        """Fills `out` from an entry's elements, counted from the entry's own first."""
+        entry, done = stored.entry, 0
+        with self._open(record) as fd:
+            for block in _blocks(entry.block_elements, begin, begin + len(out)):
+                first = block * entry.block_elements
+                count = min(entry.block_elements, entry.elements - first)
+                skip = begin + done - first
+                part = out[done : done + count - skip]
+                if entry.dtype == "F32" and len(part) == count:
+                    self._block(fd, record, stored, block, part.view(np.uint8))
+                else:
+                    scratch = np.empty(count * ELEMENT_BYTES[entry.dtype], np.uint8)
+                    data = self._block(fd, record, stored, block, scratch)
+                    part[:] = as_float32(data, entry.dtype)[skip : skip + len(part)]
+                done += len(part)
+
+    def _block(
+        self, fd: int, record: RankRecord, stored: StoredEntry, block: int, into: Array
+    ) -> Array:
+        """The bytes of one block, read into the beginning of `into`, verified."""
+        begin = block * BLOCK_BYTES
+        data = into[: min(BLOCK_BYTES, stored.entry.size_bytes - begin)]
+        read_at(fd, data.data, stored.offset + begin)
+        if sha256(data.data).hexdigest() != stored.sha256[block]:
+            at = stored.offset + begin
+            raise damaged(
+                self.path,
+                f"{record.file} is altered: bytes {at} to {at + len(data)} "
+                f"({stored.entry.name}) do not match their checksum",
+            )
+        return data
+
+    @contextmanager
+    def _open(self, record: RankRecord) -> Generator[int]:
+        try:
+            fd = os.open(self.path / record.file, os.O_RDONLY)
+            try:
+                yield fd
+            finally:
+                os.close(fd)
+        except OSError as error:
+            problem = f"{record.file} cannot be read: {error.strerror}"
+            raise damaged(self.path, problem) from error
+
+
+def open_checkpoint(path: Path, verify: bool = True) -> Checkpoint:
+    """A complete checkpoint. With `verify` every byte is read and its checksum compared first;
+    without, only the manifest and the files' headers and sizes, and each block when it is read.
+    """
+    checkpoint = Checkpoint(path, read_manifest(path))
+    if verify:
+        checkpoint.verify()
+    return checkpoint
+
+
+def as_float32(data: Array, dtype: str) -> NDArray[np.float32]:
+    """The elements of a block's bytes; bfloat16 is the upper half of a float32."""
+    if dtype == "BF16":
+        return (data.view(np.uint16).astype(np.uint32) << 16).view(np.float32)
+    return data.view(np.float32 if dtype == "F32" else np.float16).astype(np.float32, copy=False)
+
+
+def _blocks(block_elements: int, begin: int, end: int) -> Iterator[int]:
+    """The blocks that hold elements [begin, end)."""
+    yield from range(begin // block_elements, -(-end // block_elements) if end > begin else 0)

@@ -1,0 +1,57 @@
+"""The header of a rank's file, so that any safetensors library can read it.
+
+A safetensors file is 8 bytes of header length, a JSON header, then the tensors without a gap.
+Checksums are not in it: the header is written before they are known. They stand in the
+manifest, together with the header's own.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratrain.checkpoint.entries import ELEMENT_BYTES, Entry
+from ratrain.errors import CheckpointError
+
+ALIGN_BYTES = 64
+
+
+@dataclass(frozen=True)
+class FileLayout:
+    """Where each tensor lies in a rank's file. Offsets count bytes from the file's beginning."""
+
+    header: bytes
+    entries: tuple[Entry, ...]
+    offsets: tuple[int, ...]
+    size_bytes: int
+
+
+def lay_out_file(entries: Sequence[Entry], path: Path) -> FileLayout:
+    """The header and offsets of a file that holds `entries`, four-byte types first."""
+    ordered = sorted(entries, key=lambda entry: -ELEMENT_BYTES[entry.dtype])
+    if len({entry.name for entry in ordered}) < len(ordered):
+        raise CheckpointError(
+            "two ranges begin at the same element", place=str(path), fix="store each range once"
+        )
+    tensors: dict[str, object] = {"__metadata__": _metadata(ordered)}
+    ends = [0]
+    for entry in ordered:
+        ends.append(ends[-1] + entry.size_bytes)
+        tensors[entry.name] = {
+            "dtype": entry.dtype,
+            "shape": [entry.elements],
+            "data_offsets": ends[-2:],
+        }
+    text = json.dumps(tensors, separators=(",", ":")).encode()
+    text += b" " * (-(8 + len(text)) % ALIGN_BYTES)
+    header = len(text).to_bytes(8, "little") + text
+    offsets = tuple(len(header) + begin for begin in ends[:-1])
+    return FileLayout(header, tuple(ordered), offsets, len(header) + ends[-1])
+
+
+def _metadata(entries: Sequence[Entry]) -> dict[str, str]:
+    """What the file says of itself without a manifest; safetensors allows only strings."""
+    ranges = {entry.name: f"begin={entry.begin} size={entry.size}" for entry in entries}
+    return {"format": "ratrain-checkpoint", **ranges}

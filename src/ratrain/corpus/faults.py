@@ -1,0 +1,32 @@
+"""What can be wrong with a document, each as one error with its file and line."""
+
+from __future__ import annotations
+
+import difflib
+from pathlib import Path
+
+from ratrain.errors import SpecError
+
+
+def missing_key(key: str, there: list[str], place: str) -> SpecError:
+    """The error for a line or table without the text key; names the nearest one that is there."""
+    close = difflib.get_close_matches(key, there, n=1)
+    fix = f'set text_key = "{(close or there)[0]}"' if there else "leave it out"
+    names = ", ".join(there[:8]) or "nothing"
+    return SpecError(f"no key {key!r} (there: {names})", place=place, fix=fix)
+
+
+def not_text(key: str, value: object, place: str) -> SpecError:
+    """The error for a key that holds something else than text."""
+    kind = "null" if value is None else type(value).__name__
+    return SpecError(f"{key!r} is {kind}, not text", place=place, fix="leave this one out")
+
+
+def not_utf8(path: Path, line: int, error: UnicodeDecodeError) -> SpecError:
+    """The error for the first byte that is no UTF-8."""
+    byte = error.object[error.start]
+    return SpecError(
+        f"not UTF-8: byte 0x{byte:02x}",
+        place=f"{path}:{line}",
+        fix="convert it, as with: iconv -f latin1 -t utf-8",
+    )

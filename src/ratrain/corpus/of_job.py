@@ -1,0 +1,109 @@
+"""A job's data made ready, and what there is to say about it."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ratrain.corpus.prepare import Prepared, Progress, prepare
+from ratrain.corpus.samples import Samples
+from ratrain.corpus.tokenizer import Tokenizer, check_vocabulary, tokenizer_of
+from ratrain.describe.job import JobSpec
+from ratrain.errors import SpecError
+
+END = "<end of document>"
+
+
+@dataclass(frozen=True)
+class JobData:
+    """The samples of a job and where they come from."""
+
+    samples: Samples
+    prepared: Prepared
+
+
+@dataclass(frozen=True)
+class Summary:
+    """What `ratrain data` shows; its fields are the keys of --json."""
+
+    files: int
+    source_bytes: int
+    documents: int
+    tokens: int
+    tokens_bytes: int  # of tokens.bin
+    tokenizer: str
+    vocab_size: int
+    sequence_length: int
+    samples_per_epoch: int
+    sequences_per_step: int
+    tokens_per_step: int
+    steps: int
+    epochs: float  # that the job's steps go through
+    folder: str
+    made_because: str  # "" where it was already there
+
+
+def data_of_job(
+    job: JobSpec,
+    *,
+    cache: Path | None = None,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> JobData:
+    """The job's samples; its files are tokenised where they are not yet (see prepare.py)."""
+    place = f"{job.path} [data]" if job.path else "[data]"
+    if job.data is None:
+        raise SpecError(
+            "the job names no data", place=str(job.path or "job"), fix='add [data] files = ["..."]'
+        )
+    base = job.path.parent if job.path else None
+    check_vocabulary(tokenizer_of(job.data.tokenizer, base), job.model.spec.vocab, place=place)
+    prepared = prepare(job.data, base, cache=cache, verify=verify, progress=progress)
+    samples = Samples(
+        prepared.store,
+        job.model.sequence_length,
+        job.batch.sequences,
+        job.train.seed,
+        job.data.shuffle,
+    )
+    return JobData(samples, prepared)
+
+
+def summary_of(job: JobSpec, data: JobData) -> Summary:
+    """The figures of a job's data."""
+    samples, index = data.samples, data.prepared.store.index
+    return Summary(
+        len(data.prepared.sources),
+        sum(source.size_bytes for source in data.prepared.sources),
+        index.documents,
+        index.tokens,
+        index.size_bytes,
+        job.data.tokenizer if job.data else "",
+        index.vocab_size,
+        samples.sequence_length,
+        samples.count,
+        samples.sequences,
+        samples.sequences * samples.sequence_length,
+        job.train.steps,
+        job.train.steps * samples.sequences / samples.count,
+        str(data.prepared.store.folder),
+        data.prepared.made_because,
+    )
+
+
+def first_samples(data: JobData, count: int) -> list[tuple[int, str]]:
+    """Index and text of the first samples that the job trains on."""
+    positions = np.arange(count, dtype=np.int64)
+    indices = data.samples.order.at(positions).tolist()
+    rows = data.samples.at(positions).tokens
+    tokenizer = data.prepared.tokenizer
+    return [(index, readable(tokenizer, row)) for index, row in zip(indices, rows, strict=True)]
+
+
+def readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:
+    """The text of ids with the ends of documents marked, and nothing that moves a terminal."""
+    parts = np.split(ids, np.flatnonzero(ids == tokenizer.end_id) + 1)
+    text = f"{END}\n".join(tokenizer.decode(part) for part in parts)
+    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)

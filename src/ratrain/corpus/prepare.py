@@ -1,0 +1,247 @@
+"""Tokenise a job's files once into a cache folder, complete or absent, and use it again.
+
+The folder's name follows from the files' names, the tokenizer and the text key. It is made anew
+where a file's size or time has changed. While it is made it is called NAME.part; whoever makes it
+holds a lock on NAME.lock, which the kernel drops with the process.
+"""
+
+from __future__ import annotations
+
+import errno
+import fcntl
+import hashlib
+import json
+import os
+import shutil
+from collections.abc import Callable, Generator, Iterator
+from contextlib import contextmanager, suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ratrain.corpus.documents import Piece, pieces_of
+from ratrain.corpus.sources import Source, source_of, sources_of
+from ratrain.corpus.store import (
+    FORMAT,
+    INDEX,
+    TOKENS,
+    Index,
+    TokenStore,
+    dtype_of,
+    open_store,
+    records_of,
+    write_index,
+)
+from ratrain.corpus.tokenizer import Tokenizer, tokenizer_of
+from ratrain.describe.train import DataSpec
+from ratrain.errors import SpecError
+
+Progress = Callable[[int, int], None]
+"""Called with (done_bytes, total_bytes) of the source files."""
+
+BATCH_CHARS = 1 << 20
+"""Text that is tokenised at once; bounds the memory with PIECE_CHARS of documents.py."""
+BATCH_PIECES = 4096
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """An open store and how it came about."""
+
+    store: TokenStore
+    made_because: str  # "" where it was already there
+    tokenizer: Tokenizer
+    sources: tuple[Source, ...]
+
+
+def prepare(
+    data: DataSpec,
+    base: Path | None = None,
+    *,
+    cache: Path | None = None,
+    verify: bool = False,
+    progress: Progress | None = None,
+) -> Prepared:
+    """The tokens of a job's data, made where they are not there yet.
+
+    Relative file names start at `base`, the job file's folder. `verify` reads every token of a
+    store that is there already. Any number of processes may call this at once: one makes the
+    tokens, the others wait for it.
+    """
+    sources = sources_of(data.files, base)
+    tokenizer = tokenizer_of(data.tokenizer, base)
+    folder = (cache or default_cache()) / _name(sources, tokenizer, data.text_key)
+    store, because = _ready(folder, sources, verify)
+    if store is None:
+        with _write_errors(folder), _locked(folder):
+            store, because = _ready(folder, sources, verify)  # made while this one waited
+            if store is None:
+                _make(folder, sources, tokenizer, data.text_key, progress)
+                store = open_store(folder)
+    return Prepared(store, because, tokenizer, sources)
+
+
+def default_cache() -> Path:
+    """`ratrain/corpus` in the user's cache folder (XDG Base Directory Specification)."""
+    named = os.environ.get("XDG_CACHE_HOME", "")
+    try:
+        root = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
+    except RuntimeError as error:
+        raise SpecError("the user has no home folder", fix="name a cache folder") from error
+    return root / "ratrain" / "corpus"
+
+
+def _name(sources: tuple[Source, ...], tokenizer: Tokenizer, text_key: str) -> str:
+    parts = [FORMAT, tokenizer.fingerprint, text_key, *(str(s.path) for s in sources)]
+    key = hashlib.sha256(json.dumps(parts).encode()).hexdigest()[:16]
+    return f"{sources[0].path.name[:40]}-{key}"
+
+
+def _ready(
+    folder: Path, sources: tuple[Source, ...], verify: bool
+) -> tuple[TokenStore | None, str]:
+    """The store where it is there, whole and up to date, else None and why it is not."""
+    if not folder.is_dir():
+        return None, "new"
+    try:
+        store = open_store(folder)
+        if not store.index.is_of(sources):
+            return None, "its files changed"
+        if verify:
+            store.verify()
+    except SpecError as error:
+        return None, f"it was damaged: {error.what}"
+    return store, ""
+
+
+@contextmanager
+def _locked(folder: Path) -> Generator[None]:
+    """Alone among all processes; waits for the one that is making the folder."""
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    with Path(f"{folder}.lock").open("ab") as file:
+        fcntl.flock(file, fcntl.LOCK_EX)
+        yield
+
+
+@contextmanager
+def _write_errors(folder: Path) -> Generator[None]:
+    """A disk that is full or not writable is one SpecError."""
+    try:
+        yield
+    except OSError as error:
+        full = error.errno in (errno.ENOSPC, errno.EDQUOT)
+        what = "the disk is full" if full else f"cannot be written: {error.strerror}"
+        raise SpecError(
+            f"{what}; nothing half made is left",
+            place=str(folder),
+            fix="free some space, or name another cache folder" if full else "name another folder",
+        ) from error
+
+
+def _make(
+    folder: Path,
+    sources: tuple[Source, ...],
+    tokenizer: Tokenizer,
+    text_key: str,
+    progress: Progress | None,
+) -> None:
+    """Write NAME.part and put it in the place of NAME in one step. Called under the lock."""
+    part, old = Path(f"{folder}.part"), Path(f"{folder}.old")
+    for left in (part, old):  # by a process that was killed
+        shutil.rmtree(left, ignore_errors=True)
+    part.mkdir()
+    try:
+        index = _write_tokens(part / TOKENS, sources, tokenizer, text_key, progress)
+        _check_unchanged(sources)
+        with (part / INDEX).open("wb") as file:
+            file.write(write_index(index))
+            file.flush()
+            os.fsync(file.fileno())
+        _sync_folder(part)
+        if folder.exists():
+            folder.rename(old)
+        part.rename(folder)
+        _sync_folder(folder.parent)
+    finally:
+        for left in (part, old):
+            shutil.rmtree(left, ignore_errors=True)
+
+
+def _write_tokens(
+    path: Path,
+    sources: tuple[Source, ...],
+    tokenizer: Tokenizer,
+    text_key: str,
+    progress: Progress | None,
+) -> Index:
+    dtype = np.dtype(dtype_of(tokenizer.vocab_size)).newbyteorder("<")
+    end = np.array([tokenizer.end_id], dtype).tobytes()
+    digest = hashlib.sha256()
+    size_bytes = documents = 0
+    total_bytes = sum(source.size_bytes for source in sources)
+    with path.open("wb") as file:
+        for batch, done_bytes in _batches(sources, text_key):
+            parts: list[bytes] = []
+            for piece, ids in zip(
+                batch, tokenizer.encode_all([piece.text for piece in batch]), strict=True
+            ):
+                parts += [ids.astype(dtype).tobytes(), end if piece.ends else b""]
+                documents += piece.ends
+            content = b"".join(parts)
+            digest.update(content)
+            file.write(content)
+            size_bytes += len(content)
+            if progress is not None:
+                progress(done_bytes, total_bytes)
+        file.flush()
+        os.fsync(file.fileno())
+    if not documents:
+        names = ", ".join(str(source.path) for source in sources[:3])
+        raise SpecError("no text in any of the files", place=names, fix="name files with text")
+    return Index(
+        FORMAT,
+        dtype_of(tokenizer.vocab_size),
+        size_bytes // dtype.itemsize,
+        documents,
+        tokenizer.vocab_size,
+        tokenizer.end_id,
+        tokenizer.fingerprint,
+        text_key,
+        records_of(sources),
+        digest.hexdigest(),
+    )
+
+
+def _batches(sources: tuple[Source, ...], text_key: str) -> Iterator[tuple[list[Piece], int]]:
+    """Pieces to tokenise together, and how many source bytes are read behind them."""
+    batch: list[Piece] = []
+    chars = before_bytes = done_bytes = 0
+    for source in sources:
+        for piece in pieces_of(source, text_key):
+            batch.append(piece)
+            chars += len(piece.text)
+            done_bytes = before_bytes + piece.done_bytes
+            if chars >= BATCH_CHARS or len(batch) >= BATCH_PIECES:
+                yield batch, done_bytes
+                batch, chars = [], 0
+        before_bytes += source.size_bytes
+    if batch:
+        yield batch, before_bytes
+
+
+def _check_unchanged(sources: tuple[Source, ...]) -> None:
+    for source in sources:
+        if source_of(source.path) != source:
+            raise SpecError(
+                "changed while it was read",
+                place=str(source.path),
+                fix="try again when nobody writes to it",
+            )
+
+
+def _sync_folder(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+    with suppress(OSError):  # some file systems refuse it for folders
+        os.fsync(handle)
+    os.close(handle)

@@ -1,0 +1,151 @@
+"""Prepared tokens on disk: `tokens.bin`, memory-mapped, and the `index.json` that vouches for it.
+
+tokens.bin is every document's ids in order, each document followed by the end id, as
+little-endian uint16 (vocabularies up to 65,536) or uint32. index.json carries the SHA-256 of
+tokens.bin and, in `checksum`, of its own other fields.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import IO, Any, Literal, cast
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ratrain.corpus.sources import Source
+from ratrain.describe.strict import Place, load
+from ratrain.errors import SpecError
+
+FORMAT = "ratrain-corpus-1"
+TOKENS, INDEX = "tokens.bin", "index.json"
+TokenArray = NDArray[np.uint16] | NDArray[np.uint32]
+READ_TOKENS = 1 << 20
+REMAKE = "delete the folder and prepare it again"
+
+
+@dataclass(frozen=True)
+class SourceRecord:
+    """A source file as it stood when it was tokenised."""
+
+    path: str
+    size_bytes: int
+    mtime_ns: int
+
+
+@dataclass(frozen=True)
+class Index:
+    """What tokens.bin holds and what it was made from. File: index.json."""
+
+    format: str
+    dtype: Literal["uint16", "uint32"]
+    tokens: int
+    documents: int
+    vocab_size: int
+    end_id: int
+    tokenizer: str  # its fingerprint
+    text_key: str
+    sources: tuple[SourceRecord, ...]
+    sha256: str  # of tokens.bin
+
+    @property
+    def size_bytes(self) -> int:
+        """Of tokens.bin."""
+        return self.tokens * np.dtype(self.dtype).itemsize
+
+    def is_of(self, sources: tuple[Source, ...]) -> bool:
+        """Whether the sources are still those that were tokenised, by name, size and time."""
+        return self.sources == records_of(sources)
+
+
+@dataclass(frozen=True)
+class TokenStore:
+    """A prepared folder, open for reading."""
+
+    folder: Path
+    index: Index
+    tokens: TokenArray  # memory-mapped
+
+    def __len__(self) -> int:
+        return self.index.tokens
+
+    def verify(self) -> None:
+        """Read every token; a SpecError where they are not those that were written."""
+        digest = hashlib.sha256()
+        for start in range(0, len(self.tokens), READ_TOKENS):
+            digest.update(self.tokens[start : start + READ_TOKENS].tobytes())
+        if digest.hexdigest() != self.index.sha256:
+            raise SpecError(
+                "the tokens are not those that were written",
+                place=str(self.folder / TOKENS),
+                fix=REMAKE,
+            )
+
+
+def records_of(sources: tuple[Source, ...]) -> tuple[SourceRecord, ...]:
+    """What an index remembers of sources."""
+    return tuple(SourceRecord(str(s.path), s.size_bytes, s.mtime_ns) for s in sources)
+
+
+def dtype_of(vocab_size: int) -> Literal["uint16", "uint32"]:
+    """The smallest type that holds every id."""
+    return "uint16" if vocab_size <= 1 << 16 else "uint32"
+
+
+def open_store(folder: Path) -> TokenStore:
+    """The store of a prepared folder; one that is absent, truncated or altered is a SpecError.
+
+    Both files are opened through one handle of the folder, so that a folder that is replaced at
+    this moment gives the old pair or the new one, never a mixture.
+    """
+    try:
+        handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
+        try:
+            with os.fdopen(os.open(INDEX, os.O_RDONLY, dir_fd=handle), "rb") as file:
+                index = read_index(file.read(), str(folder / INDEX))
+            with os.fdopen(os.open(TOKENS, os.O_RDONLY, dir_fd=handle), "rb") as file:
+                return TokenStore(folder, index, _mapped(file, index, str(folder / TOKENS)))
+        finally:
+            os.close(handle)
+    except OSError as error:
+        raise SpecError(
+            f"no prepared tokens: {error.strerror}", place=str(folder), fix="prepare them first"
+        ) from error
+
+
+def _mapped(file: IO[bytes], index: Index, place: str) -> TokenArray:
+    size_bytes = os.fstat(file.fileno()).st_size
+    if size_bytes != index.size_bytes or not size_bytes:
+        raise SpecError(
+            f"{size_bytes:,} bytes instead of {index.size_bytes:,}", place=place, fix=REMAKE
+        )
+    dtype = np.dtype(index.dtype).newbyteorder("<")
+    return cast("TokenArray", np.memmap(cast("Any", file), dtype=dtype, mode="r"))
+
+
+def write_index(index: Index) -> bytes:
+    """The content of index.json."""
+    table = asdict(index)
+    return json.dumps({**table, "checksum": _checksum(table)}, indent=1).encode()
+
+
+def read_index(content: bytes, place: str) -> Index:
+    """The index of a file's content; an altered or older one is a SpecError."""
+    try:
+        loaded: Any = json.loads(content)
+    except (ValueError, RecursionError) as error:
+        raise SpecError("not a complete index", place=place, fix=REMAKE) from error
+    table = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
+    if table.get("format") != FORMAT:
+        raise SpecError(f"the format is not {FORMAT}", place=place, fix=REMAKE)
+    if table.pop("checksum", None) != _checksum(table):
+        raise SpecError("the index was altered", place=place, fix=REMAKE)
+    return load(Index, table, Place(place))
+
+
+def _checksum(table: dict[str, Any]) -> str:
+    return hashlib.sha256(json.dumps(table, sort_keys=True).encode()).hexdigest()

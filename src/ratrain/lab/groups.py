@@ -1,0 +1,225 @@
+"""Control groups, version 1 or 2: a share of the processors and a limit of memory for a rank.
+
+A lab's groups stand below this process's own group where the kernel lets them, so that a limit
+that already holds here keeps holding. With version 2 a group that has processes can have no
+groups with limits below it; then the nearest group further up that can is taken.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+import time
+from collections.abc import Iterable
+from contextlib import suppress
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratrain.errors import Infeasible
+
+PERIOD_US = 20_000  # a share of the processors is counted anew so often; short: even progress
+CONTROLLERS = ("cpu", "memory")
+
+
+@dataclass(frozen=True)
+class Mount:
+    """A mounted hierarchy of control groups."""
+
+    path: Path
+    root: str  # what of the hierarchy is mounted here
+    version: int
+    controllers: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Parent:
+    """The folder in which the groups of one or both controllers are made."""
+
+    path: Path
+    version: int
+    controllers: tuple[str, ...]
+
+
+def mounts(mountinfo: str) -> list[Mount]:
+    """The hierarchies in the text of /proc/self/mountinfo."""
+    found: list[Mount] = []
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        kind, _, options = right.split(" ", 2)
+        root, path = left.split(" ")[3:5]
+        if kind == "cgroup":
+            found.append(Mount(Path(path), root, 1, tuple(options.split(","))))
+        elif kind == "cgroup2":
+            listed = Path(path) / "cgroup.controllers"
+            names = listed.read_text().split() if listed.exists() else []
+            found.append(Mount(Path(path), root, 2, tuple(names)))
+    return found
+
+
+def parents(found: list[Mount], own_groups: str) -> list[Parent]:
+    """Where groups with limits of processors and memory can be made; fewer where they cannot.
+
+    `own_groups` is the text of /proc/self/cgroup.
+    """
+    chosen: list[Parent] = []
+    for name in CONTROLLERS:
+        mount = next((m for m in found if m.version == 1 and name in m.controllers), None)
+        if mount is not None:
+            chosen.append(Parent(_own_folder(mount, name, own_groups), 1, (name,)))
+    second = next((m for m in found if m.version == 2 and {*CONTROLLERS} <= {*m.controllers}), None)
+    if not chosen and second is not None:
+        folder = _allowing(_own_folder(second, "", own_groups), second.path)
+        chosen += [Parent(folder, 2, CONTROLLERS)] if folder else []
+    return chosen
+
+
+def here() -> list[Parent]:
+    """The same, for this process."""
+    return parents(
+        mounts(Path("/proc/self/mountinfo").read_text()), Path("/proc/self/cgroup").read_text()
+    )
+
+
+def _own_folder(mount: Mount, controller: str, own_groups: str) -> Path:
+    """This process's folder under the mount; the mount itself where that is not visible."""
+    for line in own_groups.splitlines():
+        number, names, path = line.split(":", 2)
+        if controller in names.split(",") if controller else number == "0":
+            below = path.removeprefix(mount.root.rstrip("/")).lstrip("/")
+            folder = mount.path / below
+            return folder if folder.is_dir() else mount.path
+    return mount.path
+
+
+def _allowing(folder: Path, top: Path) -> Path | None:
+    """The nearest folder upwards in which a group with both limits can be made."""
+    upwards = [folder, *(up for up in folder.parents if up == top or top in up.parents)]
+    for each in upwards:
+        if _enabled(each):
+            return each
+    for each in upwards:
+        with suppress(OSError):
+            (each / "cgroup.subtree_control").write_text("+cpu +memory")
+            if _enabled(each):
+                return each
+    return None
+
+
+def _enabled(folder: Path) -> bool:
+    control = folder / "cgroup.subtree_control"
+    return control.exists() and {*CONTROLLERS} <= set(control.read_text().split())
+
+
+def make(parent: Parent, lab: str, rank: int, cpus: float, memory_bytes: int) -> Path:
+    """A group for one rank, its limits in force."""
+    top = parent.path / lab
+    folder = top / f"r{rank}"
+    try:
+        top.mkdir(exist_ok=True)
+        if parent.version == 2:
+            (top / "cgroup.subtree_control").write_text("+cpu +memory")
+        for name, value in _first(parent):
+            (top / name).write_text(value)
+        folder.mkdir()
+        for name, value in _limits(parent, cpus, memory_bytes):
+            if name in _WHERE_PRESENT and not (folder / name).exists():
+                continue
+            (folder / name).write_text(value)
+    except OSError as error:
+        raise Infeasible(
+            f"cannot make a control group: {error.strerror}",
+            place=str(folder),
+            fix="run as root where control groups are mounted writable",
+        ) from error
+    return folder
+
+
+def _first(parent: Parent) -> list[tuple[str, str]]:
+    """A lab's ranks go before other work of the machine, as far as their quotas go: they stand for
+    devices that nobody else uses."""
+    if parent.version == 2:
+        return [("cpu.weight", "10000")]
+    return [("cpu.shares", "262144")] if "cpu" in parent.controllers else []
+
+
+_WHERE_PRESENT = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # kernels without swap
+
+
+def _limits(parent: Parent, cpus: float, memory_bytes: int) -> list[tuple[str, str]]:
+    """(file, value) of the limits of the parent's controllers; swap counts as memory."""
+    quota_us = max(1000, round(cpus * PERIOD_US))
+    if parent.version == 2:
+        return [
+            ("cpu.max", f"{quota_us} {PERIOD_US}"),
+            ("memory.max", str(memory_bytes)),
+            ("memory.swap.max", "0"),
+        ]
+    if "cpu" in parent.controllers:
+        return [("cpu.cfs_period_us", str(PERIOD_US)), ("cpu.cfs_quota_us", str(quota_us))]
+    return [
+        ("memory.limit_in_bytes", str(memory_bytes)),
+        ("memory.memsw.limit_in_bytes", str(memory_bytes)),
+    ]
+
+
+def oom_kills(folders: Iterable[str]) -> int:
+    """How many processes the kernel killed in these groups because memory ran out."""
+    return _count(folders, ("memory.events", "memory.oom_control"), "oom_kill")
+
+
+def throttled(folders: Iterable[str]) -> int:
+    """In how many periods these groups used up their share of the processors and had to wait."""
+    return _count(folders, ("cpu.stat",), "nr_throttled")
+
+
+def _count(folders: Iterable[str], names: tuple[str, ...], field: str) -> int:
+    """The field of the first file of those names that has it."""
+    for folder in folders:
+        for name in names:
+            file = Path(folder) / name
+            lines = file.read_text().splitlines() if file.exists() else []
+            fields = dict(line.split() for line in lines)
+            if field in fields:
+                return int(fields[field])
+    return 0
+
+
+def remove(top: Path, wait_s: float = 5.0) -> None:
+    """Kill what still runs in a lab's groups, and remove them."""
+    if not top.is_dir():
+        return
+    folders = [each for each in top.iterdir() if each.is_dir()]
+    end_s = time.monotonic() + wait_s
+    for folder in folders:
+        while (alive := _processes(folder)) and time.monotonic() < end_s:
+            for pid in alive:
+                with suppress(ProcessLookupError):
+                    os.kill(pid, signal.SIGKILL)
+            time.sleep(0.01)
+    for folder in (*folders, top):
+        _remove_folder(folder, end_s)
+
+
+def _processes(folder: Path) -> list[int]:
+    """Processes of the group, this one left out."""
+    listed = (folder / "cgroup.procs").read_text().split()
+    return [pid for pid in map(int, listed) if pid != os.getpid()]
+
+
+def _remove_folder(folder: Path, end_s: float) -> None:
+    """The kernel says that a group is busy for a moment after its last process ended."""
+    while True:
+        try:
+            folder.rmdir()
+        except FileNotFoundError:
+            return
+        except OSError as error:
+            if time.monotonic() > end_s:
+                raise Infeasible(
+                    f"cannot remove a control group: {error.strerror}",
+                    place=str(folder),
+                    fix="end the processes in its cgroup.procs, then `ratrain lab clean`",
+                ) from error
+            time.sleep(0.01)
+        else:
+            return

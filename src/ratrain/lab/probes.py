@@ -1,0 +1,230 @@
+"""What a lab's limits really do: rates between ports, shares of processors, memory.
+
+Each probe is a small process inside a place: `python -m ratrain.lab.probes NAME NUMBER...`.
+Links are measured by processes that stand in the namespace alone, without a limit of
+processors: this is about the link.
+"""
+
+from __future__ import annotations
+
+import math
+import mmap
+import os
+import socket
+import subprocess
+import sys
+import time
+from dataclasses import dataclass, replace
+
+from ratrain.errors import Infeasible
+from ratrain.lab.cluster import Lab, available_memory_bytes
+from ratrain.lab.groups import PERIOD_US, throttled
+from ratrain.lab.inside import inside
+from ratrain.lab.place import Place, place_to_env
+from ratrain.lab.ports import Port
+
+LINK_S, WARM_S, SPIN_S = 0.8, 0.2, 1.0
+STEP_BYTES = 8 << 20
+WITHIN = (0.8, 1.05)  # of the nominal value; TCP over 1500-byte packets reaches 0.953 of a rate
+
+
+@dataclass(frozen=True)
+class LinkFound:
+    """The rate of one TCP stream between two ports beside the cluster file's."""
+
+    source: int  # rank
+    target: int
+    wanted_bytes_per_s: float
+    found_bytes_per_s: float
+
+    @property
+    def fits(self) -> bool:
+        return WITHIN[0] <= self.found_bytes_per_s / self.wanted_bytes_per_s <= WITHIN[1]
+
+
+@dataclass(frozen=True)
+class ShareFound:
+    """Processors that a spinning process got, and memory that a growing one got."""
+
+    rank: int
+    wanted_cpus: float
+    found_cpus: float
+    throttled_part: float  # of the time's periods in which it used up its share
+    wanted_memory_bytes: int
+    found_memory_bytes: int | None  # None: too little is free here to try
+    oom_kills: int
+
+    @property
+    def cpus_fit(self) -> bool:
+        return WITHIN[0] <= self.found_cpus / self.wanted_cpus <= WITHIN[1]
+
+    @property
+    def starved(self) -> bool:
+        """Too little, and not by its own limit: others kept this machine busy."""
+        return self.found_cpus < WITHIN[0] * self.wanted_cpus and self.throttled_part < 0.5
+
+    @property
+    def memory_fits(self) -> bool:
+        """Also where it could not be tried."""
+        if self.found_memory_bytes is None:
+            return True
+        ratio = self.found_memory_bytes / self.wanted_memory_bytes
+        return self.oom_kills > 0 and WITHIN[0] <= ratio <= WITHIN[1]
+
+    @property
+    def fits(self) -> bool:
+        return self.cpus_fit and self.memory_fits
+
+
+def pairs(lab: Lab) -> list[tuple[Port, Port]]:
+    """The pairs to measure: all of four ports or fewer, else a ring; and within a shared port."""
+    ports = lab.ports
+    if len(ports) <= 4:
+        found = [(a, b) for a in ports for b in ports if a is not b]
+    else:
+        found = [(a, ports[(a.index + 1) % len(ports)]) for a in ports]
+    return found + [(port, port) for port in ports if port.inside_bytes_per_s is not None]
+
+
+def measure_link(lab: Lab, source: Port, target: Port) -> LinkFound:
+    """One TCP stream of most of a second, counted where it arrives, its first part left out."""
+    near = lab.places[source.ranks[0]]
+    far = lab.places[target.ranks[-1]]
+    with _start(_unlimited(far), "receive", far.address) as receiver:
+        port = _line(receiver)
+        wanted = source.rate_to(target)
+        buffer = str(max(1 << 16, min(1 << 22, round(wanted * 0.1))))
+        with _start(_unlimited(near), "send", far.address, port, buffer):
+            found = float(_line(receiver))
+    return LinkFound(near.rank, far.rank, wanted, found)
+
+
+def measure_share(lab: Lab, rank: int) -> ShareFound:
+    """What the rank's place gives to a process that spins, then to one that grows."""
+    place = lab.places[rank]
+    before, periods = throttled(place.cgroups), SPIN_S * 1e6 / PERIOD_US
+    with _start(place, "spin", str(math.ceil(place.cpus))) as spinner:
+        cpus = float(_line(spinner))
+    waited = (throttled(place.cgroups) - before) / periods
+    reached, kills = _grow_until_killed(lab, place)
+    return ShareFound(rank, place.cpus, cpus, waited, place.memory_bytes, reached, kills)
+
+
+def _grow_until_killed(lab: Lab, place: Place) -> tuple[int | None, int]:
+    """Bytes that the process had when it ended, and how many kills were counted."""
+    if available_memory_bytes() < place.memory_bytes * 1.1:
+        return None, 0
+    before = lab.oom_kills(place.rank)
+    with _start(place, "grow", str(round(place.memory_bytes * 1.1))) as grower:
+        assert grower.stdout is not None
+        reached = [int(line) for line in grower.stdout]
+    return max(reached, default=0), lab.oom_kills(place.rank) - before
+
+
+def _unlimited(place: Place) -> Place:
+    return replace(place, cgroups=())
+
+
+def _start(place: Place, *action: str) -> subprocess.Popen[str]:
+    command = [sys.executable, "-P", "-m", "ratrain.lab.probes", *action]
+    return subprocess.Popen(
+        inside(*command),
+        env={**os.environ, **place_to_env(place)},
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+
+
+def _line(child: subprocess.Popen[str]) -> str:
+    assert child.stdout is not None
+    text = child.stdout.readline().strip()
+    if not text:
+        raise Infeasible(
+            f"a probe ended with status {child.wait()}", place="lab", fix="see its message above"
+        )
+    return text
+
+
+def receive(address: str) -> None:
+    """Listen, say the port, then say the bytes per second that came."""
+    with socket.create_server((address, 0)) as server:
+        server.settimeout(20.0)
+        print(server.getsockname()[1], flush=True)
+        stream, _ = server.accept()
+    with stream:
+        print(_count(stream), flush=True)
+
+
+def _count(stream: socket.socket) -> float:
+    buffer = bytearray(1 << 18)
+    stream.settimeout(20.0)
+    stream.recv_into(buffer)
+    start_s = time.monotonic()
+    begin_s, seen = start_s, 0
+    while (now_s := time.monotonic()) < start_s + WARM_S + LINK_S:
+        got = stream.recv_into(buffer)
+        if now_s < start_s + WARM_S:
+            begin_s = time.monotonic()
+        else:
+            seen += got
+    return seen / (time.monotonic() - begin_s)
+
+
+def send(address: str, port: int, buffer_bytes: int) -> None:
+    """Send until the other side closes."""
+    with socket.create_connection((address, port), 20.0) as stream:
+        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+        block = bytes(1 << 18)
+        try:
+            while True:
+                stream.sendall(block)
+        except (ConnectionError, TimeoutError):
+            return
+
+
+def spin(processes: int) -> None:
+    """Say how many processors this many spinning processes get together."""
+    for _ in range(processes - 1):
+        if os.fork() == 0:
+            _spin_on()
+            os._exit(0)
+    before, start_s = time.process_time(), time.monotonic()
+    _spin_on()
+    own_s = time.process_time() - before
+    wall_s = time.monotonic() - start_s
+    for _ in range(processes - 1):
+        os.wait()
+    others = os.times()
+    print((own_s + others.children_user + others.children_system) / wall_s)
+
+
+def _spin_on() -> None:
+    end_s = time.monotonic() + SPIN_S
+    while time.monotonic() < end_s:
+        pass
+
+
+def grow(most_bytes: int) -> None:
+    """Take memory and use it, and say how much so far, until killed or at the number given."""
+    block = b"\1" * STEP_BYTES
+    kept: list[mmap.mmap] = []
+    while len(kept) * STEP_BYTES < most_bytes:
+        kept.append(mmap.mmap(-1, STEP_BYTES))
+        kept[-1].write(block)
+        print(len(kept) * STEP_BYTES, flush=True)
+
+
+def main(action: str, *numbers: str) -> None:
+    """The probe of that name."""
+    if action == "receive":
+        receive(numbers[0])
+    elif action == "send":
+        send(numbers[0], int(numbers[1]), int(numbers[2]))
+    elif action == "spin":
+        spin(int(numbers[0]))
+    elif action == "grow":
+        grow(int(numbers[0]))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])

@@ -1,0 +1,96 @@
+"""x + attention(norm(x)): the first half of a layer as one differentiable function.
+
+Kept for backward: x, norm out, q, k (turned), v, attention out, and three numbers or fewer a
+token. Weights are read again in backward; their gradients go to the `Weights`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any
+
+from torch import Tensor
+from torch.autograd import Function
+
+from ratrain.models.attention import attention, attention_gradients
+from ratrain.models.linear import (
+    accumulation_dtype,
+    input_gradient,
+    linear,
+    linear_onto,
+    weight_gradient,
+)
+from ratrain.models.norm import rms_norm, rms_norm_gradients
+from ratrain.models.positions import alibi_row, rotary_table, rotate_
+from ratrain.models.shapes import LayerShape
+from ratrain.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """What the block needs to know: sizes, and positions of `length` tokens at most."""
+
+    shape: LayerShape
+    length: int
+    rope_theta: float | None  # None: ALiBi
+
+    def turn_(self, x: Tensor, *, back: bool = False) -> None:
+        """Rotates queries or keys [batch, S, heads, d] in place, or their gradients back."""
+        if self.rope_theta is None:
+            return
+        cos, sin = rotary_table(self.length, x.shape[-1], self.rope_theta, x.device)
+        length = x.shape[1]
+        rotate_(x, cos[:length], -sin[:length] if back else sin[:length])
+
+    def row(self, q: Tensor) -> Tensor | None:
+        """The ALiBi row for queries [batch, heads, S, d], or None."""
+        if self.rope_theta is not None:
+            return None
+        dtype = accumulation_dtype(q.dtype)
+        return alibi_row(self.length, self.shape.heads, dtype, q.device)[..., : q.shape[2]]
+
+
+class AttentionBlock(Function):
+    """apply(x [b, S, h], weights, plan) -> [b, S, h]."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, weights: Weights, plan: AttentionPlan) -> Tensor:
+        shape, batch = plan.shape, x.shape[:2]
+        flat = x.flatten(0, 1)
+        normed, rstd = rms_norm(flat, weights["norm1.weight"], shape.epsilon)
+        heads = (*batch, -1, shape.head_dim)
+        q, k, v = (linear(weights, f"attention.{name}", normed).view(heads) for name in "qkv")
+        plan.turn_(q)
+        plan.turn_(k)
+        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
+        out, logsumexp = attention(q, k, v, plan.row(q))
+        mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
+        ctx.save_for_backward(x, normed, rstd, q, k, v, out, logsumexp)
+        ctx.weights, ctx.plan = weights, plan
+        return linear_onto(weights, "attention.output", mixed, flat).view(x.shape)
+
+    @staticmethod
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+        x, normed, rstd, q, k, v, out, logsumexp = ctx.saved_tensors
+        weights: Weights = ctx.weights
+        plan: AttentionPlan = ctx.plan
+        flat, grad = x.flatten(0, 1), grads[0].flatten(0, 1)
+        mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
+        weight_gradient(weights, "attention.output", grad, mixed)
+        d_mixed = input_gradient(weights, "attention.output", grad)
+        d_out = d_mixed.view(*x.shape[:2], -1, plan.shape.head_dim).transpose(1, 2)
+        parts = attention_gradients(d_out, q, k, v, out, logsumexp, plan.row(q))
+        del d_mixed, d_out
+        dq, dk, dv = (part.transpose(1, 2) for part in parts)
+        plan.turn_(dq, back=True)
+        plan.turn_(dk, back=True)
+        d_normed: Tensor | None = None
+        for name, part in zip("qkv", (dq, dk, dv), strict=True):
+            rows = part.reshape(flat.shape[0], -1)
+            weight_gradient(weights, f"attention.{name}", rows, normed)
+            d_normed = input_gradient(weights, f"attention.{name}", rows, d_normed)
+        assert d_normed is not None
+        weight = weights["norm1.weight"]
+        dx, d_weight = rms_norm_gradients(d_normed, flat, rstd, weight, grad)
+        weights.add("norm1.weight", d_weight)
+        return dx.view(x.shape), None, None

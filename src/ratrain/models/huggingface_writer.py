@@ -1,0 +1,144 @@
+"""A model written as a Hugging Face folder, unit by unit."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from hashlib import blake2b
+from pathlib import Path
+from typing import Any, cast
+
+import safetensors.torch
+import torch
+from torch import Tensor
+
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+from ratrain.models.huggingface_names import (
+    EMBEDDING_TENSOR,
+    FileTensor,
+    config_of,
+    file_tensors,
+)
+from ratrain.models.huggingface_reader import CONFIG, INDEX, SINGLE
+from ratrain.models.shapes import HEAD, unit_layout, unit_names
+
+SHARD_BYTES = 5_000_000_000
+
+
+def write_model(
+    folder: Path | str,
+    spec: ModelSpec,
+    dtype: torch.dtype,
+    source: Callable[[str], Tensor],
+    max_shard_bytes: int = SHARD_BYTES,
+) -> None:
+    """Writes config.json and the weights in `dtype`; source(unit name) is the unit's flat buffer.
+
+    Units are asked for once each, in the order of the forward pass. Memory: one file's tensors
+    and two copies of a unit. The folder must not hold weights yet. A tied model's head is left
+    out, and must be equal to its embedding. config.json comes last: a folder without it is
+    unfinished.
+    """
+    folder = Path(folder)
+    config = config_of(spec, str(dtype).removeprefix("torch."))
+    _check_empty(folder)
+    tensors = file_tensors(spec)
+    files = _shards(tensors, dtype.itemsize, max_shard_bytes)
+    writer = _Writer(folder, tensors, files)
+    for unit in unit_names(spec):
+        flat = source(unit)
+        writer.take(_unit_tensors(spec, unit, flat, dtype, tensors))
+        if unit == HEAD and spec.tied_embeddings:
+            writer.check_tied(_parameter(spec, HEAD, "head.logits", flat).to(dtype), spec)
+    if len(set(files.values())) > 1:
+        size = sum(tensor.elements for tensor in tensors) * dtype.itemsize
+        _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
+    _write_json(folder / CONFIG, config)
+
+
+class _Writer:
+    """Tensors of the file being filled; a file is written when its last one has come."""
+
+    def __init__(self, folder: Path, tensors: list[FileTensor], files: dict[str, str]) -> None:
+        self._folder, self._files = folder, files
+        self._last = {files[tensor.name]: tensor.name for tensor in tensors}
+        self._held: dict[str, Tensor] = {}
+        self._embedding = b""
+
+    def take(self, tensors: dict[str, Tensor]) -> None:
+        for name, tensor in tensors.items():
+            self._held[name] = tensor
+            if name == EMBEDDING_TENSOR:
+                self._embedding = _digest(tensor)
+            file = self._files[name]
+            if self._last[file] == name:
+                path = self._folder / file
+                partial = path.with_suffix(".partial")
+                save_file = cast("Any", safetensors.torch).save_file
+                save_file(self._held, str(partial), metadata={"format": "pt"})
+                partial.replace(path)
+                self._held = {}
+
+    def check_tied(self, head: Tensor, spec: ModelSpec) -> None:
+        if _digest(head) != self._embedding:
+            raise SpecError(
+                "the head differs from the embedding, but the model ties them",
+                place=f"model {spec.name}",
+                fix="set tied_embeddings = false",
+            )
+
+
+def _unit_tensors(
+    spec: ModelSpec, unit: str, flat: Tensor, dtype: torch.dtype, tensors: list[FileTensor]
+) -> dict[str, Tensor]:
+    """The file's tensors of one unit, copies in `dtype` on the CPU."""
+    found: dict[str, Tensor] = {}
+    for tensor in tensors:
+        if tensor.unit == unit:
+            parts = [_parameter(spec, unit, name, flat) for name in tensor.parameters]
+            whole = torch.cat(parts) if len(parts) > 1 else parts[0]
+            found[tensor.name] = whole.to("cpu", dtype, copy=True)
+    return found
+
+
+def _parameter(spec: ModelSpec, unit: str, name: str, flat: Tensor) -> Tensor:
+    parameter = unit_layout(spec, unit).by_name[name]
+    return flat[parameter.offset : parameter.end].view(parameter.shape)
+
+
+def _shards(tensors: list[FileTensor], item_bytes: int, max_bytes: int) -> dict[str, str]:
+    """The file of each tensor: filled in order, one larger than a file has its own."""
+    numbers: dict[str, int] = {}
+    number, held = 1, 0
+    for tensor in tensors:
+        size = tensor.elements * item_bytes
+        if held and held + size > max_bytes:
+            number, held = number + 1, 0
+        held += size
+        numbers[tensor.name] = number
+    if number == 1:
+        return dict.fromkeys(numbers, SINGLE)
+    return {name: f"model-{n:05}-of-{number:05}.safetensors" for name, n in numbers.items()}
+
+
+def _check_empty(folder: Path) -> None:
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        found = sorted(path.name for path in folder.glob("*.safetensors*"))
+    except OSError as error:
+        raise SpecError(
+            f"cannot write there: {error.strerror}", place=str(folder), fix="name another folder"
+        ) from error
+    if found:
+        raise SpecError(
+            f"there are weights already ({found[0]})", place=str(folder), fix="name a new folder"
+        )
+
+
+def _digest(tensor: Tensor) -> bytes:
+    return blake2b(tensor.cpu().contiguous().view(torch.uint8).numpy().data).digest()
+
+
+def _write_json(path: Path, table: dict[str, Any]) -> None:
+    path.write_text(json.dumps(table, indent=2) + "\n", encoding="utf-8")

@@ -1,0 +1,45 @@
+"""Linear maps whose weights live in a `Weights`: forward, and the two halves of backward.
+
+Activations are matrices with a row a token. A weight is read when it is needed, each time.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from ratrain.models.weights import Weights
+
+
+def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
+    """The dtype of sums over tensors of `dtype`: fp32, and fp64 for itself."""
+    return torch.float64 if dtype == torch.float64 else torch.float32
+
+
+def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
+    """x W^T + b."""
+    weight = weights[f"{name}.weight"].t()
+    return torch.addmm(weights[f"{name}.bias"], x, weight) if _biased(weights, name) else x @ weight
+
+
+def linear_onto(weights: Weights, name: str, x: Tensor, residual: Tensor) -> Tensor:
+    """residual + x W^T + b, in one product."""
+    out = torch.addmm(residual, x, weights[f"{name}.weight"].t())
+    return out.add_(weights[f"{name}.bias"]) if _biased(weights, name) else out
+
+
+def input_gradient(weights: Weights, name: str, grad: Tensor, onto: Tensor | None = None) -> Tensor:
+    """grad W, added to `onto` in place where that is given."""
+    weight = weights[f"{name}.weight"]
+    return grad @ weight if onto is None else onto.addmm_(grad, weight)
+
+
+def weight_gradient(weights: Weights, name: str, grad: Tensor, x: Tensor) -> None:
+    """Adds grad^T x to W's gradient, and the sum of grad's rows to b's."""
+    weights.add_product(f"{name}.weight", grad, x)
+    if _biased(weights, name):
+        weights.add(f"{name}.bias", grad.sum(0, dtype=accumulation_dtype(grad.dtype)))
+
+
+def _biased(weights: Weights, name: str) -> bool:
+    return f"{name}.bias" in weights.layout.by_name

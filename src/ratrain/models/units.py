@@ -1,0 +1,91 @@
+"""The units of a model: an embedding, layers, a head, each a differentiable map of its input."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+from ratrain.models.attention_block import AttentionBlock, AttentionPlan
+from ratrain.models.differentiable import differentiable
+from ratrain.models.embedding import Embed
+from ratrain.models.head import HeadLoss, HeadPlan, head_logits
+from ratrain.models.mlp_block import MlpBlock
+from ratrain.models.parameters import UnitParameters
+from ratrain.models.shapes import EMBEDDING, HEAD, layer_shape, unit_layout
+from ratrain.models.weights import Weights
+
+
+@dataclass(frozen=True)
+class MicroBatch:
+    """Token numbers [b, S] int64, and for each the one to follow; -100: not counted."""
+
+    tokens: Tensor
+    targets: Tensor
+
+
+class Unit(Protocol):
+    """A piece of the model. Its output depends differentiably on `x`; gradients of its weights
+    go to the `Weights` in backward, which may run once."""
+
+    @property
+    def layout(self) -> UnitParameters: ...
+
+    def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor: ...
+
+
+@dataclass(frozen=True)
+class Embedding:
+    """Tokens to [b, S, h]. `x` is an empty tensor that requires grad: it carries the graph."""
+
+    layout: UnitParameters
+
+    def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
+        return differentiable(Embed, x, weights, batch.tokens)
+
+
+@dataclass(frozen=True)
+class Layer:
+    """[b, S, h] to [b, S, h]: attention, then MLP, each onto its input."""
+
+    layout: UnitParameters
+    plan: AttentionPlan
+
+    def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
+        if x.shape[1] > self.plan.length:
+            raise SpecError(
+                f"a sequence of {x.shape[1]} tokens, where {self.plan.length} were announced",
+                place="layer",
+                fix="raise the sequence length, or cut the sequences",
+            )
+        between = differentiable(AttentionBlock, x, weights, self.plan)
+        return differentiable(MlpBlock, between, weights, self.plan.shape.epsilon)
+
+
+@dataclass(frozen=True)
+class Head:
+    """[b, S, h] to the sum of the tokens' losses, a fp32 scalar."""
+
+    layout: UnitParameters
+    plan: HeadPlan
+
+    def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
+        return differentiable(HeadLoss, x, weights, batch.targets, self.plan)
+
+    def logits(self, weights: Weights, x: Tensor) -> Tensor:
+        """[b, S, V], not differentiable."""
+        return head_logits(x, weights, self.plan)
+
+
+def unit_of(spec: ModelSpec, name: str, *, sequence_length: int) -> Unit:
+    """Unit "e", "0" .. "L-1" or "h" for sequences of at most `sequence_length` tokens."""
+    layout = unit_layout(spec, name)
+    if name == EMBEDDING:
+        return Embedding(layout)
+    if name == HEAD:
+        return Head(layout, HeadPlan(spec.norm_epsilon, spec.norm_head))
+    theta = spec.rope_theta if spec.position == "rope" else None
+    return Layer(layout, AttentionPlan(layer_shape(spec), sequence_length, theta))

@@ -1,0 +1,1 @@
+"""The program on torch: lanes, ledger, network, states, and the processes that run them."""

@@ -1,0 +1,68 @@
+"""What this process allocates for tensors: counted, and held to a limit.
+
+On the CPU a small preloaded library (allocator.c) stands in front of the C library's allocator;
+on CUDA torch's own allocator does both. Where neither is there, nothing is known or limited.
+"""
+
+from __future__ import annotations
+
+import ctypes
+
+import torch
+
+
+class Allocator:
+    """Bytes held by tensors since `begin`, and their peak."""
+
+    def __init__(self, device: torch.device) -> None:
+        self._cuda = device.type == "cuda"
+        self._library = None if self._cuda else _preloaded()
+        self._base = self._held()
+
+    @property
+    def counts(self) -> bool:
+        """Whether anything is known."""
+        return self._cuda or self._library is not None
+
+    @property
+    def held_bytes(self) -> int:
+        return self._held() - self._base
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most held at once since `reset_peak`."""
+        if self._cuda:
+            return torch.cuda.max_memory_allocated() - self._base
+        if self._library is None:
+            return 0
+        return int(self._library.ratrain_peak_bytes()) - self._base
+
+    def reset_peak(self) -> None:
+        if self._cuda:
+            torch.cuda.reset_peak_memory_stats()
+        elif self._library is not None:
+            self._library.ratrain_reset_peak()
+
+    def limit(self, size_bytes: int) -> None:
+        """From now on an allocation beyond this many bytes fails, with torch's own error."""
+        if self._cuda:
+            total = torch.cuda.get_device_properties(0).total_memory
+            torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total))
+        elif self._library is not None:
+            self._library.ratrain_set_limit(ctypes.c_longlong(self._base + size_bytes))
+
+    def _held(self) -> int:
+        if self._cuda:
+            return torch.cuda.memory_allocated()
+        return int(self._library.ratrain_held_bytes()) if self._library is not None else 0
+
+
+def _preloaded() -> ctypes.CDLL | None:
+    """The library, where it stands in front of this process's allocator."""
+    library = ctypes.CDLL(None)
+    try:
+        for name in ("ratrain_held_bytes", "ratrain_peak_bytes"):
+            getattr(library, name).restype = ctypes.c_longlong
+    except AttributeError:
+        return None
+    return library

@@ -1,0 +1,43 @@
+"""The micro-batches of one replica, from anything that yields a step's samples by position."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import numpy as np
+import numpy.typing as npt
+import torch
+
+from ratrain.models.units import MicroBatch
+
+Ints = npt.NDArray[np.int64]
+ReadSamples = Callable[[int, int, int], tuple[Ints, Ints]]
+"""(step, first position in the global batch, count) -> tokens and targets."""
+
+
+class ReplicaBatches:
+    """A replica's share of each step's global batch, by position. Two steps are kept: the lanes
+    of a rank may be one step apart."""
+
+    def __init__(
+        self, read: ReadSamples, first: int, sequences: int, micro_batch: int, device: torch.device
+    ) -> None:
+        self._read, self._first, self._sequences = read, first, sequences
+        self._size, self._device = micro_batch, device
+        self._steps: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
+
+    def micro_batch(self, step: int, micro_batch: int) -> MicroBatch:
+        """The micro-batch of a step."""
+        tokens, targets = self._step(step)
+        rows = slice(micro_batch * self._size, (micro_batch + 1) * self._size)
+        return MicroBatch(tokens[rows], targets[rows])
+
+    def _step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
+        if step not in self._steps:
+            tokens, targets = self._read(step, self._first, self._sequences)
+            self._steps.pop(step - 2, None)
+            self._steps[step] = (
+                torch.from_numpy(tokens).to(self._device),
+                torch.from_numpy(targets).to(self._device),
+            )
+        return self._steps[step]

@@ -1,0 +1,183 @@
+"""The network between ranks, behind the interface that the cost model mirrors.
+
+Reductions are direct exchanges: each owner receives its part from every peer and adds the parts
+in the order of replicas, so the sum has the same bits whatever the timing, and at every sharding
+level. Each lane has connections of its own, so that lanes do not wait for each other.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from datetime import timedelta
+from typing import Protocol
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ratrain.cost.scratch import CHUNK_BYTES
+from ratrain.program.actions import Lane
+from ratrain.runtime.seats import Seat, Seats
+
+
+class Network(Protocol):
+    """What the executor needs of a network. Every call blocks its lane, and no other."""
+
+    def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        """Sends a tensor to the rank at a pipeline position of the own replica."""
+        ...
+
+    def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        """Fills a tensor with what that rank sends."""
+        ...
+
+    def announce(self, lane: Lane, pipeline: int) -> None:
+        """Tells that rank that a tensor will follow; `await_sender` there returns."""
+        ...
+
+    def await_sender(self, lane: Lane, pipeline: int) -> None:
+        """Waits for that rank's `announce`."""
+        ...
+
+    def reduce(self, flat: Tensor, out: Tensor) -> None:
+        """Adds up all replicas' `flat` in their order; the own part of the sum goes to `out`."""
+        ...
+
+    def gather(self, lane: Lane, flat: Tensor) -> None:
+        """Fills `flat` with every replica's part; the own part is already there."""
+        ...
+
+    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
+        """Every world rank's values, by rank; `None`: the control channel."""
+        ...
+
+    def exchange_bytes(self, body: bytes) -> list[bytes]:
+        """Every world rank's bytes, by rank, over the disk lane's channel."""
+        ...
+
+
+class TorchNetwork:
+    """torch.distributed: gloo on CPUs, NCCL between GPUs."""
+
+    def __init__(self, seats: Seats, seat: Seat, *, backend: str, timeout_s: float) -> None:
+        self._seats, self._seat = seats, seat
+        self._timeout = timedelta(seconds=timeout_s)
+        self._message: dict[Lane, dist.ProcessGroup] = {}
+        self._word: dict[Lane, dist.ProcessGroup] = {}
+        for lane in (Lane.SEND_F, Lane.SEND_B):
+            for data in range(seats.data):
+                group = self._group(seats.replica(data), backend)
+                word = group if backend == "gloo" else self._group(seats.replica(data), "gloo")
+                if data == seat.data:
+                    self._message[lane], self._word[lane] = group, word
+        self._data: dict[Lane, dist.ProcessGroup] = {}
+        for lane in (Lane.REDUCE, Lane.GATHER):
+            for pipeline in range(seats.pipeline):
+                group = self._group(seats.data_group(pipeline), backend)
+                if pipeline == seat.pipeline:
+                    self._data[lane] = group
+        everyone = list(range(seats.world_size))
+        self._shared: dict[Lane | None, dist.ProcessGroup] = {
+            lane: self._group(everyone, "gloo") for lane in (None, Lane.UPDATE, Lane.DISK)
+        }
+
+    def _group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
+        group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
+        assert isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
+        return group  # type: ignore[return-value]
+
+    def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        peer = self._seats.world_rank(pipeline, self._seat.data)
+        dist.send(tensor, peer, group=self._message[_channel(lane)])
+
+    def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        peer = self._seats.world_rank(pipeline, self._seat.data)
+        dist.recv(tensor, peer, group=self._message[_channel(lane)])
+
+    def announce(self, lane: Lane, pipeline: int) -> None:
+        peer = self._seats.world_rank(pipeline, self._seat.data)
+        dist.send(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
+
+    def await_sender(self, lane: Lane, pipeline: int) -> None:
+        peer = self._seats.world_rank(pipeline, self._seat.data)
+        dist.recv(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
+
+    def reduce(self, flat: Tensor, out: Tensor) -> None:
+        data, own = self._seats.data, self._seat.data
+        group = self._data[Lane.REDUCE]
+        parts = flat.view(data, -1)
+        step = max(1, CHUNK_BYTES // flat.element_size())
+        chunks = [slice(at, at + step) for at in range(0, parts.shape[1], step)]
+        arriving = self._post(group, parts, chunks[0])
+        for number, chunk in enumerate(chunks):
+            landed = self._land(arriving)
+            if number + 1 < len(chunks):
+                arriving = self._post(group, parts, chunks[number + 1])
+            landed[own] = parts[own, chunk]
+            _ordered_sum(landed, out[chunk])
+
+    def _post(
+        self, group: dist.ProcessGroup, parts: Tensor, chunk: slice
+    ) -> tuple[list[Tensor], list[dist.Work | None]]:
+        """Receives first, so that both directions of the link are used at once."""
+        peers = self._seats.data_group(self._seat.pipeline)
+        own = self._seat.data
+        places = [
+            torch.empty_like(parts[own, chunk]) if d != own else parts[own, :0]
+            for d in range(len(peers))
+        ]
+        works = [dist.irecv(places[d], peers[d], group) for d in range(len(peers)) if d != own]
+        works += [
+            dist.isend(parts[d, chunk], peers[d], group) for d in range(len(peers)) if d != own
+        ]
+        return places, works
+
+    @staticmethod
+    def _land(arriving: tuple[list[Tensor], list[dist.Work | None]]) -> list[Tensor]:
+        places, works = arriving
+        _wait_all(works)
+        return places
+
+    def gather(self, lane: Lane, flat: Tensor) -> None:
+        peers, own = self._seats.data_group(self._seat.pipeline), self._seat.data
+        group, parts = self._data[lane], flat.view(len(peers), -1)
+        others = [d for d in range(len(peers)) if d != own]
+        works = [dist.irecv(parts[d], peers[d], group) for d in others]
+        works += [dist.isend(parts[own], peers[d], group) for d in others]
+        _wait_all(works)
+
+    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
+        found = [torch.empty_like(values) for _ in range(self._seats.world_size)]
+        dist.all_gather(found, values, group=self._shared[lane])
+        return found
+
+    def exchange_bytes(self, body: bytes) -> list[bytes]:
+        sizes = [int(size) for size in self.exchange(Lane.DISK, torch.tensor([len(body)]))]
+        padded = torch.zeros(max(1, *sizes), dtype=torch.uint8)
+        if body:
+            padded[: len(body)] = torch.frombuffer(bytearray(body), dtype=torch.uint8)
+        rows = self.exchange(Lane.DISK, padded)
+        return [bytes(row[:size].numpy()) for row, size in zip(rows, sizes, strict=True)]
+
+
+def _channel(lane: Lane) -> Lane:
+    """A message's two ends share one channel."""
+    return Lane.SEND_F if lane in (Lane.SEND_F, Lane.RECV_F) else Lane.SEND_B
+
+
+def _wait_all(works: Sequence[dist.Work | None]) -> None:
+    for work in works:
+        if work is not None:
+            work.wait()
+
+
+def _ordered_sum(parts: Sequence[Tensor], out: Tensor) -> None:
+    """The sum in the order given; 2-byte parts are added in fp32 and rounded once."""
+    if out.dtype == torch.float32:
+        total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
+        rest = parts[2:]
+    else:
+        total, rest = parts[0].float(), parts[1:]
+    for part in rest:
+        total += part
+    out.copy_(total)

@@ -1,0 +1,107 @@
+"""AdamW on the part of a unit that a rank owns, and what a step's update depends on.
+
+Decoupled weight decay as in Loshchilov and Hutter 2019, arXiv 1711.05101; torch's fused kernel does
+the arithmetic, element by element, so any division among owners gives the same bits.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from math import cos, pi
+
+import torch
+from torch import Tensor
+from torch.optim.adamw import adamw
+
+from ratrain.cost.scratch import UPDATE_ELEMENTS
+from ratrain.describe.train import TrainSpec
+from ratrain.models.parameters import ALIGN
+
+
+@dataclass
+class OwnedPart:
+    """The part [begin, end) of a unit's flat buffer that this rank updates.
+
+    `weights` are the fp32 master: a buffer of its own in mixed precision, a window on the view
+    (or on its shard) in fp32, where the weights are their own master.
+    """
+
+    begin: int
+    end: int
+    decay_end: int  # of the whole unit
+    weights: Tensor
+    moment1: Tensor
+    moment2: Tensor
+
+    def update(self, gradient: Tensor, spec: TrainSpec, step: int, scale: float) -> None:
+        """One AdamW step; `gradient` is multiplied by `scale` first. `step` counts from 0."""
+        rate = learning_rate(spec, step)
+        for chunk, decays in self._chunks():
+            part = gradient[chunk].float()  # fp32 gradients are not copied
+            if scale != 1.0:
+                part = part * scale
+            adamw(
+                [self.weights[chunk]],
+                [part],
+                [self.moment1[chunk]],
+                [self.moment2[chunk]],
+                [],
+                [torch.tensor(float(step))],
+                fused=True,
+                amsgrad=False,
+                beta1=spec.beta1,
+                beta2=spec.beta2,
+                lr=rate,
+                weight_decay=spec.weight_decay if decays else 0.0,
+                eps=spec.epsilon,
+                maximize=False,
+            )
+
+    def _chunks(self) -> Iterator[tuple[slice, bool]]:
+        """Windows of the part, each wholly inside or outside the decaying elements."""
+        middle = min(max(self.decay_end, self.begin), self.end)
+        for begin, end, decays in ((self.begin, middle, True), (middle, self.end, False)):
+            for at in range(begin, end, UPDATE_ELEMENTS):
+                yield slice(at - self.begin, min(at + UPDATE_ELEMENTS, end) - self.begin), decays
+
+
+def learning_rate(spec: TrainSpec, step: int) -> float:
+    """The rate of a step (from 0): linear warm-up, then as the schedule says."""
+    if step < spec.warmup_steps:
+        return spec.learning_rate * (step + 1) / spec.warmup_steps
+    if spec.rate_schedule == "constant":
+        return spec.learning_rate
+    done = (step - spec.warmup_steps) / max(1, spec.steps - 1 - spec.warmup_steps)
+    done = min(done, 1.0)
+    left = 1 - done if spec.rate_schedule == "linear" else (1 + cos(pi * done)) / 2
+    return spec.learning_rate * (spec.final_rate + (1 - spec.final_rate) * left)
+
+
+@dataclass
+class LossScale:
+    """The dynamic loss scale of fp16: halved when a gradient overflows, doubled after
+    `growth_steps` steps without (Micikevicius et al. 2018, arXiv 1710.03740)."""
+
+    scale: float
+    good_steps: int = 0
+    growth_steps: int = 2000
+
+    def as_state(self) -> dict[str, float]:
+        """What a checkpoint holds of it."""
+        return {"loss_scale": self.scale, "good_steps": self.good_steps}
+
+    def settle(self, overflowed: bool) -> None:
+        if overflowed:
+            self.scale, self.good_steps = max(self.scale / 2, 1.0), 0
+            return
+        self.good_steps += 1
+        if self.good_steps == self.growth_steps:
+            self.scale, self.good_steps = self.scale * 2, 0
+
+
+def owned_range(padded: int, owners: int, owner: int) -> tuple[int, int]:
+    """The part of a flat buffer of `padded` elements that one of its owners has."""
+    assert padded % (owners * ALIGN) == 0
+    part = padded // owners
+    return owner * part, (owner + 1) * part

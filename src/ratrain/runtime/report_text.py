@@ -1,0 +1,92 @@
+"""A run's report in lines of at most 80 columns."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from textwrap import wrap
+from typing import Any
+
+from ratrain.describe.units import format_bytes, format_time
+
+_NAMES = {
+    "compute": "compute",
+    "recovery": "recovery",
+    "stages": "waiting for stages",
+    "reduce": "waiting for reduce",
+    "gather": "waiting for gather",
+    "update": "waiting for update",
+    "other": "other",
+}
+_SHOWN_RANKS = 16
+
+
+def report_text(report: dict[str, Any]) -> list[str]:
+    """What `report_of` found, for people."""
+    return [*_head(report), "", *_times(report), "", *_memory(report), "", *_places(report)]
+
+
+def _head(report: dict[str, Any]) -> Iterator[str]:
+    steps, loss = report["steps"], report["loss"]
+    done = f"{steps['done']} of {steps['end']} steps"
+    if loss is None:
+        yield f"{done}: nothing was measured"
+        return
+    yield f"{done}; loss {loss['first']:.4f} -> {loss['last']:.4f}"
+
+
+def _times(report: dict[str, Any]) -> Iterator[str]:
+    step, counted = report["step_time_s"], report["steps"]["counted"]
+    if counted is None:
+        return
+    yield f"{'':22}{'predicted':>12}{'measured':>12}{'ratio':>8}"
+    yield _row("step", step["predicted"], step["measured"], step["ratio"])
+    for kind in report["kinds"]:
+        yield _row(
+            "  " + _NAMES[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
+        )
+    first, last = counted
+    yield (
+        f"{report['tokens_per_s']:,.0f} tokens/s; medians of steps {first} to {last} "
+        f"({format_time(step['fastest'])} to {format_time(step['slowest'])});"
+    )
+    yield "kinds: means over ranks and over the last steps"
+    if step["predicted"] is None:
+        yield "not predicted: the run was not calibrated"
+
+
+def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
+    told = [_time(predicted), _time(measured)]
+    shown = f"{ratio:.2f}" if ratio is not None and ratio < 1000 else "-"
+    # A ratio of two times that are nothing to the step says nothing.
+    return f"{name:22}{told[0]:>12}{told[1]:>12}{shown:>8}"
+
+
+def _time(time_s: float | None) -> str:
+    return "-" if time_s is None else format_time(time_s)
+
+
+def _memory(report: dict[str, Any]) -> Iterator[str]:
+    rows = report["memory"]
+    yield f"{'memory':10}{'proved':>12}{'ledger':>12}{'allocated':>12}{'budget':>12}"
+    for row in rows[:_SHOWN_RANKS]:
+        yield f"{'rank ' + str(row['rank']):10}" + "".join(
+            f"{_size(row[key]):>12}"
+            for key in ("bound_bytes", "ledger_peak_bytes", "allocated_peak_bytes", "budget_bytes")
+        )
+    if len(rows) > _SHOWN_RANKS:
+        yield f"... {len(rows) - _SHOWN_RANKS} more ranks in report.json"
+    worst = max(rows, key=lambda row: row["bound_bytes"])
+    items = sorted(worst["bound_items"].items(), key=lambda item: -item[1])
+    said = ", ".join(f"{name} {format_bytes(size)}" for name, size in items if size)
+    yield from wrap(f"rank {worst['rank']} at its most: {said}", 80, subsequent_indent="  ")
+
+
+def _size(size_bytes: float | None) -> str:
+    return "-" if size_bytes is None else format_bytes(size_bytes)
+
+
+def _places(report: dict[str, Any]) -> Iterator[str]:
+    saved = [one for one in report["checkpoints"] if one["complete"]]
+    said = ", ".join(f"step {one['step']} ({_size(one['size_bytes'])})" for one in saved)
+    yield from wrap(f"checkpoints  {said or 'none'}", 80, subsequent_indent=" " * 13)
+    yield f"run          {report['run']}"

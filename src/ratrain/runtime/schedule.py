@@ -1,0 +1,194 @@
+"""One rank's part of a program: its ops lane by lane, and for each op what it waits for.
+
+Everything here is read off the program's table: waits are its edges, births and deaths its uses
+of states. Nothing is ordered that the program does not order.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+
+from ratrain.program.actions import Kind, Lane
+from ratrain.program.binding import FREE, WRITE
+from ratrain.program.edges import EdgeList
+from ratrain.program.program import Program
+from ratrain.program.setup import Stage, Unit
+from ratrain.program.table import Table
+from ratrain.program.units import Ints
+
+
+@dataclass(frozen=True)
+class Held:
+    """Bytes of one state, under its family's name."""
+
+    family: str
+    size_bytes: int
+
+
+@dataclass(frozen=True)
+class LocalOp:
+    """One op of this rank. `waits` are numbers of this rank's ops, on other lanes."""
+
+    number: int
+    kind: Kind
+    lane: Lane
+    unit: int  # index among the rank's units
+    stage: int
+    micro_batch: int
+    word: str
+    waits: tuple[int, ...]  # of the same step
+    waits_before: tuple[int, ...]  # of the step before
+    births: tuple[Held, ...]
+    deaths: tuple[Held, ...]
+    transit: int  # the slot for an unreduced gradient that it uses; -1: none
+    gathered: int  # the slot for a gathered view that it uses; -1: none
+
+
+@dataclass(frozen=True)
+class LocalUnit:
+    """One unit of this rank."""
+
+    index: int
+    unit: Unit
+    stage: int
+    recovered: bool
+    first: bool  # of the model
+    last: bool
+    first_of_stage: bool
+    last_of_stage: bool
+    next_is_local: bool
+    previous_is_local: bool
+    micro_batches: int
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """One rank's ops. Numbers count rank-wide, lane by lane."""
+
+    program: Program
+    rank: int
+    ops: tuple[LocalOp, ...]
+    units: tuple[LocalUnit, ...]
+    persistent: tuple[Held, ...]  # states that exist all the time
+
+    @cached_property
+    def lanes(self) -> dict[Lane, tuple[LocalOp, ...]]:
+        found: dict[Lane, list[LocalOp]] = defaultdict(list)
+        for op in self.ops:
+            found[op.lane].append(op)
+        return {lane: tuple(ops) for lane, ops in found.items()}
+
+    @property
+    def stages(self) -> list[tuple[int, Stage]]:
+        return self.program.stages_of(self.rank)
+
+
+def schedule_of(program: Program, rank: int) -> Schedule:
+    """The `Schedule` of a program rank."""
+    table = program.table
+    mine = np.flatnonzero(table.rank == rank)
+    number = np.full(len(table), -1, dtype=np.int64)
+    number[mine] = np.arange(len(mine))
+    unit_numbers = np.flatnonzero(table.states.units.rank == rank)
+    local_unit = {int(g): index for index, g in enumerate(unit_numbers)}
+    waits = _waits(table, table.edges.inside, number)
+    waits_before = _waits(table, table.edges.across, number)
+    births, deaths, slots = _uses(table, number)
+    ops = tuple(
+        LocalOp(
+            number=index,
+            kind=Kind(int(table.kind[op])),
+            lane=Lane(int(table.lane[op])),
+            unit=local_unit[int(table.unit[op])],
+            stage=int(table.states.units.stage_in_replica[table.unit[op]]),
+            micro_batch=int(table.micro_batch[op]),
+            word=table.word(op),
+            waits=waits[index],
+            waits_before=waits_before[index],
+            births=tuple(births[index]),
+            deaths=tuple(deaths[index]),
+            transit=slots.get((index, "transit"), -1),
+            gathered=slots.get((index, "gathered"), -1),
+        )
+        for index, op in enumerate(mine.tolist())
+    )
+    units = tuple(_local_unit(program, rank, local_unit[g], g) for g in unit_numbers.tolist())
+    return Schedule(program, rank, ops, units, _persistent(table, rank))
+
+
+def _waits(table: Table, edges: EdgeList, number: Ints) -> dict[int, tuple[int, ...]]:
+    """For each of the rank's ops the ops of its other lanes that it waits for. Its own lane's
+    order holds by itself, and other ranks are heard through messages alone."""
+    own = (number[edges.source] >= 0) & (number[edges.target] >= 0)
+    own &= table.lane[edges.source] != table.lane[edges.target]
+    found: dict[int, set[int]] = defaultdict(set)
+    pairs = zip(number[edges.target[own]].tolist(), number[edges.source[own]].tolist(), strict=True)
+    for target, source in pairs:
+        found[target].add(source)
+    return defaultdict(tuple, {op: tuple(sorted(sources)) for op, sources in found.items()})
+
+
+_SLOTS = ("transit", "gathered")
+
+
+def _uses(
+    table: Table, number: Ints
+) -> tuple[dict[int, list[Held]], dict[int, list[Held]], dict[tuple[int, str], int]]:
+    """States born and freed by each op, and the numbered slots that it uses."""
+    states, uses = table.states, table.uses
+    births: dict[int, list[Held]] = defaultdict(list)
+    deaths: dict[int, list[Held]] = defaultdict(list)
+    slots: dict[tuple[int, str], int] = {}
+    rows = np.flatnonzero(number[uses.op] >= 0)
+    for row in rows.tolist():
+        op, state = int(number[uses.op[row]]), int(uses.state[row])
+        family = states.families[int(states.family[state])]
+        if family.name in _SLOTS:
+            before = states.rank[family.start : state] == states.rank[state]
+            slots[op, family.name] = int(before.sum())
+        if states.persistent[state]:
+            continue
+        held = Held(family.name, int(states.size_bytes[state]))
+        if uses.mode[row] == WRITE and uses.version[row] == 1:
+            births[op].append(held)
+        elif uses.mode[row] == FREE:
+            deaths[op].append(held)
+    return births, deaths, slots
+
+
+def _persistent(table: Table, rank: int) -> tuple[Held, ...]:
+    states = table.states
+    rows = np.flatnonzero(states.persistent & (states.rank == rank) & (states.size_bytes > 0))
+    sums: dict[str, int] = defaultdict(int)
+    for state in rows.tolist():
+        sums[states.families[int(states.family[state])].name] += int(states.size_bytes[state])
+    return tuple(Held(name, size) for name, size in sums.items())
+
+
+def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
+    units = program.table.states.units
+    replica = program.setup.replicas[program.setup.replica_of(rank)]
+    stage = int(units.stage_in_replica[g])
+    return LocalUnit(
+        index=index,
+        unit=replica.stages[stage].units[int(units.unit_in_stage[g])],
+        stage=stage,
+        recovered=bool(units.recovered[g]),
+        first=not bool(units.has_input[g]),
+        last=not bool(units.has_output[g]),
+        first_of_stage=bool(units.first_of_stage[g] == g),
+        last_of_stage=bool(units.last_of_stage[g] == g),
+        next_is_local=bool(units.next_is_local[g]),
+        previous_is_local=bool(units.previous_is_local[g]),
+        micro_batches=int(units.micro_batches[g]),
+    )
+
+
+def held_sum(states: Iterable[Held]) -> int:
+    """Bytes of several states."""
+    return sum(state.size_bytes for state in states)

@@ -1,0 +1,81 @@
+"""Which process plays which part: world ranks, their place in the layout, and who their peers are.
+
+World ranks count data within pipeline (`(pipeline * data) + replica`), as placement does. A
+program spells out one replica of each class of alike ones; every member of the class plays the
+same program rank.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratrain.errors import SpecError
+from ratrain.program.setup import Setup
+
+
+@dataclass(frozen=True)
+class Seat:
+    """The part of one process."""
+
+    world_rank: int
+    pipeline: int  # rank within the replica
+    data: int  # number of the replica
+    program_rank: int
+
+
+@dataclass(frozen=True)
+class Seats:
+    """All parts of a run."""
+
+    pipeline: int
+    data: int
+    replica_class: tuple[int, ...]  # of each replica: its number among the program's replicas
+    first_rank: tuple[int, ...]  # of each class: its first program rank
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline * self.data
+
+    def world_rank(self, pipeline: int, data: int) -> int:
+        return pipeline * self.data + data
+
+    def seat(self, world_rank: int) -> Seat:
+        """The part of a world rank."""
+        pipeline, data = divmod(world_rank, self.data)
+        program_rank = self.first_rank[self.replica_class[data]] + pipeline
+        return Seat(world_rank, pipeline, data, program_rank)
+
+    def all(self) -> list[Seat]:
+        return [self.seat(rank) for rank in range(self.world_size)]
+
+    def replica(self, data: int) -> list[int]:
+        """World ranks of one replica, by pipeline rank."""
+        return [self.world_rank(pipeline, data) for pipeline in range(self.pipeline)]
+
+    def data_group(self, pipeline: int) -> list[int]:
+        """World ranks that hold the same stages, by replica."""
+        return [self.world_rank(pipeline, data) for data in range(self.data)]
+
+
+def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
+    """The `Seats` of a program; `members[c]` are the replicas that class c stands for."""
+    if setup.tensor > 1:
+        raise SpecError(
+            f"tensor parallelism ({setup.tensor} ranks a group) is planned and simulated, but "
+            "`train` does not run it yet",
+            place="[layout] tensor",
+            fix="use tensor = 1, and pipeline or data in its place",
+        )
+    class_of = {data: number for number, own in enumerate(members) for data in own}
+    ranks = {replica.ranks for replica in setup.replicas}
+    if len(ranks) > 1:
+        raise SpecError(
+            "replicas of unequal depth are not run yet", place="plan", fix="cut all replicas alike"
+        )
+    return Seats(
+        pipeline=ranks.pop(),
+        data=len(class_of),
+        replica_class=tuple(class_of[data] for data in range(len(class_of))),
+        first_rank=setup.first_rank,
+    )

@@ -1,0 +1,110 @@
+"""`ratrain checkpoints` as a user meets it."""
+
+from __future__ import annotations
+
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+from checkpoint_made import save
+
+from ratrain.checkpoint.folder import begin
+from ratrain.cli.main import main
+
+Ratrain = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture
+def ratrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Ratrain:
+    """Runs the verb; returns its status and what it printed."""
+
+    def run(*arguments: str | Path) -> tuple[int, str, str]:
+        monkeypatch.setattr(sys, "argv", ["ratrain", "checkpoints", *map(str, arguments)])
+        with pytest.raises(SystemExit) as ended:
+            main()
+        shown = capsys.readouterr()
+        return int(ended.value.code or 0), shown.out, shown.err
+
+    return run
+
+
+@pytest.fixture
+def run(tmp_path: Path) -> Path:
+    for step in (80, 100):
+        save(tmp_path, step)
+    begin(tmp_path, 120)
+    return tmp_path
+
+
+def harm(run: Path) -> None:
+    path = run / "checkpoints" / "step-00000100" / "rank-00001.safetensors"
+    whole = bytearray(path.read_bytes())
+    whole[-1] ^= 1
+    path.write_bytes(whole)
+
+
+def test_it_lists_what_a_run_has_saved(ratrain: Ratrain, run: Path) -> None:
+    status, out, _ = ratrain(run)
+    assert status == 0
+    lines = out.splitlines()
+    assert re.match(r"step-00000080  complete +[\d.]+ kB +2 ranks  just now", lines[0])
+    assert lines[1].startswith("step-00000100  complete")
+    assert lines[2].startswith("step-00000120.partial") and "unfinished" in lines[2]
+    assert all(len(line) <= 80 for line in lines)
+    assert ratrain(run / "checkpoints")[1] == out
+    assert ratrain(run / "checkpoints" / "step-00000080")[1] == lines[0] + "\n"
+
+
+def test_its_json_carries_what_the_manifest_says(ratrain: Ratrain, run: Path) -> None:
+    status, out, _ = ratrain(run, "--json")
+    assert status == 0
+    body = json.loads(out)
+    assert [one["step"] for one in body["checkpoints"]] == [80, 100]
+    assert body["checkpoints"][1]["ranks"] == 2
+    assert body["checkpoints"][1]["state"] == {"tokens": 800}
+    assert len(body["unfinished"]) == 1
+
+
+def test_verify_finds_the_altered_file_that_a_list_does_not_see(
+    ratrain: Ratrain, run: Path
+) -> None:
+    assert ratrain(run, "--verify")[0] == 0
+    harm(run)
+    assert ratrain(run)[0] == 0
+    status, out, _ = ratrain(run, "--verify")
+    assert status == 7
+    assert "step-00000080  verified" in out
+    assert "step-00000100  DAMAGED\n  rank-00001.safetensors is altered" in out
+    status, out, _ = ratrain(run, "--verify", "--json")
+    assert status == 7
+    assert [one["complete"] for one in json.loads(out)["checkpoints"]] == [True, False]
+
+
+def test_compare_tells_equal_from_unequal_checkpoints(
+    ratrain: Ratrain, run: Path, tmp_path: Path
+) -> None:
+    folder = run / "checkpoints"
+    same = save(tmp_path / "again", 80)
+    status, out, _ = ratrain(folder / "step-00000080", "--compare", same)
+    assert (status, out) == (0, "12 of 12 buffers are identical bit by bit\n")
+    status, out, _ = ratrain(folder / "step-00000080", "--compare", folder / "step-00000100")
+    assert status == 1
+    assert "0 of 12 buffers are identical" in out
+    status, out, _ = ratrain(same, "--compare", folder / "step-00000100", "--json")
+    assert status == 1
+    assert len(json.loads(out)["differences"]) == 12
+
+
+def test_a_folder_without_checkpoints_or_no_folder_is_said(
+    ratrain: Ratrain, tmp_path: Path
+) -> None:
+    assert ratrain(tmp_path)[:2] == (0, f"no checkpoint in {tmp_path}\n")
+    status, out, err = ratrain(tmp_path / "nothing")
+    assert (status, out) == (7, "")
+    assert err.startswith("error: ") and "no such folder" in err and "Traceback" not in err
+    status, _, err = ratrain(tmp_path, "--compare", tmp_path)
+    assert status == 7
+    assert "manifest.json is missing" in err

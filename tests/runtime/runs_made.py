@@ -1,0 +1,188 @@
+"""Jobs for runs of a few seconds: a very small model, a small cluster, a text."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from torch import Tensor
+
+from ratrain.describe.model import ModelSpec
+from ratrain.models.initialise import initial_range
+from ratrain.models.shapes import unit_layout
+
+Ints = npt.NDArray[np.int64]
+
+LENGTH, VOCAB = 16, 300
+CONFIG = {
+    "model_type": "llama",
+    "_name_or_path": "minute",
+    "hidden_size": 32,
+    "num_hidden_layers": 4,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": VOCAB,
+    "max_position_embeddings": 64,
+    "rms_norm_eps": 1e-5,
+}
+
+CLUSTER = """
+name = "processes"
+source = "a test: processes of this machine"
+
+[[device]]
+name = "process"
+launch = "10us"
+launch_source = "a test"
+memory_efficiency = 0.8
+memory_efficiency_source = "a test"
+
+[device.lab]
+cpus = 1.0
+
+[[device.tiers]]
+name = "RAM"
+capacity = "2GB"
+bandwidth = "10GB/s"
+source = "a test"
+
+{rates}
+
+[[host]]
+name = "machine"
+device = "process"
+devices = 1
+count = 8
+
+[links.room]
+latency = "100us"
+bandwidth = "{link}"
+shared_by = "host"
+source = "a test"
+"""
+
+_RATE = """
+[[device.rates]]
+dtype = "{dtype}"
+peak = "100GFLOP/s"
+gemm = "50GFLOP/s"
+source = "a test"
+"""
+
+
+@dataclass(frozen=True)
+class Setting:
+    """One configuration of a run; what is None is left out of the job."""
+
+    name: str = "ratrain"
+    pipeline: int = 1
+    data: int = 1
+    virtual: int = 1
+    without: tuple[str, ...] = ()
+    sharding: int | None = None
+    recovery: str = "auto"
+    accumulation: str = "local"
+    dtype: str = "fp32"
+    clip_norm: float | None = None
+    loss_scale: float = 65536.0
+    learning_rate: float = 1e-2
+    steps: int = 3
+    end_step: int | None = None
+    sequences: int = 8
+    micro_batch: int = 1
+    budget_bytes: int | None = None
+    every: int = 0
+    keep: int = 2
+    timeout_s: float = 60.0
+    link: str = "1Gbit/s"
+    files: tuple[str, ...] = ()
+
+    @property
+    def world_size(self) -> int:
+        return self.pipeline * self.data
+
+    @property
+    def layout(self) -> tuple[int, int]:
+        return self.pipeline, self.data
+
+    def at(self, layout: tuple[int, int]) -> Setting:
+        """The same on another layout."""
+        return replace(self, pipeline=layout[0], data=layout[1])
+
+    def __str__(self) -> str:
+        changed = [
+            f"{key}={value}" for key, value in vars(self).items() if value != vars(Setting())[key]
+        ]
+        return ", ".join(changed) or "ratrain"
+
+
+def write_job(folder: Path, setting: Setting) -> Path:
+    """The job file of a setting, with its model and cluster beside it."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "config.json").write_text(json.dumps(CONFIG))
+    rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
+    (folder / "cluster.toml").write_text(CLUSTER.format(rates=rates, link=setting.link))
+    schedule = {
+        "name": setting.name,
+        "dtype": setting.dtype,
+        "recovery": setting.recovery,
+        "gradient_accumulation": setting.accumulation,
+        "without": list(setting.without) or None,
+        "sharding": setting.sharding,
+        "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
+    }
+    train = {
+        "steps": setting.steps,
+        "learning_rate": setting.learning_rate,
+        "clip_norm": setting.clip_norm,
+        "loss_scale": setting.loss_scale,
+        "timeout": f"{setting.timeout_s:g}s",
+    }
+    tables = {
+        "model": {"name": "config.json", "sequence_length": LENGTH},
+        "cluster": {"name": "cluster.toml", "devices": setting.world_size},
+        "batch": {"sequences": setting.sequences, "micro_batch": setting.micro_batch},
+        "layout": {
+            "pipeline": setting.pipeline,
+            "data": setting.data,
+            "virtual": setting.virtual,
+        },
+        "schedule": schedule,
+        "train": train,
+        "checkpoint": {"every": setting.every, "keep": setting.keep},
+    }
+    if setting.files:
+        tables["data"] = {"files": list(setting.files)}
+    path = folder / "job.toml"
+    path.write_text("\n".join(_table(name, body) for name, body in tables.items()))
+    return path
+
+
+def _table(name: str, body: dict[str, object]) -> str:
+    lines = [f"{key} = {json.dumps(value)}" for key, value in body.items() if value is not None]
+    return "\n".join([f"[{name}]", *lines, ""])
+
+
+def samples(step: int, first: int, count: int) -> tuple[Ints, Ints]:
+    """Tokens and targets of a step's sequences: any, but always the same."""
+    found = np.random.default_rng(step).integers(0, VOCAB, (64, LENGTH + 1))[first : first + count]
+    return found[:, :-1].copy(), found[:, 1:].copy()
+
+
+def beginning(model: ModelSpec, unit: str, kind: str, low: int, high: int) -> Tensor:
+    """The weights that runs begin with, as `ratrain` makes them; moments are zero."""
+    if kind != "weights":
+        return torch.zeros(high - low)
+    return initial_range(model, unit, unit_layout(model, unit), low, high, seed=5)
+
+
+def write_text(path: Path, *, seed: int = 0, characters: int = 40_000) -> Path:
+    """A text of random words."""
+    letters = np.random.default_rng(seed).choice(list("abcdefghij    "), characters)
+    path.write_text("".join(letters))
+    return path

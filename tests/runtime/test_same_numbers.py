@@ -1,0 +1,209 @@
+"""Every schedule of the same semantics gives the same bits, and they are the right numbers."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from crew import Crew
+from plain_model import plain_losses
+from runs_made import Setting, beginning, samples, write_job
+from torch import Tensor
+from training import Result, train
+
+from ratrain.describe.job import JobSpec, load_job
+from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.program.strategies import PASSES, STRATEGIES
+
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]
+PLAIN = ["1f1b", "gpipe", "zb-h1", "megatron", "baseline-1f1b", "tuned", "full-save", "zero3-heavy"]
+INTERLEAVED = ["interleaved", "megatron-interleaved"]
+CHOICES = [
+    *(Setting(name) for name in ["ratrain", "backward-checkpoint", *PLAIN]),
+    *(Setting(without=(left_out,)) for left_out in PASSES),
+    Setting(without=PASSES),
+    *(Setting(recovery=recovery) for recovery in ("keep-all", "exempt-last", "everywhere")),
+    *(Setting(sharding=level) for level in range(4)),
+    *(Setting("zb-h1", sharding=level) for level in (0, 2, 3)),
+    *(Setting("gpipe", sharding=level) for level in (2, 3)),
+]
+SHARDED = [
+    Setting(accumulation="sharded"),
+    Setting(accumulation="sharded", sharding=3),
+    Setting(accumulation="sharded", recovery="everywhere"),
+    Setting("tuned", accumulation="sharded"),
+    Setting("zero3-heavy", accumulation="sharded"),
+    Setting("backward-checkpoint", accumulation="sharded"),
+    Setting("zb-h1", accumulation="sharded", sharding=2),
+]
+
+pytestmark = pytest.mark.slow
+
+
+def test_every_strategy_that_runs_is_among_these() -> None:
+    tried = {one.name for one in CHOICES} | set(INTERLEAVED)
+    assert tried == set(STRATEGIES) - {"tensor-parallel-heavy"}
+
+
+@pytest.fixture(scope="module")
+def usual(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[int, int], Result]:
+    """What 1F1B gives on every layout."""
+    folder = tmp_path_factory.mktemp("usual")
+    return {
+        layout: train(crew, Setting("1f1b").at(layout), folder / str(n))
+        for n, layout in enumerate(LAYOUTS)
+    }
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "p{}d{}".format(*layout))
+def test_every_strategy_gives_the_same_bits(
+    layout: tuple[int, int],
+    crew: Crew,
+    usual: dict[tuple[int, int], Result],
+    tmp_path: Path,
+) -> None:
+    others = [one.at(layout) for one in CHOICES]
+    if layout[0] == 2:
+        others += [replace(Setting(name, virtual=2).at(layout)) for name in INTERLEAVED]
+    for number, setting in enumerate(others):
+        found = train(crew, setting, tmp_path / str(number))
+        assert not found.differences(usual[layout]), str(setting)
+
+
+@pytest.mark.parametrize("layout", [(1, 2), (2, 2)], ids=lambda layout: "p{}d{}".format(*layout))
+def test_sharded_accumulation_gives_the_same_bits_among_its_own(
+    layout: tuple[int, int], crew: Crew, tmp_path: Path
+) -> None:
+    found = [
+        train(crew, setting.at(layout), tmp_path / str(number))
+        for number, setting in enumerate(SHARDED)
+    ]
+    for one, setting in zip(found, SHARDED, strict=True):
+        assert not one.differences(found[0]), str(setting)
+
+
+def test_the_depth_of_a_pipeline_changes_no_bit(usual: dict[tuple[int, int], Result]) -> None:
+    for deep, flat in (((2, 1), (1, 1)), ((3, 1), (1, 1)), ((2, 2), (1, 2))):
+        assert not usual[deep].differences(usual[flat])
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (2, 2)], ids=["p1d1", "p2d2"])
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_run_agrees_with_plain_torch(
+    layout: tuple[int, int], clip_norm: float | None, crew: Crew, tmp_path: Path
+) -> None:
+    setting = Setting(steps=5, clip_norm=clip_norm).at(layout)
+    found = train(crew, setting, tmp_path / "ours")
+    job = load_job(write_job(tmp_path / "plain", setting))
+    losses, norms, units = plainly_trained(job)
+    assert found.loss_values == pytest.approx(losses, rel=2e-6)
+    if clip_norm is not None:
+        assert max(norms) > clip_norm, "nothing was clipped"
+        assert found.norms == pytest.approx(norms, rel=1e-5)
+    for unit, weights in units.items():
+        assert np.abs(found.units[unit][0] - weights).max() < 2e-4, unit
+
+
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_clipping_and_precision_give_the_same_bits_at_every_level_and_schedule(
+    dtype: str, crew: Crew, tmp_path: Path
+) -> None:
+    choices = [
+        Setting(name, sharding=level, dtype=dtype, clip_norm=0.5).at((2, 2))
+        for name in ("ratrain", "zb-h1", "gpipe")
+        for level in range(4)
+    ]
+    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
+    assert all(norm > 0.5 for norm in found[0].norms)
+    for one, setting in zip(found, choices, strict=True):
+        assert not one.differences(found[0]), str(setting)
+        assert one.norms == found[0].norms, str(setting)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+def test_lower_precision_stays_near_fp32(
+    dtype: str, crew: Crew, usual: dict[tuple[int, int], Result], tmp_path: Path
+) -> None:
+    found = train(crew, Setting(dtype=dtype).at((2, 2)), tmp_path)
+    assert found.loss_values == pytest.approx(usual[2, 2].loss_values, rel=0.01)
+    assert found.losses != usual[2, 2].losses
+
+
+def test_a_step_whose_gradients_overflow_changes_nothing_but_the_scale(
+    crew: Crew, tmp_path: Path
+) -> None:
+    setting = Setting(dtype="fp16", loss_scale=2.0**30, steps=1)
+    for number, layout in enumerate([(1, 1), (2, 2)]):
+        found = train(crew, setting.at(layout), tmp_path / str(number))
+        assert found.loss_scales == {2.0**29}
+        job = load_job(tmp_path / str(number) / "job.toml")
+        for unit, begun in begun_units(job).items():
+            assert np.array_equal(found.units[unit][0], begun)
+            assert not found.units[unit][1].any() and not found.units[unit][2].any()
+
+
+def test_training_goes_on_once_the_scale_is_small_enough(crew: Crew, tmp_path: Path) -> None:
+    setting = Setting(dtype="fp16", loss_scale=2.0**27, steps=14).at((2, 2))
+    choices = [setting, replace(setting, name="1f1b"), replace(setting, sharding=0)]
+    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
+    (scale,) = found[0].loss_scales
+    assert 1.0 < scale < 2.0**26, "the first steps were not skipped, or nothing else was done"
+    assert any(moment.any() for _, moment, _ in found[0].units.values())
+    assert not any(one.differences(found[0]) for one in found)
+
+
+@pytest.mark.parametrize("seed", range(6))
+def test_no_timing_changes_a_bit(
+    seed: int, crew: Crew, usual: dict[tuple[int, int], Result], tmp_path: Path
+) -> None:
+    for number, layout in enumerate([(2, 2), (3, 1)]):
+        name = ("ratrain", "zb-h1", "zero3-heavy")[seed % 3]
+        found = train(crew, Setting(name).at(layout), tmp_path / str(number), delays=seed)
+        assert not found.differences(usual[layout])
+
+
+def test_the_ledger_never_holds_more_than_the_verifier_s_bound(crew: Crew, tmp_path: Path) -> None:
+    for number, name in enumerate(["ratrain", "zb-h1", "gpipe", "tuned", "zero3-heavy"]):
+        found = train(
+            crew, Setting(name, steps=4).at((2, 2)), tmp_path / str(number), delays=number
+        )
+        for peak, bound in zip(found.ledger_peaks, found.bounds, strict=True):
+            assert 0 < peak <= bound
+
+
+# ---- plain torch ----------------------------------------------------------------------------
+
+
+def begun_units(job: JobSpec) -> dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]:
+    """The flat buffers that a run begins with."""
+    spec = job.model.spec
+    return {
+        unit: beginning(spec, unit, "weights", 0, unit_layout(spec, unit).size).numpy()
+        for unit in unit_names(spec)
+    }
+
+
+def plainly_trained(
+    job: JobSpec,
+) -> tuple[list[float], list[float], dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]]:
+    """Losses, norms and flat buffers of the reference after the job's steps."""
+    spec = job.model.spec
+    flats = {unit: torch.from_numpy(flat) for unit, flat in begun_units(job).items()}
+    leaves: dict[str, Tensor] = {}
+    for unit, flat in flats.items():
+        for one in unit_layout(spec, unit).parameters:
+            leaves[f"{unit}.{one.name}"] = flat[one.offset : one.end].view(one.shape).clone()
+    batches = [
+        (torch.from_numpy(tokens), torch.from_numpy(targets))
+        for tokens, targets in (
+            samples(step, 0, job.batch.sequences) for step in range(job.train.steps)
+        )
+    ]
+    losses, norms = plain_losses(spec, leaves, job.train, batches)
+    for unit, flat in flats.items():
+        for one in unit_layout(spec, unit).parameters:
+            flat[one.offset : one.end] = leaves[f"{unit}.{one.name}"].detach().flatten()
+    return losses, norms, {unit: flat.numpy() for unit, flat in flats.items()}

@@ -1,0 +1,177 @@
+"""A whole run inside a crew, over synthetic samples: what it returned, bit by bit."""
+
+from __future__ import annotations
+
+import random
+import time
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+import numpy as np
+import numpy.typing as npt
+import torch
+from crew import Crew
+from runs_made import Setting, beginning, samples, write_job
+from torch import Tensor
+
+from ratrain.describe.job import load_job
+from ratrain.program.actions import Kind
+from ratrain.runtime.allocator import Allocator
+from ratrain.runtime.batches import ReplicaBatches
+from ratrain.runtime.control import Round
+from ratrain.runtime.metrics import loss_of
+from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.prepare import RunRequest, prepare_run, write_run
+from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.schedule import LocalOp
+from ratrain.runtime.states import UnitState
+from ratrain.runtime.trainer import Begin, RankRun
+
+Floats = npt.NDArray[np.float32]
+Buffers = tuple[Floats, Floats, Floats]
+"""Weights and two moments."""
+
+
+@dataclass(frozen=True)
+class RankResult:
+    """What one rank has after a run: of each unit its own part and where that begins, and the
+    view that compute reads, where there is one of the whole unit."""
+
+    losses: list[str]
+    norms: list[float]
+    own: dict[str, tuple[int, Buffers]]
+    views: dict[str, Floats]
+    loss_scale: float
+    ledger_peak_bytes: int
+
+
+@dataclass(frozen=True)
+class Result:
+    """A run's losses (their bits), gradient norms, and units' buffers."""
+
+    losses: list[str]
+    norms: list[float]
+    units: dict[str, Buffers]
+    loss_scales: set[float]
+    ledger_peaks: list[int]
+    bounds: list[int]  # the verifier's, of each rank
+
+    @property
+    def loss_values(self) -> list[float]:
+        return [float.fromhex(loss) for loss in self.losses]
+
+    def differences(self, other: Result) -> list[str]:
+        """What is not the same, bit by bit."""
+        found = [] if self.losses == other.losses else [f"losses {self.losses} {other.losses}"]
+        for unit in sorted({*self.units, *other.units}):
+            for kind, a, b in zip("wmv", self.units[unit], other.units[unit], strict=True):
+                if a.tobytes() != b.tobytes():
+                    found.append(f"{unit}/{kind}: by {abs(a - b).max():g}")
+        return found
+
+
+def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None) -> Result:
+    """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank."""
+    job = write_job(folder, replace(setting, files=("none.txt",)))
+    prepared = prepare_run(RunRequest(job, threads=1, calibrate=False))
+    write_run(prepared, RunFolder(folder / "run"))
+    ranks: list[RankResult] = crew.ask(setting.world_size, train_rank, setting, folder, delays)
+    assert all(rank.losses == ranks[0].losses for rank in ranks)
+    of_rank = {bound.rank: bound.total_bytes for bound in prepared.verdict.bounds}
+    return Result(
+        ranks[0].losses,
+        ranks[0].norms,
+        _whole(ranks),
+        {rank.loss_scale for rank in ranks},
+        [rank.ledger_peak_bytes for rank in ranks],
+        [of_rank[seat.program_rank] for seat in prepared.spec.seats.all()],
+    )
+
+
+def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
+    """Units put together from their owners' parts; every replica's view must be the same."""
+    parts: dict[str, dict[int, Buffers]] = {}
+    views: dict[str, Floats] = {}
+    for rank in ranks:
+        for unit, (begin, buffers) in rank.own.items():
+            parts.setdefault(unit, {})[begin] = buffers
+        for unit, view in rank.views.items():
+            before = views.setdefault(unit, view)
+            assert before.tobytes() == view.tobytes(), f"replicas have other views of {unit}"
+    found: dict[str, Buffers] = {}
+    for unit, owned in parts.items():
+        ordered = [owned[begin] for begin in sorted(owned)]
+        found[unit] = (
+            np.concatenate([part[0] for part in ordered]),
+            np.concatenate([part[1] for part in ordered]),
+            np.concatenate([part[2] for part in ordered]),
+        )
+    return found
+
+
+def train_rank(
+    rank: int, _world_size: int, setting: Setting, folder: Path, delays: int | None
+) -> RankResult:
+    """One rank of `train`."""
+    run_folder = RunFolder(folder / "run")
+    spec, program = run_folder.read_spec(), run_folder.read_program()
+    job = load_job(spec.job_path)
+    seat, device = spec.seats.seat(rank), torch.device("cpu")
+    share = setting.sequences // setting.data
+    losses: list[str] = []
+    norms: list[float] = []
+
+    def heard(_step: int, reports: Round) -> None:
+        losses.append(loss_of(reports, job.batch.sequences * job.model.sequence_length).hex())
+
+    run = RankRun(
+        job,
+        program,
+        spec,
+        seat,
+        TorchNetwork(spec.seats, seat, backend="gloo", timeout_s=setting.timeout_s),
+        ReplicaBatches(samples, seat.data * share, share, setting.micro_batch, device),
+        Begin(0, partial(beginning, job.model.spec), job.train.loss_scale),
+        device=device,
+        heard=heard,
+        stop_asked=lambda: False,
+        allocator=Allocator(device),
+    )
+    _watch(run, norms, delays if delays is None else delays * 1000 + rank)
+    run.run()
+    return RankResult(
+        losses,
+        norms,
+        {unit.name: _own(unit) for unit in run.states.units},
+        {unit.name: _numpy(unit.view) for unit in run.states.units if unit.view is not None},
+        run.ops.loss_scale.scale if run.ops.loss_scale else 1.0,
+        run.ledger.peak.size_bytes,
+    )
+
+
+def _own(unit: UnitState) -> tuple[int, Buffers]:
+    """Where a rank's part begins, and the part, without what only fills the buffer up."""
+    part, end = unit.part, min(unit.own.stop, unit.unit.layout.size)
+    own = slice(unit.own.start - part.begin, end - part.begin)
+    buffers = (_numpy(buffer[own]) for buffer in (part.weights, part.moment1, part.moment2))
+    return unit.own.start, (next(buffers), next(buffers), next(buffers))
+
+
+def _watch(run: RankRun, norms: list[float], seed: int | None) -> None:
+    """Keeps the gradient norms, and sleeps before ops at random where a seed is given."""
+    execute = run.ops.execute
+    chance = random.Random(seed)
+
+    def watched(op: LocalOp, step: int) -> None:
+        if seed is not None and chance.random() < 0.3:
+            time.sleep(chance.choice((0.0, 0.0005, 0.002, 0.006)))
+        execute(op, step)
+        if op.kind is Kind.ClipNorm:
+            norms.append(run.ops.gradient_norm[step])
+
+    run.ops.execute = watched
+
+
+def _numpy(tensor: Tensor) -> Floats:
+    return tensor.detach().float().numpy().copy()
