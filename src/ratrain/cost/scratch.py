@@ -14,6 +14,9 @@ CHUNK_BYTES = 1 << 20
 UPDATE_ELEMENTS = 1 << 18
 """The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""
 
+SMALL_THINGS_BYTES = 2 << 20
+"""Two steps' tokens, the network library's own buffers, what control rounds and records take."""
+
 
 def compute_scratch_bytes(
     model: ModelSpec, kind: str, sequence: int, micro_batch: int, element_bytes: int
@@ -35,4 +38,4 @@ def lanes_scratch_bytes(data: int) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
     sum, and the optimizer's widened gradient, scaled."""
     reduction = (2 * (data - 1) + 1) * CHUNK_BYTES if data > 1 else 0
-    return reduction + 2 * 4 * UPDATE_ELEMENTS
+    return reduction + 2 * 4 * UPDATE_ELEMENTS + SMALL_THINGS_BYTES

@@ -11,8 +11,8 @@ from __future__ import annotations
 import json
 import time
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
-from statistics import median
+from dataclasses import asdict, astuple, dataclass, replace
+from statistics import fmean, median
 from typing import Any
 
 import numpy as np
@@ -31,7 +31,9 @@ from ratrain.runtime.states import RankStates, UnitState
 from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
 
 REPEATS = 3
-_SMALL, _LARGE = 1 << 16, 1 << 18
+LEAST_S = 0.4
+"""A sort of unit is timed for at least this long."""
+_SMALL, _LARGE = 1 << 16, 1 << 19
 """Elements of the two transfers whose difference gives a link's rate."""
 
 
@@ -51,10 +53,13 @@ class UnitTimes:
 
 @dataclass(frozen=True)
 class LinkTimes:
-    """A transfer takes `fixed_s` and its bytes over the rate."""
+    """A transfer takes `fixed_s` and its bytes over the rate; meanwhile this process's cores work
+    `driving_s` and `driving_s_per_byte` for it, which its compute lane lacks."""
 
     fixed_s: float
     rate_bytes_per_s: float
+    driving_s: float
+    driving_s_per_byte: float
 
 
 @dataclass(frozen=True)
@@ -155,7 +160,9 @@ def _unit_times(
 
     times: dict[str, list[float]] = {name: [] for name in ("bare", "kept", "back", "split")}
     scratch = 0
-    for turn in range(REPEATS + 1):
+    began_s, turn = time.perf_counter(), -1
+    while turn < REPEATS or time.perf_counter() - began_s < LEAST_S:
+        turn += 1
         times["bare"].append(_timed(bare)[0])
         took_s, graph = _timed(kept)
         times["kept"].append(took_s)
@@ -172,11 +179,13 @@ def _unit_times(
         if turn == 0:  # the first time, caches and pages are cold
             for row in times.values():
                 row.clear()
+            began_s = time.perf_counter()
     unit.weights.attach_gradient(None)
-    backward_s, split_s = median(times["back"]), median(times["split"])
+    # Means: under a quota an op is either whole or cut by a pause, and only their mix is the rate.
+    backward_s, split_s = fmean(times["back"]), fmean(times["split"])
     return UnitTimes(
-        forward_s=median(times["bare" if unit.local.recovered else "kept"]),
-        recovery_s=median(times["kept"]),
+        forward_s=fmean(times["bare" if unit.local.recovered else "kept"]),
+        recovery_s=fmean(times["kept"]),
         backward_s=backward_s,
         input_gradient_s=split_s,
         weight_gradient_s=max(backward_s - split_s, 0.0),
@@ -235,15 +244,24 @@ def _two_sizes(
 ) -> LinkTimes:
     """The fixed time and the rate, from two sizes. `element_share`: sent, of the elements given."""
     took_s: list[float] = []
+    worked_s: list[float] = []
     sent: list[float] = []
     for elements in (_SMALL, _LARGE):
         tensor = torch.zeros(elements * 4, dtype=torch.uint8, device=states.device)
         tensor = tensor.view(torch.float32)
         transfer(tensor)
+        worked_before_s = time.process_time()
         took_s.append(_median_s(lambda tensor=tensor: transfer(tensor), REPEATS))
+        worked_s.append((time.process_time() - worked_before_s) / REPEATS)
         sent.append(tensor.nbytes * element_share)
     rate = (sent[1] - sent[0]) / max(took_s[1] - took_s[0], 1e-6)
-    return LinkTimes(max(took_s[0] - sent[0] / rate, 1e-6), rate)
+    driving = max(worked_s[1] - worked_s[0], 0.0) / (sent[1] - sent[0])
+    return LinkTimes(
+        max(took_s[0] - sent[0] / rate, 1e-6),
+        rate,
+        max(worked_s[0] - driving * sent[0], 0.0),
+        driving,
+    )
 
 
 def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
@@ -281,11 +299,9 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
     def link_mean(rank: int, read: Callable[[Calibration], LinkTimes | None]) -> LinkTimes:
         rows = [link for c in of_rank[rank] if (link := read(c)) is not None]
         if not rows:
-            return LinkTimes(0.0, 1e12)
-        return LinkTimes(
-            float(np.mean([row.fixed_s for row in rows])),
-            float(np.mean([row.rate_bytes_per_s for row in rows])),
-        )
+            return LinkTimes(0.0, 1e12, 0.0, 0.0)
+        columns = zip(*(astuple(row) for row in rows), strict=True)
+        return LinkTimes(*(float(np.mean(column)) for column in columns))
 
     rate = np.ones(2 * ranks)
     for rank in range(ranks):
@@ -298,9 +314,12 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         rate[2 * rank] = rate[2 * rank + 1] = max(rates, default=1e12)
     out, into = 2 * units.rank, 2 * units.rank + 1
 
-    def over(volume: Floats, fixed: Callable[[int], float], peer: Any) -> Work:
-        fixed_s = np.array([fixed(int(rank)) for rank in units.rank])
-        return Work(fixed_s, volume, np.zeros(len(volume)), out.copy(), peer)
+    def over(volume: Floats, link: Callable[[int], LinkTimes], peer: Any) -> Work:
+        links = [link(int(rank)) for rank in units.rank]
+        fixed_s = np.array([one.fixed_s for one in links])
+        driving_s = np.array([one.driving_s for one in links])
+        driving_s += volume * np.array([one.driving_s_per_byte for one in links])
+        return Work(fixed_s, volume, driving_s, out.copy(), peer)
 
     stage_rank = _stage_ranks(program)
     stage = units.stage_in_replica
@@ -348,8 +367,9 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
     def ring(volume: Floats) -> Work:
         if data == 1:
             return fixed_work(zero)
-        return over(volume, lambda rank: collective[rank].fixed_s, into.copy())
+        return over(volume, lambda rank: collective[rank], into.copy())
 
+    update_s = column(lambda t: t.update_s)
     exchange_s = float(np.mean([c.exchange_s for c in found]))
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
     work |= {
@@ -358,11 +378,9 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.B: fixed_work(column(lambda t: t.backward_s)),
         Kind.I: fixed_work(column(lambda t: t.input_gradient_s)),
         Kind.W: fixed_work(column(lambda t: t.weight_gradient_s)),
-        Kind.UpdateShard: fixed_work(column(lambda t: t.update_s)),
-        Kind.SEND_F: over(boundary, lambda r: link_mean(r, lambda c: c.message).fixed_s, following),
-        Kind.SEND_B: over(
-            inputs, lambda r: link_mean(r, lambda c: c.message_back).fixed_s, previous
-        ),
+        Kind.UpdateShard: replace(fixed_work(update_s), interrupt_s=update_s),
+        Kind.SEND_F: over(boundary, lambda r: link_mean(r, lambda c: c.message), following),
+        Kind.SEND_B: over(inputs, lambda r: link_mean(r, lambda c: c.message_back), previous),
         Kind.RECV_F: fixed_work(zero),
         Kind.RECV_B: fixed_work(zero),
         Kind.GradSync: ring(reduced),
