@@ -21,6 +21,7 @@ from ratrain.corpus.samples import Samples
 from ratrain.corpus.tokenizer import check_vocabulary
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.errors import RatrainError, SpecError
+from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
@@ -35,6 +36,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.states import DTYPES, Source
+from ratrain.runtime.tensor_parts import StoredParts, stored_degree, stored_sizes
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
@@ -79,7 +81,7 @@ def _run(folder: RunFolder, rank: int) -> None:
         seat,
         network,
         _batches(job, program, spec, seat, device),
-        _begin(job, spec, folder),
+        _begin(job, spec, folder, seat.division),
         device=device,
         heard=heard,
         stop_asked=folder.stop_request.exists,
@@ -88,7 +90,7 @@ def _run(folder: RunFolder, rank: int) -> None:
     _calibrate(folder, job, program, spec, seat, run, network, allocator)
     run.save_with(
         CheckpointSaver(
-            _save_spec(job, folder),
+            _save_spec(job, spec, folder),
             rank,
             run.states,
             network,
@@ -139,31 +141,35 @@ def _batches(
     return ReplicaBatches(read, first, own, spec.micro_batch, device)
 
 
-def _begin(job: JobSpec, spec: RunSpec, folder: RunFolder) -> Begin:
+def _begin(job: JobSpec, spec: RunSpec, folder: RunFolder, division: Division) -> Begin:
     """The newest complete checkpoint of the run, else the weights that the job names, else random
     ones. What is read is verified block by block."""
     model = job.model.spec
     found = latest(folder.checkpoints, skip_damaged=True)
     if found is not None:
         checkpoint = open_checkpoint(found.path, verify=False)
-        checkpoint.expect(model.name, config_hash(job), unit_sizes(job))
-        state = checkpoint.manifest.meta.state
+        meta = checkpoint.manifest.meta
+        state, stored = meta.state, stored_degree(meta.units)
+        checkpoint.expect(model.name, config_hash(job), stored_sizes(model, stored))
+        parts = StoredParts(
+            model, stored, lambda *where: torch.from_numpy(checkpoint.read_range(*where))
+        )
 
         def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
-            return torch.from_numpy(checkpoint.read_range(unit, kind, low, high))
+            return parts.read_range(unit, division, kind, low, high)
 
         return Begin(
-            checkpoint.manifest.meta.step,
+            meta.step,
             saved,
             float(state.get("loss_scale", job.train.loss_scale)),
             int(state.get("good_steps", 0)),
         )
-    return Begin(0, _fresh(job, spec), job.train.loss_scale)
+    return Begin(0, _fresh(job, spec, division), job.train.loss_scale)
 
 
-def _fresh(job: JobSpec, spec: RunSpec) -> Source:
+def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     model = job.model.spec
-    layouts = {name: unit_layout(model, name) for name in unit_names(model)}
+    layouts = {name: unit_layout(model, name, division) for name in unit_names(model)}
     weights = job.train.weights
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
@@ -177,26 +183,20 @@ def _fresh(job: JobSpec, spec: RunSpec) -> Source:
     return fresh
 
 
-def unit_sizes(job: JobSpec) -> dict[str, int]:
-    """Elements of each unit's flat buffer."""
-    model = job.model.spec
-    return {name: unit_layout(model, name).size for name in unit_names(model)}
-
-
 def config_hash(job: JobSpec) -> str:
     """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
     body = {k: v for k, v in asdict(job.model.spec).items() if k != "source"}
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
-def _save_spec(job: JobSpec, folder: RunFolder) -> SaveSpec:
+def _save_spec(job: JobSpec, spec: RunSpec, folder: RunFolder) -> SaveSpec:
     return SaveSpec(
         run=folder.path,
         every=job.checkpoint.every,
         keep=job.checkpoint.keep,
         model=job.model.spec.name,
         config_hash=config_hash(job),
-        unit_sizes=unit_sizes(job),
+        unit_sizes=stored_sizes(job.model.spec, spec.tensor),
     )
 
 
