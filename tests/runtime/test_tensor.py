@@ -11,8 +11,6 @@ from crew import Crew
 from runs_made import Setting
 from training import Result, train
 
-from ratrain.program.strategies import PASSES
-
 pytestmark = pytest.mark.slow
 
 WIDE = (("num_key_value_heads", 4),)

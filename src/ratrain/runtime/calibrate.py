@@ -21,6 +21,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from ratrain.describe.train import TrainSpec
+from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.program.actions import BARRIERS, Kind, Lane
 from ratrain.program.program import Program
@@ -28,6 +29,7 @@ from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.network import Network
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.states import RankStates, UnitState
+from ratrain.runtime.tensor_peers import sent_of_sum
 from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
 
 REPEATS = 3
@@ -72,6 +74,7 @@ class Calibration:
     message_back: LinkTimes | None
     collective: LinkTimes | None  # bytes that one rank sends, of reductions and gathers
     exchange_s: float  # a small round over all ranks
+    tensor: LinkTimes | None = None  # bytes that one rank sends, of sums over its tensor group
 
 
 def calibrate(
@@ -91,14 +94,18 @@ def calibrate(
     for unit in states.units:
         key = (unit.local.first, unit.local.last, unit.padded)
         if key not in known:
-            known[key] = _unit_times(unit, states, train, boundary, batch, allocator)
+            group = network.tensor_group(Lane.COMPUTE)
+            known[key] = _unit_times(unit, states, train, boundary, batch, allocator, group)
         units.append(known[key])
     network.exchange(None, torch.zeros(1))
     forward = _message_times(Lane.SEND_F, +1, states, network, seats, seat)
     back = _message_times(Lane.SEND_B, -1, states, network, seats, seat)
     collective = _collective_times(states, network, seats) if seats.data > 1 else None
     exchange_s = _median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)), REPEATS)
-    return Calibration(seat.program_rank, tuple(units), forward, back, collective, exchange_s)
+    tensor = _tensor_times(states, network, seats.tensor)
+    return Calibration(
+        seat.program_rank, tuple(units), forward, back, collective, exchange_s, tensor
+    )
 
 
 def gathered(own: Calibration, network: Network) -> list[Calibration]:
@@ -118,6 +125,7 @@ def _of_json(body: dict[str, Any]) -> Calibration:
         link("message_back"),
         link("collective"),
         body["exchange_s"],
+        link("tensor"),
     )
 
 
@@ -137,6 +145,7 @@ def _unit_times(
     boundary: tuple[int, int, int],
     batch: MicroBatch,
     allocator: Allocator,
+    group: TensorGroup | None,
 ) -> UnitTimes:
     if unit.view is None:
         unit.weights.attach_view(states.gathered[0][: unit.padded])
@@ -161,7 +170,7 @@ def _unit_times(
     times: dict[str, list[float]] = {name: [] for name in ("bare", "kept", "back", "split")}
     scratch = 0
     began_s, turn = time.perf_counter(), -1
-    while turn < REPEATS or time.perf_counter() - began_s < LEAST_S:
+    while turn < REPEATS or _of_first(time.perf_counter() - began_s, group) < LEAST_S:
         turn += 1
         times["bare"].append(_timed(bare)[0])
         took_s, graph = _timed(kept)
@@ -193,6 +202,13 @@ def _unit_times(
         elements=unit.padded,
         scratch_bytes=scratch,
     )
+
+
+def _of_first(value: float, group: TensorGroup | None) -> float:
+    """The first rank's value: all ranks of a tensor group must decide alike."""
+    if group is None:
+        return value
+    return float(group.gather(torch.tensor([value], dtype=torch.float64))[0])
 
 
 def _update_s(unit: UnitState, train: TrainSpec) -> float:
@@ -237,6 +253,12 @@ def _collective_times(states: RankStates, network: Network, seats: Seats) -> Lin
         network.reduce(flat, flat[: len(flat) // seats.data])
 
     return _two_sizes(states, reduce, element_share=(seats.data - 1) / seats.data)
+
+
+def _tensor_times(states: RankStates, network: Network, tensor: int) -> LinkTimes | None:
+    """Sums over the tensor group of two sizes: bytes that one rank sends, over time."""
+    group = network.tensor_group(Lane.TENSOR)
+    return _two_sizes(states, group.sum_, element_share=sent_of_sum(tensor)) if group else None
 
 
 def _two_sizes(
@@ -308,7 +330,7 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         rates = [
             link.rate_bytes_per_s
             for c in of_rank[rank]
-            for link in (c.message, c.message_back, c.collective)
+            for link in (c.message, c.message_back, c.collective, c.tensor)
             if link is not None
         ]
         rate[2 * rank] = rate[2 * rank + 1] = max(rates, default=1e12)
@@ -369,6 +391,13 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
             return fixed_work(zero)
         return over(volume, lambda rank: collective[rank], into.copy())
 
+    def sums() -> Work:
+        """One boundary tensor; the sums inside a unit are in its compute."""
+        if setup.tensor == 1:
+            return fixed_work(zero)
+        volume = zero + max(inputs) * sent_of_sum(setup.tensor)
+        return over(volume, lambda rank: link_mean(rank, lambda c: c.tensor), into.copy())
+
     update_s = column(lambda t: t.update_s)
     exchange_s = float(np.mean([c.exchange_s for c in found]))
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
@@ -387,6 +416,9 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.PrefetchW: ring(part),
         Kind.Gather_F: ring(part),
         Kind.Gather_B: ring(part),
+        Kind.AllReduce_F: sums(),
+        Kind.AllReduce_B: sums(),
+        Kind.AllReduce_R: fixed_work(zero),
         Kind.ClipNorm: fixed_work(zero + 2 * exchange_s),
         Kind.Save: fixed_work(zero),
     }

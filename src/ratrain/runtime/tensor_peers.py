@@ -83,3 +83,8 @@ def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
     for part in parts[2:]:
         total += part
     out.copy_(total)
+
+
+def sent_of_sum(degree: int) -> float:
+    """What one rank sends, over the size of the sum."""
+    return 2 * (degree - 1) / degree
