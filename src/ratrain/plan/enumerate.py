@@ -22,6 +22,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import boundary_bytes, layers_of_stages, parameter_balanced_layers, unit_of
+from ratrain.plan.transfers import tensor_sums_s
 from ratrain.program.setup import Unit
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy, strategy
@@ -227,6 +228,11 @@ def times_by_kind(
 ) -> dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]:
     """The times of (embedding, layer, head) on each device kind of a placement."""
 
+    stage_of = {
+        name: stage for alike in placement.classes for stage, name in enumerate(alike.kinds)
+    }
+    boundary = boundary_bytes(job)
+
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
         one, two, three = (
             block_times(
@@ -236,12 +242,13 @@ def times_by_kind(
                 sequence=job.model.sequence_length,
                 dtype=job.schedule.dtype,
                 tensor=placement.layout.tensor,
+                sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
             )
             for block in kinds_of_block(job)
         )
         return one, two, three
 
-    return {name: times(name) for alike in placement.classes for name in dict.fromkeys(alike.kinds)}
+    return {name: times(name) for name in stage_of}
 
 
 def time_balanced(job: JobSpec, placement: Placement, again: bool) -> tuple[int, ...]:

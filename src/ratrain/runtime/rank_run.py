@@ -6,55 +6,53 @@ import json
 import os
 import traceback
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ratrain.checkpoint.listing import latest
-from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.corpus.prepare import prepare
 from ratrain.corpus.samples import Samples
 from ratrain.corpus.tokenizer import check_vocabulary
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.errors import RatrainError, SpecError
-from ratrain.models.division import Division
-from ratrain.models.huggingface_reader import read_range
-from ratrain.models.initialise import initial_range
-from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.program.program import Program
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
-from ratrain.runtime.calibrate import calibrate, costs_of_run, gathered
+from ratrain.runtime.beginning import begun, config_hash
+from ratrain.runtime.calibrate import calibrate, gathered
 from ratrain.runtime.control import Round
+from ratrain.runtime.failures import tell
+from ratrain.runtime.meeting import join
 from ratrain.runtime.metrics import MetricsLog
 from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.run_costs import costs_of_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
-from ratrain.runtime.states import DTYPES, Source
-from ratrain.runtime.tensor_parts import StoredParts, stored_degree, stored_sizes
+from ratrain.runtime.states import DTYPES
+from ratrain.runtime.tensor_parts import stored_sizes
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
+
+JOINING_S = 120.0
+"""Processes may begin this long after each other, however impatient the job is later on."""
 
 
 def run_rank(path: Path, rank: int) -> int:
     """Runs a rank; the exit status. What went wrong is in the folder's failure file."""
     folder = RunFolder(path)
+    # One that an earlier attempt left would be told again.
+    folder.rank_file(rank, "failure").unlink(missing_ok=True)
     try:
         _run(folder, rank)
         return 0
-    except RatrainError as error:
-        _tell(folder, rank, type(error).__name__, error.what, error.place, error.fix)
-        return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        _tell(folder, rank, type(error).__name__, _first_line(error), "", "")
-        return 1
+        if not isinstance(error, RatrainError):
+            traceback.print_exc()
+        return tell(folder, rank, error)
 
 
 def _run(folder: RunFolder, rank: int) -> None:
@@ -65,7 +63,8 @@ def _run(folder: RunFolder, rank: int) -> None:
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl")
+    backends = "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl"
+    join(backends, max(job.train.timeout_s, JOINING_S))
     network = TorchNetwork(spec.seats, seat, backend=backend, timeout_s=job.train.timeout_s)
     allocator = Allocator(device)
     log = MetricsLog(folder, job, program.setup.budget_bytes) if rank == 0 else None
@@ -74,19 +73,25 @@ def _run(folder: RunFolder, rank: int) -> None:
         if log is not None:
             log.write(step, reports)
 
-    run = RankRun(
-        job,
-        program,
-        spec,
-        seat,
-        network,
-        _batches(job, program, spec, seat, device),
-        _begin(job, spec, folder, seat.division),
-        device=device,
-        heard=heard,
-        stop_asked=folder.stop_request.exists,
-        allocator=allocator,
-    )
+    batches = _batches(job, program, spec, seat, device)
+
+    def built(begin: Begin) -> RankRun:
+        return RankRun(
+            job,
+            program,
+            spec,
+            seat,
+            network,
+            batches,
+            begin,
+            device=device,
+            heard=heard,
+            stop_asked=folder.stop_request.exists,
+            allocator=allocator,
+        )
+
+    run = begun(folder, job, spec, built)
+    dist.barrier()  # from here on a rank that is silent for the job's timeout is taken for lost
     _calibrate(folder, job, program, spec, seat, run, network, allocator)
     run.save_with(
         CheckpointSaver(
@@ -94,7 +99,7 @@ def _run(folder: RunFolder, rank: int) -> None:
             rank,
             run.states,
             network,
-            run.ops.loss_scale,
+            run.ops.scale_after,
             run.is_last,
         )
     )
@@ -141,54 +146,6 @@ def _batches(
     return ReplicaBatches(read, first, own, spec.micro_batch, device)
 
 
-def _begin(job: JobSpec, spec: RunSpec, folder: RunFolder, division: Division) -> Begin:
-    """The newest complete checkpoint of the run, else the weights that the job names, else random
-    ones. What is read is verified block by block."""
-    model = job.model.spec
-    found = latest(folder.checkpoints, skip_damaged=True)
-    if found is not None:
-        checkpoint = open_checkpoint(found.path, verify=False)
-        meta = checkpoint.manifest.meta
-        state, stored = meta.state, stored_degree(meta.units)
-        checkpoint.expect(model.name, config_hash(job), stored_sizes(model, stored))
-        parts = StoredParts(
-            model, stored, lambda *where: torch.from_numpy(checkpoint.read_range(*where))
-        )
-
-        def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
-            return parts.read_range(unit, division, kind, low, high)
-
-        return Begin(
-            meta.step,
-            saved,
-            float(state.get("loss_scale", job.train.loss_scale)),
-            int(state.get("good_steps", 0)),
-        )
-    return Begin(0, _fresh(job, spec, division), job.train.loss_scale)
-
-
-def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
-    model = job.model.spec
-    layouts = {name: unit_layout(model, name, division) for name in unit_names(model)}
-    weights = job.train.weights
-
-    def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
-        if kind != "weights":
-            return torch.zeros(high - low)
-        if weights is not None:
-            source = Path(spec.job_path).parent / weights
-            return read_range(source, model, unit, layouts[unit], low, high)
-        return initial_range(model, unit, layouts[unit], low, high, job.train.seed)
-
-    return fresh
-
-
-def config_hash(job: JobSpec) -> str:
-    """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
-    body = {k: v for k, v in asdict(job.model.spec).items() if k != "source"}
-    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
-
-
 def _save_spec(job: JobSpec, spec: RunSpec, folder: RunFolder) -> SaveSpec:
     return SaveSpec(
         run=folder.path,
@@ -214,6 +171,7 @@ def _calibrate(
     if not spec.calibrate:
         return
     own = calibrate(
+        run.schedule,
         run.states,
         network,
         spec.seats,
@@ -236,6 +194,7 @@ def _calibrate(
                     "rank": times.rank,
                     "compute_s": times.compute_s,
                     "recovery_s": times.recovery_s,
+                    "driving_s": times.driving_s,
                     "waiting_s": {kind.value: s for kind, s in times.waiting_s.items()},
                 }
                 for times in simulation.ranks
@@ -246,13 +205,3 @@ def _calibrate(
         }
         write_whole(folder.path / "prediction.json", json.dumps(body, indent=1))
     network.exchange(None, torch.zeros(1))
-
-
-def _tell(folder: RunFolder, rank: int, kind: str, what: str, place: str, fix: str) -> None:
-    body = {"rank": rank, "kind": kind, "what": what, "place": place, "fix": fix}
-    write_whole(folder.rank_file(rank, "failure"), json.dumps(body))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

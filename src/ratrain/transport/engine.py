@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import BadTarget, EngineClosed, SpecError
-from ratrain.transport import frames
+from ratrain.transport import frames, segments
 from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.config import Config
 from ratrain.transport.core import Core
@@ -87,8 +87,12 @@ class Engine:
             self._sockets.close()
             for word in self._words:
                 word.stop()
+            for segment in self.core.segments:
+                os.close(segment.fd)
+            self.core.segments.clear()
         self._driver.stop()
         self._sockets.join()
+        self._sockets.close_devices()
         if self._dispatcher is not None:
             self._calls.put(None)
             if threading.current_thread() is not self._dispatcher:
@@ -100,12 +104,27 @@ class Engine:
         """Make memory known: bytes of any length and alignment; `remote` lets peers write.
         `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
         with self._use():
-            return self.core.regions.register(memory, remote=remote, own_key=own_key)
+            region = self.core.regions.register(memory, remote=remote, own_key=own_key)
+            self._share(region)
+            return region
+
+    def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory that peers on this host can map: writes out of it over `shm` cost one
+        plain copy. It lives as long as the engine or the array, whichever is longer."""
+        with self._use():
+            segment = segments.create(size_bytes)
+            self.core.segments.append(segment)
+            for peer in self.core.peers.values():
+                for link in peer.links:
+                    if link.channel.provider == "shm":
+                        link.channel.offer(segment)
+            return segment.array
 
     def revoke(self, region: Region) -> None:
         """Forget a region. When this returns, no byte of it changes any more by a peer's hand."""
         with self._use():
             if self.core.regions.revoke(region):
+                self._unshare(region)
                 for peer in self.core.peers.values():
                     peer.ledger.revoke(region.key)
 
@@ -310,6 +329,12 @@ class Engine:
             return {**self.core.stats, "callback_errors": self.callback_errors, "peers": peers}
 
     # --- for the parts --------------------------------------------------------------------
+
+    def _share(self, region: Region) -> None:
+        self._sockets.register(self.core, region)
+
+    def _unshare(self, region: Region) -> None:
+        self._sockets.forget(region)
 
     def stop_listening(self) -> None:
         """Take no more connections (called under the lock, when the engine has failed)."""

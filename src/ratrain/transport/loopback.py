@@ -25,8 +25,10 @@ from ratrain.transport.config import Config
 from ratrain.transport.core import Core
 from ratrain.transport.engine import Engine
 from ratrain.transport.frames import Head
+from ratrain.transport.memory import Region
 from ratrain.transport.peer import Peer
 from ratrain.transport.provider import Iov, Landing, Receiver
+from ratrain.transport.segments import Segment
 
 TICK_S = 0.05
 
@@ -180,6 +182,9 @@ class LoopbackChannel:
             delay_s = max(0.0, self._held_until_s - net.now_s) + dice.uniform(*faults.delay_s)
             net.at(delay_s, lambda: self.other.arrive(frames.pack(head), extra, data))
 
+    def offer(self, segment: Segment) -> None:
+        """Part of Channel: nothing can be mapped over a simulated wire."""
+
     def hold(self) -> None:
         """Part of Channel: nothing is sent together here."""
 
@@ -256,6 +261,12 @@ class LoopbackEngine(Engine):
         for word in self._words:
             word.stop()
         self._closed = True
+
+    def _share(self, region: Region) -> None:
+        """Nothing is registered with a simulated NIC."""
+
+    def _unshare(self, region: Region) -> None:
+        """Nothing was."""
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Let simulated time pass until `ready()`."""
