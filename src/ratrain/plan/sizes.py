@@ -82,8 +82,8 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         return 0
     element = precision_of(job.schedule.dtype).element_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
-    compute = compute_scratch_bytes(model, block.kind, length, size, element)
-    return compute + lanes_scratch_bytes(layout.data)
+    compute = compute_scratch_bytes(model, block.kind, length, size, element, layout.tensor)
+    return compute + lanes_scratch_bytes(layout.data, layout.tensor)
 
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
