@@ -94,7 +94,8 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise TimelineError(
             f"cannot be written: {error.strerror}",
             place=str(path),
