@@ -36,6 +36,7 @@ class Driver:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._handlers: dict[int, Callable[[int], None]] = {}
+        self.before_sleep: dict[int, Callable[[], float]] = {}
         self._seat = threading.Lock()
         self._changed = threading.Condition(lock)
         self._guests = 0
@@ -168,7 +169,10 @@ class Driver:
         assert core is not None
         if core.owing:
             core.flush_acks()
-        return core.next_due_s(core.now())
+        due_s = core.next_due_s(core.now())
+        for serve in self.before_sleep.values():
+            due_s = min(due_s, serve())
+        return due_s
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
         core = self._core
