@@ -106,6 +106,7 @@ class Setting:
     budget_bytes: int | None = None
     every: int = 0
     keep: int = 2
+    weights: str | None = None
     timeout_s: float = 60.0
     link: str = "1Gbit/s"
     files: tuple[str, ...] = ()
@@ -154,6 +155,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "learning_rate": setting.learning_rate,
         "clip_norm": setting.clip_norm,
         "loss_scale": setting.loss_scale,
+        "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
     }
     tables = {
