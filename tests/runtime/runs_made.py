@@ -101,6 +101,7 @@ class Setting:
     timeout_s: float = 60.0
     link: str = "1Gbit/s"
     files: tuple[str, ...] = ()
+    tied: bool = False
 
     @property
     def world_size(self) -> int:
@@ -124,7 +125,8 @@ class Setting:
 def write_job(folder: Path, setting: Setting) -> Path:
     """The job file of a setting, with its model and cluster beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps(CONFIG))
+    config = {**CONFIG, "tie_word_embeddings": setting.tied}
+    (folder / "config.json").write_text(json.dumps(config))
     rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
     (folder / "cluster.toml").write_text(CLUSTER.format(rates=rates, link=setting.link))
     schedule = {

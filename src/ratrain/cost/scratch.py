@@ -31,8 +31,10 @@ def compute_scratch_bytes(
     return 0
 
 
-def lanes_scratch_bytes(data: int) -> int:
+def lanes_scratch_bytes(data: int, *, tied: bool = False) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
-    sum, and the optimizer's widened gradient, scaled."""
-    reduction = (2 * (data - 1) + 1) * CHUNK_BYTES if data > 1 else 0
-    return reduction + 2 * 4 * UPDATE_ELEMENTS
+    sum (on the same lane, at another time: two pieces of a tied matrix' other copy), and the
+    optimizer's widened gradient, scaled."""
+    reduction = 2 * (data - 1) + 1 if data > 1 else 0
+    pieces = max(reduction, 2 if tied else 0)
+    return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS

@@ -20,6 +20,7 @@ from ratrain.runtime.network import Network
 from ratrain.runtime.optimizer import LossScale
 from ratrain.runtime.schedule import LocalOp, Schedule
 from ratrain.runtime.states import Graph, RankStates, UnitState
+from ratrain.runtime.tied import add_here, counted_once, tied_range
 
 
 class Batches(Protocol):
@@ -86,6 +87,7 @@ class RankOps:
             Kind.Gather_B: self._gather,
             Kind.ClipNorm: self._clip_norm,
             Kind.Save: self._save,
+            Kind.TieSync: self._tie_sync,
         }
 
     def execute(self, op: LocalOp, step: int) -> None:
@@ -252,10 +254,17 @@ class RankOps:
             assert unit.shard is not None
             unit.shard += own
 
+    def _tie_sync(self, op: LocalOp, step: int) -> None:
+        unit, last = self._unit(op), self._states.units[-1]
+        if unit.local.first and last.local.last:
+            add_here(_tied_gradient(unit), _tied_gradient(last))
+        else:
+            self._network.add_copies(_tied_gradient(unit))
+
     def _clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack(
-            [self._reduced(unit, own=True).double().square().sum() for unit in self._states.units]
+            [self._counted(unit).double().square().sum() for unit in self._states.units]
         ).cpu()
         total = sum(float(value) for row in self._exchanged(squares) for value in row)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
@@ -269,6 +278,11 @@ class RankOps:
         self._gradient_factor = 1 / scale
         if clip is not None and norm > clip:
             self._gradient_factor *= clip / norm
+
+    def _counted(self, unit: UnitState) -> Tensor:
+        """The own share of a gradient, for the norm: a tied matrix counts once, as embedding."""
+        own = self._reduced(unit, own=True)
+        return counted_once(unit, own) if self._setup.tied and unit.local.last else own
 
     def _exchanged(self, squares: Tensor) -> list[list[float]]:
         """All ranks' sums, padded to one length for the exchange."""
@@ -316,6 +330,12 @@ class RankOps:
 
     def _unit(self, op: LocalOp) -> UnitState:
         return self._states.units[op.unit]
+
+
+def _tied_gradient(unit: UnitState) -> Tensor:
+    """The shared matrix' part of a unit's whole gradient."""
+    assert unit.gradient is not None
+    return unit.gradient[tied_range(unit)]
 
 
 def _rank_of_stage(schedule: Schedule) -> list[int]:

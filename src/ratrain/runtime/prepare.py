@@ -102,12 +102,6 @@ def _job(request: RunRequest) -> JobSpec:
             place=str(request.job_path),
             fix='add [data] with files = ["corpus/*.txt"]',
         )
-    if job.model.spec.tied_embeddings:
-        raise SpecError(
-            f"{job.model.spec.name} ties its embedding and its head, which `train` cannot yet do",
-            place=str(request.job_path),
-            fix="use a model with tied_embeddings = false",
-        )
     schedule = job.schedule
     if request.schedule is not None:
         schedule = replace(schedule, name=request.schedule)

@@ -64,7 +64,13 @@ def _run(folder: RunFolder, rank: int) -> None:
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
     dist.init_process_group("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl")
-    network = TorchNetwork(spec.seats, seat, backend=backend, timeout_s=job.train.timeout_s)
+    network = TorchNetwork(
+        spec.seats,
+        seat,
+        backend=backend,
+        timeout_s=job.train.timeout_s,
+        tied=program.setup.tied,
+    )
     allocator = Allocator(device)
     log = MetricsLog(folder, job, program.setup.budget_bytes) if rank == 0 else None
 

@@ -53,6 +53,10 @@ class Seats:
         """World ranks of one replica, by pipeline rank."""
         return [self.world_rank(pipeline, data) for pipeline in range(self.pipeline)]
 
+    def ends(self, data: int) -> tuple[int, int]:
+        """World ranks that hold the first and the last stage of a replica."""
+        return self.world_rank(0, data), self.world_rank(self.pipeline - 1, data)
+
     def data_group(self, pipeline: int) -> list[int]:
         """World ranks that hold the same stages, by replica."""
         return [self.world_rank(pipeline, data) for data in range(self.data)]
