@@ -7,14 +7,18 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from crew import Crew
 from runs_made import Setting, write_job
 from test_same_numbers import begun_units, plainly_trained
+from torch import Tensor
 from training import Result, train
 
 from ratrain.describe.job import load_job
 from ratrain.models.shapes import unit_layout
 from ratrain.program.strategies import STRATEGIES
+from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.seats import Seats
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}
@@ -89,6 +93,34 @@ def test_copies_stay_equal_in_lower_precision(
     for number, (one, other) in enumerate(copies(found, tmp_path)):
         assert one == other, number
     assert any(moment.any() for _, moment, _ in found.units.values())
+
+
+def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) -> Tensor:
+    """One rank of two pipelines of `world_size` / 2 ranks: its own numbers, added up."""
+    seats = Seats(world_size // 2, 2, (0, 0), (0,))
+    seat = seats.seat(rank)
+    network = TorchNetwork(seats, seat, backend="gloo", timeout_s=30, tied=True)
+    gradient = numbers(rank, elements, dtype)
+    if rank in seats.ends(seat.data):
+        network.add_copies(gradient)
+    return gradient
+
+
+def numbers(seed: int, elements: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("elements", [1, 262_144, 1_000_003])
+def test_both_ends_of_each_replica_get_the_rounded_sum_piece_by_piece(
+    elements: int, dtype: torch.dtype, crew: Crew
+) -> None:
+    found = crew.ask(4, add_copies, elements, dtype)
+    for data in range(2):
+        one, other = (numbers(rank, elements, dtype) for rank in (data, 2 + data))
+        expected = (one.double() + other.double()).to(dtype)
+        assert torch.equal(found[data], found[2 + data])
+        assert torch.equal(found[data], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))

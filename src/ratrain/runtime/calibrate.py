@@ -28,6 +28,7 @@ from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.network import Network
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.states import RankStates, UnitState
+from ratrain.runtime.tied import tie_work
 from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
 
 REPEATS = 3
@@ -369,6 +370,12 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.PrefetchW: ring(part),
         Kind.Gather_F: ring(part),
         Kind.Gather_B: ring(part),
+        Kind.TieSync: tie_work(
+            units,
+            column(lambda t: t.elements * element_bytes),
+            column(lambda t: t.update_s) * (data if setup.sharding else 1),
+            lambda r: link_mean(r, lambda c: c.message or c.message_back).fixed_s,
+        ),
         Kind.ClipNorm: fixed_work(zero + 2 * exchange_s),
         Kind.Save: fixed_work(zero),
     }

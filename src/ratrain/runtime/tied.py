@@ -6,13 +6,18 @@ arithmetic, so they stay equal bit by bit: on devices of one kind.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
+import numpy as np
 import torch
 from torch import Tensor
 
 from ratrain.models.embedding import TABLE
 from ratrain.models.head import LOGITS
 from ratrain.models.shapes import EMBEDDING, HEAD
+from ratrain.program.units import Units
 from ratrain.runtime.states import UnitState
+from ratrain.simulate.costs import NO_LINK, Floats, Work
 
 _MATRIX = {EMBEDDING: TABLE, HEAD: LOGITS}
 
@@ -34,3 +39,27 @@ def counted_once(unit: UnitState, own: Tensor) -> Tensor:
     matrix = tied_range(unit)
     begin, end = (max(0, at - unit.own.start) for at in (matrix.start, matrix.stop))
     return torch.cat([own[:begin], own[end:]])
+
+
+def tie_work(
+    units: Units, gradient_bytes: Floats, update_s: Floats, fixed_s: Callable[[int], float]
+) -> Work:
+    """What a TieSync costs, from what calibration measured of its rank.
+
+    Ranks apart: the embedding's gradient (it is all matrix) from each to the other, over the ports
+    that messages between stages use; the link between the two ends itself was not measured. On
+    one rank: five passes of memory over it, where the optimizer that was timed (`update_s`, of
+    whole units) makes seven.
+    """
+    embedding = np.minimum(np.arange(len(units.rank)), units.tied_to)
+    tied = units.tied_to >= 0
+    here = tied & (units.rank[units.tied_to] == units.rank)
+    apart = tied & ~here
+    fixed = np.array([fixed_s(int(rank)) for rank in units.rank])
+    return Work(
+        np.where(here, update_s[embedding] * 5 / 7, np.where(apart, fixed, 0.0)),
+        np.where(apart, gradient_bytes[embedding], 0.0),
+        np.zeros(len(units.rank)),
+        np.where(apart, 2 * units.rank, NO_LINK),
+        np.where(apart, 2 * units.rank[units.tied_to] + 1, NO_LINK),
+    )
