@@ -52,6 +52,7 @@ class Sizes:
 MODELS = {
     "balanced": Sizes(hidden=256, layers=8, heads=4, kv_heads=2, ffn=688, vocab=2048),
     "vocabulary": Sizes(hidden=256, layers=4, heads=4, kv_heads=2, ffn=688, vocab=16384),
+    "large": Sizes(hidden=512, layers=8, heads=8, kv_heads=4, ffn=1376, vocab=8000),
     "tiny": Sizes(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, vocab=512),
 }
 
@@ -76,7 +77,7 @@ class Case:
     model: str = "balanced"
     sequence_length: int = 128
     sequences: int = 16
-    micro_batch: int = 2
+    micro_batch: int = 1
     pipeline: int = 2
     data: int = 1
     link: str = "10 Gbit/s"

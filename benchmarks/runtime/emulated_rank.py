@@ -20,7 +20,8 @@ from cases import Emulation, read_case
 def main(case_path: Path, run: Path) -> int:
     """The rank's exit status."""
     case = read_case(case_path)
-    assert case.emulation is not None
+    emulation = case.emulation
+    assert emulation is not None
     import torch
     from torch import Tensor
 
@@ -39,7 +40,7 @@ def main(case_path: Path, run: Path) -> int:
             return torch.zeros(shape)
 
         @staticmethod
-        def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None, None]:
+        def backward(ctx: Any, *_: Any) -> tuple[Tensor, None, None]:
             time.sleep(2 * ctx.forward_s)
             return torch.zeros(ctx.shape), None, None
 
@@ -57,10 +58,10 @@ def main(case_path: Path, run: Path) -> int:
             shape = () if self.name == "h" else (*batch.tokens.shape, self.hidden)
             return Sleep.apply(x, shape, times.get(self.name, self.emulation.layer_s))
 
-    def unit_of(spec: Any, name: str, *, sequence_length: int) -> Any:
-        return Sleeping(unit_layout(spec, name), name, spec.hidden, case.emulation)
+    def unit_of(spec: Any, name: str, **_: Any) -> Any:
+        return Sleeping(unit_layout(spec, name), name, spec.hidden, emulation)
 
-    trainer.unit_of = unit_of
+    trainer.unit_of = unit_of  # pyright: ignore[reportPrivateImportUsage]
     return run_rank(run, int(os.environ["RANK"]))
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import json
 import shutil
+import subprocess
 import sys
-import time
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -77,7 +79,6 @@ def _prepared(case: Case, folder: Path, method: str) -> PreparedRun:
         folder / "job.toml",
         schedule=method,
         threads=1,
-        calibrate=not case.emulation,
     )
     prepared = prepare_run(request)
     if case.emulation:
@@ -89,7 +90,7 @@ def _launch_emulated(folder: Path, run: RunFolder, lab: Lab, watch: Watch) -> No
     """Ranks whose units sleep; started by the lab's crew, which calls back for each line."""
     command = [sys.executable, str(EMULATED_RANK), str(folder / "case.json"), str(run.path)]
     with watch.looking():
-        endings = run_crew(lab, command, lambda rank, line: None)
+        endings = run_crew(lab, command, lambda *_: None)
     for ending in endings:
         if ending.status and not ending.stopped:
             failure = run.rank_file(ending.rank, "failure")
@@ -101,27 +102,45 @@ def _outcome(case: Case, method: str, run: RunFolder, watch: Watch) -> Outcome:
     rows = run.read_metrics()[:-1]
     times = [row["time_s"] for row in rows]
     first = case.warm_up - 1
-    pairs = zip(times[first:-1], times[first + 1 :], strict=True)
     return Outcome(
         method,
-        tuple(after - before for before, after in pairs),
+        tuple(after - before for before, after in pairwise(times[first:])),
         tuple(row["loss"] for row in rows),
         watch.sent_bytes,
         watch.cpu_s,
-        watch.peak_bytes,
+        max(0, watch.peak_bytes - imports_bytes()),
         watch.others_part,
         memory=_memory(run, rows),
+        predicted_s=_prediction(run).get("step_time_s", 0.0),
     )
+
+
+@cache
+def imports_bytes() -> int:
+    """Resident bytes of a process that has imported what a rank imports, and done nothing."""
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=True
+    )
+    return int(done.stdout)
 
 
 def _memory(run: RunFolder, rows: list[dict[str, Any]]) -> tuple[int, int]:
     """(bytes that the verifier bounds, bytes that the ranks allocated), of the fullest rank."""
     allocated = [int(r["allocated_peak_bytes"] or 0) for row in rows for r in row["ranks"]]
-    prediction = run.path / "prediction.json"
-    if not prediction.exists():
-        return 0, max(allocated)
-    return max(json.loads(prediction.read_text())["bound_bytes"]), max(allocated)
+    return max(_prediction(run).get("bound_bytes", [0])), max(allocated)
 
+
+def _prediction(run: RunFolder) -> dict[str, Any]:
+    """What the run's calibration foretold; nothing where there was none."""
+    path = run.path / "prediction.json"
+    return json.loads(path.read_text()) if path.exists() else {}
+
+
+IMPORTS = """
+import ratrain.runtime.rank_run
+from ratrain.runtime.process import resident_bytes
+print(resident_bytes())
+"""
 
 JOB = """\
 [model]

@@ -7,6 +7,7 @@ import os
 import statistics
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -23,6 +24,7 @@ class Outcome:
     peak_bytes: int = 0  # over what its imports took, of the rank that takes most
     others_part: float = 0.0  # of the machine's processors, used by everybody else meanwhile
     memory: tuple[int, int] = (0, 0)  # ours: bound by the verifier, and allocated
+    predicted_s: float = 0.0  # ours: a step, by the simulator
     failure: str = ""  # why it did not end: memory, or its last words
 
     @property
@@ -43,7 +45,7 @@ def outcome_of(method: str, folder: Path, ranks: int, warm_up: int, tokens: int)
     sums = zip(*(t["losses"] for t in traces), strict=True)
     return Outcome(
         method,
-        tuple(after - before for before, after in _pairs(ends[warm_up - 1 :])),
+        tuple(after - before for before, after in pairwise(ends[warm_up - 1 :])),
         tuple(sum(loss for loss in step if loss is not None) / tokens for step in sums),
         max(_each(t["sent_bytes"], warm_up) for t in traces),
         max(_each(t["cpu_s"], warm_up) for t in traces),
@@ -63,6 +65,7 @@ def together(runs: Sequence[Outcome]) -> Outcome:
         sent_bytes=statistics.median(run.sent_bytes for run in runs),
         cpu_s=statistics.median(run.cpu_s for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
+        predicted_s=statistics.median(run.predicted_s for run in runs),
         others_part=max(run.others_part for run in runs),
     )
 
@@ -76,10 +79,6 @@ def _others(traces: Sequence[dict[str, Any]], warm_up: int) -> float:
     own_s = sum(_each(t["cpu_s"], warm_up) for t in traces)
     step_s = max(_each(t["ends_s"], warm_up) for t in traces)
     return max(0.0, spent_s - own_s) / (step_s * (os.cpu_count() or 1))
-
-
-def _pairs(values: Sequence[float]) -> list[tuple[float, float]]:
-    return list(zip(values[:-1], values[1:], strict=True))
 
 
 def _each(counts: Sequence[float], warm_up: int) -> float:

@@ -7,7 +7,7 @@ a step's micro-batches and reduce once, except plain FSDP2, which also frees wha
 from __future__ import annotations
 
 from collections.abc import Callable
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Protocol, cast
 
 import torch
@@ -38,9 +38,7 @@ class Method(Protocol):
 class Accumulated:
     """Micro-batches one after the other; `sync` says in which of them gradients are reduced."""
 
-    def __init__(
-        self, case: Case, module: nn.Module, scale: float, *, keeps: bool = False
-    ) -> None:
+    def __init__(self, case: Case, module: nn.Module, scale: float, *, keeps: bool = False) -> None:
         self.case, self.module, self.scale, self.keeps = case, module, scale, keeps
         self.loss_of = loss_of(case)
 
@@ -55,7 +53,7 @@ class Accumulated:
             total += loss.item()
         return total
 
-    def _synced(self, last: bool) -> nullcontext[None]:
+    def _synced(self, last: bool) -> AbstractContextManager[None]:
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
         if isinstance(self.module, FSDPModule):
@@ -171,9 +169,7 @@ def pipeline_fsdp2(case: Case, spec: ModelSpec) -> Method:
 def pipeline_hooks(case: Case, spec: ModelSpec) -> Method:
     """1F1B with hand-written hooks that reduce each parameter as soon as it is ready."""
     mesh = _mesh(case)
-    inner = Pipelined(
-        case, _own_stage(case, spec, mesh), 1 / case.tokens, mesh.get_group("pp")
-    )
+    inner = Pipelined(case, _own_stage(case, spec, mesh), 1 / case.tokens, mesh.get_group("pp"))
     return Hooked(inner, case.micro_batches, mesh.get_group("dp"))
 
 

@@ -42,13 +42,17 @@ def far_end(pipe: Connection, provider: str, nics: str | tuple[str, ...]) -> Non
 class Pair:
     """Our engine here and another in a child process."""
 
-    def __init__(self, provider: str, nics: str | tuple[str, ...] = "loopback") -> None:
+    def __init__(
+        self, provider: str, nics: str | tuple[str, ...] = "loopback", *, allocate: bool = False
+    ) -> None:
         context = mp.get_context("spawn")
         self.pipe, theirs = context.Pipe()
         self.child = context.Process(target=far_end, args=(theirs, provider, nics), daemon=True)
         self.child.start()
         self.engine = Engine(Config(SECRET, "near", providers=(provider,), nics=nics))
-        self.source = self.engine.register(np.ones(SPACE, np.uint8), remote=False)
+        memory = self.engine.allocate(SPACE) if allocate else np.ones(SPACE, np.uint8)
+        memory[:] = 1
+        self.source = self.engine.register(memory, remote=False)
         inbox = self.engine.register(np.zeros(SPACE, np.uint8))
         address, target = self.pipe.recv()
         self.address = Address.from_bytes(address)

@@ -212,8 +212,9 @@ def median_of(rounds: list[Callable[[], float]], turns: int = 5) -> list[float]:
 
 def main() -> None:
     """Print the table."""
-    ours = [Pair("sock"), Pair("shm")]
-    peers: dict[str, Pair | Gloo | Raw] = {"sock": ours[0], "shm": ours[1], "raw": Raw()}
+    ours = [Pair("sock"), Pair("shm"), Pair("shm", allocate=True)]
+    peers: dict[str, Pair | Gloo | Raw] = dict(zip(("sock", "shm", "mapped"), ours, strict=True))
+    peers["raw"] = Raw()
     try:
         peers["gloo"] = Gloo()
     except ImportError as error:
@@ -240,7 +241,8 @@ def main() -> None:
         gloo = found["sock"] / found["gloo"] if "gloo" in found else float("nan")
         print(
             f"{size >> 10} KiB: sock {found['sock'] / best:.2f} of the best of raw and gloo, "
-            f"{gloo:.2f} of gloo; shm {found['shm'] / found['memcpy']:.2f} of memcpy"
+            f"{gloo:.2f} of gloo; shm {found['shm'] / found['memcpy']:.2f} "
+            f"and mapped {found['mapped'] / found['memcpy']:.2f} of memcpy"
         )
     for peer in peers.values():
         peer.close()

@@ -12,7 +12,7 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.collectives import message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, block_times
 from ratrain.cost.gemm import TILES, Product, product_s
-from ratrain.cost.gpu_layer import PLAIN, Execution
+from ratrain.cost.gpu_layer import LAYER_KERNELS, PLAIN, Execution
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.presets import cluster_preset, model_preset
 
@@ -75,6 +75,39 @@ def test_small_micro_batches_wait_for_the_host() -> None:
     times = layer_times(slow)
     assert times.forward_s == pytest.approx(22.0)
     assert times.backward_s == pytest.approx(38.0)
+
+
+def test_the_sums_of_a_group_fill_what_the_device_would_idle_for_the_host() -> None:
+    def times(sums_s: float, *, blocking: bool) -> BlockTimes:
+        kernels = replace(KERNELS, host_s=1.0, blocking_sums=blocking)
+        slow = replace(GPU, kernels=kernels)
+        return block_times(
+            LAYER, slow, micro_batch=1, sequence=2048, dtype="fp16", tensor=2, sums_s=sums_s
+        )
+
+    alone, apart, inside = (
+        times(0, blocking=False),
+        times(5, blocking=False),
+        times(5, blocking=True),
+    )
+    assert apart.forward_s + 5 == pytest.approx(alone.forward_s) == inside.forward_s
+    assert apart.backward_s + 5 == pytest.approx(alone.backward_s) == inside.backward_s
+
+
+@given(st.floats(1e-6, 1e-3), st.sampled_from([1, 2, 4]), st.floats(1, 10))
+def test_going_in_step_never_gains_and_costs_at_most_the_sum(
+    host_s: float, tensor: int, power: float
+) -> None:
+
+    def forward_s(host_s: float, lockstep: float | None) -> float:
+        kernels = replace(KERNELS, host_s=host_s, lockstep=lockstep)
+        return layer_times(replace(GPU, kernels=kernels), tensor).forward_s
+
+    loose, tight = forward_s(host_s, None), forward_s(host_s, power)
+    assert tight >= loose * (1 - 1e-12)
+    assert tight <= (forward_s(0.0, None) + LAYER_KERNELS[0] * host_s) * (1 + 1e-12)
+    if tensor == 1:
+        assert tight == loose
 
 
 def test_tensor_parallelism_gains_less_than_its_degree_without_sequence_parallelism() -> None:

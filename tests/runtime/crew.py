@@ -12,7 +12,10 @@ from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import PrefixStore, TCPStore
+from torch.distributed import (
+    PrefixStore,  # type: ignore[attr-defined]
+    TCPStore,  # type: ignore[attr-defined]
+)
 
 Work = Callable[..., Any]
 """What a rank is asked to do: called with (rank, world size, what the asker gave)."""

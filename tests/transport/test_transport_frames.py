@@ -15,6 +15,7 @@ from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.frames import FrameError, Head
 from ratrain.transport.progress import Driver
 from ratrain.transport.provider import Landing
+from ratrain.transport.rows import Rows
 from ratrain.transport.stream import StreamChannel
 
 U8, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (8, 32, 64))
@@ -150,11 +151,9 @@ def test_damaged_addresses_and_descriptors_are_spec_errors(data: bytes) -> None:
 
 
 def test_pages_received_in_drips_fill_exactly_their_places() -> None:
-    from ratrain.transport.stream import _Pages
-
     target = np.zeros(1000, np.uint8)
     iov = np.array([[target.ctypes.data + 10 * i, 7] for i in range(50)], np.uint64)
-    pages, data = _Pages(iov), bytes(range(1, 251)) + bytes(range(1, 101))
+    pages, data = Rows(iov), bytes(range(1, 251)) + bytes(range(1, 101))
     at = 0
     for size in (1, 6, 7, 13, 100, 223):
         pages.put(memoryview(data)[at : at + size])

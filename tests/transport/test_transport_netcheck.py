@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import secrets
+import tomllib
+from importlib import resources
 from pathlib import Path
 
 from click.testing import CliRunner
 
 from ratrain.cli.net import command
+from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.strict import load, read_toml
 from ratrain.transport import Config, Engine
+
+PRESETS = resources.files("ratrain.describe.presets") / "clusters"
 
 
 def test_net_check_measures_and_verifies_every_pair_of_local_agents() -> None:
@@ -34,3 +40,22 @@ def test_net_check_shows_a_dead_agent_as_an_error_and_ends(tmp_path: Path) -> No
     result = CliRunner().invoke(command, options)
     assert result.exit_code == 5
     assert "failed" in result.output
+
+
+def test_what_net_check_measured_is_the_links_part_of_a_cluster_file_json_and_text() -> None:
+    table, place = read_toml(Path(str(PRESETS / "mixed-sites.toml")))
+    for as_json in (True, False):
+        options = ["check", "--local", "2", "--mib", "1", "--level", "world"]
+        result = CliRunner().invoke(command, [*options, *["--json"] * as_json])
+        assert result.exit_code == 0, result.output
+        if as_json:
+            links = json.loads(result.output)["cluster"]["links"]
+        else:
+            links = tomllib.loads(result.output.split("# for a cluster file")[1])["links"]
+        cluster = load(ClusterSpec, {**table, "links": links}, place)
+        devices = cluster.devices(12)
+        link = cluster.link(devices[0], devices[-1])
+        assert 0 < link.latency_s < 0.1
+        assert link.bandwidth_bytes_per_s > 1e6
+        assert "ratrain net check" in link.source
+        assert "2 directed pairs" in link.source

@@ -25,6 +25,7 @@ from ratrain.errors import (
     TransportError,
 )
 from ratrain.transport import Address, Config, Descriptor, Engine, Target
+from ratrain.transport.segments import create, map_peer
 
 SECRET = b"a secret of tests"
 Two = tuple[Engine, Engine]
@@ -58,6 +59,42 @@ def test_a_write_of_more_than_a_gibibyte_is_exact(engines: Two) -> None:
     a.write(a.register(source), b.register(target).descriptor(), imm=4).wait(60)
     assert b.counter(4).value == 1
     assert np.array_equal(source, target)
+
+
+@pytest.mark.parametrize("when", ["before", "after"])
+def test_memory_that_the_engine_allocated_is_written_exactly_and_mapped_where_it_can_be(
+    engines: Two, provider: str, when: str
+) -> None:
+    a, b = engines
+    if when == "after":
+        a.connect(b.address)
+    source, target = a.allocate(3 << 20), np.zeros(3 << 20, np.uint8)
+    source[:] = noise(3 << 20)
+    src, dst = a.register(source, remote=False), b.register(target)
+    for span in (slice(0, 3 << 20), slice(5, 100_000), slice((3 << 20) - 9000, 3 << 20)):
+        target[:] = 0
+        a.write(src[span], dst.descriptor()[span], imm=1).wait()
+        assert (target[span] == source[span]).all()
+        assert not target[: span.start].any()
+        assert not target[span.stop :].any()
+    assert b.counter(1).value == 3
+    channel = b.core.peers[a.address.incarnation].links[0].channel
+    assert len(channel._mapped) == (provider == "shm")  # pyright: ignore[reportAttributeAccessIssue]
+
+
+def test_a_peers_descriptor_that_could_shrink_is_never_mapped() -> None:
+    fd = os.memfd_create("loose")
+    os.ftruncate(fd, 8192)
+    assert map_peer(os.getpid(), fd, 4096, 8192) is None
+    sealed = create(8192)
+    assert map_peer(os.getpid(), sealed.fd, 4096, 8193) is None
+    assert map_peer(os.getpid(), 987_654, 4096, 8192) is None
+    found = map_peer(os.getpid(), sealed.fd, sealed.base, 8192)
+    assert found is not None
+    sealed.array[8191] = 7
+    assert found.array[8191] == 7
+    os.close(fd)
+    os.close(sealed.fd)
 
 
 @pytest.mark.parametrize("value", [0, 1, 2**32 - 1])

@@ -111,6 +111,13 @@ def serve(
 @click.option("--local", type=click.IntRange(2, 16), help="Measure so many processes here.")
 @click.option("--mib", default=64, show_default=True, help="MiB to send for each message size.")
 @click.option("--timeout", "timeout_s", default=10.0, show_default=True, help="To reach a host.")
+@click.option(
+    "--level",
+    type=click.Choice(["host", "room", "site", "world"]),
+    default="room",
+    show_default=True,
+    help="What these hosts share: the link's name in a cluster file.",
+)
 @click.option("--keep", is_flag=True, help="Leave the agents running.")
 @click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
 def check(
@@ -121,13 +128,15 @@ def check(
     local: int | None,
     mib: int,
     timeout_s: float,
+    level: str,
     keep: bool,
     as_json: bool,
 ) -> None:
     """Measure every pair of hosts: latency, bandwidth by size and NIC, bytes verified.
 
     ADDRESSES are the files that `ratrain net serve` wrote. It never hangs: every step has a
-    deadline, and a pair that fails is shown with its error (exit code 5).
+    deadline, and a pair that fails is shown with its error (exit code 5). The last lines
+    are the [links] of a cluster file (with --json: under "cluster").
 
     \b
     Example:
@@ -150,7 +159,8 @@ def check(
         engine = stack.enter_context(
             Engine(_config(secret_file, nics, "check", provider, timeout_s))
         )
-        report = measure(engine, agents, mib << 20, _progress if sys.stderr.isatty() else None)
+        shown = _progress if sys.stderr.isatty() else None
+        report = measure(engine, agents, mib << 20, shown, level)
         if not keep:
             dismiss(engine, agents)
     click.echo(json.dumps(report, indent=2)) if as_json else _show(report)
@@ -165,6 +175,8 @@ def _progress(done: int, total: int) -> None:
 def _show(report: dict[str, Any]) -> None:
     from rich.console import Console
     from rich.table import Table
+
+    from ratrain.transport.netcheck import links_toml
 
     names = report["agents"]
     by_pair = {(r["from"], r["to"]): r for r in report["links"]}
@@ -190,6 +202,8 @@ def _show(report: dict[str, Any]) -> None:
         )
         for nic in row["nics"]:
             console.print(f"   {nic['nic']}: {nic['rate_bytes_per_s'] / 1e9:.2f} GB/s")
+    if "cluster" in report:
+        click.echo(f"\n# for a cluster file\n{links_toml(report)}")
 
 
 def _cell(row: dict[str, Any] | None) -> str:

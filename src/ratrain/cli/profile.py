@@ -19,7 +19,9 @@ import click
 def command(output: Path | None, as_json: bool) -> None:
     """Measure this machine in under two minutes: matrix products by shape and dtype, memory,
     messages between two processes by size, disk. With torch installed, products in bf16 and on
-    a GPU too. Says what it could not measure.
+    a GPU too, and causal attention forward and backward. Says what it could not measure.
+
+    A job names the file as its cluster, or a device of a cluster file names it as its `profile`.
 
     \b
     Example: ratrain profile -o this-machine.toml
@@ -43,6 +45,12 @@ def command(output: Path | None, as_json: bool) -> None:
         click.echo(
             f"{time.library} {time.device} {time.dtype:<5}{shape:>20}"
             f"{time.flops_rate / 1e9:>12,.1f} GFLOP/s"
+        )
+    for one in found.attention:
+        what = f"{one.sequences} x {one.heads} x {one.tokens} x {one.head_dim}"
+        click.echo(
+            f"torch {one.device} {one.dtype:<5}{what:>20}"
+            f"{one.flops_rate / 1e9:>12,.1f} GFLOP/s attention, both directions"
         )
     click.echo(f"memory copy   {found.memory_bytes_per_s / 1e9:8.2f} GB/s")
     click.echo(

@@ -37,9 +37,12 @@ class Transfer:
 NOTHING = Transfer(0.0, 0.0, 0.0)
 
 
-def message(size_bytes: float, link: Link, *, blocking: bool = False) -> Transfer:
-    """One point-to-point message: alpha, its bytes, o. `blocking`: o is all of its time."""
-    sent = Transfer(link.latency_s, size_bytes, link.overhead_s)
+def message(
+    size_bytes: float, link: Link, *, blocking: bool = False, after_s: float = 0.0
+) -> Transfer:
+    """One point-to-point message: alpha, its bytes, o; and what follows it over other links,
+    `after_s`. `blocking`: o is all of its time."""
+    sent = Transfer(link.latency_s + after_s, size_bytes, link.overhead_s)
     if not blocking:
         return sent
     return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))

@@ -54,10 +54,12 @@ def block_times(
     dtype: str,
     tensor: int = 1,
     execution: Execution = PLAIN,
+    sums_s: float = 0.0,
 ) -> BlockTimes:
-    """The `BlockTimes` of a block, its work divided evenly over a tensor group."""
+    """The `BlockTimes` of a block, its work divided evenly over a tensor group. Its sums over the
+    group, `sums_s` in each direction, are ops of their own; see cost.gpu_layer where not."""
     if device.kernels is not None:
-        shape = Shape(micro_batch, sequence, tensor, execution)
+        shape = Shape(micro_batch, sequence, tensor, execution, sums_s)
         return BlockTimes(*gpu_block_s(block, device, device.kernels, dtype, shape))
     tokens = micro_batch * sequence
     gemm, attention = device.flops_rate(dtype), device.flops_rate(dtype, "attention")

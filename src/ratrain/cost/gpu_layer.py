@@ -1,10 +1,14 @@
 """A transformer block on a GPU as libraries such as Megatron-LM run it: kernel by kernel.
 
-    t = max( sum of products by shape + bytes of passes / memory rate + kernels x gap,
-             kernels x host time )
+    device = sum of products by shape + bytes of passes / memory rate + kernels x gap + sums
+    t      = max(device, kernels x host time), less the sums where these are ops of their own
 
 The device works through its queue with a small gap between kernels; the host fills the queue at
-its own pace, and where kernels are short the host is the slower one.
+its own pace, and where kernels are short the host is the slower one. The sums of a tensor group
+stand in the same queue: what the device would idle for the host is theirs. Where they are ops of
+their own they are taken off again; with `blocking_sums` they run on the compute stream. Ranks
+of a group go in step: each sum waits for the rank that is last, be it by its host or its device,
+so moments do not average out. With the exponent `lockstep`, max(x, y) is (x^p + y^p)^(1/p).
 Passes, in elements of one token (h hidden, q query width, f MLP width; 2 bytes each; dropout
 masks are half an element). Forward: two norms (2h each), two fused bias-dropout-sums (3.5h
 each), heads put back in order (2q), bias and activation (fused 2f, gated 3f). Backward: two
@@ -65,6 +69,7 @@ class Shape:
     sequence: int
     tensor: int
     execution: Execution = PLAIN
+    sums_s: float = 0.0  # of the tensor group, in one direction of the block
 
     @property
     def tokens(self) -> int:
@@ -79,7 +84,8 @@ class Shape:
 def gpu_block_s(
     block: Block, device: DeviceKind, kernels: KernelModel, dtype: str, shape: Shape
 ) -> tuple[float, float, float]:
-    """Seconds of (forward, input gradient, weight gradient) of one micro-batch on one rank."""
+    """Seconds of (forward, input gradient, weight gradient) of one micro-batch on one rank,
+    without the sums of its tensor group unless compute waits for them."""
     if block.kind == "layer":
         parts = _layer(block, kernels, shape)
     elif block.kind == "head":
@@ -87,10 +93,21 @@ def gpu_block_s(
     else:
         parts = _embedding(block, shape)
     forward, inputs, weights = (_busy_s(part, device, kernels, dtype) for part in parts)
-    host = [part.kernels * kernels.host_s for part in parts]
+    sums_s, power = shape.sums_s, kernels.lockstep if shape.tensor > 1 else None
+    ahead_s = _slower_s(forward + sums_s, parts[0].kernels * kernels.host_s, power)
     # The host runs ahead over a whole backward pass, so its two halves wait together.
-    late_s = max(0.0, host[1] + host[2] - inputs - weights)
-    return max(forward, host[0]), inputs + late_s, weights
+    back_host_s = (parts[1].kernels + parts[2].kernels) * kernels.host_s
+    back_s = _slower_s(inputs + weights + sums_s, back_host_s, power)
+    apart_s = 0.0 if kernels.blocking_sums else sums_s
+    return ahead_s - apart_s, back_s - apart_s - weights, weights
+
+
+def _slower_s(device_s: float, host_s: float, power: float | None) -> float:
+    """The slower of device and host; with a power, in step with a group's other ranks."""
+    slower, faster = max(device_s, host_s), min(device_s, host_s)
+    if power is None or not slower:
+        return slower
+    return slower * (1 + (faster / slower) ** power) ** (1 / power)
 
 
 def _busy_s(work: _Work, device: DeviceKind, kernels: KernelModel, dtype: str) -> float:

@@ -14,6 +14,9 @@ CHUNK_BYTES = 1 << 20
 UPDATE_ELEMENTS = 1 << 18
 """The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""
 
+SMALL_THINGS_BYTES = 2 << 20
+"""Two steps' tokens, the network library's own buffers, what control rounds and records take."""
+
 
 def compute_scratch_bytes(
     model: ModelSpec, kind: str, sequence: int, micro_batch: int, element_bytes: int
@@ -37,4 +40,4 @@ def lanes_scratch_bytes(data: int, *, tied: bool = False) -> int:
     optimizer's widened gradient, scaled."""
     reduction = 2 * (data - 1) + 1 if data > 1 else 0
     pieces = max(reduction, 2 if tied else 0)
-    return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS
+    return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS + SMALL_THINGS_BYTES

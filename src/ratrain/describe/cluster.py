@@ -53,7 +53,8 @@ class KernelModel:
     """How a GPU's kernel library and its host behave: products by shape, passes counted.
 
     `processors` run one tile of a product each; `half_depth` is the k at which a product reaches
-    half of its rate; `host_s` is what the host needs to start one kernel; `activation_passes`
+    half of its rate; `host_s` is what the host needs to start one kernel; `lockstep` is how
+    sharply the slower of host and device decides in a tensor group; `activation_passes`
     is how often the forward reads or writes the MLP's width for its activation (2: fused). See
     cost.gpu_layer.
     """
@@ -67,6 +68,8 @@ class KernelModel:
     optimizer_bytes_per_param: Annotated[float, Rule(low=1)] = 28.0  # traffic of one update
     loss_bytes_per_logit: Annotated[float, Rule(low=6)] = 52.0  # both directions
     blocking_sends: bool = False  # compute waits for each message between stages
+    blocking_sums: bool = False  # compute waits for the sums of its tensor group
+    lockstep: Annotated[float, Rule(low=1)] | None = None  # left out: the slower alone
 
 
 @dataclass(frozen=True)

@@ -118,6 +118,8 @@ def make(parent: Parent, lab: str, rank: int, cpus: float, memory_bytes: int) ->
         top.mkdir(exist_ok=True)
         if parent.version == 2:
             (top / "cgroup.subtree_control").write_text("+cpu +memory")
+        for name, value in _first(parent):
+            (top / name).write_text(value)
         folder.mkdir()
         for name, value in _limits(parent, cpus, memory_bytes):
             if name in _WHERE_PRESENT and not (folder / name).exists():
@@ -130,6 +132,14 @@ def make(parent: Parent, lab: str, rank: int, cpus: float, memory_bytes: int) ->
             fix="run as root where control groups are mounted writable",
         ) from error
     return folder
+
+
+def _first(parent: Parent) -> list[tuple[str, str]]:
+    """A lab's ranks go before other work of the machine, as far as their quotas go: they stand for
+    devices that nobody else uses."""
+    if parent.version == 2:
+        return [("cpu.weight", "10000")]
+    return [("cpu.shares", "262144")] if "cpu" in parent.controllers else []
 
 
 _WHERE_PRESENT = ("memory.memsw.limit_in_bytes", "memory.swap.max")  # kernels without swap

@@ -63,9 +63,11 @@ def sample(
     sequence_length: int,
     temperature: float = 0.0,
     seed: int = 0,
+    ids: int | None = None,
 ) -> Iterator[int]:
     """`count` tokens that follow `prompt`, one by one; temperature 0: always the likeliest.
 
+    Of `ids`, only tokens below it are chosen: a vocabulary may be larger than its tokenizer.
     Keys and values are kept. The model reads at most the last `sequence_length` tokens of the
     prompt; whenever that many are read, it begins again with the last half of them.
     """
@@ -79,7 +81,7 @@ def sample(
     text = list(prompt)
     unread = text[-sequence_length:]
     for _ in range(count):
-        scores = reader.read(torch.tensor([unread], device=device))[0]
+        scores = reader.read(torch.tensor([unread], device=device))[0, :ids]
         text.append(_choose(scores.float().cpu(), temperature, generator))
         yield text[-1]
         unread = text[-1:]

@@ -7,14 +7,8 @@ from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ratrain.cost.collectives import (
-    NOTHING,
-    Transfer,
-    message,
-    ring_all_reduce,
-    ring_half,
-    tree_all_reduce,
-)
+from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import NOTHING, Transfer, message, ring_half, tree_all_reduce
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
 from ratrain.cost.gpu_layer import PLAIN, Execution
 from ratrain.cost.precision import SAVED_BYTES, precision_of
@@ -22,14 +16,22 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
+from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums, tensor_sums_s
 from ratrain.program.actions import BARRIERS, Kind
 from ratrain.program.setup import Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
 _NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
 _SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
-_SUMS_OF_LAYER = 2
-"""All-reduces of one layer and direction: behind attention and behind the MLP (1909.08053)."""
+
+
+@dataclass(frozen=True)
+class _Message:
+    """A tensor for a neighbouring stage: to which program rank, over which link, what it sends."""
+
+    rank: int
+    link: Link
+    sent: Transfer
 
 
 @dataclass(frozen=True)
@@ -38,15 +40,14 @@ class _Place:
 
     rank: int  # of the program
     pipeline: int  # rank within the replica
-    is_layer: bool
+    kind: BlockKind
     times: BlockTimes
     params: float  # on one rank of a tensor group
     view_bytes: float  # its weights there
     boundary_bytes: int
-    message_bytes: int  # of it, what one rank of a tensor group sends to the next stage
-    blocking: bool  # its compute waits for what it sends
-    previous: tuple[int, Link] | None  # (program rank, link) of the stage before, if elsewhere
-    following: tuple[int, Link] | None
+    sums_apart: bool  # its sums are ops of their own
+    previous: _Message | None  # to the stage before, if elsewhere
+    following: _Message | None
 
 
 class _Ports:
@@ -130,21 +131,25 @@ def _places_of_class(
     stages = blocks_of_stages(job, layout)
     rank_of = [number % layout.pipeline for number in range(len(stages))]
 
-    def neighbour(source: int, target: int) -> tuple[int, Link] | None:
+    def neighbour(source: int, target: int) -> _Message | None:
         if not 0 <= target < len(stages) or rank_of[source] == rank_of[target]:
             return None
-        link = placement.stage_link(rank_of[source], rank_of[target], alike.members)
-        return base + rank_of[target], link
+        here, there = rank_of[source], rank_of[target]
+        link = placement.stage_link(here, there, alike.members)
+        kind, divided = placement.kind(alike.kinds[here]), execution.sequence_parallel
+        sent = stage_message(boundary, link, kind, placement, there, divided=divided)
+        return _Message(base + there, link, sent)
 
-    found: list[_Place] = []
-    known: dict[tuple[str, str], BlockTimes] = {}
     boundary = boundary_bytes(job)
+    found: list[_Place] = []
+    known: dict[tuple[str, str, float], BlockTimes] = {}
     precision = precision_of(job.schedule.dtype)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
         for block in parts:
-            key = (kind.name, block.kind)
+            sums_s = tensor_sums_s(block.kind, boundary, placement, rank_of[stage])
+            key = (kind.name, block.kind, sums_s)
             if key not in known:
                 known[key] = block_times(
                     block,
@@ -154,18 +159,18 @@ def _places_of_class(
                     dtype=job.schedule.dtype,
                     tensor=layout.tensor,
                     execution=execution,
+                    sums_s=sums_s,
                 )
             found.append(
                 _Place(
                     rank=base + rank_of[stage],
                     pipeline=rank_of[stage],
-                    is_layer=block.kind == "layer",
+                    kind=block.kind,
                     times=known[key],
                     params=block.params / layout.tensor,
                     view_bytes=precision.weight_bytes * block.params / layout.tensor,
                     boundary_bytes=boundary,
-                    message_bytes=boundary // layout.tensor if kind.kernels else boundary,
-                    blocking=kind.kernels is not None and kind.kernels.blocking_sends,
+                    sums_apart=not sums_in_compute(kind),
                     previous=previous,
                     following=following,
                 )
@@ -184,7 +189,7 @@ def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequenc
 
 
 def _sends(
-    units: Sequence[_Place], ports: _Ports, other: Callable[[_Place], tuple[int, Link] | None]
+    units: Sequence[_Place], ports: _Ports, other: Callable[[_Place], _Message | None]
 ) -> Work:
     transfers: list[Transfer] = []
     links: list[int] = []
@@ -196,10 +201,9 @@ def _sends(
             links.append(NO_LINK)
             peers.append(NO_LINK)
             continue
-        rank, link = neighbour
-        transfers.append(message(unit.message_bytes, link, blocking=unit.blocking))
-        links.append(ports.out(unit.rank, link))
-        peers.append(ports.into(rank, link))
+        transfers.append(neighbour.sent)
+        links.append(ports.out(unit.rank, neighbour.link))
+        peers.append(ports.into(neighbour.rank, neighbour.link))
     return _work_of(transfers, links, peers)
 
 
@@ -216,8 +220,9 @@ def _collectives(
         return half(unit, link).times(1 if setup.sharding else 2)
 
     def sums(unit: _Place, link: Link) -> Transfer:
-        count = _SUMS_OF_LAYER if unit.is_layer else 1
-        return ring_all_reduce(unit.boundary_bytes, tensor, link).times(count)
+        if not unit.sums_apart:
+            return NOTHING
+        return tensor_sums(unit.kind, unit.boundary_bytes, tensor, link)
 
     return {
         Kind.GradSync: reduction,
@@ -291,8 +296,7 @@ def _ties(
         other = last - unit.pipeline
         link = placement.stage_link(unit.pipeline, other, alike.members)
         peer = unit.rank - unit.pipeline + other
-        sent = message(size_bytes, link, blocking=unit.blocking)
-        return sent, ports.out(unit.rank, link), ports.into(peer, link)
+        return message(size_bytes, link), ports.out(unit.rank, link), ports.into(peer, link)
 
     transfers, links, peers = zip(*map(tie, units), strict=True)
     return _work_of(transfers, links, peers)

@@ -28,6 +28,7 @@ from ratrain.plan.sizes import (
     trains_tied,
     unit_of,
 )
+from ratrain.plan.transfers import tensor_sums_s
 from ratrain.program.setup import Unit
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy, strategy
@@ -235,6 +236,11 @@ def times_by_kind(
 ) -> dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]:
     """The times of (embedding, layer, head) on each device kind of a placement."""
 
+    stage_of = {
+        name: stage for alike in placement.classes for stage, name in enumerate(alike.kinds)
+    }
+    boundary = boundary_bytes(job)
+
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
         one, two, three = (
             block_times(
@@ -244,12 +250,13 @@ def times_by_kind(
                 sequence=job.model.sequence_length,
                 dtype=job.schedule.dtype,
                 tensor=placement.layout.tensor,
+                sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
             )
             for block in kinds_of_block(job)
         )
         return one, two, three
 
-    return {name: times(name) for alike in placement.classes for name in dict.fromkeys(alike.kinds)}
+    return {name: times(name) for name in stage_of}
 
 
 def time_balanced(job: JobSpec, placement: Placement, again: bool) -> tuple[int, ...]:

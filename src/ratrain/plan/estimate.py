@@ -26,13 +26,15 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.cost.collectives import Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import Transfer, ring_half
 from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE
 from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.placement import ReplicaClass
+from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -119,13 +121,13 @@ class _Pace:
         boundary = group.units[1].input_bytes
         weight_bytes = precision_of(group.job.schedule.dtype).weight_bytes
 
-        def made(block: int, time: BlockTimes, sums: int) -> _Unit:
+        def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
             half = ring_half(weight_bytes * params, self.data, data) if data else _NO_TRANSFER
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
-            if tensor:
-                whole = ring_all_reduce(boundary, layout.tensor, tensor).times(sums)
+            if tensor and not sums_in_compute(device):
+                whole = tensor_sums(kind, boundary, layout.tensor, tensor)
                 summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = whole.driving_s
             moved = optimizer_bytes_moved(params, device)
@@ -143,7 +145,11 @@ class _Pace:
 
         launch_s = device.launch_s
         self._launch_s = launch_s
-        return made(0, times[0], 1), made(1, times[1], 2), made(-1, times[2], 1)
+        return (
+            made(0, times[0], "embedding"),
+            made(1, times[1], "layer"),
+            made(-1, times[2], "head"),
+        )
 
     def _column(self, unit: int, name: str) -> Floats:
         """One number for each stage: of an embedding, a layer or a head there."""
@@ -174,7 +180,8 @@ class _Pace:
                 continue
             for out, source, target in ((forward, here, there), (backward, there, here)):
                 link = placement.stage_link(source, target, self.alike.members)
-                sent = message(boundary, link)
+                device = placement.kind(self.alike.kinds[source])
+                sent = stage_message(boundary, link, device, placement, target)
                 out[stage] = sent.alone_s(link.bandwidth_bytes_per_s)
                 driving[stage] = sent.driving_s
         return forward, backward, driving

@@ -7,11 +7,12 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 
 from ratrain.profile import links, memory, products
+from ratrain.profile.attention import AttentionTime, attention_times
 from ratrain.profile.links import MessageTime
 from ratrain.profile.products import ProductTime
 
 Progress = Callable[[int, int], None]
-STEPS = 5
+STEPS = 6
 
 
 @dataclass(frozen=True)
@@ -31,6 +32,7 @@ class MachineProfile:
     disk_write_bytes_per_s: float
     disk_read_bytes_per_s: float
     missing: tuple[str, ...]
+    attention: tuple[AttentionTime, ...] = ()
 
 
 def measure(progress: Progress | None = None) -> MachineProfile:
@@ -48,6 +50,8 @@ def measure(progress: Progress | None = None) -> MachineProfile:
     report(4, STEPS)
     start_s = products.launch_s()
     report(5, STEPS)
+    attention = tuple(attention_times())
+    report(6, STEPS)
     return MachineProfile(
         name=platform.machine() or "machine",
         products=times,
@@ -62,6 +66,7 @@ def measure(progress: Progress | None = None) -> MachineProfile:
         disk_write_bytes_per_s=written,
         disk_read_bytes_per_s=read,
         missing=tuple(_missing()),
+        attention=attention,
     )
 
 
@@ -72,10 +77,10 @@ def _quiet(_done: int, _total: int) -> None:
 def _missing() -> Iterator[str]:
     if not products.torch_installed():
         yield "products in fp16 and bf16, and on a GPU: torch is not installed"
+        yield "attention: torch is not installed; it is priced as other products"
         yield "copies between host and GPU memory: torch is not installed"
     elif not products.gpu_present():
         yield "anything on a GPU, and copies to and from it: torch sees none"
-    yield "attention: not measured by itself; it is priced as other products"
     yield "links to other machines: one machine was measured, over its loopback"
 
 
@@ -85,7 +90,7 @@ def cluster_toml(profile: MachineProfile) -> str:
     Rates are the fastest product of each dtype on the CPU; peaks are not measured and stand at
     the same figure. Every product and message is listed in comments.
     """
-    rates = _cpu_rates(profile)
+    rates, attention = _cpu_rates(profile), _attention_rates(profile)
     lines = [
         '# Written by `ratrain profile`. A job names it: [cluster] name = "this-file.toml"',
         'name = "profiled"',
@@ -111,14 +116,18 @@ def cluster_toml(profile: MachineProfile) -> str:
         'source = "measured: free bytes of the temporary folder; written and flushed there"',
     ]
     for dtype, rate in rates.items():
+        source = "measured: the fastest product on the CPU; the peak is not known"
         lines += [
             "",
             "[[device.rates]]",
             f'dtype = "{dtype}"',
-            f'peak = "{rate / 1e9:.3f}GFLOP/s"',
+            f'peak = "{max(rate, attention.get(dtype, 0.0)) / 1e9:.3f}GFLOP/s"',
             f'gemm = "{rate / 1e9:.3f}GFLOP/s"',
-            'source = "measured: the fastest product on the CPU; the peak is not known"',
         ]
+        if dtype in attention:
+            lines.append(f'attention = "{attention[dtype] / 1e9:.3f}GFLOP/s"')
+            source += "; attention: both directions of the longest causal one"
+        lines.append(f'source = "{source}"')
     lines += [
         "",
         "[[host]]",
@@ -146,10 +155,20 @@ def _cpu_rates(profile: MachineProfile) -> dict[str, float]:
     return found
 
 
+def _attention_rates(profile: MachineProfile) -> dict[str, float]:
+    """FLOP/s of the last, largest attention of each dtype on the CPU."""
+    return {time.dtype: time.flops_rate for time in profile.attention if time.device == "cpu"}
+
+
 def _comments(profile: MachineProfile) -> Iterator[str]:
     for time in profile.products:
         what = f"{time.library} {time.device} {time.dtype} {time.m} x {time.n} x {time.k}"
         yield f"# product {what}: {time.time_s * 1e6:.1f} us, {time.flops_rate / 1e9:.1f} GFLOP/s"
+    for time in profile.attention:
+        what = f"{time.sequences} x {time.heads} heads, {time.tokens} x {time.head_dim}"
+        took = f"{time.forward_s * 1e6:.1f} us forward, {time.backward_s * 1e6:.1f} us backward"
+        rate = f"{time.flops_rate / 1e9:.1f} GFLOP/s"
+        yield f"# attention torch {time.device} {time.dtype} {what}: {took}, {rate}"
     for message in profile.messages:
         yield f"# message {message.size_bytes} bytes: {message.time_s * 1e6:.1f} us"
     for reason in profile.missing:

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ratrain.program.actions import Kind, Lane
-from ratrain.runtime.ledger import Ledger
+from ratrain.runtime.ledger import Ledger, Stopped
 from ratrain.runtime.schedule import LocalOp, Schedule
 
 Execute = Callable[[LocalOp, int], None]
@@ -45,10 +45,6 @@ class StepTimes:
     waited_s: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
 
 
-class Stopped(Exception):
-    """Another lane failed; raised inside lanes only."""
-
-
 class Lanes:
     """Runs a schedule step after step."""
 
@@ -69,14 +65,17 @@ class Lanes:
         self._done = [0] * len(schedule.ops)  # steps that each op has completed
         self._changed = threading.Condition()
         self._failure: BaseException | None = None
+        self._failed: Callable[[], None] | None = None
         self._ended_s = [0.0] * len(schedule.ops)
         self._records: dict[Lane, list[Ran]] = {lane: [] for lane in schedule.lanes}
         self._recorded_from = 0
         self._times = StepTimes()
 
-    def run(self, first_step: int, gate: Gate) -> None:
-        """Runs steps from `first_step` until the gate says no; raises what any lane raised."""
+    def run(self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None) -> None:
+        """Runs steps from `first_step` until the gate says no; raises what any lane raised.
+        `failed` is called when a lane fails: it must wake lanes that wait in the gate."""
         self._first_step = first_step
+        self._failed = failed
         others = [lane for lane in self._schedule.lanes if lane is not Lane.COMPUTE]
         threads = [
             threading.Thread(target=self._lane, args=(lane, gate), name=lane.word, daemon=True)
@@ -96,6 +95,9 @@ class Lanes:
         with self._changed:
             self._failure = self._failure or error
             self._changed.notify_all()
+        self._ledger.stop()
+        if self._failed is not None:
+            self._failed()
 
     def record_from(self, step: int) -> None:
         """Ops of this step and later ones are recorded; earlier records are dropped."""

@@ -13,27 +13,18 @@ import signal
 import sys
 import threading
 from collections.abc import Callable, Generator
-from contextlib import contextmanager, suppress
-from dataclasses import asdict, dataclass
+from contextlib import contextmanager
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from ratrain.errors import RatrainError, RunFailed
 from ratrain.lab.cluster import Lab
+from ratrain.runtime.children import end_ranks, end_stopped_ranks
+from ratrain.runtime.failures import explained
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 Tick = Callable[[], None]
 """Called several times a second while the ranks run."""
-
-
-@dataclass(frozen=True)
-class Failure:
-    """How a rank ended, in words."""
-
-    rank: int
-    what: str
-    place: str = ""
-    fix: str = ""
 
 
 def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, tick: Tick) -> None:
@@ -43,18 +34,20 @@ def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, 
         places = [asdict(place) for place in lab.places]
         (folder.path / "places.json").write_text(json.dumps(places))
     agent = _Agent(folder, spec, lab, restarts)
+    stopped: set[int] = set()
     with _stop_on_signal(folder):
         agent.start()
         try:
             while not agent.wait(0.2):
                 tick()
+                stopped |= _stopped_after(folder)
         except BaseException:
             while not agent.wait(0.2):
                 end_ranks()
             raise
     tick()
     if agent.error is not None:
-        raise _explained(folder, agent.error, lab)
+        raise explained(folder, agent.error, lab, stopped)
 
 
 class _Agent:
@@ -124,13 +117,11 @@ def _stop_on_signal(folder: RunFolder) -> Generator[None]:
             signal.signal(number, handler)
 
 
-def end_ranks() -> None:
-    """Ends the ranks that this process has started, at once (Linux)."""
-    for path in Path("/proc/self/task").glob("*/children"):
-        for pid in map(int, path.read_text().split()):
-            with suppress(OSError):
-                if b"ratrain.runtime.rank" in Path(f"/proc/{pid}/cmdline").read_bytes():
-                    os.kill(pid, signal.SIGKILL)
+def _stopped_after(folder: RunFolder) -> set[int]:
+    """Once a rank has failed, those that are stopped are ended here: the agent would give each 30
+    seconds to hear a signal that it cannot hear."""
+    told = (folder.path / "ranks").glob("failure-*.json")
+    return end_stopped_ranks() if any(told) else set()
 
 
 def _clear(folder: RunFolder) -> None:
@@ -139,49 +130,6 @@ def _clear(folder: RunFolder) -> None:
     (folder.path / "places.json").unlink(missing_ok=True)
     for old in (folder.path / "ranks").glob("failure-*.json"):
         old.unlink()
-
-
-def _explained(folder: RunFolder, error: BaseException, lab: Lab | None) -> RatrainError:
-    """The first cause of a failure, rather than what followed from it on other ranks."""
-    failures = _failures(folder, error, lab)
-    if not failures:
-        return RunFailed(str(error).splitlines()[0], place=str(folder.path))
-    first = min(failures, key=_follows)
-    others = sorted(failure.rank for failure in failures if failure is not first)
-    what = first.what
-    if others:
-        what += f"; after it rank{'s' if len(others) > 1 else ''} " + ", ".join(map(str, others))
-        what += " ended too"
-    saved = sorted(path.name for path in folder.checkpoints.glob("step-*[0-9]"))
-    fix = first.fix or f"see {folder.logs}"
-    if saved:
-        fix += f"; `--resume` goes on behind {saved[-1]}"
-    return RunFailed(what, place=first.place or f"rank {first.rank}", fix=fix)
-
-
-def _follows(failure: Failure) -> int:
-    """1 for what is likely to follow from another rank's end: a lost connection."""
-    words = ("connection", "closed by peer", "timed out", "recv", "socket", "broken pipe")
-    return int(any(word in failure.what.lower() for word in words))
-
-
-def _failures(folder: RunFolder, error: BaseException, lab: Lab | None) -> list[Failure]:
-    found: dict[int, Failure] = {}
-    for path in sorted((folder.path / "ranks").glob("failure-*.json")):
-        body = folder.read_json(path)
-        found[body["rank"]] = Failure(body["rank"], body["what"], body["place"], body["fix"])
-    for rank, failed in getattr(error, "failures", {}).items():
-        code = int(getattr(failed, "exitcode", 1))
-        if code < 0 and rank not in found:
-            found[rank] = Failure(rank, _killed(rank, -code, lab))
-    return [found[rank] for rank in sorted(found)]
-
-
-def _killed(rank: int, number: int, lab: Lab | None) -> str:
-    name = signal.Signals(number).name
-    if lab is not None and lab.oom_kills(rank):
-        return f"rank {rank} was killed by the kernel: its memory limit was reached"
-    return f"rank {rank} was killed by {name}"
 
 
 def shared_folder_note(path: Path) -> str:

@@ -15,6 +15,10 @@ from ratrain.errors import Infeasible
 from ratrain.runtime.schedule import Held, held_sum
 
 
+class Stopped(Exception):
+    """Another lane failed; raised inside lanes only."""
+
+
 @dataclass(frozen=True)
 class Peak:
     """The most that was held at once, and what it was."""
@@ -34,6 +38,7 @@ class Ledger:
         self._total = 0
         self._waits = 0
         self._peak = Peak(0, {})
+        self._stopped = False
         self._add(persistent)
         if budget_bytes is not None and self._total > budget_bytes:
             raise Infeasible(
@@ -50,7 +55,10 @@ class Ledger:
         with self._room:
             if not self._fits(size):
                 self._waits += 1
-                if not self._room.wait_for(lambda: self._fits(size), timeout_s):
+                fitted = self._room.wait_for(lambda: self._stopped or self._fits(size), timeout_s)
+                if self._stopped:
+                    raise Stopped
+                if not fitted:
                     raise Infeasible(
                         f"{who} waited {timeout_s:g} s for {size:,} bytes of {self._tier}; "
                         f"{self._total:,} of {self._budget_bytes:,} are held: {self.items()}",
@@ -67,6 +75,12 @@ class Ledger:
             for state in states:
                 self._held[state.family] -= state.size_bytes
                 self._total -= state.size_bytes
+            self._room.notify_all()
+
+    def stop(self) -> None:
+        """Whoever waits for memory, now or later, waits no longer: nobody will give it back."""
+        with self._room:
+            self._stopped = True
             self._room.notify_all()
 
     def items(self) -> dict[str, int]:

@@ -33,7 +33,7 @@ class RunRequest:
     steps: int | None = None
     threads: int | None = None
     calibrate: bool = True
-    record_steps: int = 4
+    record_steps: int = 8
 
 
 @dataclass(frozen=True)

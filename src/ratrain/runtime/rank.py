@@ -57,6 +57,7 @@ def _begin_again(folder: Path) -> None:
     environment = dict(os.environ)
     environment[_READY] = str(os.getpid())
     environment["OMP_NUM_THREADS"] = str(spec["threads"])
+    environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: fewer faults a step
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
     preload = _allocator() if spec["allocator"] else None

@@ -27,32 +27,38 @@ from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.program.program import Program
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
-from ratrain.runtime.calibrate import calibrate, costs_of_run, gathered
+from ratrain.runtime.calibrate import calibrate, gathered
 from ratrain.runtime.control import Round
+from ratrain.runtime.failures import tell
+from ratrain.runtime.meeting import join
 from ratrain.runtime.metrics import MetricsLog
 from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.run_costs import costs_of_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.states import DTYPES, Source
+from ratrain.runtime.tied import require_tied
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
+
+JOINING_S = 120.0
+"""Processes may begin this long after each other, however impatient the job is later on."""
 
 
 def run_rank(path: Path, rank: int) -> int:
     """Runs a rank; the exit status. What went wrong is in the folder's failure file."""
     folder = RunFolder(path)
+    # One that an earlier attempt left would be told again.
+    folder.rank_file(rank, "failure").unlink(missing_ok=True)
     try:
         _run(folder, rank)
         return 0
-    except RatrainError as error:
-        _tell(folder, rank, type(error).__name__, error.what, error.place, error.fix)
-        return error.exit_code
     except Exception as error:
-        traceback.print_exc()
-        _tell(folder, rank, type(error).__name__, _first_line(error), "", "")
-        return 1
+        if not isinstance(error, RatrainError):
+            traceback.print_exc()
+        return tell(folder, rank, error)
 
 
 def _run(folder: RunFolder, rank: int) -> None:
@@ -60,10 +66,12 @@ def _run(folder: RunFolder, rank: int) -> None:
     torch.set_num_threads(spec.threads)
     job = load_job(spec.job_path)
     program = folder.read_program()
+    require_tied(job.model.spec, program.setup)
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
-    dist.init_process_group("gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl")
+    backends = "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl"
+    join(backends, max(job.train.timeout_s, JOINING_S))
     network = TorchNetwork(
         spec.seats,
         seat,
@@ -220,6 +228,7 @@ def _calibrate(
     if not spec.calibrate:
         return
     own = calibrate(
+        run.schedule,
         run.states,
         network,
         spec.seats,
@@ -242,6 +251,7 @@ def _calibrate(
                     "rank": times.rank,
                     "compute_s": times.compute_s,
                     "recovery_s": times.recovery_s,
+                    "driving_s": times.driving_s,
                     "waiting_s": {kind.value: s for kind, s in times.waiting_s.items()},
                 }
                 for times in simulation.ranks
@@ -252,13 +262,3 @@ def _calibrate(
         }
         write_whole(folder.path / "prediction.json", json.dumps(body, indent=1))
     network.exchange(None, torch.zeros(1))
-
-
-def _tell(folder: RunFolder, rank: int, kind: str, what: str, place: str, fix: str) -> None:
-    body = {"rank": rank, "kind": kind, "what": what, "place": place, "fix": fix}
-    write_whole(folder.rank_file(rank, "failure"), json.dumps(body))
-
-
-def _first_line(error: BaseException) -> str:
-    lines = str(error).strip().splitlines()
-    return lines[0] if lines else type(error).__name__

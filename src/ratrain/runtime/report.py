@@ -9,14 +9,14 @@ from typing import Any
 
 from ratrain.checkpoint.listing import listed
 from ratrain.runtime.facts import Attempt, attempts, read_facts
+from ratrain.runtime.itemise import KINDS, measured_kinds
+from ratrain.runtime.merge import merge_records, write_measured
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.watch import Row
 from ratrain.timeline.timeline import write_whole
 
 FORMAT = "ratrain report 1"
 WARM_UP_STEPS = 2
-KINDS = ("compute", "recovery", "stages", "reduce", "gather", "update")
-"""Where a compute lane's time goes; `stages` is waiting for other stages and their tensors."""
 
 _SIMULATED = {
     "reduce": ("reduce",),
@@ -27,8 +27,8 @@ _SIMULATED = {
 
 
 def report_of(folder: RunFolder) -> dict[str, Any]:
-    """The report of the run's last attempt. Kinds are means over ranks, medians over the steps
-    that count: the last half of the attempt's, without its first two."""
+    """The report of the run's last attempt. The step time is the median of the last half of its
+    steps, without its first two. Kinds are means over ranks and over the recorded steps."""
     spec, facts = folder.read_spec(), read_facts(folder)
     rows, last = folder.read_metrics(), attempts(folder)[-1:]
     counted = counted_rows(rows, last[0] if last else None)
@@ -49,7 +49,7 @@ def report_of(folder: RunFolder) -> dict[str, Any]:
         "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"]} if rows else None,
         "step_time_s": _step_times(counted, predicted),
         "tokens_per_s": median(row["tokens_per_s"] for row in counted) if counted else None,
-        "kinds": _kinds(spec, counted, predicted),
+        "kinds": _kinds(folder, spec, counted, predicted),
         "memory": memory,
         "checkpoints": [
             {
@@ -64,8 +64,9 @@ def report_of(folder: RunFolder) -> dict[str, Any]:
 
 
 def write_report(folder: RunFolder) -> dict[str, Any]:
-    """Writes report.json and returns what is in it."""
+    """Writes report.json and measured.json; returns what is in the former."""
     body = report_of(folder)
+    write_measured(folder, folder.read_spec())
     write_whole(folder.report, json.dumps(body, indent=1))
     return body
 
@@ -88,49 +89,61 @@ def _step_times(counted: Sequence[Row], predicted: dict[str, Any] | None) -> dic
 
 
 def _kinds(
-    spec: RunSpec, counted: Sequence[Row], predicted: dict[str, Any] | None
+    folder: RunFolder, spec: RunSpec, counted: Sequence[Row], predicted: dict[str, Any] | None
 ) -> list[dict[str, Any]]:
-    seats = spec.seats.all()
+    measured = _measured_kinds(folder, spec, counted)
+    simulated = _predicted_kinds(spec, predicted)
+    return [
+        {
+            "kind": kind,
+            "predicted_s": simulated.get(kind),
+            "measured_s": measured.get(kind),
+            "ratio": _ratio(simulated.get(kind), measured.get(kind)),
+        }
+        for kind in KINDS
+    ]
 
-    def measured(kind: str) -> float | None:
-        values = [fmean(rank[f"{kind}_s"] or 0.0 for rank in row["ranks"]) for row in counted]
-        return median(values) if values else None
 
-    def simulated(kind: str) -> float | None:
-        if predicted is None:
-            return None
-        ranks = predicted["ranks"]
-        return fmean(_simulated(ranks[seat.program_rank], kind) for seat in seats)
+def _measured_kinds(folder: RunFolder, spec: RunSpec, counted: Sequence[Row]) -> dict[str, float]:
+    """From the recorded ops. A run that did not come to its end has recorded none: then from the
+    metrics, which give a wait to the lane that ended last."""
+    timeline = merge_records(folder, spec)
+    if timeline is not None:
+        ranks = measured_kinds(folder.read_program(), spec.seats, timeline)
+        if all(ranks):
+            return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
+    if not counted:
+        return {}
+    found = {
+        kind: median(fmean(rank[f"{kind}_s"] or 0.0 for rank in row["ranks"]) for row in counted)
+        for kind in KINDS[:-1]
+    }
+    return {**found, "other": _median_s(counted) - sum(found.values())}
 
-    step = _step_times(counted, predicted)
-    rows = [_kind(kind, simulated(kind), measured(kind)) for kind in KINDS]
-    rest = [_rest(step[key], rows, f"{key}_s") for key in ("predicted", "measured")]
-    return [*rows, _kind("other", *rest)]
+
+def _predicted_kinds(spec: RunSpec, predicted: dict[str, Any] | None) -> dict[str, float]:
+    if predicted is None:
+        return {}
+    ranks = [predicted["ranks"][seat.program_rank] for seat in spec.seats.all()]
+    found = {kind: fmean(_simulated(rank, kind) for rank in ranks) for kind in KINDS[:-1]}
+    rest = predicted["step_time_s"] - sum(found.values())
+    return {**found, "other": rest if abs(rest) > 1e-9 else 0.0}
+
+
+def _median_s(counted: Sequence[Row]) -> float:
+    return median(row["step_time_s"] for row in counted)
 
 
 def _simulated(rank: dict[str, Any], kind: str) -> float:
     if kind in _SIMULATED:
         return sum(rank["waiting_s"].get(name, 0.0) for name in _SIMULATED[kind])
-    return rank[f"{kind}_s"]
-
-
-def _kind(kind: str, predicted: float | None, measured: float | None) -> dict[str, Any]:
-    return {
-        "kind": kind,
-        "predicted_s": predicted,
-        "measured_s": measured,
-        "ratio": _ratio(predicted, measured),
-    }
-
-
-def _rest(whole: float | None, rows: Sequence[dict[str, Any]], key: str) -> float | None:
-    """What the kinds leave of the step."""
-    return None if whole is None else whole - sum(row[key] for row in rows)
+    # What a core does for a transfer is time that its compute lane lacks.
+    return rank[f"{kind}_s"] + (rank.get("driving_s", 0.0) if kind == "compute" else 0.0)
 
 
 def _ratio(predicted: float | None, measured: float | None) -> float | None:
-    """Measured / predicted."""
-    return measured / predicted if predicted and measured is not None else None
+    """Measured / predicted; None where next to nothing was predicted."""
+    return measured / predicted if predicted and predicted > 1e-9 and measured is not None else None
 
 
 def _prediction(folder: RunFolder) -> dict[str, Any] | None:

@@ -47,9 +47,9 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
     first, last = counted
     yield (
         f"{report['tokens_per_s']:,.0f} tokens/s; medians of steps {first} to {last} "
-        f"({format_time(step['fastest'])} to {format_time(step['slowest'])}),"
+        f"({format_time(step['fastest'])} to {format_time(step['slowest'])});"
     )
-    yield "each kind's a mean over ranks"
+    yield "kinds: means over ranks and over the last steps"
     if step["predicted"] is None:
         yield "not predicted: the run was not calibrated"
 

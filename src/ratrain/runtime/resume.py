@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from ratrain.checkpoint.folder import step_of
 from ratrain.checkpoint.listing import latest
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.errors import SpecError
@@ -47,7 +48,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
                     fix="give the job that the run was made from, or begin a run of its own",
                 )
     found = latest(folder.checkpoints, skip_damaged=True)
-    step = 0 if found is None else int(found.path.name.rsplit("-", 1)[-1])
+    step = (step_of(found.path) or 0) if found else 0
     spec = replace(
         spec,
         job_path=str(request.job_path.resolve()),

@@ -7,6 +7,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratrain.checkpoint.folder import step_of
 from ratrain.checkpoint.listing import latest
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.lab.cluster import Lab
@@ -39,6 +40,7 @@ def run_session(
     """Launches the ranks and watches them. `show` gets a step's `Progress`, or None where there is
     nothing new, and whether a stop was asked for."""
     follower, meter = Follower(folder), ProgressMeter(spec.end_step)
+    _clear_measurements(folder)
     begin_attempt(folder, first_step, lab=lab is not None, restarts=restarts)
     charts = trackers(folder.path)
 
@@ -57,9 +59,22 @@ def run_session(
     finally:
         for chart in charts:
             chart.close()
-    found = latest(folder.checkpoints, skip_damaged=True)
-    step = int(found.path.name.rsplit("-", 1)[-1]) if found else 0
+    step = newest_step(folder)
     return Ending(step, stopped=step < spec.end_step)
+
+
+def newest_step(folder: RunFolder) -> int:
+    """The step of the newest whole checkpoint; 0 where there is none."""
+    found = latest(folder.checkpoints, skip_damaged=True)
+    return (step_of(found.path) or 0) if found else 0
+
+
+def _clear_measurements(folder: RunFolder) -> None:
+    """What an earlier attempt measured must not be taken for this one's."""
+    for path in (folder.path / "ranks").glob("records-*.json"):
+        path.unlink()
+    for path in (folder.measured, folder.predicted, folder.path / "prediction.json"):
+        path.unlink(missing_ok=True)
 
 
 @contextmanager

@@ -121,7 +121,7 @@ class RankRun:
         self._step_began_s = time.perf_counter()
         self.lanes.record_from(max(self._begin.step, self._spec.end_step - self._spec.record_steps))
         try:
-            self.lanes.run(self._begin.step, self._gate)
+            self.lanes.run(self._begin.step, self._gate, failed=control.abandon)
             control.finish()
         finally:
             control.abandon()

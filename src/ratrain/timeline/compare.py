@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections import defaultdict
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 from ratrain.errors import TimelineError
@@ -81,6 +82,48 @@ def compare(first: Timeline, second: Timeline) -> Comparison:
         first_length_s=_length(first),
         second_length_s=_length(second),
     )
+
+
+def one_step(
+    timeline: Timeline,
+    step: int,
+    *,
+    ranks: Mapping[int, int] | None = None,
+    as_step: int = 0,
+) -> Timeline:
+    """The spans of a step, as step `as_step`, from the moment when its first compute op begins.
+    `ranks` picks ranks and renames them: {old: new}."""
+    own = [s for s in timeline.spans if s.step == step and (ranks is None or s.rank in ranks)]
+    if not own:
+        held = sorted({span.step for span in timeline.spans})
+        raise TimelineError(
+            f"has no op of step {step}",
+            place=f"timeline of {timeline.source}",
+            fix=f"ask for one of steps {held[0]} to {held[-1]}" if held else "record some steps",
+        )
+    origin_s = min((s.start_s for s in own if s.lane == "compute"), default=own[0].start_s)
+    spans = (
+        Span(
+            as_step,
+            s.rank if ranks is None else ranks[s.rank],
+            s.lane,
+            s.word,
+            s.start_s - origin_s,
+            s.end_s - origin_s,
+        )
+        for s in own
+    )
+    return Timeline(timeline.source, tuple(spans))
+
+
+def step_times(timeline: Timeline) -> dict[int, float]:
+    """Seconds of each step but the first, from the end of the last backward of any rank to the
+    next step's: what crosses a boundary is counted once, as in a simulation."""
+    ends: dict[int, float] = {}
+    for span in timeline.spans:
+        if span.lane == "compute" and kind_of(span.word) in ("B", "W"):
+            ends[span.step] = max(ends.get(span.step, span.end_s), span.end_s)
+    return {step: ends[step] - ends[step - 1] for step in ends if step - 1 in ends}
 
 
 def kind_of(word: str) -> str:

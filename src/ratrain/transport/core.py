@@ -19,6 +19,7 @@ from ratrain.transport.frames import Head
 from ratrain.transport.link import Link
 from ratrain.transport.memory import RegionTable
 from ratrain.transport.peer import Peer
+from ratrain.transport.segments import Segment
 from ratrain.transport.transfer import Transfer
 
 if TYPE_CHECKING:
@@ -48,6 +49,7 @@ class Core:
         self.dead: dict[int, TransportError] = {}
         self.counters: dict[int, Counter] = {}
         self.generations: dict[int, int] = {}
+        self.segments: list[Segment] = []
         self.owing: list[Link] = []
         self.changed = False
         self.failure: TransportError | None = None

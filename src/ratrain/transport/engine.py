@@ -15,7 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import BadTarget, EngineClosed, SpecError
-from ratrain.transport import frames
+from ratrain.transport import frames, segments
 from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.config import Config
 from ratrain.transport.core import Core
@@ -87,6 +87,9 @@ class Engine:
             self._sockets.close()
             for word in self._words:
                 word.stop()
+            for segment in self.core.segments:
+                os.close(segment.fd)
+            self.core.segments.clear()
         self._driver.stop()
         self._sockets.join()
         if self._dispatcher is not None:
@@ -101,6 +104,18 @@ class Engine:
         `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
         with self._use():
             return self.core.regions.register(memory, remote=remote, own_key=own_key)
+
+    def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
+        """Zeroed memory that peers on this host can map: writes out of it over `shm` cost one
+        plain copy. It lives as long as the engine or the array, whichever is longer."""
+        with self._use():
+            segment = segments.create(size_bytes)
+            self.core.segments.append(segment)
+            for peer in self.core.peers.values():
+                for link in peer.links:
+                    if link.channel.provider == "shm":
+                        link.channel.offer(segment)
+            return segment.array
 
     def revoke(self, region: Region) -> None:
         """Forget a region. When this returns, no byte of it changes any more by a peer's hand."""

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_BYTES = 512 << 10
 MAX_WINDOW_BYTES = 4 << 20
+PULL_WINDOW_BYTES = 32 << 20  # only addresses are under way
 
 
 class Link:

@@ -27,6 +27,7 @@ from ratrain.transport.engine import Engine
 from ratrain.transport.frames import Head
 from ratrain.transport.peer import Peer
 from ratrain.transport.provider import Iov, Landing, Receiver
+from ratrain.transport.segments import Segment
 
 TICK_S = 0.05
 
@@ -179,6 +180,9 @@ class LoopbackChannel:
         for _ in range(2 if dice.random() < faults.duplicate else 1):
             delay_s = max(0.0, self._held_until_s - net.now_s) + dice.uniform(*faults.delay_s)
             net.at(delay_s, lambda: self.other.arrive(frames.pack(head), extra, data))
+
+    def offer(self, segment: Segment) -> None:
+        """Part of Channel: nothing can be mapped over a simulated wire."""
 
     def hold(self) -> None:
         """Part of Channel: nothing is sent together here."""

@@ -134,9 +134,11 @@ def check(
     agents: Sequence[Address],
     total_bytes: int = 64 << 20,
     progress: Callable[[int, int], None] | None = None,
+    level: str = "room",
 ) -> Json:
     """Measure every ordered pair of `agents`; rows with `latency_s` (half of a small write's
-    acknowledged round trip) and `rate_bytes_per_s` (the best over the sizes), or an error."""
+    acknowledged round trip) and `rate_bytes_per_s` (the best over the sizes), or an error.
+    Where no pair failed, `cluster` holds the worst as the link `level` of a cluster file."""
     answers: queue.SimpleQueue[Json] = queue.SimpleQueue()
     engine.recv_pool(16, MESSAGE_BYTES, lambda _, data: answers.put(json.loads(data)))
     pairs = [(a, b) for a in agents for b in agents if a != b]
@@ -151,7 +153,30 @@ def check(
             row["latency_s"] = row["sizes"][0]["latency_s"]
             row["rate_bytes_per_s"] = max(r["rate_bytes_per_s"] for r in row["sizes"])
         links.append(row)
-    return {"agents": [a.name for a in agents], "links": links}
+    report: Json = {"agents": [a.name for a in agents], "links": links}
+    if not any("error" in row for row in links):
+        report["cluster"] = {"links": {level: _slowest(links)}}
+    return report
+
+
+def links_toml(report: Json) -> str:
+    """The measured link as the part of a cluster file that `ratrain plan` reads."""
+    lines: list[str] = []
+    for level, link in report["cluster"]["links"].items():
+        lines += [f"[links.{level}]", *(f'{key} = "{text}"' for key, text in link.items())]
+    return "\n".join(lines)
+
+
+def _slowest(rows: Sequence[Json]) -> Json:
+    """A cluster file's link: the latency and bandwidth that every pair at least has."""
+    latency_s = max(row["latency_s"] for row in rows)
+    rate = min(row["rate_bytes_per_s"] for row in rows)
+    return {
+        "latency": f"{latency_s * 1e6:.3f}us",
+        "bandwidth": f"{rate / 1e9:.6f}GB/s",
+        "source": f"measured: ratrain net check, the worst of {len(rows)} directed pairs "
+        f"({rows[0]['provider']})",
+    }
 
 
 def dismiss(engine: Engine, agents: Sequence[Address]) -> None:

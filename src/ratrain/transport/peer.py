@@ -19,7 +19,7 @@ from ratrain.transport import frames
 from ratrain.transport.address import Address
 from ratrain.transport.frames import Head
 from ratrain.transport.ledger import Ledger
-from ratrain.transport.link import MAX_WINDOW_BYTES, Link
+from ratrain.transport.link import MAX_WINDOW_BYTES, PULL_WINDOW_BYTES, Link
 from ratrain.transport.provider import Channel, Iov, pages_iov
 from ratrain.transport.transfer import Piece, Transfer, expected_link
 
@@ -142,7 +142,9 @@ class Peer:
         links = self.links
         if len(links) == 1 and transfer.nics is None:
             link = links[0]
-            limit = MAX_WINDOW_BYTES if self.single_path else link.window_bytes
+            limit = link.window_bytes
+            if self.single_path:
+                limit = PULL_WINDOW_BYTES if link.channel.pulls else MAX_WINDOW_BYTES
             room = link.unacked_bytes < limit
             return link if room and len(link.unacked) < MAX_UNACKED else None
         able = [k for k in links if transfer.nics is None or k.nic in transfer.nics]

@@ -13,6 +13,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.transport.frames import Head
+from ratrain.transport.segments import Segment
 
 Iov = npt.NDArray[np.uint64]  # rows of (address, length)
 
@@ -48,6 +49,10 @@ class Channel(Protocol):
     ) -> None:
         """Queue one frame (after `lead`, a frame without payload), and send as much as goes
         without blocking."""
+        ...
+
+    def offer(self, segment: Segment) -> None:
+        """Tell the peer of memory that it may map, if it is on the same host."""
         ...
 
     def hold(self) -> None:

@@ -30,7 +30,8 @@ from ratrain.transport.address import Address, Endpoint
 from ratrain.transport.config import Config
 from ratrain.transport.handshake import Hello, greet, welcome
 from ratrain.transport.progress import Driver
-from ratrain.transport.stream import StreamChannel, read_process
+from ratrain.transport.rows import read_process
+from ratrain.transport.stream import StreamChannel
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
@@ -72,6 +73,8 @@ class Sockets:
                 sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
+                    if self._config.congestion:
+                        _set_congestion(sock, self._config.congestion)
                     sock.bind((nic.host, 0))
                 except OSError as error:
                     sock.close()
@@ -258,13 +261,21 @@ class Sockets:
     ) -> None:
         if provider == "sock":
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            local = str(sock.getpeername()[0]).startswith("127.")
+            congestion = self._config.congestion or ("reno" if local else "")
+            if congestion:  # inside one host nothing is congested, and bbr's pacing halves the rate
+                _set_congestion(sock, congestion)
         if self._config.send_buffer_bytes:
             size = self._config.send_buffer_bytes
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         pid = theirs.probe[0] if theirs.probe else 0
         channel = StreamChannel(self._driver, sock, provider, nic, pid)
         link = peer.add_link(channel, remote or theirs.nic)
-        channel.attach(link, reads_peer=provider == "shm" and _can_read(theirs.probe))
+        reads = provider == "shm" and _can_read(theirs.probe)
+        channel.attach(link, reads_peer=reads)
+        if provider == "shm":
+            for segment in peer.core.segments:
+                channel.offer(segment)
         peer.opened(link)
 
     def _spawn(self, target: Callable[..., None], *args: object) -> None:
@@ -277,6 +288,17 @@ class Sockets:
         thread = threading.Thread(target=run, name="ratnet-hello", daemon=True)
         self._threads.add(thread)
         thread.start()
+
+
+def _set_congestion(sock: socket.socket, name: str) -> None:
+    try:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_CONGESTION, name.encode())
+    except OSError as error:
+        raise ProviderUnavailable(
+            f'congestion control "{name}" is not to be had: {error.strerror}',
+            place="Config.congestion",
+            fix="see /proc/sys/net/ipv4/tcp_allowed_congestion_control",
+        ) from error
 
 
 def _path_is_there(peer: Peer) -> bool:

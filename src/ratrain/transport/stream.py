@@ -12,7 +12,6 @@ import errno
 import select
 import socket
 from collections import deque
-from collections.abc import Callable
 from typing import TYPE_CHECKING
 
 import numpy as np
@@ -20,14 +19,14 @@ import numpy as np
 from ratrain.transport import frames
 from ratrain.transport.frames import FrameError, Head
 from ratrain.transport.provider import Iov, Landing, Receiver, pages_iov
+from ratrain.transport.rows import Rows, read_process
+from ratrain.transport.segments import MAX_SEGMENTS, Mapped, Segment, map_peer
 
 if TYPE_CHECKING:
     from ratrain.transport.progress import Driver
 
-_libc = ctypes.CDLL(None, use_errno=True)
 _BIG = 1 << 20
 _WAKE_BYTES = 64 << 10
-_IOV_MAX = 1024
 _READ_BYTES = 16384  # read ahead while a header is awaited; more would be copied twice
 _TURN_BYTES = 4 << 20  # one connection's share of a turn
 _GONE = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ECONNREFUSED}
@@ -38,64 +37,6 @@ class _Bytes:
 
     def __init__(self, view: memoryview) -> None:
         self.view = view
-
-
-class _Pages:
-    """Pages to send or to fill, in rows of (address, length)."""
-
-    __slots__ = ("iov", "row")
-
-    def __init__(self, iov: Iov) -> None:
-        self.iov = iov
-        self.row = 0
-
-    def send(self, sock: socket.socket) -> int:
-        """Send some; return the number of rows left."""
-        self._move(_libc.writev, sock.fileno())
-        return len(self.iov) - self.row
-
-    def fill(self, sock: socket.socket) -> int:
-        """Receive some straight into the pages; return the bytes received."""
-        return self._move(_libc.readv, sock.fileno())
-
-    def skip(self, size: int) -> None:
-        """Move on by `size` bytes."""
-        lengths = self.iov[self.row : self.row + _IOV_MAX, 1]
-        while size:
-            ends = np.cumsum(lengths)
-            whole = int(np.searchsorted(ends, size, side="right"))
-            used = int(ends[whole - 1]) if whole else 0
-            self.row += whole
-            size -= used
-            if whole < len(lengths):
-                self.iov[self.row] += np.array([size, -size], np.int64).astype(np.uint64)
-                return
-            lengths = self.iov[self.row : self.row + _IOV_MAX, 1]
-
-    def put(self, data: memoryview) -> None:
-        """Copy `data` to where the next bytes go."""
-        source = np.frombuffer(data, np.uint8).ctypes.data
-        left = len(data)
-        for address, length in self.iov[self.row : self.row + left].tolist():
-            size = min(left, length)
-            ctypes.memmove(address, source, size)
-            source += size
-            left -= size
-            if not left:
-                break
-        self.skip(len(data))
-
-    def _move(self, call: Callable[[int, ctypes.c_void_p, int], int], fd: int) -> int:
-        rows = min(len(self.iov) - self.row, _IOV_MAX)
-        at = self.iov.ctypes.data + 16 * self.row
-        moved: int = call(fd, ctypes.c_void_p(at), rows)
-        if moved <= 0:
-            code = ctypes.get_errno() if moved < 0 else errno.ECONNRESET
-            if code in (errno.EAGAIN, errno.EINTR):
-                raise BlockingIOError
-            raise OSError(code, "vector input/output failed")
-        self.skip(moved)
-        return moved
 
 
 class StreamChannel:
@@ -113,8 +54,9 @@ class StreamChannel:
         self._sock = sock
         self._fd = sock.fileno()
         self._peer_pid = peer_pid
+        self._mapped: list[Mapped] = []  # the peer's segments, as we see them
         self._receiver: Receiver | None = None
-        self._out: deque[_Bytes | _Pages] = deque()
+        self._out: deque[_Bytes | Rows] = deque()
         self._held = False
         self._blocked = False  # the socket is full: epoll will tell
         self._buf = bytearray(frames.MAX_PAGES * 16 + 2 * _READ_BYTES)
@@ -123,7 +65,7 @@ class StreamChannel:
         self._end = 0
         self._need = frames.HEAD_BYTES
         self._landing: Landing | None = None
-        self._pages: _Pages | None = None
+        self._pages: Rows | None = None
         self._pos = 0
         self._left = 0
         self._low = 1
@@ -136,6 +78,19 @@ class StreamChannel:
         self._driver.add(self._fd, self._on_events)
         if reads_peer:
             self.post(Head(frames.FEATURE, imm=1), b"", None)
+
+    def offer(self, segment: Segment) -> None:
+        """Tell a peer of the same host of memory that it may map."""
+        head = Head(frames.FEATURE, imm=2, tid=segment.fd, total=segment.size_bytes)
+        self.post(head._replace(key=segment.base), b"", None)
+
+    def _learn(self, head: Head) -> None:
+        if head.imm == 1:
+            self.pulls = True
+        elif self._peer_pid and len(self._mapped) < MAX_SEGMENTS:
+            found = map_peer(self._peer_pid, head.tid, head.key, head.total)
+            if found is not None:
+                self._mapped.append(found)
 
     # --- sending --------------------------------------------------------------------------
 
@@ -165,7 +120,7 @@ class StreamChannel:
         if isinstance(payload, memoryview):
             out.append(_Bytes(payload))
         elif payload is not None:
-            out.append(_Pages(payload))
+            out.append(Rows(payload))
         if not waiting and not self._held and not self.closed:
             self._send_out()
 
@@ -202,7 +157,7 @@ class StreamChannel:
         try:
             while out:
                 first = out[0]
-                if isinstance(first, _Pages):
+                if isinstance(first, Rows):
                     if first.send(self._sock) == 0:
                         out.popleft()
                 else:
@@ -215,7 +170,7 @@ class StreamChannel:
     def _send_several(self) -> None:
         out, views, size = self._out, list[memoryview](), 0
         for part in out:
-            if isinstance(part, _Pages) or size >= _BIG or len(views) >= 64:
+            if isinstance(part, Rows) or size >= _BIG or len(views) >= 64:
                 break
             views.append(part.view[: _BIG - size])
             size += len(views[-1])
@@ -239,6 +194,7 @@ class StreamChannel:
         self._landing = None
         self._pages = None
         self._left = 0
+        self._mapped.clear()
         with contextlib.suppress(OSError):
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
@@ -349,7 +305,7 @@ class StreamChannel:
             return
         extra = bytes(self._view[start + frames.HEAD_BYTES : at])
         if kind == frames.FEATURE:
-            self.pulls = True
+            self._learn(head)
         elif kind > frames.MSG:
             receiver.control(head, extra)
         elif head.flags & frames.PULL:
@@ -372,7 +328,7 @@ class StreamChannel:
     def _take(self, head: Head, extra: bytes) -> None:
         assert self._receiver is not None
         landing = self._landing = self._receiver.begin(head, extra)
-        self._pages = _Pages(landing.iov) if landing.iov is not None and landing.live else None
+        self._pages = Rows(landing.iov) if landing.iov is not None and landing.live else None
         size = min(head.size, self._end - self._start)
         if size:
             data = self._view[self._start : self._start + size]
@@ -396,6 +352,9 @@ class StreamChannel:
         landing = self._receiver.begin(head, extra)
         failed = 0
         if landing.live and head.size:
+            if landing.iov is None and self._copy_mapped(landing, int.from_bytes(extra, "big")):
+                self._receiver.end(landing)
+                return
             if landing.iov is not None:
                 local = landing.iov
                 sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
@@ -407,22 +366,12 @@ class StreamChannel:
                 failed = frames.UNREADABLE
         self._receiver.end(landing, failed)
 
-
-def read_process(pid: int, local: Iov, remote: Iov) -> bool:
-    """Copy `remote` rows of process `pid` into `local` rows (process_vm_readv); true if whole."""
-    for at in range(0, len(local), _IOV_MAX):
-        count = min(_IOV_MAX, len(local) - at)
-        want = int(local[at : at + count, 1].sum())
-        here = ctypes.c_void_p(local.ctypes.data + 16 * at)
-        there = ctypes.c_void_p(remote.ctypes.data + 16 * at)
-        got: int = _libc.process_vm_readv(
-            pid, here, ctypes.c_ulong(count), there, ctypes.c_ulong(count), ctypes.c_ulong(0)
-        )
-        if got != want:
-            return False
-    return True
-
-
-_libc.process_vm_readv.restype = ctypes.c_ssize_t
-_libc.writev.restype = ctypes.c_ssize_t
-_libc.readv.restype = ctypes.c_ssize_t
+    def _copy_mapped(self, landing: Landing, source: int) -> bool:
+        """Copy a plain piece out of a segment that we have mapped; false: it is in none."""
+        size = landing.head.size
+        for segment in self._mapped:
+            at = source - segment.base
+            if 0 <= at <= segment.size_bytes - size:
+                ctypes.memmove(landing.offset, segment.address + at, size)
+                return True
+        return False

@@ -7,6 +7,7 @@ from typing import TypeVar
 
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.profiles import with_profiles
 from ratrain.describe.strict import load, nearest, read_toml
 from ratrain.errors import SpecError
 
@@ -35,9 +36,10 @@ def cluster_preset(name: str) -> ClusterSpec:
 
 
 def load_cluster(path: Path) -> ClusterSpec:
-    """A cluster file of the user's own; same format as the presets."""
+    """A cluster file of the user's own; same format as the presets, and a device may name a
+    measured profile beside it."""
     table, place = read_toml(path)
-    return load(ClusterSpec, table, place)
+    return load(ClusterSpec, with_profiles(table, place, path.parent), place)
 
 
 def _names(folder: str) -> tuple[str, ...]:

@@ -1,0 +1,64 @@
+"""What one micro-batch sends: messages between stages, sums of a tensor group."""
+
+from __future__ import annotations
+
+from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
+from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.plan.placement import Placement
+
+SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
+"""All-reduces of a block in one direction; a layer's stand behind attention and behind the MLP
+(Shoeybi et al. 2019, arXiv 1909.08053)."""
+
+
+def tensor_sums(kind: BlockKind, boundary_bytes: int, degree: int, link: Link) -> Transfer:
+    """What a block's sums send in one direction, for one micro-batch."""
+    return ring_all_reduce(boundary_bytes, degree, link).times(SUMS[kind])
+
+
+def tensor_sums_s(
+    kind: BlockKind, boundary_bytes: int, placement: Placement, pipeline: int
+) -> float:
+    """Seconds of a block's sums on a pipeline rank, its link used by nothing else."""
+    if placement.layout.tensor == 1:
+        return 0.0
+    link = placement.tensor_link(pipeline)
+    sums = tensor_sums(kind, boundary_bytes, placement.layout.tensor, link)
+    return sums.alone_s(link.bandwidth_bytes_per_s)
+
+
+def sums_in_compute(device: DeviceKind) -> bool:
+    """Whether the device's library runs sums on the compute stream: they are part of its ops."""
+    return device.kernels is not None and device.kernels.blocking_sums
+
+
+def stage_message(
+    boundary_bytes: int,
+    link: Link,
+    device: DeviceKind,
+    placement: Placement,
+    target: int,
+    *,
+    divided: bool = False,
+) -> Transfer:
+    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it.
+
+    Without a kernel model each rank sends all of it. Libraries with one send a part each, which
+    the receiving group gathers over its own links (arXiv 2104.04473, section 4.1), unless its
+    sequence is `divided` (arXiv 2205.05198).
+    """
+    tensor = placement.layout.tensor
+    if device.kernels is None or tensor == 1:
+        blocking = device.kernels is not None and device.kernels.blocking_sends
+        return message(boundary_bytes, link, blocking=blocking)
+    gather = NOTHING
+    inside = placement.tensor_link(target)
+    if not divided:
+        gather = ring_half(boundary_bytes, tensor, inside)
+    return message(
+        boundary_bytes // tensor,
+        link,
+        blocking=device.kernels.blocking_sends,
+        after_s=gather.alone_s(inside.bandwidth_bytes_per_s),
+    )

@@ -1,0 +1,65 @@
+"""What a calibration says: seconds and rates, rank by rank."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class UnitTimes:
+    """Seconds of one unit's ops, and the most bytes that backward needed beside its states."""
+
+    forward_s: float
+    recovery_s: float
+    backward_s: float
+    input_gradient_s: float
+    weight_gradient_s: float
+    update_s: float
+    elements: int  # of the flat buffer
+    scratch_bytes: int
+
+
+@dataclass(frozen=True)
+class LinkTimes:
+    """A transfer takes `fixed_s` and its bytes over the rate; meanwhile this process's cores work
+    `driving_s` and `driving_s_per_byte` for it, which its compute lane lacks."""
+
+    fixed_s: float
+    rate_bytes_per_s: float
+    driving_s: float
+    driving_s_per_byte: float
+
+
+@dataclass(frozen=True)
+class Calibration:
+    """One rank's."""
+
+    program_rank: int
+    units: tuple[UnitTimes, ...]
+    message: LinkTimes | None  # to the next stage
+    message_back: LinkTimes | None
+    collective: LinkTimes | None  # bytes that one rank sends, of reductions and gathers
+    exchange_s: float  # a small round over all ranks
+
+
+def write_calibration(calibration: Calibration) -> bytes:
+    return json.dumps(asdict(calibration)).encode()
+
+
+def read_calibration(body: bytes) -> Calibration:
+    """What `write_calibration` wrote."""
+    found: dict[str, Any] = json.loads(body)
+
+    def link(name: str) -> LinkTimes | None:
+        return None if found[name] is None else LinkTimes(**found[name])
+
+    return Calibration(
+        found["program_rank"],
+        tuple(UnitTimes(**row) for row in found["units"]),
+        link("message"),
+        link("message_back"),
+        link("collective"),
+        found["exchange_s"],
+    )

@@ -1,0 +1,56 @@
+"""Where the ranks of one attempt find each other, and nothing that an earlier attempt left.
+
+torch's elastic agent keeps one key-value store for all attempts of a run (since 2.5, pytorch
+issue 135712), and counts restarts on each machine by itself. So rank 0 names each attempt anew,
+and a rank believes in a name only when rank 0 has answered it there.
+"""
+
+from __future__ import annotations
+
+import time
+from datetime import timedelta
+from uuid import uuid4
+
+import torch.distributed as dist
+
+from ratrain.errors import RunFailed
+
+_NAME = "ratrain-attempt"
+_PAUSE_S = 0.02
+
+
+def join(backend: str, timeout_s: float) -> None:
+    """Makes torch's default group of the ranks of this attempt; RANK and WORLD_SIZE are set."""
+    timeout = timedelta(seconds=timeout_s)
+    shared, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    store = attempt_store(shared, rank, world_size, timeout_s)
+    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+
+
+def attempt_store(shared: dist.Store, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+    """A part of the store that all ranks of this attempt have, and no earlier one had."""
+    own = uuid4().hex
+    if rank == 0:
+        shared.set(_NAME, own)
+    end_s = time.monotonic() + timeout_s
+    while time.monotonic() < end_s:
+        name = _read(shared, _NAME)
+        if name:
+            shared.set(f"{name}/came-{rank}", own)
+            if rank == 0:
+                came = [_read(shared, f"{name}/came-{other}") for other in range(world_size)]
+                if all(came):
+                    shared.set(f"{name}/together", ",".join(came))
+            if own in _read(shared, f"{name}/together").split(","):
+                return dist.PrefixStore(name, shared)
+        time.sleep(_PAUSE_S)
+    raise RunFailed(
+        f"waited {timeout_s:g} s for all {world_size} ranks to come",
+        place=f"rank {rank}",
+        fix="see that every machine runs its ranks and reaches MASTER_ADDR",
+    )
+
+
+def _read(store: dist.Store, key: str) -> str:
+    """The value of a key, "" where it has none; `get` alone would wait for one."""
+    return store.get(key).decode() if store.check([key]) else ""

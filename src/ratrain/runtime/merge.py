@@ -1,0 +1,114 @@
+"""What every rank recorded, as one timeline: measured.json.
+
+A transfer has partners: a message its sender, a collective the other replicas, a sum of tied
+copies the other end. Its span begins when the last of them has begun, so that it tells the
+transfer and not the wait for the others.
+Ranks' clocks are put together by each machine's own time of day.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ratrain.program.actions import Kind, Lane
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.seats import Seat
+from ratrain.timeline.timeline import Span, Timeline, write_timeline
+
+_RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
+_TIE = Kind.TieSync.name
+_COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word)
+
+
+@dataclass(frozen=True)
+class _Ran:
+    """One op of one rank, in seconds since 1970."""
+
+    seat: Seat
+    step: int
+    lane: str
+    word: str
+    start_s: float
+    end_s: float
+
+
+def merge_records(folder: RunFolder, spec: RunSpec) -> Timeline | None:
+    """The measured timeline, with world ranks; None where some rank has recorded nothing."""
+    paths = [folder.rank_file(seat.world_rank, "records") for seat in spec.seats.all()]
+    if not all(path.exists() for path in paths):
+        return None
+    ran = [
+        one
+        for seat, path in zip(spec.seats.all(), paths, strict=True)
+        for one in _ran(seat, folder.read_json(path))
+    ]
+    return timeline_of_records(ran) if ran else None
+
+
+def write_measured(folder: RunFolder, spec: RunSpec) -> Timeline | None:
+    """Writes measured.json, where there is something to write, and returns it."""
+    timeline = merge_records(folder, spec)
+    if timeline is not None:
+        write_timeline(timeline, folder.measured)
+    return timeline
+
+
+def timeline_of_records(ran: Iterable[_Ran]) -> Timeline:
+    """Spans that begin with their last partner; the first one at zero."""
+    rows = list(ran)
+    began = {(one.seat.world_rank, one.step, _meeting(one.word)): one.start_s for one in rows}
+    seats = {(one.seat.pipeline, one.seat.data): one.seat.world_rank for one in rows}
+    senders = _stage_ranks(rows)
+    starts = [_start_s(one, began, seats, senders) for one in rows]
+    origin_s = min(starts)
+    spans = [
+        Span(one.step, one.seat.world_rank, one.lane, one.word, at - origin_s, one.end_s - origin_s)
+        for one, at in zip(rows, starts, strict=True)
+    ]
+    return Timeline("runtime", tuple(sorted(spans, key=lambda span: span.start_s)))
+
+
+def _ran(seat: Seat, body: dict[str, Any]) -> Iterable[_Ran]:
+    clock_s = body["clock_s"]
+    for row in body["rows"]:
+        step, lane, word, _reached_s, start_s, end_s, *_ = row
+        yield _Ran(seat, step, lane, word, clock_s + start_s, clock_s + end_s)
+
+
+def _meeting(word: str) -> str:
+    """What partners call an op alike; a sum of tied copies has another word at each end."""
+    return _TIE if word.endswith(_TIE) else word
+
+
+def _stage_ranks(rows: Iterable[_Ran]) -> dict[int, int]:
+    """The pipeline rank of each stage that sends."""
+    return {
+        int(one.word.split("SEND")[0]): one.seat.pipeline for one in rows if "SEND_" in one.word
+    }
+
+
+def _start_s(
+    one: _Ran,
+    began: Mapping[tuple[int, int, str], float],
+    seats: Mapping[tuple[int, int], int],
+    stage_ranks: Mapping[int, int],
+) -> float:
+    """When an op and all of its partners had begun; never behind its end."""
+    partners = [one.seat.world_rank]
+    word = one.word
+    received = _RECEIVE.fullmatch(word)
+    if received is not None:
+        stage, way, micro_batch = received.groups()
+        source = int(stage) + (1 if way == "B" else -1)
+        word = f"{source}SEND_{way}{micro_batch}"
+        sender = seats.get((stage_ranks.get(source, -1), one.seat.data))
+        partners = [] if sender is None else [sender]
+    elif one.lane in _COLLECTIVES:
+        partners = [rank for (pipeline, _), rank in seats.items() if pipeline == one.seat.pipeline]
+    if _meeting(word) == _TIE:
+        partners = [rank for (_, data), rank in seats.items() if data == one.seat.data]
+    times = [began.get((rank, one.step, _meeting(word)), one.start_s) for rank in partners]
+    return min(max([one.start_s, *times]), one.end_s)

@@ -1,0 +1,91 @@
+"""Memory in rows of (address, length): moved by the kernel outside the interpreter's lock."""
+
+from __future__ import annotations
+
+import ctypes
+import errno
+import socket
+from collections.abc import Callable
+
+import numpy as np
+
+from ratrain.transport.provider import Iov
+
+_libc = ctypes.CDLL(None, use_errno=True)
+_libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.writev.restype = ctypes.c_ssize_t
+_libc.readv.restype = ctypes.c_ssize_t
+_IOV_MAX = 1024
+
+
+class Rows:
+    """Pages to send or to fill, in rows of (address, length), from the front."""
+
+    __slots__ = ("iov", "row")
+
+    def __init__(self, iov: Iov) -> None:
+        self.iov = iov
+        self.row = 0
+
+    def send(self, sock: socket.socket) -> int:
+        """Send some; return the number of rows left."""
+        self._move(_libc.writev, sock.fileno())
+        return len(self.iov) - self.row
+
+    def fill(self, sock: socket.socket) -> int:
+        """Receive some straight into the pages; return the bytes received."""
+        return self._move(_libc.readv, sock.fileno())
+
+    def skip(self, size: int) -> None:
+        """Move on by `size` bytes."""
+        lengths = self.iov[self.row : self.row + _IOV_MAX, 1]
+        while size:
+            ends = np.cumsum(lengths)
+            whole = int(np.searchsorted(ends, size, side="right"))
+            used = int(ends[whole - 1]) if whole else 0
+            self.row += whole
+            size -= used
+            if whole < len(lengths):
+                self.iov[self.row] += np.array([size, -size], np.int64).astype(np.uint64)
+                return
+            lengths = self.iov[self.row : self.row + _IOV_MAX, 1]
+
+    def put(self, data: memoryview) -> None:
+        """Copy `data` to where the next bytes go."""
+        source = np.frombuffer(data, np.uint8).ctypes.data
+        left = len(data)
+        for address, length in self.iov[self.row : self.row + left].tolist():
+            size = min(left, length)
+            ctypes.memmove(address, source, size)
+            source += size
+            left -= size
+            if not left:
+                break
+        self.skip(len(data))
+
+    def _move(self, call: Callable[[int, ctypes.c_void_p, int], int], fd: int) -> int:
+        rows = min(len(self.iov) - self.row, _IOV_MAX)
+        at = self.iov.ctypes.data + 16 * self.row
+        moved: int = call(fd, ctypes.c_void_p(at), rows)
+        if moved <= 0:
+            code = ctypes.get_errno() if moved < 0 else errno.ECONNRESET
+            if code in (errno.EAGAIN, errno.EINTR):
+                raise BlockingIOError
+            raise OSError(code, "vector input/output failed")
+        self.skip(moved)
+        return moved
+
+
+def read_process(pid: int, local: Iov, remote: Iov) -> bool:
+    """Copy `remote` rows of process `pid` into `local` rows (process_vm_readv); true if whole."""
+    for at in range(0, len(local), _IOV_MAX):
+        count = min(_IOV_MAX, len(local) - at)
+        want = int(local[at : at + count, 1].sum())
+        here = ctypes.c_void_p(local.ctypes.data + 16 * at)
+        there = ctypes.c_void_p(remote.ctypes.data + 16 * at)
+        got: int = _libc.process_vm_readv(
+            pid, here, ctypes.c_ulong(count), there, ctypes.c_ulong(count), ctypes.c_ulong(0)
+        )
+        if got != want:
+            return False
+    return True

@@ -1,0 +1,54 @@
+"""Ranks of one attempt find each other in a store that earlier attempts have used."""
+
+from __future__ import annotations
+
+import threading
+import time
+
+import pytest
+from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
+
+from ratrain.errors import RunFailed
+from ratrain.runtime.meeting import attempt_store
+
+
+def met(store: Store, ranks: list[int], late_rank: int, timeout_s: float = 20) -> list[object]:
+    """What each rank gets from the store: the value it finds that all of its attempt share."""
+    found: dict[int, object] = {}
+
+    def come(rank: int) -> None:
+        time.sleep(0.1 * (rank == late_rank))
+        try:
+            own = attempt_store(store, rank, 3, timeout_s)
+            own.set(f"value-{rank}", "x")
+            found[rank] = [own.add("count", 1), own.check(["value-0"])]
+        except RunFailed as error:
+            found[rank] = error
+
+    threads = [threading.Thread(target=come, args=(rank,)) for rank in ranks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return [found[rank] for rank in ranks]
+
+
+@pytest.mark.parametrize("late_rank", [0, 1, 2])
+def test_every_attempt_has_a_part_of_the_store_of_its_own(late_rank: int) -> None:
+    store = HashStore()
+    for _attempt in range(4):
+        counts = sorted(one[0] for one in met(store, [0, 1, 2], late_rank))  # type: ignore[index]
+        assert counts == [1, 2, 3]
+
+
+def test_an_attempt_that_was_cut_short_disturbs_none_after_it() -> None:
+    store = HashStore()
+    for ranks in ([0, 1], [1, 2], [0]):
+        assert all(isinstance(one, RunFailed) for one in met(store, ranks, -1, timeout_s=0.3))
+    counts = sorted(one[0] for one in met(store, [0, 1, 2], 0))  # type: ignore[index]
+    assert counts == [1, 2, 3]
+
+
+def test_a_rank_that_nobody_joins_says_so() -> None:
+    with pytest.raises(RunFailed, match=r"rank 1: waited 0.2 s for all 3 ranks to come"):
+        attempt_store(HashStore(), 1, 3, 0.2)

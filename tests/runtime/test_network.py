@@ -1,0 +1,207 @@
+"""What the network's calls give, for any number of replicas and sizes around its chunks."""
+
+from __future__ import annotations
+
+import threading
+import time
+from functools import reduce
+
+import pytest
+import torch
+from crew import Crew
+from torch import Tensor
+
+from ratrain.cost.scratch import CHUNK_BYTES
+from ratrain.program.actions import Lane
+from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.seats import Seats
+
+CHUNK = CHUNK_BYTES // 4
+DTYPES = (torch.float32, torch.bfloat16, torch.float16)
+PARTS = (64, CHUNK - 64, CHUNK, CHUNK + 64, 2 * CHUNK + 192)
+WORLDS = (1, 2, 3, 4)
+
+pytestmark = pytest.mark.slow
+
+
+def seats(pipeline: int, data: int) -> Seats:
+    return Seats(pipeline, data, (0,) * data, (0,))
+
+
+def network_of(rank: int, pipeline: int, data: int) -> TorchNetwork:
+    made = seats(pipeline, data)
+    return TorchNetwork(made, made.seat(rank), backend="gloo", timeout_s=30)
+
+
+def values(data: int, elements: int, dtype: torch.dtype) -> Tensor:
+    """A replica's numbers, so unlike in size that the order of a sum shows in its bits."""
+    generator = torch.Generator().manual_seed(data)
+    scale = torch.randint(-6, 7, (elements,), generator=generator)
+    return (torch.randn(elements, generator=generator) * 2.0**scale).to(dtype)
+
+
+def ordered_sum(parts: list[Tensor]) -> Tensor:
+    """In fp32, in the order of replicas, rounded once."""
+    return reduce(torch.add, [part.float() for part in parts]).to(parts[0].dtype)
+
+
+# ---- sums -----------------------------------------------------------------------------------
+
+
+def reduced(rank: int, world: int, *, alias: bool) -> list[str]:
+    """What is wrong with the sums, on one rank."""
+    network, wrong = network_of(rank, 1, world), list[str]()
+    for dtype in DTYPES:
+        for part in PARTS:
+            all_values = [values(data, part * world, dtype) for data in range(world)]
+            flat = all_values[rank].clone()
+            own = slice(rank * part, (rank + 1) * part)
+            out = flat[own] if alias else torch.empty(part, dtype=dtype)
+            if (rank + part) % 2:
+                time.sleep(0.01)
+            network.reduce(flat, out)
+            expected = ordered_sum([one[own] for one in all_values])
+            if not torch.equal(out.view(torch.uint8), expected.view(torch.uint8)):
+                wrong.append(f"{dtype} {part}")
+            outside = torch.cat([flat[: own.start], flat[own.stop :]])
+            kept = torch.cat([all_values[rank][: own.start], all_values[rank][own.stop :]])
+            if not torch.equal(outside, kept):
+                wrong.append(f"{dtype} {part}: more than the own part was written")
+    return wrong
+
+
+def reduced_in_place(rank: int, world: int) -> list[str]:
+    return reduced(rank, world, alias=True)
+
+
+def reduced_elsewhere(rank: int, world: int) -> list[str]:
+    return reduced(rank, world, alias=False)
+
+
+@pytest.mark.parametrize("world", WORLDS)
+@pytest.mark.parametrize("work", [reduced_in_place, reduced_elsewhere])
+def test_a_reduction_adds_in_the_order_of_replicas_and_rounds_once(
+    crew: Crew, world: int, work: object
+) -> None:
+    assert crew.ask(world, work) == [[]] * world  # type: ignore[arg-type]
+
+
+def test_the_order_of_a_sum_can_be_seen_in_these_numbers() -> None:
+    parts = [values(data, 64, torch.float32) for data in range(3)]
+    assert not torch.equal(ordered_sum(parts), ordered_sum(parts[::-1]))
+
+
+# ---- gathers --------------------------------------------------------------------------------
+
+
+def gathered(rank: int, world: int) -> list[str]:
+    network, wrong = network_of(rank, 1, world), list[str]()
+    for dtype in DTYPES:
+        for part in PARTS:
+            whole = values(7, part * world, dtype)
+            flat = torch.full_like(whole, float("nan"))
+            flat[rank * part : (rank + 1) * part] = whole[rank * part : (rank + 1) * part]
+            network.gather(Lane.GATHER, flat)
+            if not torch.equal(flat.view(torch.uint8), whole.view(torch.uint8)):
+                wrong.append(f"{dtype} {part}")
+    return wrong
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_a_gather_gives_every_replica_all_parts(crew: Crew, world: int) -> None:
+    assert crew.ask(world, gathered) == [[]] * world
+
+
+# ---- words to everybody ---------------------------------------------------------------------
+
+
+def exchanged(rank: int, world: int) -> list[list[float]]:
+    network = network_of(rank, 1, world)
+    return [
+        [float(x) for row in network.exchange(lane, torch.tensor([rank, 0.5])) for x in row]
+        for lane in (None, Lane.UPDATE, Lane.DISK)
+    ]
+
+
+def exchanged_bytes(rank: int, world: int) -> list[list[bytes]]:
+    network = network_of(rank, 1, world)
+    bodies = [b"", bytes([rank]) * rank, b"x" * 100_000, b"\x00\xff" if rank else b""]
+    return [network.exchange_bytes(body) for body in bodies]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_an_exchange_gives_every_rank_all_values_by_rank(crew: Crew, world: int) -> None:
+    expected = [x for rank in range(world) for x in (float(rank), 0.5)]
+    assert crew.ask(world, exchanged) == [[expected] * 3] * world
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_bytes_of_any_length_are_exchanged(crew: Crew, world: int) -> None:
+    ranks = range(world)
+    expected = [
+        [b"" for _ in ranks],
+        [bytes([rank]) * rank for rank in ranks],
+        [b"x" * 100_000 for _ in ranks],
+        [b"\x00\xff" if rank else b"" for rank in ranks],
+    ]
+    assert crew.ask(world, exchanged_bytes) == [expected] * world
+
+
+# ---- messages -------------------------------------------------------------------------------
+
+
+def passed_on(rank: int, world: int) -> list[float]:
+    """Each rank sends forward and back at once, on four lanes, in unequal haste."""
+    network = network_of(rank, world, 1)
+    found: dict[str, list[float]] = {"forward": [], "back": []}
+
+    def forward() -> None:
+        for number in range(8):
+            if rank:
+                network.await_sender(Lane.RECV_F, rank - 1)
+                arrived = torch.empty(1000)
+                network.receive(Lane.RECV_F, arrived, rank - 1)
+                found["forward"].append(float(arrived[-1]))
+            if rank + 1 < world:
+                network.announce(Lane.SEND_F, rank + 1)
+                network.send(Lane.SEND_F, torch.full((1000,), float(number)), rank + 1)
+
+    def back() -> None:
+        for number in range(8):
+            time.sleep(0.001 * rank)
+            if rank + 1 < world:
+                arrived = torch.empty(1000)
+                network.receive(Lane.RECV_B, arrived, rank + 1)
+                found["back"].append(float(arrived[-1]))
+            if rank:
+                network.send(Lane.SEND_B, torch.full((1000,), -float(number)), rank - 1)
+
+    threads = [threading.Thread(target=forward), threading.Thread(target=back)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    return found["forward"] + found["back"]
+
+
+@pytest.mark.parametrize("world", WORLDS)
+def test_messages_of_each_direction_arrive_in_the_order_they_were_sent(
+    crew: Crew, world: int
+) -> None:
+    forward, back = [float(n) for n in range(8)], [-float(n) for n in range(8)]
+    found = crew.ask(world, passed_on)
+    for rank, one in enumerate(found):
+        assert one == (forward if rank else []) + (back if rank + 1 < world else [])
+
+
+# ---- who is who -----------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (3, 1), (1, 4), (2, 2), (4, 3)])
+def test_every_process_has_one_part_and_both_of_its_groups(pipeline: int, data: int) -> None:
+    made = seats(pipeline, data)
+    assert len({(seat.pipeline, seat.data) for seat in made.all()}) == made.world_size
+    for seat in made.all():
+        assert made.world_rank(seat.pipeline, seat.data) == seat.world_rank
+        assert made.replica(seat.data)[seat.pipeline] == seat.world_rank
+        assert made.data_group(seat.pipeline)[seat.data] == seat.world_rank
