@@ -141,10 +141,13 @@ def test_one_rank_with_both_copies_adds_them_in_its_memory() -> None:
     case = case_of(replace(tied(laid_out(LayoutSpec(1, 2))), data=DATA))
     device = case.placement.device(0, 0).kind
     model = case.job.model.spec
-    ran = simulate(case.program, case.costs).run
+    work = case.costs.work[Kind.TieSync]
     (tie,) = np.flatnonzero(case.program.table.kind == Kind.TieSync)
-    moved_s = 5 * 4 * model.vocab * model.hidden / device.memory.bandwidth_bytes_per_s
-    assert ran.end_s[tie] - ran.start_s[tie] == pytest.approx(device.launch_s + moved_s)
+    unit = case.program.table.unit[tie]
+    assert work.volume_bytes[unit] == 5 * 4 * model.vocab * model.hidden
+    assert work.fixed_s[unit] == device.launch_s
+    rate = case.costs.link_rate_bytes_per_s[work.link[unit]]
+    assert rate == device.memory.bandwidth_bytes_per_s
 
 
 def test_sharded_accumulation_of_a_tied_model_is_refused_and_never_chosen() -> None:
