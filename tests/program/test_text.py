@@ -23,6 +23,7 @@ PROGRAMS = {
     "zb-h1": small("zb-h1", (1, 1, 1, 1)),
     "interleaved": small("interleaved", (1, 1, 1, 1)),
     "ratrain-trained": small("ratrain", clip=True, save=True),
+    "ratrain-tied": small("ratrain", clip=True, save=True, tie=True),
 }
 
 
