@@ -1,10 +1,13 @@
 # Two commands a newcomer needs: `make run` and `make test`. Each sets up all it needs first.
-.PHONY: run test test-all lint clean lock
+.PHONY: run reproduce test test-all lint clean lock
 
 RATRAIN = .venv/bin/ratrain
 SOURCES = pyproject.toml requirements.lock scripts/setup.sh $(shell find src -name '*.c' -o -name '*.h')
 
 run: .venv/ready
+	./scripts/quickstart.sh
+
+reproduce: .venv/ready
 	$(RATRAIN) reproduce
 	$(RATRAIN) simulate examples/small.toml --picture
 

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 
 from ratrain.program.actions import Kind, Lane
+from ratrain.runtime.completions import Completions
 from ratrain.runtime.ledger import Ledger, Stopped
 from ratrain.runtime.schedule import LocalOp, Schedule
 
@@ -62,11 +63,10 @@ class Lanes:
         self._meet = meet
         self._ledger = ledger
         self._timeout_s = timeout_s
-        self._done = [0] * len(schedule.ops)  # steps that each op has completed
-        self._changed = threading.Condition()
+        self._completions = Completions(len(schedule.ops))
+        self._failing = threading.Lock()
         self._failure: BaseException | None = None
         self._failed: Callable[[], None] | None = None
-        self._ended_s = [0.0] * len(schedule.ops)
         self._records: dict[Lane, list[Ran]] = {lane: [] for lane in schedule.lanes}
         self._recorded_from = 0
         self._times = StepTimes()
@@ -92,9 +92,9 @@ class Lanes:
 
     def fail(self, error: BaseException) -> None:
         """Stops all lanes with an error found elsewhere."""
-        with self._changed:
+        with self._failing:
             self._failure = self._failure or error
-            self._changed.notify_all()
+        self._completions.stop()
         self._ledger.stop()
         if self._failed is not None:
             self._failed()
@@ -124,7 +124,8 @@ class Lanes:
 
     def _one(self, op: LocalOp, step: int) -> None:
         reached_s = time.perf_counter()
-        self._wait(op, step - self._first_step)
+        if not self._completions.wait(op, step - self._first_step):
+            raise Stopped
         if self._meet is not None:
             self._meet(op)
         self._ledger.take(op.births, op.word, self._timeout_s)
@@ -138,10 +139,7 @@ class Lanes:
         if step >= self._recorded_from:
             ran = Ran(step, op.number, reached_s, start_s, end_s, awaited)
             self._records[op.lane].append(ran)
-        with self._changed:
-            self._done[op.number] += 1
-            self._ended_s[op.number] = end_s
-            self._changed.notify_all()
+        self._completions.ended(op, end_s)
 
     def _count(self, op: LocalOp, waited_s: float, took_s: float, awaited: Lane) -> None:
         if op.kind is Kind.R:
@@ -160,19 +158,4 @@ class Lanes:
         others = (*op.waits, *op.waits_before)
         if not others:
             return op.lane
-        return self._schedule.ops[max(others, key=self._ended_s.__getitem__)].lane
-
-    def _wait(self, op: LocalOp, turn: int) -> None:
-        done = self._done
-
-        def ready() -> bool:
-            return self._failure is not None or (
-                all(done[other] > turn for other in op.waits)
-                and all(done[other] >= turn for other in op.waits_before)
-            )
-
-        with self._changed:
-            if not ready():
-                self._changed.wait_for(ready)
-            if self._failure is not None:
-                raise Stopped
+        return self._schedule.ops[self._completions.last_of(others)].lane

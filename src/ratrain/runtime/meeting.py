@@ -12,6 +12,8 @@ from datetime import timedelta
 from uuid import uuid4
 
 import torch.distributed as dist
+from torch.distributed.distributed_c10d import PrefixStore, Store
+from torch.distributed.rendezvous import rendezvous
 
 from ratrain.errors import RunFailed
 
@@ -22,12 +24,12 @@ _PAUSE_S = 0.02
 def join(backend: str, timeout_s: float) -> None:
     """Makes torch's default group of the ranks of this attempt; RANK and WORLD_SIZE are set."""
     timeout = timedelta(seconds=timeout_s)
-    shared, rank, world_size = next(iter(dist.rendezvous("env://", timeout=timeout)))
+    shared, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
     store = attempt_store(shared, rank, world_size, timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 
 
-def attempt_store(shared: dist.Store, rank: int, world_size: int, timeout_s: float) -> dist.Store:
+def attempt_store(shared: Store, rank: int, world_size: int, timeout_s: float) -> Store:
     """A part of the store that all ranks of this attempt have, and no earlier one had."""
     own = uuid4().hex
     if rank == 0:
@@ -42,7 +44,7 @@ def attempt_store(shared: dist.Store, rank: int, world_size: int, timeout_s: flo
                 if all(came):
                     shared.set(f"{name}/together", ",".join(came))
             if own in _read(shared, f"{name}/together").split(","):
-                return dist.PrefixStore(name, shared)
+                return PrefixStore(name, shared)
         time.sleep(_PAUSE_S)
     raise RunFailed(
         f"waited {timeout_s:g} s for all {world_size} ranks to come",
@@ -51,6 +53,6 @@ def attempt_store(shared: dist.Store, rank: int, world_size: int, timeout_s: flo
     )
 
 
-def _read(store: dist.Store, key: str) -> str:
+def _read(store: Store, key: str) -> str:
     """The value of a key, "" where it has none; `get` alone would wait for one."""
     return store.get(key).decode() if store.check([key]) else ""

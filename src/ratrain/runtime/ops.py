@@ -70,6 +70,7 @@ class RankOps:
         self._skip_update = False
         self.losses: dict[int, list[Tensor]] = {}
         self.gradient_norm: dict[int, float] = {}
+        self.scale_after: dict[int, dict[str, float]] = {}
         self._do: dict[Kind, Callable[[LocalOp, int], None]] = {
             Kind.F: self._forward,
             Kind.R: self._recover,
@@ -273,6 +274,9 @@ class RankOps:
         self.gradient_norm[step] = norm
         if self.loss_scale:
             self.loss_scale.settle(overflowed=not finite)
+            # What a checkpoint of this step holds; a save may come after the next step's norm.
+            self.scale_after[step] = self.loss_scale.as_state()
+            self.scale_after.pop(step - 2, None)
         self._skip_update = not finite
         clip = self._train.clip_norm
         self._gradient_factor = 1 / scale

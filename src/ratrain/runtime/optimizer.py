@@ -87,6 +87,10 @@ class LossScale:
     good_steps: int = 0
     growth_steps: int = 2000
 
+    def as_state(self) -> dict[str, float]:
+        """What a checkpoint holds of it."""
+        return {"loss_scale": self.scale, "good_steps": self.good_steps}
+
     def settle(self, overflowed: bool) -> None:
         if overflowed:
             self.scale, self.good_steps = max(self.scale / 2, 1.0), 0

@@ -6,27 +6,21 @@ import json
 import os
 import traceback
 from dataclasses import asdict
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch import Tensor
 
-from ratrain.checkpoint.listing import latest
-from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.corpus.prepare import prepare
 from ratrain.corpus.samples import Samples
 from ratrain.corpus.tokenizer import check_vocabulary
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.errors import RatrainError, SpecError
-from ratrain.models.huggingface_reader import read_range
-from ratrain.models.initialise import initial_range
-from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.program.program import Program
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
+from ratrain.runtime.beginning import begun, config_hash, unit_sizes
 from ratrain.runtime.calibrate import calibrate, gathered
 from ratrain.runtime.control import Round
 from ratrain.runtime.failures import tell
@@ -37,7 +31,7 @@ from ratrain.runtime.run_costs import costs_of_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
-from ratrain.runtime.states import DTYPES, Source
+from ratrain.runtime.states import DTYPES
 from ratrain.runtime.tied import require_tied
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
@@ -86,19 +80,25 @@ def _run(folder: RunFolder, rank: int) -> None:
         if log is not None:
             log.write(step, reports)
 
-    run = RankRun(
-        job,
-        program,
-        spec,
-        seat,
-        network,
-        _batches(job, program, spec, seat, device),
-        _begin(job, spec, folder),
-        device=device,
-        heard=heard,
-        stop_asked=folder.stop_request.exists,
-        allocator=allocator,
-    )
+    batches = _batches(job, program, spec, seat, device)
+
+    def built(begin: Begin) -> RankRun:
+        return RankRun(
+            job,
+            program,
+            spec,
+            seat,
+            network,
+            batches,
+            begin,
+            device=device,
+            heard=heard,
+            stop_asked=folder.stop_request.exists,
+            allocator=allocator,
+        )
+
+    run = begun(folder, job, spec, built)
+    dist.barrier()  # from here on a rank that is silent for the job's timeout is taken for lost
     _calibrate(folder, job, program, spec, seat, run, network, allocator)
     run.save_with(
         CheckpointSaver(
@@ -106,7 +106,7 @@ def _run(folder: RunFolder, rank: int) -> None:
             rank,
             run.states,
             network,
-            run.ops.loss_scale,
+            run.ops.scale_after,
             run.is_last,
         )
     )
@@ -151,56 +151,6 @@ def _batches(
         return batch.tokens, batch.targets
 
     return ReplicaBatches(read, first, own, spec.micro_batch, device)
-
-
-def _begin(job: JobSpec, spec: RunSpec, folder: RunFolder) -> Begin:
-    """The newest complete checkpoint of the run, else the weights that the job names, else random
-    ones. What is read is verified block by block."""
-    model = job.model.spec
-    found = latest(folder.checkpoints, skip_damaged=True)
-    if found is not None:
-        checkpoint = open_checkpoint(found.path, verify=False)
-        checkpoint.expect(model.name, config_hash(job), unit_sizes(job))
-        state = checkpoint.manifest.meta.state
-
-        def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
-            return torch.from_numpy(checkpoint.read_range(unit, kind, low, high))
-
-        return Begin(
-            checkpoint.manifest.meta.step,
-            saved,
-            float(state.get("loss_scale", job.train.loss_scale)),
-            int(state.get("good_steps", 0)),
-        )
-    return Begin(0, _fresh(job, spec), job.train.loss_scale)
-
-
-def _fresh(job: JobSpec, spec: RunSpec) -> Source:
-    model = job.model.spec
-    layouts = {name: unit_layout(model, name) for name in unit_names(model)}
-    weights = job.train.weights
-
-    def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
-        if kind != "weights":
-            return torch.zeros(high - low)
-        if weights is not None:
-            source = Path(spec.job_path).parent / weights
-            return read_range(source, model, unit, layouts[unit], low, high)
-        return initial_range(model, unit, layouts[unit], low, high, job.train.seed)
-
-    return fresh
-
-
-def unit_sizes(job: JobSpec) -> dict[str, int]:
-    """Elements of each unit's flat buffer."""
-    model = job.model.spec
-    return {name: unit_layout(model, name).size for name in unit_names(model)}
-
-
-def config_hash(job: JobSpec) -> str:
-    """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
-    body = {k: v for k, v in asdict(job.model.spec).items() if k != "source"}
-    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
 
 
 def _save_spec(job: JobSpec, folder: RunFolder) -> SaveSpec:

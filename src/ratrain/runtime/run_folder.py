@@ -7,6 +7,7 @@ metrics.jsonl   one line a step
 predicted.json  the timeline of the simulator; measured.json: of the ranks
 report.json     prediction against measurement, memory, weights' checksums
 checkpoints/    complete ones only
+notes.txt       what went otherwise than expected: damaged checkpoints passed over
 logs/           what each rank printed
 """
 
@@ -86,6 +87,15 @@ class RunFolder:
     @property
     def measured(self) -> Path:
         return self.path / "measured.json"
+
+    @property
+    def notes(self) -> Path:
+        """Lines for the user about what went otherwise than expected."""
+        return self.path / "notes.txt"
+
+    def add_note(self, line: str) -> None:
+        with self.notes.open("a") as file:
+            file.write(line + "\n")
 
     def rank_file(self, rank: int, what: str) -> Path:
         """A file of one rank's: `what` is "records", "failure", ..."""

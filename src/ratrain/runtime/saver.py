@@ -18,7 +18,6 @@ from ratrain.checkpoint.listing import prune
 from ratrain.checkpoint.manifest import Meta, RankRecord
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.runtime.network import Network
-from ratrain.runtime.optimizer import LossScale
 from ratrain.runtime.states import RankStates, UnitState
 
 
@@ -35,7 +34,8 @@ class SaveSpec:
 
 
 class CheckpointSaver:
-    """One rank's saver. `is_last(step)` may wait until it is agreed whether a step is the last."""
+    """One rank's saver. `is_last(step)` may wait until it is agreed whether a step is the last;
+    `state_after[step]` is what goes into the manifest beside the tensors."""
 
     def __init__(
         self,
@@ -43,12 +43,12 @@ class CheckpointSaver:
         rank: int,
         states: RankStates,
         network: Network,
-        loss_scale: LossScale | None,
+        state_after: Mapping[int, Mapping[str, float]],
         is_last: Callable[[int], bool],
     ) -> None:
         self._spec, self._rank, self._states = spec, rank, states
         self._network, self._is_last = network, is_last
-        self._loss_scale = loss_scale
+        self._state_after = state_after
         self._writer: ShardWriter | None = None
         self._partial = Path()
         self._left: set[str] = set()
@@ -91,18 +91,12 @@ class CheckpointSaver:
         found = self._network.exchange_bytes(json.dumps(record.as_json()).encode())
         if self._rank == 0:
             records = [RankRecord.of_json(json.loads(body)) for body in found]
-            commit(self._partial, records, self._meta(step + 1))
+            commit(self._partial, records, self._meta(step))
             prune(self._spec.run / "checkpoints", self._spec.keep)
 
     def _meta(self, step: int) -> Meta:
-        state: dict[str, float] = {}
-        if self._loss_scale is not None:
-            state = {
-                "loss_scale": self._loss_scale.scale,
-                "good_steps": self._loss_scale.good_steps,
-            }
-        spec = self._spec
-        return Meta(step, spec.model, spec.config_hash, spec.unit_sizes, state)
+        spec, state = self._spec, dict(self._state_after.get(step, {}))
+        return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
 
 
 def _parts(unit: UnitState) -> list[tuple[Entry, object]]:

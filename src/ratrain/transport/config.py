@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from ratrain.errors import SpecError
 
 PROVIDERS = ("shm", "sock")
+KNOWN = ("shm", "ofi", "sock")
 
 
 @dataclass(frozen=True, slots=True)
@@ -22,6 +23,8 @@ class Config:
     """Where to listen and send from: "loopback", "all", or interface names or IPv4 addresses."""
     providers: tuple[str, ...] = PROVIDERS
     """Which providers may serve, best first. One alone forces it; there is no silent fallback."""
+    fabric: str = "tcp;ofi_rxm"
+    """libfabric's provider for `ofi`: "efa", "verbs;ofi_rxm", "tcp;ofi_rxm", as `fi_info` lists."""
     connect_timeout_s: float = 5.0
     """How long a first contact is tried before the peer counts as down."""
     deadline_s: float = 60.0
@@ -62,10 +65,10 @@ class Config:
             raise SpecError("spin_s must be 0 to 0.001 seconds", place="Config.spin_s")
         if self.piece_bytes and not 4096 <= self.piece_bytes <= 4 << 20:
             raise SpecError("piece_bytes must be 4096..4194304", place="Config.piece_bytes")
-        unknown = set(self.providers) - {*PROVIDERS, "loopback"}
+        unknown = set(self.providers) - {*KNOWN, "loopback"}
         if unknown or not self.providers:
             raise SpecError(
                 f"unknown provider {sorted(unknown)}",
                 place="Config.providers",
-                fix=f"choose among {', '.join(PROVIDERS)}",
+                fix=f"choose among {', '.join(KNOWN)}",
             )

@@ -92,6 +92,7 @@ class Engine:
             self.core.segments.clear()
         self._driver.stop()
         self._sockets.join()
+        self._sockets.close_devices()
         if self._dispatcher is not None:
             self._calls.put(None)
             if threading.current_thread() is not self._dispatcher:
@@ -103,7 +104,9 @@ class Engine:
         """Make memory known: bytes of any length and alignment; `remote` lets peers write.
         `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
         with self._use():
-            return self.core.regions.register(memory, remote=remote, own_key=own_key)
+            region = self.core.regions.register(memory, remote=remote, own_key=own_key)
+            self._share(region)
+            return region
 
     def allocate(self, size_bytes: int) -> npt.NDArray[np.uint8]:
         """Zeroed memory that peers on this host can map: writes out of it over `shm` cost one
@@ -121,6 +124,7 @@ class Engine:
         """Forget a region. When this returns, no byte of it changes any more by a peer's hand."""
         with self._use():
             if self.core.regions.revoke(region):
+                self._unshare(region)
                 for peer in self.core.peers.values():
                     peer.ledger.revoke(region.key)
 
@@ -325,6 +329,12 @@ class Engine:
             return {**self.core.stats, "callback_errors": self.callback_errors, "peers": peers}
 
     # --- for the parts --------------------------------------------------------------------
+
+    def _share(self, region: Region) -> None:
+        self._sockets.register(self.core, region)
+
+    def _unshare(self, region: Region) -> None:
+        self._sockets.forget(region)
 
     def stop_listening(self) -> None:
         """Take no more connections (called under the lock, when the engine has failed)."""

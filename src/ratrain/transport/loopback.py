@@ -25,6 +25,7 @@ from ratrain.transport.config import Config
 from ratrain.transport.core import Core
 from ratrain.transport.engine import Engine
 from ratrain.transport.frames import Head
+from ratrain.transport.memory import Region
 from ratrain.transport.peer import Peer
 from ratrain.transport.provider import Iov, Landing, Receiver
 from ratrain.transport.segments import Segment
@@ -260,6 +261,12 @@ class LoopbackEngine(Engine):
         for word in self._words:
             word.stop()
         self._closed = True
+
+    def _share(self, region: Region) -> None:
+        """Nothing is registered with a simulated NIC."""
+
+    def _unshare(self, region: Region) -> None:
+        """Nothing was."""
 
     def wait_until(self, ready: Callable[[], bool], timeout_s: float | None) -> bool:
         """Let simulated time pass until `ready()`."""

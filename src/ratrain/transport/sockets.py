@@ -25,10 +25,11 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from ratrain.errors import HandshakeFailed, ProviderUnavailable, TransportError
-from ratrain.transport import nics
+from ratrain.transport import fabric, nics
 from ratrain.transport.address import Address, Endpoint
 from ratrain.transport.config import Config
 from ratrain.transport.handshake import Hello, greet, welcome
+from ratrain.transport.memory import Region
 from ratrain.transport.progress import Driver
 from ratrain.transport.rows import read_process
 from ratrain.transport.stream import StreamChannel
@@ -51,6 +52,7 @@ class Sockets:
         self._core: Core | None = None
         self._listeners: list[tuple[socket.socket, Endpoint]] = []
         self._nics: list[nics.Nic] = []
+        self.devices: dict[str, fabric.Device] = {}  # of the provider `ofi`, by NIC
         self._folder = ""
         self._trying: set[tuple[int, str, int]] = set()
         self._handshakes = 0
@@ -67,9 +69,12 @@ class Sockets:
             path = f"{self._folder}/s"
             sock.bind(path)
             self._serve(sock, Endpoint("shm", "shm", path))
-        if "sock" in self._config.providers:
-            self._nics = nics.choose(self._config.nics)
+        stream = [p for p in self._config.providers if p in ("sock", "ofi")]
+        self._nics = nics.choose(self._config.nics) if stream else []
+        for provider in stream:
             for nic in self._nics:
+                if provider == "ofi":
+                    self.devices[nic.name] = fabric.Device(self._config.fabric, nic.host)
                 sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
@@ -82,7 +87,7 @@ class Sockets:
                     raise ProviderUnavailable(
                         f"cannot listen on {nic.host}: {error.strerror}", place=nic.name
                     ) from error
-                self._serve(sock, Endpoint("sock", nic.name, nic.host, sock.getsockname()[1]))
+                self._serve(sock, Endpoint(provider, nic.name, nic.host, sock.getsockname()[1]))
         return tuple(end for _, end in self._listeners)
 
     def start(self, core: Core) -> None:
@@ -101,6 +106,28 @@ class Sockets:
         self._listeners.clear()
         if self._folder:
             shutil.rmtree(self._folder, ignore_errors=True)
+
+    def register(self, core: Core, region: Region) -> None:
+        """Let peers of the provider `ofi` read the region (called under the lock)."""
+        for nic, device in self.devices.items():
+            key = device.register(region)
+            if key is None:
+                continue
+            for peer in core.peers.values():
+                for link in peer.links:
+                    if link.nic == nic and isinstance(link.channel, fabric.FabricChannel):
+                        link.channel.announce(key)
+
+    def forget(self, region: Region) -> None:
+        """The region was revoked (called under the lock)."""
+        for device in self.devices.values():
+            device.forget(region)
+
+    def close_devices(self) -> None:
+        """Free libfabric's things, when no connection is left."""
+        for device in self.devices.values():
+            device.close()
+        self.devices.clear()
 
     def join(self) -> None:
         """Wait for the handshake threads (each ends by its deadline)."""
@@ -129,14 +156,14 @@ class Sockets:
         core = self._core
         assert core is not None
         sock: socket.socket | None = accepted
+        far = self._open_end(end.provider, end.nic)
         try:
-            mine = self._hello(core, end.provider, end.nic)
+            mine = self._hello(core, end.provider, end.nic, far)
             theirs = welcome(accepted, self._config.secret, mine, time.monotonic() + HANDSHAKE_S)
             with self._driver.lock:
                 if not self._closed.is_set():
-                    self._attach(
-                        accepted, end.provider, end.nic, theirs, core.accept(theirs.address)
-                    )
+                    peer = core.accept(theirs.address)
+                    self._attach(accepted, end.provider, end.nic, theirs, peer, far)
                     sock = None
         except (OSError, TransportError):
             with self._driver.lock:
@@ -144,8 +171,7 @@ class Sockets:
         finally:
             with self._driver.lock:
                 self._handshakes -= 1
-            if sock is not None:
-                sock.close()
+            _drop(sock, far)
 
     # --- connecting -----------------------------------------------------------------------
 
@@ -221,31 +247,36 @@ class Sockets:
         """One try; the reason why it failed, or nothing."""
         unix = end.provider == "shm"
         sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
+        far = self._open_end(end.provider, nic.name)
         try:
             deadline_s = time.monotonic() + left_s
             sock.settimeout(left_s)
             if not unix:
                 sock.bind((nic.host, 0))
             sock.connect(end.host if unix else (end.host, end.port))
-            mine = self._hello(core, end.provider, nic.name)
+            mine = self._hello(core, end.provider, nic.name, far)
             theirs = greet(sock, self._config.secret, mine, deadline_s)
             if theirs.address.incarnation != peer.address.incarnation:
                 return f"stale: {peer.address} is gone, {theirs.address} listens in its place"
             with self._driver.lock:
                 known = core.peers.get(peer.address.incarnation) is peer
                 if known and not self._closed.is_set():
-                    self._attach(sock, end.provider, nic.name, theirs, peer, end.nic)
+                    self._attach(sock, end.provider, nic.name, theirs, peer, far, end.nic)
                     sock = None
             self._driver.wake()
             return ""
         finally:
-            if sock is not None:
-                sock.close()
+            _drop(sock, far)
 
     # --- both -----------------------------------------------------------------------------
 
-    def _hello(self, core: Core, provider: str, nic: str) -> Hello:
+    def _open_end(self, provider: str, nic: str) -> fabric.End | None:
+        return self.devices[nic].open_end() if provider == "ofi" else None
+
+    def _hello(self, core: Core, provider: str, nic: str, far: fabric.End | None) -> Hello:
         probe = None
+        if far is not None:
+            probe = (0, 0, far.name.hex())
         if provider == "shm":
             probe = (os.getpid(), ctypes.addressof(self._nonce), self._nonce.raw.hex())
         return Hello(core.address, nic, probe)
@@ -257,9 +288,10 @@ class Sockets:
         nic: str,
         theirs: Hello,
         peer: Peer,
+        far: fabric.End | None,
         remote: str = "",
     ) -> None:
-        if provider == "sock":
+        if provider != "shm":
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
             local = str(sock.getpeername()[0]).startswith("127.")
             congestion = self._config.congestion or ("reno" if local else "")
@@ -269,9 +301,13 @@ class Sockets:
             size = self._config.send_buffer_bytes
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         pid = theirs.probe[0] if theirs.probe else 0
-        channel = StreamChannel(self._driver, sock, provider, nic, pid)
+        if far is None:
+            channel = StreamChannel(self._driver, sock, provider, nic, pid)
+        else:
+            channel = fabric.FabricChannel(self._driver, sock, provider, nic, 0)
+            channel.use(far, bytes.fromhex(theirs.probe[2] if theirs.probe else ""))
         link = peer.add_link(channel, remote or theirs.nic)
-        reads = provider == "shm" and _can_read(theirs.probe)
+        reads = provider == "ofi" or (provider == "shm" and _can_read(theirs.probe))
         channel.attach(link, reads_peer=reads)
         if provider == "shm":
             for segment in peer.core.segments:
@@ -288,6 +324,14 @@ class Sockets:
         thread = threading.Thread(target=run, name="ratnet-hello", daemon=True)
         self._threads.add(thread)
         thread.start()
+
+
+def _drop(sock: socket.socket | None, far: fabric.End | None) -> None:
+    """Close what no channel has taken over."""
+    if sock is not None:
+        sock.close()
+        if far is not None:
+            far.close()
 
 
 def _set_congestion(sock: socket.socket, name: str) -> None:

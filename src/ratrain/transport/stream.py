@@ -352,9 +352,6 @@ class StreamChannel:
         landing = self._receiver.begin(head, extra)
         failed = 0
         if landing.live and head.size:
-            if landing.iov is None and self._copy_mapped(landing, int.from_bytes(extra, "big")):
-                self._receiver.end(landing)
-                return
             if landing.iov is not None:
                 local = landing.iov
                 sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
@@ -362,9 +359,16 @@ class StreamChannel:
             else:
                 local = np.array([[landing.offset, head.size]], np.uint64)
                 remote = np.array([[int.from_bytes(extra, "big"), head.size]], np.uint64)
-            if not read_process(self._peer_pid, local, remote):
+            if not self._fetch(landing, local, remote):
                 failed = frames.UNREADABLE
-        self._receiver.end(landing, failed)
+        if not self.closed:
+            self._receiver.end(landing, failed)
+
+    def _fetch(self, landing: Landing, here: Iov, there: Iov) -> bool:
+        """Copy rows of the peer's memory into ours; true when all bytes have come."""
+        if landing.iov is None and self._copy_mapped(landing, int(there[0, 0])):
+            return True
+        return read_process(self._peer_pid, here, there)
 
     def _copy_mapped(self, landing: Landing, source: int) -> bool:
         """Copy a plain piece out of a segment that we have mapped; false: it is in none."""

@@ -1,0 +1,203 @@
+"""The parts that watch and tell: metrics as they grow, names of runs, merging, itemising."""
+
+from __future__ import annotations
+
+import itertools
+import json
+from pathlib import Path
+
+import pytest
+from costs_made import random_costs
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from made import small
+
+from ratrain.errors import SpecError
+from ratrain.runtime import trackers
+from ratrain.runtime.itemise import KINDS, measured_kinds
+from ratrain.runtime.merge import merge_records
+from ratrain.runtime.report import counted_rows
+from ratrain.runtime.resume import fresh_run, newest_run
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.seats import Seats
+from ratrain.runtime.watch import Follower, ProgressMeter
+from ratrain.simulate.simulate import simulate, timeline_of
+from ratrain.simulate.waiting import Waiting
+from ratrain.timeline.compare import one_step, step_times
+
+ROW = {
+    "step": 0,
+    "loss": 2.0,
+    "tokens_per_s": 100.0,
+    "step_time_s": 2.0,
+    "time_s": 10.0,
+    "budget_bytes": 1000,
+    "ranks": [
+        {
+            "step_time_s": 2.0,
+            "reduce_s": 0.1,
+            "gather_s": 0.2,
+            "update_s": 0.1,
+            "allocated_peak_bytes": peak,
+            "ledger_peak_bytes": 300.0,
+        }
+        for peak in (500.0, 0.0)
+    ],
+}
+
+
+# ---- metrics as they grow ---------------------------------------------------------------
+
+
+@given(st.lists(st.integers(0, 60), max_size=6))
+@settings(max_examples=30, deadline=None)
+def test_every_row_is_read_once_however_its_line_is_cut(
+    tmp_path_factory: pytest.TempPathFactory, cuts: list[int]
+) -> None:
+    folder = RunFolder(tmp_path_factory.mktemp("run"))
+    text = "".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in range(3))
+    follower, found = Follower(folder), []
+    edges = [0, *sorted(cuts), len(text)]
+    with folder.metrics.open("a") as file:
+        for begin, end in itertools.pairwise(edges):
+            file.write(text[begin:end])
+            file.flush()
+            found += follower.new_rows()
+    assert [row["step"] for row in found] == [0, 1, 2]
+
+
+def test_progress_shows_the_fullest_rank_and_the_time_left() -> None:
+    progress = ProgressMeter(end_step=11).take(ROW)
+    assert (progress.step, progress.left_s) == (1, 20.0)
+    assert progress.exposed_fraction == pytest.approx(0.2)
+    assert [one.peak_bytes for one in progress.memory] == [500, 300]  # no allocator: the ledger
+    assert progress.fullest.fraction == 0.5
+
+
+def test_a_report_counts_the_last_half_without_the_first_two_steps() -> None:
+    rows = [{"step": step, "time_s": float(step)} for step in range(10)]
+    assert [row["step"] for row in counted_rows(rows, None)] == [5, 6, 7, 8, 9]
+    assert [row["step"] for row in counted_rows(rows[:3], None)] == [2]
+    assert [row["step"] for row in counted_rows(rows[:1], None)] == [0]
+
+
+# ---- names of runs ----------------------------------------------------------------------
+
+
+def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
+    assert fresh_run(tmp_path, "job") == tmp_path / "job"
+    for name in ("job", "job-2", "job-10", "job-other", "jobs"):
+        (tmp_path / name).mkdir()
+    assert fresh_run(tmp_path, "job") == tmp_path / "job-11"
+    assert newest_run(tmp_path, "job") == tmp_path / "job-10"
+    with pytest.raises(SpecError, match="no run to resume"):
+        newest_run(tmp_path, "nothing")
+
+
+# ---- trackers ---------------------------------------------------------------------------
+
+
+def test_weights_and_biases_is_used_only_where_installed_and_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(trackers.WANDB_PROJECT, "ours")
+    assert trackers.wandb_project() == ""  # not installed here
+    (tmp_path / "wandb.py").write_text("")  # stands in for the package, for this check alone
+    monkeypatch.syspath_prepend(tmp_path)
+    assert trackers.wandb_project() == "ours"
+    monkeypatch.delenv(trackers.WANDB_PROJECT)
+    assert trackers.wandb_project() == ""
+
+
+# ---- merging and itemising --------------------------------------------------------------
+
+
+def write_records(folder: RunFolder, rows: dict[int, list[list[object]]]) -> None:
+    """Ranks' records; each rank's own clock is a second ahead of the one before."""
+    (folder.path / "ranks").mkdir()
+    for rank, own in rows.items():
+        body = {"rank": rank, "clock_s": -float(rank), "rows": own}
+        for row in own:
+            row[3:] = [float(value) + rank for value in row[3:]]  # type: ignore[arg-type]
+        folder.rank_file(rank, "records").write_text(json.dumps(body))
+
+
+def spec_of(pipeline: int, data: int) -> RunSpec:
+    return RunSpec("job.toml", pipeline, data, (0,) * data, (0,), 1, "fp32", 1, 2)
+
+
+def test_a_message_begins_when_both_of_its_ends_are_there(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_records(
+        folder,
+        {
+            0: [[0, "send_f", "0SEND_F0", 0.0, 5.0, 6.0]],
+            1: [[0, "recv_f", "1RECV_F0", 0.0, 1.0, 6.5]],
+        },
+    )
+    timeline = merge_records(folder, spec_of(2, 1))
+    assert timeline is not None
+    found = {span.word: (span.start_s, span.end_s) for span in timeline.spans}
+    assert found == {"0SEND_F0": (0.0, 1.0), "1RECV_F0": (0.0, 1.5)}
+
+
+def test_a_collective_begins_when_its_last_replica_is_there(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    rows = {rank: [[0, "reduce", "0.1GradSync", 0.0, 1.0 + 3 * rank, 6.0]] for rank in (0, 1)}
+    write_records(folder, rows)  # type: ignore[arg-type]
+    timeline = merge_records(folder, spec_of(1, 2))
+    assert timeline is not None
+    assert [(span.start_s, span.end_s) for span in timeline.spans] == [(0.0, 2.0)] * 2
+
+
+def test_records_of_some_ranks_alone_are_no_timeline(tmp_path: Path) -> None:
+    folder = RunFolder(tmp_path)
+    write_records(folder, {0: [[0, "compute", "0.0F0", 0.0, 1.0, 2.0]]})
+    assert merge_records(folder, spec_of(2, 1)) is None
+
+
+@given(
+    st.sampled_from(["ratrain", "baseline-1f1b", "gpipe", "1f1b", "full-save"]),
+    st.integers(0, 10**6),
+)
+@settings(max_examples=40, deadline=None)
+def test_a_simulated_timeline_is_itemised_as_the_simulator_does(name: str, seed: int) -> None:
+    program = small(name)
+    simulation = simulate(program, random_costs(program.table, seed, interrupts=False))
+    ranks = program.setup.ranks
+    seats = Seats(pipeline=ranks, data=1, replica_class=(0,), first_rank=(0,))
+    found = measured_kinds(program, seats, timeline_of(simulation))
+    for own, theirs in zip(found, simulation.ranks, strict=True):
+        waited = theirs.waiting_s
+        assert own["compute"] == pytest.approx(theirs.compute_s)
+        assert own["recovery"] == pytest.approx(theirs.recovery_s)
+        for kind in ("reduce", "gather", "update"):
+            assert own[kind] == pytest.approx(waited[Waiting(kind)], abs=1e-9)
+
+
+@given(st.sampled_from(["ratrain", "zero3-heavy", "zb-h1"]), st.integers(0, 10**6))
+@settings(max_examples=20, deadline=None)
+def test_kinds_add_up_to_the_time_between_two_steps_last_ops(name: str, seed: int) -> None:
+    program = small(name)
+    timeline = timeline_of(simulate(program, random_costs(program.table, seed)))
+    seats = Seats(program.setup.ranks, 1, (0,), (0,))
+    for rank, own in enumerate(measured_kinds(program, seats, timeline)):
+        ends = [
+            max(
+                span.end_s
+                for span in timeline.spans
+                if (span.rank, span.step, span.lane) == (rank, step, "compute")
+            )
+            for step in (0, 1)
+        ]
+        assert sum(own[kind] for kind in KINDS) == pytest.approx(ends[1] - ends[0])
+
+
+def test_a_timelines_steps_are_as_long_as_the_simulators() -> None:
+    program = small("ratrain")
+    simulation = simulate(program, random_costs(program.table, 7))
+    timeline = timeline_of(simulation)
+    assert step_times(timeline)[1] == pytest.approx(simulation.step_time_s)
+    second = one_step(timeline, 1, ranks={1: 0}, as_step=5)
+    assert {(span.step, span.rank) for span in second.spans} == {(5, 0)}
+    assert min(span.start_s for span in second.spans if span.lane == "compute") == 0
