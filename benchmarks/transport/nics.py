@@ -18,7 +18,7 @@ ROOT = Path(__file__).parents[2]
 sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "transport")]
 os.environ["PYTHONPATH"] = str(ROOT / "src")  # for the far process
 
-from test_transport_faults import (  # pyright: ignore[reportMissingImports]
+from test_transport_faults import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     TestNamespaces,
     wires,
 )
