@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 from hypothesis import assume
 from hypothesis import strategies as st
@@ -11,6 +13,7 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
+from ratrain.describe.train import DataSpec
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
 from ratrain.program.setup import Recovery
@@ -99,9 +102,14 @@ def jobs(draw: st.DrawFn) -> JobSpec:
 
 @st.composite
 def candidates(
-    draw: st.DrawFn, schedules: tuple[str, ...] = ("ratrain",), cells: int = 200
+    draw: st.DrawFn,
+    schedules: tuple[str, ...] = ("ratrain",),
+    cells: int = 200,
+    *,
+    tied: bool = False,
 ) -> tuple[Group, Candidate, np.ndarray]:
-    """A row of a random job: its group of one row, the candidate, its recovery codes."""
+    """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
+    job has data, and its model's embeddings are tied."""
     one = job(
         draw(st.sampled_from(MODELS)),
         draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
@@ -110,6 +118,9 @@ def candidates(
         draw(st.sampled_from([64, 512, 1024])),
         schedule=draw(st.sampled_from(schedules)),
     )
+    if tied:
+        spec = replace(one.model.spec, tied_embeddings=True)
+        one = replace(one, model=replace(one.model, spec=spec), data=DataSpec(("*.txt",)))
     groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= cells]
     assume(groups)
     group = draw(st.sampled_from(groups))

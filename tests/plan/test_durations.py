@@ -12,10 +12,12 @@ from ratrain.cost.blocks import blocks
 from ratrain.describe.cluster import ClusterSpec, Tier
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
+from ratrain.errors import SpecError
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.plan_file import plan_of, to_candidate
 from ratrain.plan.planned import planned
 from ratrain.program.actions import Kind
+from ratrain.program.setup import Accumulation
 from ratrain.simulate.simulate import simulate
 from ratrain.simulate.waiting import Waiting
 
@@ -103,6 +105,60 @@ def test_a_slow_disk_holds_the_next_step_up_and_the_wait_has_its_name() -> None:
     quick_s, late = (simulate(case.program, case.costs) for case in (fast, slow))
     assert late.step_time_s > 2 * quick_s.step_time_s
     assert late.exposed_s[Waiting.DISK] > 0.5 * late.step_time_s
+
+
+def tied(one: JobSpec) -> JobSpec:
+    """The job with its model's embeddings tied."""
+    model = replace(one.model, spec=replace(one.model.spec, tied_embeddings=True))
+    return replace(one, model=model)
+
+
+def test_only_a_tied_model_that_can_train_adds_its_copies_up() -> None:
+    plain = laid_out(LayoutSpec(2, 2))
+    assert Kind.TieSync in kinds_of(case_of(replace(tied(plain), data=DATA)))
+    for other in (plain, replace(plain, data=DATA), tied(plain)):
+        assert Kind.TieSync not in kinds_of(case_of(other))
+
+
+@pytest.mark.parametrize("layout", [LayoutSpec(2), LayoutSpec(3)])
+@pytest.mark.parametrize(("dtype", "element_bytes"), [("fp32", 4), ("fp16", 2)])
+def test_a_sum_takes_the_matrix_over_the_link_both_ways_at_once(
+    layout: LayoutSpec, dtype: str, element_bytes: int
+) -> None:
+    case = case_of(replace(tied(laid_out(layout, dtype=dtype)), data=DATA))
+    ran = simulate(case.program, case.costs).run
+    table = case.program.table
+    ties = np.flatnonzero(table.kind == Kind.TieSync)
+    taken_s = (ran.end_s - ran.start_s)[ties]
+    link = case.placement.stage_link(0, layout.pipeline - 1, range(layout.data))
+    model = case.job.model.spec
+    moved_s = element_bytes * model.vocab * model.hidden / link.bandwidth_bytes_per_s
+    assert len(ties) == 2
+    assert taken_s == pytest.approx([link.latency_s + moved_s] * 2)
+
+
+def test_one_rank_with_both_copies_adds_them_in_its_memory() -> None:
+    case = case_of(replace(tied(laid_out(LayoutSpec(1, 2))), data=DATA))
+    device = case.placement.device(0, 0).kind
+    model = case.job.model.spec
+    work = case.costs.work[Kind.TieSync]
+    (tie,) = np.flatnonzero(case.program.table.kind == Kind.TieSync)
+    unit = case.program.table.unit[tie]
+    assert work.volume_bytes[unit] == 5 * 4 * model.vocab * model.hidden
+    assert work.fixed_s[unit] == device.launch_s
+    rate = case.costs.link_rate_bytes_per_s[work.link[unit]]
+    assert rate == device.memory.bandwidth_bytes_per_s
+
+
+def test_sharded_accumulation_of_a_tied_model_is_refused_and_never_chosen() -> None:
+    one = replace(tied(laid_out(LayoutSpec(2, 2))), data=DATA)
+    asked = replace(one, schedule=replace(one.schedule, gradient_accumulation="sharded"))
+    for wrong in (asked, replace(asked, layout=None)):
+        with pytest.raises(SpecError, match="their gradients add up whole"):
+            case_of(wrong)
+    assert case_of(replace(one, layout=None)).choices.accumulation is Accumulation.LOCAL
+    tried = planned(replace(one, layout=None)).tried
+    assert not any(plan.candidate.mode.sharded_gradients for plan in tried)
 
 
 @pytest.mark.parametrize("layout", [LayoutSpec(4), LayoutSpec(1, 4), LayoutSpec(2, 1, 2)])

@@ -46,11 +46,12 @@ def small(
     *,
     clip: bool = False,
     save: bool = False,
+    tie: bool = False,
 ) -> Program:
     """The program of a named strategy on a small pipeline."""
     ranks = 2 if name == "interleaved" else len(cut)
     setup = Setup((replica(cut, micro_batches, 2, ranks, ends=True),))
-    return apply_strategy(strategy(name), setup, Choices(clip=clip, save=save))
+    return apply_strategy(strategy(name), setup, Choices(clip=clip, save=save, tie=tie))
 
 
 @dataclass(frozen=True)
@@ -67,15 +68,15 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_micro_batches: int = 6) -> Case:
-    """Any layout, skeleton and combination of passes."""
+def cases(draw: st.DrawFn, max_micro_batches: int = 6, *, tied: bool = False) -> Case:
+    """Any layout, skeleton and combination of passes; or any whose ends are tied."""
     skeleton = draw(st.sampled_from(sorted(SKELETONS)))
     ranks = draw(st.integers(1, 4))
     chunks = draw(st.integers(1, 3)) if skeleton == "interleaved" else 1
     cut = tuple(draw(st.lists(st.integers(1, 3), min_size=ranks * chunks, max_size=ranks * chunks)))
-    ends = draw(st.booleans())
+    ends = tied or draw(st.booleans())
     sharding = draw(st.integers(0, 3))
-    sharded = sharding >= 2 and draw(st.booleans())
+    sharded = sharding >= 2 and not tied and draw(st.booleans())
 
     def count() -> int:
         if skeleton == "interleaved":
@@ -114,5 +115,6 @@ def cases(draw: st.DrawFn, max_micro_batches: int = 6) -> Case:
         bucket_bytes=draw(st.sampled_from([None, 64])) if sharded else None,
         clip=draw(st.booleans()),
         save=draw(st.booleans()),
+        tie=tied or (ends and not sharded and draw(st.booleans())),
     )
     return Case(found, setup, choices)

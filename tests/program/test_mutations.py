@@ -136,6 +136,51 @@ def test_a_norm_that_one_rank_leaves_out_misses_its_partner(
 
 
 @quick
+@given(cases(tied=True), st.data())
+def test_a_dropped_half_of_a_tie_misses_its_partner_and_leaves_gradients_incomplete(
+    case: Case, data: st.DataObject
+) -> None:
+    program, _ = dropped(case.program, data, Kind.TieSync)
+    found = names(verify(program))
+    assert Rule.INCOMPLETE_GRADIENT in found
+    ranks = program.setup.replicas[0].ranks
+    assert ranks == 1 or len(program.setup.replicas) > 1 or Rule.MISSING_PARTNER in found
+
+
+@quick
+@given(cases(tied=True), st.data())
+def test_a_reduction_ahead_of_the_tie_is_an_incomplete_gradient(
+    case: Case, data: st.DataObject
+) -> None:
+    program = case.program
+    followed = [
+        (rank, lane, place)
+        for rank, lane, place in ops_of(program, Kind.TieSync)
+        if Kind.GradSync in {action.kind for action in program.lanes[rank, lane][place + 1 :]}
+    ]
+    assume(followed)
+    rank, lane, place = data.draw(st.sampled_from(followed))
+    swapped = changed(program, rank, lane, _swap(place, place + 1))
+    assert Rule.INCOMPLETE_GRADIENT in names(verify(swapped))
+
+
+@quick
+@given(cases(tied=True), st.data())
+def test_a_reader_of_one_copy_s_gradient_alone_is_named(case: Case, data: st.DataObject) -> None:
+    table = case.program.table
+    uses, units = table.uses, table.states.units
+    g = uses.state - table.states.start("gradient")
+    ends = (g >= 0) & (g < len(units.rank)) & (units.tied_to[g % len(units.rank)] >= 0)
+    readers = np.isin(table.kind[uses.op], [Kind.GradSync, Kind.UpdateShard, Kind.ClipNorm])
+    rows = np.flatnonzero(ends & readers & (uses.mode == READ))
+    row = data.draw(st.sampled_from(rows.tolist()))
+    version = uses.version.copy()
+    version[row] = units.micro_batches[g[row]]
+    findings = verify(with_uses(table, version=version)).findings
+    assert any("without its other copy's" in f.message for f in findings)
+
+
+@quick
 @given(cases(), st.data())
 def test_an_update_ahead_of_the_norm_is_named(case: Case, data: st.DataObject) -> None:
     program = case.program

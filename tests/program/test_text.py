@@ -23,6 +23,7 @@ PROGRAMS = {
     "zb-h1": small("zb-h1", (1, 1, 1, 1)),
     "interleaved": small("interleaved", (1, 1, 1, 1)),
     "ratrain-trained": small("ratrain", clip=True, save=True),
+    "ratrain-tied": small("ratrain", clip=True, save=True, tie=True),
 }
 
 
@@ -48,11 +49,14 @@ def test_every_field_of_the_header_survives() -> None:
         budget_bytes=20_000_000_000,
         tier="device memory #1",
     )
+    tied = replace(setup, accumulation=Accumulation.LOCAL, tied=True)
     default = Setup((replica((1,), 1),))
     for field in fields(Setup):
-        assert getattr(setup, field.name) != getattr(default, field.name), field.name
-    program = Program(setup, {}, ("a pass", "another"))
-    assert read_text(write_text(program)) == program
+        given = {getattr(one, field.name) for one in (setup, tied)}
+        assert given != {getattr(default, field.name)}, field.name
+    for one in (setup, tied):
+        program = Program(one, {}, ("a pass", "another"))
+        assert read_text(write_text(program)) == program
 
 
 def test_every_field_of_a_unit_survives() -> None:

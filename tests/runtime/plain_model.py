@@ -20,11 +20,14 @@ def plain_losses(
     batches: list[tuple[Tensor, Tensor]],
 ) -> tuple[list[float], list[float]]:
     """Trains `leaves` ("0.norm1.weight") in place over the batches; losses and gradient norms."""
-    for leaf in leaves.values():
+    if spec.tied_embeddings:
+        leaves["h.head.logits"] = leaves["e.embedding.tokens"]
+    trained = list(dict.fromkeys(leaves.values()))  # a tied leaf once
+    for leaf in trained:
         leaf.requires_grad_()
     groups = [
-        {"params": [leaf for leaf in leaves.values() if leaf.dim() > 1]},
-        {"params": [leaf for leaf in leaves.values() if leaf.dim() == 1], "weight_decay": 0.0},
+        {"params": [leaf for leaf in trained if leaf.dim() > 1]},
+        {"params": [leaf for leaf in trained if leaf.dim() == 1], "weight_decay": 0.0},
     ]
     optimizer = torch.optim.AdamW(
         groups,
@@ -42,7 +45,7 @@ def plain_losses(
         optimizer.zero_grad()
         loss.backward()
         limit = train.clip_norm or float("inf")
-        norms.append(float(torch.nn.utils.clip_grad_norm_(leaves.values(), limit)))
+        norms.append(float(torch.nn.utils.clip_grad_norm_(trained, limit)))
         optimizer.step()
         losses.append(float(loss.detach()))
     return losses, norms

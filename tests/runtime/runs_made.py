@@ -106,10 +106,12 @@ class Setting:
     budget_bytes: int | None = None
     every: int = 0
     keep: int = 2
+    weights: str | None = None
     timeout_s: float = 60.0
     link: str = "1Gbit/s"
     files: tuple[str, ...] = ()
     model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
+    tied: bool = False
 
     @property
     def world_size(self) -> int:
@@ -133,7 +135,8 @@ class Setting:
 def write_job(folder: Path, setting: Setting) -> Path:
     """The job file of a setting, with its model and cluster beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    (folder / "config.json").write_text(json.dumps({**CONFIG, **dict(setting.model)}))
+    config = {**CONFIG, "tie_word_embeddings": setting.tied, **dict(setting.model)}
+    (folder / "config.json").write_text(json.dumps(config))
     rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
     (folder / "cluster.toml").write_text(
         CLUSTER.format(
@@ -154,6 +157,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "learning_rate": setting.learning_rate,
         "clip_norm": setting.clip_norm,
         "loss_scale": setting.loss_scale,
+        "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
     }
     tables = {

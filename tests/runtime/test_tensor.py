@@ -2,18 +2,27 @@
 
 from __future__ import annotations
 
+import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import torch
 from crew import Crew
+from launched import assert_same_end, loss_bits, made, saved_steps, start
 from runs_made import Setting, write_job
 from training import Result, train
 
 from ratrain.errors import SpecError
+from ratrain.program.actions import Lane
 from ratrain.program.strategies import PASSES, STRATEGIES
+from ratrain.runtime.export import export_run
+from ratrain.runtime.merge import write_measured
 from ratrain.runtime.prepare import RunRequest, prepare_run
+from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.trained import trained_model
+from ratrain.timeline.timeline import read_timeline
 
 pytestmark = pytest.mark.slow
 
@@ -141,3 +150,74 @@ def test_a_job_whose_ranks_cannot_share_evenly_is_refused(
     setting = Setting("tensor-parallel-heavy", tensor=4, model=model, files=("none.txt",))
     with pytest.raises(SpecError, match=said):
         prepare_run(RunRequest(write_job(tmp_path, setting)))
+
+
+# ---- checkpoints ----------------------------------------------------------------------------
+
+SAVING = replace(GENTLE, name="ratrain", steps=6, every=3, clip_norm=0.5)
+
+
+@pytest.fixture(scope="module")
+def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
+    """An undisturbed run of tensor groups with all its checkpoints, calibrated first."""
+    folder = made(
+        tmp_path_factory.mktemp("whole"), replace(SAVING, tensor=2, data=2), calibrate=True
+    )
+    start(folder)
+    assert saved_steps(folder) == [3, 6]
+    return folder
+
+
+def cut_short(whole: RunFolder, to: Path, setting: Setting) -> RunFolder:
+    """A run of `setting` that has the whole run's first checkpoint."""
+    folder = made(to, setting)
+    shutil.copytree(whole.checkpoints / "step-00000003", folder.checkpoints / "step-00000003")
+    lines = whole.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(lines[:3]))
+    return folder
+
+
+def test_tensor_groups_go_on_bit_by_bit(whole: RunFolder, tmp_path: Path) -> None:
+    folder = cut_short(whole, tmp_path, replace(SAVING, tensor=2, data=2))
+    start(folder)
+    assert loss_bits(folder) == loss_bits(whole)
+    assert_same_end(folder, whole)
+
+
+@pytest.mark.parametrize("tensor", [1, 4])
+def test_another_degree_goes_on_with_the_same_numbers(
+    tensor: int, whole: RunFolder, tmp_path: Path
+) -> None:
+    folder = cut_short(whole, tmp_path / "run", replace(SAVING, tensor=tensor))
+    start(folder)
+    theirs = [row["loss"] for row in whole.read_metrics()]
+    ours = [row["loss"] for row in folder.read_metrics()]
+    assert len(ours) == 6 and ours == pytest.approx(theirs, rel=1e-6)
+    for unit in ("e", "2", "h"):
+        a, b = (trained_model(one.path).source(unit) for one in (folder, whole))
+        assert float((a - b).abs().max()) <= 1e-5 * float(b.abs().max())
+
+
+def test_a_group_s_weights_are_exported_whole_and_train_on_at_another_degree(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    export_run(whole.path, tmp_path / "model", "fp32")
+    trained, read = trained_model(whole.path), trained_model(tmp_path / "model")
+    for unit in ("e", "0", "3", "h"):
+        assert torch.equal(trained.source(unit), read.source(unit))
+    losses: list[float] = []
+    for tensor in (1, 2):
+        setting = replace(SAVING, tensor=tensor, steps=1, weights=str(tmp_path / "model"))
+        folder = made(tmp_path / str(tensor), setting)
+        start(folder)
+        losses += [row["loss"] for row in folder.read_metrics()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    assert losses[0] < whole.read_metrics()[0]["loss"]
+
+
+def test_sums_of_a_group_are_foretold_and_measured(whole: RunFolder) -> None:
+    measured = write_measured(whole, whole.read_spec())
+    assert measured is not None
+    for timeline in (measured, read_timeline(whole.predicted)):
+        words = {span.word for span in timeline.spans if span.lane == Lane.TENSOR.word}
+        assert {"0.0AllReduce_F0", "0.1AllReduce_B0"} <= words

@@ -120,8 +120,6 @@ def _fresh(request: RunRequest, run: Path | None) -> _Ready:
     write_run(prepared, folder)
     for line in (*prepared.case.headline(), *prepared.proof()):
         _say(line)
-    if prepared.case.job.model.spec.tied_embeddings:
-        _say("the model ties embedding and head: they are trained apart, and exported so")
     _say(f"run {path}")
     return _Ready(folder, prepared.case.job, prepared.spec, 0)
 

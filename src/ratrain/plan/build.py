@@ -8,7 +8,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.bill import bucket_bytes
 from ratrain.plan.enumerate import Group, StateMode
 from ratrain.plan.placement import Placement
-from ratrain.plan.sizes import stages_of
+from ratrain.plan.sizes import stages_of, trains_tied
 from ratrain.program.setup import Accumulation, Recovery, Replica, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.program.units import Ints
@@ -73,11 +73,12 @@ def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
 
 def as_trained(choices: Choices, job: JobSpec) -> Choices:
     """The choices with what the job's [train] and [checkpoint] ask for, where it has [data] and
-    so can run: clipping, or fp16's check for overflow, and saving."""
+    so can run: clipping, or fp16's check for overflow, saving, and tied embeddings."""
     if job.data is None:
         return choices
     clip = job.train.clip_norm is not None or job.schedule.dtype == "fp16"
-    return replace(choices, clip=clip, save=job.checkpoint.every > 0)
+    save = job.checkpoint.every > 0
+    return replace(choices, clip=clip, save=save, tie=trains_tied(job))
 
 
 def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:

@@ -23,12 +23,12 @@ from ratrain.errors import SpecError
 from ratrain.plan.bill import bucket_bytes
 from ratrain.plan.build import Candidate, as_trained, setup_of
 from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import no_shards, strategy_of
+from ratrain.plan.enumerate import no_shards, require_tieable, strategy_of
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import shortened
-from ratrain.plan.sizes import layers_of_stages
+from ratrain.plan.sizes import layers_of_stages, trains_tied
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Recovery, Setup
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
@@ -145,6 +145,7 @@ def case_of(job: JobSpec) -> Case:
         )
     if job.schedule.gradient_accumulation == "sharded" and found.sharding < 2:
         raise no_shards(job, found.sharding)
+    require_tieable(job)
     placement = place(job, layout)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
     choices = _choose(job, found, setup, placement)
@@ -194,7 +195,7 @@ def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
     modes = [Accumulation.LOCAL, Accumulation.SHARDED]
     if job.schedule.gradient_accumulation != "auto":
         modes = [Accumulation(job.schedule.gradient_accumulation)]
-    elif found.sharding < 2:
+    elif found.sharding < 2 or trains_tied(job):
         modes = [Accumulation.LOCAL]
     for choices in recoveries.values():
         for mode in modes:

@@ -8,12 +8,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import (
-    NOTHING,
-    Transfer,
-    ring_half,
-    tree_all_reduce,
-)
+from ratrain.cost.collectives import NOTHING, Transfer, message, ring_half, tree_all_reduce
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
 from ratrain.cost.gpu_layer import PLAIN, Execution
 from ratrain.cost.precision import SAVED_BYTES, precision_of
@@ -27,6 +22,7 @@ from ratrain.program.setup import Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
 _NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
+_SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
 
 
 @dataclass(frozen=True)
@@ -106,6 +102,8 @@ def costs_of(
     work[Kind.UpdateShard] = _updates(placement, setup, units, ports)
     work[Kind.ClipNorm] = _norms(placement, setup, len(units))
     work[Kind.Save] = _saves(placement, setup, units, ports)
+    if setup.tied:
+        work[Kind.TieSync] = _ties(job, placement, setup, units, ports)
     return Costs(work, ports.rate)
 
 
@@ -275,6 +273,33 @@ def _norms(placement: Placement, setup: Setup, units: int) -> Work:
     fixed_s = transfer.alone_s(link.bandwidth_bytes_per_s)
     work = fixed_work(np.full(units, fixed_s))
     return replace(work, interrupt_s=np.full(units, transfer.driving_s))
+
+
+def _ties(
+    job: JobSpec, placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports
+) -> Work:
+    """A tied matrix' gradient from each end of the pipeline to the other, both ways at once; on one
+    rank, three reads and two writes of it in memory. Not modelled: the sum where it was sent."""
+    layout, model = placement.layout, job.model.spec
+    element_bytes = precision_of(job.schedule.dtype).gradient_bytes
+    size_bytes = element_bytes * model.vocab * model.hidden / layout.tensor
+    last = layout.pipeline - 1
+
+    def tie(unit: _Place) -> tuple[Transfer, int, int]:
+        alike = placement.classes[setup.replica_of(unit.rank)]
+        if not last:
+            device = placement.kind(alike.kinds[unit.pipeline])
+            port = ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s)
+            return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0), port, NO_LINK
+        if unit.pipeline not in (0, last):
+            return NOTHING, NO_LINK, NO_LINK
+        other = last - unit.pipeline
+        link = placement.stage_link(unit.pipeline, other, alike.members)
+        peer = unit.rank - unit.pipeline + other
+        return message(size_bytes, link), ports.out(unit.rank, link), ports.into(peer, link)
+
+    transfers, links, peers = zip(*map(tie, units), strict=True)
+    return _work_of(transfers, links, peers)
 
 
 def _saves(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:

@@ -21,7 +21,13 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.plan.placement import Placement
-from ratrain.plan.sizes import boundary_bytes, layers_of_stages, parameter_balanced_layers, unit_of
+from ratrain.plan.sizes import (
+    boundary_bytes,
+    layers_of_stages,
+    parameter_balanced_layers,
+    trains_tied,
+    unit_of,
+)
 from ratrain.plan.transfers import tensor_sums_s
 from ratrain.program.setup import Unit
 from ratrain.program.skeletons import SKELETONS
@@ -108,6 +114,7 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
     level = job.schedule.sharding
     if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
         raise no_shards(job, level)
+    require_tieable(job)
     job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
     for members, turned in _orders(job):
         for tensor in _tensor_degrees(job):
@@ -181,6 +188,7 @@ def _modes(job: JobSpec, found: Strategy, data: int) -> tuple[StateMode, ...]:
         for mode in STATE_MODES
         if (mode.sharding != 2 or mode.sharded_gradients or asked == 2)
         and asked in (None, mode.sharding)
+        and not (mode.sharded_gradients and trains_tied(job))
         and (gradients == "auto" or (gradients == "sharded") == mode.sharded_gradients)
     )
 
@@ -296,6 +304,17 @@ def no_group(job: JobSpec) -> SpecError:
         place=f"{job.path or 'job'} [batch] sequences",
         fix=f"use sequences = {devices * max(1, round(sequences / devices))}",
     )
+
+
+def require_tieable(job: JobSpec) -> None:
+    """Refuses sharded gradients where both copies of a tied matrix need whole ones."""
+    if trains_tied(job) and job.schedule.gradient_accumulation == "sharded":
+        raise SpecError(
+            f"{job.model.spec.name} ties its embedding and its head: their gradients add up "
+            "whole, and sharded accumulation has no whole gradient",
+            place=f"{job.path or 'job'} [schedule] gradient_accumulation",
+            fix='set gradient_accumulation = "local"',
+        )
 
 
 def no_shards(job: JobSpec, level: int) -> SpecError:

@@ -76,6 +76,12 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
     )
 
 
+def trains_tied(job: JobSpec) -> bool:
+    """Whether the job trains a model whose embedding and head are one matrix. One that is only
+    simulated, like the published ones, leaves the sum of their gradients out."""
+    return job.data is not None and job.model.spec.tied_embeddings
+
+
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     """Counted for jobs that have data to train on: only those run on this runtime."""
     if job.data is None:
@@ -83,7 +89,8 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     element = precision_of(job.schedule.dtype).element_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     compute = compute_scratch_bytes(model, block.kind, length, size, element, layout.tensor)
-    return compute + lanes_scratch_bytes(layout.data, layout.tensor)
+    apart = trains_tied(job) and layout.pipeline > 1
+    return compute + lanes_scratch_bytes(layout.data, layout.tensor, tied=apart)
 
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:

@@ -63,6 +63,7 @@ class Kind(IntEnum):
     AllReady = 20  # barrier: every view of the rank is the next step's
     ClipNorm = 21  # the gradient's global norm: all ranks of all replicas meet
     Save = 22  # a unit's new states, to a checkpoint
+    TieSync = 23  # the gradients of two copies of one matrix, added up on both ranks
 
 
 LANE_OF: dict[Kind, Lane] = {
@@ -89,6 +90,7 @@ LANE_OF: dict[Kind, Lane] = {
     Kind.AllReady: Lane.COMPUTE,
     Kind.ClipNorm: Lane.UPDATE,
     Kind.Save: Lane.DISK,
+    Kind.TieSync: Lane.REDUCE,
 }
 
 MESSAGES = frozenset({Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B})

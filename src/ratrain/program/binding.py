@@ -138,12 +138,16 @@ class Binding:
         """The version of `saved` that is complete: recovery under tensor parallelism makes two."""
         return 1 + (self.unit.recovered[g] & (self.setup.tensor > 1))
 
+    def complete(self, g: Ints) -> Ints:
+        """The version of a unit's gradient that has all of this replica in it: every micro-batch
+        and, where the unit is tied, both copies."""
+        return self.unit.micro_batches[g] + (self.unit.tied_to[g] >= 0)
+
     def reduced(self, g: Ints) -> tuple[Ints, Ints]:
         """The state, and its version, that holds a unit's reduced gradient."""
-        count = self.unit.micro_batches[g]
         if self.setup.per_micro_batch:
-            return self.shard(g), count
-        return self.gradient(g), count + self.setup.reduces
+            return self.shard(g), self.unit.micro_batches[g]
+        return self.gradient(g), self.complete(g) + self.setup.reduces
 
     def units_of_rank(self, op: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints, Ints]:
         """A barrier's ops, repeated for every unit of their ranks: (op, unit, micro-batch)."""

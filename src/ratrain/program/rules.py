@@ -108,8 +108,18 @@ def grad_sync(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
         b.reads(op[m > 0], b.shard(g)[m > 0], m[m > 0])
         b.writes(op, b.shard(g), m + 1)
     else:
-        b.reads(op, b.gradient(g), b.unit.micro_batches[g])
-        b.writes(op, b.gradient(g), b.unit.micro_batches[g] + 1)
+        b.reads(op, b.gradient(g), b.complete(g))
+        b.writes(op, b.gradient(g), b.complete(g) + 1)
+
+
+def tie_sync(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
+    """TieSync: whole gradients of two copies of one matrix in; their sum out, the same bits in
+    both. One op on each of two ranks, at the same moment; one op where a rank has both copies."""
+    other = b.unit.tied_to[g]
+    here = b.unit.rank[other] == b.unit.rank[g]
+    for own, unit in ((op, g), (op[here], other[here])):
+        b.reads(own, b.gradient(unit), b.unit.micro_batches[unit])
+        b.writes(own, b.gradient(unit), b.complete(unit))
 
 
 def update_shard(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
@@ -235,6 +245,7 @@ RULES: dict[Kind, Callable[[Binding, Ints, Ints, Ints], None]] = {
     Kind.AllReady: all_ready,
     Kind.ClipNorm: clip_norm,
     Kind.Save: save,
+    Kind.TieSync: tie_sync,
 }
 
 

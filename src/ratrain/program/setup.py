@@ -86,6 +86,7 @@ class Setup:
     bucket_bytes: int | None = None  # a gradient leaves in pieces of this size; None: whole
     budget_bytes: int | None = None  # per rank, of the tier below
     tier: str = "memory"
+    tied: bool = False  # the first and the last unit hold one matrix, each a copy of it
 
     def __post_init__(self) -> None:
         _check(self)
@@ -175,7 +176,24 @@ def _check(setup: Setup) -> None:
             raise ProgramError(f"replica {number} needs a micro-batch and a count of 1 or more")
         if any(not stage.units for stage in replica.stages):
             raise ProgramError(f"replica {number} has a stage without units")
+    _check_tied(setup)
     _check_replicas_agree(setup)
+
+
+def _check_tied(setup: Setup) -> None:
+    if not setup.tied:
+        return
+    for number, replica in enumerate(setup.replicas):
+        if sum(len(stage.units) for stage in replica.stages) < 2:
+            raise ProgramError(
+                f"replica {number} has one unit, which cannot be tied to itself",
+                fix="cut the model into an embedding and a head, at least",
+            )
+    if setup.per_micro_batch:
+        raise ProgramError(
+            "tied copies add up whole gradients, and sharded accumulation has none",
+            fix="use local accumulation",
+        )
 
 
 def _check_replicas_agree(setup: Setup) -> None:

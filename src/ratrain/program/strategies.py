@@ -17,6 +17,7 @@ from ratrain.program.passes.saving import save_states
 from ratrain.program.passes.sharding import accumulate_sharded, shard_states
 from ratrain.program.passes.state_pipeline import layerwise_state_pipeline, update_prefetch
 from ratrain.program.passes.tensor import tensor_collectives
+from ratrain.program.passes.tied import tie_embeddings
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Recovery, Setup
 from ratrain.program.skeletons import SKELETONS, build
@@ -145,6 +146,7 @@ class Choices:
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
+    tie: bool = False  # embedding and head are one matrix: their gradients add up
 
 
 def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
@@ -175,6 +177,8 @@ def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
         program = clip_global_norm(program)
     if choices.save:
         program = save_states(program)
+    if choices.tie:
+        program = tie_embeddings(program)
     return program
 
 

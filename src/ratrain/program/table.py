@@ -43,7 +43,8 @@ class Table:
     @cached_property
     def group(self) -> Ints:
         """Ops that must happen together share a number: a send and its receive, a collective of
-        replicas that are simulated apart, the ClipNorms of all ranks. -1: alone."""
+        replicas that are simulated apart, the TieSyncs of a replica, the ClipNorms of all ranks.
+        -1: alone."""
         return _groups(self)
 
     def action(self, op: int) -> Action:
@@ -132,6 +133,7 @@ def _unit_numbers(
         (lane_of[kind] != lane, "stands on the wrong lane"),
         (per_micro_batch & ~in_range, "names a micro-batch that the setup does not have"),
         (~per_micro_batch & (micro_batch != NONE), "belongs to no micro-batch"),
+        ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is tied to none"),
     ):
         if wrong.any():
             op = int(np.flatnonzero(wrong)[0])
@@ -159,4 +161,7 @@ def _groups(table: Table) -> Ints:
         key = (table.unit % per_replica * len(Kind) + table.kind) * cells + table.micro_batch + 1
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
     group[table.kind == Kind.ClipNorm] = group.max(initial=-1) + 1
+    ties = np.flatnonzero(table.kind == Kind.TieSync)
+    apart = units.rank[table.unit[ties]] != units.rank[units.tied_to[table.unit[ties]]]
+    group[ties[apart]] = group.max(initial=-1) + 1 + units.replica[table.unit[ties[apart]]]
     return group

@@ -46,7 +46,7 @@ def write_text(program: Program) -> str:
     kinds = _kinds(program.setup)
     lines = [f"{FORMAT} {VERSION}", " ".join(["passes", *map(_name, program.passes)])]
     for field in fields(program.setup):
-        if field.name != "replicas":
+        if field.name != "replicas" and (field.name != "tied" or program.setup.tied):
             lines.append(f"{field.name} {_value(getattr(program.setup, field.name))}")
     lines += ["", *_unit_lines(kinds)]
     for number, replica in enumerate(program.setup.replicas):
@@ -388,6 +388,7 @@ _HEADER: dict[str, Callable[[str], object]] = {
     "bucket_bytes": _count_or_none,
     "budget_bytes": _count_or_none,
     "tier": _unname,
+    "tied": _flag,
 }
 _FIX: dict[Callable[[str], object], str] = {
     _count: "write a whole number, e.g. 404_766_720",

@@ -35,6 +35,7 @@ class Units:
     next_is_remote: Bools
     previous_is_local: Bools
     previous_is_remote: Bools
+    tied_to: Ints  # the unit that holds a copy of the same matrix; -1: none
 
 
 def unit_columns(setup: Setup) -> Units:
@@ -68,4 +69,14 @@ def unit_columns(setup: Setup) -> Units:
         next_is_remote=has_output & ~next_is_local,
         previous_is_local=previous_is_local,
         previous_is_remote=has_input & ~previous_is_local,
+        tied_to=_tied_to(setup, has_input, has_output),
     )
+
+
+def _tied_to(setup: Setup, has_input: Bools, has_output: Bools) -> Ints:
+    """Each replica's first unit and its last belong together, where the setup is tied."""
+    found = np.full(len(has_input), -1, dtype=np.int64)
+    if setup.tied:
+        first, last = np.flatnonzero(~has_input), np.flatnonzero(~has_output)
+        found[first], found[last] = last, first
+    return found

@@ -124,6 +124,8 @@ def _uses(table: Table) -> Iterator[Finding]:
         what = f"{verb} {states.name(state)}, which no op has written"
         if gradients[state]:
             what = f"{verb} {states.name(state)} before all its micro-batches are in it"
+            if table.setup.tied and states.units.tied_to[state - states.start("gradient")] >= 0:
+                what += ", and its other copy's"
         yield _finding(table, rule, op, state, what)
     for rows, rule, verb in (
         (edges.written_twice, Rule.WRITTEN_TWICE, "writes"),
@@ -153,12 +155,26 @@ def _gradients(table: Table) -> Iterator[Finding]:
         & np.isin(table.kind[uses.op], readers)
     )
     due = states.units.micro_batches[table.unit[uses.op[rows]]]
+    yield from _untied(table, rows)
     for row in rows[uses.version[rows] < due].tolist():
         op, state = int(uses.op[row]), int(uses.state[row])
         what = (
             f"reads {states.name(state)} with {uses.version[row]} of "
             f"{states.units.micro_batches[table.unit[op]]} micro-batches in it"
         )
+        yield _finding(table, Rule.INCOMPLETE_GRADIENT, op, state, what)
+
+
+def _untied(table: Table, rows: Ints) -> Iterator[Finding]:
+    """Of these reads of gradients, those of a tied one that lacks its other copy's."""
+    if not table.setup.tied:
+        return
+    uses, units = table.uses, table.states.units
+    g = uses.state[rows] - table.states.start("gradient")
+    late = (units.tied_to[g] >= 0) & (table.kind[uses.op[rows]] != Kind.AllBackward)
+    for row in rows[late & (uses.version[rows] == units.micro_batches[g])].tolist():
+        op, state = int(uses.op[row]), int(uses.state[row])
+        what = f"reads {table.states.name(state)} without its other copy's"
         yield _finding(table, Rule.INCOMPLETE_GRADIENT, op, state, what)
 
 
@@ -227,7 +243,7 @@ def _partners(table: Table) -> Iterator[Finding]:
     _, inverse, counts = np.unique(table.group[together], return_inverse=True, return_counts=True)
     kind = table.kind[together]
     expected = np.full(len(kind), len(table.setup.replicas))
-    expected[kind <= Kind.RECV_B] = 2
+    expected[(kind <= Kind.RECV_B) | (kind == Kind.TieSync)] = 2
     expected[kind == Kind.ClipNorm] = table.setup.ranks
     for op in together[counts[inverse] != expected].tolist():
         word = Kind(int(table.kind[op]))
@@ -235,6 +251,8 @@ def _partners(table: Table) -> Iterator[Finding]:
             rule, missing = Rule.MISSING_RECEIVE, "has no receive"
         elif word in (Kind.RECV_F, Kind.RECV_B):
             rule, missing = Rule.MISSING_SEND, "has no send"
+        elif word is Kind.TieSync:
+            rule, missing = Rule.MISSING_PARTNER, "is missing for the other copy"
         elif word is Kind.ClipNorm:
             rule, missing = Rule.MISSING_PARTNER, "is not there once on every rank"
         else:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import shutil
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
 from ratrain.corpus.tokenizer import BYTES
@@ -24,10 +24,8 @@ class Exported:
 def export_run(run: Path, out: Path, dtype: str, step: int | None = None) -> Exported:
     """Writes the weights of a run's checkpoint, and its tokenizer where that is a file."""
     found = trained_model(run, step)
-    # A run trains embedding and head apart, also where the model ties them.
-    spec = replace(found.spec, tied_embeddings=False)
     try:
-        write_model(out, spec, DTYPES[dtype], found.source)
+        write_model(out, found.spec, DTYPES[dtype], found.source)
         if found.tokenizer != BYTES:
             _copy_tokenizer(found.base / found.tokenizer, out)
     except OSError as error:

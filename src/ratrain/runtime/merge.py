@@ -1,7 +1,8 @@
 """What every rank recorded, as one timeline: measured.json.
 
-A transfer has partners: a message its sender, a collective its group's ranks. Its span begins
-when the last of them has begun, so that it tells the transfer and not the wait for the others.
+A transfer has partners: a message its sender, a collective its group's ranks, a sum of tied
+copies the other end. Its span begins when the last of them has begun, so that it tells the
+transfer and not the wait for the others.
 Ranks' clocks are put together by each machine's own time of day.
 """
 
@@ -12,12 +13,13 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ratrain.program.actions import Lane
+from ratrain.program.actions import Kind, Lane
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
+_TIE = Kind.TieSync.name
 _COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word)
 
 
@@ -57,7 +59,7 @@ def write_measured(folder: RunFolder, spec: RunSpec) -> Timeline | None:
 def timeline_of_records(ran: Iterable[_Ran]) -> Timeline:
     """Spans that begin with their last partner; the first one at zero."""
     rows = list(ran)
-    began = {(one.seat.world_rank, one.step, one.word): one.start_s for one in rows}
+    began = {(one.seat.world_rank, one.step, _meeting(one.word)): one.start_s for one in rows}
     seats = {
         (one.seat.pipeline, one.seat.data, one.seat.division.rank): one.seat.world_rank
         for one in rows
@@ -77,6 +79,11 @@ def _ran(seat: Seat, body: dict[str, Any]) -> Iterable[_Ran]:
     for row in body["rows"]:
         step, lane, word, _reached_s, start_s, end_s, *_ = row
         yield _Ran(seat, step, lane, word, clock_s + start_s, clock_s + end_s)
+
+
+def _meeting(word: str) -> str:
+    """What partners call an op alike; a sum of tied copies has another word at each end."""
+    return _TIE if word.endswith(_TIE) else word
 
 
 def _stage_ranks(rows: Iterable[_Ran]) -> dict[int, int]:
@@ -107,5 +114,7 @@ def _start_s(
         partners = [rank for (p, _, t), rank in seats.items() if (p, t) == (pipeline, tensor)]
     elif one.lane == Lane.TENSOR.word:
         partners = [rank for (p, d, _), rank in seats.items() if (p, d) == (pipeline, data)]
-    times = [began.get((rank, one.step, word), one.start_s) for rank in partners]
+    if _meeting(word) == _TIE:
+        partners = [rank for (_, d, t), rank in seats.items() if (d, t) == (data, tensor)]
+    times = [began.get((rank, one.step, _meeting(word)), one.start_s) for rank in partners]
     return min(max([one.start_s, *times]), one.end_s)

@@ -54,6 +54,10 @@ class Network(Protocol):
         """The own tensor group, as the compute or the tensor lane reaches it; None: no others."""
         ...
 
+    def add_copies(self, gradient: Tensor) -> None:
+        """Adds up a tied matrix' gradients of the pipeline's two ends; both get the same bits."""
+        ...
+
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         """Every world rank's values, by rank; `None`: the control channel."""
         ...
@@ -66,7 +70,9 @@ class Network(Protocol):
 class TorchNetwork:
     """torch.distributed: gloo on CPUs, NCCL between GPUs."""
 
-    def __init__(self, seats: Seats, seat: Seat, *, backend: str, timeout_s: float) -> None:
+    def __init__(
+        self, seats: Seats, seat: Seat, *, backend: str, timeout_s: float, tied: bool = False
+    ) -> None:
         self._seats, self._seat = seats, seat
         self._timeout = timedelta(seconds=timeout_s)
         self._message: dict[Lane, dist.ProcessGroup] = {}
@@ -86,6 +92,13 @@ class TorchNetwork:
                 if seat.world_rank in ranks:
                     self._data[lane] = group
         self._tensor = self._tensor_groups(backend) if seats.tensor > 1 else {}
+        self._copies: dist.ProcessGroup | None = None
+        apart = tied and seats.pipeline > 1
+        for data, tensor in product(range(seats.data), range(seats.tensor)) if apart else ():
+            ends = seats.ends(data, tensor)
+            group = self._group(list(ends), backend)
+            if seat.world_rank in ends:
+                self._copies = group
         everyone = list(range(seats.world_size))
         self._shared: dict[Lane | None, dist.ProcessGroup] = {
             lane: self._group(everyone, "gloo") for lane in (None, Lane.UPDATE, Lane.DISK)
@@ -178,6 +191,30 @@ class TorchNetwork:
         works = [dist.irecv(parts[d], peers[d], group) for d in others]
         works += [dist.isend(parts[own], peers[d], group) for d in others]
         _wait_all(works)
+
+    def add_copies(self, gradient: Tensor) -> None:
+        first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
+        here_first = self._seat.world_rank == first
+        peer = last if here_first else first
+        step = max(1, CHUNK_BYTES // gradient.element_size())
+        chunks = list(gradient.split(step))
+        arriving = self._swap(chunks[0], peer)
+        for number, own in enumerate(chunks):
+            other, works = arriving
+            _wait_all(works)
+            if number + 1 < len(chunks):
+                arriving = self._swap(chunks[number + 1], peer)
+            one, two = (own, other) if here_first else (other, own)
+            torch.add(one, two, out=own)
+
+    def _swap(self, own: Tensor, peer: int) -> tuple[Tensor, list[dist.Work]]:
+        """A piece on its way to the peer, and the peer's on its way here."""
+        other = torch.empty_like(own)
+        both = [
+            dist.P2POp(dist.irecv, other, peer, self._copies),
+            dist.P2POp(dist.isend, own, peer, self._copies),
+        ]
+        return other, dist.batch_isend_irecv(both)
 
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         found = [torch.empty_like(values) for _ in range(self._seats.world_size)]

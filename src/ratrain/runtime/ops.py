@@ -20,6 +20,7 @@ from ratrain.runtime.network import Network
 from ratrain.runtime.optimizer import LossScale
 from ratrain.runtime.schedule import LocalOp, Schedule
 from ratrain.runtime.states import Graph, RankStates, UnitState
+from ratrain.runtime.tied import add_here, counted_once, tied_range
 
 
 class Batches(Protocol):
@@ -89,6 +90,7 @@ class RankOps:
             Kind.Gather_B: self._gather,
             Kind.ClipNorm: self._clip_norm,
             Kind.Save: self._save,
+            Kind.TieSync: self._tie_sync,
         }
 
     def execute(self, op: LocalOp, step: int) -> None:
@@ -284,6 +286,13 @@ class RankOps:
             assert unit.shard is not None
             unit.shard += own
 
+    def _tie_sync(self, op: LocalOp, step: int) -> None:
+        unit, last = self._unit(op), self._states.units[-1]
+        if unit.local.first and last.local.last:
+            add_here(_tied_gradient(unit), _tied_gradient(last))
+        else:
+            self._network.add_copies(_tied_gradient(unit))
+
     def _clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
@@ -304,8 +313,12 @@ class RankOps:
             self._gradient_factor *= clip / norm
 
     def _square(self, unit: UnitState) -> Tensor:
-        """The sum of squares of what this rank counts of its share of a unit's gradient."""
+        """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
+        matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
         share, total = self._reduced(unit, own=True), torch.zeros((), dtype=torch.float64)
+        if self._setup.tied and unit.local.last:
+            rest = counted_once(unit, share).double().square().sum()
+            return total if unit.division.rank else rest
         for piece in unit.counted:
             total = total.to(share.device) + share[piece].double().square().sum()
         return total
@@ -356,6 +369,12 @@ class RankOps:
 
     def _unit(self, op: LocalOp) -> UnitState:
         return self._states.units[op.unit]
+
+
+def _tied_gradient(unit: UnitState) -> Tensor:
+    """The shared matrix' part of a unit's whole gradient."""
+    assert unit.gradient is not None
+    return unit.gradient[tied_range(unit)]
 
 
 def _rank_of_stage(schedule: Schedule) -> list[int]:

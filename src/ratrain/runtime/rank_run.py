@@ -33,6 +33,7 @@ from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.states import DTYPES
 from ratrain.runtime.tensor_parts import stored_sizes
+from ratrain.runtime.tied import require_tied
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
@@ -60,12 +61,19 @@ def _run(folder: RunFolder, rank: int) -> None:
     torch.set_num_threads(spec.threads)
     job = load_job(spec.job_path)
     program = folder.read_program()
+    require_tied(job.model.spec, program.setup)
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
     backends = "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl"
     join(backends, max(job.train.timeout_s, JOINING_S))
-    network = TorchNetwork(spec.seats, seat, backend=backend, timeout_s=job.train.timeout_s)
+    network = TorchNetwork(
+        spec.seats,
+        seat,
+        backend=backend,
+        timeout_s=job.train.timeout_s,
+        tied=program.setup.tied,
+    )
     allocator = Allocator(device)
     log = MetricsLog(folder, job, program.setup.budget_bytes) if rank == 0 else None
 

@@ -12,6 +12,7 @@ from ratrain.program.actions import BARRIERS, Kind
 from ratrain.program.program import Program
 from ratrain.runtime.calibration import Calibration, LinkTimes, UnitTimes
 from ratrain.runtime.tensor_peers import sent_of_sum
+from ratrain.runtime.tied import tie_work
 from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
 
 
@@ -135,6 +136,14 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.AllReduce_F: sums(),
         Kind.AllReduce_B: sums(),
         Kind.AllReduce_R: fixed_work(zero),  # a recovered unit's output is not needed
+        Kind.TieSync: tie_work(
+            units,
+            column(lambda t: t.elements * element_bytes),
+            update_s * (data if setup.sharding else 1),
+            lambda sent, peer: over(
+                sent, lambda r: link_mean(r, lambda c: c.message or c.message_back), peer
+            ),
+        ),
         Kind.ClipNorm: fixed_work(zero + 2 * exchange_s),
         Kind.Save: fixed_work(zero),
     }

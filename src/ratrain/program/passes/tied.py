@@ -1,0 +1,56 @@
+"""Pass about tied embeddings: one matrix, of which the first and the last stage hold a copy."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import replace
+
+from ratrain.errors import ProgramError
+from ratrain.program.actions import NONE, Action, Kind, Lane
+from ratrain.program.program import Program
+
+_Unit = tuple[int, int]
+"""(stage, unit in stage)"""
+
+
+def tie_embeddings(program: Program) -> Program:
+    """Tied embeddings: the gradients of both copies are added up before anything else reads them.
+
+    Adds a TieSync ahead of the embedding's GradSync, and one for the head, at the same moment;
+    where one rank holds both copies, one op adds both gradients. The embedding's gradient is the
+    last of all, so the head's sum, reduction, update and save move to the end of their lanes:
+    they hold no layer up, and meet other ranks in one order everywhere. Safe because a TieSync
+    reads complete gradients only, and what reads the sum waits for it. Both copies then see the
+    same gradient, and the same update keeps them equal bit by bit.
+    Megatron-LM does the same with an all-reduce over both stages (arXiv 1909.08053).
+    """
+    if program.setup.per_micro_batch:
+        raise ProgramError(
+            "tied copies add up whole gradients, and sharded accumulation has none",
+            fix="use local accumulation",
+        )
+    setup = replace(program.setup, tied=True)
+
+    def tied(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
+        first, last = _ends(program, rank)
+        held = [end for end in (first, last) if end[0] in dict(program.stages_of(rank))]
+        ordered = sorted(actions, key=lambda action: _concerns(action, last))
+        if lane is Lane.REDUCE and held:
+            reduced = (i for i, action in enumerate(ordered) if _concerns(action, held[0]))
+            ordered.insert(next(reduced, len(ordered)), Action(Kind.TieSync, *held[0], NONE))
+        return ordered
+
+    lanes = (Lane.REDUCE, Lane.UPDATE, Lane.DISK)
+    return program.edit("tie-embeddings", *lanes, by=tied, setup=setup)
+
+
+def _ends(program: Program, rank: int) -> tuple[_Unit, _Unit]:
+    """The first and the last unit of a rank's replica."""
+    stages = program.setup.replicas[program.setup.replica_of(rank)].stages
+    return (0, 0), (len(stages) - 1, len(stages[-1].units) - 1)
+
+
+def _concerns(action: Action, unit: _Unit) -> bool:
+    """Whether an op reduces, updates or saves a unit."""
+    moved = action.kind in (Kind.GradSync, Kind.UpdateShard, Kind.Save)
+    return moved and (action.stage, action.unit) == unit

@@ -1,0 +1,133 @@
+"""A tied model trains as if its embedding and its head were one matrix, wherever they stand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from crew import Crew
+from runs_made import Setting, write_job
+from test_same_numbers import begun_units, plainly_trained
+from torch import Tensor
+from training import Result, train
+
+from ratrain.describe.job import load_job
+from ratrain.models.shapes import unit_layout
+from ratrain.program.strategies import STRATEGIES
+from ratrain.runtime.network import TorchNetwork
+from ratrain.runtime.seats import Seats
+
+LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
+INTERLEAVED = {"interleaved", "megatron-interleaved"}
+TIED = Setting(tied=True)
+
+pytestmark = pytest.mark.slow
+
+
+def copies(found: Result, folder: Path) -> list[tuple[bytes, bytes]]:
+    """Weights and moments of the matrix, as embedding and as head."""
+    spec = load_job(folder / "job.toml").model.spec
+    e, h = (
+        unit_layout(spec, unit).by_name[name]
+        for unit, name in (("e", "embedding.tokens"), ("h", "head.logits"))
+    )
+    return [
+        (one[e.offset : e.end].tobytes(), other[h.offset : h.end].tobytes())
+        for one, other in zip(found.units["e"], found.units["h"], strict=True)
+    ]
+
+
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "p{}d{}".format(*layout))
+@pytest.mark.parametrize("clip_norm", [None, 0.5])
+def test_a_tied_run_agrees_with_plain_torch_and_keeps_its_copies_equal(
+    layout: tuple[int, int], clip_norm: float | None, crew: Crew, tmp_path: Path
+) -> None:
+    setting = replace(TIED, steps=5, clip_norm=clip_norm).at(layout)
+    found = train(crew, setting, tmp_path / "ours")
+    job = load_job(write_job(tmp_path / "plain", setting))
+    losses, norms, units = plainly_trained(job)
+    assert found.loss_values == pytest.approx(losses, rel=2e-6)
+    if clip_norm is not None:
+        assert max(norms) > clip_norm, "nothing was clipped"
+        assert found.norms == pytest.approx(norms, rel=1e-5)
+    for unit, weights in units.items():
+        assert np.abs(found.units[unit][0] - weights).max() < 2e-4, unit
+    assert np.abs(found.units["e"][0] - begun_units(job)["e"]).max() > 1e-2
+    for one, other in copies(found, tmp_path / "ours"):
+        assert one == other
+
+
+def test_a_tied_run_is_not_an_untied_one(crew: Crew, tmp_path: Path) -> None:
+    tied, untied = (
+        train(crew, replace(TIED, tied=tied).at((2, 1)), tmp_path / str(tied))
+        for tied in (True, False)
+    )
+    assert tied.losses != untied.losses
+
+
+@pytest.mark.parametrize("layout", [(2, 1), (2, 2)], ids=lambda layout: "p{}d{}".format(*layout))
+def test_every_strategy_gives_a_tied_model_the_same_bits(
+    layout: tuple[int, int], crew: Crew, tmp_path: Path
+) -> None:
+    names = sorted(set(STRATEGIES) - {"tensor-parallel-heavy"})
+    settings = [replace(TIED, name=n, virtual=1 + (n in INTERLEAVED)).at(layout) for n in names]
+    settings += [replace(TIED, sharding=level).at(layout) for level in range(4)]
+    settings.append(replace(TIED, name="zb-h1").at((1, layout[1])))
+    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(settings)]
+    for number, (one, setting) in enumerate(zip(found, settings, strict=True)):
+        assert not one.differences(found[0]), str(setting)
+        for embedding, head in copies(one, tmp_path / str(number)):
+            assert embedding == head, str(setting)
+
+
+@pytest.mark.parametrize("dtype", ["bf16", "fp16"])
+@pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "p{}d{}".format(*layout))
+def test_copies_stay_equal_in_lower_precision(
+    layout: tuple[int, int], dtype: str, crew: Crew, tmp_path: Path
+) -> None:
+    setting = replace(TIED, dtype=dtype, clip_norm=0.5, loss_scale=256.0, steps=4).at(layout)
+    found = train(crew, setting, tmp_path)
+    for number, (one, other) in enumerate(copies(found, tmp_path)):
+        assert one == other, number
+    assert any(moment.any() for _, moment, _ in found.units.values())
+
+
+def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) -> Tensor:
+    """One rank of two pipelines of `world_size` / 2 ranks: its own numbers, added up."""
+    seats = Seats(world_size // 2, 2, (0, 0), (0,))
+    seat = seats.seat(rank)
+    network = TorchNetwork(seats, seat, backend="gloo", timeout_s=30, tied=True)
+    gradient = numbers(rank, elements, dtype)
+    if rank in seats.ends(seat.data, 0):
+        network.add_copies(gradient)
+    return gradient
+
+
+def numbers(seed: int, elements: int, dtype: torch.dtype) -> Tensor:
+    return torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("elements", [1, 262_144, 1_000_003])
+def test_both_ends_of_each_replica_get_the_rounded_sum_piece_by_piece(
+    elements: int, dtype: torch.dtype, crew: Crew
+) -> None:
+    found = crew.ask(4, add_copies, elements, dtype)
+    for data in range(2):
+        one, other = (numbers(rank, elements, dtype) for rank in (data, 2 + data))
+        expected = (one.double() + other.double()).to(dtype)
+        assert torch.equal(found[data], found[2 + data])
+        assert torch.equal(found[data], expected)
+
+
+@pytest.mark.parametrize("seed", range(3))
+def test_no_timing_changes_a_bit_of_a_tied_run(seed: int, crew: Crew, tmp_path: Path) -> None:
+    usual = train(crew, TIED.at((2, 2)), tmp_path / "usual")
+    name = ("ratrain", "zb-h1", "zero3-heavy")[seed]
+    late = train(crew, replace(TIED, name=name).at((2, 2)), tmp_path / "late", delays=seed)
+    assert not late.differences(usual)
+    for peak, bound in zip(late.ledger_peaks, late.bounds, strict=True):
+        assert 0 < peak <= bound
