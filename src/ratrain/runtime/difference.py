@@ -35,9 +35,12 @@ class RunDifference:
     measured_step_s: float | None  # None where the step before was not recorded
 
     def worst(self, count: int = WORST) -> list[OpDifference]:
-        """The ops whose length is furthest from the predicted one. Those to which no time was
-        given are not predicted at all: saving."""
-        timed = [op for op in self.ops.ops if op.first.length_s > 0]
+        """The ops whose length is furthest from the predicted one. Saves are given no time, so
+        they are not predicted at all; a send ends when the network has taken its bytes, so that
+        its receive tells of the transfer."""
+        timed = [
+            op for op in self.ops.ops if op.first.length_s > 0 and not op.lane.startswith("send")
+        ]
         by_size = sorted(timed, key=lambda op: -abs(op.length_difference_s))
         return by_size[:count]
 
