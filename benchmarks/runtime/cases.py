@@ -85,6 +85,7 @@ class Case:
     memory_bytes: int = 2_000_000_000  # for states; a process gets `overhead_bytes` beside
     overhead_bytes: int = 600_000_000
     recovery: bool = False  # activations do not fit: they are computed again
+    fits_itself: bool = False  # ours chooses what it recovers and shards by the memory there is
     steps: int = 8
     warm_up: int = 2
     seed: int = 1

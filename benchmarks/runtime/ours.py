@@ -43,7 +43,7 @@ def write_job(case: Case, folder: Path) -> Path:
             pipeline=case.pipeline,
             data=case.data,
             layers=list(case.layers_of_stages),
-            recovery="exempt-last" if case.recovery else "keep-all",
+            recovery=_recovery(case),
             steps=case.warm_up + case.steps + 1,
             rate=LEARNING_RATE,
             decay=WEIGHT_DECAY,
@@ -55,6 +55,12 @@ def write_job(case: Case, folder: Path) -> Path:
         )
     )
     return path
+
+
+def _recovery(case: Case) -> str:
+    if case.fits_itself:
+        return "auto"
+    return "exempt-last" if case.recovery else "keep-all"
 
 
 def run_ours(case: Case, folder: Path, lab: Lab, method: str) -> Outcome:

@@ -1,17 +1,22 @@
 """Two NICs as one, against iperf3, in a network namespace (root): `nics.py`.
 
 Makes veth pairs shaped by tbf, measures iperf3 on all of them at once, then one large write.
+Needs root, iperf3 and the test dependencies; runs from a checkout, installed or not.
 """
 
 from __future__ import annotations
 
 import json
+import os
+import shutil
 import subprocess
 import sys
 import time
 from pathlib import Path
 
-sys.path.insert(0, str(Path(__file__).parents[2] / "tests" / "transport"))
+ROOT = Path(__file__).parents[2]
+sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "transport")]
+os.environ["PYTHONPATH"] = str(ROOT / "src")  # for the far process
 
 from test_transport_faults import (  # pyright: ignore[reportMissingImports]
     TestNamespaces,
@@ -33,6 +38,8 @@ def iperf3_mbit(space: str, hosts: list[str]) -> float:
 
 
 if __name__ == "__main__":
+    if os.geteuid() != 0 or shutil.which("iperf3") is None:
+        sys.exit("nics.py needs root (network namespaces) and iperf3")
     for rates in ((1000, 1000), (1000, 250)):
         with wires(*rates) as (space, hosts):
             limit = iperf3_mbit(space, hosts)

@@ -20,7 +20,7 @@ from torch.distributed import (
 Work = Callable[..., Any]
 """What a rank is asked to do: called with (rank, world size, what the asker gave)."""
 
-PATIENCE_S = 90
+PATIENCE_S = 300
 
 
 class Crew:
@@ -79,7 +79,7 @@ def _member(rank: int, port: int, end: Connection) -> None:
             store=PrefixStore(str(number), store),
             rank=rank,
             world_size=world_size,
-            timeout=timedelta(seconds=60),
+            timeout=timedelta(seconds=PATIENCE_S),
         )
         try:
             end.send(("", work(rank, world_size, *given)))

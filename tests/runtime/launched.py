@@ -88,7 +88,7 @@ def ranks_of(folder: RunFolder) -> dict[int, int]:
     return found
 
 
-def wait_until(condition: Callable[[], bool], timeout_s: float = 60.0) -> None:
+def wait_until(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:
     """Polls finely, so that a moment is not missed."""
     end_s = time.monotonic() + timeout_s
     while not condition():
@@ -117,7 +117,7 @@ def meanwhile(disturb: Callable[[], None], done: list[float] | None = None) -> G
     thread = threading.Thread(target=work, daemon=True)
     thread.start()
     yield
-    thread.join(60)
+    thread.join(300)
     assert not problems, problems[0]
 
 

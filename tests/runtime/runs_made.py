@@ -12,13 +12,14 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
+from ratrain.models.division import WHOLE, Division
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout
 
 Ints = npt.NDArray[np.int64]
 
 LENGTH, VOCAB = 16, 300
-CONFIG = {
+CONFIG: dict[str, object] = {
     "model_type": "llama",
     "_name_or_path": "minute",
     "hidden_size": 32,
@@ -56,8 +57,14 @@ source = "a test"
 [[host]]
 name = "machine"
 device = "process"
-devices = 1
-count = 8
+devices = {per_host}
+count = {hosts}
+
+[links.host]
+latency = "50us"
+bandwidth = "{link}"
+shared_by = "device"
+source = "a test"
 
 [links.room]
 latency = "100us"
@@ -82,6 +89,7 @@ class Setting:
     name: str = "ratrain"
     pipeline: int = 1
     data: int = 1
+    tensor: int = 1
     virtual: int = 1
     without: tuple[str, ...] = ()
     sharding: int | None = None
@@ -98,14 +106,15 @@ class Setting:
     budget_bytes: int | None = None
     every: int = 0
     keep: int = 2
+    weights: str | None = None
     timeout_s: float = 60.0
     link: str = "1Gbit/s"
     files: tuple[str, ...] = ()
-    tied: bool = False
+    model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
 
     @property
     def world_size(self) -> int:
-        return self.pipeline * self.data
+        return self.pipeline * self.data * self.tensor
 
     @property
     def layout(self) -> tuple[int, int]:
@@ -125,10 +134,13 @@ class Setting:
 def write_job(folder: Path, setting: Setting) -> Path:
     """The job file of a setting, with its model and cluster beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**CONFIG, "tie_word_embeddings": setting.tied}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **dict(setting.model)}))
     rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
-    (folder / "cluster.toml").write_text(CLUSTER.format(rates=rates, link=setting.link))
+    (folder / "cluster.toml").write_text(
+        CLUSTER.format(
+            rates=rates, link=setting.link, per_host=setting.tensor, hosts=8 // setting.tensor
+        )
+    )
     schedule = {
         "name": setting.name,
         "dtype": setting.dtype,
@@ -143,6 +155,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "learning_rate": setting.learning_rate,
         "clip_norm": setting.clip_norm,
         "loss_scale": setting.loss_scale,
+        "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
     }
     tables = {
@@ -152,6 +165,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "layout": {
             "pipeline": setting.pipeline,
             "data": setting.data,
+            "tensor": setting.tensor,
             "virtual": setting.virtual,
         },
         "schedule": schedule,
@@ -176,11 +190,13 @@ def samples(step: int, first: int, count: int) -> tuple[Ints, Ints]:
     return found[:, :-1].copy(), found[:, 1:].copy()
 
 
-def beginning(model: ModelSpec, unit: str, kind: str, low: int, high: int) -> Tensor:
+def beginning(
+    model: ModelSpec, unit: str, kind: str, low: int, high: int, division: Division = WHOLE
+) -> Tensor:
     """The weights that runs begin with, as `ratrain` makes them; moments are zero."""
     if kind != "weights":
         return torch.zeros(high - low)
-    return initial_range(model, unit, unit_layout(model, unit), low, high, seed=5)
+    return initial_range(model, unit, unit_layout(model, unit, division), low, high, seed=5)
 
 
 def write_text(path: Path, *, seed: int = 0, characters: int = 40_000) -> Path:

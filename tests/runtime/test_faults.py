@@ -33,7 +33,7 @@ from ratrain.runtime.run_folder import RunFolder
 STEPS, EVERY = 30, 4
 SETTING = Setting(pipeline=2, data=2, steps=STEPS, every=EVERY, keep=3)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

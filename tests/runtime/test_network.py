@@ -24,8 +24,8 @@ WORLDS = (1, 2, 3, 4)
 pytestmark = pytest.mark.slow
 
 
-def seats(pipeline: int, data: int) -> Seats:
-    return Seats(pipeline, data, (0,) * data, (0,))
+def seats(pipeline: int, data: int, tensor: int = 1) -> Seats:
+    return Seats(pipeline, data, (0,) * data, (0,), tensor)
 
 
 def network_of(rank: int, pipeline: int, data: int) -> TorchNetwork:
@@ -197,11 +197,20 @@ def test_messages_of_each_direction_arrive_in_the_order_they_were_sent(
 # ---- who is who -----------------------------------------------------------------------------
 
 
+@pytest.mark.parametrize("tensor", [1, 2, 3])
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (3, 1), (1, 4), (2, 2), (4, 3)])
-def test_every_process_has_one_part_and_both_of_its_groups(pipeline: int, data: int) -> None:
-    made = seats(pipeline, data)
-    assert len({(seat.pipeline, seat.data) for seat in made.all()}) == made.world_size
+def test_every_process_has_one_part_and_all_of_its_groups(
+    pipeline: int, data: int, tensor: int
+) -> None:
+    made = seats(pipeline, data, tensor)
+    parts = {(seat.pipeline, seat.data, seat.division) for seat in made.all()}
+    assert len(parts) == made.world_size == pipeline * data * tensor
     for seat in made.all():
-        assert made.world_rank(seat.pipeline, seat.data) == seat.world_rank
-        assert made.replica(seat.data)[seat.pipeline] == seat.world_rank
-        assert made.data_group(seat.pipeline)[seat.data] == seat.world_rank
+        p, d, t = seat.pipeline, seat.data, seat.division.rank
+        assert made.world_rank(p, d, t) == seat.world_rank
+        assert made.replica(d, t)[p] == seat.world_rank
+        assert made.data_group(p, t)[d] == seat.world_rank
+        assert made.tensor_group(p, d)[t] == seat.world_rank
+    if tensor > 1:
+        first = made.tensor_group(0, 0)
+        assert first == list(range(tensor)), "a tensor group sits side by side"

@@ -26,7 +26,7 @@ from ratrain.runtime.run_folder import RunFolder
 STEPS, HALF = 12, 6
 SETTING = Setting(pipeline=2, data=2, steps=STEPS, every=2, keep=9)
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 @pytest.fixture(scope="module")

@@ -40,7 +40,7 @@ SHARDED = [
     Setting("zb-h1", accumulation="sharded", sharding=2),
 ]
 
-pytestmark = pytest.mark.slow
+pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_every_strategy_that_runs_is_among_these() -> None:

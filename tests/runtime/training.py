@@ -15,7 +15,10 @@ from crew import Crew
 from runs_made import Setting, beginning, samples, write_job
 from torch import Tensor
 
-from ratrain.describe.job import load_job
+from ratrain.checkpoint.entries import KINDS
+from ratrain.describe.job import JobSpec, load_job
+from ratrain.models.division import WHOLE, Division
+from ratrain.models.shapes import unit_layout
 from ratrain.program.actions import Kind
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
@@ -26,6 +29,7 @@ from ratrain.runtime.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.schedule import LocalOp
 from ratrain.runtime.states import UnitState
+from ratrain.runtime.tensor_parts import StoredParts
 from ratrain.runtime.trainer import Begin, RankRun
 
 Floats = npt.NDArray[np.float32]
@@ -82,11 +86,48 @@ def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None)
     return Result(
         ranks[0].losses,
         ranks[0].norms,
-        _whole(ranks),
+        _joined([_whole(part) for part in _by_division(ranks, setting.tensor)], prepared.case.job),
         {rank.loss_scale for rank in ranks},
         [rank.ledger_peak_bytes for rank in ranks],
         [of_rank[seat.program_rank] for seat in prepared.spec.seats.all()],
     )
+
+
+def _by_division(ranks: list[RankResult], tensor: int) -> list[list[RankResult]]:
+    """Ranks by their number in their tensor groups, which is the last to count."""
+    return [ranks[number::tensor] for number in range(tensor)]
+
+
+def _joined(parts: list[dict[str, Buffers]], job: JobSpec) -> dict[str, Buffers]:
+    """Units put together from the parts of their tensor groups."""
+    if len(parts) == 1:
+        return parts[0]
+
+    def read(name: str, kind: str, low: int, high: int) -> Tensor:
+        unit, _, part = name.partition(".t")
+        return torch.from_numpy(parts[int(part.split("of")[0])][unit][KINDS.index(kind)][low:high])
+
+    stored, spec = StoredParts(job.model.spec, len(parts), read), job.model.spec
+    _check_copies(parts, job)
+    found: dict[str, Buffers] = {}
+    for unit in parts[0]:
+        size = unit_layout(spec, unit).size
+        a, b, c = (stored.read_range(unit, WHOLE, kind, 0, size).numpy() for kind in KINDS)
+        found[unit] = a, b, c
+    return found
+
+
+def _check_copies(parts: list[dict[str, Buffers]], job: JobSpec) -> None:
+    """What every rank of a tensor group has whole must be the same on all, bit by bit."""
+    for unit in parts[0]:
+        for one in unit_layout(job.model.spec, unit, Division(0, len(parts))).parameters:
+            if one.cut is None:
+                copies = {
+                    (kind, part[unit][kind][one.offset : one.end].tobytes())
+                    for part in parts
+                    for kind in range(3)
+                }
+                assert len(copies) == 3, f"ranks have other copies of {unit} {one.name}"
 
 
 def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
@@ -138,7 +179,7 @@ def train_rank(
             tied=program.setup.tied,
         ),
         ReplicaBatches(samples, seat.data * share, share, setting.micro_batch, device),
-        Begin(0, partial(beginning, job.model.spec), job.train.loss_scale),
+        Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
         device=device,
         heard=heard,
         stop_asked=lambda: False,

@@ -12,6 +12,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import pytest
+
+from ratrain.cli.main import main
+
 CONFIG = {
     "model_type": "llama",
     "_name_or_path": "minute",
@@ -93,6 +97,16 @@ def ratrain(folder: Path, *arguments: str | Path, **variables: str) -> Ran:
     process = start(folder, *arguments, **variables)
     out, err = process.communicate(timeout=110)
     return Ran(process.returncode, out, err)
+
+
+def here(captured: pytest.CaptureFixture[str]) -> Ran:
+    """Runs the command line of `sys.argv` in this process."""
+    captured.readouterr()
+    with pytest.raises(SystemExit) as ended:
+        main()
+    shown = captured.readouterr()
+    assert isinstance(ended.value.code, int)
+    return Ran(ended.value.code, shown.out, shown.err)
 
 
 def write_job(folder: Path, *, name: str = "job", steps: int = 8, pipeline: int = 2) -> Path:

@@ -4,12 +4,18 @@ from __future__ import annotations
 
 import json
 import shutil
+import sys
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
-from cli_runs import Ran, ratrain, write_job
+from cli_runs import Ran, here, write_job
+from cli_runs import ratrain as in_own_process
 from transformers import AutoModelForCausalLM
+
+from ratrain.runtime.export import export_run
 
 pytestmark = pytest.mark.slow
 
@@ -19,15 +25,30 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Two runs of two replicas: "ours" and "plain", which take the same steps."""
     made = tmp_path_factory.mktemp("reading")
     write_job(made, pipeline=1)
-    ours = ratrain(made, "train", "job.toml", "--run", "ours")
-    plain = ratrain(
+    ours = in_own_process(made, "train", "job.toml", "--run", "ours")
+    plain = in_own_process(
         made, "train", "job.toml", "--run", "plain", "--schedule", "baseline-1f1b", "--no-calibrate"
     )
     assert ours.status == plain.status == 0, ours.err + plain.err
     return made
 
 
-def test_the_timeline_has_every_op_of_the_prediction(folder: Path) -> None:
+Terminal = Callable[..., Ran]
+
+
+@pytest.fixture
+def ratrain(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> Terminal:
+    """`ratrain` in this process, so that torch is loaded once."""
+
+    def run(folder: Path, *arguments: str) -> Ran:
+        monkeypatch.chdir(folder)
+        monkeypatch.setattr(sys, "argv", ["ratrain", *arguments])
+        return here(capsys)
+
+    return run
+
+
+def test_the_timeline_has_every_op_of_the_prediction(ratrain: Terminal, folder: Path) -> None:
     ran = ratrain(folder, "timeline", "ours", "--json")
     assert ran.status == 0, ran.err
     assert ran.body["missing"] == ran.body["extra"] == []
@@ -36,7 +57,7 @@ def test_the_timeline_has_every_op_of_the_prediction(folder: Path) -> None:
     assert all(kind["measured_s"] > 0 for kind in kinds.values())
 
 
-def test_trace_and_picture_hold_both_timelines(folder: Path) -> None:
+def test_trace_and_picture_hold_both_timelines(ratrain: Terminal, folder: Path) -> None:
     ran = ratrain(folder, "timeline", "ours", "--trace", "t.json", "--svg", "s.svg")
     assert ran.status == 0 and all(len(line) <= 80 for line in ran.out.splitlines())
     events = json.loads((folder / "t.json").read_text())["traceEvents"]
@@ -46,21 +67,23 @@ def test_trace_and_picture_hold_both_timelines(folder: Path) -> None:
     assert all(word in (folder / "s.svg").read_text() for word in ("predicted: ", "measured: "))
 
 
-def test_a_step_that_was_not_recorded_is_named_with_those_that_were(folder: Path) -> None:
+def test_a_step_that_was_not_recorded_is_named_with_those_that_were(
+    ratrain: Terminal, folder: Path
+) -> None:
     ran = ratrain(folder, "timeline", "ours", "--step", "99")
     assert ran.status == 2 and "no op of step 98" in ran.err
     ran = ratrain(folder, "timeline", "plain")
     assert ran.status == 2 and "not calibrated" in ran.err
 
 
-def test_two_schedules_take_the_same_steps_bit_by_bit(folder: Path) -> None:
+def test_two_schedules_take_the_same_steps_bit_by_bit(ratrain: Terminal, folder: Path) -> None:
     ran = ratrain(folder, "compare", "ours", "plain", "--json")
     assert ran.status == 0 and ran.body["identical"]
     assert ran.body["checkpoint_step"] == 8
     assert {each["kind"] for each in ran.body["weights"]} == {"weights", "moment1", "moment2"}
 
 
-def test_one_other_bit_is_found_and_its_step_named(folder: Path) -> None:
+def test_one_other_bit_is_found_and_its_step_named(ratrain: Terminal, folder: Path) -> None:
     shutil.copytree(folder / "ours", folder / "other")
     metrics = folder / "other" / "metrics.jsonl"
     rows = [json.loads(line) for line in metrics.read_text().splitlines()]
@@ -74,14 +97,18 @@ def test_one_other_bit_is_found_and_its_step_named(folder: Path) -> None:
     assert 0 < losses["largest"] < 1e-15
 
 
-@pytest.fixture(scope="module")
-def exported(folder: Path) -> Ran:
-    return ratrain(folder, "export", "ours", "hf", "--json")
+@pytest.fixture
+def exported(folder: Path) -> Path:
+    """The run "ours" as a Hugging Face folder, written once."""
+    if not (folder / "hf").exists():
+        export_run(folder / "ours", folder / "hf", "fp32")
+    return folder / "hf"
 
 
-def test_transformers_goes_on_with_the_text_that_sample_prints(folder: Path, exported: Ran) -> None:
-    assert exported.status == 0, exported.err
-    theirs = AutoModelForCausalLM.from_pretrained(folder / "hf", dtype=torch.float32)
+def test_transformers_goes_on_with_the_text_that_sample_prints(
+    ratrain: Terminal, folder: Path, exported: Path
+) -> None:
+    theirs: Any = AutoModelForCausalLM.from_pretrained(exported, dtype=torch.float32)
     prompt = torch.tensor([list(b"line ")])
     made = theirs.generate(prompt, max_new_tokens=12, do_sample=False)[0, 5:].tolist()
     wanted = bytes(made).decode()
@@ -93,11 +120,13 @@ def test_transformers_goes_on_with_the_text_that_sample_prints(folder: Path, exp
 
 
 @pytest.mark.usefixtures("exported")
-def test_an_export_does_not_overwrite_weights(folder: Path) -> None:
+def test_an_export_does_not_overwrite_weights(ratrain: Terminal, folder: Path) -> None:
+    first = ratrain(folder, "export", "ours", "again", "--dtype", "bf16", "--json")
+    assert first.status == 0 and first.body["step"] == 8
     ran = ratrain(folder, "export", "ours", "hf")
     assert ran.status == 2 and "weights already" in ran.err
 
 
-def test_a_checkpoint_that_is_not_there_is_named(folder: Path) -> None:
+def test_a_checkpoint_that_is_not_there_is_named(ratrain: Terminal, folder: Path) -> None:
     ran = ratrain(folder, "export", "ours", "never", "--step", "3")
     assert ran.status == 2 and "no checkpoint of step 3" in ran.err

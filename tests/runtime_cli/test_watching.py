@@ -12,6 +12,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import small
 
+from ratrain.cli.train_view import left, plain_line
 from ratrain.errors import SpecError
 from ratrain.runtime import trackers
 from ratrain.runtime.itemise import KINDS, measured_kinds
@@ -20,7 +21,7 @@ from ratrain.runtime.report import counted_rows
 from ratrain.runtime.resume import fresh_run, newest_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.watch import Follower, ProgressMeter
+from ratrain.runtime.watch import Follower, Progress, ProgressMeter, RankMemory
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.simulate.waiting import Waiting
 from ratrain.timeline.compare import one_step, step_times
@@ -201,3 +202,20 @@ def test_a_timelines_steps_are_as_long_as_the_simulators() -> None:
     second = one_step(timeline, 1, ranks={1: 0}, as_step=5)
     assert {(span.step, span.rank) for span in second.spans} == {(5, 0)}
     assert min(span.start_s for span in second.spans if span.lane == "compute") == 0
+
+
+@given(st.integers(1, 99_999), st.floats(0, 99), st.floats(1, 1e9), st.floats(0, 35_000))
+def test_a_line_of_progress_fits_eighty_columns(
+    step: int, loss: float, rate: float, left_s: float
+) -> None:
+    memory = (RankMemory(30_900_000, 40_000_000),)
+    line = plain_line(Progress(step, 99_999, loss, rate, 1.0, 1.0, memory, left_s))
+    assert len(line) <= 80
+    assert "mem 77%" in line
+
+
+@pytest.mark.parametrize(
+    ("time_s", "shown"), [(0.4, "0:00"), (7, "0:07"), (59.6, "1:00"), (3723, "1:02:03")]
+)
+def test_time_left_is_written_as_a_clock_does(time_s: float, shown: str) -> None:
+    assert left(time_s) == shown

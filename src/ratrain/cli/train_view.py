@@ -65,16 +65,14 @@ class _Plain:
 
 
 def plain_line(progress: Progress) -> str:
-    """One step in at most 80 columns."""
-    from ratrain.describe.units import format_bytes
+    """One step in at most 80 columns; memory is that of the fullest rank."""
+    from ratrain.describe.units import format_bytes, format_count
 
     fullest = progress.fullest
-    memory = format_bytes(fullest.peak_bytes)
-    if fullest.budget_bytes:
-        memory += f" of {format_bytes(fullest.budget_bytes)}"
+    full = f"{fullest.fraction:.0%}" if fullest.budget_bytes else format_bytes(fullest.peak_bytes)
     return (
-        f"step {progress.step}/{progress.end_step}  loss {progress.loss:.4f}  "
-        f"{progress.tokens_per_s:,.0f} tok/s  {memory}  "
+        f"step {progress.step}/{progress.end_step}  loss {progress.loss:.3f}  "
+        f"{format_count(progress.tokens_per_s)} tok/s  mem {full}  "
         f"exposed {progress.exposed_fraction:.0%}  left {left(progress.left_s)}"
     )
 

@@ -2,6 +2,11 @@
 
 Kept for backward: x, norm out, q, k (turned), v, attention out, and three numbers or fewer a
 token. Weights are read again in backward; their gradients go to the `Weights`.
+
+In a tensor group each rank has some of the heads. The output is complete: it is summed here. The
+gradient of x is this rank's part of a sum that is left to the caller; what norm's backward does
+is linear in the gradient, so parts pass it as they are, and only its weight's gradient, h numbers,
+is summed here.
 """
 
 from __future__ import annotations
@@ -23,6 +28,7 @@ from ratrain.models.linear import (
 from ratrain.models.norm import rms_norm, rms_norm_gradients
 from ratrain.models.positions import alibi_row, rotary_table, rotate_
 from ratrain.models.shapes import LayerShape
+from ratrain.models.tensor_group import TensorGroup, leads
 from ratrain.models.weights import Weights
 
 
@@ -33,6 +39,7 @@ class AttentionPlan:
     shape: LayerShape
     length: int
     rope_theta: float | None  # None: ALiBi
+    group: TensorGroup | None = None
 
     def turn_(self, x: Tensor, *, back: bool = False) -> None:
         """Rotates queries or keys [batch, S, heads, d] in place, or their gradients back."""
@@ -46,8 +53,10 @@ class AttentionPlan:
         """The ALiBi row for queries [batch, heads, S, d], or None."""
         if self.rope_theta is not None:
             return None
-        dtype = accumulation_dtype(q.dtype)
-        return alibi_row(self.length, self.shape.heads, dtype, q.device)[..., : q.shape[2]]
+        dtype, division = accumulation_dtype(q.dtype), self.shape.division
+        heads = self.shape.heads * division.degree
+        row = alibi_row(self.length, heads, dtype, q.device)
+        return row[:, division.of(heads), :, : q.shape[2]]
 
 
 class AttentionBlock(Function):
@@ -67,7 +76,10 @@ class AttentionBlock(Function):
         mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
         ctx.save_for_backward(x, normed, rstd, q, k, v, out, logsumexp)
         ctx.weights, ctx.plan = weights, plan
-        return linear_onto(weights, "attention.output", mixed, flat).view(x.shape)
+        between = linear_onto(weights, "attention.output", mixed, flat, plan.group)
+        if plan.group is not None:
+            plan.group.sum_(between)
+        return between.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
@@ -91,6 +103,9 @@ class AttentionBlock(Function):
             d_normed = input_gradient(weights, f"attention.{name}", rows, d_normed)
         assert d_normed is not None
         weight = weights["norm1.weight"]
-        dx, d_weight = rms_norm_gradients(d_normed, flat, rstd, weight, grad)
+        residual = grad if leads(plan.group) else None
+        dx, d_weight = rms_norm_gradients(d_normed, flat, rstd, weight, residual)
+        if plan.group is not None:
+            plan.group.sum_(d_weight)
         weights.add("norm1.weight", d_weight)
         return dx.view(x.shape), None, None

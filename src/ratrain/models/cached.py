@@ -52,7 +52,7 @@ def layer_onward(layer: Layer, weights: Weights, x: Tensor, kept: KeptKeys) -> T
     out = composed_attention(q, keys, values, row) if first == 0 else _last(q, keys, values, row)
     mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
     between = linear_onto(weights, "attention.output", mixed, flat).view(x.shape)
-    return differentiable(MlpBlock, between, weights, plan.shape.epsilon)
+    return differentiable(MlpBlock, between, weights, plan.shape.epsilon, None)
 
 
 def _last(q: Tensor, keys: Tensor, values: Tensor, row: Tensor | None) -> Tensor:

@@ -1,7 +1,12 @@
-"""The table of tokens, as a unit: its input is an empty tensor that only carries the graph."""
+"""The table of tokens, as a unit: its input is an empty tensor that only carries the graph.
+
+In a tensor group each rank has some of the rows; tokens of others' rows give zeros, so that the
+sum of all ranks' outputs, left to the caller, is the embedding.
+"""
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
 from torch import Tensor
@@ -9,32 +14,74 @@ from torch.autograd import Function
 from torch.nn import functional
 
 from ratrain.errors import SpecError
+from ratrain.models.division import Division
 from ratrain.models.weights import Weights
 
 TABLE = "embedding.tokens"
 
 
+@dataclass(frozen=True)
+class EmbeddingPlan:
+    """Tokens are 0 .. `vocab` - 1; `division` says which rows this rank has."""
+
+    vocab: int
+    division: Division
+
+
 class Embed(Function):
-    """apply(empty, weights, tokens [b, S]) -> [b, S, h]."""
+    """apply(empty, weights, tokens [b, S], plan) -> [b, S, h]."""
 
     @staticmethod
-    def forward(ctx: Any, empty: Tensor, weights: Weights, tokens: Tensor) -> Tensor:  # noqa: ARG004
+    def forward(
+        ctx: Any,
+        empty: Tensor,  # noqa: ARG004
+        weights: Weights,
+        tokens: Tensor,
+        plan: EmbeddingPlan,
+    ) -> Tensor:
         ctx.save_for_backward(tokens)
-        ctx.weights = weights
+        ctx.weights, ctx.plan = weights, plan
         table = weights[TABLE]
+        if plan.division.degree > 1:
+            _check_tokens(tokens, plan.vocab)
+            rows, elsewhere = own_rows(tokens, plan.vocab, plan.division)
+            found = functional.embedding(rows, table)
+            return found.masked_fill_(elsewhere.unsqueeze(-1), 0)
         try:
             return functional.embedding(tokens, table)
         except IndexError:
-            largest, least = int(tokens.max()), int(tokens.min())
-            raise SpecError(
-                f"the data hold token {largest if largest >= table.shape[0] else least}, "
-                f"the model knows 0 to {table.shape[0] - 1}",
-                place="embedding",
-                fix="use the model's tokenizer, or a model with a larger vocabulary",
-            ) from None
+            raise _out_of_range(tokens, plan.vocab) from None
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
         (tokens,) = ctx.saved_tensors
-        ctx.weights.add_rows(TABLE, tokens.flatten(), grads[0].flatten(0, 1))
-        return None, None, None
+        plan: EmbeddingPlan = ctx.plan
+        rows, gradient = tokens.flatten(), grads[0].flatten(0, 1)
+        if plan.division.degree > 1:
+            rows, elsewhere = own_rows(rows, plan.vocab, plan.division)
+            rows, gradient = rows[~elsewhere], gradient[~elsewhere]
+        ctx.weights.add_rows(TABLE, rows, gradient)
+        return None, None, None, None
+
+
+def own_rows(tokens: Tensor, vocab: int, division: Division) -> tuple[Tensor, Tensor]:
+    """(row of this rank's part for each token, 0 where another rank has it; where that is so)."""
+    own = division.of(vocab)
+    elsewhere = (tokens < own.start) | (tokens >= own.stop)
+    return (tokens - own.start).masked_fill_(elsewhere, 0), elsewhere
+
+
+def _check_tokens(tokens: Tensor, vocab: int) -> None:
+    least, largest = tokens.aminmax()
+    if int(least) < 0 or int(largest) >= vocab:
+        raise _out_of_range(tokens, vocab)
+
+
+def _out_of_range(tokens: Tensor, vocab: int) -> SpecError:
+    largest, least = int(tokens.max()), int(tokens.min())
+    return SpecError(
+        f"the data hold token {largest if largest >= vocab else least}, "
+        f"the model knows 0 to {vocab - 1}",
+        place="embedding",
+        fix="use the model's tokenizer, or a model with a larger vocabulary",
+    )

@@ -2,6 +2,9 @@
 
 Kept for backward: the input, norm out, logits, and one number a token. The gradient of the
 logits is written over them. fp32 copies exist for a few rows at a time only.
+
+In a tensor group each rank has the logits of some words. The loss is complete on every rank; the
+gradient of the input is this rank's part of a sum that is left to the caller, as in attention.
 """
 
 from __future__ import annotations
@@ -14,8 +17,11 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ratrain.models.divided_loss import divided_losses
+from ratrain.models.embedding import own_rows
 from ratrain.models.linear import accumulation_dtype
 from ratrain.models.norm import rms_norm, rms_norm_gradients, row_lengths
+from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.weights import Weights
 
 NORM, LOGITS = "head.norm.weight", "head.logits"
@@ -30,6 +36,7 @@ class HeadPlan:
 
     epsilon: float
     normalised: bool
+    group: TensorGroup | None = None
 
 
 class HeadLoss(Function):
@@ -39,22 +46,28 @@ class HeadLoss(Function):
     def forward(ctx: Any, x: Tensor, weights: Weights, targets: Tensor, plan: HeadPlan) -> Tensor:
         normed, rstd = rms_norm(x.flatten(0, 1), weights[NORM], plan.epsilon)
         logits, inverse = _logits(normed, weights, plan)
-        ctx.save_for_backward(x, normed, rstd, targets, logits, inverse)
-        ctx.weights = weights
-        return _losses(logits, targets.flatten()).sum()
+        wanted = _wanted(targets.flatten(), logits.shape[1], plan.group)
+        losses, logsumexp = _losses(logits, wanted, plan.group)
+        ctx.save_for_backward(x, normed, rstd, targets, logits, inverse, logsumexp)
+        ctx.weights, ctx.group = weights, plan.group
+        return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, normed, rstd, targets, logits, inverse = ctx.saved_tensors
+        x, normed, rstd, targets, logits, inverse, logsumexp = ctx.saved_tensors
         weights: Weights = ctx.weights
+        group: TensorGroup | None = ctx.group
         lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
-        d_logits = _logits_gradient_(logits, targets.flatten(), grads[0], inverse, lengthwise)
+        wanted = _wanted(targets.flatten(), logits.shape[1], group)
+        d_logits = _logits_gradient_(logits, wanted, logsumexp, grads[0], inverse, lengthwise)
         weights.add_product(LOGITS, d_logits, normed)
         if inverse is not None and lengthwise is not None:
             # What would only lengthen a row leaves no trace in the logits: take it out.
             weights.add_scaled_rows(LOGITS, lengthwise.mul_(inverse).mul_(inverse).neg_())
         d_normed = d_logits @ weights[LOGITS]
         dx, d_weight = rms_norm_gradients(d_normed, x.flatten(0, 1), rstd, weights[NORM])
+        if group is not None:
+            group.sum_(d_weight)
         weights.add(NORM, d_weight)
         return dx.view(x.shape), None, None, None
 
@@ -82,20 +95,46 @@ def _chunks(logits: Tensor) -> Iterator[slice]:
         yield slice(begin, begin + rows)
 
 
-def _losses(logits: Tensor, targets: Tensor) -> Tensor:
-    """Cross entropy of each row in fp32; 0 where the target is not counted."""
+@dataclass(frozen=True)
+class _Wanted:
+    """Each token's target as a column of the logits here; `elsewhere`: on another rank."""
+
+    column: Tensor
+    elsewhere: Tensor | None
+    ignored: Tensor
+
+
+def _wanted(targets: Tensor, columns: int, group: TensorGroup | None) -> _Wanted:
+    ignored = targets == IGNORED
+    if group is None:
+        return _Wanted(targets.clamp_min(0), None, ignored)
+    division = group.division
+    column, elsewhere = own_rows(targets, columns * division.degree, division)
+    return _Wanted(column, elsewhere, ignored)
+
+
+def _losses(
+    logits: Tensor, wanted: _Wanted, group: TensorGroup | None
+) -> tuple[Tensor, Tensor | None]:
+    """(cross entropy of each row in fp32, 0 where the target is not counted; in a group the log of
+    the sum of exponents over all words)."""
     dtype = accumulation_dtype(logits.dtype)
-    losses = torch.empty(targets.shape, dtype=dtype, device=logits.device)
+    if group is not None:
+        assert wanted.elsewhere is not None
+        column, elsewhere, chunks = wanted.column, wanted.elsewhere, _chunks(logits)
+        losses, logsumexp = divided_losses(logits, column, elsewhere, group, chunks, dtype)
+        return losses.masked_fill_(wanted.ignored, 0), logsumexp
+    losses = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
     for rows in _chunks(logits):
         logp = torch.log_softmax(logits[rows], dim=-1, dtype=dtype)
-        wanted = targets[rows].clamp_min(0).unsqueeze(1)
-        losses[rows] = logp.gather(1, wanted).squeeze(1).neg_()
-    return losses.masked_fill_(targets == IGNORED, 0)
+        losses[rows] = logp.gather(1, wanted.column[rows].unsqueeze(1)).squeeze(1).neg_()
+    return losses.masked_fill_(wanted.ignored, 0), None
 
 
 def _logits_gradient_(
     logits: Tensor,
-    targets: Tensor,
+    wanted: _Wanted,
+    logsumexp: Tensor | None,
     grad: Tensor,
     inverse: Tensor | None,
     lengthwise: Tensor | None,
@@ -105,14 +144,23 @@ def _logits_gradient_(
     `lengthwise` gains, for each row of the matrix, the sum over tokens of gradient x logit.
     """
     dtype = accumulation_dtype(logits.dtype)
-    scale = (targets != IGNORED).to(dtype).mul_(grad).unsqueeze_(1)
+    scale = (~wanted.ignored).to(dtype).mul_(grad).unsqueeze_(1)
     for rows in _chunks(logits):
-        found = torch.softmax(logits[rows], dim=-1, dtype=dtype)
-        wanted = targets[rows].clamp_min(0).unsqueeze(1)
-        found.scatter_add_(1, wanted, torch.full_like(found[:, :1], -1))
+        found = _softmax(logits[rows], None if logsumexp is None else logsumexp[rows], dtype)
+        hot = torch.full_like(found[:, :1], -1)
+        if wanted.elsewhere is not None:
+            hot.masked_fill_(wanted.elsewhere[rows].unsqueeze(1), 0)
+        found.scatter_add_(1, wanted.column[rows].unsqueeze(1), hot)
         found.mul_(scale[rows])
         if inverse is not None and lengthwise is not None:
             lengthwise.add_((found * logits[rows]).sum(0))
             found.mul_(inverse)
         logits[rows] = found
     return logits
+
+
+def _softmax(logits: Tensor, logsumexp: Tensor | None, dtype: torch.dtype) -> Tensor:
+    """softmax(logits), of some rows; with `logsumexp` of a part of each row."""
+    if logsumexp is None:
+        return torch.softmax(logits, dim=-1, dtype=dtype)
+    return (logits.to(dtype) - logsumexp.unsqueeze(1)).exp_()

@@ -44,7 +44,7 @@ def read_range(
     files = tensor_files(folder)
     out = torch.zeros(end - begin)
     for parameter, low, high in layout.overlaps(begin, end):
-        place = place_of(spec, unit_name, parameter.name, parameter.shape)
+        place = place_of(spec, unit_name, parameter.name, parameter.whole_shape)
         _check_no_bias(place, layout, parameter, files)
         path = files.get(place.tensor)
         if path is None:
@@ -103,14 +103,16 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 def _read_rows(
     path: Path, place: Place, parameter: Parameter, low: int, high: int, out: Tensor
 ) -> None:
-    """Elements low .. high of a parameter, read in chunks of whole rows."""
+    """Elements low .. high of a parameter, read in chunks of whole rows of its part."""
     width = parameter.elements // parameter.shape[0]
+    first_row = place.first_row + parameter.window[0].start
+    columns = parameter.window[1:]
     with _open(path) as file:
         part = _slice(file, path, place)
         rows = max(1, CHUNK_BYTES // (width * _FLOATS[part.get_dtype()]))
         for row in range(low // width, -(-high // width), rows):
             last = min(row + rows, -(-high // width))
-            values = part[place.first_row + row : place.first_row + last].reshape(-1)
+            values = part[(slice(first_row + row, first_row + last), *columns)].reshape(-1)
             first, end = max(low, row * width), min(high, last * width)
             out[first - low : end - low] = values[first - row * width : end - row * width]
 

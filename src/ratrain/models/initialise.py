@@ -43,9 +43,9 @@ def initial_range(
     """
     out = torch.zeros(end - begin)
     for parameter, low, high in layout.overlaps(begin, end):
-        whole = initial_parameter(spec, unit_name, parameter.name, parameter.shape, seed)
+        whole = initial_parameter(spec, unit_name, parameter.name, parameter.whole_shape, seed)
         at = parameter.offset + low - begin
-        out[at : at + high - low] = whole.view(-1)[low:high]
+        out[at : at + high - low] = whole[parameter.window].reshape(-1)[low:high]
     return out
 
 

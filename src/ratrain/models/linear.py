@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ratrain.models.tensor_group import TensorGroup, leads
 from ratrain.models.weights import Weights
 
 
@@ -22,8 +23,13 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     return torch.addmm(weights[f"{name}.bias"], x, weight) if _biased(weights, name) else x @ weight
 
 
-def linear_onto(weights: Weights, name: str, x: Tensor, residual: Tensor) -> Tensor:
-    """residual + x W^T + b, in one product."""
+def linear_onto(
+    weights: Weights, name: str, x: Tensor, residual: Tensor, group: TensorGroup | None = None
+) -> Tensor:
+    """residual + x W^T + b, in one product; or this rank's part of the group's sum that gives it:
+    rank 0's carries residual and bias."""
+    if not leads(group):
+        return x @ weights[f"{name}.weight"].t()
     out = torch.addmm(residual, x, weights[f"{name}.weight"].t())
     return out.add_(weights[f"{name}.bias"]) if _biased(weights, name) else out
 

@@ -1,6 +1,9 @@
 """x + down(silu(gate(norm(x))) up(norm(x))): the second half of a layer as one function.
 
 Kept for backward: x, norm out, gate, up, their product, and one number a token.
+
+In a tensor group each rank has some of the f columns. The output is this rank's part of a sum that
+is left to the caller; the gradient of x is complete: it is summed here.
 """
 
 from __future__ import annotations
@@ -14,28 +17,32 @@ from torch.nn import functional
 
 from ratrain.models.linear import input_gradient, linear, linear_onto, weight_gradient
 from ratrain.models.norm import rms_norm, rms_norm_gradients
+from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.weights import Weights
 
 
 class MlpBlock(Function):
-    """apply(x [b, S, h], weights, epsilon) -> [b, S, h]. Backward may run once: it writes its
-    gradients over what was kept."""
+    """apply(x [b, S, h], weights, epsilon, group) -> [b, S, h]. Backward may run once: it writes
+    its gradients over what was kept."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, weights: Weights, epsilon: float) -> Tensor:
+    def forward(
+        ctx: Any, x: Tensor, weights: Weights, epsilon: float, group: TensorGroup | None
+    ) -> Tensor:
         flat = x.flatten(0, 1)
         normed, rstd = rms_norm(flat, weights["norm2.weight"], epsilon)
         gate = linear(weights, "mlp.gate", normed)
         up = linear(weights, "mlp.up", normed)
         act = functional.silu(gate).mul_(up)
         ctx.save_for_backward(x, normed, rstd, gate, up, act)
-        ctx.weights = weights
-        return linear_onto(weights, "mlp.down", act, flat).view(x.shape)
+        ctx.weights, ctx.group = weights, group
+        return linear_onto(weights, "mlp.down", act, flat, group).view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x, normed, rstd, gate, up, act = ctx.saved_tensors
         weights: Weights = ctx.weights
+        group: TensorGroup | None = ctx.group
         flat, grad = x.flatten(0, 1), grads[0].flatten(0, 1)
         weight_gradient(weights, "mlp.down", grad, act)
         d_gate, d_up = _gated_(input_gradient(weights, "mlp.down", grad), gate, up)
@@ -43,10 +50,12 @@ class MlpBlock(Function):
         weight_gradient(weights, "mlp.up", d_up, normed)
         d_normed = input_gradient(weights, "mlp.gate", d_gate)
         d_normed = input_gradient(weights, "mlp.up", d_up, d_normed)
+        if group is not None:
+            group.sum_(d_normed)
         weight = weights["norm2.weight"]
         dx, d_weight = rms_norm_gradients(d_normed, flat, rstd, weight, grad)
         weights.add("norm2.weight", d_weight)
-        return dx.view(x.shape), None, None
+        return dx.view(x.shape), None, None, None
 
 
 def _gated_(d_act: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:

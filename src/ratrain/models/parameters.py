@@ -12,16 +12,24 @@ from dataclasses import dataclass
 from functools import cached_property
 from math import prod
 
+from ratrain.models.division import WHOLE, Division, cut_dim
+
 ALIGN = 64
 
 
 @dataclass(frozen=True)
 class Parameter:
-    """One tensor of a unit. `name` is the unit's own; `offset` counts elements of the buffer."""
+    """One tensor of a unit. `name` is the unit's own; `offset` counts elements of the buffer.
+
+    Where a tensor group divides the unit, `shape` is that of this rank's part along dimension
+    `cut`; None: the parameter is whole.
+    """
 
     name: str
     shape: tuple[int, ...]
     offset: int
+    cut: int | None = None
+    division: Division = WHOLE
 
     @property
     def elements(self) -> int:
@@ -30,6 +38,23 @@ class Parameter:
     @property
     def end(self) -> int:
         return self.offset + self.elements
+
+    @property
+    def whole_shape(self) -> tuple[int, ...]:
+        """The shape of the model's tensor, of which this may be a part."""
+        if self.cut is None:
+            return self.shape
+        sizes = list(self.shape)
+        sizes[self.cut] *= self.division.degree
+        return tuple(sizes)
+
+    @property
+    def window(self) -> tuple[slice, ...]:
+        """This part's place in the model's tensor, a slice a dimension."""
+        return tuple(
+            self.division.of(size) if dim == self.cut else slice(0, size)
+            for dim, size in enumerate(self.whole_shape)
+        )
 
 
 @dataclass(frozen=True)
@@ -63,16 +88,31 @@ def aligned(elements: int, to: int = ALIGN) -> int:
     return -(-elements // to) * to
 
 
-def lay_out(shapes: Iterable[tuple[str, tuple[int, ...]]]) -> UnitParameters:
-    """The layout of parameters given by name and shape; matrices first, each in given order."""
-    named = list(shapes)
+def lay_out(
+    shapes: Iterable[tuple[str, tuple[int, ...]]], division: Division = WHOLE
+) -> UnitParameters:
+    """The layout of parameters given by name and whole shape; matrices first, each in given order.
+    `division`: that of one rank of a tensor group."""
+    named = [(name, *_part(name, shape, division)) for name, shape in shapes]
     placed: list[Parameter] = []
     offset, decay_end = 0, 0
     for decays in (True, False):
-        for name, shape in named:
+        for name, shape, cut in named:
             if (len(shape) > 1) is decays:
-                placed.append(Parameter(name, shape, offset))
+                placed.append(Parameter(name, shape, offset, cut, division))
                 offset += aligned(prod(shape))
         if decays:
             decay_end = offset
     return UnitParameters(tuple(placed), decay_end, offset)
+
+
+def _part(
+    name: str, shape: tuple[int, ...], division: Division
+) -> tuple[tuple[int, ...], int | None]:
+    """The shape of one rank's part, and the dimension along which it is cut."""
+    cut = cut_dim(name) if division.degree > 1 else None
+    if cut is None:
+        return shape, None
+    sizes = list(shape)
+    sizes[cut] //= division.degree
+    return tuple(sizes), cut

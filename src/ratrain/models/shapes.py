@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.models.division import WHOLE, Division, check_divides
 from ratrain.models.parameters import UnitParameters, lay_out
 
 Shapes = list[tuple[str, tuple[int, ...]]]
@@ -18,7 +19,7 @@ EMBEDDING, HEAD = "e", "h"
 
 @dataclass(frozen=True)
 class LayerShape:
-    """Sizes of one layer as one rank computes it: what tensor parallelism would divide."""
+    """Sizes of one layer as one rank computes it: a tensor group divides heads and ffn."""
 
     hidden: int
     heads: int
@@ -26,12 +27,20 @@ class LayerShape:
     head_dim: int
     ffn: int
     epsilon: float
+    division: Division = WHOLE
 
 
-def layer_shape(spec: ModelSpec) -> LayerShape:
-    """The sizes of every layer of `spec`."""
+def layer_shape(spec: ModelSpec, division: Division = WHOLE) -> LayerShape:
+    """The sizes of every layer of `spec`, or of one rank's part of it."""
+    parts = division.degree
     return LayerShape(
-        spec.hidden, spec.heads, spec.kv_heads, spec.head_dim, spec.ffn, spec.norm_epsilon
+        spec.hidden,
+        spec.heads // parts,
+        spec.kv_heads // parts,
+        spec.head_dim,
+        spec.ffn // parts,
+        spec.norm_epsilon,
+        division,
     )
 
 
@@ -40,17 +49,19 @@ def unit_names(spec: ModelSpec) -> tuple[str, ...]:
     return (EMBEDDING, *(str(index) for index in range(spec.layers)), HEAD)
 
 
-def unit_layout(spec: ModelSpec, name: str) -> UnitParameters:
-    """The flat layout of the parameters of unit `name`."""
+def unit_layout(spec: ModelSpec, name: str, division: Division = WHOLE) -> UnitParameters:
+    """The flat layout of the parameters of unit `name`, or of one rank's part of them."""
     check_trainable(spec)
+    check_divides(spec, division.degree)
     if name == EMBEDDING:
-        return lay_out([("embedding.tokens", (spec.vocab, spec.hidden))])
+        return lay_out([("embedding.tokens", (spec.vocab, spec.hidden))], division)
     if name == HEAD:
         return lay_out(
-            [("head.norm.weight", (spec.hidden,)), ("head.logits", (spec.vocab, spec.hidden))]
+            [("head.norm.weight", (spec.hidden,)), ("head.logits", (spec.vocab, spec.hidden))],
+            division,
         )
     if name in unit_names(spec):
-        return lay_out(_layer_shapes(spec))
+        return lay_out(_layer_shapes(spec), division)
     raise SpecError(
         f'there is no unit "{name}"',
         place=f"model {spec.name}",

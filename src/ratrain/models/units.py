@@ -11,11 +11,12 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan
 from ratrain.models.differentiable import differentiable
-from ratrain.models.embedding import Embed
+from ratrain.models.embedding import Embed, EmbeddingPlan
 from ratrain.models.head import HeadLoss, HeadPlan, head_logits
 from ratrain.models.mlp_block import MlpBlock
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import EMBEDDING, HEAD, layer_shape, unit_layout
+from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
 
 
@@ -29,7 +30,11 @@ class MicroBatch:
 
 class Unit(Protocol):
     """A piece of the model. Its output depends differentiably on `x`; gradients of its weights
-    go to the `Weights` in backward, which may run once."""
+    go to the `Weights` in backward, which may run once.
+
+    In a tensor group `x` and the gradient of the output are complete and the same on all ranks;
+    the output (but for the head's) and the gradient of `x` are parts, for the caller to sum.
+    """
 
     @property
     def layout(self) -> UnitParameters: ...
@@ -42,9 +47,10 @@ class Embedding:
     """Tokens to [b, S, h]. `x` is an empty tensor that requires grad: it carries the graph."""
 
     layout: UnitParameters
+    plan: EmbeddingPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return differentiable(Embed, x, weights, batch.tokens)
+        return differentiable(Embed, x, weights, batch.tokens, self.plan)
 
 
 @dataclass(frozen=True)
@@ -61,8 +67,9 @@ class Layer:
                 place="layer",
                 fix="raise the sequence length, or cut the sequences",
             )
-        between = differentiable(AttentionBlock, x, weights, self.plan)
-        return differentiable(MlpBlock, between, weights, self.plan.shape.epsilon)
+        plan = self.plan
+        between = differentiable(AttentionBlock, x, weights, plan)
+        return differentiable(MlpBlock, between, weights, plan.shape.epsilon, plan.group)
 
 
 @dataclass(frozen=True)
@@ -80,12 +87,17 @@ class Head:
         return head_logits(x, weights, self.plan)
 
 
-def unit_of(spec: ModelSpec, name: str, *, sequence_length: int) -> Unit:
-    """Unit "e", "0" .. "L-1" or "h" for sequences of at most `sequence_length` tokens."""
-    layout = unit_layout(spec, name)
+def unit_of(
+    spec: ModelSpec, name: str, *, sequence_length: int, group: TensorGroup | None = None
+) -> Unit:
+    """Unit "e", "0" .. "L-1" or "h" for sequences of at most `sequence_length` tokens, or this
+    rank's part of it."""
+    division = division_of(group)
+    layout = unit_layout(spec, name, division)
     if name == EMBEDDING:
-        return Embedding(layout)
+        return Embedding(layout, EmbeddingPlan(spec.vocab, division))
     if name == HEAD:
-        return Head(layout, HeadPlan(spec.norm_epsilon, spec.norm_head))
+        return Head(layout, HeadPlan(spec.norm_epsilon, spec.norm_head, group))
     theta = spec.rope_theta if spec.position == "rope" else None
-    return Layer(layout, AttentionPlan(layer_shape(spec), sequence_length, theta))
+    shape = layer_shape(spec, division)
+    return Layer(layout, AttentionPlan(shape, sequence_length, theta, group))

@@ -8,7 +8,7 @@ what a stage can keep follows from its memory (`bill`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 
@@ -38,6 +38,10 @@ BUFFERS = (1, 2, 4)
 MICRO_BATCHES = 64
 """Largest micro-batch tried."""
 VIRTUAL = (1, 2, 4, 8)
+
+
+Times = Mapping[str, tuple[BlockTimes, BlockTimes, BlockTimes]]
+"""Times of (embedding, layer, head) by the name of a device kind."""
 
 
 @dataclass(frozen=True)
@@ -71,6 +75,7 @@ class Group:
     modes: tuple[StateMode, ...]
     mode: Ints  # rows: index into modes
     buffer: Ints  # rows
+    times: Times
 
     def __len__(self) -> int:
         return len(self.mode)
@@ -95,11 +100,6 @@ class Group:
             unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
         )
         return one, two, three
-
-    @cached_property
-    def times(self) -> dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]:
-        """Times of (embedding, layer, head) by device kind."""
-        return times_by_kind(self.job, self.placement)
 
     def only(self, rows: Ints) -> Group:
         """The group with some of its rows."""
@@ -159,7 +159,8 @@ def _groups(
             if size > MICRO_BATCHES or (chunked and count % pipeline):
                 continue
             own = replace(job, batch=replace(job.batch, micro_batch=size), layout=layout)
-            splits = _splits(own, layout, placement)
+            times = times_by_kind(own, placement)
+            splits = _splits(own, layout, placement, times)
             forward = found.recovery.value == "forward"
             buffers = sorted({min(b, job.model.spec.layers) for b in BUFFERS}) if forward else [2]
             rows = [(s, m, b) for s in splits for m in range(len(modes)) for b in buffers]
@@ -173,6 +174,7 @@ def _groups(
                 modes,
                 np.array([row[1] for row in rows], dtype=np.int64),
                 np.array([row[2] for row in rows], dtype=np.int64),
+                times,
             )
 
 
@@ -211,12 +213,14 @@ def _tensor_degrees(job: JobSpec) -> list[int]:
     return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 
-def _splits(job: JobSpec, layout: LayoutSpec, placement: Placement) -> list[tuple[int, ...]]:
+def _splits(
+    job: JobSpec, layout: LayoutSpec, placement: Placement, times: Times
+) -> list[tuple[int, ...]]:
     """Layers per stage: equal; parameters balanced; time balanced, without recovery and with."""
     splits = [layers_of_stages(job, layout)]
     if layout.virtual == 1:
         splits.append(parameter_balanced_layers(job, layout))
-        splits += [time_balanced(job, placement, again) for again in (False, True)]
+        splits += [time_balanced(job, placement, times, again) for again in (False, True)]
     return [s for s in dict.fromkeys(splits) if min(s) > 0 or len(s) == 1]
 
 
@@ -231,9 +235,7 @@ def _kinds_of_block(model: ModelSpec) -> tuple[Block, Block, Block]:
     return embedding, layer, head
 
 
-def times_by_kind(
-    job: JobSpec, placement: Placement
-) -> dict[str, tuple[BlockTimes, BlockTimes, BlockTimes]]:
+def times_by_kind(job: JobSpec, placement: Placement) -> Times:
     """The times of (embedding, layer, head) on each device kind of a placement."""
 
     stage_of = {
@@ -259,14 +261,13 @@ def times_by_kind(
     return {name: times(name) for name in stage_of}
 
 
-def time_balanced(job: JobSpec, placement: Placement, again: bool) -> tuple[int, ...]:
+def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool) -> tuple[int, ...]:
     """Layers such that the slowest stage is as fast as can be, at least one each.
 
     A stage is as slow as the slowest of its replicas' devices. Layers are alike on a stage, so
     giving each next layer to the stage that will be least loaded is exact; a tie goes to the
     later stage, which holds fewer micro-batches. `again`: a layer's forward happens twice.
     """
-    times = times_by_kind(job, placement)
     pipeline = placement.layout.pipeline
     each, load = [0.0] * pipeline, [0.0] * pipeline
     for alike in placement.classes:

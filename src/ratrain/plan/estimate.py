@@ -95,6 +95,11 @@ class _Pace:
         self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
         known: dict[object, tuple[_Unit, _Unit, _Unit]] = {}
         self.units = [self._known_units(rank, known) for rank in range(self.ranks)]
+        alike_units = list(known.values())
+        place = {id(units): number for number, units in enumerate(alike_units)}
+        self.alike_units = alike_units
+        self.unit_of = np.array([place[id(units)] for units in self.units])[self.rank_of]
+        self.columns: dict[tuple[int, str], Floats] = {}
         self.first = (np.arange(self.stages) == 0) * 1
         self.last = (np.arange(self.stages) == self.stages - 1) * 1
 
@@ -153,15 +158,17 @@ class _Pace:
 
     def _column(self, unit: int, name: str) -> Floats:
         """One number for each stage: of an embedding, a layer or a head there."""
-        values = np.array([getattr(self.units[rank][unit], name) for rank in range(self.ranks)])
-        return values[self.rank_of]
+        if (unit, name) not in self.columns:
+            values = np.array([getattr(units[unit], name) for units in self.alike_units])
+            self.columns[unit, name] = values[self.unit_of]
+        return self.columns[unit, name]
 
     def _sums(self, unit: int) -> Floats:
         return self._column(unit, "sums_s") + self._column(unit, "sums_driving_s")
 
     def _driving(self, unit: int) -> Floats:
-        values = np.array([self.units[rank][unit].reduce.driving_s for rank in range(self.ranks)])
-        return values[self.rank_of]
+        values = np.array([units[unit].reduce.driving_s for units in self.alike_units])
+        return values[self.unit_of]
 
     def _total(self, name: str) -> Floats:
         """Rows x stages: a unit's number added up over the stage."""
@@ -174,6 +181,7 @@ class _Pace:
         boundary, placement = self.group.units[1].input_bytes, self.group.placement
         forward, backward = np.zeros(self.stages), np.zeros(self.stages)
         driving = np.zeros(self.stages)
+        known: dict[tuple[int, str, int], Transfer] = {}  # few links and devices, many stages
         for stage in range(self.stages - 1):
             here, there = int(self.rank_of[stage]), int(self.rank_of[stage + 1])
             if here == there:
@@ -181,7 +189,11 @@ class _Pace:
             for out, source, target in ((forward, here, there), (backward, there, here)):
                 link = placement.stage_link(source, target, self.alike.members)
                 device = placement.kind(self.alike.kinds[source])
-                sent = stage_message(boundary, link, device, placement, target)
+                inside = placement.tensor_link(target) if self.group.layout.tensor > 1 else None
+                key = id(link), device.name, id(inside)
+                if key not in known:
+                    known[key] = stage_message(boundary, link, device, placement, target)
+                sent = known[key]
                 out[stage] = sent.alone_s(link.bandwidth_bytes_per_s)
                 driving[stage] = sent.driving_s
         return forward, backward, driving

@@ -7,7 +7,7 @@ data-parallel group next, and stages furthest apart (Megatron's order, arXiv 210
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
@@ -81,8 +81,9 @@ class Placement:
         key = source, target, members[0]  # classes share no members
         if key not in self._known_stage_links:
             pairs = ((self.device(source, data), self.device(target, data)) for data in members)
-            slowest = min((self._share(a, b, [a]) for a, b in pairs), key=_rate)
-            self._known_stage_links[key] = slowest
+            groups = self._devices_on_host
+            shares = ((self.cluster.link(a, b), groups[a.host]) for a, b in pairs)
+            self._known_stage_links[key] = self._slowest_share(shares)
         return self._known_stage_links[key]
 
     @cached_property
@@ -105,21 +106,31 @@ class Placement:
         return max(links, key=lambda link: link.latency_s)
 
     def _ring_link(self, ring: Sequence[Device]) -> Link:
+        """The slowest link of a ring, as one of the groups that cross it sees it: a ring crosses a
+        host once, however many of its members stand there."""
+        members = Counter(device.host for device in ring)
         pairs = pairwise([*ring, ring[0]])
-        return min((self._share(a, b, ring) for a, b in pairs), key=_rate)
+        groups = {host: self._devices_on_host[host] / count for host, count in members.items()}
+        return self._slowest_share((self.cluster.link(a, b), groups[a.host]) for a, b in pairs)
 
-    def _share(self, a: Device, b: Device, group: Sequence[Device]) -> Link:
-        """The link from a to b as one of the groups that cross it sees it.
+    def _slowest_share(self, shares: Iterable[tuple[Link, float]]) -> Link:
+        """The slowest of links, each divided among as many groups as cross it where its host
+        shares it. Equal answers are one object: many places ask, few links are different."""
+        different = {(id(link), groups): (link, groups) for link, groups in shares}
+        found: list[Link] = []
+        for key, (link, groups) in different.items():
+            if link.shared_by == "device":
+                found.append(link)
+                continue
+            if key not in self._known_shares:
+                part = link.bandwidth_bytes_per_s / groups
+                self._known_shares[key] = replace(link, bandwidth_bytes_per_s=part)
+            found.append(self._known_shares[key])
+        return min(found, key=_rate)
 
-        A host's own link is divided among as many groups as its devices belong to: a ring
-        crosses a host once, however many of its members stand there.
-        """
-        link = self.cluster.link(a, b)
-        if link.shared_by == "device":
-            return link
-        members = sum(device.host == a.host for device in group)
-        groups = self._devices_on_host[a.host] / members
-        return replace(link, bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / groups)
+    @cached_property
+    def _known_shares(self) -> dict[tuple[int, float], Link]:
+        return {}
 
     @cached_property
     def _devices_on_host(self) -> Counter[int]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import lru_cache
 from itertools import accumulate
 
 from ratrain.cost.activations import checkpoint_bytes, layer_activation_bytes, logits_bytes
@@ -10,6 +11,7 @@ from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
 from ratrain.cost.precision import precision_of
 from ratrain.cost.scratch import compute_scratch_bytes, lanes_scratch_bytes
 from ratrain.describe.job import JobSpec, LayoutSpec, layers_per_stage
+from ratrain.describe.model import ModelSpec
 from ratrain.program.setup import Stage, Unit
 
 
@@ -86,9 +88,9 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         return 0
     element = precision_of(job.schedule.dtype).element_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
-    compute = compute_scratch_bytes(model, block.kind, length, size, element)
+    compute = compute_scratch_bytes(model, block.kind, length, size, element, layout.tensor)
     apart = trains_tied(job) and layout.pipeline > 1
-    return compute + lanes_scratch_bytes(layout.data, tied=apart)
+    return compute + lanes_scratch_bytes(layout.data, layout.tensor, tied=apart)
 
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
@@ -107,8 +109,13 @@ def parameter_balanced_layers(job: JobSpec, layout: LayoutSpec) -> tuple[int, ..
     Embedding and head count where they stand. Where stages could do with fewer layers, the
     later ones get them: earlier stages lie idle longer in any case.
     """
-    parts = blocks(job.model.spec)
-    stages, layers, one = layout.pipeline, job.model.spec.layers, parts[1].params
+    return _parameter_balanced(job.model.spec, layout.pipeline)
+
+
+@lru_cache(maxsize=256)
+def _parameter_balanced(model: ModelSpec, stages: int) -> tuple[int, ...]:
+    parts = blocks(model)
+    layers, one = model.layers, parts[1].params
     fixed = [0] * stages
     fixed[0] += parts[0].params
     fixed[-1] += parts[-1].params

@@ -20,14 +20,16 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ratrain.checkpoint.listing import latest, listed
-from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
+from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec
 from ratrain.errors import CheckpointError
+from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.states import Source
+from ratrain.runtime.tensor_parts import StoredParts, stored_degree, stored_sizes
 from ratrain.runtime.trainer import Begin, RankRun
 
 
@@ -36,8 +38,9 @@ def begun(
 ) -> RankRun:
     """What `build` makes of where the run begins. All ranks call this together."""
     problems: list[str] = []
+    division = spec.seats.seat(dist.get_rank()).division
     for path in _candidates(folder):
-        found, problem = _built(path, job, build)
+        found, problem = _built(path, job, division, build)
         said = [one for one in _everybody(problem) if one]
         if found is not None and not said:
             _note(folder, path, problems)
@@ -51,7 +54,7 @@ def begun(
             place=str(folder.checkpoints),
             fix="move the folder's checkpoints away to begin from the start",
         )
-    return build(Begin(0, _fresh(job, spec), job.train.loss_scale))
+    return build(Begin(0, _fresh(job, spec, division), job.train.loss_scale))
 
 
 def _candidates(folder: RunFolder) -> list[Path]:
@@ -72,39 +75,43 @@ def _candidates(folder: RunFolder) -> list[Path]:
 
 
 def _built(
-    path: Path, job: JobSpec, build: Callable[[Begin], RankRun]
+    path: Path, job: JobSpec, division: Division, build: Callable[[Begin], RankRun]
 ) -> tuple[RankRun | None, str]:
     """The run behind a checkpoint, or why it cannot be read."""
     try:
         checkpoint = open_checkpoint(path, verify=False)
     except CheckpointError as error:
         return None, error.what
-    checkpoint.expect(job.model.spec.name, config_hash(job), unit_sizes(job))
-    state = checkpoint.manifest.meta.state
+    meta, model = checkpoint.manifest.meta, job.model.spec
+    degree = stored_degree(meta.units)
+    checkpoint.expect(model.name, config_hash(job), stored_sizes(model, degree))
+    parts = StoredParts(
+        model, degree, lambda *where: torch.from_numpy(checkpoint.read_range(*where))
+    )
     try:
         return build(
             Begin(
-                checkpoint.manifest.meta.step,
-                _saved(checkpoint),
-                float(state.get("loss_scale", job.train.loss_scale)),
-                int(state.get("good_steps", 0)),
+                meta.step,
+                _saved(parts, division),
+                float(meta.state.get("loss_scale", job.train.loss_scale)),
+                int(meta.state.get("good_steps", 0)),
             )
         ), ""
     except CheckpointError as error:
         return None, f"{path.name}: {error.what}"
 
 
-def _saved(checkpoint: Checkpoint) -> Source:
+def _saved(parts: StoredParts, division: Division) -> Source:
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
-        return torch.from_numpy(checkpoint.read_range(unit, kind, low, high))
+        return parts.read_range(unit, division, kind, low, high)
 
     return saved
 
 
-def _fresh(job: JobSpec, spec: RunSpec) -> Source:
+def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     """The weights that the job names, else random ones."""
     model = job.model.spec
-    layouts = {name: unit_layout(model, name) for name in unit_names(model)}
+    layouts = {name: unit_layout(model, name, division) for name in unit_names(model)}
     weights = job.train.weights
 
     def fresh(unit: str, kind: str, low: int, high: int) -> Tensor:
@@ -135,12 +142,6 @@ def _everybody(words: str) -> list[str]:
     found: list[Any] = [None] * dist.get_world_size()
     dist.all_gather_object(found, words)
     return found
-
-
-def unit_sizes(job: JobSpec) -> dict[str, int]:
-    """Elements of each unit's flat buffer."""
-    model = job.model.spec
-    return {name: unit_layout(model, name).size for name in unit_names(model)}
 
 
 def config_hash(job: JobSpec) -> str:

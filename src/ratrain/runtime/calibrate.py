@@ -14,7 +14,12 @@ from ratrain.models.units import MicroBatch
 from ratrain.program.actions import Lane
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.calibrate_compute import unit_times
-from ratrain.runtime.calibrate_links import collective_times, median_s, message_times
+from ratrain.runtime.calibrate_links import (
+    collective_times,
+    median_s,
+    message_times,
+    tensor_times,
+)
 from ratrain.runtime.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.network import Network
 from ratrain.runtime.schedule import Schedule
@@ -36,13 +41,15 @@ def calibrate(
     """This rank's calibration. All ranks must call it together: they time links in pairs."""
     batch = _random_batch(boundary, vocab, states.device)
     network.exchange(None, torch.zeros(1))
-    units = unit_times(schedule, states, train, boundary, batch, allocator)
+    group = network.tensor_group(Lane.COMPUTE)
+    units = unit_times(schedule, states, train, boundary, batch, allocator, group)
     network.exchange(None, torch.zeros(1))
     forward = message_times(Lane.SEND_F, +1, states.device, network, seats, seat)
     back = message_times(Lane.SEND_B, -1, states.device, network, seats, seat)
     collective = collective_times(states.device, network, seats) if seats.data > 1 else None
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
-    return Calibration(seat.program_rank, units, forward, back, collective, exchange_s)
+    tensor = tensor_times(states.device, network, seats.tensor)
+    return Calibration(seat.program_rank, units, forward, back, collective, exchange_s, tensor)
 
 
 def gathered(own: Calibration, network: Network) -> list[Calibration]:

@@ -18,6 +18,7 @@ from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
 from ratrain.describe.train import TrainSpec
+from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.runtime.allocator import Allocator
@@ -41,8 +42,9 @@ def unit_times(
     boundary: tuple[int, int, int],
     batch: MicroBatch,
     allocator: Allocator,
+    group: TensorGroup | None,
 ) -> tuple[UnitTimes, ...]:
-    """The times of each unit of the rank."""
+    """The times of each unit of the rank; the ranks of a tensor group go through them together."""
     rows: dict[tuple[str, int], list[float]] = defaultdict(list)
     scratch: dict[int, int] = defaultdict(int)
 
@@ -58,7 +60,7 @@ def unit_times(
 
     splits = schedule.program.setup.split_backward
     began_s, passes = time.perf_counter(), 0
-    while passes <= LEAST_PASSES or time.perf_counter() - began_s < LEAST_S:
+    while passes <= LEAST_PASSES or _of_first(time.perf_counter() - began_s, group) < LEAST_S:
         _pass(states, boundary, batch, timed, splits=splits)
         if passes == 0:
             rows.clear()
@@ -84,6 +86,13 @@ def unit_times(
         )
 
     return tuple(of_unit(index, unit) for index, unit in enumerate(states.units))
+
+
+def _of_first(value: float, group: TensorGroup | None) -> float:
+    """The first rank's value: all ranks of a tensor group must decide alike."""
+    if group is None:
+        return value
+    return float(group.gather(torch.tensor([value], dtype=torch.float64))[0])
 
 
 def _pass(

@@ -14,6 +14,7 @@ from ratrain.program.actions import Lane
 from ratrain.runtime.calibration import LinkTimes
 from ratrain.runtime.network import Network
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.tensor_peers import sent_of_sum
 
 REPEATS = 3
 _SMALL, _LARGE = 1 << 16, 1 << 19
@@ -47,6 +48,14 @@ def collective_times(device: torch.device, network: Network, seats: Seats) -> Li
         network.reduce(flat, flat[: len(flat) // seats.data])
 
     return _two_sizes(device, reduce, element_share=(seats.data - 1) / seats.data)
+
+
+def tensor_times(device: torch.device, network: Network, tensor: int) -> LinkTimes | None:
+    """Sums over the tensor group of two sizes: bytes that one rank sends, over time."""
+    group = network.tensor_group(Lane.TENSOR)
+    if group is None:
+        return None
+    return _two_sizes(device, group.sum_, element_share=sent_of_sum(tensor))
 
 
 def _two_sizes(

@@ -42,6 +42,7 @@ class Calibration:
     message_back: LinkTimes | None
     collective: LinkTimes | None  # bytes that one rank sends, of reductions and gathers
     exchange_s: float  # a small round over all ranks
+    tensor: LinkTimes | None = None  # bytes that one rank sends, of sums over its tensor group
 
 
 def write_calibration(calibration: Calibration) -> bytes:
@@ -62,4 +63,5 @@ def read_calibration(body: bytes) -> Calibration:
         link("message_back"),
         link("collective"),
         found["exchange_s"],
+        link("tensor"),
     )

@@ -21,11 +21,11 @@ from ratrain.runtime.network import Network
 class RankReport:
     """What one rank says about one step. NaN: nothing to say."""
 
-    loss_sum: float  # over the tokens of its replica; on the rank with the head
+    loss_sum: float  # over the tokens of its replica; on the (first) rank with the head
     step_time_s: float
     compute_s: float
     recovery_s: float
-    stages_s: float  # compute waited for other stages and their tensors
+    stages_s: float  # compute waited for other stages, its tensor group, and their tensors
     reduce_s: float
     gather_s: float
     update_s: float

@@ -84,7 +84,13 @@ def explained(
     saved = sorted(path.name for path in folder.checkpoints.glob("step-*[0-9]"))
     goes_on = f"; `--resume` goes on behind {saved[-1]}" if saved else ""
     if not failures:
-        return RunFailed(_first_line(error), place=str(folder.path), fix=goes_on[2:])
+        because = f" ({_first_line(error.__cause__)})" if error.__cause__ else ""
+        return RunFailed(
+            f"the ranks could not be started: {_first_line(error)}{because}",
+            place=str(folder.path),
+            fix="see that this machine reaches its own address: the loopback interface, 127.0.0.1, "
+            f"or the lab's; the logs are in {folder.logs}{goes_on}",
+        )
     first = min(failures, key=lambda failure: failure.order)
     others = sorted(failure.rank for failure in failures if failure is not first)
     what = first.what

@@ -10,6 +10,7 @@ import json
 import logging
 import os
 import signal
+import socket
 import sys
 import threading
 from collections.abc import Callable, Generator
@@ -18,6 +19,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
+from ratrain.errors import RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.runtime.children import end_ranks, end_stopped_ranks
 from ratrain.runtime.failures import explained
@@ -25,6 +27,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 Tick = Callable[[], None]
 """Called several times a second while the ranks run."""
+LOOPBACK = "127.0.0.1"
 
 
 def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, tick: Tick) -> None:
@@ -33,6 +36,8 @@ def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, 
     if lab is not None:
         places = [asdict(place) for place in lab.places]
         (folder.path / "places.json").write_text(json.dumps(places))
+    else:
+        _require_loopback()
     agent = _Agent(folder, spec, lab, restarts)
     stopped: set[int] = set()
     with _stop_on_signal(folder):
@@ -71,7 +76,7 @@ class _Agent:
         from torch.distributed.launcher.api import LaunchConfig, elastic_launch
 
         logging.getLogger("torch.distributed").setLevel(logging.CRITICAL)
-        address = self._lab.master_address if self._lab else "127.0.0.1"
+        address = self._lab.master_address if self._lab else LOOPBACK
         config = LaunchConfig(
             min_nodes=1,
             max_nodes=1,
@@ -115,6 +120,19 @@ def _stop_on_signal(folder: RunFolder) -> Generator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+def _require_loopback() -> None:
+    """Ranks and launcher meet at 127.0.0.1; without it they would look for each other in vain."""
+    try:
+        with socket.create_server((LOOPBACK, 0)) as server:
+            socket.create_connection(server.getsockname(), timeout=5).close()
+    except OSError as error:
+        raise RunFailed(
+            f"this machine does not reach its own address {LOOPBACK}: {error.strerror or error}",
+            place="network",
+            fix="bring the loopback interface up (`ip link set lo up`)",
+        ) from error
 
 
 def _stopped_after(folder: RunFolder) -> set[int]:

@@ -1,8 +1,8 @@
 """What every rank recorded, as one timeline: measured.json.
 
-A transfer has partners: a message its sender, a collective the other replicas, a sum of tied
-copies the other end. Its span begins when the last of them has begun, so that it tells the
-transfer and not the wait for the others.
+A transfer has partners: a message its sender, a collective its group's ranks, a sum of tied copies
+the other end. Its span begins when the last of them has begun, so that it tells the transfer and
+not the wait for the others.
 Ranks' clocks are put together by each machine's own time of day.
 """
 
@@ -60,7 +60,10 @@ def timeline_of_records(ran: Iterable[_Ran]) -> Timeline:
     """Spans that begin with their last partner; the first one at zero."""
     rows = list(ran)
     began = {(one.seat.world_rank, one.step, _meeting(one.word)): one.start_s for one in rows}
-    seats = {(one.seat.pipeline, one.seat.data): one.seat.world_rank for one in rows}
+    seats = {
+        (one.seat.pipeline, one.seat.data, one.seat.division.rank): one.seat.world_rank
+        for one in rows
+    }
     senders = _stage_ranks(rows)
     starts = [_start_s(one, began, seats, senders) for one in rows]
     origin_s = min(starts)
@@ -93,22 +96,25 @@ def _stage_ranks(rows: Iterable[_Ran]) -> dict[int, int]:
 def _start_s(
     one: _Ran,
     began: Mapping[tuple[int, int, str], float],
-    seats: Mapping[tuple[int, int], int],
+    seats: Mapping[tuple[int, int, int], int],
     stage_ranks: Mapping[int, int],
 ) -> float:
     """When an op and all of its partners had begun; never behind its end."""
     partners = [one.seat.world_rank]
+    pipeline, data, tensor = one.seat.pipeline, one.seat.data, one.seat.division.rank
     word = one.word
     received = _RECEIVE.fullmatch(word)
     if received is not None:
         stage, way, micro_batch = received.groups()
         source = int(stage) + (1 if way == "B" else -1)
         word = f"{source}SEND_{way}{micro_batch}"
-        sender = seats.get((stage_ranks.get(source, -1), one.seat.data))
+        sender = seats.get((stage_ranks.get(source, -1), data, tensor))
         partners = [] if sender is None else [sender]
     elif one.lane in _COLLECTIVES:
-        partners = [rank for (pipeline, _), rank in seats.items() if pipeline == one.seat.pipeline]
+        partners = [rank for (p, _, t), rank in seats.items() if (p, t) == (pipeline, tensor)]
+    elif one.lane == Lane.TENSOR.word:
+        partners = [rank for (p, d, _), rank in seats.items() if (p, d) == (pipeline, data)]
     if _meeting(word) == _TIE:
-        partners = [rank for (_, data), rank in seats.items() if data == one.seat.data]
+        partners = [rank for (_, d, t), rank in seats.items() if (d, t) == (data, tensor)]
     times = [began.get((rank, one.step, _meeting(word)), one.start_s) for rank in partners]
     return min(max([one.start_s, *times]), one.end_s)

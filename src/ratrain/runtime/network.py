@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from datetime import timedelta
+from itertools import product
 from typing import Protocol
 
 import torch
@@ -16,8 +17,10 @@ import torch.distributed as dist
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
+from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.actions import Lane
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.tensor_peers import TensorPeers
 
 
 class Network(Protocol):
@@ -51,6 +54,10 @@ class Network(Protocol):
         """Adds up a tied matrix' gradients of the pipeline's two ends; both get the same bits."""
         ...
 
+    def tensor_group(self, lane: Lane) -> TensorGroup | None:
+        """The own tensor group, as the compute or the tensor lane reaches it; None: no others."""
+        ...
+
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         """Every world rank's values, by rank; `None`: the control channel."""
         ...
@@ -71,21 +78,26 @@ class TorchNetwork:
         self._message: dict[Lane, dist.ProcessGroup] = {}
         self._word: dict[Lane, dist.ProcessGroup] = {}
         for lane in (Lane.SEND_F, Lane.SEND_B):
-            for data in range(seats.data):
-                group = self._group(seats.replica(data), backend)
-                word = group if backend == "gloo" else self._group(seats.replica(data), "gloo")
-                if data == seat.data:
+            for data, tensor in product(range(seats.data), range(seats.tensor)):
+                ranks = seats.replica(data, tensor)
+                group = self._group(ranks, backend)
+                word = group if backend == "gloo" else self._group(ranks, "gloo")
+                if seat.world_rank in ranks:
                     self._message[lane], self._word[lane] = group, word
         self._data: dict[Lane, dist.ProcessGroup] = {}
         for lane in (Lane.REDUCE, Lane.GATHER):
-            for pipeline in range(seats.pipeline):
-                group = self._group(seats.data_group(pipeline), backend)
-                if pipeline == seat.pipeline:
+            for pipeline, tensor in product(range(seats.pipeline), range(seats.tensor)):
+                ranks = seats.data_group(pipeline, tensor)
+                group = self._group(ranks, backend)
+                if seat.world_rank in ranks:
                     self._data[lane] = group
+        self._tensor = self._tensor_groups(backend) if seats.tensor > 1 else {}
         self._copies: dist.ProcessGroup | None = None
-        for data in range(seats.data if tied and seats.pipeline > 1 else 0):
-            group = self._group(list(seats.ends(data)), backend)
-            if data == seat.data:
+        ends = product(range(seats.data), range(seats.tensor))
+        for data, tensor in ends if tied and seats.pipeline > 1 else ():
+            ranks = seats.ends(data, tensor)
+            group = self._group(ranks, backend)
+            if seat.world_rank in ranks:
                 self._copies = group
         everyone = list(range(seats.world_size))
         self._shared: dict[Lane | None, dist.ProcessGroup] = {
@@ -97,20 +109,43 @@ class TorchNetwork:
         assert isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
         return group  # type: ignore[return-value]
 
+    def _tensor_groups(self, backend: str) -> dict[Lane, TensorPeers]:
+        """One for sums inside a compute op, one for those that are ops of their own."""
+        seats, seat = self._seats, self._seat
+        found: dict[Lane, TensorPeers] = {}
+        for lane in (Lane.COMPUTE, Lane.TENSOR):
+            for pipeline, data in product(range(seats.pipeline), range(seats.data)):
+                ranks = seats.tensor_group(pipeline, data)
+                group = self._group(ranks, backend)
+                if seat.world_rank in ranks:
+                    found[lane] = TensorPeers(seat.division.rank, ranks, group)
+        return found
+
+    def tensor_group(self, lane: Lane) -> TensorGroup | None:
+        return self._tensor.get(lane)
+
+    def _stage(self, pipeline: int) -> int:
+        """The world rank at a pipeline position that this one exchanges messages with."""
+        return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
+
+    @property
+    def _data_group(self) -> list[int]:
+        return self._seats.data_group(self._seat.pipeline, self._seat.division.rank)
+
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        peer = self._seats.world_rank(pipeline, self._seat.data)
+        peer = self._stage(pipeline)
         dist.send(tensor, peer, group=self._message[_channel(lane)])
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        peer = self._seats.world_rank(pipeline, self._seat.data)
+        peer = self._stage(pipeline)
         dist.recv(tensor, peer, group=self._message[_channel(lane)])
 
     def announce(self, lane: Lane, pipeline: int) -> None:
-        peer = self._seats.world_rank(pipeline, self._seat.data)
+        peer = self._stage(pipeline)
         dist.send(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
 
     def await_sender(self, lane: Lane, pipeline: int) -> None:
-        peer = self._seats.world_rank(pipeline, self._seat.data)
+        peer = self._stage(pipeline)
         dist.recv(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
 
     def reduce(self, flat: Tensor, out: Tensor) -> None:
@@ -131,7 +166,7 @@ class TorchNetwork:
         self, group: dist.ProcessGroup, parts: Tensor, chunk: slice
     ) -> tuple[list[Tensor], list[dist.Work | None]]:
         """Receives first, so that both directions of the link are used at once."""
-        peers = self._seats.data_group(self._seat.pipeline)
+        peers = self._data_group
         own = self._seat.data
         places = [
             torch.empty_like(parts[own, chunk]) if d != own else parts[own, :0]
@@ -150,7 +185,7 @@ class TorchNetwork:
         return places
 
     def gather(self, lane: Lane, flat: Tensor) -> None:
-        peers, own = self._seats.data_group(self._seat.pipeline), self._seat.data
+        peers, own = self._data_group, self._seat.data
         group, parts = self._data[lane], flat.view(len(peers), -1)
         others = [d for d in range(len(peers)) if d != own]
         works = [dist.irecv(parts[d], peers[d], group) for d in others]
@@ -158,7 +193,7 @@ class TorchNetwork:
         _wait_all(works)
 
     def add_copies(self, gradient: Tensor) -> None:
-        first, last = self._seats.ends(self._seat.data)
+        first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
         here_first = self._seat.world_rank == first
         peer = last if here_first else first
         step = max(1, CHUNK_BYTES // gradient.element_size())

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from ratrain.cost.scratch import UPDATE_ELEMENTS
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
@@ -21,6 +22,9 @@ from ratrain.runtime.optimizer import LossScale
 from ratrain.runtime.schedule import LocalOp, Schedule
 from ratrain.runtime.states import Graph, RankStates, UnitState
 from ratrain.runtime.tied import add_here, counted_once, tied_range
+
+_SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
+"""The norm takes so many at once: as fp64, with their squares, what the optimizer widens later."""
 
 
 class Batches(Protocol):
@@ -84,6 +88,8 @@ class RankOps:
             Kind.GradSync: self._grad_sync,
             Kind.UpdateShard: self._update_shard,
             Kind.PrefetchW: self._prefetch_view,
+            Kind.AllReduce_F: self._sum_outputs,
+            Kind.AllReduce_B: self._sum_gradients,
             Kind.Gather_F: self._gather,
             Kind.Gather_B: self._gather,
             Kind.ClipNorm: self._clip_norm,
@@ -107,10 +113,16 @@ class RankOps:
             self._states.saved[key] = graph
         if unit.local.last:
             self.losses.setdefault(step, []).append(output.detach())
-        elif unit.local.next_is_local:
-            self._states.inputs[op.unit + 1, op.micro_batch] = output.detach()
+        elif self._setup.tensor > 1:
+            self._states.partial[key] = output.detach()
         else:
-            self._states.sendx[op.stage, op.micro_batch] = output.detach()
+            self._hand_on(op, output.detach())
+
+    def _hand_on(self, op: LocalOp, output: Tensor) -> None:
+        if self._unit(op).local.next_is_local:
+            self._states.inputs[op.unit + 1, op.micro_batch] = output
+        else:
+            self._states.sendx[op.stage, op.micro_batch] = output
 
     def _recover(self, op: LocalOp, step: int) -> None:
         _, graph = self._run(self._unit(op), op, step, keep=True)
@@ -165,11 +177,16 @@ class RankOps:
         return gradient
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
-        local = self._unit(op).local
-        if local.first:
+        if self._unit(op).local.first:
             return
         assert gradient is not None
-        if local.previous_is_local:
+        if self._setup.tensor > 1:
+            self._states.partialb[op.unit, op.micro_batch] = gradient
+        else:
+            self._hand_to_previous(op, gradient)
+
+    def _hand_to_previous(self, op: LocalOp, gradient: Tensor) -> None:
+        if self._unit(op).local.previous_is_local:
             self._states.outgrads[op.unit - 1, op.micro_batch] = gradient
         else:
             self._states.sendg[op.stage, op.micro_batch] = gradient
@@ -196,6 +213,24 @@ class RankOps:
     def _no_input(self) -> Tensor:
         """Stands in for the input of the model's first unit, which has none."""
         return torch.empty(0, dtype=self._states.dtype, device=self._states.device)
+
+    # ---- sums over the tensor group -----------------------------------------------------
+    # The last sum of a unit's forward, and of its backward. Sums in the middle of a unit block
+    # its compute op. A recovered unit's last sum is its output, which backward does not read: so
+    # AllReduce_R does nothing.
+
+    def _sum_outputs(self, op: LocalOp, step: int) -> None:
+        self._hand_on(op, self._summed(self._states.partial, op))
+
+    def _sum_gradients(self, op: LocalOp, step: int) -> None:
+        self._hand_to_previous(op, self._summed(self._states.partialb, op))
+
+    def _summed(self, parts: dict[tuple[int, int], Tensor], op: LocalOp) -> Tensor:
+        part = parts.pop((op.unit, op.micro_batch))
+        group = self._network.tensor_group(Lane.TENSOR)
+        assert group is not None
+        group.sum_(part)
+        return part
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -264,9 +299,7 @@ class RankOps:
 
     def _clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
-        squares = torch.stack(
-            [self._counted(unit).double().square().sum() for unit in self._states.units]
-        ).cpu()
+        squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
         total = sum(float(value) for row in self._exchanged(squares) for value in row)
         scale = self.loss_scale.scale if self.loss_scale else 1.0
         norm = total**0.5 / scale
@@ -283,10 +316,14 @@ class RankOps:
         if clip is not None and norm > clip:
             self._gradient_factor *= clip / norm
 
-    def _counted(self, unit: UnitState) -> Tensor:
-        """The own share of a gradient, for the norm: a tied matrix counts once, as embedding."""
-        own = self._reduced(unit, own=True)
-        return counted_once(unit, own) if self._setup.tied and unit.local.last else own
+    def _square(self, unit: UnitState) -> Tensor:
+        """The sum of squares of what this rank counts of its share of a unit's gradient."""
+        share, total = self._reduced(unit, own=True), torch.zeros((), dtype=torch.float64)
+        tied = self._setup.tied and unit.local.last
+        for piece in counted_once(unit) if tied else unit.counted:
+            for part in share[piece].split(_SQUARED_ELEMENTS):
+                total = total.to(share.device) + part.double().square().sum()
+        return total
 
     def _exchanged(self, squares: Tensor) -> list[list[float]]:
         """All ranks' sums, padded to one length for the exchange."""

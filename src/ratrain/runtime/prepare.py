@@ -10,6 +10,7 @@ from pathlib import Path
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
+from ratrain.models.division import check_divides
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.plan_file import load_plan, to_candidate
 from ratrain.program.actions import Kind
@@ -62,6 +63,7 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     job = _job(request)
     case = _case(job, request)
     program = _complete(case.program, job)
+    check_divides(case.job.model.spec, program.setup.tensor)
     seats = seats_of(program.setup, [own.members for own in case.placement.classes])
     verdict = verify(program)
     _require_fit(verdict, program)
@@ -71,6 +73,7 @@ def prepare_run(request: RunRequest) -> PreparedRun:
         data=seats.data,
         replica_class=seats.replica_class,
         first_rank=seats.first_rank,
+        tensor=seats.tensor,
         micro_batch=case.job.batch.micro_batch,
         dtype=job.schedule.dtype,
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),

@@ -17,11 +17,14 @@ from pathlib import Path
 
 _READY = "RATRAIN_RANK_READY"
 _PR_SET_PDEATHSIG = 1
+_START = "use `ratrain train JOB`, or `torchrun ... -m ratrain.runtime.rank RUN_FOLDER`"
 
 
 def main(folder: Path) -> None:
     """The whole life of a rank; ends the process."""
-    rank = int(os.environ["RANK"])
+    rank = int(_variable("RANK"))
+    if not (folder / "run.json").exists():
+        sys.exit(f"{folder}: is no run's folder: there is no run.json\n  fix: {_START}")
     if os.environ.get(_READY) != str(os.getpid()):
         _end_with_launcher()
         _enter_lab(folder, rank)
@@ -29,6 +32,13 @@ def main(folder: Path) -> None:
     from ratrain.runtime.rank_run import run_rank
 
     os._exit(run_rank(folder, rank))
+
+
+def _variable(name: str) -> str:
+    value = os.environ.get(name, "")
+    if not value.isdigit():
+        sys.exit(f"{name} is not set: a rank is started by a launcher\n  fix: {_START}")
+    return value
 
 
 def _end_with_launcher() -> None:

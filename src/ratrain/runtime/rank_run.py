@@ -20,7 +20,7 @@ from ratrain.errors import RatrainError, SpecError
 from ratrain.program.program import Program
 from ratrain.runtime.allocator import Allocator
 from ratrain.runtime.batches import ReplicaBatches
-from ratrain.runtime.beginning import begun, config_hash, unit_sizes
+from ratrain.runtime.beginning import begun, config_hash
 from ratrain.runtime.calibrate import calibrate, gathered
 from ratrain.runtime.control import Round
 from ratrain.runtime.failures import tell
@@ -32,6 +32,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.states import DTYPES
+from ratrain.runtime.tensor_parts import stored_sizes
 from ratrain.runtime.tied import require_tied
 from ratrain.runtime.trainer import Begin, RankRun
 from ratrain.simulate.simulate import simulate, timeline_of
@@ -102,7 +103,7 @@ def _run(folder: RunFolder, rank: int) -> None:
     _calibrate(folder, job, program, spec, seat, run, network, allocator)
     run.save_with(
         CheckpointSaver(
-            _save_spec(job, folder),
+            _save_spec(job, spec, folder),
             rank,
             run.states,
             network,
@@ -153,14 +154,14 @@ def _batches(
     return ReplicaBatches(read, first, own, spec.micro_batch, device)
 
 
-def _save_spec(job: JobSpec, folder: RunFolder) -> SaveSpec:
+def _save_spec(job: JobSpec, spec: RunSpec, folder: RunFolder) -> SaveSpec:
     return SaveSpec(
         run=folder.path,
         every=job.checkpoint.every,
         keep=job.checkpoint.keep,
         model=job.model.spec.name,
         config_hash=config_hash(job),
-        unit_sizes=unit_sizes(job),
+        unit_sizes=stored_sizes(job.model.spec, spec.tensor),
     )
 
 

@@ -11,6 +11,7 @@ import numpy as np
 from ratrain.program.actions import BARRIERS, Kind
 from ratrain.program.program import Program
 from ratrain.runtime.calibration import Calibration, LinkTimes, UnitTimes
+from ratrain.runtime.tensor_peers import sent_of_sum
 from ratrain.runtime.tied import tie_work
 from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
 
@@ -46,7 +47,7 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         rates = [
             link.rate_bytes_per_s
             for c in of_rank[rank]
-            for link in (c.message, c.message_back, c.collective)
+            for link in (c.message, c.message_back, c.collective, c.tensor)
             if link is not None
         ]
         rate[2 * rank] = rate[2 * rank + 1] = max(rates, default=1e12)
@@ -107,6 +108,13 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
             return fixed_work(zero)
         return over(volume, lambda rank: collective[rank], into.copy())
 
+    def sums() -> Work:
+        """A unit's last sum, of one boundary tensor; sums inside a unit are in its compute."""
+        if setup.tensor == 1:
+            return fixed_work(zero)
+        volume = zero + inputs.max() * sent_of_sum(setup.tensor)
+        return over(volume, lambda rank: link_mean(rank, lambda c: c.tensor), into.copy())
+
     update_s = column(lambda t: t.update_s)
     exchange_s = float(np.mean([c.exchange_s for c in found]))
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
@@ -125,6 +133,9 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.PrefetchW: ring(part),
         Kind.Gather_F: ring(part),
         Kind.Gather_B: ring(part),
+        Kind.AllReduce_F: sums(),
+        Kind.AllReduce_B: sums(),
+        Kind.AllReduce_R: fixed_work(zero),  # a recovered unit's output is not needed
         Kind.TieSync: tie_work(
             units,
             column(lambda t: t.elements * element_bytes),

@@ -43,10 +43,11 @@ class RunSpec:
     record_steps: int = 4  # the last steps whose every op is recorded
     calibrate: bool = True
     allocator: bool = True  # count what the process allocates, and hold it to the budget
+    tensor: int = 1
 
     @property
     def seats(self) -> Seats:
-        return Seats(self.pipeline, self.data, self.replica_class, self.first_rank)
+        return Seats(self.pipeline, self.data, self.replica_class, self.first_rank, self.tensor)
 
 
 @dataclass(frozen=True)

@@ -105,7 +105,7 @@ def _parts(unit: UnitState) -> list[tuple[Entry, object]]:
     buffers = unit.part.weights, unit.part.moment1, unit.part.moment2
     for kind, buffer in zip(KINDS, buffers, strict=True):
         size = unit.unit.layout.size
-        entry = clipped(unit.name, kind, unit.own.start, unit.own.stop, size)
+        entry = clipped(unit.stored_name, kind, unit.own.start, unit.own.stop, size)
         if entry is not None:
             begin_ = unit.own.start - unit.part.begin
             part = buffer[begin_ : begin_ + entry.elements]

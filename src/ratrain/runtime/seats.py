@@ -1,8 +1,8 @@
 """Which process plays which part: world ranks, their place in the layout, and who their peers are.
 
-World ranks count data within pipeline (`(pipeline * data) + replica`), as placement does. A
-program spells out one replica of each class of alike ones; every member of the class plays the
-same program rank.
+World ranks count tensor within data within pipeline (`(pipeline * data + replica) * tensor + t`),
+as placement does. A program spells out one replica of each class of alike ones, and one rank of
+each tensor group; every member of the class, and of the group, plays the same program rank.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from ratrain.errors import SpecError
+from ratrain.models.division import Division
 from ratrain.program.setup import Setup
 
 
@@ -22,6 +23,7 @@ class Seat:
     pipeline: int  # rank within the replica
     data: int  # number of the replica
     program_rank: int
+    division: Division  # of the tensor group
 
 
 @dataclass(frozen=True)
@@ -32,45 +34,45 @@ class Seats:
     data: int
     replica_class: tuple[int, ...]  # of each replica: its number among the program's replicas
     first_rank: tuple[int, ...]  # of each class: its first program rank
+    tensor: int = 1
 
     @property
     def world_size(self) -> int:
-        return self.pipeline * self.data
+        return self.pipeline * self.data * self.tensor
 
-    def world_rank(self, pipeline: int, data: int) -> int:
-        return pipeline * self.data + data
+    def world_rank(self, pipeline: int, data: int, tensor: int) -> int:
+        return (pipeline * self.data + data) * self.tensor + tensor
 
     def seat(self, world_rank: int) -> Seat:
         """The part of a world rank."""
-        pipeline, data = divmod(world_rank, self.data)
+        place, tensor = divmod(world_rank, self.tensor)
+        pipeline, data = divmod(place, self.data)
         program_rank = self.first_rank[self.replica_class[data]] + pipeline
-        return Seat(world_rank, pipeline, data, program_rank)
+        division = Division(tensor, self.tensor)
+        return Seat(world_rank, pipeline, data, program_rank, division)
 
     def all(self) -> list[Seat]:
         return [self.seat(rank) for rank in range(self.world_size)]
 
-    def replica(self, data: int) -> list[int]:
-        """World ranks of one replica, by pipeline rank."""
-        return [self.world_rank(pipeline, data) for pipeline in range(self.pipeline)]
+    def replica(self, data: int, tensor: int) -> list[int]:
+        """World ranks of one replica with one number in their tensor groups, by pipeline rank."""
+        return [self.world_rank(pipeline, data, tensor) for pipeline in range(self.pipeline)]
 
-    def ends(self, data: int) -> tuple[int, int]:
-        """World ranks that hold the first and the last stage of a replica."""
-        return self.world_rank(0, data), self.world_rank(self.pipeline - 1, data)
+    def ends(self, data: int, tensor: int) -> list[int]:
+        """World ranks that hold one part of a replica's first stage and of its last."""
+        return [self.world_rank(pipeline, data, tensor) for pipeline in (0, self.pipeline - 1)]
 
-    def data_group(self, pipeline: int) -> list[int]:
-        """World ranks that hold the same stages, by replica."""
-        return [self.world_rank(pipeline, data) for data in range(self.data)]
+    def data_group(self, pipeline: int, tensor: int) -> list[int]:
+        """World ranks that hold the same part of the same stages, by replica."""
+        return [self.world_rank(pipeline, data, tensor) for data in range(self.data)]
+
+    def tensor_group(self, pipeline: int, data: int) -> list[int]:
+        """World ranks that share one replica's stages, in order."""
+        return [self.world_rank(pipeline, data, tensor) for tensor in range(self.tensor)]
 
 
 def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
     """The `Seats` of a program; `members[c]` are the replicas that class c stands for."""
-    if setup.tensor > 1:
-        raise SpecError(
-            f"tensor parallelism ({setup.tensor} ranks a group) is planned and simulated, but "
-            "`train` does not run it yet",
-            place="[layout] tensor",
-            fix="use tensor = 1, and pipeline or data in its place",
-        )
     class_of = {data: number for number, own in enumerate(members) for data in own}
     ranks = {replica.ranks for replica in setup.replicas}
     if len(ranks) > 1:
@@ -82,4 +84,5 @@ def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
         data=len(class_of),
         replica_class=tuple(class_of[data] for data in range(len(class_of))),
         first_rank=setup.first_rank,
+        tensor=setup.tensor,
     )

@@ -9,12 +9,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ratrain.models.division import Division
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.setup import Setup
 from ratrain.runtime.optimizer import OwnedPart, owned_range
 from ratrain.runtime.schedule import LocalUnit, Schedule
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.tensor_parts import stored_name
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -36,6 +38,7 @@ class UnitState:
     local: LocalUnit
     unit: Unit
     weights: Weights
+    division: Division
     padded: int  # elements of the flat buffers
     own: slice  # the part that this rank owns in a reduction
     part: OwnedPart
@@ -47,6 +50,24 @@ class UnitState:
     @property
     def name(self) -> str:
         return self.local.unit.name
+
+    @property
+    def stored_name(self) -> str:
+        """The unit's name in a checkpoint."""
+        return stored_name(self.name, self.division)
+
+    @property
+    def counted(self) -> list[slice]:
+        """Pieces of the own share whose gradients the global norm counts on this rank: vectors
+        that all ranks of a tensor group have count on the first alone."""
+        share = self.own
+        if self.division.rank == 0:
+            return [slice(0, share.stop - share.start)]
+        return [
+            slice(one.offset + low - share.start, one.offset + high - share.start)
+            for one, low, high in self.unit.layout.overlaps(share.start, share.stop)
+            if one.cut is not None
+        ]
 
 
 @dataclass
@@ -63,6 +84,9 @@ class RankStates:
     outgrads: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     sendx: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     sendg: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    # This rank's parts of sums over its tensor group, until they are summed.
+    partial: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    partialb: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.dtype, device=self.device)
@@ -137,4 +161,4 @@ def _unit_state(
     weights = Weights(layout)
     if view is not None:
         weights.attach_view(view)
-    return UnitState(local, unit, weights, padded, own, part, view, shard_view)
+    return UnitState(local, unit, weights, seat.division, padded, own, part, view, shard_view)

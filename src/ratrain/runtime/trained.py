@@ -17,11 +17,13 @@ from ratrain.corpus.tokenizer import BYTES
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.models.division import WHOLE
 from ratrain.models.huggingface import read_range
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
 from ratrain.runtime.facts import read_facts
 from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.tensor_parts import StoredParts, stored_degree
 
 CONFIG = "config.json"
 
@@ -60,13 +62,19 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
     sequence_length = fields.pop("sequence_length")
     spec = ModelSpec(**fields, source=str(folder.path))
     checkpoint = checkpoint_of(folder, step)
-    sizes = checkpoint.manifest.meta.units
+    parts = StoredParts(
+        spec,
+        stored_degree(checkpoint.manifest.meta.units),
+        lambda *where: torch.from_numpy(checkpoint.read_range(*where)),
+    )
+
+    def source(unit: str) -> Tensor:
+        return parts.read_range(unit, WHOLE, "weights", 0, unit_layout(spec, unit).size)
+
     return TrainedModel(
         spec=spec,
         sequence_length=sequence_length,
-        source=lambda unit: torch.from_numpy(
-            checkpoint.read_range(unit, "weights", 0, sizes[unit])
-        ),
+        source=source,
         tokenizer=facts["settings"]["data"]["tokenizer"],
         base=Path(run.job_path).parent,
         step=checkpoint.manifest.meta.step,

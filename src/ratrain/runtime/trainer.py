@@ -28,6 +28,7 @@ from ratrain.runtime.seats import Seat
 from ratrain.runtime.states import DTYPES, RankStates, Source, rank_states
 
 NAN = float("nan")
+_NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
 
 
 @dataclass(frozen=True)
@@ -61,6 +62,7 @@ class RankRun:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked = stop_asked
         self._allocator = allocator
+        self._network = network
         self._begin = begin
         self._step_began_s = time.perf_counter()
         setup = program.setup
@@ -92,7 +94,6 @@ class RankRun:
         self.lanes = Lanes(
             self.schedule, self._execute, self.ledger, timeout_s=timeout_s, meet=self.ops.meet
         )
-        self._network = network
         self._heard = heard
         self.control: Control | None = None
 
@@ -172,14 +173,13 @@ class RankRun:
         times = self.lanes.take_times()
         losses = self.ops.losses.pop(step, None)
         waited = times.waited_s
+        first = self._seat.division.rank == 0  # all ranks of a tensor group have the same losses
         report = RankReport(
-            loss_sum=sum(float(loss) for loss in losses) if losses else NAN,
+            loss_sum=sum(float(loss) for loss in losses) if losses and first else NAN,
             step_time_s=now_s - self._step_began_s,
             compute_s=times.compute_s,
             recovery_s=times.recovery_s,
-            stages_s=sum(
-                waited[lane] for lane in (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B)
-            ),
+            stages_s=sum(waited[lane] for lane in _NEIGHBOURS),
             reduce_s=waited[Lane.REDUCE],
             gather_s=waited[Lane.GATHER],
             update_s=waited[Lane.UPDATE],
@@ -193,7 +193,12 @@ class RankRun:
         return report
 
     def _unit(self, name: str) -> Unit:
-        return unit_of(self._job.model.spec, name, sequence_length=self._job.model.sequence_length)
+        return unit_of(
+            self._job.model.spec,
+            name,
+            sequence_length=self._job.model.sequence_length,
+            group=self._network.tensor_group(Lane.COMPUTE),
+        )
 
     def _sizes(self) -> Sizes:
         length, spec = self._job.model.sequence_length, self._job.model.spec

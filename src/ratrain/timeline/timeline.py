@@ -8,6 +8,7 @@ bytes from each time on.
 from __future__ import annotations
 
 import json
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, cast
@@ -94,7 +95,8 @@ def write_whole(path: Path, text: str) -> None:
         partial.write_text(text)
         partial.replace(path)
     except OSError as error:
-        partial.unlink(missing_ok=True)
+        with suppress(OSError):
+            partial.unlink(missing_ok=True)
         raise TimelineError(
             f"cannot be written: {error.strerror}",
             place=str(path),

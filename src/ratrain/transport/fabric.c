@@ -5,6 +5,8 @@
  * call is under way for each end. A call that gives up closes its end first, so that nothing can
  * land after it has returned. Built only where libfabric's headers are (libfabric-dev).
  */
+#define _GNU_SOURCE
+#include <poll.h>
 #include <rdma/fabric.h>
 #include <rdma/fi_cm.h>
 #include <rdma/fi_domain.h>
@@ -148,8 +150,14 @@ i64 ratrain_fabric_serve(End *e) {
     return fi_trywait(e->device->fabric, fids, 1) == FI_SUCCESS;
 }
 
+/* True when the peer has closed its connection, so that nobody serves our reads any more. */
+static int is_gone(int control) {
+    struct pollfd p = {.fd = control, .events = POLLRDHUP};
+    return poll(&p, 1, 0) > 0 && p.revents & (POLLRDHUP | POLLHUP | POLLERR | POLLNVAL);
+}
+
 /* Waits until `*left` reads have completed; a negative error. */
-static i64 drain(End *e, i64 *left, i64 end_ms) {
+static i64 drain(End *e, i64 *left, int control, i64 end_ms) {
     struct fi_cq_entry entry;
     struct fi_cq_err_entry wrong;
     for (i64 looks = 0; *left; looks++) {
@@ -163,14 +171,16 @@ static i64 drain(End *e, i64 *left, i64 end_ms) {
         else if (n != -FI_EAGAIN && n != -FI_EINTR) return n;
         else if (now_ms() > end_ms) return -FI_ETIMEDOUT;
         else if (looks < LOOKS) sched_yield();
+        else if (is_gone(control)) return -FI_ECONNRESET;
     }
     return 0;
 }
 
 /* Reads rows (address, length) from `there` of the peer's region `key` into `here`. Returns 0 when
- * all bytes have come. On an error `*end` is closed and set to null. */
+ * all bytes have come. On an error, and when the connection `control` is closed by the peer, `*end` is
+ * closed and set to null. */
 i64 ratrain_fabric_read(End **end, i64 rows, const u64 *here, const u64 *there, void *desc, u64 key,
-                        i64 limit_ms) {
+                        i64 control, i64 limit_ms) {
     End *e = *end;
     i64 stop_ms = now_ms() + limit_ms, flying = 0, rc = 0;
     size_t most = e->device->info->ep_attr->max_msg_size;
@@ -178,18 +188,19 @@ i64 ratrain_fabric_read(End **end, i64 rows, const u64 *here, const u64 *there, 
         for (u64 at = 0; at < here[2 * r + 1] && !rc;) {
             u64 size = here[2 * r + 1] - at;
             if (size > most) size = most;
-            if (flying == DEPTH && (rc = drain(e, &flying, stop_ms))) break;
+            if (flying == DEPTH && (rc = drain(e, &flying, (int)control, stop_ms))) break;
             ssize_t n = fi_read(e->ep, (void *)(uintptr_t)(here[2 * r] + at), size, desc, e->peer,
                                 there[2 * r] + at, key, &e->context[flying]);
             if (n == -FI_EAGAIN) {
                 if (now_ms() > stop_ms) rc = -FI_ETIMEDOUT;
-                else if (flying) rc = drain(e, &flying, stop_ms);
+                else if (is_gone((int)control)) rc = -FI_ECONNRESET;
+                else if (flying) rc = drain(e, &flying, (int)control, stop_ms);
                 else { ratrain_fabric_serve(e); sched_yield(); }
             } else if (n) rc = n;
             else { flying++; at += size; }
         }
     }
-    if (!rc) rc = drain(e, &flying, stop_ms);
+    if (!rc) rc = drain(e, &flying, (int)control, stop_ms);
     if (rc) { ratrain_fabric_close_end(e); *end = 0; }
     return rc;
 }

@@ -9,6 +9,8 @@ Needs the compiled part (fabric.c), which is built where libfabric's headers are
 from __future__ import annotations
 
 import ctypes
+import errno
+import time
 from collections import deque
 from dataclasses import dataclass
 from typing import Any
@@ -24,6 +26,8 @@ from ratrain.transport.provider import Iov, Landing, Receiver
 from ratrain.transport.stream import StreamChannel
 
 READ_LIMIT_S = 5.0
+EAGER_S, EAGER_SLEEP_S, SLEEP_S = 3.0, 0.001, 0.05
+LEAST_PAGE_BYTES = 4096  # smaller ones cost more to read than to send
 MAX_KEYS = 4096  # the latest announcements of a peer that are remembered
 _FIX = "install libfabric-dev (Debian) or libfabric-devel, then install ratrain again"
 
@@ -153,9 +157,9 @@ class End:
         """Serve the peer's reads; true when it is safe to sleep."""
         return not self._end or bool(self._library.ratrain_fabric_serve(self._end))
 
-    def read(self, here: Iov, there: Iov, desc: ctypes.c_void_p, key: int) -> str:
-        """Read rows of the peer's region `key`; what went wrong, or nothing. After a failure the
-        end is closed, and nothing more lands."""
+    def read(self, here: Iov, there: Iov, desc: ctypes.c_void_p, key: int, control_fd: int) -> str:
+        """Read rows of the peer's region `key`; what went wrong, or nothing. After a failure (and
+        when the peer closes the connection `control_fd`) the end is closed: nothing more lands."""
         if not self._end:
             return "the endpoint is closed"
         rc = self._library.ratrain_fabric_read(
@@ -165,6 +169,7 @@ class End:
             compiled.address(there),
             desc,
             ctypes.c_uint64(key),
+            compiled.c_long(control_fd),
             compiled.c_long(int(READ_LIMIT_S * 1000)),
         )
         return self.device.reason(rc) if rc else ""
@@ -182,17 +187,39 @@ class FabricChannel(StreamChannel):
     def use(self, end: End, peer_name: bytes) -> None:
         """Before `attach`: the endpoint that goes with the connection."""
         end.connect(peer_name)
+        self.least_page_bytes = LEAST_PAGE_BYTES
         self._far = end
         self._far_fd = end.fd()
         self._keys: deque[Key] = deque(maxlen=MAX_KEYS)
+        self._eager_until_s = time.monotonic() + EAGER_S
 
     def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
         """Part of Channel."""
         super().attach(receiver, reads_peer=reads_peer)
         self._driver.add(self._far_fd, lambda _: None)
-        self._driver.before_sleep[self._far_fd] = self._far.serve
+        self._driver.before_sleep[self._far_fd] = self._serve
         for key in self._far.device.known():
             self.announce(key)
+
+    def _serve(self) -> float:
+        """Serve the peer's reads; seconds that may be slept. Connecting, and the answer to a read
+        that the socket did not take at once, are not seen on libfabric's descriptor: while a peer
+        may be reading, the sleep is short."""
+        if not self._far.serve():
+            return 0.0
+        return EAGER_SLEEP_S if time.monotonic() < self._eager_until_s else SLEEP_S
+
+    def post(
+        self,
+        head: Head,
+        extra: bytes,
+        payload: memoryview | Iov | None,
+        lead: tuple[Head, bytes] | None = None,
+    ) -> None:
+        """Part of Channel."""
+        if head.flags & frames.PULL:
+            self._eager_until_s = time.monotonic() + EAGER_S
+        super().post(head, extra, payload, lead)
 
     def announce(self, key: Key) -> None:
         """Tell the peer of a region that it may read."""
@@ -224,7 +251,7 @@ class FabricChannel(StreamChannel):
         if not device.is_virtual:
             there = there - np.array([key.base, 0], np.uint64)
         rows = np.ascontiguousarray(here), np.ascontiguousarray(there)
-        wrong = self._far.read(*rows, device.desc(landing.key), key.key)
+        wrong = self._far.read(*rows, device.desc(landing.key), key.key, self._fd)
         if wrong:  # the endpoint is gone, so the connection goes as well
-            self._fail(OSError(71, f"libfabric: {wrong}"))
+            self._fail(OSError(errno.ECONNRESET, f"libfabric: {wrong}"))
         return not wrong

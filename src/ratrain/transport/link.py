@@ -72,11 +72,11 @@ class Link:
 
     def owe_ack(self, head: Head, code: int) -> None:
         """Remember to acknowledge a piece (code 0: placed, else why not): it goes with the next
-        frame, or at the end of the turn."""
+        frame, or at the end of the turn; a large read took long enough to be told at once."""
         if not self.acks:
             self.peer.core.owing.append(self)
         self.acks += (head.tid, code << 56 | head.start)
-        if len(self.acks) >= 2 * 256:
+        if len(self.acks) >= 2 * 256 or (head.flags & frames.PULL and head.size >= 1 << 20):
             self.flush_acks()
 
     def flush_acks(self) -> None:

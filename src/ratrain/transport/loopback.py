@@ -149,6 +149,7 @@ class LoopbackChannel:
         self.provider = "loopback"
         self.nic = nic
         self.pulls = False
+        self.least_page_bytes = 0
         self.closed = False
         self.other: LoopbackChannel = self
         self.receiver: Receiver | None = None

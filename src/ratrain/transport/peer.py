@@ -188,6 +188,8 @@ class Peer:
         transfer = piece.transfer
         self._depart(link, piece)
         pull = link.channel.pulls and transfer.kind == frames.WRITE and piece.size >= 8192
+        if transfer.page_len and transfer.page_len < link.channel.least_page_bytes:
+            pull = False
         head = transfer.head(piece, self._floor(), pull=pull)
         extra, payload = self._payload(transfer, piece, pull=pull)
         link.post(head, extra, payload)

@@ -36,7 +36,7 @@ class Driver:
         self._wake_fd = os.eventfd(0, os.EFD_NONBLOCK | os.EFD_CLOEXEC)
         self._epoll.register(self._wake_fd, select.EPOLLIN)
         self._handlers: dict[int, Callable[[int], None]] = {}
-        self.before_sleep: dict[int, Callable[[], bool]] = {}
+        self.before_sleep: dict[int, Callable[[], float]] = {}
         self._seat = threading.Lock()
         self._changed = threading.Condition(lock)
         self._guests = 0
@@ -169,14 +169,10 @@ class Driver:
         assert core is not None
         if core.owing:
             core.flush_acks()
-        if self.before_sleep and not self._may_sleep():
-            return 0.0
-        return core.next_due_s(core.now())
-
-    def _may_sleep(self) -> bool:
-        """Let each serve what its own device has (all of them, so no short way out)."""
-        found = [serve() for serve in self.before_sleep.values()]
-        return all(found)
+        due_s = core.next_due_s(core.now())
+        for serve in self.before_sleep.values():
+            due_s = min(due_s, serve())
+        return due_s
 
     def _serve(self, events: list[tuple[int, int]]) -> None:
         core = self._core

@@ -38,6 +38,7 @@ class Channel(Protocol):
 
     provider: str
     nic: str
+    least_page_bytes: int  # smaller pages are sent, never pulled
     pulls: bool  # the peer reads the payload out of our memory: send addresses, not bytes
 
     def post(

@@ -49,6 +49,7 @@ class StreamChannel:
         self.provider = provider
         self.nic = nic
         self.pulls = False
+        self.least_page_bytes = 0
         self.closed = False
         self._driver = driver
         self._sock = sock

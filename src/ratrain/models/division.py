@@ -1,0 +1,60 @@
+"""How a tensor group divides a unit's parameters (arXiv 1909.08053).
+
+Matrices that widen (queries, keys, values, gate, up) and those with a row a word (embedding,
+logits) are cut by rows; those that narrow again (attention output, down) by columns. Norms, and
+biases that are added behind a sum, are whole on every rank.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+
+ROWS, COLUMNS = 0, 1
+_BY_ROWS = ("attention.q", "attention.k", "attention.v", "mlp.gate", "mlp.up")
+_BY_COLUMNS = ("attention.output.weight", "mlp.down.weight")
+_BY_WORDS = ("embedding.tokens", "head.logits")
+
+
+@dataclass(frozen=True)
+class Division:
+    """One rank's part of what a tensor group shares: number `rank` of `degree` equal parts."""
+
+    rank: int = 0
+    degree: int = 1
+
+    def of(self, count: int) -> slice:
+        """This rank's part of `count` things in a row."""
+        each = count // self.degree
+        return slice(self.rank * each, (self.rank + 1) * each)
+
+
+WHOLE = Division()
+
+
+def cut_dim(parameter: str) -> int | None:
+    """The dimension along which a parameter is cut; None: every rank has all of it."""
+    if parameter in _BY_COLUMNS:
+        return COLUMNS
+    by_rows = parameter in _BY_WORDS or parameter.rpartition(".")[0] in _BY_ROWS
+    return ROWS if by_rows else None
+
+
+def check_divides(spec: ModelSpec, degree: int) -> None:
+    """Raises SpecError where `degree` ranks cannot share the model evenly."""
+    counts = {
+        "heads": spec.heads,
+        "kv_heads": spec.kv_heads,
+        "ffn": spec.ffn,
+        "vocab": spec.vocab,
+    }
+    for what, count in counts.items():
+        if count % degree:
+            fits = [d for d in range(1, degree) if not any(c % d for c in counts.values())]
+            raise SpecError(
+                f"{spec.name} has {what} = {count}, which {degree} ranks cannot share evenly",
+                place="[layout] tensor",
+                fix=f"use tensor = {fits[-1]}",
+            )

@@ -1,0 +1,79 @@
+"""Units of a tensor group in checkpoints: each rank's part under a name of its own.
+
+"7.t1of2" is the second half of layer 7. Any degree reads what any other has written: a parameter
+is put together from the parts that were stored, and the part that is wanted is cut out.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterable
+
+import torch
+from torch import Tensor
+
+from ratrain.describe.model import ModelSpec
+from ratrain.models.division import WHOLE, Division
+from ratrain.models.parameters import Parameter
+from ratrain.models.shapes import unit_layout, unit_names
+
+_NAME = re.compile(r"(.+)\.t(\d+)of(\d+)\Z")
+
+Read = Callable[[str, str, int, int], Tensor]
+"""(stored name, kind, begin, end) -> those elements of a checkpoint."""
+
+
+def stored_name(unit: str, division: Division) -> str:
+    """The name of one rank's part of a unit; the unit's own where there is one rank."""
+    return unit if division == WHOLE else f"{unit}.t{division.rank}of{division.degree}"
+
+
+def stored_sizes(spec: ModelSpec, degree: int) -> dict[str, int]:
+    """Elements of everything that a model's checkpoint holds, by stored name."""
+    return {
+        stored_name(unit, division): unit_layout(spec, unit, division).size
+        for unit in unit_names(spec)
+        for division in divisions(degree)
+    }
+
+
+def stored_degree(names: Iterable[str]) -> int:
+    """The degree of the tensor groups that wrote these names."""
+    found = {int(match[3]) for name in names if (match := _NAME.match(name))}
+    return max(found, default=1)
+
+
+def divisions(degree: int) -> list[Division]:
+    """All parts of a unit."""
+    return [Division(rank, degree) for rank in range(degree)]
+
+
+class StoredParts:
+    """A checkpoint of one degree, read as if another had written it."""
+
+    def __init__(self, spec: ModelSpec, stored: int, read: Read) -> None:
+        self._spec, self._stored, self._read = spec, stored, read
+
+    def read_range(self, unit: str, division: Division, kind: str, begin: int, end: int) -> Tensor:
+        """Elements begin .. end of the flat buffer of one part of a unit, fp32. Memory beside the
+        result: one parameter of the model, twice."""
+        if division.degree == self._stored:
+            return self._read(stored_name(unit, division), kind, begin, end)
+        out = torch.zeros(end - begin)
+        for parameter, low, high in unit_layout(self._spec, unit, division).overlaps(begin, end):
+            at = parameter.offset + low - begin
+            part = self._parameter(unit, parameter, kind)[parameter.window]
+            out[at : at + high - low] = part.reshape(-1)[low:high]
+        return out
+
+    def _parameter(self, unit: str, wanted: Parameter, kind: str) -> Tensor:
+        """A parameter of the model, whole."""
+        whole = torch.empty(wanted.whole_shape)
+        for division in divisions(self._stored):
+            stored = unit_layout(self._spec, unit, division).by_name[wanted.name]
+            name = stored_name(unit, division)
+            values = self._read(name, kind, stored.offset, stored.end)
+            whole[stored.window] = values.view(stored.shape)
+            if stored.cut is None:
+                break  # every rank has the same
+        return whole

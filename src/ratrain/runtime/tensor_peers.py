@@ -1,0 +1,90 @@
+"""Sums over a tensor group: parts are exchanged directly and added in the order of ranks.
+
+A large sum goes in pieces. Of each piece every rank adds up its share, received from all others,
+and hands the sum round: 2 (t - 1) / t of the bytes leave each rank, as in a ring. Two ranks, and
+small tensors, exchange everything at once, which takes one turn in place of two. Which way was
+taken changes no bit: each element is the sum of the parts, rank 0's first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ratrain.cost.scratch import CHUNK_BYTES
+from ratrain.models.division import Division
+
+SMALL_BYTES = 1 << 14
+"""Up to here a turn takes longer than the bytes."""
+
+
+class TensorPeers:
+    """One rank's place in its tensor group, over connections of one lane."""
+
+    def __init__(self, rank: int, peers: Sequence[int], group: dist.ProcessGroup) -> None:
+        self.division = Division(rank, len(peers))
+        self._peers, self._group = list(peers), group
+
+    def sum_(self, part: Tensor) -> None:
+        """Replaces every rank's `part` by the sum of all. It must be contiguous."""
+        flat = part.view(-1)
+        if self.division.degree == 2 or flat.nbytes <= SMALL_BYTES:
+            for piece in _pieces(flat, CHUNK_BYTES):
+                _add_up(self.gather(piece), piece)
+            return
+        for piece in _pieces(flat, CHUNK_BYTES * self.division.degree):
+            shares = list(piece.tensor_split(self.division.degree))
+            own = shares[self.division.rank]
+            heard = [own if self._is_own(rank) else torch.empty_like(own) for rank in self._ranks]
+            self._exchange(shares, heard)
+            _add_up(heard, own)
+            self._exchange([own] * self.division.degree, shares)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        """Every rank's `values`, by rank."""
+        heard = [values if self._is_own(rank) else torch.empty_like(values) for rank in self._ranks]
+        self._exchange([values] * self.division.degree, heard)
+        return heard
+
+    @property
+    def _ranks(self) -> range:
+        return range(self.division.degree)
+
+    def _is_own(self, rank: int) -> bool:
+        return rank == self.division.rank
+
+    def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        """Sends `out[r]` to rank r, and fills `into[r]` with what r sends, for all others."""
+        works = [
+            do(tensors[rank], peer, self._group)
+            for do, tensors in ((dist.irecv, into), (dist.isend, out))
+            for rank, peer in enumerate(self._peers)
+            if not self._is_own(rank) and tensors[rank].numel()
+        ]
+        for work in works:
+            if work is not None:
+                work.wait()
+
+
+def _pieces(flat: Tensor, size_bytes: int) -> Iterator[Tensor]:
+    step = max(1, size_bytes // flat.element_size())
+    for begin in range(0, len(flat), step):
+        yield flat[begin : begin + step]
+
+
+def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
+    """The sum in the order given, to `out`, which may be one of them; 2-byte parts are added in
+    fp32 and rounded once."""
+    wide = torch.promote_types(out.dtype, torch.float32)
+    total = parts[0].to(wide) + parts[1]
+    for part in parts[2:]:
+        total += part
+    out.copy_(total)
+
+
+def sent_of_sum(degree: int) -> float:
+    """What one rank sends, over the size of the sum."""
+    return 2 * (degree - 1) / degree

@@ -1,0 +1,195 @@
+"""A model divided over a tensor group: the same model, whatever the degree."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from thread_group import ThreadGroup, in_group
+from tiny_models import MODELS, batch_of, running
+from torch import Tensor
+from torch.autograd.graph import GradientEdge, get_gradient_edge
+
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+from ratrain.models.division import Division, check_divides
+from ratrain.models.huggingface import read_range, write_model
+from ratrain.models.initialise import initial_range
+from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.models.units import MicroBatch, unit_of
+from ratrain.models.weights import Weights
+
+# Words and heads that 2, 3 and 4 ranks can share.
+DIVISIBLE = {
+    name: replace(
+        spec,
+        vocab=72,
+        heads=12,
+        kv_heads=12 if spec.kv_heads == spec.heads else 4,
+        hidden=spec.hidden if spec.family != "baichuan" else 96,
+    )
+    for name, spec in MODELS.items()
+}
+EVEN = [(name, degree) for name in DIVISIBLE for degree in (2, 4)]
+
+
+def part_of(spec: ModelSpec, name: str, whole: Tensor, division: Division) -> Tensor:
+    """One rank's flat buffer, cut out of the whole unit's."""
+    layout, all_of = unit_layout(spec, name, division), unit_layout(spec, name).by_name
+    flat = torch.zeros(layout.size)
+    for one in layout.parameters:
+        full = all_of[one.name]
+        values = whole[full.offset : full.end].view(full.shape)[one.window]
+        flat[one.offset : one.end] = values.reshape(-1)
+    return flat
+
+
+def group_step(
+    spec: ModelSpec, flats: dict[str, Tensor], batch: MicroBatch, *, deferred: bool = False
+) -> Callable[[ThreadGroup], tuple[Tensor, dict[str, Tensor]]]:
+    """(group) -> loss, and this rank's gradients, as a trainer would get them."""
+
+    def step(group: ThreadGroup) -> tuple[Tensor, dict[str, Tensor]]:
+        gradients: dict[str, Tensor] = {}
+        graphs: list[tuple[Weights, Tensor, GradientEdge]] = []
+        x = torch.empty(0)
+        for name in unit_names(spec):
+            unit = unit_of(spec, name, sequence_length=spec.max_positions, group=group)
+            weights = Weights(unit.layout)
+            weights.attach_view(part_of(spec, name, flats[name], group.division))
+            gradients[name] = torch.zeros(unit.layout.size)
+            weights.attach_gradient(gradients[name])
+            leaf = x.detach().requires_grad_()
+            part = unit.forward(weights, leaf, batch)
+            graphs.append((weights, leaf, get_gradient_edge(part)))
+            x = part.detach()
+            if name != "h":
+                group.sum_(x)
+        grad = torch.tensor(1.0)
+        for weights, leaf, edge in reversed(graphs):
+            later = weights.defer() if deferred else []
+            (grad,) = torch.autograd.grad([edge], [leaf], [grad], allow_unused=True)
+            weights.stop_deferring()
+            Weights.play(later)
+            if grad is not None:
+                group.sum_(grad)
+        return x, gradients
+
+    return step
+
+
+@pytest.mark.parametrize(("name", "degree"), EVEN)
+def test_a_divided_model_has_the_loss_and_the_gradients_of_the_whole(
+    name: str, degree: int
+) -> None:
+    spec = DIVISIBLE[name]
+    whole, batch = running(spec), batch_of(spec)
+    loss = whole.loss(batch)
+    loss.backward()
+    for deferred in (False, True):
+        found = in_group(degree, group_step(spec, whole.views, batch, deferred=deferred))
+        for rank, (own_loss, gradients) in enumerate(found):
+            assert float(own_loss) == pytest.approx(float(loss.detach()), rel=1e-6)
+            for unit, flat in gradients.items():
+                wanted = part_of(spec, unit, whole.gradients[unit], Division(rank, degree))
+                assert_near(flat, wanted, f"{unit} of rank {rank}")
+
+
+def test_what_all_ranks_have_gets_the_same_bits_on_all() -> None:
+    spec = DIVISIBLE["grouped"]
+    found = in_group(4, group_step(spec, running(spec).views, batch_of(spec)))
+    assert len({bytes(loss.numpy()) for loss, _ in found}) == 1
+    for unit in unit_names(spec):
+        for one in unit_layout(spec, unit, Division(0, 4)).parameters:
+            if one.cut is None:
+                copies = {bytes(grads[unit][one.offset : one.end].numpy()) for _, grads in found}
+                assert len(copies) == 1, f"{unit} {one.name}"
+
+
+@settings(deadline=None)
+@given(st.sampled_from(EVEN), st.sampled_from(["e", "0", "1", "h"]))
+def test_parts_put_together_are_the_unit(case: tuple[str, int], unit: str) -> None:
+    spec, degree = DIVISIBLE[case[0]], case[1]
+    for one in unit_layout(spec, unit).parameters:
+        held = torch.zeros(one.shape)
+        for rank in range(degree):
+            part = unit_layout(spec, unit, Division(rank, degree)).by_name[one.name]
+            assert part.whole_shape == one.shape
+            assert held[part.window].shape == part.shape
+            held[part.window] += 1 if part.cut is not None else 1 / degree
+        assert bool((held == 1).all())
+
+
+@given(st.data())
+@settings(max_examples=40, deadline=None)
+def test_any_range_of_a_part_begins_as_the_same_slice_of_the_whole(data: st.DataObject) -> None:
+    name, degree = data.draw(st.sampled_from(EVEN))
+    spec, unit = DIVISIBLE[name], data.draw(st.sampled_from(["e", "1", "h"]))
+    division = Division(data.draw(st.integers(0, degree - 1)), degree)
+    layout, full = unit_layout(spec, unit, division), unit_layout(spec, unit)
+    begin = data.draw(st.integers(0, layout.size))
+    end = data.draw(st.integers(begin, layout.size))
+    whole = initial_range(spec, unit, full, 0, full.size, seed=1)
+    found = initial_range(spec, unit, layout, begin, end, seed=1)
+    assert torch.equal(found, part_of(spec, unit, whole, division)[begin:end])
+
+
+@pytest.mark.parametrize("name", ["grouped", "baichuan", "tied"])
+def test_a_part_is_read_from_a_hugging_face_folder(name: str, tmp_path: Path) -> None:
+    spec = DIVISIBLE[name]
+    if name == "grouped":  # no family has a bias in the MLP alone
+        spec = replace(spec, output_bias=True)
+    flats = {
+        unit: initial_range(spec, unit, unit_layout(spec, unit), 0, unit_layout(spec, unit).size, 7)
+        for unit in unit_names(spec)
+    }
+    write_model(tmp_path / "model", spec, torch.float32, lambda unit: flats[unit])
+    for unit, whole in flats.items():
+        for division in (Division(0, 2), Division(3, 4)):
+            layout = unit_layout(spec, unit, division)
+            for begin, end in ((0, layout.size), (5, layout.size - 70)):
+                found = read_range(tmp_path / "model", spec, unit, layout, begin, end)
+                assert torch.equal(found, part_of(spec, unit, whole, division)[begin:end])
+
+
+@pytest.mark.parametrize(
+    ("said", "spec"),
+    [
+        ("heads = 6", replace(DIVISIBLE["llama"], heads=6, kv_heads=6)),
+        ("kv_heads = 6", replace(DIVISIBLE["llama"], kv_heads=6)),
+        ("ffn = 18", replace(DIVISIBLE["llama"], ffn=18)),
+        ("vocab = 18", replace(DIVISIBLE["llama"], vocab=18)),
+    ],
+)
+def test_a_model_that_cannot_be_shared_evenly_is_refused_with_a_degree_that_can(
+    said: str, spec: ModelSpec
+) -> None:
+    with pytest.raises(SpecError, match=f"has {said}, which 4 ranks") as caught:
+        check_divides(spec, 4)
+    assert caught.value.fix == "use tensor = 3"
+    check_divides(spec, 3)
+
+
+def test_a_token_that_no_rank_has_is_named() -> None:
+    spec = DIVISIBLE["llama"]
+    tokens = torch.tensor([[1, 72]])
+
+    def step(group: ThreadGroup) -> None:
+        unit = unit_of(spec, "e", sequence_length=2, group=group)
+        weights = Weights(unit.layout)
+        weights.attach_view(torch.zeros(unit.layout.size))
+        unit.forward(weights, torch.empty(0), MicroBatch(tokens, tokens))
+
+    with pytest.raises(SpecError, match="token 72, the model knows 0 to 71"):
+        in_group(2, step)
+
+
+def assert_near(found: Tensor, wanted: Tensor, what: str) -> None:
+    """Within rounding of fp32, of the largest element."""
+    off, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
+    assert off <= 1e-5 * largest, f"{what}: by {off:g} of {largest:g}"

@@ -1,0 +1,65 @@
+"""A tensor group of threads: real sums in the order of ranks, no processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
+from threading import Barrier, BrokenBarrierError
+from typing import TypeVar
+
+from torch import Tensor
+
+from ratrain.models.division import Division
+
+T = TypeVar("T")
+PATIENCE_S = 30
+
+
+class _Meeting:
+    """Where the ranks of a group put down what all may read."""
+
+    def __init__(self, degree: int) -> None:
+        self.barrier = Barrier(degree, timeout=PATIENCE_S)
+        self.put: list[Tensor | None] = [None] * degree
+
+
+class ThreadGroup:
+    """One thread's place in its tensor group."""
+
+    def __init__(self, division: Division, meeting: _Meeting) -> None:
+        self.division = division
+        self._meeting = meeting
+
+    def sum_(self, part: Tensor) -> None:
+        heard = self.gather(part)
+        total = heard[0].clone()
+        for one in heard[1:]:
+            total += one
+        part.copy_(total)
+
+    def gather(self, values: Tensor) -> list[Tensor]:
+        self._meeting.put[self.division.rank] = values.clone()
+        self._meeting.barrier.wait()
+        heard = [one.clone() for one in self._meeting.put if one is not None]
+        self._meeting.barrier.wait()
+        return heard
+
+
+def in_group(degree: int, work: Callable[[ThreadGroup], T]) -> list[T]:
+    """What `work` returns on each rank of a group of threads."""
+    meeting = _Meeting(degree)
+
+    def one(rank: int) -> T:
+        try:
+            return work(ThreadGroup(Division(rank, degree), meeting))
+        except BaseException:
+            meeting.barrier.abort()
+            raise
+
+    with ThreadPoolExecutor(degree) as pool:
+        found = [pool.submit(one, rank) for rank in range(degree)]
+    failed = [error for error in (future.exception() for future in found) if error is not None]
+    failed.sort(key=lambda error: isinstance(error, BrokenBarrierError))  # which only follows
+    if failed:
+        raise failed[0]
+    return [future.result() for future in found]

@@ -1,0 +1,68 @@
+"""Sums over a tensor group: in the order of ranks, whatever their size and way."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+import torch.distributed as dist
+from crew import Crew
+from torch import Tensor
+
+from ratrain.cost.scratch import CHUNK_BYTES
+from ratrain.runtime.tensor_peers import SMALL_BYTES, TensorPeers
+
+pytestmark = pytest.mark.slow
+
+PIECE = CHUNK_BYTES // 4
+SIZES = [1, 2, 5, SMALL_BYTES // 4 + 1, PIECE - 1, PIECE + 1, 4 * PIECE + 3, 5 * PIECE]
+
+
+def part(rank: int, size: int, dtype: torch.dtype) -> Tensor:
+    """What a rank adds: sizes so different that the order of a sum shows in its bits."""
+    generator = torch.Generator().manual_seed(rank)
+    values = torch.randn(size, generator=generator) * 10.0 ** (rank - 1)
+    return values.to(dtype)
+
+
+def in_order(world_size: int, size: int, dtype: torch.dtype) -> Tensor:
+    total = part(0, size, dtype).float()
+    for rank in range(1, world_size):
+        total = total + part(rank, size, dtype).float()
+    return total.to(dtype)
+
+
+def summed(rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> list[bool]:
+    """Whether each sum has the bits of the sum in order, on this rank."""
+    group = dist.new_group(list(range(world_size)))
+    assert isinstance(group, dist.ProcessGroup)
+    peers = TensorPeers(rank, range(world_size), group)
+    found: list[bool] = []
+    for size in sizes:
+        values = part(rank, size, dtype)
+        peers.sum_(values)
+        found.append(torch.equal(values, in_order(world_size, size, dtype)))
+    return found
+
+
+def gathered(rank: int, world_size: int) -> list[list[float]]:
+    group = dist.new_group(list(range(world_size)))
+    assert isinstance(group, dist.ProcessGroup)
+    peers = TensorPeers(rank, range(world_size), group)
+    return [one.tolist() for one in peers.gather(torch.tensor([rank + 0.5]))]
+
+
+@pytest.mark.parametrize("degree", [2, 3, 4])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_adds_up_in_the_order_of_ranks_on_every_rank(
+    degree: int, dtype: torch.dtype, crew: Crew
+) -> None:
+    assert all(map(all, crew.ask(degree, summed, SIZES, dtype)))
+
+
+def test_every_rank_hears_all_values_by_rank(crew: Crew) -> None:
+    assert crew.ask(3, gathered) == [[[0.5], [1.5], [2.5]]] * 3
+
+
+def test_another_order_would_show() -> None:
+    parts = [part(rank, 100, torch.float32) for rank in range(3)]
+    assert not torch.equal(parts[2] + parts[1] + parts[0], in_order(3, 100, torch.float32))
