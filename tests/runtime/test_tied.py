@@ -22,7 +22,8 @@ from ratrain.runtime.seats import Seats
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}
-TIED = Setting(tied=True)
+MODEL = (("tie_word_embeddings", True),)
+TIED = Setting(model=MODEL)
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +63,8 @@ def test_a_tied_run_agrees_with_plain_torch_and_keeps_its_copies_equal(
 
 def test_a_tied_run_is_not_an_untied_one(crew: Crew, tmp_path: Path) -> None:
     tied, untied = (
-        train(crew, replace(TIED, tied=tied).at((2, 1)), tmp_path / str(tied))
-        for tied in (True, False)
+        train(crew, Setting(model=model).at((2, 1)), tmp_path / str(len(model)))
+        for model in (MODEL, ())
     )
     assert tied.losses != untied.losses
 
