@@ -15,10 +15,10 @@ import time
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
-sys.path[:0] = [str(ROOT / "src"), str(ROOT / "tests" / "transport")]
-os.environ["PYTHONPATH"] = str(ROOT / "src")  # for the far process
+sys.path.insert(0, str(ROOT / "src"))
+sys.path.insert(0, str(ROOT / "tests" / "transport"))
 
-from test_transport_faults import (  # pyright: ignore[reportMissingImports]
+from test_transport_faults import (  # noqa: E402  # pyright: ignore[reportMissingImports]
     TestNamespaces,
     wires,
 )
@@ -40,6 +40,7 @@ def iperf3_mbit(space: str, hosts: list[str]) -> float:
 if __name__ == "__main__":
     if os.geteuid() != 0 or shutil.which("iperf3") is None:
         sys.exit("nics.py needs root (network namespaces) and iperf3")
+    os.environ["PYTHONPATH"] = str(ROOT / "src")  # for the far process
     for rates in ((1000, 1000), (1000, 250)):
         with wires(*rates) as (space, hosts):
             limit = iperf3_mbit(space, hosts)

@@ -21,10 +21,12 @@ _KIND_OF_LANE = {
     Lane.REDUCE: "reduce",
     Lane.GATHER: "gather",
     Lane.UPDATE: "update",
+    Lane.TENSOR: "tensor",
     Lane.DISK: "other",
 }
-KINDS = ("compute", "recovery", "stages", "reduce", "gather", "update", "other")
-"""`stages`: other stages and their tensors; `other`: between ops nothing is awaited, or a save."""
+KINDS = ("compute", "recovery", "stages", "tensor", "reduce", "gather", "update", "other")
+"""`stages`: other stages and their tensors; `tensor`: sums inside a tensor group; `other`: between
+ops nothing is awaited, or a save."""
 
 _Node = tuple[int, int]
 """(step, row of the program's table)."""

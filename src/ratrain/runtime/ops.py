@@ -317,7 +317,8 @@ class RankOps:
             self._gradient_factor *= clip / norm
 
     def _square(self, unit: UnitState) -> Tensor:
-        """The sum of squares of what this rank counts of its share of a unit's gradient."""
+        """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
+        matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
         share, total = self._reduced(unit, own=True), torch.zeros((), dtype=torch.float64)
         tied = self._setup.tied and unit.local.last
         for piece in counted_once(unit) if tied else unit.counted:

@@ -22,7 +22,8 @@ _SIMULATED = {
     "reduce": ("reduce",),
     "gather": ("gather",),
     "update": ("update",),
-    "stages": ("bubble", "message", "tensor"),
+    "stages": ("bubble", "message"),
+    "tensor": ("tensor",),
 }
 
 
@@ -114,10 +115,11 @@ def _measured_kinds(folder: RunFolder, spec: RunSpec, counted: Sequence[Row]) ->
             return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
     if not counted:
         return {}
-    found = {
-        kind: median(fmean(rank[f"{kind}_s"] or 0.0 for rank in row["ranks"]) for row in counted)
-        for kind in KINDS[:-1]
-    }
+
+    def mean(row: Row, kind: str) -> float:
+        return fmean(rank.get(f"{kind}_s") or 0.0 for rank in row["ranks"])
+
+    found = {kind: median(mean(row, kind) for row in counted) for kind in KINDS[:-1]}
     return {**found, "other": _median_s(counted) - sum(found.values())}
 
 

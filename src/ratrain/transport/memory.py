@@ -131,5 +131,5 @@ def _raw(ptr: int, size: int) -> memoryview:
 def _no_device(device: str) -> SpecError:
     return SpecError(
         f"memory on {device} cannot be registered: only host memory can",
-        fix="copy it to a (pinned) host buffer and register that",
+        fix="write it with transport.staging.Stage, or copy it to a host buffer first",
     )
