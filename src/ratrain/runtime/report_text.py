@@ -54,7 +54,7 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
         f"{report['tokens_per_s']:,.0f} tokens/s; medians of steps {first} to {last} "
         f"({format_time(step['fastest'])} to {format_time(step['slowest'])});"
     )
-    yield "kinds: means over ranks and over the last steps"
+    yield "kinds: means over ranks, in a typical one of the last steps"
     if step["predicted"] is None:
         yield "not predicted: the run was not calibrated"
 

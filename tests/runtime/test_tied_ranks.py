@@ -96,6 +96,20 @@ def test_copies_stay_equal_in_lower_precision(
     assert any(moment.any() for _, moment, _ in found.units.values())
 
 
+def test_a_tensor_group_ties_its_parts_of_the_matrix(crew: Crew, tmp_path: Path) -> None:
+    model = (*MODEL, ("num_key_value_heads", 4))
+    one = replace(TIED, name="1f1b", model=model, learning_rate=1e-3, clip_norm=0.5)
+    layouts = {"alone": one, "flat": replace(one, tensor=2), "deep": replace(one, tensor=2)}
+    layouts["deep"] = replace(layouts["deep"], pipeline=2)
+    found = {name: train(crew, each, tmp_path / name) for name, each in layouts.items()}
+    assert not found["deep"].differences(found["flat"])
+    assert found["flat"].loss_values == pytest.approx(found["alone"].loss_values, rel=1e-6)
+    assert found["flat"].norms == pytest.approx(found["alone"].norms, rel=1e-5)
+    for name, each in found.items():
+        for embedding, head in copies(each, tmp_path / name):
+            assert embedding == head, name
+
+
 def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) -> Tensor:
     """One rank of two pipelines of `world_size` / 2 ranks: its own numbers, added up."""
     seats = Seats(world_size // 2, 2, (0, 0), (0,))
