@@ -204,12 +204,15 @@ def _orders(job: JobSpec) -> Iterator[tuple[tuple[Device, ...], bool]]:
 
 
 def _tensor_degrees(job: JobSpec) -> list[int]:
-    """Degrees that divide heads and every host's devices, so that no group leaves its host."""
+    """Degrees that divide heads and every host's devices, so that no group leaves its host. Where
+    there are data to train on, those that runs can divide by: MLP and vocabulary too."""
     hosts: dict[int, int] = {}
     for device in job.cluster.members():
         hosts[device.host] = hosts.get(device.host, 0) + 1
     model = job.model.spec
     counts = {*hosts.values(), model.heads, model.kv_heads}
+    if job.data is not None:
+        counts |= {model.ffn, model.vocab}
     return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 

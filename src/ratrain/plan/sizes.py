@@ -61,7 +61,7 @@ def _wider(job: JobSpec) -> float:
 
 def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
-    params = -(-block.params // layout.tensor)
+    params = _params_of_rank(job, layout, block)
     precision = precision_of(job.schedule.dtype)
     return Unit(
         name={"embedding": "e", "head": "h"}.get(block.kind, str(block.index)),
@@ -80,6 +80,15 @@ def trains_tied(job: JobSpec) -> bool:
     """Whether the job trains a model whose embedding and head are one matrix. One that is only
     simulated, like the published ones, leaves the sum of their gradients out."""
     return job.data is not None and job.model.spec.tied_embeddings
+
+
+def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
+    """Parameters on one rank of a tensor group. Jobs that have data to train on count vectors
+    whole: norms are, and what biases that are divided save is next to nothing."""
+    whole = 0
+    if job.data is not None and layout.tensor > 1:
+        whole = sum(tensor.elements for tensor in block.tensors if len(tensor.shape) == 1)
+    return whole - (-(block.params - whole) // layout.tensor)
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
