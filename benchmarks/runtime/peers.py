@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from cases import BETAS, DEEPSPEED, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
+from cases import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
 from plain_model import Stage, loss_of, stage_of, units_of_stage
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -183,15 +183,6 @@ BUILDERS: dict[str, Callable[[Case, ModelSpec], Method]] = {
     "pp+fsdp2": pipeline_fsdp2,
     "pp+hooks": pipeline_hooks,
 }
-
-
-def builder_of(name: str) -> Callable[[Case, ModelSpec], Method]:
-    """Makes one rank of a method."""
-    if name == DEEPSPEED:
-        from deepspeed_peer import DeepSpeedPipeline
-
-        return DeepSpeedPipeline
-    return BUILDERS[name]
 
 
 def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bound import Bound, bound_of
-from cases import DEEPSPEED, LINKS, Case, Emulation
+from cases import LINKS, Case, Emulation
 from field import field_of
 from ours import OURS
 from outcomes import Outcome, together
@@ -62,8 +62,7 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, tuple[str, ...]]]:
         case = Case(f"{variant}, {layout}, {link}", link=link, **{**shape, **VARIANTS[variant]})
         if chosen.emulate:
             case = case.but(emulation=SLEEPS[case.model], cpus=1.0)
-        more = (DEEPSPEED,) if chosen.deepspeed and layout == "2x2" else ()
-        yield case.but(steps=chosen.steps), (*peers, *more)
+        yield case.but(steps=chosen.steps), peers
 
 
 def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
@@ -71,7 +70,7 @@ def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
     runs: dict[str, list[Outcome]] = {name: [] for name in (*peers, *chosen.ours)}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        field_of(case, Path(folder) / "case", chosen.deepspeed) as field,
+        field_of(case, Path(folder) / "case") as field,
     ):
         for _ in range(chosen.repetitions):
             for name, found in runs.items():
@@ -121,7 +120,6 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=5)
     asked.add_argument("--emulate", action="store_true", help="compute replaced by sleeps")
     asked.add_argument("--quick", action="store_true", help="2x2, two links, one repetition")
-    asked.add_argument("--deepspeed", metavar="PYTHON", help="an interpreter that has DeepSpeed")
     asked.add_argument("--json", type=Path, help="write all figures there")
     chosen = asked.parse_args()
     if chosen.quick:
