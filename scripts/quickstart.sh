@@ -6,7 +6,7 @@ cd "$(dirname "$0")/.."
 
 ratrain=${RATRAIN:-.venv/bin/ratrain}
 job=examples/quickstart.toml
-steps=${STEPS:-60}
+steps=${STEPS:-120}
 ours=runs/quickstart-ratrain plain=runs/quickstart-baseline-1f1b
 
 say() { printf '\n\033[1m%s\033[0m\n' "$*"; }

@@ -17,6 +17,7 @@ from ratrain.describe.presets import load_cluster
 
 UNLIMITED_BITS_PER_S = 10e9  # what a pair of virtual ports carries; see ratrain.lab.ports
 LINKS = {"10 Gbit/s": UNLIMITED_BITS_PER_S, "1 Gbit/s": 1e9, "200 Mbit/s": 2e8, "50 Mbit/s": 5e7}
+DEEPSPEED = "pp+deepspeed"  # the peer that needs an interpreter of its own
 LEARNING_RATE, WEIGHT_DECAY, BETAS, EPSILON = 1e-3, 0.1, (0.9, 0.95), 1e-8
 
 

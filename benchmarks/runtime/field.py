@@ -8,7 +8,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from cases import Case, cluster_of
+from cases import DEEPSPEED, Case, cluster_of
 from ours import OURS, run_ours, write_job
 from outcomes import Outcome, outcome_of
 
@@ -27,6 +27,7 @@ class Field:
     case: Case
     folder: Path
     lab: Lab
+    deepspeed: str | None = None  # the interpreter that has it
 
     def run(self, method: str) -> Outcome:
         """One run of one method; a failure is an outcome too."""
@@ -38,7 +39,8 @@ class Field:
         out = self.folder / method
         out.mkdir(parents=True, exist_ok=True)
         said: dict[int, list[str]] = {rank: [] for rank in range(self.case.ranks)}
-        command = [sys.executable, str(RANK), str(self.folder / "case.json"), method, str(out)]
+        python = self.deepspeed if method == DEEPSPEED and self.deepspeed else sys.executable
+        command = [python, str(RANK), str(self.folder / "case.json"), method, str(out)]
         killed = [self.lab.oom_kills(rank) for rank in said]
         endings = run_crew(
             self.lab, command, lambda rank, line: said[rank].append(line.decode(errors="replace"))
@@ -54,9 +56,9 @@ class Field:
 
 
 @contextmanager
-def field_of(case: Case, folder: Path) -> Iterator[Field]:
+def field_of(case: Case, folder: Path, deepspeed: str | None = None) -> Iterator[Field]:
     """The lab of a case, for as long as the `with` block runs."""
     case.write(folder)
     write_job(case, folder)
     with Lab(cluster_of(folder), case.ranks) as lab:
-        yield Field(case, folder, lab)
+        yield Field(case, folder, lab, deepspeed)

@@ -1,7 +1,7 @@
 """What is compared with: each a way to run one step on torch's own parts, over gloo.
 
 World ranks count data within pipeline, as ours do. All of them accumulate gradients locally over
-a step's micro-batches and reduce once, except plain FSDP2, which also frees what it gathers.
+a step's micro-batches and reduce once, except plain FSDP2.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from cases import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
+from cases import BETAS, DEEPSPEED, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
 from plain_model import Stage, loss_of, stage_of, units_of_stage
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -56,11 +56,10 @@ class Accumulated:
     def _synced(self, last: bool) -> AbstractContextManager[None]:
         if isinstance(self.module, DistributedDataParallel) and not last:
             return self.module.no_sync()
-        if isinstance(self.module, FSDPModule):
-            self.module.set_requires_gradient_sync(last)
+        if isinstance(self.module, FSDPModule) and self.keeps:
             self.module.set_is_last_backward(last)
-            if self.keeps:
-                self.module.set_reshard_after_backward(last)
+            self.module.set_requires_gradient_sync(last)
+            self.module.set_reshard_after_backward(last)
         return nullcontext()
 
 
@@ -132,12 +131,13 @@ def ddp(case: Case, spec: ModelSpec) -> Method:
 
 
 def fsdp2(case: Case, spec: ModelSpec) -> Method:
-    """fully_shard of every unit as the manual shows it: gathered for forward and for backward."""
+    """fully_shard of every unit as the manual shows it: gathered for forward and for backward,
+    gradients reduced and sharded in every micro-batch. Least memory, most bytes."""
     return _fsdp2(case, spec, reshard=True)
 
 
 def fsdp2_kept(case: Case, spec: ModelSpec) -> Method:
-    """fully_shard, parameters kept gathered until the step's backward is over."""
+    """fully_shard, parameters and gradients kept whole until the step's backward is over."""
     return _fsdp2(case, spec, reshard=False)
 
 
@@ -183,6 +183,15 @@ BUILDERS: dict[str, Callable[[Case, ModelSpec], Method]] = {
     "pp+fsdp2": pipeline_fsdp2,
     "pp+hooks": pipeline_hooks,
 }
+
+
+def builder_of(name: str) -> Callable[[Case, ModelSpec], Method]:
+    """Makes one rank of a method."""
+    if name == DEEPSPEED:
+        from deepspeed_peer import DeepSpeedPipeline
+
+        return DeepSpeedPipeline
+    return BUILDERS[name]
 
 
 def optimizer_of(module: nn.Module) -> torch.optim.Optimizer:

@@ -13,7 +13,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from cases import model_of, read_case
+from cases import DEEPSPEED, model_of, read_case
 from watch import busy_s, interface_bytes, status_bytes
 
 PEER_TIMEOUT = timedelta(minutes=5)
@@ -38,7 +38,7 @@ def main(case_path: Path, name: str, out: Path) -> None:
     case = read_case(case_path)
     import torch
     import torch.distributed as dist
-    from peers import BUILDERS, optimizer_of
+    from peers import builder_of, optimizer_of
     from tokens import batch, samples_of
 
     torch.set_num_threads(int(os.environ.get("OMP_NUM_THREADS", "1")))
@@ -48,15 +48,16 @@ def main(case_path: Path, name: str, out: Path) -> None:
     samples = samples_of(case_path.parent)
     trace = Trace(before_bytes=status_bytes("VmRSS"))
     Path("/proc/self/clear_refs").write_text("5")  # the peak counts from here
-    method = BUILDERS[name](case, model_of(case_path.parent))
-    optimizer = optimizer_of(method.module)
+    method = builder_of(name)(case, model_of(case_path.parent))
+    optimizer = None if name == DEEPSPEED else optimizer_of(method.module)
     if size > 1:
         dist.barrier()
     trace.began_s = time.monotonic()
     for step in range(case.warm_up + case.steps):
         loss = method.backward(*batch(case, samples, step, rank % case.data))
-        optimizer.step()
-        optimizer.zero_grad(set_to_none=True)
+        if optimizer is not None:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
         _note(trace, loss)
     trace.peak_bytes = status_bytes("VmHWM")
     (out / f"trace-{rank}.json").write_text(json.dumps(asdict(trace)))

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bound import Bound, bound_of
-from cases import LINKS, Case, Emulation
+from cases import DEEPSPEED, LINKS, Case, Emulation
 from field import field_of
 from ours import OURS
 from outcomes import Outcome, together
@@ -62,22 +62,23 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, tuple[str, ...]]]:
         case = Case(f"{variant}, {layout}, {link}", link=link, **{**shape, **VARIANTS[variant]})
         if chosen.emulate:
             case = case.but(emulation=SLEEPS[case.model], cpus=1.0)
-        yield case.but(steps=chosen.steps), peers
+        more = (DEEPSPEED,) if chosen.deepspeed and layout == "2x2" else ()
+        yield case.but(steps=chosen.steps), (*peers, *more)
 
 
-def row_of(case: Case, peers: Sequence[str], ours: Sequence[str], repetitions: int) -> Row:
+def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
     """The methods one after the other, again and again."""
-    runs: dict[str, list[Outcome]] = {name: [] for name in (*peers, *ours)}
+    runs: dict[str, list[Outcome]] = {name: [] for name in (*peers, *chosen.ours)}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
-        field_of(case, Path(folder) / "case") as field,
+        field_of(case, Path(folder) / "case", chosen.deepspeed) as field,
     ):
-        for _ in range(repetitions):
+        for _ in range(chosen.repetitions):
             for name, found in runs.items():
                 if all(run.ended for run in found):
                     found.append(field.run(name))
     outcomes = {name: together(found) for name, found in runs.items()}
-    own = tuple(outcomes[name] for name in ours)
+    own = tuple(outcomes[name] for name in chosen.ours)
     return Row(case, tuple(outcomes[name] for name in peers), own, bound_of(case, own))
 
 
@@ -120,6 +121,7 @@ def main() -> None:
     asked.add_argument("--steps", type=int, default=5)
     asked.add_argument("--emulate", action="store_true", help="compute replaced by sleeps")
     asked.add_argument("--quick", action="store_true", help="2x2, two links, one repetition")
+    asked.add_argument("--deepspeed", metavar="PYTHON", help="an interpreter that has DeepSpeed")
     asked.add_argument("--json", type=Path, help="write all figures there")
     chosen = asked.parse_args()
     if chosen.quick:
@@ -127,7 +129,7 @@ def main() -> None:
         chosen.link, chosen.ours = ["1 Gbit/s", "200 Mbit/s"], ["ratrain", "baseline-1f1b"]
     rows: list[Row] = []
     for case, peers in cases(chosen):
-        rows.append(row_of(case, peers, chosen.ours, chosen.repetitions))
+        rows.append(row_of(case, peers, chosen))
         print("\n".join(lines(rows[-1])), flush=True)
         if chosen.json:
             chosen.json.write_text(json.dumps([asdict(row) for row in rows], indent=1))

@@ -111,7 +111,6 @@ class Setting:
     link: str = "1Gbit/s"
     files: tuple[str, ...] = ()
     model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
-    tied: bool = False
 
     @property
     def world_size(self) -> int:
@@ -135,8 +134,7 @@ class Setting:
 def write_job(folder: Path, setting: Setting) -> Path:
     """The job file of a setting, with its model and cluster beside it."""
     folder.mkdir(parents=True, exist_ok=True)
-    config = {**CONFIG, "tie_word_embeddings": setting.tied, **dict(setting.model)}
-    (folder / "config.json").write_text(json.dumps(config))
+    (folder / "config.json").write_text(json.dumps({**CONFIG, **dict(setting.model)}))
     rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
     (folder / "cluster.toml").write_text(
         CLUSTER.format(

@@ -18,7 +18,8 @@ from ratrain.runtime.merge import merge_records
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.timeline.timeline import read_timeline
 
-TIED = Setting(tied=True, pipeline=2, steps=4, clip_norm=0.5, every=2, keep=9)
+MODEL = (("tie_word_embeddings", True),)
+TIED = Setting(model=MODEL, pipeline=2, steps=4, clip_norm=0.5, every=2, keep=9)
 
 pytestmark = pytest.mark.slow
 
@@ -67,7 +68,7 @@ def test_an_export_holds_the_matrix_once(whole: RunFolder, tmp_path: Path) -> No
 
 def test_a_program_that_would_let_the_copies_drift_does_not_run(tmp_path: Path) -> None:
     folder = made(tmp_path, Setting(steps=1))
-    write_job(tmp_path, Setting(steps=1, tied=True, files=("text.txt",)))
+    write_job(tmp_path, Setting(steps=1, model=MODEL, files=("text.txt",)))
     with pytest.raises(RunFailed, match="ties its embedding and its head"):
         start(folder)
     assert not folder.checkpoints.exists() or saved_steps(folder) == []

@@ -24,7 +24,7 @@ from ratrain.runtime.seats import Seats
 from ratrain.runtime.watch import Follower, Progress, ProgressMeter, RankMemory
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.simulate.waiting import Waiting
-from ratrain.timeline.compare import one_step, step_times
+from ratrain.timeline.compare import one_step, step_times, typical_step
 
 ROW = {
     "step": 0,
@@ -167,7 +167,7 @@ def test_a_simulated_timeline_is_itemised_as_the_simulator_does(name: str, seed:
     simulation = simulate(program, random_costs(program.table, seed, interrupts=False))
     ranks = program.setup.ranks
     seats = Seats(pipeline=ranks, data=1, replica_class=(0,), first_rank=(0,))
-    found = measured_kinds(program, seats, timeline_of(simulation))
+    found = measured_kinds(program, seats, timeline_of(simulation), 1)
     for own, theirs in zip(found, simulation.ranks, strict=True):
         waited = theirs.waiting_s
         assert own["compute"] == pytest.approx(theirs.compute_s)
@@ -182,7 +182,7 @@ def test_kinds_add_up_to_the_time_between_two_steps_last_ops(name: str, seed: in
     program = small(name)
     timeline = timeline_of(simulate(program, random_costs(program.table, seed)))
     seats = Seats(program.setup.ranks, 1, (0,), (0,))
-    for rank, own in enumerate(measured_kinds(program, seats, timeline)):
+    for rank, own in enumerate(measured_kinds(program, seats, timeline, 1)):
         ends = [
             max(
                 span.end_s
@@ -199,6 +199,7 @@ def test_a_timelines_steps_are_as_long_as_the_simulators() -> None:
     simulation = simulate(program, random_costs(program.table, 7))
     timeline = timeline_of(simulation)
     assert step_times(timeline)[1] == pytest.approx(simulation.step_time_s)
+    assert typical_step(timeline) == 1  # the first one's length is not known
     second = one_step(timeline, 1, ranks={1: 0}, as_step=5)
     assert {(span.step, span.rank) for span in second.spans} == {(5, 0)}
     assert min(span.start_s for span in second.spans if span.lane == "compute") == 0

@@ -25,8 +25,8 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     Losses of the steps that both have are compared bit by bit, then every buffer
     (weights and moments) of the newest checkpoint whose step both have.
 
-    Exit status 0: identical bit by bit. 1: something differs, or there is no
-    checkpoint of one step to compare.
+    Exit status 0: identical bit by bit. 1: something differs, or there are no
+    checkpoints that can be compared.
 
     \b
     Examples:
@@ -65,7 +65,7 @@ def _lines(pair: RunPair) -> Iterator[str]:
 
 def _weights(pair: RunPair) -> str:
     if pair.weights is None:
-        return "not compared: no checkpoint of one step in both"
+        return f"not compared: {pair.problem}"
     unlike = [each for each in pair.weights if not each.identical]
     at = f"{len(pair.weights)} buffers of step {pair.checkpoint_step}"
     if not unlike:

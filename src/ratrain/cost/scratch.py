@@ -48,6 +48,6 @@ def lanes_scratch_bytes(data: int, tensor: int = 1, *, tied: bool = False) -> in
     optimizer's widened gradient, scaled; and what the sums of a tensor group hold, inside compute
     and beside it: a piece from each peer, and the piece's sum in fp32."""
     reduction = 2 * (data - 1) + 1 if data > 1 else 0
-    pieces = max(reduction, 2 if tied else 0)
-    pieces += 2 * (tensor - 1 + 2) if tensor > 1 else 0
+    sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
+    pieces = max(reduction, 2 if tied else 0) + sums
     return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS + SMALL_THINGS_BYTES

@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from statistics import median
 from typing import Any
 
 from ratrain.errors import TimelineError
 from ratrain.runtime.merge import merge_records
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
-from ratrain.timeline.compare import Comparison, OpDifference, compare, one_step, step_times
+from ratrain.timeline.compare import (
+    Comparison,
+    OpDifference,
+    compare,
+    one_step,
+    step_times,
+    typical_step,
+)
 from ratrain.timeline.timeline import Timeline, read_timeline
 
 WORST = 10
@@ -29,9 +35,12 @@ class RunDifference:
     measured_step_s: float | None  # None where the step before was not recorded
 
     def worst(self, count: int = WORST) -> list[OpDifference]:
-        """The ops whose length is furthest from the predicted one. Those to which no time was
-        given are not predicted at all: saving."""
-        timed = [op for op in self.ops.ops if op.first.length_s > 0]
+        """The ops whose length is furthest from the predicted one. Saves are given no time, so
+        they are not predicted at all; a send ends when the network has taken its bytes, so that
+        its receive tells of the transfer."""
+        timed = [
+            op for op in self.ops.ops if op.first.length_s > 0 and not op.lane.startswith("send")
+        ]
         by_size = sorted(timed, key=lambda op: -abs(op.length_difference_s))
         return by_size[:count]
 
@@ -55,7 +64,7 @@ def difference_of(folder: RunFolder, step: int | None = None) -> RunDifference:
         )
     predicted = read_timeline(folder.predicted)
     lengths = step_times(measured)
-    chosen = _typical_step(measured, lengths) if step is None else step - 1
+    chosen = typical_step(measured) if step is None else step - 1
     last = max(span.step for span in predicted.spans)
     ours = one_step(measured, chosen, ranks=_first_members(spec.seats))
     theirs = one_step(predicted, last)
@@ -110,16 +119,6 @@ def _first_members(seats: Seats) -> dict[int, int]:
         if seat.program_rank not in found.values():
             found[seat.world_rank] = seat.program_rank
     return found
-
-
-def _typical_step(measured: Timeline, lengths: dict[int, float]) -> int:
-    """The step of median length; the last one, which saves, only where there is no other."""
-    last = max(span.step for span in measured.spans)
-    known = {step: length for step, length in lengths.items() if step != last} or lengths
-    if not known:
-        return last
-    middle = median(known.values())
-    return min(known, key=lambda step: (abs(known[step] - middle), step))
 
 
 def _ratio(predicted: float, measured: float | None) -> float | None:

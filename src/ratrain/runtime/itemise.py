@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-from statistics import fmean
 
 from ratrain.program.actions import Kind, Lane
 from ratrain.program.program import Program
@@ -21,10 +20,12 @@ _KIND_OF_LANE = {
     Lane.REDUCE: "reduce",
     Lane.GATHER: "gather",
     Lane.UPDATE: "update",
+    Lane.TENSOR: "tensor",
     Lane.DISK: "other",
 }
-KINDS = ("compute", "recovery", "stages", "reduce", "gather", "update", "other")
-"""`stages`: other stages and their tensors; `other`: between ops nothing is awaited, or a save."""
+KINDS = ("compute", "recovery", "stages", "tensor", "reduce", "gather", "update", "other")
+"""`stages`: other stages and their tensors; `tensor`: sums inside a tensor group; `other`: between
+ops nothing is awaited, or a save."""
 
 _Node = tuple[int, int]
 """(step, row of the program's table)."""
@@ -51,18 +52,18 @@ class _Waits:
         return own + [(step - 1, other) for other in self.across.get(op, ())]
 
 
-def measured_kinds(program: Program, seats: Seats, measured: Timeline) -> list[dict[str, float]]:
-    """Seconds of each of `KINDS` by world rank: means over the recorded steps but the first, whose
-    beginning is not known, and the last, which saves, where there are others."""
+def measured_kinds(
+    program: Program, seats: Seats, measured: Timeline, step: int
+) -> list[dict[str, float]]:
+    """Seconds of each of `KINDS` in a step, by world rank; the step before must be there too. They
+    add up to the time between the ends of the two steps' last compute ops."""
     ranks = _ranks(program, seats, measured)
     waits = _waits(program)
-    steps = sorted({span.step for span in measured.spans})[1:]
-    steps = steps[:-1] or steps
     found: list[dict[str, float]] = []
     for seat in seats.all():
         lane = _compute_lane(program, seat.program_rank)
-        rows = [_step(program, ranks[seat.world_rank], waits, lane, step) for step in steps]
-        found.append({kind: fmean(row[kind] for row in rows) for kind in KINDS} if rows else {})
+        row = _step(program, ranks[seat.world_rank], waits, lane, step)
+        found.append({kind: row[kind] for kind in KINDS})
     return found
 
 

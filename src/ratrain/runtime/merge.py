@@ -1,8 +1,8 @@
 """What every rank recorded, as one timeline: measured.json.
 
-A transfer has partners: a message its sender, a collective its group's ranks, a sum of tied
-copies the other end. Its span begins when the last of them has begun, so that it tells the
-transfer and not the wait for the others.
+A transfer has partners: a message its sender, a collective its group's ranks, a sum of tied copies
+the other end. Its span begins when the last of them has begun, so that it tells the transfer and
+not the wait for the others.
 Ranks' clocks are put together by each machine's own time of day.
 """
 

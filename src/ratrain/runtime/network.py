@@ -50,12 +50,12 @@ class Network(Protocol):
         """Fills `flat` with every replica's part; the own part is already there."""
         ...
 
-    def tensor_group(self, lane: Lane) -> TensorGroup | None:
-        """The own tensor group, as the compute or the tensor lane reaches it; None: no others."""
-        ...
-
     def add_copies(self, gradient: Tensor) -> None:
         """Adds up a tied matrix' gradients of the pipeline's two ends; both get the same bits."""
+        ...
+
+    def tensor_group(self, lane: Lane) -> TensorGroup | None:
+        """The own tensor group, as the compute or the tensor lane reaches it; None: no others."""
         ...
 
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
@@ -93,11 +93,11 @@ class TorchNetwork:
                     self._data[lane] = group
         self._tensor = self._tensor_groups(backend) if seats.tensor > 1 else {}
         self._copies: dist.ProcessGroup | None = None
-        apart = tied and seats.pipeline > 1
-        for data, tensor in product(range(seats.data), range(seats.tensor)) if apart else ():
-            ends = seats.ends(data, tensor)
-            group = self._group(list(ends), backend)
-            if seat.world_rank in ends:
+        ends = product(range(seats.data), range(seats.tensor))
+        for data, tensor in ends if tied and seats.pipeline > 1 else ():
+            ranks = seats.ends(data, tensor)
+            group = self._group(ranks, backend)
+            if seat.world_rank in ranks:
                 self._copies = group
         everyone = list(range(seats.world_size))
         self._shared: dict[Lane | None, dist.ProcessGroup] = {

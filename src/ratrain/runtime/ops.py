@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.graph import get_gradient_edge
 
+from ratrain.cost.scratch import UPDATE_ELEMENTS
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
@@ -21,6 +22,9 @@ from ratrain.runtime.optimizer import LossScale
 from ratrain.runtime.schedule import LocalOp, Schedule
 from ratrain.runtime.states import Graph, RankStates, UnitState
 from ratrain.runtime.tied import add_here, counted_once, tied_range
+
+_SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
+"""The norm takes so many at once: as fp64, with their squares, what the optimizer widens later."""
 
 
 class Batches(Protocol):
@@ -316,11 +320,10 @@ class RankOps:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
         matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
         share, total = self._reduced(unit, own=True), torch.zeros((), dtype=torch.float64)
-        if self._setup.tied and unit.local.last:
-            rest = counted_once(unit, share).double().square().sum()
-            return total if unit.division.rank else rest
-        for piece in unit.counted:
-            total = total.to(share.device) + share[piece].double().square().sum()
+        tied = self._setup.tied and unit.local.last
+        for piece in counted_once(unit) if tied else unit.counted:
+            for part in share[piece].split(_SQUARED_ELEMENTS):
+                total = total.to(share.device) + part.double().square().sum()
         return total
 
     def _exchanged(self, squares: Tensor) -> list[list[float]]:

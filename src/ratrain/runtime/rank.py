@@ -68,6 +68,8 @@ def _begin_again(folder: Path) -> None:
     environment[_READY] = str(os.getpid())
     environment["OMP_NUM_THREADS"] = str(spec["threads"])
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: fewer faults a step
+    # torch's own record of the last 2,000 transfers: megabytes that no budget knows of.
+    environment.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
     preload = _allocator() if spec["allocator"] else None

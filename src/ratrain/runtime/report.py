@@ -13,6 +13,7 @@ from ratrain.runtime.itemise import KINDS, measured_kinds
 from ratrain.runtime.merge import merge_records, write_measured
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.watch import Row
+from ratrain.timeline.compare import step_times, typical_step
 from ratrain.timeline.timeline import write_whole
 
 FORMAT = "ratrain report 1"
@@ -22,13 +23,15 @@ _SIMULATED = {
     "reduce": ("reduce",),
     "gather": ("gather",),
     "update": ("update",),
-    "stages": ("bubble", "message", "tensor"),
+    "stages": ("bubble", "message"),
+    "tensor": ("tensor",),
 }
 
 
 def report_of(folder: RunFolder) -> dict[str, Any]:
     """The report of the run's last attempt. The step time is the median of the last half of its
-    steps, without its first two. Kinds are means over ranks and over the recorded steps."""
+    steps, without its first two. Kinds are means over ranks, of the recorded step of median
+    length."""
     spec, facts = folder.read_spec(), read_facts(folder)
     rows, last = folder.read_metrics(), attempts(folder)[-1:]
     counted = counted_rows(rows, last[0] if last else None)
@@ -105,19 +108,20 @@ def _kinds(
 
 
 def _measured_kinds(folder: RunFolder, spec: RunSpec, counted: Sequence[Row]) -> dict[str, float]:
-    """From the recorded ops. A run that did not come to its end has recorded none: then from the
-    metrics, which give a wait to the lane that ended last."""
+    """From the ops of a typical recorded step. A run that did not come to its end has recorded
+    none: then from the metrics, which give a wait to the lane that ended last."""
     timeline = merge_records(folder, spec)
-    if timeline is not None:
-        ranks = measured_kinds(folder.read_program(), spec.seats, timeline)
-        if all(ranks):
-            return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
+    if timeline is not None and step_times(timeline):
+        step = typical_step(timeline)
+        ranks = measured_kinds(folder.read_program(), spec.seats, timeline, step)
+        return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
     if not counted:
         return {}
-    found = {
-        kind: median(fmean(rank[f"{kind}_s"] or 0.0 for rank in row["ranks"]) for row in counted)
-        for kind in KINDS[:-1]
-    }
+
+    def mean(row: Row, kind: str) -> float:
+        return fmean(rank.get(f"{kind}_s") or 0.0 for rank in row["ranks"])
+
+    found = {kind: median(mean(row, kind) for row in counted) for kind in KINDS[:-1]}
     return {**found, "other": _median_s(counted) - sum(found.values())}
 
 

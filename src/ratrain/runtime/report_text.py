@@ -12,12 +12,15 @@ _NAMES = {
     "compute": "compute",
     "recovery": "recovery",
     "stages": "waiting for stages",
+    "tensor": "waiting for tensor",
     "reduce": "waiting for reduce",
     "gather": "waiting for gather",
     "update": "waiting for update",
     "other": "other",
 }
 _SHOWN_RANKS = 16
+_RARE = ("recovery", "tensor")
+"""Kinds that are left out where a run has none of them."""
 
 
 def report_text(report: dict[str, Any]) -> list[str]:
@@ -41,6 +44,8 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
     yield f"{'':22}{'predicted':>12}{'measured':>12}{'ratio':>8}"
     yield _row("step", step["predicted"], step["measured"], step["ratio"])
     for kind in report["kinds"]:
+        if kind["kind"] in _RARE and not kind["predicted_s"] and not kind["measured_s"]:
+            continue
         yield _row(
             "  " + _NAMES[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
         )
@@ -49,16 +54,14 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
         f"{report['tokens_per_s']:,.0f} tokens/s; medians of steps {first} to {last} "
         f"({format_time(step['fastest'])} to {format_time(step['slowest'])});"
     )
-    yield "kinds: means over ranks and over the last steps"
+    yield "kinds: means over ranks, in a typical one of the last steps"
     if step["predicted"] is None:
         yield "not predicted: the run was not calibrated"
 
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
-    told = [_time(predicted), _time(measured)]
     shown = f"{ratio:.2f}" if ratio is not None and ratio < 1000 else "-"
-    # A ratio of two times that are nothing to the step says nothing.
-    return f"{name:22}{told[0]:>12}{told[1]:>12}{shown:>8}"
+    return f"{name:22}{_time(predicted):>12}{_time(measured):>12}{shown:>8}"
 
 
 def _time(time_s: float | None) -> str:

@@ -34,11 +34,13 @@ class LossDifference:
 
 @dataclass(frozen=True)
 class RunPair:
-    """What two runs have in common. `weights` is None where they have no checkpoint of one step."""
+    """What two runs have in common. `weights` is None where `problem` says why they cannot be
+    compared."""
 
     losses: LossDifference
     checkpoint_step: int | None
     weights: tuple[Difference, ...] | None
+    problem: str
     step_time_s: tuple[float, float]  # medians over the steps that count in a report
 
     @property
@@ -62,10 +64,12 @@ def compare_runs(
     """The `RunPair` of two runs; `progress` takes elements compared and their total."""
     rows = [_rows(folder) for folder in (first, second)]
     opened = _common_checkpoint(first, second)
+    problem = _problem(opened)
     return RunPair(
         losses=loss_difference(*rows),
         checkpoint_step=opened[0].manifest.meta.step if opened else None,
-        weights=compare(*opened, progress) if opened else None,
+        weights=compare(*opened, progress) if opened and not problem else None,
+        problem=problem,
         step_time_s=(_median_s(first, rows[0]), _median_s(second, rows[1])),
     )
 
@@ -91,6 +95,7 @@ def as_json(pair: RunPair) -> dict[str, Any]:
         "identical": pair.identical,
         "losses": {**asdict(pair.losses), "identical": pair.losses.identical},
         "checkpoint_step": pair.checkpoint_step,
+        "problem": pair.problem,
         "weights": None
         if pair.weights is None
         else [{**asdict(each), "identical": each.identical} for each in pair.weights],
@@ -106,6 +111,16 @@ def _rows(folder: RunFolder) -> list[Row]:
             "there are no steps to compare", place=str(folder.metrics), fix="name a run's folder"
         )
     return rows
+
+
+def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
+    """Why two checkpoints cannot be compared; "" where they can."""
+    if opened is None:
+        return "no checkpoint of one step in both"
+    first, second = (dict(one.manifest.meta.units) for one in opened)
+    if first != second:
+        return "they are cut otherwise: other models, or other tensor groups"
+    return "" if opened[0].kinds == opened[1].kinds else "they hold other kinds of state"
 
 
 def _median_s(folder: RunFolder, rows: list[Row]) -> float:

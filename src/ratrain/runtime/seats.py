@@ -58,9 +58,9 @@ class Seats:
         """World ranks of one replica with one number in their tensor groups, by pipeline rank."""
         return [self.world_rank(pipeline, data, tensor) for pipeline in range(self.pipeline)]
 
-    def ends(self, data: int, tensor: int) -> tuple[int, int]:
-        """World ranks that hold the first and the last stage of a replica, or the same part."""
-        return self.world_rank(0, data, tensor), self.world_rank(self.pipeline - 1, data, tensor)
+    def ends(self, data: int, tensor: int) -> list[int]:
+        """World ranks that hold one part of a replica's first stage and of its last."""
+        return [self.world_rank(pipeline, data, tensor) for pipeline in (0, self.pipeline - 1)]
 
     def data_group(self, pipeline: int, tensor: int) -> list[int]:
         """World ranks that hold the same part of the same stages, by replica."""

@@ -48,11 +48,15 @@ def add_here(embedding: Tensor, head: Tensor) -> None:
     head.copy_(embedding)
 
 
-def counted_once(unit: UnitState, own: Tensor) -> Tensor:
-    """Of the own share of a head's gradient, what the embedding's does not count already."""
-    matrix = tied_range(unit)
-    begin, end = (max(0, at - unit.own.start) for at in (matrix.start, matrix.stop))
-    return torch.cat([own[:begin], own[end:]])
+def counted_once(unit: UnitState) -> list[slice]:
+    """Of the pieces of a head's own share that the norm counts, what the embedding's does not."""
+    matrix, share = tied_range(unit), unit.own
+    begin, end = matrix.start - share.start, matrix.stop - share.start
+    parts = [
+        (slice(piece.start, min(piece.stop, begin)), slice(max(piece.start, end), piece.stop))
+        for piece in unit.counted
+    ]
+    return [part for both in parts for part in both if part.start < part.stop]
 
 
 def tie_work(

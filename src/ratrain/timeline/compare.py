@@ -6,6 +6,7 @@ import re
 from collections import defaultdict
 from collections.abc import Mapping
 from dataclasses import dataclass
+from statistics import median_low
 
 from ratrain.errors import TimelineError
 from ratrain.timeline.timeline import Span, Timeline
@@ -124,6 +125,18 @@ def step_times(timeline: Timeline) -> dict[int, float]:
         if span.lane == "compute" and kind_of(span.word) in ("B", "W"):
             ends[span.step] = max(ends.get(span.step, span.end_s), span.end_s)
     return {step: ends[step] - ends[step - 1] for step in ends if step - 1 in ends}
+
+
+def typical_step(timeline: Timeline) -> int:
+    """The step of median length. The first one, whose length is not known, and the last one, which
+    saves, only where there is no other."""
+    lengths = step_times(timeline)
+    last = max(span.step for span in timeline.spans)
+    known = {step: length for step, length in lengths.items() if step != last} or lengths
+    if not known:
+        return last
+    middle = median_low(known.values())
+    return min(step for step, length in known.items() if length == middle)
 
 
 def kind_of(word: str) -> str:

@@ -1,6 +1,8 @@
 """One live channel to a peer: its window, its rate, the acknowledgements it owes.
 
-    window = clamp(1.25 x rate x round trip, MIN_WINDOW_BYTES, MAX_WINDOW_BYTES)
+    window = clamp(1.25 x rate x (round trip + SLACK_S), MIN_WINDOW_BYTES, MAX_WINDOW_BYTES)
+
+SLACK_S stands for processes that are not scheduled at once when bytes arrive.
 
 The rate is BBR's delivery rate (Cardwell et al., ACM Queue 2016): bytes delivered between a
 piece's departure and its acknowledgement, smoothed over 8 samples.
@@ -21,6 +23,7 @@ if TYPE_CHECKING:
 
 MIN_WINDOW_BYTES = 512 << 10
 MAX_WINDOW_BYTES = 4 << 20
+SLACK_S = 0.01
 PULL_WINDOW_BYTES = 32 << 20  # only addresses are under way
 
 
@@ -105,6 +108,6 @@ class Link:
             rate = (self.delivered_bytes - piece.delivered) / span_s
             old = self.rate_bytes_per_s
             self.rate_bytes_per_s = rate if old == 0 else old + (rate - old) / 8
-            window = 1.25 * self.rate_bytes_per_s * self.rtt_s
+            window = 1.25 * self.rate_bytes_per_s * (self.rtt_s + SLACK_S)
             self.window_bytes = int(min(max(window, MIN_WINDOW_BYTES), MAX_WINDOW_BYTES))
         self.delivered_s = now_s

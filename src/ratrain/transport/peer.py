@@ -1,9 +1,9 @@
 """The sending side of one peer: pieces pulled by links as they have room, resent when one dies.
 
 A link asks for the next piece when its unacknowledged bytes leave room in its window,
-`clamp(1.25 * rate * rtt, 512 KiB, 4 MiB)`: a fast NIC asks more often than a slow one, so NICs
-of unequal rate are all busy to the end. The last pieces wait for the link that would land them
-first, even when a slower one is free.
+`clamp(1.25 * rate * (rtt + 10 ms), 512 KiB, 4 MiB)`: a fast NIC asks more often than a slow one,
+so NICs of unequal rate are all busy to the end. The last pieces wait for the link that would land
+them first, even when a slower one is free.
 """
 
 from __future__ import annotations

@@ -22,7 +22,8 @@ from ratrain.runtime.seats import Seats
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}
-TIED = Setting(tied=True)
+MODEL = (("tie_word_embeddings", True),)
+TIED = Setting(model=MODEL)
 
 pytestmark = pytest.mark.slow
 
@@ -62,8 +63,8 @@ def test_a_tied_run_agrees_with_plain_torch_and_keeps_its_copies_equal(
 
 def test_a_tied_run_is_not_an_untied_one(crew: Crew, tmp_path: Path) -> None:
     tied, untied = (
-        train(crew, replace(TIED, tied=tied).at((2, 1)), tmp_path / str(tied))
-        for tied in (True, False)
+        train(crew, Setting(model=model).at((2, 1)), tmp_path / str(len(model)))
+        for model in (MODEL, ())
     )
     assert tied.losses != untied.losses
 
@@ -93,6 +94,20 @@ def test_copies_stay_equal_in_lower_precision(
     for number, (one, other) in enumerate(copies(found, tmp_path)):
         assert one == other, number
     assert any(moment.any() for _, moment, _ in found.units.values())
+
+
+def test_a_tensor_group_ties_its_parts_of_the_matrix(crew: Crew, tmp_path: Path) -> None:
+    model = (*MODEL, ("num_key_value_heads", 4))
+    one = replace(TIED, name="1f1b", model=model, learning_rate=1e-3, clip_norm=0.5)
+    layouts = {"alone": one, "flat": replace(one, tensor=2), "deep": replace(one, tensor=2)}
+    layouts["deep"] = replace(layouts["deep"], pipeline=2)
+    found = {name: train(crew, each, tmp_path / name) for name, each in layouts.items()}
+    assert not found["deep"].differences(found["flat"])
+    assert found["flat"].loss_values == pytest.approx(found["alone"].loss_values, rel=1e-6)
+    assert found["flat"].norms == pytest.approx(found["alone"].norms, rel=1e-5)
+    for name, each in found.items():
+        for embedding, head in copies(each, tmp_path / name):
+            assert embedding == head, name
 
 
 def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) -> Tensor:
