@@ -27,5 +27,5 @@ say "3. Are they the same, and which is faster?"
 say "4. One step, predicted and measured (picture: runs/quickstart.svg)"
 "$ratrain" timeline "$ours" --svg runs/quickstart.svg
 
-say "5. What it has learned in $steps steps"
+say "5. What it has learned in $steps steps: letters, spaces, short words at most"
 "$ratrain" sample "$ours" --prompt "The " --tokens 160 --temperature 0.7

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from ratrain.errors import RunFailed
-from ratrain.runtime.meeting import attempt_store
+from ratrain.runtime.meeting import attempt_store, join
 
 
 def met(store: Store, ranks: list[int], late_rank: int, timeout_s: float = 20) -> list[object]:
@@ -52,3 +52,11 @@ def test_an_attempt_that_was_cut_short_disturbs_none_after_it() -> None:
 def test_a_rank_that_nobody_joins_says_so() -> None:
     with pytest.raises(RunFailed, match=r"rank 1: waited 0.2 s for all 3 ranks to come"):
         attempt_store(HashStore(), 1, 3, 0.2)
+
+
+def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    with pytest.raises(RunFailed, match=r"rank 1: the launcher's store was not reached.*1\)"):
+        join("gloo", 0.2)

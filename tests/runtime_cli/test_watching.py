@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import json
+from io import StringIO
 from pathlib import Path
 
 import pytest
@@ -11,8 +12,9 @@ from costs_made import random_costs
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import small
+from rich.console import Console
 
-from ratrain.cli.train_view import left, plain_line
+from ratrain.cli.train_view import Shown, left, plain_line
 from ratrain.errors import SpecError
 from ratrain.runtime import trackers
 from ratrain.runtime.itemise import KINDS, measured_kinds
@@ -220,3 +222,15 @@ def test_a_line_of_progress_fits_eighty_columns(
 )
 def test_time_left_is_written_as_a_clock_does(time_s: float, shown: str) -> None:
     assert left(time_s) == shown
+
+
+def test_the_live_table_has_a_row_for_each_rank_and_says_when_it_stops() -> None:
+    shown, screen = Shown(), Console(width=80, record=True, file=StringIO())
+    screen.print(shown.table())
+    assert "starting the ranks" in screen.export_text()
+    shown.take(ProgressMeter(end_step=11).take(ROW), True)
+    shown.take(None, True)
+    screen.print(shown.table())
+    text = screen.export_text()
+    for words in ("1/11", "2.0000", "20.0%", "0:20", "rank 0", "500 B of 1 kB", "stopping"):
+        assert words in text

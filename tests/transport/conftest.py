@@ -6,21 +6,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from fabric_here import why_no_fabric
 
-from ratrain.errors import ProviderUnavailable
 from ratrain.transport import Config, Engine
-from ratrain.transport.fabric import Device
 
 SECRET = b"a secret of tests"
-
-
-def why_no_fabric() -> str:
-    """Why the provider `ofi` cannot be tried here, or nothing."""
-    try:
-        Device("tcp;ofi_rxm", "127.0.0.1").close()
-    except ProviderUnavailable as error:
-        return str(error)
-    return ""
 
 
 @pytest.fixture(params=["sock", "shm", "ofi"])

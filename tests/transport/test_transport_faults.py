@@ -18,11 +18,14 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fabric_here import why_no_fabric
 
 from ratrain.errors import (
     DeadlineExceeded,
     HandshakeFailed,
     PeerDown,
+    ProviderUnavailable,
+    SpecError,
     StaleDescriptor,
     TransportError,
 )
@@ -228,6 +231,37 @@ def test_without_leave_to_read_the_senders_memory_shm_sends_through_the_socket(
         assert (source == target).all()
         links = engine.stats()["peers"][str(b.address)]["links"]
         assert not links[0]["single_copy"]
+
+
+def test_without_its_compiled_part_ofi_is_refused_with_the_way_to_get_it(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ratrain.compiled.library", lambda *_: None)
+    with pytest.raises(ProviderUnavailable, match="compiled part") as caught:
+        near("ofi")
+    assert "libfabric-dev" in str(caught.value)
+
+
+def test_a_congestion_control_or_fabric_that_does_not_exist_is_refused_at_the_start() -> None:
+    with pytest.raises(ProviderUnavailable, match="nosuch"):
+        near("sock", congestion="nosuch")
+    if not why_no_fabric():
+        with pytest.raises(ProviderUnavailable, match="nosuch"):
+            near("ofi", fabric="nosuch")
+
+
+def test_an_ipv6_address_serves_as_nic_and_one_of_another_host_is_refused() -> None:
+    if not Path("/proc/net/if_inet6").exists():
+        pytest.skip("no IPv6 here")
+    config = Config(SECRET, "b", nics=("::1",), providers=("sock",))
+    with near("sock", nics=("::1",)) as engine, Engine(config) as b:
+        source, target = np.full(3 << 20, 9, np.uint8), np.zeros(3 << 20, np.uint8)
+        engine.write(engine.register(source), b.register(target).descriptor(), imm=1).wait(10)
+        assert b.counter(1).value == 1
+        assert (target == 9).all()
+    for wrong in ("2001:db8::1", "::zz"):
+        with pytest.raises(SpecError, match="no IPv6 address of this host"):
+            near("sock", nics=(wrong,))
 
 
 def test_the_socket_folder_of_a_killed_engine_is_swept_and_a_live_one_is_not() -> None:

@@ -35,7 +35,7 @@ def view(*, to_stderr: bool) -> Generator[Show]:
         yield _Plain(to_stderr)
         return
     with Live("starting the ranks", console=console, refresh_per_second=4) as live:
-        shown = _Shown()
+        shown = Shown()
 
         def show(progress: Progress | None, stopping: bool) -> None:
             shown.take(progress, stopping)
@@ -84,7 +84,7 @@ def left(time_s: float) -> str:
     return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
 
 
-class _Shown:
+class Shown:
     """The last step's figures as a table: a row for the run, a row a rank."""
 
     def __init__(self) -> None:

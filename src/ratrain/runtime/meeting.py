@@ -7,6 +7,7 @@ and a rank believes in a name only when rank 0 has answered it there.
 
 from __future__ import annotations
 
+import os
 import time
 from datetime import timedelta
 from uuid import uuid4
@@ -24,7 +25,15 @@ _PAUSE_S = 0.02
 def join(backend: str, timeout_s: float) -> None:
     """Makes torch's default group of the ranks of this attempt; RANK and WORLD_SIZE are set."""
     timeout = timedelta(seconds=timeout_s)
-    shared, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+    try:
+        shared, rank, world_size = next(iter(rendezvous("env://", timeout=timeout)))
+    except (dist.DistError, ValueError) as error:
+        raise RunFailed(
+            f"the launcher's store was not reached: {str(error).splitlines()[0]}",
+            place=f"rank {os.environ['RANK']}",
+            fix="see that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are the launcher's, and "
+            "that its machine can be reached",
+        ) from error
     store = attempt_store(shared, rank, world_size, timeout_s)
     dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
 

@@ -51,7 +51,8 @@ class MetricsLog:
             "ranks": [_rank_row(report) for report in reports],
         }
         if norms:
-            body["gradient_norm"] = norms[0]
+            # Clipping may end after a step's compute does, so a step tells of the one before it.
+            body["gradient_norm_before"] = norms[0]
         self._file.write(json.dumps(body) + "\n")
 
 

@@ -49,8 +49,8 @@ def scalars(row: Row) -> dict[str, float]:
         "step_time_s": row["step_time_s"],
         "exposed_fraction": max(map(exposed_fraction, row["ranks"])),
     }
-    if "gradient_norm" in row:
-        found["gradient_norm"] = row["gradient_norm"]
+    if "gradient_norm_before" in row:
+        found["gradient_norm_before"] = row["gradient_norm_before"]
     for number, rank in enumerate(row["ranks"]):
         for name in ("ledger_peak_bytes", "allocated_peak_bytes"):
             if rank[name]:

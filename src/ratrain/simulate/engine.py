@@ -171,8 +171,10 @@ def _watched(
     answer: list[int] = []
     worker = threading.Thread(target=lambda: answer.append(call()))
     worker.start()
-    while worker.is_alive():
+    running = True
+    while running:  # at least once: a short run may have ended before anybody looks
         worker.join(0.2)
+        running = worker.is_alive()
         progress(counter.value, total)
     return answer[0]
 

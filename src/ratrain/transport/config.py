@@ -20,7 +20,7 @@ class Config:
     name: str = "engine"
     """A name for messages."""
     nics: str | tuple[str, ...] = "loopback"
-    """Where to listen and send from: "loopback", "all", or interface names or IPv4 addresses."""
+    """Where to listen and send from: "loopback", "all", or names of interfaces or addresses."""
     providers: tuple[str, ...] = PROVIDERS
     """Which providers may serve, best first. One alone forces it; there is no silent fallback."""
     fabric: str = "tcp;ofi_rxm"

@@ -26,7 +26,9 @@ from ratrain.transport.provider import Iov, Landing, Receiver
 from ratrain.transport.stream import StreamChannel
 
 READ_LIMIT_S = 5.0
-EAGER_S, EAGER_SLEEP_S, SLEEP_S = 3.0, 0.001, 0.05
+CONNECT_S, CONNECT_SLEEP_S = 0.5, 0.005  # after a connection was made
+READ_S, READ_SLEEP_S = 3.0, 0.001  # after the peer was told to read
+SLEEP_S = 0.05
 LEAST_PAGE_BYTES = 4096  # smaller ones cost more to read than to send
 MAX_KEYS = 4096  # the latest announcements of a peer that are remembered
 _FIX = "install libfabric-dev (Debian) or libfabric-devel, then install ratrain again"
@@ -191,7 +193,7 @@ class FabricChannel(StreamChannel):
         self._far = end
         self._far_fd = end.fd()
         self._keys: deque[Key] = deque(maxlen=MAX_KEYS)
-        self._eager_until_s = time.monotonic() + EAGER_S
+        self._eager_until_s, self._eager_sleep_s = time.monotonic() + CONNECT_S, CONNECT_SLEEP_S
 
     def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
         """Part of Channel."""
@@ -207,7 +209,7 @@ class FabricChannel(StreamChannel):
         may be reading, the sleep is short."""
         if not self._far.serve():
             return 0.0
-        return EAGER_SLEEP_S if time.monotonic() < self._eager_until_s else SLEEP_S
+        return self._eager_sleep_s if time.monotonic() < self._eager_until_s else SLEEP_S
 
     def post(
         self,
@@ -218,7 +220,7 @@ class FabricChannel(StreamChannel):
     ) -> None:
         """Part of Channel."""
         if head.flags & frames.PULL:
-            self._eager_until_s = time.monotonic() + EAGER_S
+            self._eager_until_s, self._eager_sleep_s = time.monotonic() + READ_S, READ_SLEEP_S
         super().post(head, extra, payload, lead)
 
     def announce(self, key: Key) -> None:

@@ -16,7 +16,7 @@ _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFFLAGS = 0x8915, 0x891B, 0x8913
 
 @dataclass(frozen=True, slots=True)
 class Nic:
-    """One interface with its IPv4 address."""
+    """One interface with its address."""
 
     name: str
     host: str
@@ -59,6 +59,8 @@ def choose(wanted: str | tuple[str, ...]) -> list[Nic]:
         match = [n for n in known if name in (n.name, n.host)]
         if not match and name.startswith("127."):
             match = [Nic(name, name, 8)]
+        if not match and ":" in name:
+            match = [_version6(name)]
         if not match:
             have = ", ".join(f"{n.name} ({n.host})" for n in known)
             raise SpecError(
@@ -68,6 +70,25 @@ def choose(wanted: str | tuple[str, ...]) -> list[Nic]:
             )
         chosen.append(match[0])
     return chosen
+
+
+def family(host: str) -> socket.AddressFamily:
+    """The address family of a numeric address."""
+    return socket.AF_INET6 if ":" in host else socket.AF_INET
+
+
+def _version6(name: str) -> Nic:
+    """An IPv6 address of this host, named as such (interfaces are listed by IPv4 only)."""
+    try:
+        with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
+            probe.bind((str(ipaddress.IPv6Address(name)), 0))
+    except (OSError, ValueError) as error:
+        raise SpecError(
+            f"{name!r} is no IPv6 address of this host: {error}",
+            place="Config.nics",
+            fix="see `ip -6 addr`",
+        ) from error
+    return Nic(name, name, 64)
 
 
 def pair(local: list[Nic], remote: list[str]) -> list[tuple[Nic, int]]:

@@ -75,7 +75,7 @@ class Sockets:
             for nic in self._nics:
                 if provider == "ofi":
                     self.devices[nic.name] = fabric.Device(self._config.fabric, nic.host)
-                sock = socket.socket(socket.AF_INET, socket.SOCK_STREAM)
+                sock = socket.socket(nics.family(nic.host), socket.SOCK_STREAM)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
                     if self._config.congestion:
@@ -246,7 +246,8 @@ class Sockets:
     def _attempt(self, core: Core, peer: Peer, nic: nics.Nic, end: Endpoint, left_s: float) -> str:
         """One try; the reason why it failed, or nothing."""
         unix = end.provider == "shm"
-        sock = socket.socket(socket.AF_UNIX if unix else socket.AF_INET, socket.SOCK_STREAM)
+        family = socket.AF_UNIX if unix else nics.family(end.host)
+        sock = socket.socket(family, socket.SOCK_STREAM)
         far = self._open_end(end.provider, nic.name)
         try:
             deadline_s = time.monotonic() + left_s
@@ -293,7 +294,7 @@ class Sockets:
     ) -> None:
         if provider != "shm":
             sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            local = str(sock.getpeername()[0]).startswith("127.")
+            local = str(sock.getpeername()[0]).startswith(("127.", "::1"))
             congestion = self._config.congestion or ("reno" if local else "")
             if congestion:  # inside one host nothing is congested, and bbr's pacing halves the rate
                 _set_congestion(sock, congestion)

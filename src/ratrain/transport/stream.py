@@ -71,7 +71,7 @@ class StreamChannel:
         self._left = 0
         self._low = 1
         self._drained = False
-        self._is_tcp = sock.family == socket.AF_INET
+        self._is_tcp = sock.family != socket.AF_UNIX
 
     def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
         """Start to serve the connection for `receiver`."""

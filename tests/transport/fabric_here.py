@@ -1,0 +1,15 @@
+"""Whether the provider `ofi` can be tried on this machine."""
+
+from __future__ import annotations
+
+from ratrain.errors import ProviderUnavailable
+from ratrain.transport.fabric import Device
+
+
+def why_no_fabric() -> str:
+    """Why the provider `ofi` cannot be tried here, or nothing."""
+    try:
+        Device("tcp;ofi_rxm", "127.0.0.1").close()
+    except ProviderUnavailable as error:
+        return str(error)
+    return ""
