@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import os
-import queue
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -20,13 +18,14 @@ from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.config import Config
 from ratrain.transport.core import Core
 from ratrain.transport.counters import Counter
+from ratrain.transport.dispatch import Dispatcher
 from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
-from ratrain.transport.memory import Region, Span
+from ratrain.transport.memory import Region, Span, source_of
 from ratrain.transport.progress import Driver
 from ratrain.transport.sockets import Sockets, address_of
+from ratrain.transport.stats import snapshot
 from ratrain.transport.transfer import Offsets, Transfer
 
-_log = logging.getLogger("ratrain.transport")
 _EMPTY = memoryview(b"")
 Pages = Sequence[int] | npt.NDArray[Any]
 
@@ -39,13 +38,9 @@ class Engine:
         self.lock = threading.RLock()
         self._pid = os.getpid()
         self._closed = False
-        self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = (
-            queue.SimpleQueue()
-        )
-        self._dispatcher: threading.Thread | None = None
+        self._dispatcher = Dispatcher(config)
         self._next_imm = 1
         self._words: list[Word] = []
-        self.callback_errors = 0
         self._open()
 
     def _open(self) -> None:
@@ -93,10 +88,7 @@ class Engine:
         self._driver.stop()
         self._sockets.join()
         self._sockets.close_devices()
-        if self._dispatcher is not None:
-            self._calls.put(None)
-            if threading.current_thread() is not self._dispatcher:
-                self._dispatcher.join(5.0)
+        self._dispatcher.close()
 
     # --- memory ---------------------------------------------------------------------------
 
@@ -141,7 +133,7 @@ class Engine:
     ) -> Transfer:
         """Copy `src` to the start of `dst`. With `imm`, the receiver's counter of that value
         moves by one when all bytes are placed."""
-        region, offset, size = _span(src)
+        region, offset, size = source_of(src)
         if size > dst.size_bytes:
             raise _too_small(size, dst)
         return self._submit(
@@ -173,7 +165,7 @@ class Engine:
         """Copy page `src_pages[i]` to page `dst_pages[i]`. A page number times its stride
         (default: the page length) is its offset. A destination page named twice holds one of
         the two, which one is not defined."""
-        region, offset, size = _span(src)
+        region, offset, size = source_of(src)
         from_b = np.asarray(src_pages, np.uint64) * np.uint64(src_stride or page_bytes)
         to_b = np.asarray(dst_pages, np.uint64) * np.uint64(dst_stride or page_bytes)
         if from_b.shape != to_b.shape or from_b.ndim != 1:
@@ -208,7 +200,7 @@ class Engine:
         deadline_s: float | None = None,
     ) -> list[Transfer]:
         """Write a part of `src` to each target: one transfer, and one immediate, each."""
-        region, start, size = _span(src)
+        region, start, size = source_of(src)
         spans: list[Span] = []
         for target in targets:
             if target.offset + target.size_bytes > size:
@@ -307,26 +299,7 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counts of this engine, and for each peer and NIC: bytes, rate, round trip."""
         with self.lock:
-            peers = {
-                str(p.address): {
-                    "state": p.state,
-                    "resent_pieces": p.resent_pieces,
-                    "links": [
-                        {
-                            "provider": k.channel.provider,
-                            "nic": k.nic,
-                            "remote_nic": k.remote,
-                            "single_copy": k.channel.pulls,
-                            "acked_bytes": k.delivered_bytes,
-                            "rate_bytes_per_s": k.rate_bytes_per_s,
-                            "rtt_s": k.rtt_s,
-                        }
-                        for k in p.links
-                    ],
-                }
-                for p in self.core.peers.values()
-            }
-            return {**self.core.stats, "callback_errors": self.callback_errors, "peers": peers}
+            return {**snapshot(self.core), "callback_errors": self.callback_errors}
 
     # --- for the parts --------------------------------------------------------------------
 
@@ -356,26 +329,12 @@ class Engine:
 
     def dispatch(self, callback: Callable[..., object], *args: Any) -> None:
         """Run a callback on the dispatcher thread."""
-        if self._dispatcher is None:
-            with self.lock:
-                if self._dispatcher is None:
-                    name = f"ratnet-calls-{self.config.name}"
-                    thread = threading.Thread(target=self._dispatch, name=name, daemon=True)
-                    self._dispatcher = thread
-                    thread.start()
-        self._calls.put((callback, args))
+        self._dispatcher.put(callback, args)
 
-    def _dispatch(self) -> None:
-        while (item := self._calls.get()) is not None:
-            callback, args = item
-            try:
-                callback(*args)
-            except Exception as error:
-                self.callback_errors += 1
-                if self.config.on_callback_error is not None:
-                    self.config.on_callback_error(error)
-                else:
-                    _log.exception("a callback raised")
+    @property
+    def callback_errors(self) -> int:
+        """How many callbacks have raised."""
+        return self._dispatcher.errors
 
     def _use(self) -> threading.RLock:
         if self._closed or os.getpid() != self._pid:
@@ -431,17 +390,6 @@ class Engine:
             else:
                 core.submit(transfer)
         return transfer
-
-
-def _span(src: Region | Span) -> tuple[Region, int, int]:
-    region, offset, size = (
-        (src, 0, src.size_bytes)
-        if isinstance(src, Region)
-        else (src.region, src.offset, src.size_bytes)
-    )
-    if region.revoked:
-        raise BadTarget("the source region was revoked", fix="register it again")
-    return region, offset, size
 
 
 def _too_small(size: int, dst: Descriptor) -> BadTarget:

@@ -7,7 +7,6 @@ links that break, peers that die loudly or in silence. One seed gives one histor
 
 from __future__ import annotations
 
-import contextlib
 import ctypes
 import heapq
 import random
@@ -282,10 +281,7 @@ class LoopbackEngine(Engine):
         try:
             callback(*args)
         except Exception as error:
-            self.callback_errors += 1
-            with contextlib.suppress(TypeError):
-                if self.config.on_callback_error is not None:
-                    self.config.on_callback_error(error)
+            self._dispatcher.report(error)
 
 
 def gather(payload: memoryview | Iov | None) -> bytes:

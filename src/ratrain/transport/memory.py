@@ -91,6 +91,18 @@ class RegionTable:
         return True
 
 
+def source_of(src: Region | Span) -> tuple[Region, int, int]:
+    """Region, offset and size of what a write reads; BadTarget when it was revoked."""
+    region, offset, size = (
+        (src, 0, src.size_bytes)
+        if isinstance(src, Region)
+        else (src.region, src.offset, src.size_bytes)
+    )
+    if region.revoked:
+        raise BadTarget("the source region was revoked", fix="register it again")
+    return region, offset, size
+
+
 def bytes_of(memory: object) -> memoryview:
     """`memory` as writable bytes, without a copy: a buffer, an array, a host tensor,
     or (pointer, length, "cpu")."""
