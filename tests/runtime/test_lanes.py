@@ -305,7 +305,7 @@ def test_a_failure_wakes_a_lane_that_waits_in_the_gate() -> None:
 
 def test_the_last_steps_are_recorded_and_no_others() -> None:
     lanes, schedule, _ = lanes_that(lambda _op, _step: None)
-    lanes.record_from(3)
+    lanes.record_last(2)
     lanes.run(0, lambda _lane, step: step < 5)
     assert Counter(ran.step for ran in lanes.records()) == dict.fromkeys((3, 4), len(schedule.ops))
     for ran in lanes.records():

@@ -166,7 +166,8 @@ def test_a_job_whose_ranks_cannot_share_evenly_is_refused(
 
 
 def test_a_tied_model_trains_in_tensor_groups(crew: Crew, tmp_path: Path) -> None:
-    setting = replace(GENTLE, tied=True, clip_norm=0.5)
+    model = (*WIDE, ("tie_word_embeddings", True))
+    setting = replace(GENTLE, model=model, clip_norm=0.5)
     alone = train(crew, setting, tmp_path / "alone")
     for layout in ((1, 1), (2, 1)):
         group = replace(setting, name="ratrain", tensor=2).at(layout)

@@ -184,6 +184,9 @@ def _train(ready: _Ready, lab: bool, restarts: int, as_json: bool) -> None:
             first_step=ready.step,
             show=show,
         )
+    if ready.folder.notes.exists():
+        for line in ready.folder.notes.read_text().splitlines():
+            _say(f"note: {line}")
     if ending.stopped:
         _say(f"stopped at step {ending.step}, --resume goes on")
 

@@ -98,7 +98,10 @@ def explained(
         what += f"; after it rank{'s' if len(others) > 1 else ''} " + ", ".join(map(str, others))
         what += " ended too"
     fix = (first.fix or f"see {folder.logs}") + goes_on
-    return RunFailed(what, place=first.place or f"rank {first.rank}", fix=fix)
+    place = first.place or f"rank {first.rank}"
+    if what.startswith(place):  # the message names the rank itself
+        place = str(folder.path)
+    return RunFailed(what, place=place, fix=fix)
 
 
 def _failures(

@@ -68,7 +68,7 @@ class Lanes:
         self._failure: BaseException | None = None
         self._failed: Callable[[], None] | None = None
         self._records: dict[Lane, list[Ran]] = {lane: [] for lane in schedule.lanes}
-        self._recorded_from = 0
+        self._kept_steps = 0
         self._times = StepTimes()
 
     def run(self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None) -> None:
@@ -99,11 +99,9 @@ class Lanes:
         if self._failed is not None:
             self._failed()
 
-    def record_from(self, step: int) -> None:
-        """Ops of this step and later ones are recorded; earlier records are dropped."""
-        self._recorded_from = step
-        for lane, records in self._records.items():
-            self._records[lane] = [ran for ran in records if ran.step >= step]
+    def record_last(self, steps: int) -> None:
+        """Ops of each lane's last steps are kept on record, whenever the run ends."""
+        self._kept_steps = steps
 
     def records(self) -> list[Ran]:
         """What was recorded, lane by lane."""
@@ -114,6 +112,8 @@ class Lanes:
         step = self._first_step
         try:
             while gate(lane, step):
+                oldest = step - self._kept_steps
+                self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
                 for op in ops:
                     self._one(op, step)
                 step += 1
@@ -136,7 +136,7 @@ class Lanes:
         awaited = self._awaited(op)
         if op.lane is Lane.COMPUTE:
             self._count(op, start_s - reached_s, end_s - start_s, awaited)
-        if step >= self._recorded_from:
+        if self._kept_steps:
             ran = Ran(step, op.number, reached_s, start_s, end_s, awaited)
             self._records[op.lane].append(ran)
         self._completions.ended(op, end_s)

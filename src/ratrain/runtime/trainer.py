@@ -120,7 +120,7 @@ class RankRun:
         if self._budget_bytes is not None:
             self._allocator.limit(self._budget_bytes)
         self._step_began_s = time.perf_counter()
-        self.lanes.record_from(max(self._begin.step, self._spec.end_step - self._spec.record_steps))
+        self.lanes.record_last(self._spec.record_steps)
         try:
             self.lanes.run(self._begin.step, self._gate, failed=control.abandon)
             control.finish()
