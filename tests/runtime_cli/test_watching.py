@@ -234,3 +234,13 @@ def test_the_live_table_has_a_row_for_each_rank_and_says_when_it_stops() -> None
     text = screen.export_text()
     for words in ("1/11", "2.0000", "20.0%", "0:20", "rank 0", "500 B of 1 kB", "stopping"):
         assert words in text
+
+
+@pytest.mark.parametrize("change", [{"of_a_later_version": 1}, {"replica_class": None}])
+def test_a_run_of_another_version_is_one_clear_error(
+    change: dict[str, object], tmp_path: Path
+) -> None:
+    body = {"format": "ratrain run 1", "replica_class": [0], "first_rank": [0], **change}
+    (tmp_path / "run.json").write_text(json.dumps(body))
+    with pytest.raises(SpecError, match="not a run of this version"):
+        RunFolder(tmp_path).read_spec()

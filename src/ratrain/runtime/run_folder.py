@@ -121,10 +121,20 @@ class RunFolder:
     def read_spec(self) -> RunSpec:
         body = self.read_json(self.path / "run.json")
         if body.pop("format", None) != FORMAT:
-            raise SpecError("is not a run of this version", place=str(self.path))
-        for key in ("replica_class", "first_rank"):
-            body[key] = tuple(body[key])
-        return RunSpec(**body)
+            raise self._another_version()
+        try:
+            for key in ("replica_class", "first_rank"):
+                body[key] = tuple(body[key])
+            return RunSpec(**body)
+        except (KeyError, TypeError) as error:
+            raise self._another_version() from error
+
+    def _another_version(self) -> SpecError:
+        return SpecError(
+            "is not a run of this version",
+            place=str(self.path),
+            fix="start a new run; a checkpoint's weights can be carried over with `ratrain export`",
+        )
 
     def read_program(self) -> Program:
         return read_text(self.program.read_text(), str(self.program))
