@@ -20,7 +20,7 @@ from ratrain.runtime.launch import launch
 from ratrain.runtime.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 
-GRACE_S = 30.0
+GRACE_S = 15.0
 """How long a run may take to end once something has gone wrong."""
 
 
