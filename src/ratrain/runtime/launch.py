@@ -16,6 +16,7 @@ import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 from ratrain.errors import RunFailed
@@ -147,3 +148,8 @@ def _clear(folder: RunFolder) -> None:
     (folder.path / "places.json").unlink(missing_ok=True)
     for old in (folder.path / "ranks").glob("failure-*.json"):
         old.unlink()
+
+
+def shared_folder_note(path: Path) -> str:
+    """What ranks on several machines must share."""
+    return f"every rank reads and writes {path}: put it on a file system that all of them see"
