@@ -39,6 +39,9 @@ TORCH_ROOMS = ("runtime", "models", "kernels")
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
 
+RUNTIME = ("step", "rank", "run")
+"""The runtime's folders from the ground up; what all three need stands beside them."""
+
 
 def room_of(path: Path) -> str:
     """The first folder or module under ratrain/."""
@@ -103,3 +106,13 @@ def test_torch_is_imported_only_where_tensors_live(path: Path) -> None:
 def test_every_room_has_a_place() -> None:
     for path in FILES:
         assert room_of(path) in rooms_below(room_of(path))
+
+
+@pytest.mark.parametrize("folder", RUNTIME)
+def test_a_step_knows_nothing_of_ranks_nor_a_rank_of_runs(folder: str) -> None:
+    above = RUNTIME[RUNTIME.index(folder) + 1 :]
+    for path in sorted((SOURCE / "runtime" / folder).glob("*.py")):
+        for module, line, _ in imports(path):
+            parts = module.split(".")
+            if parts[:2] == ["ratrain", "runtime"]:
+                assert parts[2] not in above, f"{path}:{line} imports {module}"

@@ -29,8 +29,8 @@ def main(case_path: Path, run: Path) -> int:
     from ratrain.models.shapes import unit_layout
     from ratrain.models.units import MicroBatch
     from ratrain.models.weights import Weights
-    from ratrain.runtime import trainer
-    from ratrain.runtime.rank_run import run_rank
+    from ratrain.runtime.rank import trainer
+    from ratrain.runtime.rank.rank_run import run_rank
 
     class Sleep(torch.autograd.Function):
         @staticmethod

@@ -20,8 +20,8 @@ from ratrain.corpus.sample_text import write_sample_text
 from ratrain.errors import RatrainError
 from ratrain.lab import Lab
 from ratrain.lab.crew import run_crew
-from ratrain.runtime.launch import launch
-from ratrain.runtime.prepare import PreparedRun, RunRequest, prepare_run, write_run
+from ratrain.runtime.run.launch import launch
+from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 
 OURS = ("ratrain", "backward-checkpoint", "tuned", "baseline-1f1b")
@@ -143,8 +143,8 @@ def _prediction(run: RunFolder) -> dict[str, Any]:
 
 
 IMPORTS = """
-import ratrain.runtime.rank_run
-from ratrain.runtime.process import resident_bytes
+import ratrain.runtime.rank.rank_run
+from ratrain.runtime.step.process import resident_bytes
 print(resident_bytes())
 """
 

@@ -16,8 +16,8 @@ from runs_made import Setting, write_job, write_text
 from ratrain.checkpoint.comparison import compare
 from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import open_checkpoint
-from ratrain.runtime.launch import launch
-from ratrain.runtime.prepare import RunRequest, prepare_run, write_run
+from ratrain.runtime.run.launch import launch
+from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 
 GRACE_S = 15.0

@@ -12,7 +12,7 @@ from runs_made import Setting
 from ratrain.describe.job import load_job
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
-from ratrain.runtime.launch import launch
+from ratrain.runtime.run.launch import launch
 
 pytestmark = [
     pytest.mark.slow,

@@ -20,9 +20,9 @@ from ratrain.program.actions import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.strategies import STRATEGIES
 from ratrain.program.verify import verify
-from ratrain.runtime.lanes import Lanes
-from ratrain.runtime.ledger import Ledger
-from ratrain.runtime.schedule import Held, LocalOp, Schedule, schedule_of
+from ratrain.runtime.step.lanes import Lanes
+from ratrain.runtime.step.ledger import Ledger
+from ratrain.runtime.step.schedule import Held, LocalOp, Schedule, schedule_of
 
 STEPS = 3
 PATIENCE_S = 30.0

@@ -9,7 +9,7 @@ import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from ratrain.errors import RunFailed
-from ratrain.runtime.meeting import attempt_store, join
+from ratrain.runtime.rank.meeting import attempt_store, join
 
 
 def met(store: Store, ranks: list[int], late_rank: int, timeout_s: float = 20) -> list[object]:

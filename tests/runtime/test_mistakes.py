@@ -13,7 +13,7 @@ from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.runtime.prepare import RunRequest, prepare_run
+from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
 

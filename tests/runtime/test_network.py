@@ -13,8 +13,8 @@ from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.program.actions import Lane
-from ratrain.runtime.network import TorchNetwork
 from ratrain.runtime.seats import Seats
+from ratrain.runtime.step.network import TorchNetwork
 
 CHUNK = CHUNK_BYTES // 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

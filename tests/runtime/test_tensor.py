@@ -26,11 +26,11 @@ from training import Result, train
 from ratrain.errors import RunFailed, SpecError
 from ratrain.program.actions import Lane
 from ratrain.program.strategies import PASSES, STRATEGIES
-from ratrain.runtime.export import export_run
-from ratrain.runtime.merge import write_measured
-from ratrain.runtime.prepare import RunRequest, prepare_run
+from ratrain.runtime.run.export import export_run
+from ratrain.runtime.run.merge import write_measured
+from ratrain.runtime.run.prepare import RunRequest, prepare_run
+from ratrain.runtime.run.trained import trained_model
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.trained import trained_model
 from ratrain.timeline.timeline import read_timeline
 
 pytestmark = pytest.mark.slow

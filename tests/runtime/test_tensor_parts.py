@@ -11,7 +11,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.models.division import Division
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.runtime.tensor_parts import (
+from ratrain.runtime.step.tensor_parts import (
     StoredParts,
     divisions,
     stored_degree,

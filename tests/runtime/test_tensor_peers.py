@@ -9,7 +9,7 @@ from crew import Crew
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
-from ratrain.runtime.tensor_peers import SMALL_BYTES, TensorPeers
+from ratrain.runtime.step.tensor_peers import SMALL_BYTES, TensorPeers
 
 pytestmark = pytest.mark.slow
 

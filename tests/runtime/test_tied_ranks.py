@@ -17,8 +17,8 @@ from training import Result, train
 from ratrain.describe.job import load_job
 from ratrain.models.shapes import unit_layout
 from ratrain.program.strategies import STRATEGIES
-from ratrain.runtime.network import TorchNetwork
 from ratrain.runtime.seats import Seats
+from ratrain.runtime.step.network import TorchNetwork
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}

@@ -20,17 +20,17 @@ from ratrain.describe.job import JobSpec, load_job
 from ratrain.models.division import WHOLE, Division
 from ratrain.models.shapes import unit_layout
 from ratrain.program.actions import Kind
-from ratrain.runtime.allocator import Allocator
-from ratrain.runtime.batches import ReplicaBatches
-from ratrain.runtime.control import Round
-from ratrain.runtime.metrics import loss_of
-from ratrain.runtime.network import TorchNetwork
-from ratrain.runtime.prepare import RunRequest, prepare_run, write_run
+from ratrain.runtime.rank.control import Round
+from ratrain.runtime.rank.metrics import loss_of
+from ratrain.runtime.rank.trainer import Begin, RankRun
+from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.schedule import LocalOp
-from ratrain.runtime.states import UnitState
-from ratrain.runtime.tensor_parts import StoredParts
-from ratrain.runtime.trainer import Begin, RankRun
+from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.network import TorchNetwork
+from ratrain.runtime.step.schedule import LocalOp
+from ratrain.runtime.step.states import UnitState
+from ratrain.runtime.step.tensor_parts import StoredParts
 
 Floats = npt.NDArray[np.float32]
 Buffers = tuple[Floats, Floats, Floats]

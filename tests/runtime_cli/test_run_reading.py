@@ -15,7 +15,7 @@ from cli_runs import Ran, here, write_job
 from cli_runs import ratrain as in_own_process
 from transformers import AutoModelForCausalLM
 
-from ratrain.runtime.export import export_run
+from ratrain.runtime.run.export import export_run
 
 pytestmark = pytest.mark.slow
 

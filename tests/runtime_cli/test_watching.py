@@ -16,14 +16,14 @@ from rich.console import Console
 
 from ratrain.cli.train_view import Shown, left, plain_line
 from ratrain.errors import SpecError
-from ratrain.runtime import trackers
-from ratrain.runtime.itemise import KINDS, measured_kinds
-from ratrain.runtime.merge import merge_records
-from ratrain.runtime.report import counted_rows
-from ratrain.runtime.resume import fresh_run, newest_run
+from ratrain.runtime.run import trackers
+from ratrain.runtime.run.itemise import KINDS, measured_kinds
+from ratrain.runtime.run.merge import merge_records
+from ratrain.runtime.run.report import counted_rows
+from ratrain.runtime.run.resume import fresh_run, newest_run
+from ratrain.runtime.run.watch import Follower, Progress, ProgressMeter, RankMemory
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.watch import Follower, Progress, ProgressMeter, RankMemory
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.simulate.waiting import Waiting
 from ratrain.timeline.compare import one_step, step_times, typical_step

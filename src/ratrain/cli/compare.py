@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ratrain.runtime.run_pair import RunPair
+    from ratrain.runtime.run.run_pair import RunPair
 
 PATH = click.Path(path_type=Path)
 
@@ -33,9 +33,9 @@ def command(first: Path, second: Path, as_json: bool) -> None:
       ratrain compare runs/job-ratrain runs/job-baseline-1f1b
     """
     from ratrain.cli.progress import progress
+    from ratrain.runtime.run.run_pair import as_json as pair_json
+    from ratrain.runtime.run.run_pair import compare_runs
     from ratrain.runtime.run_folder import RunFolder
-    from ratrain.runtime.run_pair import as_json as pair_json
-    from ratrain.runtime.run_pair import compare_runs
 
     with progress("comparing", "elements") as report:
         pair = compare_runs(RunFolder(first), RunFolder(second), report)

@@ -30,7 +30,7 @@ def command(run: Path, out: Path, step: int | None, dtype: str, as_json: bool) -
       ratrain export runs/quickstart-ratrain out --step 100 --dtype bf16
     """
     from ratrain.describe.units import format_bytes
-    from ratrain.runtime.export import export_run
+    from ratrain.runtime.run.export import export_run
 
     found = export_run(run, out, dtype, step)
     if as_json:

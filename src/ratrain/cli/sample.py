@@ -37,7 +37,7 @@ def command(
     """
     from ratrain.corpus.tokenizer import tokenizer_of
     from ratrain.models.sample import sample
-    from ratrain.runtime.trained import trained_model
+    from ratrain.runtime.run.trained import trained_model
 
     found = trained_model(model, step)
     tokenizer = tokenizer_of(found.tokenizer, found.base)

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING
 import click
 
 if TYPE_CHECKING:
-    from ratrain.runtime.difference import RunDifference
+    from ratrain.runtime.run.difference import RunDifference
 
 PATH = click.Path(path_type=Path)
 
@@ -35,8 +35,8 @@ def command(
       ratrain timeline runs/quickstart-ratrain
       ratrain timeline runs/quickstart-ratrain --svg step.svg --trace trace.json
     """
-    from ratrain.runtime.difference import as_json as difference_json
-    from ratrain.runtime.difference import difference_of
+    from ratrain.runtime.run.difference import as_json as difference_json
+    from ratrain.runtime.run.difference import difference_of
     from ratrain.runtime.run_folder import RunFolder
     from ratrain.timeline.perfetto import perfetto_traces
     from ratrain.timeline.picture import svg as svg_of

@@ -11,7 +11,7 @@ import click
 
 if TYPE_CHECKING:
     from ratrain.describe.job import JobSpec
-    from ratrain.runtime.prepare import RunRequest
+    from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 PATH = click.Path(path_type=Path)
@@ -87,7 +87,7 @@ def command(
       ratrain train job.toml --lab
       ratrain train job.toml --resume
     """
-    from ratrain.runtime.prepare import RunRequest
+    from ratrain.runtime.run.prepare import RunRequest
 
     request = RunRequest(
         job, schedule, without, plan, steps, threads=threads, calibrate=not no_calibrate
@@ -109,8 +109,8 @@ def _say(line: str) -> None:
 
 
 def _fresh(request: RunRequest, run: Path | None) -> _Ready:
-    from ratrain.runtime.prepare import prepare_run, write_run
-    from ratrain.runtime.resume import fresh_run
+    from ratrain.runtime.run.prepare import prepare_run, write_run
+    from ratrain.runtime.run.resume import fresh_run
     from ratrain.runtime.run_folder import RunFolder
 
     prepared = prepare_run(request)
@@ -128,7 +128,7 @@ def _resumed(request: RunRequest, run: Path | None) -> _Ready:
     from dataclasses import replace
 
     from ratrain.describe.job import load_job
-    from ratrain.runtime.resume import newest_run, resume_run
+    from ratrain.runtime.run.resume import newest_run, resume_run
     from ratrain.runtime.run_folder import RunFolder
 
     if run is None:
@@ -161,7 +161,7 @@ def _prepare_data(job: JobSpec) -> None:
 
 
 def _lab_wanted(ready: _Ready, lab: bool | None, resume: bool) -> bool:
-    from ratrain.runtime.facts import attempts
+    from ratrain.runtime.run.facts import attempts
 
     before = attempts(ready.folder) if resume else []
     return lab if lab is not None else bool(before and before[-1].lab)
@@ -169,7 +169,7 @@ def _lab_wanted(ready: _Ready, lab: bool | None, resume: bool) -> bool:
 
 def _train(ready: _Ready, lab: bool, restarts: int, as_json: bool) -> None:
     from ratrain.cli.train_view import view
-    from ratrain.runtime.session import lab_if_possible, run_session
+    from ratrain.runtime.run.session import lab_if_possible, run_session
 
     cluster = ready.job.cluster.spec
     with (
@@ -192,16 +192,16 @@ def _train(ready: _Ready, lab: bool, restarts: int, as_json: bool) -> None:
 
 
 def _report(ready: _Ready, as_json: bool) -> None:
-    from ratrain.runtime.report import write_report
-    from ratrain.runtime.report_text import report_text
+    from ratrain.runtime.run.report import write_report
+    from ratrain.runtime.run.report_text import report_text
 
     report = write_report(ready.folder)
     click.echo(json.dumps(report, indent=2) if as_json else "\n".join(["", *report_text(report)]))
 
 
 def _show_command(ready: _Ready, as_json: bool) -> None:
-    from ratrain.runtime.launch import shared_folder_note
-    from ratrain.runtime.session import torchrun_command
+    from ratrain.runtime.run.launch import shared_folder_note
+    from ratrain.runtime.run.session import torchrun_command
 
     world_size = ready.spec.seats.world_size
     lines = torchrun_command(ready.folder.path, world_size)

@@ -12,7 +12,7 @@ import click
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ratrain.runtime.watch import Progress
+    from ratrain.runtime.run.watch import Progress
 
 PLAIN_EVERY_S = 3.0
 _STOPPING = "stopping behind the current step; Ctrl-C again ends at once"

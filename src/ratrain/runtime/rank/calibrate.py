@@ -1,0 +1,63 @@
+"""A short calibration before the first step: what will run is timed on the rank that runs it.
+
+All ranks calibrate at the same time, so that they disturb each other as they will. The model's
+weights, gradients and data order are left as they were. From the times of all ranks come the
+costs that the simulator predicts this very run with (`run_costs`).
+"""
+
+from __future__ import annotations
+
+import torch
+
+from ratrain.describe.train import TrainSpec
+from ratrain.models.units import MicroBatch
+from ratrain.program.actions import Lane
+from ratrain.runtime.rank.calibrate_compute import unit_times
+from ratrain.runtime.rank.calibrate_links import (
+    collective_times,
+    median_s,
+    message_times,
+    tensor_times,
+)
+from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.schedule import Schedule
+from ratrain.runtime.step.states import RankStates
+
+
+def calibrate(
+    schedule: Schedule,
+    states: RankStates,
+    network: Network,
+    seats: Seats,
+    seat: Seat,
+    train: TrainSpec,
+    boundary: tuple[int, int, int],
+    vocab: int,
+    allocator: Allocator,
+) -> Calibration:
+    """This rank's calibration. All ranks must call it together: they time links in pairs."""
+    batch = _random_batch(boundary, vocab, states.device)
+    network.exchange(None, torch.zeros(1))
+    group = network.tensor_group(Lane.COMPUTE)
+    units = unit_times(schedule, states, train, boundary, batch, allocator, group)
+    network.exchange(None, torch.zeros(1))
+    forward = message_times(Lane.SEND_F, +1, states.device, network, seats, seat)
+    back = message_times(Lane.SEND_B, -1, states.device, network, seats, seat)
+    collective = collective_times(states.device, network, seats) if seats.data > 1 else None
+    exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
+    tensor = tensor_times(states.device, network, seats.tensor)
+    return Calibration(seat.program_rank, units, forward, back, collective, exchange_s, tensor)
+
+
+def gathered(own: Calibration, network: Network) -> list[Calibration]:
+    """All ranks' calibrations, by world rank."""
+    return [read_calibration(body) for body in network.exchange_bytes(write_calibration(own))]
+
+
+def _random_batch(boundary: tuple[int, int, int], vocab: int, device: torch.device) -> MicroBatch:
+    generator = torch.Generator().manual_seed(0)
+    tokens = torch.randint(vocab, boundary[:2], generator=generator).to(device)
+    return MicroBatch(tokens, tokens)

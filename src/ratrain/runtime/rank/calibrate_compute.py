@@ -1,0 +1,185 @@
+"""The compute ops of a rank, timed as they will run: a micro-batch through all of its units.
+
+A pass is one micro-batch forward through the rank's units and back, with the rank's own recovery
+modes, so that caches and the allocator are as warm as they will be and no more. Gradients are
+made anew in each pass, as in each step; what that costs is shared among a step's micro-batches.
+"""
+
+from __future__ import annotations
+
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from statistics import fmean
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.autograd.graph import get_gradient_edge
+
+from ratrain.describe.train import TrainSpec
+from ratrain.models.tensor_group import TensorGroup
+from ratrain.models.units import MicroBatch
+from ratrain.models.weights import Weights
+from ratrain.runtime.rank.calibration import UnitTimes
+from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.optimizer import OwnedPart
+from ratrain.runtime.step.schedule import Schedule
+from ratrain.runtime.step.states import Graph, RankStates, UnitState
+
+LEAST_PASSES, LEAST_S = 3, 1.0
+"""Passes go on until both are reached; the first, on cold caches and pages, does not count."""
+_UPDATED = 1 << 20
+"""Elements of the piece on which the optimizer is timed."""
+
+Timed = Callable[[str, int, Callable[[], Any]], Any]
+
+
+def unit_times(
+    schedule: Schedule,
+    states: RankStates,
+    train: TrainSpec,
+    boundary: tuple[int, int, int],
+    batch: MicroBatch,
+    allocator: Allocator,
+    group: TensorGroup | None,
+) -> tuple[UnitTimes, ...]:
+    """The times of each unit of the rank; the ranks of a tensor group go through them together."""
+    rows: dict[tuple[str, int], list[float]] = defaultdict(list)
+    scratch: dict[int, int] = defaultdict(int)
+
+    def timed(what: str, unit: int, work: Callable[[], Any]) -> Any:
+        held = allocator.held_bytes
+        allocator.reset_peak()
+        began_s = time.perf_counter()
+        result = work()
+        rows[what, unit].append(time.perf_counter() - began_s)
+        if what in ("B", "I"):
+            scratch[unit] = max(scratch[unit], allocator.peak_bytes - held)
+        return result
+
+    splits = schedule.program.setup.split_backward
+    began_s, passes = time.perf_counter(), 0
+    while passes <= LEAST_PASSES or _of_first(time.perf_counter() - began_s, group) < LEAST_S:
+        _pass(states, boundary, batch, timed, splits=splits)
+        if passes == 0:
+            rows.clear()
+            began_s = time.perf_counter()
+        passes += 1
+
+    def mean(what: str, unit: int) -> float:
+        # A mean, not a median: under a quota an op runs through or is cut by a pause, and only
+        # the mix of both is the rate.
+        return fmean(rows[what, unit]) if rows[what, unit] else 0.0
+
+    def of_unit(index: int, unit: UnitState) -> UnitTimes:
+        made_s = mean("gradient", index) / unit.local.micro_batches
+        return UnitTimes(
+            forward_s=mean("F", index),
+            recovery_s=mean("R", index),
+            backward_s=mean("B", index) + made_s,
+            input_gradient_s=mean("I", index),
+            weight_gradient_s=mean("W", index) + made_s,
+            update_s=_update_s(unit, train),
+            elements=unit.padded,
+            scratch_bytes=scratch[index],
+        )
+
+    return tuple(of_unit(index, unit) for index, unit in enumerate(states.units))
+
+
+def _of_first(value: float, group: TensorGroup | None) -> float:
+    """The first rank's value: all ranks of a tensor group must decide alike."""
+    if group is None:
+        return value
+    return float(group.gather(torch.tensor([value], dtype=torch.float64))[0])
+
+
+def _pass(
+    states: RankStates,
+    boundary: tuple[int, int, int],
+    batch: MicroBatch,
+    timed: Timed,
+    *,
+    splits: bool,
+) -> None:
+    """One micro-batch forward and back."""
+    inputs: list[Tensor] = []
+    graphs: dict[int, Graph] = {}
+    outgrad = torch.full(boundary, 1e-6, dtype=states.dtype, device=states.device)
+    x = outgrad
+    for index, unit in enumerate(states.units):
+        if unit.view is None:
+            unit.weights.attach_view(states.gathered[0][: unit.padded])
+        first = torch.empty(0, dtype=states.dtype, device=states.device)
+        inputs.append(first if unit.local.first else x)
+        keep = not unit.local.recovered
+        x, graph = timed(
+            "F", index, lambda i=index, keep=keep: _run(states, inputs, i, batch, keep)
+        )
+        if graph is not None:
+            graphs[index] = graph
+    seed = torch.tensor(1e-6, device=states.device)
+    for index in reversed(range(len(states.units))):
+        unit = states.units[index]
+        if unit.local.recovered:
+            _, graphs[index] = timed(
+                "R", index, lambda i=index: _run(states, inputs, i, batch, True)
+            )
+        given = seed if unit.local.last else outgrad
+        _back(states, unit, index, graphs.pop(index), given, timed, splits=splits)
+
+
+def _run(
+    states: RankStates, inputs: list[Tensor], index: int, batch: MicroBatch, keep: bool
+) -> tuple[Tensor, Graph | None]:
+    unit = states.units[index]
+    leaf = inputs[index].detach()
+    if not keep:
+        with torch.no_grad():
+            return unit.unit.forward(unit.weights, leaf, batch), None
+    leaf.requires_grad_()
+    output = unit.unit.forward(unit.weights, leaf, batch)
+    return output.detach(), Graph(get_gradient_edge(output), leaf)
+
+
+def _back(
+    states: RankStates,
+    unit: UnitState,
+    index: int,
+    graph: Graph,
+    seed: Tensor,
+    timed: Timed,
+    *,
+    splits: bool,
+) -> None:
+    """A unit's backward into a gradient of its own, which is dropped."""
+    gradient = timed("gradient", index, lambda: states.new_gradient(unit))
+    unit.weights.attach_gradient(gradient)
+
+    def back() -> None:
+        torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
+
+    if splits:
+        deferred = unit.weights.defer()
+        timed("I", index, back)
+        unit.weights.stop_deferring()
+        timed("W", index, lambda: Weights.play(deferred))
+    else:
+        timed("B", index, back)
+    unit.weights.attach_gradient(None)
+
+
+def _update_s(unit: UnitState, train: TrainSpec) -> float:
+    """The optimizer on copies of a piece of the part, drawn on to the whole."""
+    part = unit.part
+    count = min(_UPDATED, part.end - part.begin)
+    copies = [tensor[:count].clone() for tensor in (part.weights, part.moment1, part.moment2)]
+    piece = OwnedPart(0, count, count, *copies)
+    gradient = torch.zeros(count, dtype=torch.float32, device=part.weights.device)
+    took_s: list[float] = []
+    for _ in range(LEAST_PASSES + 1):
+        began_s = time.perf_counter()
+        piece.update(gradient, train, 0, 1.0)
+        took_s.append(time.perf_counter() - began_s)
+    return fmean(took_s[1:]) * (part.end - part.begin) / count

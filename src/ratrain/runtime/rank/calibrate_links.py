@@ -1,0 +1,93 @@
+"""Links between ranks, timed: messages to neighbours, and the exchanges of reductions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from statistics import median
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ratrain.program.actions import Lane
+from ratrain.runtime.rank.calibration import LinkTimes
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.tensor_peers import sent_of_sum
+
+REPEATS = 3
+_SMALL, _LARGE = 1 << 16, 1 << 19
+"""Elements of the two transfers whose difference gives a link's rate."""
+
+
+def message_times(
+    lane: Lane, towards: int, device: torch.device, network: Network, seats: Seats, seat: Seat
+) -> LinkTimes | None:
+    """Messages to the neighbour in one direction; receives what the other neighbour sends."""
+    to, source = seat.pipeline + towards, seat.pipeline - towards
+    # A chain would add up waits: even positions send first, then odd ones.
+    found: LinkTimes | None = None
+    for turn in (0, 1):
+        if seat.pipeline % 2 == turn and 0 <= to < seats.pipeline:
+            found = _two_sizes(
+                device, lambda tensor: network.send(lane, tensor, to), element_share=1.0
+            )
+        elif seat.pipeline % 2 != turn and 0 <= source < seats.pipeline:
+            _two_sizes(
+                device, lambda tensor: network.receive(lane, tensor, source), element_share=1.0
+            )
+        network.exchange(None, torch.zeros(1))
+    return found
+
+
+def collective_times(device: torch.device, network: Network, seats: Seats) -> LinkTimes:
+    """Reduce-scatters of two sizes: bytes that one rank sends, over time."""
+
+    def reduce(flat: Tensor) -> None:
+        network.reduce(flat, flat[: len(flat) // seats.data])
+
+    return _two_sizes(device, reduce, element_share=(seats.data - 1) / seats.data)
+
+
+def tensor_times(device: torch.device, network: Network, tensor: int) -> LinkTimes | None:
+    """Sums over the tensor group of two sizes: bytes that one rank sends, over time."""
+    group = network.tensor_group(Lane.TENSOR)
+    if group is None:
+        return None
+    return _two_sizes(device, group.sum_, element_share=sent_of_sum(tensor))
+
+
+def _two_sizes(
+    device: torch.device, transfer: Callable[[Tensor], None], *, element_share: float
+) -> LinkTimes:
+    """The fixed time and the rate, from two sizes. `element_share`: sent, of the elements given."""
+    took_s: list[float] = []
+    worked_s: list[float] = []
+    sent: list[float] = []
+    for elements in (_SMALL, _LARGE):
+        tensor = torch.zeros(elements * 4, dtype=torch.uint8, device=device)
+        tensor = tensor.view(torch.float32)
+        transfer(tensor)
+        worked_before_s = time.process_time()
+        took_s.append(median_s(lambda tensor=tensor: transfer(tensor)))
+        worked_s.append((time.process_time() - worked_before_s) / REPEATS)
+        sent.append(tensor.nbytes * element_share)
+    rate = (sent[1] - sent[0]) / max(took_s[1] - took_s[0], 1e-6)
+    driving = max(worked_s[1] - worked_s[0], 0.0) / (sent[1] - sent[0])
+    return LinkTimes(
+        max(took_s[0] - sent[0] / rate, 1e-6),
+        rate,
+        max(worked_s[0] - driving * sent[0], 0.0),
+        driving,
+    )
+
+
+def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    began_s = time.perf_counter()
+    result = work()
+    return time.perf_counter() - began_s, result
+
+
+def median_s(work: Callable[[], Any], repeats: int = REPEATS) -> float:
+    return median(_timed(work)[0] for _ in range(repeats))

@@ -1,0 +1,66 @@
+"""One line a step in the run's metrics file, written by rank 0 from the control round."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+from ratrain.describe.job import JobSpec
+from ratrain.runtime.rank.control import RankReport, Round
+from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.step.optimizer import learning_rate
+
+_RANK_FIELDS = (
+    "step_time_s",
+    "compute_s",
+    "recovery_s",
+    "stages_s",
+    "reduce_s",
+    "gather_s",
+    "update_s",
+    "ledger_peak_bytes",
+    "allocated_peak_bytes",
+    "resident_bytes",
+)
+
+
+class MetricsLog:
+    """Appends to the metrics file; a line is written whole."""
+
+    def __init__(self, folder: RunFolder, job: JobSpec, budget_bytes: int | None) -> None:
+        self._file = folder.metrics.open("a", buffering=1)
+        self._job, self._budget_bytes = job, budget_bytes
+        self._tokens = job.batch.sequences * job.model.sequence_length
+
+    def write(self, step: int, reports: Round) -> None:
+        """The line of a step."""
+        step_time_s = max(report.step_time_s for report in reports)
+        loss = loss_of(reports, self._tokens)
+        norms = [r.gradient_norm for r in reports if r.gradient_norm == r.gradient_norm]
+        body: dict[str, Any] = {
+            "step": step,
+            "loss": loss,
+            "loss_bits": loss.hex(),
+            "learning_rate": learning_rate(self._job.train, step),
+            "tokens": self._tokens,
+            "step_time_s": step_time_s,
+            "tokens_per_s": self._tokens / step_time_s,
+            "time_s": time.time(),
+            "budget_bytes": self._budget_bytes,
+            "ranks": [_rank_row(report) for report in reports],
+        }
+        if norms:
+            # Clipping may end after a step's compute does, so a step tells of the one before it.
+            body["gradient_norm_before"] = norms[0]
+        self._file.write(json.dumps(body) + "\n")
+
+
+def loss_of(reports: Round, tokens: int) -> float:
+    """The step's loss: all replicas' sums, added in the order of ranks, over all tokens."""
+    return sum(r.loss_sum for r in reports if r.loss_sum == r.loss_sum) / tokens
+
+
+def _rank_row(report: RankReport) -> dict[str, float | None]:
+    values = {name: getattr(report, name) for name in _RANK_FIELDS}
+    return {name: value if value == value else None for name, value in values.items()}

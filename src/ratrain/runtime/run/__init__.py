@@ -1,0 +1,1 @@
+"""A run as a whole: prepared, launched, watched, and explained afterwards."""

@@ -1,0 +1,102 @@
+"""One attempt at a run, from the launch of its ranks to its report."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratrain.checkpoint.folder import step_of
+from ratrain.checkpoint.listing import latest
+from ratrain.describe.cluster import ClusterSpec
+from ratrain.lab.cluster import Lab
+from ratrain.lab.needs import missing
+from ratrain.runtime.run.facts import begin_attempt
+from ratrain.runtime.run.launch import launch
+from ratrain.runtime.run.trackers import trackers
+from ratrain.runtime.run.watch import Follower, Progress, ProgressMeter
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+
+
+@dataclass(frozen=True)
+class Ending:
+    """How an attempt ended. `step`: that of the newest checkpoint; `stopped`: before its end,
+    because somebody asked for it."""
+
+    step: int
+    stopped: bool
+
+
+def run_session(
+    folder: RunFolder,
+    spec: RunSpec,
+    *,
+    lab: Lab | None,
+    restarts: int,
+    first_step: int,
+    show: Callable[[Progress | None, bool], None],
+) -> Ending:
+    """Launches the ranks and watches them. `show` gets a step's `Progress`, or None where there is
+    nothing new, and whether a stop was asked for."""
+    follower, meter = Follower(folder), ProgressMeter(spec.end_step)
+    _clear_measurements(folder)
+    begin_attempt(folder, first_step, lab=lab is not None, restarts=restarts)
+    charts = trackers(folder.path)
+
+    def tick() -> None:
+        stopping = folder.stop_request.exists()
+        rows = follower.new_rows()
+        for row in rows:
+            for chart in charts:
+                chart.write(row)
+            show(meter.take(row), stopping)
+        if not rows:
+            show(None, stopping)
+
+    try:
+        launch(folder, spec, lab=lab, restarts=restarts, tick=tick)
+    finally:
+        for chart in charts:
+            chart.close()
+    step = newest_step(folder)
+    return Ending(step, stopped=step < spec.end_step)
+
+
+def newest_step(folder: RunFolder) -> int:
+    """The step of the newest whole checkpoint; 0 where there is none."""
+    found = latest(folder.checkpoints, skip_damaged=True)
+    return (step_of(found.path) or 0) if found else 0
+
+
+def _clear_measurements(folder: RunFolder) -> None:
+    """What an earlier attempt measured must not be taken for this one's."""
+    for path in (folder.path / "ranks").glob("records-*.json"):
+        path.unlink()
+    for path in (folder.measured, folder.predicted, folder.path / "prediction.json"):
+        path.unlink(missing_ok=True)
+
+
+@contextmanager
+def lab_if_possible(
+    cluster: ClusterSpec, devices: int, wanted: bool, say: Callable[[str], None]
+) -> Generator[Lab | None]:
+    """The cluster file's devices made of this machine, where that is wanted and possible."""
+    reasons = missing() if wanted else []
+    if reasons:
+        say(f"no lab here: {'; '.join(reasons)}. Running without its limits.")
+    if not wanted or reasons:
+        yield None
+        return
+    with Lab(cluster, devices) as lab:
+        yield lab
+
+
+def torchrun_command(folder: Path, world_size: int) -> list[str]:
+    """What to type on each of several machines, lines of one command."""
+    return [
+        "torchrun --nnodes M --nproc-per-node P --node-rank N \\",
+        "  --master-addr HOST --master-port 29500 \\",
+        f"  -m ratrain.runtime.rank {folder.resolve()}",
+        f"with M x P = {world_size}, N from 0 to M - 1, and HOST the first machine",
+    ]

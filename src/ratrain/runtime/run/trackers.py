@@ -1,0 +1,96 @@
+"""A run's figures for TensorBoard, and for Weights & Biases where that is installed and asked for.
+
+Written by the launcher while it watches, not by the ranks.
+"""
+
+from __future__ import annotations
+
+import os
+from importlib import import_module
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Any, Protocol
+
+from ratrain.runtime.run.watch import Row, exposed_fraction
+
+WANDB_PROJECT = "WANDB_PROJECT"
+"""The environment variable that asks for Weights & Biases, as its own tools read it."""
+
+
+class Tracker(Protocol):
+    """Takes each step's row of the metrics."""
+
+    def write(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def trackers(folder: Path) -> list[Tracker]:
+    """TensorBoard's where it is installed; Weights & Biases' where it is and has a project."""
+    found: list[Tracker] = []
+    if find_spec("tensorboard"):
+        found.append(TensorBoard(folder / "tensorboard"))
+    if wandb_project():
+        found.append(WeightsAndBiases(folder))
+    return found
+
+
+def wandb_project() -> str:
+    """The project that runs are logged to; "" where none is named or wandb is not installed."""
+    return os.environ.get(WANDB_PROJECT, "") if find_spec("wandb") else ""
+
+
+def scalars(row: Row) -> dict[str, float]:
+    """The figures of a step, by the name that a chart has."""
+    found: dict[str, float] = {
+        "loss": row["loss"],
+        "learning_rate": row["learning_rate"],
+        "tokens_per_s": row["tokens_per_s"],
+        "step_time_s": row["step_time_s"],
+        "exposed_fraction": max(map(exposed_fraction, row["ranks"])),
+    }
+    if "gradient_norm_before" in row:
+        found["gradient_norm_before"] = row["gradient_norm_before"]
+    for number, rank in enumerate(row["ranks"]):
+        for name in ("ledger_peak_bytes", "allocated_peak_bytes"):
+            if rank[name]:
+                found[f"{name}/rank_{number}"] = rank[name]
+    return found
+
+
+class TensorBoard:
+    """An events file, written with TensorBoard's own writer, which needs no torch."""
+
+    def __init__(self, folder: Path) -> None:
+        writer = import_module("tensorboard.summary.writer.event_file_writer")
+        self._writer: Any = writer.EventFileWriter(str(folder))
+        self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
+        self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
+
+    def write(self, row: Row) -> None:
+        values = [
+            self._summary.Value(tag=name, simple_value=value)
+            for name, value in scalars(row).items()
+        ]
+        summary = self._summary(value=values)
+        event = self._event(step=row["step"] + 1, wall_time=row["time_s"], summary=summary)
+        self._writer.add_event(event)
+
+    def close(self) -> None:
+        self._writer.close()
+
+
+class WeightsAndBiases:
+    """A run of Weights & Biases, with the run folder's name."""
+
+    def __init__(self, folder: Path) -> None:
+        wandb: Any = import_module("wandb")
+        self._run: Any = wandb.init(
+            project=wandb_project(), name=folder.name, dir=str(folder), resume="allow"
+        )
+
+    def write(self, row: Row) -> None:
+        self._run.log(scalars(row), step=row["step"] + 1)
+
+    def close(self) -> None:
+        self._run.finish()

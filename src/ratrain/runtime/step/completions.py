@@ -1,0 +1,65 @@
+"""Which ops have ended how often, and the lanes that wait for them.
+
+An op that ends wakes only lanes for which it was the last one awaited: ops end hundreds of times
+a second, and every thread woken for nothing takes time from compute.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections import defaultdict
+
+from ratrain.program.actions import Lane
+from ratrain.runtime.step.schedule import LocalOp
+
+
+class Completions:
+    """Counts ends of ops; `stop` ends all waiting."""
+
+    def __init__(self, ops: int) -> None:
+        self._ended = [0] * ops
+        self._ended_s = [0.0] * ops
+        self._lock = threading.Lock()
+        self._bell = {lane: threading.Condition(self._lock) for lane in Lane}
+        self._awaited = dict.fromkeys(Lane, 0)  # how many ops each lane waits for
+        self._waiting: dict[int, list[Lane]] = defaultdict(list)  # by the op waited for
+        self._stopped = False
+
+    def wait(self, op: LocalOp, turn: int) -> bool:
+        """Waits until all that the op waits for has ended in its turn-th step; False: stopped."""
+        with self._lock:
+            while not self._stopped:
+                missing = self._missing(op, turn)
+                if not missing:
+                    return True
+                self._awaited[op.lane] = len(missing)
+                for other in missing:
+                    self._waiting[other].append(op.lane)
+                self._bell[op.lane].wait_for(lambda: self._stopped or not self._awaited[op.lane])
+            return False
+
+    def ended(self, op: LocalOp, at_s: float) -> None:
+        """One more step's end of an op."""
+        with self._lock:
+            self._ended[op.number] += 1
+            self._ended_s[op.number] = at_s
+            for lane in self._waiting.pop(op.number, ()):
+                self._awaited[lane] -= 1
+                if not self._awaited[lane]:
+                    self._bell[lane].notify()
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            for bell in self._bell.values():
+                bell.notify_all()
+
+    def last_of(self, ops: tuple[int, ...]) -> int:
+        """The op among these that ended last."""
+        return max(ops, key=self._ended_s.__getitem__)
+
+    def _missing(self, op: LocalOp, turn: int) -> list[int]:
+        ended = self._ended
+        missing = [other for other in op.waits if ended[other] <= turn]
+        missing += [other for other in op.waits_before if ended[other] < turn]
+        return missing

@@ -1,0 +1,161 @@
+"""Lanes: one thread a lane, ops in order, waiting for each other only where states say so.
+
+The compute lane runs on the calling thread. A lane that fails stops all others: they see it at
+their next wait.
+"""
+
+from __future__ import annotations
+
+import threading
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+
+from ratrain.program.actions import Kind, Lane
+from ratrain.runtime.step.completions import Completions
+from ratrain.runtime.step.ledger import Ledger, Stopped
+from ratrain.runtime.step.schedule import LocalOp, Schedule
+
+Execute = Callable[[LocalOp, int], None]
+"""Does an op's work in a step."""
+Meet = Callable[[LocalOp], None]
+"""Waits until an op's partner on another rank is there, before memory is taken for its message."""
+Gate = Callable[[Lane, int], bool]
+"""Called by each lane before each step; False ends the lane."""
+
+
+@dataclass(frozen=True, slots=True)
+class Ran:
+    """One op that ran, in seconds of this process's clock. From `reached_s` its lane waited for
+    it; `awaited` is the lane of the op that it waited for longest."""
+
+    step: int
+    op: int
+    reached_s: float
+    start_s: float
+    end_s: float
+    awaited: Lane
+
+
+@dataclass
+class StepTimes:
+    """Where the compute lane's time went since it was last asked."""
+
+    compute_s: float = 0.0
+    recovery_s: float = 0.0
+    waited_s: dict[Lane, float] = field(default_factory=lambda: dict.fromkeys(Lane, 0.0))
+
+
+class Lanes:
+    """Runs a schedule step after step."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        execute: Execute,
+        ledger: Ledger,
+        *,
+        timeout_s: float,
+        meet: Meet | None = None,
+    ) -> None:
+        self._schedule = schedule
+        self._execute = execute
+        self._meet = meet
+        self._ledger = ledger
+        self._timeout_s = timeout_s
+        self._completions = Completions(len(schedule.ops))
+        self._failing = threading.Lock()
+        self._failure: BaseException | None = None
+        self._failed: Callable[[], None] | None = None
+        self._records: dict[Lane, list[Ran]] = {lane: [] for lane in schedule.lanes}
+        self._kept_steps = 0
+        self._times = StepTimes()
+
+    def run(self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None) -> None:
+        """Runs steps from `first_step` until the gate says no; raises what any lane raised.
+        `failed` is called when a lane fails: it must wake lanes that wait in the gate."""
+        self._first_step = first_step
+        self._failed = failed
+        others = [lane for lane in self._schedule.lanes if lane is not Lane.COMPUTE]
+        threads = [
+            threading.Thread(target=self._lane, args=(lane, gate), name=lane.word, daemon=True)
+            for lane in others
+        ]
+        for thread in threads:
+            thread.start()
+        self._lane(Lane.COMPUTE, gate)
+        for thread in threads:
+            while thread.is_alive() and self._failure is None:
+                thread.join(0.2)
+        if self._failure is not None:
+            raise self._failure
+
+    def fail(self, error: BaseException) -> None:
+        """Stops all lanes with an error found elsewhere."""
+        with self._failing:
+            self._failure = self._failure or error
+        self._completions.stop()
+        self._ledger.stop()
+        if self._failed is not None:
+            self._failed()
+
+    def record_last(self, steps: int) -> None:
+        """Ops of each lane's last steps are kept on record, whenever the run ends."""
+        self._kept_steps = steps
+
+    def records(self) -> list[Ran]:
+        """What was recorded, lane by lane."""
+        return [ran for records in self._records.values() for ran in records]
+
+    def _lane(self, lane: Lane, gate: Gate) -> None:
+        ops = self._schedule.lanes.get(lane, ())
+        step = self._first_step
+        try:
+            while gate(lane, step):
+                oldest = step - self._kept_steps
+                self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
+                for op in ops:
+                    self._one(op, step)
+                step += 1
+        except Stopped:
+            return
+        except BaseException as error:
+            self.fail(error)
+
+    def _one(self, op: LocalOp, step: int) -> None:
+        reached_s = time.perf_counter()
+        if not self._completions.wait(op, step - self._first_step):
+            raise Stopped
+        if self._meet is not None:
+            self._meet(op)
+        self._ledger.take(op.births, op.word, self._timeout_s)
+        start_s = time.perf_counter()
+        self._execute(op, step)
+        end_s = time.perf_counter()
+        self._ledger.give(op.deaths)
+        awaited = self._awaited(op)
+        if op.lane is Lane.COMPUTE:
+            self._count(op, start_s - reached_s, end_s - start_s, awaited)
+        if self._kept_steps:
+            ran = Ran(step, op.number, reached_s, start_s, end_s, awaited)
+            self._records[op.lane].append(ran)
+        self._completions.ended(op, end_s)
+
+    def _count(self, op: LocalOp, waited_s: float, took_s: float, awaited: Lane) -> None:
+        if op.kind is Kind.R:
+            self._times.recovery_s += took_s
+        else:
+            self._times.compute_s += took_s
+        self._times.waited_s[awaited] += waited_s
+
+    def take_times(self) -> StepTimes:
+        """The compute lane's times since the last call; to be called on that lane."""
+        taken, self._times = self._times, StepTimes()
+        return taken
+
+    def _awaited(self, op: LocalOp) -> Lane:
+        """The lane of the op that ended last among those waited for."""
+        others = (*op.waits, *op.waits_before)
+        if not others:
+            return op.lane
+        return self._schedule.ops[self._completions.last_of(others)].lane

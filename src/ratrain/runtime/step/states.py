@@ -1,0 +1,164 @@
+"""The states of one rank as tensors: what the ledger counts, held where ops find it."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any, NamedTuple
+
+import torch
+from torch import Tensor
+
+from ratrain.models.division import Division
+from ratrain.models.units import Unit
+from ratrain.models.weights import Weights
+from ratrain.program.setup import Setup
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.optimizer import OwnedPart, owned_range
+from ratrain.runtime.step.schedule import LocalUnit, Schedule
+from ratrain.runtime.step.tensor_parts import stored_name
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+Source = Callable[[str, str, int, int], Tensor]
+"""(unit, "weights" | "moment1" | "moment2", begin, end) -> fp32 values of that range."""
+
+
+class Graph(NamedTuple):
+    """What backward needs: the end of autograd's graph, and the leaf at its beginning."""
+
+    edge: Any
+    leaf: Tensor
+
+
+@dataclass
+class UnitState:
+    """One unit's persistent and passing buffers."""
+
+    local: LocalUnit
+    unit: Unit
+    weights: Weights
+    division: Division
+    padded: int  # elements of the flat buffers
+    own: slice  # the part that this rank owns in a reduction
+    part: OwnedPart
+    view: Tensor | None = None  # levels 0 to 2
+    shard_view: Tensor | None = None  # level 3
+    gradient: Tensor | None = None
+    shard: Tensor | None = None  # sharded accumulation
+
+    @property
+    def name(self) -> str:
+        return self.local.unit.name
+
+    @property
+    def stored_name(self) -> str:
+        """The unit's name in a checkpoint."""
+        return stored_name(self.name, self.division)
+
+    @property
+    def counted(self) -> list[slice]:
+        """Pieces of the own share whose gradients the global norm counts on this rank: vectors
+        that all ranks of a tensor group have count on the first alone."""
+        share = self.own
+        if self.division.rank == 0:
+            return [slice(0, share.stop - share.start)]
+        return [
+            slice(one.offset + low - share.start, one.offset + high - share.start)
+            for one, low, high in self.unit.layout.overlaps(share.start, share.stop)
+            if one.cut is not None
+        ]
+
+
+@dataclass
+class RankStates:
+    """Everything that one rank holds. Keys of activations are (unit index, micro-batch)."""
+
+    units: list[UnitState]
+    dtype: torch.dtype
+    device: torch.device
+    transit: list[Tensor]
+    gathered: list[Tensor]
+    inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    saved: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
+    outgrads: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    sendx: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    sendg: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    # This rank's parts of sums over its tensor group, until they are summed.
+    partial: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    partialb: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+
+    def new_gradient(self, unit: UnitState) -> Tensor:
+        return torch.zeros(unit.padded, dtype=self.dtype, device=self.device)
+
+
+def rank_states(
+    schedule: Schedule,
+    seats: Seats,
+    seat: Seat,
+    make_unit: Callable[[str], Unit],
+    source: Source,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> RankStates:
+    """The states of a rank, weights and moments filled from `source`, range by range."""
+    setup = schedule.program.setup
+    units = [
+        _unit_state(local, setup, seats, seat, make_unit, source, dtype, device)
+        for local in schedule.units
+    ]
+    largest = max(unit.padded for unit in units)
+
+    def slots(count: int) -> list[Tensor]:
+        return [torch.zeros(largest, dtype=dtype, device=device) for _ in range(count)]
+
+    transit = slots(1 + max(op.transit for op in schedule.ops))
+    gathered = slots(1 + max(op.gathered for op in schedule.ops))
+    return RankStates(units, dtype, device, transit, gathered)
+
+
+def _unit_state(
+    local: LocalUnit,
+    setup: Setup,
+    seats: Seats,
+    seat: Seat,
+    make_unit: Callable[[str], Unit],
+    source: Source,
+    dtype: torch.dtype,
+    device: torch.device,
+) -> UnitState:
+    unit = make_unit(local.unit.name)
+    layout = unit.layout
+    padded = layout.padded(seats.data)
+    begin, end = owned_range(padded, seats.data, seat.data)
+    own = slice(begin, end)
+    if not (setup.sharding and seats.data > 1):
+        begin, end = 0, padded
+    name = local.unit.name
+
+    def fetch(kind: str, low: int, high: int) -> Tensor:
+        values = torch.zeros(high - low, dtype=torch.float32, device=device)
+        known = min(high, layout.size)
+        if known > low:
+            values[: known - low] = source(name, kind, low, known).to(device)
+        return values
+
+    view = shard_view = None
+    if setup.gathers_per_use:
+        shard_view = fetch("weights", begin, end).to(dtype)
+        master = shard_view if dtype == torch.float32 else fetch("weights", begin, end)
+    else:
+        view = fetch("weights", 0, padded).to(dtype)
+        master = view[begin:end] if dtype == torch.float32 else fetch("weights", begin, end)
+    part = OwnedPart(
+        begin,
+        end,
+        layout.decay_end,
+        master,
+        fetch("moment1", begin, end),
+        fetch("moment2", begin, end),
+    )
+    weights = Weights(layout)
+    if view is not None:
+        weights.attach_view(view)
+    return UnitState(local, unit, weights, seat.division, padded, own, part, view, shard_view)

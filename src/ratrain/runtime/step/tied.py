@@ -1,0 +1,79 @@
+"""Tied embeddings in a run: the matrix that embedding and head hold a copy of, each in its buffer.
+
+Both copies begin equal, see the same gradient, and are updated element by element by the same
+arithmetic, so they stay equal bit by bit: on devices of one kind.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import replace
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+from ratrain.models.embedding import TABLE
+from ratrain.models.head import LOGITS
+from ratrain.models.shapes import EMBEDDING, HEAD
+from ratrain.program.setup import Setup
+from ratrain.program.units import Ints, Units
+from ratrain.runtime.step.states import UnitState
+from ratrain.simulate.costs import Floats, Work
+
+_MATRIX = {EMBEDDING: TABLE, HEAD: LOGITS}
+
+
+def require_tied(model: ModelSpec, setup: Setup) -> None:
+    """Refuses a program that would let the copies of a tied matrix drift apart."""
+    if model.tied_embeddings and not setup.tied:
+        raise SpecError(
+            f"{model.name} ties its embedding and its head, and this run's program does not",
+            place="program",
+            fix="begin a run of its own, without --resume",
+        )
+
+
+def tied_range(unit: UnitState) -> slice:
+    """Where the shared matrix lies in a unit's flat buffers; nothing else of them is shared."""
+    matrix = unit.unit.layout.by_name[_MATRIX[unit.name]]
+    return slice(matrix.offset, matrix.end)
+
+
+def add_here(embedding: Tensor, head: Tensor) -> None:
+    """The sum of both gradients, in both, in the order in which ranks apart add them."""
+    torch.add(embedding, head, out=embedding)
+    head.copy_(embedding)
+
+
+def counted_once(unit: UnitState) -> list[slice]:
+    """Of the pieces of a head's own share that the norm counts, what the embedding's does not."""
+    matrix, share = tied_range(unit), unit.own
+    begin, end = matrix.start - share.start, matrix.stop - share.start
+    parts = [
+        (slice(piece.start, min(piece.stop, begin)), slice(max(piece.start, end), piece.stop))
+        for piece in unit.counted
+    ]
+    return [part for both in parts for part in both if part.start < part.stop]
+
+
+def tie_work(
+    units: Units,
+    gradient_bytes: Floats,
+    update_s: Floats,
+    over: Callable[[Floats, Ints], Work],
+) -> Work:
+    """What a TieSync costs, from what calibration measured of its rank. `over` is the work of bytes
+    that go into the peer ports given.
+
+    Ranks apart: the embedding's gradient (it is all matrix) from each to the other, as fast as to
+    a neighbouring stage; the link between the two ends itself is not measured. On one rank: five
+    passes of memory, where the optimizer that was timed (`update_s`, of whole units) makes seven.
+    """
+    embedding = np.minimum(np.arange(len(units.rank)), units.tied_to)
+    here = (units.tied_to >= 0) & (units.rank[units.tied_to] == units.rank)
+    apart = (units.tied_to >= 0) & ~here
+    sent = over(np.where(apart, gradient_bytes[embedding], 0.0), 2 * units.rank[units.tied_to] + 1)
+    return replace(sent, fixed_s=np.where(here, update_s[embedding] * 5 / 7, sent.fixed_s))
