@@ -18,7 +18,7 @@ from ratrain.runtime.step.network import TorchNetwork
 
 CHUNK = CHUNK_BYTES // 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
-PARTS = (64, CHUNK - 64, CHUNK, CHUNK + 64, 2 * CHUNK + 192)
+PARTS = (64, CHUNK - 64, CHUNK, CHUNK + 64, 5 * CHUNK + 192)
 WORLDS = (1, 2, 3, 4)
 
 pytestmark = pytest.mark.slow

@@ -7,10 +7,11 @@ level. Each lane has connections of its own, so that lanes do not wait for each 
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
-from itertools import product
-from typing import Protocol
+from itertools import islice, product
+from typing import Protocol, TypeVar
 
 import torch
 import torch.distributed as dist
@@ -20,7 +21,15 @@ from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.actions import Lane
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.exchange import add_up, exchange, pieces, wait_all
 from ratrain.runtime.step.tensor_peers import TensorPeers
+
+T = TypeVar("T")
+
+_PIECES_AHEAD = 3
+"""Pieces of a reduction on their way at once: a link is not idle while ranks add one up."""
+_PIECE_BYTES = 2 * CHUNK_BYTES // (_PIECES_AHEAD + 1)
+"""One more has landed: together two chunks from each peer, which `cost.scratch` counts."""
 
 
 class Network(Protocol):
@@ -149,72 +158,53 @@ class TorchNetwork:
         dist.recv(torch.zeros(1, dtype=torch.uint8), peer, group=self._word[_channel(lane)])
 
     def reduce(self, flat: Tensor, out: Tensor) -> None:
-        data, own = self._seats.data, self._seat.data
-        group = self._data[Lane.REDUCE]
-        parts = flat.view(data, -1)
-        step = max(1, CHUNK_BYTES // flat.element_size())
-        chunks = [slice(at, at + step) for at in range(0, parts.shape[1], step)]
-        arriving = self._post(group, parts, chunks[0])
-        for number, chunk in enumerate(chunks):
-            landed = self._land(arriving)
-            if number + 1 < len(chunks):
-                arriving = self._post(group, parts, chunks[number + 1])
-            landed[own] = parts[own, chunk]
-            _ordered_sum(landed, out[chunk])
+        parts, own = list(flat.view(self._seats.data, -1)), self._seat.data
+        columns = list(zip(*(pieces(part, _PIECE_BYTES) for part in parts), strict=True))
+        flying = deque(self._leave(column) for column in columns[:_PIECES_AHEAD])
+        following = iter(columns[_PIECES_AHEAD:])
+        for place, column in zip(pieces(out, _PIECE_BYTES), columns, strict=True):
+            landed, works = flying.popleft()
+            wait_all(works)
+            flying.extend(self._leave(column) for column in islice(following, 1))
+            landed.insert(own, column[own])
+            add_up(landed, place)
 
-    def _post(
-        self, group: dist.ProcessGroup, parts: Tensor, chunk: slice
-    ) -> tuple[list[Tensor], list[dist.Work | None]]:
-        """Receives first, so that both directions of the link are used at once."""
-        peers = self._data_group
+    def _leave(self, column: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
+        """Every replica's part of a piece on its way to its owner, and the own one from all."""
+        leaving = self._others(column)
+        landing = [torch.empty_like(piece) for piece in leaving]
+        peers = self._others(self._data_group)
+        return landing, exchange(self._data[Lane.REDUCE], peers, leaving, landing)
+
+    def _others(self, of_replicas: Sequence[T]) -> list[T]:
+        """Those of all replicas but the own."""
         own = self._seat.data
-        places = [
-            torch.empty_like(parts[own, chunk]) if d != own else parts[own, :0]
-            for d in range(len(peers))
-        ]
-        works = [dist.irecv(places[d], peers[d], group) for d in range(len(peers)) if d != own]
-        works += [
-            dist.isend(parts[d, chunk], peers[d], group) for d in range(len(peers)) if d != own
-        ]
-        return places, works
-
-    @staticmethod
-    def _land(arriving: tuple[list[Tensor], list[dist.Work | None]]) -> list[Tensor]:
-        places, works = arriving
-        _wait_all(works)
-        return places
+        return [*of_replicas[:own], *of_replicas[own + 1 :]]
 
     def gather(self, lane: Lane, flat: Tensor) -> None:
-        peers, own = self._data_group, self._seat.data
-        group, parts = self._data[lane], flat.view(len(peers), -1)
-        others = [d for d in range(len(peers)) if d != own]
-        works = [dist.irecv(parts[d], peers[d], group) for d in others]
-        works += [dist.isend(parts[own], peers[d], group) for d in others]
-        _wait_all(works)
+        peers, own = self._others(self._data_group), self._seat.data
+        parts = list(flat.view(self._seats.data, -1))
+        mine = [parts[own]] * len(peers)
+        wait_all(exchange(self._data[lane], peers, mine, self._others(parts)))
 
     def add_copies(self, gradient: Tensor) -> None:
         first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
         here_first = self._seat.world_rank == first
         peer = last if here_first else first
-        step = max(1, CHUNK_BYTES // gradient.element_size())
-        chunks = list(gradient.split(step))
+        chunks = list(pieces(gradient))
         arriving = self._swap(chunks[0], peer)
         for number, own in enumerate(chunks):
             other, works = arriving
-            _wait_all(works)
+            wait_all(works)
             if number + 1 < len(chunks):
                 arriving = self._swap(chunks[number + 1], peer)
-            one, two = (own, other) if here_first else (other, own)
-            torch.add(one, two, out=own)
+            add_up((own, other) if here_first else (other, own), own)
 
     def _swap(self, own: Tensor, peer: int) -> tuple[Tensor, list[dist.Work]]:
         """A piece on its way to the peer, and the peer's on its way here."""
+        assert self._copies is not None
         other = torch.empty_like(own)
-        both = [
-            dist.P2POp(dist.irecv, other, peer, self._copies),
-            dist.P2POp(dist.isend, own, peer, self._copies),
-        ]
-        return other, dist.batch_isend_irecv(both)
+        return other, exchange(self._copies, [peer], [own], [other])
 
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         found = [torch.empty_like(values) for _ in range(self._seats.world_size)]
@@ -233,21 +223,3 @@ class TorchNetwork:
 def _channel(lane: Lane) -> Lane:
     """A message's two ends share one channel."""
     return Lane.SEND_F if lane in (Lane.SEND_F, Lane.RECV_F) else Lane.SEND_B
-
-
-def _wait_all(works: Sequence[dist.Work | None]) -> None:
-    for work in works:
-        if work is not None:
-            work.wait()
-
-
-def _ordered_sum(parts: Sequence[Tensor], out: Tensor) -> None:
-    """The sum in the order given; 2-byte parts are added in fp32 and rounded once."""
-    if out.dtype == torch.float32:
-        total = parts[0] + parts[1] if len(parts) > 1 else parts[0].clone()
-        rest = parts[2:]
-    else:
-        total, rest = parts[0].float(), parts[1:]
-    for part in rest:
-        total += part
-    out.copy_(total)

@@ -8,7 +8,7 @@ taken changes no bit: each element is the sum of the parts, rank 0's first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 
 import torch
 import torch.distributed as dist
@@ -16,6 +16,7 @@ from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.division import Division
+from ratrain.runtime.step.exchange import add_up, exchange, pieces, wait_all
 
 SMALL_BYTES = 1 << 14
 """Up to here a turn takes longer than the bytes."""
@@ -32,15 +33,15 @@ class TensorPeers:
         """Replaces every rank's `part` by the sum of all. It must be contiguous."""
         flat = part.view(-1)
         if self.division.degree == 2 or flat.nbytes <= SMALL_BYTES:
-            for piece in _pieces(flat, CHUNK_BYTES):
-                _add_up(self.gather(piece), piece)
+            for piece in pieces(flat):
+                add_up(self.gather(piece), piece)
             return
-        for piece in _pieces(flat, CHUNK_BYTES * self.division.degree):
+        for piece in pieces(flat, CHUNK_BYTES * self.division.degree):
             shares = list(piece.tensor_split(self.division.degree))
             own = shares[self.division.rank]
             heard = [own if self._is_own(rank) else torch.empty_like(own) for rank in self._ranks]
             self._exchange(shares, heard)
-            _add_up(heard, own)
+            add_up(heard, own)
             self._exchange([own] * self.division.degree, shares)
 
     def gather(self, values: Tensor) -> list[Tensor]:
@@ -58,31 +59,10 @@ class TensorPeers:
 
     def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Sends `out[r]` to rank r, and fills `into[r]` with what r sends, for all others."""
-        works = [
-            do(tensors[rank], peer, self._group)
-            for do, tensors in ((dist.irecv, into), (dist.isend, out))
-            for rank, peer in enumerate(self._peers)
-            if not self._is_own(rank) and tensors[rank].numel()
-        ]
-        for work in works:
-            if work is not None:
-                work.wait()
-
-
-def _pieces(flat: Tensor, size_bytes: int) -> Iterator[Tensor]:
-    step = max(1, size_bytes // flat.element_size())
-    for begin in range(0, len(flat), step):
-        yield flat[begin : begin + step]
-
-
-def _add_up(parts: Sequence[Tensor], out: Tensor) -> None:
-    """The sum in the order given, to `out`, which may be one of them; 2-byte parts are added in
-    fp32 and rounded once."""
-    wide = torch.promote_types(out.dtype, torch.float32)
-    total = parts[0].to(wide) + parts[1]
-    for part in parts[2:]:
-        total += part
-    out.copy_(total)
+        others = [rank for rank in self._ranks if not self._is_own(rank)]
+        peers = [self._peers[rank] for rank in others]
+        sent, heard = [out[rank] for rank in others], [into[rank] for rank in others]
+        wait_all(exchange(self._group, peers, sent, heard))
 
 
 def sent_of_sum(degree: int) -> float:
