@@ -266,7 +266,7 @@ def test_the_narrower_end_of_a_transfer_counts() -> None:
     assert ran.end_s[op_of(program, 0, Lane.SEND_F)] == 3.0
 
 
-def test_driving_a_transfer_prolongs_the_op_that_runs_or_else_the_next_one() -> None:
+def test_driving_a_transfer_prolongs_the_op_that_runs_and_a_rank_that_waits_works_it_off() -> None:
     program = build("1f1b", Setup((replica((1, 1), 3),)))
     table = program.table
     costs = plain_costs(table, {Kind.F: 1.0, Kind.B: 1.0})
@@ -276,7 +276,7 @@ def test_driving_a_transfer_prolongs_the_op_that_runs_or_else_the_next_one() -> 
     lane = np.flatnonzero((table.rank == 0) & (table.lane == Lane.COMPUTE))
     lengths = {table.word(int(op)): ran.end_s[op] - ran.start_s[op] for op in lane}
     # 0F0's message begins as 0F1 does; 0F1's while rank 0 waits for 0B0; 0F2's as 0B1 begins.
-    expected = {"0F0": 1.0, "0F1": 1.25, "0B0": 1.25, "0F2": 1.0, "0B1": 1.25, "0B2": 1.0}
+    expected = {"0F0": 1.0, "0F1": 1.25, "0B0": 1.0, "0F2": 1.0, "0B1": 1.25, "0B2": 1.0}
     assert lengths == {**expected, "0AllReady": 0.0}
 
 

@@ -23,7 +23,7 @@ typedef struct {
     double *start, *end;
     i64 *start_seq, *end_seq, *cause, *memory, *peak, *peak_seq;
     Event *heap; i64 heap_size, heap_room;
-    double *debt;
+    double *debt, *idle; /* idle: since when debt is worked off; negative while a compute op runs */
     i64 seq, history;
     /* flows: a transfer that is under way, in the list of each of its two links */
     double *left, *speed, *since; i32 *stamp;
@@ -104,13 +104,25 @@ static void repace(Sim *s, i32 link) {
     }
 }
 
+/* While no compute op runs, a rank works off the driving that it owes. */
+static void work_off(Sim *s, i32 r) {
+    if (s->idle[r] < 0) return;
+    if (s->debt[r] > 0) {
+        s->debt[r] -= s->now - s->idle[r];
+        if (s->debt[r] < 0) s->debt[r] = 0;
+    }
+    s->idle[r] = s->now;
+}
+
 static void begin(Sim *s, i64 node) {
     i64 op = node % s->n;
     i32 r = s->rank[op];
     s->start[node] = s->now; s->start_seq[node] = s->history++;
     s->memory[r] += s->born[op];
     if (s->memory[r] > s->peak[r]) { s->peak[r] = s->memory[r]; s->peak_seq[r] = s->start_seq[node]; }
+    work_off(s, r);
     s->debt[r] += s->interrupt[op];
+    if (s->compute_rank[op] >= 0) s->idle[r] = -1;
     if (s->volume[op] > 0) {
         i32 a = s->link_a[op], b = s->link_b[op];
         s->left[node] = s->volume[op]; s->since[node] = s->now; s->speed[node] = 0;
@@ -146,14 +158,14 @@ i64 ratrain_simulate(
     i32 *waits = calloc(nodes, sizeof(i32)), *missing = malloc(sizeof(i32) * (size_t)(groups * steps + 1));
     i64 *members = malloc(sizeof(i64) * (size_t)(groups * steps + 1)), *chain = malloc(sizeof(i64) * nodes);
     s->heap_room = 1024; s->heap = malloc(sizeof(Event) * 1024);
-    s->debt = calloc((size_t)ranks + 1, sizeof(double));
+    s->debt = calloc((size_t)ranks + 1, sizeof(double)); s->idle = calloc((size_t)ranks + 1, sizeof(double));
     s->left = malloc(sizeof(double) * nodes); s->speed = malloc(sizeof(double) * nodes);
     s->since = malloc(sizeof(double) * nodes); s->stamp = calloc(nodes, sizeof(i32));
     s->next_a = malloc(sizeof(i64) * nodes); s->next_b = malloc(sizeof(i64) * nodes);
     s->prev_a = malloc(sizeof(i64) * nodes); s->prev_b = malloc(sizeof(i64) * nodes);
     s->first = malloc(sizeof(i64) * (size_t)(links + 1)); s->count = calloc((size_t)links + 1, sizeof(i32));
     if (!start1 || !start2 || !out1 || !out2 || !waits || !missing || !members || !chain || !s->heap ||
-        !s->debt || !s->left || !s->speed || !s->since || !s->stamp || !s->next_a || !s->next_b ||
+        !s->debt || !s->idle || !s->left || !s->speed || !s->since || !s->stamp || !s->next_a || !s->next_b ||
         !s->prev_a || !s->prev_b || !s->first || !s->count) goto done;
     for (i64 l = 0; l < links; l++) s->first[l] = -1;
     for (i64 r = 0; r < ranks; r++) { peak[r] = memory[r]; peak_seq[r] = -1; }
@@ -204,6 +216,7 @@ i64 ratrain_simulate(
         for (i64 m = only; m >= 0; m = g >= 0 ? chain[m] : -1) {
             i64 i = m - k * n;
             end[m] = s->now; end_seq[m] = s->history++;
+            if (compute_rank[i] >= 0) s->idle[rank[i]] = s->now;
             memory[rank[i]] -= freed[i];
             ran++;
         }
@@ -221,7 +234,7 @@ i64 ratrain_simulate(
     if (!s->failed) result = ran;
 done:
     free(start1); free(start2); free(out1); free(out2); free(waits); free(missing); free(members);
-    free(chain); free(s->heap); free(s->debt); free(s->left); free(s->speed); free(s->since);
+    free(chain); free(s->heap); free(s->debt); free(s->idle); free(s->left); free(s->speed); free(s->since);
     free(s->stamp); free(s->next_a); free(s->next_b); free(s->prev_a); free(s->prev_b);
     free(s->first); free(s->count);
     return result;

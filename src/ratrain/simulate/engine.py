@@ -223,6 +223,8 @@ class _Loop:
         self.seq = self.history = 0
         self.now = 0.0
         self.debt = [0.0] * len(self.memory)
+        # Since when debt is worked off; negative while a compute op runs.
+        self.idle = [0.0] * len(self.memory)
         self.flows: list[list[int]] = [[] for _ in self.rate]  # nodes, the newest first
         self.left: dict[int, float] = {}
         self.speed: dict[int, float] = {}
@@ -266,6 +268,14 @@ class _Loop:
     def links(self, op: int) -> list[int]:
         return [link for link in (self.link_a[op], self.link_b[op]) if link >= 0]
 
+    def work_off(self, rank: int) -> None:
+        """While no compute op runs, a rank works off the driving that it owes."""
+        if self.idle[rank] < 0:
+            return
+        if self.debt[rank] > 0:
+            self.debt[rank] = max(0.0, self.debt[rank] - (self.now - self.idle[rank]))
+        self.idle[rank] = self.now
+
     def begin(self, node: int) -> None:
         op, out = node % self.n, self.out
         rank = self.rank[op]
@@ -274,7 +284,10 @@ class _Loop:
         self.memory[rank] += self.born[op]
         if self.memory[rank] > out.peak_bytes[rank]:
             out.peak_bytes[rank], out.peak_seq[rank] = self.memory[rank], out.start_seq[node]
+        self.work_off(rank)
         self.debt[rank] += self.interrupt[op]
+        if self.compute[op] >= 0:
+            self.idle[rank] = -1.0
         if self.volume[op] > 0:
             self.left[node], self.since[node], self.speed[node] = self.volume[op], self.now, 0.0
             for link in self.links(op):
@@ -338,6 +351,8 @@ class _Loop:
                 members = self.ready_members[key]
             for member in members:
                 out.end_s[member], out.end_seq[member] = self.now, self.history
+                if self.compute[member % self.n] >= 0:
+                    self.idle[self.rank[member % self.n]] = self.now
                 self.history += 1
                 self.memory[self.rank[member % self.n]] -= self.freed[member % self.n]
                 ran += 1

@@ -19,6 +19,11 @@ from ratrain.runtime.rank.calibrate_links import (
     message_times,
     tensor_times,
 )
+from ratrain.runtime.rank.calibrate_processor import (
+    Processor,
+    processor_share,
+    with_processors,
+)
 from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.allocator import Allocator
@@ -42,14 +47,31 @@ def calibrate(
     batch = _random_batch(boundary, vocab, states.device)
     network.exchange(None, torch.zeros(1))
     group = network.tensor_group(Lane.COMPUTE)
-    units = unit_times(schedule, states, train, boundary, batch, allocator, group)
+    units, busy = with_processors(
+        lambda: unit_times(schedule, states, train, boundary, batch, allocator, group)
+    )
     network.exchange(None, torch.zeros(1))
-    forward = message_times(Lane.SEND_F, +1, states.device, network, seats, seat)
-    back = message_times(Lane.SEND_B, -1, states.device, network, seats, seat)
+    processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
+    network.exchange(None, torch.zeros(1))
+    beside = torch.get_num_threads() if processor.computes else 0
+    ends = (states.device, network, seats, seat, beside)
+    forward, arrival = message_times(Lane.SEND_F, +1, *ends)
+    back, arrival_back = message_times(Lane.SEND_B, -1, *ends)
     collective = collective_times(states.device, network, seats) if seats.data > 1 else None
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
     tensor = tensor_times(states.device, network, seats.tensor)
-    return Calibration(seat.program_rank, units, forward, back, collective, exchange_s, tensor)
+    return Calibration(
+        seat.program_rank,
+        units,
+        forward,
+        back,
+        arrival,
+        arrival_back,
+        collective,
+        exchange_s,
+        processor.delay_s_per_cpu_s,
+        tensor,
+    )
 
 
 def gathered(own: Calibration, network: Network) -> list[Calibration]:

@@ -4,41 +4,60 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from statistics import median
+from dataclasses import replace
+from statistics import fmean, median
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ratrain.program.actions import Lane
+from ratrain.runtime.rank.calibrate_processor import working
 from ratrain.runtime.rank.calibration import LinkTimes
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.tensor_peers import sent_of_sum
 
 REPEATS = 3
+_BESIDE_REPEATS = 8
+"""More, and their mean: what holds them up comes and goes."""
 _SMALL, _LARGE = 1 << 16, 1 << 19
 """Elements of the two transfers whose difference gives a link's rate."""
 
 
 def message_times(
-    lane: Lane, towards: int, device: torch.device, network: Network, seats: Seats, seat: Seat
-) -> LinkTimes | None:
-    """Messages to the neighbour in one direction; receives what the other neighbour sends."""
+    lane: Lane,
+    towards: int,
+    device: torch.device,
+    network: Network,
+    seats: Seats,
+    seat: Seat,
+    beside: int,
+) -> tuple[LinkTimes | None, LinkTimes | None]:
+    """Messages to the neighbour in one direction, and from the neighbour in the other; `beside`
+    threads compute where one is sent, as they do in a step."""
     to, source = seat.pipeline + towards, seat.pipeline - towards
+    sent: LinkTimes | None = None
+    received: LinkTimes | None = None
     # A chain would add up waits: even positions send first, then odd ones.
-    found: LinkTimes | None = None
     for turn in (0, 1):
         if seat.pipeline % 2 == turn and 0 <= to < seats.pipeline:
-            found = _two_sizes(
-                device, lambda tensor: network.send(lane, tensor, to), element_share=1.0
-            )
+            sent = _message(device, lambda tensor: network.send(lane, tensor, to), beside)
         elif seat.pipeline % 2 != turn and 0 <= source < seats.pipeline:
-            _two_sizes(
-                device, lambda tensor: network.receive(lane, tensor, source), element_share=1.0
-            )
+            received = _message(device, lambda tensor: network.receive(lane, tensor, source), 0)
         network.exchange(None, torch.zeros(1))
-    return found
+    return sent, received
+
+
+def _message(device: torch.device, transfer: Callable[[Tensor], None], beside: int) -> LinkTimes:
+    """One end's times; what threads beside it hold up is in the fixed one."""
+    alone = _two_sizes(device, transfer, element_share=1.0)
+    tensor = torch.zeros(_SMALL, dtype=torch.float32, device=device)
+    with working(beside):
+        took_s = fmean(_timed(lambda: transfer(tensor))[0] for _ in range(_BESIDE_REPEATS))
+    return replace(
+        alone, fixed_s=max(alone.fixed_s, took_s - tensor.nbytes / alone.rate_bytes_per_s)
+    )
 
 
 def collective_times(device: torch.device, network: Network, seats: Seats) -> LinkTimes:

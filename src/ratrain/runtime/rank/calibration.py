@@ -24,7 +24,7 @@ class UnitTimes:
 @dataclass(frozen=True)
 class LinkTimes:
     """A transfer takes `fixed_s` and its bytes over the rate; meanwhile this process's cores work
-    `driving_s` and `driving_s_per_byte` for it, which its compute lane lacks."""
+    `driving_s` and `driving_s_per_byte` for it."""
 
     fixed_s: float
     rate_bytes_per_s: float
@@ -40,8 +40,11 @@ class Calibration:
     units: tuple[UnitTimes, ...]
     message: LinkTimes | None  # to the next stage
     message_back: LinkTimes | None
+    arrival: LinkTimes | None  # from the stage before, as this rank drives it
+    arrival_back: LinkTimes | None
     collective: LinkTimes | None  # bytes that one rank sends, of reductions and gathers
     exchange_s: float  # a small round over all ranks
+    delay_s_per_cpu_s: float  # of compute, by processor time spent beside it
     tensor: LinkTimes | None = None  # bytes that one rank sends, of sums over its tensor group
 
 
@@ -61,7 +64,10 @@ def read_calibration(body: bytes) -> Calibration:
         tuple(UnitTimes(**row) for row in found["units"]),
         link("message"),
         link("message_back"),
+        link("arrival"),
+        link("arrival_back"),
         link("collective"),
         found["exchange_s"],
+        found["delay_s_per_cpu_s"],
         link("tensor"),
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import astuple, replace
+from statistics import fmean
 from typing import Any
 
 import numpy as np
@@ -53,12 +54,22 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         rate[2 * rank] = rate[2 * rank + 1] = max(rates, default=1e12)
     out, into = 2 * units.rank, 2 * units.rank + 1
 
+    delay = [fmean(c.delay_s_per_cpu_s for c in of_rank[rank]) for rank in range(ranks)]
+    delays = np.array([delay[int(rank)] for rank in units.rank])
+
+    def driving(volume: Floats, links: list[LinkTimes]) -> Floats:
+        """What compute loses to a transfer of that many bytes."""
+        worked_s = np.array([one.driving_s for one in links])
+        return delays * (worked_s + volume * np.array([one.driving_s_per_byte for one in links]))
+
     def over(volume: Floats, link: Callable[[int], LinkTimes], peer: Any) -> Work:
         links = [link(int(rank)) for rank in units.rank]
         fixed_s = np.array([one.fixed_s for one in links])
-        driving_s = np.array([one.driving_s for one in links])
-        driving_s += volume * np.array([one.driving_s_per_byte for one in links])
-        return Work(fixed_s, volume, driving_s, out.copy(), peer)
+        return Work(fixed_s, volume, driving(volume, links), out.copy(), peer)
+
+    def arriving(volume: Floats, read: Callable[[Calibration], LinkTimes | None]) -> Work:
+        links = [link_mean(int(rank), read) for rank in units.rank]
+        return replace(fixed_work(zero), interrupt_s=driving(volume, links))
 
     stage_rank = _stage_ranks(program)
     stage = units.stage_in_replica
@@ -116,6 +127,7 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         return over(volume, lambda rank: link_mean(rank, lambda c: c.tensor), into.copy())
 
     update_s = column(lambda t: t.update_s)
+    beside = np.minimum(1.0, delays)  # seconds of the optimizer, not of its processor time
     exchange_s = float(np.mean([c.exchange_s for c in found]))
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
     work |= {
@@ -124,11 +136,11 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.B: fixed_work(column(lambda t: t.backward_s)),
         Kind.I: fixed_work(column(lambda t: t.input_gradient_s)),
         Kind.W: fixed_work(column(lambda t: t.weight_gradient_s)),
-        Kind.UpdateShard: replace(fixed_work(update_s), interrupt_s=update_s),
+        Kind.UpdateShard: replace(fixed_work(update_s), interrupt_s=update_s * beside),
         Kind.SEND_F: over(boundary, lambda r: link_mean(r, lambda c: c.message), following),
         Kind.SEND_B: over(inputs, lambda r: link_mean(r, lambda c: c.message_back), previous),
-        Kind.RECV_F: fixed_work(zero),
-        Kind.RECV_B: fixed_work(zero),
+        Kind.RECV_F: arriving(inputs, lambda c: c.arrival),
+        Kind.RECV_B: arriving(boundary, lambda c: c.arrival_back),
         Kind.GradSync: ring(reduced),
         Kind.PrefetchW: ring(part),
         Kind.Gather_F: ring(part),
