@@ -35,7 +35,13 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "balanced": {},
     "recovery": {"recovery": True},
     "vocabulary": {"model": "vocabulary"},
+    "published": {"model": "vocabulary", "recovery": True},
+    "long": {"sequences": 64},
 }
+"""Of the regimes. `published`: recovery needed and a vocabulary-heavy last stage, as in the paper's
+evaluation; `long`: 32 micro-batches a replica, where filling the pipeline hardly counts."""
+WITHOUT_CHECKPOINTS = ("ratrain", "tuned", "baseline-1f1b")
+"""Where nothing is recovered, backward-checkpoint is `tuned`."""
 SLEEPS = {"balanced": Emulation(0.012, 0.009), "vocabulary": Emulation(0.012, 0.072)}
 
 
@@ -62,12 +68,14 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, tuple[str, ...]]]:
         case = Case(f"{variant}, {layout}, {link}", link=link, **{**shape, **VARIANTS[variant]})
         if chosen.emulate:
             case = case.but(emulation=SLEEPS[case.model], cpus=1.0)
-        yield case.but(steps=chosen.steps), peers
+        wanted = [peer for peer in peers if peer in (chosen.peers or peers)]
+        yield case.but(steps=chosen.steps), tuple(wanted)
 
 
 def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
     """The methods one after the other, again and again."""
-    runs: dict[str, list[Outcome]] = {name: [] for name in (*peers, *chosen.ours)}
+    ours = [name for name in chosen.ours if case.recovery or name in WITHOUT_CHECKPOINTS]
+    runs: dict[str, list[Outcome]] = {name: [] for name in (*peers, *ours)}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
         field_of(case, Path(folder) / "case") as field,
@@ -77,7 +85,7 @@ def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
                 if all(run.ended for run in found):
                     found.append(field.run(name))
     outcomes = {name: together(found) for name, found in runs.items()}
-    own = tuple(outcomes[name] for name in chosen.ours)
+    own = tuple(outcomes[name] for name in ours)
     return Row(case, tuple(outcomes[name] for name in peers), own, bound_of(case, own))
 
 
@@ -116,8 +124,9 @@ def main() -> None:
     asked.add_argument("--link", nargs="+", choices=LINKS, default=list(LINKS))
     asked.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
     asked.add_argument("--ours", nargs="*", choices=OURS, default=list(OURS))
+    asked.add_argument("--peers", nargs="*", help="of a layout's peers, only these")
     asked.add_argument("--repetitions", type=int, default=3)
-    asked.add_argument("--steps", type=int, default=5)
+    asked.add_argument("--steps", type=int, default=5, help="timed in each run")
     asked.add_argument("--emulate", action="store_true", help="compute replaced by sleeps")
     asked.add_argument("--quick", action="store_true", help="2x2, two links, one repetition")
     asked.add_argument("--json", type=Path, help="write all figures there")
