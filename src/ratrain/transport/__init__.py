@@ -9,7 +9,7 @@ Imports nothing of RATrain but `ratrain.errors`.
 """
 
 from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.config import Config
+from ratrain.transport.config import Config, Tls
 from ratrain.transport.counters import Counter
 from ratrain.transport.engine import Engine
 from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
@@ -27,6 +27,7 @@ __all__ = [
     "Region",
     "Span",
     "Target",
+    "Tls",
     "Transfer",
     "Word",
 ]

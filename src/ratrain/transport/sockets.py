@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import secrets
 import shutil
@@ -32,15 +33,19 @@ from ratrain.transport.handshake import Hello, greet, welcome
 from ratrain.transport.memory import Region
 from ratrain.transport.progress import Driver
 from ratrain.transport.rows import read_process
+from ratrain.transport.sealed import SealedChannel, TlsSocket
 from ratrain.transport.stream import StreamChannel
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
     from ratrain.transport.peer import Peer
+    from ratrain.transport.tls import Guard
 
 _PREFIX = "ratnet-socket-"
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
+_TOLD = 16  # reasons of refusals that go to the log, once each: strangers must not fill it
+_log = logging.getLogger("ratrain.transport")
 
 
 class Sockets:
@@ -56,6 +61,8 @@ class Sockets:
         self._folder = ""
         self._trying: set[tuple[int, str, int]] = set()
         self._handshakes = 0
+        self._told: set[str] = set()
+        self._guard = _guard(config)
         self._closed = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
@@ -159,15 +166,18 @@ class Sockets:
         far = self._open_end(end.provider, end.nic)
         try:
             mine = self._hello(core, end.provider, end.nic, far)
-            theirs = welcome(accepted, self._config.secret, mine, time.monotonic() + HANDSHAKE_S)
+            deadline_s = time.monotonic() + HANDSHAKE_S
+            sock, key = self._secure(accepted, end.provider, deadline_s, server=True)
+            theirs = welcome(sock, key, mine, deadline_s)
             with self._driver.lock:
                 if not self._closed.is_set():
                     peer = core.accept(theirs.address)
-                    self._attach(accepted, end.provider, end.nic, theirs, peer, far)
+                    self._attach(sock, end.provider, end.nic, theirs, peer, far)
                     sock = None
-        except (OSError, TransportError):
+        except (OSError, TransportError) as error:
             with self._driver.lock:
                 core.stats["refused"] += 1
+                self._tell(error)
         finally:
             with self._driver.lock:
                 self._handshakes -= 1
@@ -256,7 +266,8 @@ class Sockets:
                 sock.bind((nic.host, 0))
             sock.connect(end.host if unix else (end.host, end.port))
             mine = self._hello(core, end.provider, nic.name, far)
-            theirs = greet(sock, self._config.secret, mine, deadline_s)
+            sock, key = self._secure(sock, end.provider, deadline_s, server=False)
+            theirs = greet(sock, key, mine, deadline_s)
             if theirs.address.incarnation != peer.address.incarnation:
                 return f"stale: {peer.address} is gone, {theirs.address} listens in its place"
             with self._driver.lock:
@@ -270,6 +281,23 @@ class Sockets:
             _drop(sock, far)
 
     # --- both -----------------------------------------------------------------------------
+
+    def _secure(
+        self, sock: socket.socket, provider: str, deadline_s: float, *, server: bool
+    ) -> tuple[socket.socket, bytes]:
+        """The socket to talk over (under TLS where that is asked for; `sock` is closed if it
+        fails), and the key with which the secret is proved."""
+        secret = self._config.secret
+        if self._guard is None or provider == "shm":
+            return sock, secret
+        return self._guard.secure(sock, secret, server=server, deadline_s=deadline_s)
+
+    def _tell(self, error: Exception) -> None:
+        """Log why somebody was refused, the first time (called under the lock)."""
+        if isinstance(error, HandshakeFailed) and len(self._told) < _TOLD:
+            if error.what not in self._told:
+                _log.warning("refused a connection: %s", error)
+            self._told.add(error.what)
 
     def _open_end(self, provider: str, nic: str) -> fabric.End | None:
         return self.devices[nic].open_end() if provider == "ofi" else None
@@ -302,7 +330,9 @@ class Sockets:
             size = self._config.send_buffer_bytes
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         pid = theirs.probe[0] if theirs.probe else 0
-        if far is None:
+        if isinstance(sock, TlsSocket):
+            channel = SealedChannel(self._driver, sock, provider, nic)
+        elif far is None:
             channel = StreamChannel(self._driver, sock, provider, nic, pid)
         else:
             channel = fabric.FabricChannel(self._driver, sock, provider, nic, 0)
@@ -325,6 +355,15 @@ class Sockets:
         thread = threading.Thread(target=run, name="ratnet-hello", daemon=True)
         self._threads.add(thread)
         thread.start()
+
+
+def _guard(config: Config) -> Guard | None:
+    """The engine's TLS, if it has any; only then is that part loaded."""
+    if config.tls is None:
+        return None
+    from ratrain.transport.tls import Guard
+
+    return Guard(config.tls)
 
 
 def _drop(sock: socket.socket | None, far: fabric.End | None) -> None:

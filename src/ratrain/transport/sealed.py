@@ -1,0 +1,249 @@
+"""Frames under TLS: what `sock` sends is sealed when it is queued, and opened when it is read.
+
+The TLS library works on memory alone. So the socket carries ciphertext as any other bytes, with
+the queue, the gathered sends and the events of `stream.py`, and plain TCP pays nothing for it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import select
+import socket
+import ssl
+import time
+from typing import TYPE_CHECKING, Any
+
+from ratrain.errors import HandshakeFailed
+from ratrain.transport import frames
+from ratrain.transport.frames import Head
+from ratrain.transport.provider import Iov, Receiver
+from ratrain.transport.rows import Rows
+from ratrain.transport.stream import Bytes, StreamChannel
+
+if TYPE_CHECKING:
+    from ratrain.transport.progress import Driver
+
+_RECORD_BYTES = 16384  # TLS 1.3 seals at most so many at once
+_READ_BYTES = 256 << 10
+_SEAL_BYTES = 256 << 10  # sealed at once: the sender's core seals while the network carries
+
+_REASONS = {
+    "UNKNOWN_CA": "it is not signed by the peer's authority",
+    "CERTIFICATE_REQUIRED": "the peer demands a certificate signed by its authority",
+    "CERTIFICATE_EXPIRED": "it has expired",
+    "UNSUPPORTED_CERTIFICATE": "it must allow both server and client use",
+    "BAD_CERTIFICATE": "the peer found it bad",
+}
+
+
+class TlsSocket(socket.socket):
+    """A TCP socket under TLS. `recv`, `recv_into` and `sendall` take and give plain bytes; `send`
+    and `sendmsg` are those of the TCP socket, for what `seal` has sealed."""
+
+    def __init__(
+        self, plain: socket.socket, context: ssl.SSLContext, *, server: bool, deadline_s: float
+    ) -> None:
+        super().__init__(fileno=plain.detach())
+        self.deadline_s: float | None = deadline_s  # of the handshakes
+        self.may_read = True
+        self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
+        self._room = memoryview(bytearray(_READ_BYTES))
+        self.tls = context.wrap_bio(self._in, self._out, server_side=server)
+
+    def shake(self) -> None:
+        """The TLS handshake."""
+        while True:
+            try:
+                self.tls.do_handshake()
+                break
+            except ssl.SSLWantReadError:
+                self._flush()
+                if not self._more():
+                    raise ConnectionResetError("closed during the TLS handshake") from None
+            except ssl.SSLError as error:
+                self._flush()  # the alert, so that the peer learns why
+                raise explain(error) from error
+        self._flush()
+
+    def seal(self, data: bytes | memoryview) -> bytes:
+        """The records that carry `data`."""
+        view = memoryview(data)
+        while len(view):
+            view = view[self.tls.write(view[:_RECORD_BYTES]) :]
+        return self._out.read()
+
+    def pending(self) -> bool:
+        """True when bytes were read from the network and not yet handed out."""
+        return bool(self._in.pending or self.tls.pending())
+
+    def sendall(self, data: Any, flags: int = 0) -> None:
+        """Seal and send."""
+        super().sendall(self.seal(data), flags)
+
+    def recv(self, bufsize: int, flags: int = 0) -> bytes:
+        """Up to `bufsize` plain bytes; waits for them, until `deadline_s`."""
+        while True:
+            try:
+                return self.tls.read(bufsize)
+            except ssl.SSLWantReadError:
+                if not self._more():
+                    return b""
+            except ssl.SSLZeroReturnError:
+                return b""
+            except ssl.SSLError as error:
+                raise explain(error) from error
+
+    def recv_into(self, buffer: Any, nbytes: int = 0, flags: int = 0) -> int:
+        """Fill `buffer` as far as bytes are there; 0 at the end, BlockingIOError when none is."""
+        view = memoryview(buffer)
+        size = len(view)
+        got = 0
+        while got < size:
+            try:
+                got += self.tls.read(size - got, view[got:])
+            except ssl.SSLWantReadError:
+                try:
+                    if not self._more():
+                        return got
+                except BlockingIOError:
+                    if got:
+                        return got
+                    raise
+            except ssl.SSLZeroReturnError:
+                return got
+        return got
+
+    def _more(self) -> bool:
+        """Read ciphertext; false at its end."""
+        if self.deadline_s is not None:
+            left_s = self.deadline_s - time.monotonic()
+            if left_s <= 0:
+                raise TimeoutError("the handshake took too long")
+            self.settimeout(left_s)
+        elif not self.may_read:
+            raise BlockingIOError
+        got = super().recv_into(self._room)
+        self._in.write(self._room[:got])
+        return got > 0
+
+    def _flush(self) -> None:
+        if self._out.pending:
+            super().sendall(self._out.read())
+
+
+def explain(error: ssl.SSLError) -> HandshakeFailed:
+    """What went wrong in a handshake, in words that name the remedy."""
+    reason = error.reason or str(error)
+    if isinstance(error, ssl.SSLCertVerificationError):
+        return HandshakeFailed(
+            f"the peer's certificate is refused: {error.verify_message}",
+            fix="give it one that is valid now and signed by the authority of Config.tls",
+        )
+    for word, what in _REASONS.items():
+        if word in reason:
+            return HandshakeFailed(f"the peer refuses our certificate: {what}")
+    if reason in ("WRONG_VERSION_NUMBER", "HTTP_REQUEST", "UNKNOWN_PROTOCOL"):
+        return HandshakeFailed(
+            "TLS here, none at the peer", fix="give every engine of the job the same Config.tls"
+        )
+    return HandshakeFailed(f"TLS: {reason.lower().replace('_', ' ')}")
+
+
+class _SealedRows(Rows):
+    """Pages that are filled from a TLS socket."""
+
+    __slots__ = ("_room",)
+
+    def __init__(self, rows: Rows, room: memoryview) -> None:
+        super().__init__(rows.iov)
+        self.row = rows.row
+        self._room = room
+
+    def fill(self, sock: socket.socket) -> int:
+        left = int(self.iov[self.row :, 1].sum())
+        got = sock.recv_into(self._room[: min(left, len(self._room))])
+        if got:
+            self.put(self._room[:got])
+        return got
+
+
+class SealedChannel(StreamChannel):
+    """A connection under TLS."""
+
+    def __init__(self, driver: Driver, sock: TlsSocket, provider: str, nic: str) -> None:
+        super().__init__(driver, sock, provider, nic, 0)
+        sock.deadline_s = None
+        self._tls = sock
+        self._room = memoryview(bytearray(_READ_BYTES))
+        self._is_tcp = False  # what the kernel holds is not what we count: no SO_RCVLOWAT
+
+    def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
+        """Part of Channel."""
+        super().attach(receiver, reads_peer=reads_peer)
+        # The last words of the handshake may have come with the peer's first frames.
+        self._driver.later(lambda: self._on_events(select.EPOLLIN))
+
+    def post(
+        self,
+        head: Head,
+        extra: bytes,
+        payload: memoryview | Iov | None,
+        lead: tuple[Head, bytes] | None = None,
+    ) -> None:
+        """Part of Channel."""
+        if self.closed:
+            return
+        data = frames.HEAD.pack(*head) + extra
+        if lead is not None:
+            data = frames.HEAD.pack(*lead[0]) + lead[1] + data
+        rest = memoryview(b"")
+        if payload is not None:
+            rest = payload if isinstance(payload, memoryview) else gather(payload)
+            room = -len(data) % _RECORD_BYTES
+            data, rest = data + rest[:room], rest[room:]
+        self._queue(data)
+        for at in range(0, len(rest), _SEAL_BYTES):
+            self._queue(rest[at : at + _SEAL_BYTES])
+
+    def _queue(self, data: bytes | memoryview) -> None:
+        """Seal, and send at once if nothing waits before it."""
+        if self.closed:
+            return
+        try:
+            sealed = self._tls.seal(data)
+        except ssl.SSLError as error:
+            self._fail(error)
+            return
+        if not self._out and not self._held:
+            sealed = self._send_now(sealed)
+        if sealed:
+            self._out.append(Bytes(memoryview(sealed)))
+            if not self._held and not self._blocked:
+                self._send_out()
+
+    def _read(self) -> None:
+        super()._read()
+        if not self.closed and self._tls.pending():
+            # The turn is over, but epoll will not tell of bytes that are already here.
+            self._tls.may_read = False
+            try:
+                super()._read()
+            finally:
+                self._tls.may_read = True
+
+    def _take(self, head: Head, extra: bytes) -> None:
+        super()._take(head, extra)
+        if self._pages is not None:
+            self._pages = _SealedRows(self._pages, self._room)
+
+
+def gather(rows: Iov) -> memoryview:
+    """The bytes of `rows` (address, length), one after the other."""
+    lengths = rows[:, 1]
+    room = bytearray(int(lengths.sum()))
+    if room:
+        at = ctypes.addressof(ctypes.c_char.from_buffer(room))
+        for address, length in rows.tolist():
+            ctypes.memmove(at, address, length)
+            at += length
+    return memoryview(room)
