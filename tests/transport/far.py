@@ -6,6 +6,7 @@ import sys
 import time
 
 import numpy as np
+from kinds import options
 
 from ratrain.errors import TransportError
 from ratrain.transport import Config, Descriptor, Engine
@@ -16,7 +17,7 @@ SECRET = b"a secret of tests"
 def main() -> None:
     provider, nics, job = sys.argv[1:4]
     names = nics if nics == "loopback" else tuple(nics.split(","))
-    config = Config(SECRET, "far", nics=names, providers=(provider,), deadline_s=60.0)
+    config = Config(SECRET, "far", nics=names, **options(provider), deadline_s=60.0)
     with Engine(config) as engine:
         target = np.zeros(256 << 20, np.uint8)
         region = engine.register(target)

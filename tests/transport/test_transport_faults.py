@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import pytest
 from fabric_here import why_no_fabric
+from kinds import options
 
 from ratrain.errors import (
     DeadlineExceeded,
@@ -76,8 +77,8 @@ def far(provider: str, job: str, nics: str = "loopback", inside: str = "") -> It
         other.end()
 
 
-def near(provider: str, **options: Any) -> Engine:
-    return Engine(Config(SECRET, "near", providers=(provider,), **options))
+def near(provider: str, **more: Any) -> Engine:
+    return Engine(Config(SECRET, "near", **options(provider), **more))
 
 
 def test_a_receiver_killed_in_mid_transfer_fails_the_write_within_a_second(provider: str) -> None:

@@ -14,6 +14,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kinds import options
 
 from ratrain.errors import (
     BadTarget,
@@ -324,7 +325,7 @@ def test_a_word_shows_a_rising_value_and_always_the_last(engines: Two) -> None:
 
 
 def test_barriers_of_threads_meet_every_round(provider: str) -> None:
-    engines = [Engine(Config(SECRET, f"r{i}", providers=(provider,))) for i in range(3)]
+    engines = [Engine(Config(SECRET, f"r{i}", **options(provider))) for i in range(3)]
     addresses = [e.address for e in engines]
     rounds = np.zeros(3, int)
 
@@ -357,8 +358,8 @@ def caught(call: Callable[[], object]) -> type:
 
 
 def test_a_closed_engine_fails_its_waiters_tells_its_peers_and_closes_twice(provider: str) -> None:
-    a = Engine(Config(SECRET, "a", providers=(provider,)))
-    b = Engine(Config(SECRET, "b", providers=(provider,)))
+    a = Engine(Config(SECRET, "a", **options(provider)))
+    b = Engine(Config(SECRET, "b", **options(provider)))
     a.imm(b.address, 1).wait()
     stuck = a.send(b.address, b"nobody has a pool")
     waiting = b.counter(5, sources=[a.address])
@@ -446,7 +447,7 @@ def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider:
     def held() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
-    config = Config(SECRET, providers=(provider,))
+    config = Config(SECRET, **options(provider))
     with Engine(config) as b:
         with Engine(config) as a:
             a.imm(b.address, 1).wait()
