@@ -23,5 +23,3 @@ def skip_if_absent(kind: str) -> None:
     """Skip the test where `kind` cannot be tried."""
     if kind == "ofi" and (reason := why_no_fabric()):
         pytest.skip(reason)
-    if kind == "tls":
-        pytest.importorskip("cryptography", reason="throw-away certificates need cryptography")

@@ -38,6 +38,4 @@ def certificate() -> tuple[bytes, bytes]:
     )
     pem = serialization.Encoding.PEM
     plain = serialization.NoEncryption()
-    return made.public_bytes(pem), key.private_bytes(
-        pem, serialization.PrivateFormat.PKCS8, plain
-    )
+    return made.public_bytes(pem), key.private_bytes(pem, serialization.PrivateFormat.PKCS8, plain)

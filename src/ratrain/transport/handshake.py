@@ -62,7 +62,8 @@ def greet(sock: socket.socket, secret: bytes, mine: Hello, deadline_s: float) ->
         mac = _read(sock, 32, deadline_s)
     except ConnectionError as error:
         raise HandshakeFailed(
-            "the peer refused our hello", fix="give both sides the same secret and version"
+            "the peer refused our hello",
+            fix="give both sides the same secret and version; under TLS, see who sits between",
         ) from error
     if not hmac.compare_digest(mac, _mac(secret, b"server", nonces, body)):
         raise HandshakeFailed("the peer does not hold our secret", fix="give both the same secret")

@@ -11,7 +11,7 @@ import select
 import socket
 import ssl
 import time
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, cast
 
 from ratrain.errors import HandshakeFailed
 from ratrain.transport import frames
@@ -100,7 +100,8 @@ class TlsSocket(socket.socket):
         got = 0
         while got < size:
             try:
-                got += self.tls.read(size - got, view[got:])
+                # With a buffer it returns how many bytes; typeshed knows only the other form.
+                got += cast("int", self.tls.read(size - got, view[got:]))
             except ssl.SSLWantReadError:
                 try:
                     if not self._more():
