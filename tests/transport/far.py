@@ -16,7 +16,7 @@ SECRET = b"a secret of tests"
 
 def main() -> None:
     provider, nics, job = sys.argv[1:4]
-    names = nics if nics == "loopback" else tuple(nics.split(","))
+    names = nics if nics in ("loopback", "all") else tuple(nics.split(","))
     config = Config(SECRET, "far", nics=names, **options(provider), deadline_s=60.0)
     with Engine(config) as engine:
         target = np.zeros(256 << 20, np.uint8)

@@ -87,7 +87,7 @@ class Sockets:
                 try:
                     if self._config.congestion:
                         _set_congestion(sock, self._config.congestion)
-                    sock.bind((nic.host, 0))
+                    sock.bind(nics.place(nic.host, 0, nic))
                 except OSError as error:
                     sock.close()
                     self.close()
@@ -194,6 +194,8 @@ class Sockets:
                 plan = [(nics.Nic("shm", ""), 0)]
             else:
                 plan = nics.pair(self._nics, [e.host for e in ends])
+            if not plan:
+                break
             for nic, index in plan:
                 end = ends[index]
                 mark = (peer.address.incarnation, nic.name, index)
@@ -206,6 +208,9 @@ class Sockets:
         assert core is not None
         offers = sorted({e.provider for e in peer.address.endpoints})
         what = f"no common provider: {', '.join(self._config.providers)} here, {offers} there"
+        if set(offers) & {"sock", "ofi"} & set(self._config.providers):
+            here, there = [n.host for n in self._nics], [e.host for e in peer.address.endpoints]
+            what = f"no common IP version: {', '.join(here)} here, {', '.join(there)} there"
         core.connect_failed(peer, what, stale=False)
 
     def _choice(self, peer: Peer) -> list[str]:
@@ -263,8 +268,8 @@ class Sockets:
             deadline_s = time.monotonic() + left_s
             sock.settimeout(left_s)
             if not unix:
-                sock.bind((nic.host, 0))
-            sock.connect(end.host if unix else (end.host, end.port))
+                sock.bind(nics.place(nic.host, 0, nic))
+            sock.connect(end.host if unix else nics.place(end.host, end.port, nic))
             mine = self._hello(core, end.provider, nic.name, far)
             sock, key = self._secure(sock, end.provider, deadline_s, server=False)
             theirs = greet(sock, key, mine, deadline_s)
