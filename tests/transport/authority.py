@@ -14,6 +14,7 @@ from pathlib import Path
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
+from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ratrain.transport import Address, Tls
 from ratrain.transport.address import Endpoint
@@ -58,7 +59,7 @@ class Authority:
             .add_extension(x509.BasicConstraints(is_authority, None), critical=True)
         )
         if use:
-            oid = getattr(x509.ExtendedKeyUsageOID, use)
+            oid = getattr(ExtendedKeyUsageOID, use)
             made = made.add_extension(x509.ExtendedKeyUsage([oid]), critical=False)
         return made.sign(self._key, hashes.SHA256()).public_bytes(PEM)
 

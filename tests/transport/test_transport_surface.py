@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import socket
 import threading
@@ -139,6 +140,55 @@ def test_an_empty_page_list_counts_and_a_hundred_thousand_pages_count_once_or_ea
     a.write_paged(src, pages[:7], dst.descriptor(), pages[:7], 8, imm=5, imm_per="page").wait()
     assert b.counter(5).value == 7
     assert bytes(src.view) == bytes(dst.view)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_pages_move_within_memory_that_is_source_and_target_at_once(
+    engines: Two, mapped: bool
+) -> None:
+    a, b = engines
+    count, page = 600, 5000
+    memory = a.allocate(count * page) if mapped else np.zeros(count * page, np.uint8)
+    memory[:] = noise(count * page)
+    before = memory.copy().reshape(count, page)
+    order = np.random.default_rng(3).permutation(count)
+    from_, to = order[: count // 2], order[count // 2 :]
+    here, there = a.register(memory), b.register(memory).descriptor()
+    a.write_paged(here, from_, there, to, page, imm=2).wait()
+    assert b.counter(2).value == 1
+    after = memory.reshape(count, page)
+    assert (after[to] == before[from_]).all()
+    assert (after[from_] == before[from_]).all()
+
+
+def test_scatters_and_pages_beyond_four_gibibytes_land_where_they_belong(engines: Two) -> None:
+    a, b = engines
+    size, edge, flags = (9 << 29), 4 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    spaces = [mmap.mmap(-1, size, flags=flags) for _ in range(2)]  # 0x4000: MAP_NORESERVE
+    source, target = (np.frombuffer(space, np.uint8) for space in spaces)
+    src, dst = a.register(source), b.register(target).descriptor()
+    rows = [  # source offset, target offset, length
+        (edge - 3, edge + 100_001, 70_001),
+        (edge + 200_003, 5, 40_000),
+        (7, edge - 20_000, 20_001),
+        (size - 9000, size - 9001, 9000),
+    ]
+    for start, _, length in rows:
+        source[start : start + length] = noise(length, start)
+    targets = [Target(s, n, dst[t : t + n], imm=1) for s, t, n in rows]
+    for transfer in a.scatter(src, targets):
+        transfer.wait()
+    assert b.counter(1).value == len(rows)
+    for start, to, length in rows:
+        assert (target[to : to + length] == source[start : start + length]).all()
+        assert not target[to - 1 if to else 0]
+    page = 1 << 16
+    far_pages = edge // page + np.arange(3)
+    for number in far_pages.tolist():
+        source[number * page :][:page] = noise(page, number)
+    a.write_paged(src, far_pages, dst, far_pages[::-1] + 40, page, imm=2).wait()
+    for from_, to in zip(far_pages.tolist(), (far_pages[::-1] + 40).tolist(), strict=True):
+        assert (target[to * page :][:page] == source[from_ * page :][:page]).all()
 
 
 def test_scatter_of_odd_lengths_gives_one_count_for_each_target(engines: Two) -> None:

@@ -1,7 +1,7 @@
-"""Frames under TLS: what `sock` sends is sealed when it is queued, and opened when it is read.
+"""Frames under TLS: what `sock` sends is sealed as it leaves, and opened as it is read.
 
-The TLS library works on memory alone. So the socket carries ciphertext as any other bytes, with
-the queue, the gathered sends and the events of `stream.py`, and plain TCP pays nothing for it.
+The TLS library works on memory alone; the socket carries ciphertext as any other bytes. The
+queue, the parser and the events are those of `stream.py`, and plain TCP pays nothing for it.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class TlsSocket(socket.socket):
         super().__init__(fileno=plain.detach())
         self.deadline_s: float | None = deadline_s  # of the handshakes
         self.may_read = True
+        self._dry = False
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._room = memoryview(bytearray(_READ_BYTES))
         self.tls = context.wrap_bio(self._in, self._out, server_side=server)
@@ -113,6 +114,8 @@ class TlsSocket(socket.socket):
                 # With a buffer it returns how many bytes; typeshed knows only the other form.
                 got += cast("int", self.tls.read(size - got, view[got:]))
             except ssl.SSLWantReadError:
+                if got and self._dry:
+                    return got
                 try:
                     if not self._more():
                         return got
@@ -134,6 +137,7 @@ class TlsSocket(socket.socket):
         elif not self.may_read:
             raise BlockingIOError
         got = super().recv_into(self._room)
+        self._dry = got < len(self._room)  # nothing more was there
         self._in.write(self._room[:got])
         return got > 0
 
