@@ -33,7 +33,7 @@ from ratrain.errors import (
 )
 from ratrain.transport import Config, Descriptor, Engine
 from ratrain.transport.address import Endpoint
-from ratrain.transport.sockets import sweep
+from ratrain.transport.folders import sweep
 
 SECRET = b"a secret of tests"
 FAR = str(Path(__file__).with_name("far.py"))

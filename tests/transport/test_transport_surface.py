@@ -374,6 +374,57 @@ def test_a_word_shows_a_rising_value_and_always_the_last(engines: Two) -> None:
     assert seen[-1] == 500
 
 
+def test_a_word_in_memory_shows_what_a_peer_writes_there(engines: Two) -> None:
+    a, b = engines
+    cell, seen = np.zeros(1, np.int64), list[tuple[int, int]]()
+    word = b.watch(lambda old, new: seen.append((old, new)), memory=cell)
+    source = np.zeros(1, np.int64)
+    src, dst = a.register(source), b.register(cell).descriptor()
+    for value in (5, -7, 2**62):
+        source[0] = value
+        a.write(src, dst).wait()
+        end_s = time.monotonic() + 5.0
+        while word.value != value or not seen or seen[-1][1] != value:
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+    assert seen == [(0, 5), (5, -7), (-7, 2**62)]
+    word.stop()
+    cell[0] = 1
+    time.sleep(0.05)
+    assert seen[-1] == (-7, 2**62)
+
+
+def test_a_word_ends_by_false_or_with_its_engine_and_not_by_an_exception() -> None:
+    engine, seen = Engine(Config(SECRET, "w", providers=("sock",))), list[int]()
+
+    def once(_: int, new: int) -> bool:
+        seen.append(new)
+        return False
+
+    def fail(_: int, new: int) -> None:
+        seen.append(new)
+        raise ValueError("a fault of tests")
+
+    words = [engine.watch(once), engine.watch(fail), engine.watch(fail, memory=bytearray(8))]
+    for number, word in enumerate(words):
+        for value in (1, 2, 3):
+            word.set(10 * number + value)
+            time.sleep(0.05)
+    assert seen == [1, 11, 12, 13, 21, 22, 23]
+    assert engine.callback_errors == 6
+    with pytest.raises(SpecError, match="watched word in 4 bytes"):
+        engine.watch(once, memory=bytearray(4))
+    with pytest.raises(SpecError, match="watched word in 8 bytes"):
+        engine.watch(once, memory=np.zeros(16, np.uint8)[1:9])
+    with pytest.raises(SpecError, match="read-only"):
+        engine.watch(once, memory=bytes(8))
+    engine.close()
+    assert engine._words
+    for word in engine._words:
+        word._thread.join(5)
+        assert not word._thread.is_alive()
+
+
 def test_barriers_of_threads_meet_every_round(provider: str) -> None:
     engines = [Engine(Config(SECRET, f"r{i}", **options(provider))) for i in range(3)]
     addresses = [e.address for e in engines]

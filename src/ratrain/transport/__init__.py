@@ -12,9 +12,10 @@ from ratrain.transport.address import Address, Descriptor
 from ratrain.transport.config import Config, Tls
 from ratrain.transport.counters import Counter
 from ratrain.transport.engine import Engine
-from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
+from ratrain.transport.groups import ImmBlock, PeerGroup, Target
 from ratrain.transport.memory import Region, Span
 from ratrain.transport.transfer import Transfer
+from ratrain.transport.words import Word
 
 __all__ = [
     "Address",

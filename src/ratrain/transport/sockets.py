@@ -16,17 +16,15 @@ import os
 import secrets
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ratrain.errors import HandshakeFailed, ProviderUnavailable, TransportError
-from ratrain.transport import fabric, nics
+from ratrain.transport import fabric, folders, nics
 from ratrain.transport.address import Address, Endpoint
 from ratrain.transport.config import Config
 from ratrain.transport.handshake import Hello, greet, welcome
@@ -35,13 +33,12 @@ from ratrain.transport.progress import Driver
 from ratrain.transport.rows import read_process
 from ratrain.transport.sealed import SealedChannel, TlsSocket
 from ratrain.transport.stream import StreamChannel
+from ratrain.transport.tls import Guard
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
     from ratrain.transport.peer import Peer
-    from ratrain.transport.tls import Guard
 
-_PREFIX = "ratnet-socket-"
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
 _TOLD = 16  # reasons of refusals that go to the log, once each: strangers must not fill it
@@ -62,7 +59,7 @@ class Sockets:
         self._trying: set[tuple[int, str, int]] = set()
         self._handshakes = 0
         self._told: set[str] = set()
-        self._guard = _guard(config)
+        self._guard = None if config.tls is None else Guard(config.tls)
         self._closed = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
@@ -70,10 +67,9 @@ class Sockets:
     def listen(self) -> tuple[Endpoint, ...]:
         """Open the listening sockets of the providers asked for."""
         if "shm" in self._config.providers:
-            sweep()
-            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # readable by this user alone
+            folders.sweep()
+            self._folder, path = folders.create()
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            path = f"{self._folder}/s"
             sock.bind(path)
             self._serve(sock, Endpoint("shm", "shm", path))
         stream = [p for p in self._config.providers if p in ("sock", "ofi")]
@@ -220,7 +216,9 @@ class Sockets:
         for provider in self._config.providers:
             if provider not in offers:
                 continue
-            if provider == "shm" and (peer.address.host_id != here or not _path_is_there(peer)):
+            if provider == "shm" and (
+                peer.address.host_id != here or not folders.is_there(peer.address)
+            ):
                 continue
             found.append(provider)
         return found[:1]
@@ -362,15 +360,6 @@ class Sockets:
         thread.start()
 
 
-def _guard(config: Config) -> Guard | None:
-    """The engine's TLS, if it has any; only then is that part loaded."""
-    if config.tls is None:
-        return None
-    from ratrain.transport.tls import Guard
-
-    return Guard(config.tls)
-
-
 def _drop(sock: socket.socket | None, far: fabric.End | None) -> None:
     """Close what no channel has taken over."""
     if sock is not None:
@@ -390,10 +379,6 @@ def _set_congestion(sock: socket.socket, name: str) -> None:
         ) from error
 
 
-def _path_is_there(peer: Peer) -> bool:
-    return any(e.provider == "shm" and Path(e.host).exists() for e in peer.address.endpoints)
-
-
 def _can_read(probe: tuple[int, int, str] | None) -> bool:
     """True when the kernel lets us read the peer's memory."""
     if probe is None:
@@ -408,21 +393,3 @@ def _can_read(probe: tuple[int, int, str] | None) -> bool:
 def address_of(config: Config, ends: tuple[Endpoint, ...]) -> Address:
     """The address of an engine that starts now."""
     return Address(config.name, secrets.randbits(63) | 1, nics.host_id(), ends)
-
-
-def sweep(older_than_s: float = 60.0) -> int:
-    """Remove the socket folders that killed engines of this user have left: nobody listens in
-    them. Young ones are let be (they may be about to listen). Returns how many went."""
-    gone = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            state = folder.stat()
-            if state.st_uid != os.getuid() or time.time() - state.st_mtime < older_than_s:
-                continue
-            probe.settimeout(0.1)
-            try:
-                probe.connect(f"{folder}/s")
-            except ConnectionRefusedError:
-                shutil.rmtree(folder, ignore_errors=True)
-                gone += 1
-    return gone
