@@ -114,6 +114,36 @@ def test_a_byte_changed_on_the_way_is_never_placed_and_never_counted() -> None:
         assert (target[landed] == source[landed]).all()
 
 
+def test_a_connection_whose_keys_are_used_up_is_made_anew_and_nothing_is_lost_or_doubled(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("ratrain.transport.sealed.RENEW_RECORDS", 700)  # 11 MiB, or 700 words
+    reconnect = {"reconnect_s": 0.02}
+    with engine("a", Tls(), **reconnect) as a, engine("b", Tls(), **reconnect) as b:
+        down: list[object] = []
+        for end in (a, b):
+            end.on_peer_down(lambda _, error: down.append(error))
+        source, target = text(48 << 20), np.zeros(48 << 20, np.uint8)
+        a.connect(b.address)
+        first = a.core.peers[b.address.incarnation].links[0]
+        whole = a.write(a.register(source), b.register(target).descriptor(), imm=1)
+        small = [a.imm(b.address, 2) for _ in range(500)]
+        back = [b.imm(a.address, 3) for _ in range(2000)]
+        got: list[bytes] = []
+        b.recv_pool(4, 64, lambda _, data: got.append(data))
+        said = [a.send(b.address, f"word {i}".encode()) for i in range(300)]
+        for transfer in (whole, *small, *said):
+            transfer.wait()
+        for transfer in back:
+            transfer.wait()
+        assert (source == target).all()
+        assert (b.counter(1).value, b.counter(2).value, a.counter(3).value) == (1, 500, 2000)
+        assert b.wait_until(lambda: len(got) == 300, 5.0)
+        assert sorted(got) == sorted(f"word {i}".encode() for i in range(300))
+        assert not first.alive
+        assert not down
+
+
 @pytest.mark.parametrize("who", ["caller", "called"])
 def test_tls_on_one_side_alone_is_told_to_both_sides_at_once(
     who: str, caplog: pytest.LogCaptureFixture

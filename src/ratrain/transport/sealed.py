@@ -7,6 +7,7 @@ queue, the parser and the events are those of `stream.py`, and plain TCP pays no
 from __future__ import annotations
 
 import ctypes
+import errno
 import select
 import socket
 import ssl
@@ -25,6 +26,10 @@ if TYPE_CHECKING:
 _RECORD_BYTES = 16384  # TLS 1.3 seals at most so many at once
 _READ_BYTES = 256 << 10
 _SEAL_BYTES = 128 << 10  # sealed and sent in turn: stays in the cache (2x the rate of 1 MiB)
+
+RENEW_RECORDS = 1 << 24
+"""Records under one key, after which the connection is made anew: RFC 8446, section 5.5, allows
+AES-GCM 2^24.5 full ones (388 GB), and Python offers no key update."""
 
 _REASONS = {
     "UNKNOWN_CA": "it is not signed by the peer's authority",
@@ -46,6 +51,8 @@ class TlsSocket(socket.socket):
         self.deadline_s: float | None = deadline_s  # of the handshakes
         self.may_read = True
         self._dry = False
+        self.sealed_records = 0
+        self.reads = 0  # at least as many as records have come
         self._in, self._out = ssl.MemoryBIO(), ssl.MemoryBIO()
         self._room = memoryview(bytearray(_READ_BYTES))
         self.tls = context.wrap_bio(self._in, self._out, server_side=server)
@@ -67,7 +74,7 @@ class TlsSocket(socket.socket):
 
     def seal(self, views: list[memoryview]) -> bytes:
         """The records that carry `views`: each as full as it can be."""
-        write, kept = self.tls.write, b""
+        write, kept = self._write, b""
         for view in views:
             if kept or len(view) < _RECORD_BYTES:
                 room = _RECORD_BYTES - len(kept)
@@ -82,6 +89,10 @@ class TlsSocket(socket.socket):
         if kept:
             write(kept)
         return self._out.read()
+
+    def _write(self, data: bytes | memoryview) -> None:
+        self.sealed_records += 1
+        self.tls.write(data)
 
     def pending(self) -> bool:
         """True when bytes were read from the network and not yet handed out."""
@@ -111,6 +122,7 @@ class TlsSocket(socket.socket):
         got = 0
         while got < size:
             try:
+                self.reads += 1
                 # With a buffer it returns how many bytes; typeshed knows only the other form.
                 got += cast("int", self.tls.read(size - got, view[got:]))
             except ssl.SSLWantReadError:
@@ -214,6 +226,8 @@ class SealedChannel(StreamChannel):
                     out.popleft()
                 if not out:
                     return
+                if self._tls.sealed_records >= RENEW_RECORDS:
+                    raise _used_up()
                 self._sealed = memoryview(self._tls.seal(self._next()))
         except BlockingIOError:
             pass
@@ -234,6 +248,10 @@ class SealedChannel(StreamChannel):
                 break
         return views
 
+    def _fail(self, error: OSError) -> None:
+        # The peer may have closed it for its keys' sake. If it is dead, silence will tell.
+        super()._fail(_used_up() if self._tls.reads > RENEW_RECORDS // 2 else error)
+
     def _read(self) -> None:
         super()._read()
         if not self.closed and self._tls.pending():
@@ -248,6 +266,10 @@ class SealedChannel(StreamChannel):
         super()._take(head, extra)
         if self._pages is not None:
             self._pages = _SealedRows(self._pages, self._room)
+
+
+def _used_up() -> OSError:
+    return OSError(errno.EKEYEXPIRED, "the TLS connection's keys are used up")
 
 
 def gather(rows: Iov) -> memoryview:
