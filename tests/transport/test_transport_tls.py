@@ -114,11 +114,12 @@ def test_a_byte_changed_on_the_way_is_never_placed_and_never_counted() -> None:
         assert (target[landed] == source[landed]).all()
 
 
+@pytest.mark.slow
 def test_a_connection_whose_keys_are_used_up_is_made_anew_and_nothing_is_lost_or_doubled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr("ratrain.transport.sealed.RENEW_RECORDS", 700)  # 11 MiB, or 700 words
-    reconnect = {"reconnect_s": 0.02}
+    reconnect: dict[str, Any] = {"reconnect_s": 0.02}
     with engine("a", Tls(), **reconnect) as a, engine("b", Tls(), **reconnect) as b:
         down: list[object] = []
         for end in (a, b):
