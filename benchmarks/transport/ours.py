@@ -8,20 +8,28 @@ import sys
 import time
 from multiprocessing.connection import Connection
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parents[2] / "src"))
 
-from ratrain.transport import Address, Config, Descriptor, Engine
+from ratrain.transport import Address, Config, Descriptor, Engine, Tls
 
 SECRET = b"benchmark secret"
 SPACE = 128 << 20
 
 
+def options(provider: str) -> dict[str, Any]:
+    """Options of an engine; "tls" is `sock` under TLS."""
+    if provider == "tls":
+        return {"providers": ("sock",), "tls": Tls()}
+    return {"providers": (provider,)}
+
+
 def far_end(pipe: Connection, provider: str, nics: str | tuple[str, ...]) -> None:
     """Register a target, answer each ping on the counter, until told to end."""
-    engine = Engine(Config(SECRET, "far", providers=(provider,), nics=nics, deadline_s=100.0))
+    engine = Engine(Config(SECRET, "far", **options(provider), nics=nics, deadline_s=100.0))
     region = engine.register(np.zeros(SPACE, np.uint8))
     pipe.send((engine.address.to_bytes(), region.descriptor().to_bytes()))
     peer = Descriptor.from_bytes(pipe.recv())
@@ -49,7 +57,7 @@ class Pair:
         self.pipe, theirs = context.Pipe()
         self.child = context.Process(target=far_end, args=(theirs, provider, nics), daemon=True)
         self.child.start()
-        self.engine = Engine(Config(SECRET, "near", providers=(provider,), nics=nics))
+        self.engine = Engine(Config(SECRET, "near", **options(provider), nics=nics))
         memory = self.engine.allocate(SPACE) if allocate else np.ones(SPACE, np.uint8)
         memory[:] = 1
         self.source = self.engine.register(memory, remote=False)

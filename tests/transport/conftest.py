@@ -3,25 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import Any
 
 import pytest
-from fabric_here import why_no_fabric
+from kinds import ALL, options, skip_if_absent
 
 from ratrain.transport import Config, Engine
 
 SECRET = b"a secret of tests"
 
 
-@pytest.fixture(params=["sock", "shm", "ofi"])
+@pytest.fixture(params=ALL)
 def provider(request: pytest.FixtureRequest) -> str:
-    if request.param == "ofi" and (reason := why_no_fabric()):
-        pytest.skip(reason)
+    skip_if_absent(request.param)
     return request.param
 
 
 @pytest.fixture
 def engines(provider: str) -> Iterator[tuple[Engine, Engine]]:
-    config: dict[str, Any] = {"providers": (provider,), "deadline_s": 10.0}
+    config = {**options(provider), "deadline_s": 10.0}
     with Engine(Config(SECRET, "a", **config)) as a, Engine(Config(SECRET, "b", **config)) as b:
         yield a, b

@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -19,6 +19,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fabric_here import why_no_fabric
+from far import PART_BYTES
+from kinds import options
 
 from ratrain.errors import (
     DeadlineExceeded,
@@ -31,7 +33,7 @@ from ratrain.errors import (
 )
 from ratrain.transport import Config, Descriptor, Engine
 from ratrain.transport.address import Endpoint
-from ratrain.transport.sockets import sweep
+from ratrain.transport.folders import sweep
 
 SECRET = b"a secret of tests"
 FAR = str(Path(__file__).with_name("far.py"))
@@ -76,8 +78,32 @@ def far(provider: str, job: str, nics: str = "loopback", inside: str = "") -> It
         other.end()
 
 
-def near(provider: str, **options: Any) -> Engine:
-    return Engine(Config(SECRET, "near", providers=(provider,), **options))
+def near(provider: str, **more: Any) -> Engine:
+    return Engine(Config(SECRET, "near", **options(provider), **more))
+
+
+def test_four_processes_of_eight_threads_write_to_one_region_and_the_count_is_exact(
+    provider: str,
+) -> None:
+    threads, times = 8, 25
+    with ExitStack() as stack:
+        engine = stack.enter_context(near(provider))
+        target = np.zeros(4 * threads * PART_BYTES, np.uint8)
+        place = engine.register(target).descriptor().to_bytes().decode()
+        others = [stack.enter_context(far(provider, "crowd")) for _ in range(4)]
+        counter, seen = engine.counter(1), [0]
+        for index, other in enumerate(others):
+            other.tell(f"{place}\n{index * threads} {threads} {times}")
+        while seen[-1] < 4 * threads * times:
+            seen.append(counter.value)
+            assert engine.wait_until(lambda: counter.value != seen[-1], 20)
+            seen.append(counter.value)
+        for other in others:
+            assert other.process.stdout
+            assert int(other.process.stdout.readline()) == threads * times
+        assert seen == sorted(seen)
+        assert counter.value == 4 * threads * times
+        assert (target == np.repeat(np.arange(4 * threads) + 1, PART_BYTES)).all()
 
 
 def test_a_receiver_killed_in_mid_transfer_fails_the_write_within_a_second(provider: str) -> None:

@@ -8,11 +8,13 @@ import tomllib
 from importlib import resources
 from pathlib import Path
 
+from authority import Authority
 from click.testing import CliRunner
 
 from ratrain.cli.net import command
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.strict import load, read_toml
+from ratrain.errors import SpecError
 from ratrain.transport import Config, Engine
 
 PRESETS = resources.files("ratrain.describe.presets") / "clusters"
@@ -27,6 +29,22 @@ def test_net_check_measures_and_verifies_every_pair_of_local_agents() -> None:
         assert row["verified"]
         assert 0 < row["latency_s"] < 0.1
         assert row["rate_bytes_per_s"] > 1e6
+
+
+def test_net_check_measures_under_tls_by_the_secret_alone_or_by_certificates(
+    tmp_path: Path,
+) -> None:
+    own = Authority(tmp_path).sign("host")
+    files = ["--certificate", own.certificate, "--key", own.key, "--authority", own.authority]
+    for options in (["--tls"], [str(f) for f in files]):
+        command_line = ["check", "--local", "2", "--mib", "1", "--json", *options]
+        result = CliRunner().invoke(command, command_line)
+        assert result.exit_code == 0, result.output
+        assert [r["verified"] for r in json.loads(result.output)["links"]] == [True, True]
+    wrong = ["--certificate", str(own.certificate), "--key", "no.key", "--authority", "no.pem"]
+    result = CliRunner().invoke(command, ["check", "--local", "2", *wrong])
+    assert isinstance(result.exception, SpecError)
+    assert str(result.exception).startswith("Tls.key: no such file: no.key")
 
 
 def test_net_check_shows_a_dead_agent_as_an_error_and_ends(tmp_path: Path) -> None:

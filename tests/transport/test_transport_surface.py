@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import mmap
 import os
 import socket
 import threading
@@ -14,6 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+from kinds import options
 
 from ratrain.errors import (
     BadTarget,
@@ -138,6 +140,55 @@ def test_an_empty_page_list_counts_and_a_hundred_thousand_pages_count_once_or_ea
     a.write_paged(src, pages[:7], dst.descriptor(), pages[:7], 8, imm=5, imm_per="page").wait()
     assert b.counter(5).value == 7
     assert bytes(src.view) == bytes(dst.view)
+
+
+@pytest.mark.parametrize("mapped", [True, False])
+def test_pages_move_within_memory_that_is_source_and_target_at_once(
+    engines: Two, mapped: bool
+) -> None:
+    a, b = engines
+    count, page = 600, 5000
+    memory = a.allocate(count * page) if mapped else np.zeros(count * page, np.uint8)
+    memory[:] = noise(count * page)
+    before = memory.copy().reshape(count, page)
+    order = np.random.default_rng(3).permutation(count)
+    from_, to = order[: count // 2], order[count // 2 :]
+    here, there = a.register(memory), b.register(memory).descriptor()
+    a.write_paged(here, from_, there, to, page, imm=2).wait()
+    assert b.counter(2).value == 1
+    after = memory.reshape(count, page)
+    assert (after[to] == before[from_]).all()
+    assert (after[from_] == before[from_]).all()
+
+
+def test_scatters_and_pages_beyond_four_gibibytes_land_where_they_belong(engines: Two) -> None:
+    a, b = engines
+    size, edge, flags = (9 << 29), 4 << 30, mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS | 0x4000
+    spaces = [mmap.mmap(-1, size, flags=flags) for _ in range(2)]  # 0x4000: MAP_NORESERVE
+    source, target = (np.frombuffer(space, np.uint8) for space in spaces)
+    src, dst = a.register(source), b.register(target).descriptor()
+    rows = [  # source offset, target offset, length
+        (edge - 3, edge + 100_001, 70_001),
+        (edge + 200_003, 5, 40_000),
+        (7, edge - 20_000, 20_001),
+        (size - 9000, size - 9001, 9000),
+    ]
+    for start, _, length in rows:
+        source[start : start + length] = noise(length, start)
+    targets = [Target(s, n, dst[t : t + n], imm=1) for s, t, n in rows]
+    for transfer in a.scatter(src, targets):
+        transfer.wait()
+    assert b.counter(1).value == len(rows)
+    for start, to, length in rows:
+        assert (target[to : to + length] == source[start : start + length]).all()
+        assert not target[to - 1 if to else 0]
+    page = 1 << 16
+    far_pages = edge // page + np.arange(3)
+    for number in far_pages.tolist():
+        source[number * page :][:page] = noise(page, number)
+    a.write_paged(src, far_pages, dst, far_pages[::-1] + 40, page, imm=2).wait()
+    for from_, to in zip(far_pages.tolist(), (far_pages[::-1] + 40).tolist(), strict=True):
+        assert (target[to * page :][:page] == source[from_ * page :][:page]).all()
 
 
 def test_scatter_of_odd_lengths_gives_one_count_for_each_target(engines: Two) -> None:
@@ -323,8 +374,59 @@ def test_a_word_shows_a_rising_value_and_always_the_last(engines: Two) -> None:
     assert seen[-1] == 500
 
 
+def test_a_word_in_memory_shows_what_a_peer_writes_there(engines: Two) -> None:
+    a, b = engines
+    cell, seen = np.zeros(1, np.int64), list[tuple[int, int]]()
+    word = b.watch(lambda old, new: seen.append((old, new)), memory=cell)
+    source = np.zeros(1, np.int64)
+    src, dst = a.register(source), b.register(cell).descriptor()
+    for value in (5, -7, 2**62):
+        source[0] = value
+        a.write(src, dst).wait()
+        end_s = time.monotonic() + 5.0
+        while word.value != value or not seen or seen[-1][1] != value:
+            assert time.monotonic() < end_s
+            time.sleep(0.001)
+    assert seen == [(0, 5), (5, -7), (-7, 2**62)]
+    word.stop()
+    cell[0] = 1
+    time.sleep(0.05)
+    assert seen[-1] == (-7, 2**62)
+
+
+def test_a_word_ends_by_false_or_with_its_engine_and_not_by_an_exception() -> None:
+    engine, seen = Engine(Config(SECRET, "w", providers=("sock",))), list[int]()
+
+    def once(_: int, new: int) -> bool:
+        seen.append(new)
+        return False
+
+    def fail(_: int, new: int) -> None:
+        seen.append(new)
+        raise ValueError("a fault of tests")
+
+    words = [engine.watch(once), engine.watch(fail), engine.watch(fail, memory=bytearray(8))]
+    for number, word in enumerate(words):
+        for value in (1, 2, 3):
+            word.set(10 * number + value)
+            time.sleep(0.05)
+    assert seen == [1, 11, 12, 13, 21, 22, 23]
+    assert engine.callback_errors == 6
+    with pytest.raises(SpecError, match="watched word in 4 bytes"):
+        engine.watch(once, memory=bytearray(4))
+    with pytest.raises(SpecError, match="watched word in 8 bytes"):
+        engine.watch(once, memory=np.zeros(16, np.uint8)[1:9])
+    with pytest.raises(SpecError, match="read-only"):
+        engine.watch(once, memory=bytes(8))
+    engine.close()
+    assert engine._words
+    for word in engine._words:
+        word._thread.join(5)
+        assert not word._thread.is_alive()
+
+
 def test_barriers_of_threads_meet_every_round(provider: str) -> None:
-    engines = [Engine(Config(SECRET, f"r{i}", providers=(provider,))) for i in range(3)]
+    engines = [Engine(Config(SECRET, f"r{i}", **options(provider))) for i in range(3)]
     addresses = [e.address for e in engines]
     rounds = np.zeros(3, int)
 
@@ -357,8 +459,8 @@ def caught(call: Callable[[], object]) -> type:
 
 
 def test_a_closed_engine_fails_its_waiters_tells_its_peers_and_closes_twice(provider: str) -> None:
-    a = Engine(Config(SECRET, "a", providers=(provider,)))
-    b = Engine(Config(SECRET, "b", providers=(provider,)))
+    a = Engine(Config(SECRET, "a", **options(provider)))
+    b = Engine(Config(SECRET, "b", **options(provider)))
     a.imm(b.address, 1).wait()
     stuck = a.send(b.address, b"nobody has a pool")
     waiting = b.counter(5, sources=[a.address])
@@ -446,7 +548,7 @@ def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider:
     def held() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
 
-    config = Config(SECRET, providers=(provider,))
+    config = Config(SECRET, **options(provider))
     with Engine(config) as b:
         with Engine(config) as a:
             a.imm(b.address, 1).wait()

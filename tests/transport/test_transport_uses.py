@@ -8,6 +8,7 @@ from contextlib import ExitStack
 
 import numpy as np
 import pytest
+from kinds import options
 
 from ratrain.errors import Infeasible, PeerDown, TransportError
 from ratrain.transport import Config, Engine
@@ -22,7 +23,7 @@ SHAPES = {"embed": (64, 48), "w1": (96, 48), "norm": (48,)}
 @pytest.fixture
 def four(provider: str) -> Iterator[list[Engine]]:
     with ExitStack() as stack:
-        config = [Config(SECRET, f"e{i}", providers=(provider,), deadline_s=10) for i in range(4)]
+        config = [Config(SECRET, f"e{i}", **options(provider), deadline_s=10) for i in range(4)]
         yield [stack.enter_context(Engine(c)) for c in config]
 
 

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 if TYPE_CHECKING:
-    from ratrain.transport import Config
+    from ratrain.transport import Config, Tls
 
 
 @click.group()
@@ -24,7 +25,7 @@ def command() -> None:
     Examples (check takes --json):
       ratrain net serve --secret-file job.key --nics all --name a --out a.json
       ratrain net check --secret-file job.key --nics all a.json b.json
-      ratrain net check --local 2
+      ratrain net check --local 2 --tls
     """
 
 
@@ -33,13 +34,19 @@ def _nics(text: str) -> str | tuple[str, ...]:
 
 
 def _config(
-    secret_file: str, nics: str, name: str, provider: str, timeout_s: float = 10.0
+    secret_file: str, nics: str, name: str, provider: str, tls: Tls | None, timeout_s: float = 10.0
 ) -> Config:
     from ratrain.transport import Config
 
     secret = Path(secret_file).read_bytes().strip()
     providers = ("shm", "sock") if provider == "auto" else (provider,)
-    return Config(secret, name, _nics(nics), providers, connect_timeout_s=timeout_s)
+    return Config(secret, name, _nics(nics), providers, connect_timeout_s=timeout_s, tls=tls)
+
+
+def _tls(*, tls: bool, certificate: str, key: str, authority: str) -> Tls | None:
+    from ratrain.transport import Tls
+
+    return Tls(certificate, key, authority) if tls or certificate or key or authority else None
 
 
 _secret = click.option(
@@ -62,10 +69,23 @@ _provider = click.option(
 )
 
 
+def _seal(function: Callable[..., None]) -> Callable[..., None]:
+    """The options of TLS."""
+    for option in (
+        click.option("--authority", default="", help="PEM: who signs the peers' certificates."),
+        click.option("--key", default="", help="PEM: the private key of --certificate."),
+        click.option("--certificate", default="", help="PEM: this host's (TLS with an authority)."),
+        click.option("--tls", is_flag=True, help="TLS 1.3 vouched for by the secret alone."),
+    ):
+        function = option(function)
+    return function
+
+
 @command.command()
 @_secret
 @_nics_option
 @_provider
+@_seal
 @click.option("--name", required=True, help="This host's name in the matrix.")
 @click.option("--out", type=click.Path(dir_okay=False), required=True, help="Address file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
@@ -78,6 +98,7 @@ def serve(
     out: str,
     as_json: bool,
     idle: float,
+    **tls: Any,
 ) -> None:
     """Wait on this host to be measured.
 
@@ -93,7 +114,7 @@ def serve(
         raise click.UsageError(
             "--secret-file is needed: head -c 32 /dev/urandom | base64 > job.key"
         )
-    with Engine(_config(secret_file, nics, name, provider)) as engine:
+    with Engine(_config(secret_file, nics, name, provider, _tls(**tls))) as engine:
         agent = Agent(engine)
         Path(out).write_bytes(engine.address.to_bytes())
         if as_json:
@@ -108,6 +129,7 @@ def serve(
 @_secret
 @_nics_option
 @_provider
+@_seal
 @click.option("--local", type=click.IntRange(2, 16), help="Measure so many processes here.")
 @click.option("--mib", default=64, show_default=True, help="MiB to send for each message size.")
 @click.option("--timeout", "timeout_s", default=10.0, show_default=True, help="To reach a host.")
@@ -131,6 +153,7 @@ def check(
     level: str,
     keep: bool,
     as_json: bool,
+    **tls: Any,
 ) -> None:
     """Measure every pair of hosts: latency, bandwidth by size and NIC, bytes verified.
 
@@ -151,13 +174,13 @@ def check(
 
     with contextlib.ExitStack() as stack:
         if local is not None:
-            secret_file, files = stack.enter_context(local_agents(local, provider))
+            secret_file, files = stack.enter_context(local_agents(local, provider, _tls(**tls)))
             addresses = tuple(files)
         if secret_file is None or len(addresses) < 2:
             raise click.UsageError("give --secret-file and two address files or more, or --local 2")
         agents = [Address.from_bytes(Path(a).read_bytes()) for a in addresses]
         engine = stack.enter_context(
-            Engine(_config(secret_file, nics, "check", provider, timeout_s))
+            Engine(_config(secret_file, nics, "check", provider, _tls(**tls), timeout_s))
         )
         shown = _progress if sys.stderr.isatty() else None
         report = measure(engine, agents, mib << 20, shown, level)

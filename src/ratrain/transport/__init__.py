@@ -9,12 +9,13 @@ Imports nothing of RATrain but `ratrain.errors`.
 """
 
 from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.config import Config
+from ratrain.transport.config import Config, Tls
 from ratrain.transport.counters import Counter
 from ratrain.transport.engine import Engine
-from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
+from ratrain.transport.groups import ImmBlock, PeerGroup, Target
 from ratrain.transport.memory import Region, Span
 from ratrain.transport.transfer import Transfer
+from ratrain.transport.words import Word
 
 __all__ = [
     "Address",
@@ -27,6 +28,7 @@ __all__ = [
     "Region",
     "Span",
     "Target",
+    "Tls",
     "Transfer",
     "Word",
 ]

@@ -4,11 +4,35 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from pathlib import Path
 
 from ratrain.errors import SpecError
 
 PROVIDERS = ("shm", "sock")
 KNOWN = ("shm", "ofi", "sock")
+
+
+@dataclass(frozen=True, slots=True)
+class Tls:
+    """TLS 1.3 between hosts. `Tls()` alone: throw-away certificates, vouched for by the job's
+    secret. With files (PEM, all three): both sides show a certificate of the authority, and
+    prove the secret besides."""
+
+    certificate: str | Path = ""
+    """This host's certificate, and any between it and the authority."""
+    key: str | Path = ""
+    """The certificate's private key, without a password."""
+    authority: str | Path = ""
+    """The certificates that sign the peers'."""
+
+    def __post_init__(self) -> None:
+        given = [bool(str(p)) for p in (self.certificate, self.key, self.authority)]
+        if any(given) and not all(given):
+            raise SpecError(
+                "of certificate, key and authority some are missing",
+                place="Config.tls",
+                fix="give all three, or none to use the job's secret alone",
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,6 +49,8 @@ class Config:
     """Which providers may serve, best first. One alone forces it; there is no silent fallback."""
     fabric: str = "tcp;ofi_rxm"
     """libfabric's provider for `ofi`: "efa", "verbs;ofi_rxm", "tcp;ofi_rxm", as `fi_info` lists."""
+    tls: Tls | None = None
+    """Seal what `sock` sends. (`shm` never leaves the host.)"""
     connect_timeout_s: float = 5.0
     """How long a first contact is tried before the peer counts as down."""
     deadline_s: float = 60.0
@@ -65,6 +91,12 @@ class Config:
             raise SpecError("spin_s must be 0 to 0.001 seconds", place="Config.spin_s")
         if self.piece_bytes and not 4096 <= self.piece_bytes <= 4 << 20:
             raise SpecError("piece_bytes must be 4096..4194304", place="Config.piece_bytes")
+        if self.tls is not None and "ofi" in self.providers:
+            raise SpecError(
+                "libfabric reads memory past TLS: its payloads would travel in clear",
+                place="Config.tls",
+                fix='leave "ofi" out of Config.providers, or give no tls',
+            )
         unknown = set(self.providers) - {*KNOWN, "loopback"}
         if unknown or not self.providers:
             raise SpecError(

@@ -6,7 +6,6 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,12 +18,13 @@ from ratrain.transport.config import Config
 from ratrain.transport.core import Core
 from ratrain.transport.counters import Counter
 from ratrain.transport.dispatch import Dispatcher
-from ratrain.transport.groups import ImmBlock, PeerGroup, Target, Word
+from ratrain.transport.groups import ImmBlock, PeerGroup, Target
 from ratrain.transport.memory import Region, Span, source_of
 from ratrain.transport.progress import Driver
 from ratrain.transport.sockets import Sockets, address_of
 from ratrain.transport.stats import snapshot
 from ratrain.transport.transfer import Offsets, Transfer
+from ratrain.transport.words import Word
 
 _EMPTY = memoryview(b"")
 Pages = Sequence[int] | npt.NDArray[Any]
@@ -60,12 +60,7 @@ class Engine:
     def __enter__(self) -> Engine:
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:
@@ -275,13 +270,18 @@ class Engine:
         """A group for barriers; `members` name every engine, this one as well or not."""
         return PeerGroup(self, tuple(m for m in members if m != self.address))
 
-    def watch(self, callback: Callable[[int, int], object], period_s: float = 0.001) -> Word:
+    def watch(
+        self,
+        callback: Callable[[int, int], object],
+        period_s: float = 0.001,
+        memory: object = None,
+    ) -> Word:
         """A 64-bit cell; `callback(old, new)` when a sample differs; False from it ends it.
-        The cell is sampled: steps may be skipped, the last value never."""
-        word = Word(self, callback, period_s)
+        The cell is sampled: steps may be skipped, the last value never. With `memory` (8 bytes
+        that others write: a peer, a device into pinned memory) a sample every `period_s`."""
         with self._use():
-            self._words.append(word)
-        return word
+            self._words.append(Word(self, callback, period_s, memory))
+            return self._words[-1]
 
     def on_peer_down(self, callback: Callable[[Address, Exception], None]) -> None:
         """Call `callback(address, error)` once for every peer that goes down."""

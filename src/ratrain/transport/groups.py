@@ -1,9 +1,7 @@
-"""Small things on top of the engine: targets, groups with a barrier, imm blocks, words."""
+"""Small things on top of the engine: targets, groups with a barrier, imm blocks."""
 
 from __future__ import annotations
 
-import threading
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
 
@@ -61,50 +59,3 @@ class ImmBlock:
             for i in self._ids:
                 core.counters.pop(core.generations[i] << 24 | i, None)
                 core.generations[i] = (core.generations[i] + 1) & 0xFF
-
-
-class Word:
-    """A watched 64-bit cell, sampled by a thread of its own."""
-
-    def __init__(
-        self, engine: Engine, callback: Callable[[int, int], object], period_s: float
-    ) -> None:
-        self._engine = engine
-        self._callback = callback
-        self._period_s = period_s
-        self._value = 0
-        self._stopped = threading.Event()
-        self._changed = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="ratnet-word", daemon=True)
-        self._thread.start()
-
-    @property
-    def value(self) -> int:
-        """The present value."""
-        return self._value
-
-    def set(self, value: int) -> None:
-        """Store a value; the callback sees it, or a later one."""
-        self._value = value
-        self._changed.set()
-
-    def stop(self) -> None:
-        """Watch no more."""
-        self._stopped.set()
-        self._changed.set()
-
-    def _watch(self) -> None:
-        seen = self._value
-        while True:
-            self._changed.wait()
-            self._changed.clear()
-            now = self._value
-            if now != seen:
-                old, seen = seen, now
-                self._engine.dispatch(self._call, old, now)
-            if self._stopped.wait(self._period_s):
-                return
-
-    def _call(self, old: int, new: int) -> None:
-        if self._callback(old, new) is False:
-            self.stop()

@@ -22,7 +22,12 @@ from ratrain.errors import HandshakeFailed, SpecError
 from ratrain.transport.address import PROTOCOL_VERSION, Address
 
 MAGIC = b"RATNET"
+TLS_MAGIC = b"RATTLS"
+BANNER_BYTES = 40
+NO_TLS = TLS_MAGIC + PROTOCOL_VERSION.to_bytes(2, "big") + bytes(32)  # before TLS: tls.py
+WANTS_TLS = b"\xff\xff"  # in place of a hello's length
 _MAX_HELLO = 16384
+_SAME_TLS = "give every engine of the job the same kind of Config.tls"
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +41,10 @@ class Hello:
 
 def greet(sock: socket.socket, secret: bytes, mine: Hello, deadline_s: float) -> Hello:
     """The client's half: the server's hello."""
-    banner = _read(sock, 40, deadline_s)
+    banner = _read(sock, BANNER_BYTES, deadline_s)
+    if banner[:6] == TLS_MAGIC:
+        _send(sock, MAGIC, deadline_s)  # no record of TLS: tells the peer why
+        raise HandshakeFailed("the peer demands TLS, none here", fix=_SAME_TLS)
     if banner[:6] != MAGIC:
         raise HandshakeFailed("the other end is no ratrain transport")
     theirs = int.from_bytes(banner[6:8], "big")
@@ -54,7 +62,8 @@ def greet(sock: socket.socket, secret: bytes, mine: Hello, deadline_s: float) ->
         mac = _read(sock, 32, deadline_s)
     except ConnectionError as error:
         raise HandshakeFailed(
-            "the peer refused our hello", fix="give both sides the same secret and version"
+            "the peer refused our hello",
+            fix="give both sides the same secret and version; under TLS, see who sits between",
         ) from error
     if not hmac.compare_digest(mac, _mac(secret, b"server", nonces, body)):
         raise HandshakeFailed("the peer does not hold our secret", fix="give both the same secret")
@@ -104,6 +113,8 @@ def _decode(data: bytes) -> Hello:
 
 def _read_hello(sock: socket.socket, deadline_s: float) -> bytes:
     size = int.from_bytes(_read(sock, 2, deadline_s), "big")
+    if size == 0xFFFF:
+        raise HandshakeFailed("the peer demands TLS, none here", fix=_SAME_TLS)
     if size > _MAX_HELLO:
         raise HandshakeFailed(f"a hello of {size} bytes")
     return _read(sock, size, deadline_s)

@@ -12,21 +12,25 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ratrain.errors import TransportError
-from ratrain.transport.config import Config
+from ratrain.transport.config import Config, Tls
 from ratrain.transport.engine import Engine
 from ratrain.transport.netcheck import Agent
 
 
 @contextmanager
-def local_agents(count: int, provider: str) -> Generator[tuple[str, list[str]]]:
+def local_agents(
+    count: int, provider: str, tls: Tls | None = None
+) -> Generator[tuple[str, list[str]]]:
     """The secret's file and the address files of `count` agents; they end with the context."""
     with tempfile.TemporaryDirectory(prefix="ratnet-") as folder:
         key = Path(folder) / "job.key"
         key.write_text(secrets.token_hex(32))
         files = [Path(folder) / f"p{i}.json" for i in range(count)]
         serve = [sys.executable, "-m", "ratrain.transport.localnet", str(key), provider]
+        sealed = _arguments(tls)
         children = [
-            subprocess.Popen([*serve, f.stem, str(f)], stderr=subprocess.DEVNULL) for f in files
+            subprocess.Popen([*serve, f.stem, str(f), *sealed], stderr=subprocess.DEVNULL)
+            for f in files
         ]
         try:
             end_s = time.monotonic() + 20.0
@@ -41,13 +45,23 @@ def local_agents(count: int, provider: str) -> Generator[tuple[str, list[str]]]:
                 child.wait()
 
 
+def _arguments(tls: Tls | None) -> list[str]:
+    """The files of `tls` for an agent's command line."""
+    if tls is None:
+        return []
+    from ratrain.transport.tls import Guard
+
+    Guard(tls)  # says what is wrong with the files; an agent could only fail to start
+    return [str(tls.certificate), str(tls.key), str(tls.authority)]
+
+
 def main() -> None:
-    """One agent: KEY PROVIDER NAME OUT on the command line."""
+    """One agent: KEY PROVIDER NAME OUT [CERTIFICATE KEY AUTHORITY] on the command line."""
     key, provider, name, out = sys.argv[1:5]
+    tls = Tls(*sys.argv[5:8]) if len(sys.argv) > 5 else None
     secret = Path(key).read_bytes().strip()
-    with Engine(
-        Config(secret, name, providers=("shm", "sock") if provider == "auto" else (provider,))
-    ) as engine:
+    providers = ("shm", "sock") if provider == "auto" else (provider,)
+    with Engine(Config(secret, name, providers=providers, tls=tls)) as engine:
         agent = Agent(engine)
         Path(out).write_bytes(engine.address.to_bytes())
         agent.serve(300.0)

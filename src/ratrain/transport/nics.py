@@ -12,6 +12,10 @@ from pathlib import Path
 from ratrain.errors import SpecError
 
 _SIOCGIFADDR, _SIOCGIFNETMASK, _SIOCGIFFLAGS = 0x8915, 0x891B, 0x8913
+_INET6 = Path("/proc/net/if_inet6")
+# Scopes and flags of its lines (linux/if_addr.h, net/ipv6.h)
+_GLOBAL, _LINK = 0x00, 0x20
+_TEMPORARY, _DADFAILED, _DEPRECATED, _TENTATIVE = 0x01, 0x08, 0x20, 0x40
 
 
 @dataclass(frozen=True, slots=True)
@@ -24,25 +28,58 @@ class Nic:
 
     def reaches(self, host: str) -> bool:
         """True when `host` is in this interface's own subnet."""
-        net = ipaddress.ip_network(f"{self.host}/{self.prefix}", strict=False)
-        return ipaddress.ip_address(host) in net
+        net = ipaddress.ip_network(f"{_bare(self.host)}/{self.prefix}", strict=False)
+        return ipaddress.ip_address(_bare(host)) in net
+
+    @property
+    def is_loopback(self) -> bool:
+        """True when it reaches this host alone."""
+        return ipaddress.ip_address(_bare(self.host)).is_loopback
+
+    @property
+    def is_link_local(self) -> bool:
+        """True for an IPv6 address that is valid on one wire, and needs its interface's name."""
+        return ":" in self.host and ipaddress.ip_address(_bare(self.host)).is_link_local
 
 
 def discover() -> list[Nic]:
-    """Every interface that is up and has an IPv4 address."""
+    """Every interface that is up and has an address: IPv4, or else IPv6 (a global address before
+    one of its wire alone)."""
     found: list[Nic] = []
+    up: list[str] = []
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as probe:
         for _, name in socket.if_nameindex():
             request = struct.pack("256s", name.encode())
             try:
                 flags = fcntl.ioctl(probe, _SIOCGIFFLAGS, request)[16:18]
+                if int.from_bytes(flags, "little") & 1:
+                    up.append(name)
                 host = socket.inet_ntoa(fcntl.ioctl(probe, _SIOCGIFADDR, request)[20:24])
                 mask = fcntl.ioctl(probe, _SIOCGIFNETMASK, request)[20:24]
             except OSError:
                 continue
-            if int.from_bytes(flags, "little") & 1:
+            if name in up:
                 found.append(Nic(name, host, int.from_bytes(mask, "big").bit_count()))
-    return found
+    have = {nic.name for nic in found}
+    return found + [nic for nic in _discover6() if nic.name in up and nic.name not in have]
+
+
+def _discover6() -> list[Nic]:
+    """The best IPv6 address of each interface."""
+    best: dict[str, tuple[int, Nic]] = {}
+    lines = _INET6.read_text().splitlines() if _INET6.exists() else []
+    for digits, _, prefix, scope, flags, name in (line.split() for line in lines):
+        state = int(flags, 16)
+        if state & (_TENTATIVE | _DADFAILED):
+            continue  # not ours yet, or somebody else's
+        host = str(ipaddress.IPv6Address(bytes.fromhex(digits)))
+        kind = int(scope, 16)
+        if kind == _LINK:
+            host += f"%{name}"
+        rank = (kind != _GLOBAL) * 2 + bool(state & (_TEMPORARY | _DEPRECATED))
+        if name not in best or rank < best[name][0]:
+            best[name] = rank, Nic(name, host, int(prefix, 16))
+    return [nic for _, nic in best.values()]
 
 
 def choose(wanted: str | tuple[str, ...]) -> list[Nic]:
@@ -51,8 +88,9 @@ def choose(wanted: str | tuple[str, ...]) -> list[Nic]:
         return [Nic("lo", "127.0.0.1", 8)]
     known = discover()
     if wanted == "all":
-        outward = [n for n in known if not n.host.startswith("127.")]
-        return outward or [Nic("lo", "127.0.0.1", 8)]
+        outward = [n for n in known if not n.is_loopback]
+        wide = [n for n in outward if not n.is_link_local]
+        return wide or outward or [Nic("lo", "127.0.0.1", 8)]
     names = (wanted,) if isinstance(wanted, str) else wanted
     chosen: list[Nic] = []
     for name in names:
@@ -77,35 +115,59 @@ def family(host: str) -> socket.AddressFamily:
     return socket.AF_INET6 if ":" in host else socket.AF_INET
 
 
+def place(host: str, port: int, nic: Nic) -> tuple[str, int] | tuple[str, int, int, int]:
+    """The socket address by which `nic` finds a host, or itself. An address that is valid on one
+    wire alone is sought on our end of it: a peer's interface has a name of its own."""
+    bare = _bare(host)
+    if ":" in bare and ipaddress.ip_address(bare).is_link_local:
+        interface = nic.host.partition("%")[2] or nic.name
+        return bare, port, 0, socket.if_nametoindex(interface)
+    return host, port
+
+
+def _bare(host: str) -> str:
+    """An address without the interface that it is valid on."""
+    return host.partition("%")[0]
+
+
 def _version6(name: str) -> Nic:
-    """An IPv6 address of this host, named as such (interfaces are listed by IPv4 only)."""
+    """An IPv6 address of this host, named as such (an interface is listed with one alone)."""
     try:
         with socket.socket(socket.AF_INET6, socket.SOCK_STREAM) as probe:
-            probe.bind((str(ipaddress.IPv6Address(name)), 0))
+            nic = Nic(name, str(ipaddress.IPv6Address(name)), 64)
+            probe.bind(place(nic.host, 0, nic))
     except (OSError, ValueError) as error:
         raise SpecError(
             f"{name!r} is no IPv6 address of this host: {error}",
             place="Config.nics",
             fix="see `ip -6 addr`",
         ) from error
-    return Nic(name, name, 64)
+    return nic
 
 
 def pair(local: list[Nic], remote: list[str]) -> list[tuple[Nic, int]]:
-    """Pairs (our NIC, index of their address): same subnet first, and every NIC of both sides
-    used; counts may differ."""
+    """Pairs (our NIC, index of their address) of one IP version: same subnet first, and every
+    NIC of both sides used where it can be; counts may differ."""
     pairs: list[tuple[Nic, int]] = []
     used: set[int] = set()
     for number, nic in enumerate(local):
-        near = [i for i, host in enumerate(remote) if nic.reaches(host)]
+        same = [i for i, host in enumerate(remote) if family(host) == family(nic.host)]
+        if not same:
+            continue
+        near = [i for i in same if nic.reaches(remote[i])]
         fresh = [i for i in near if i not in used]
-        index = fresh[0] if fresh else near[number % len(near)] if near else number % len(remote)
+        index = (
+            fresh[0] if fresh else near[number % len(near)] if near else same[number % len(same)]
+        )
         used.add(index)
         pairs.append((nic, index))
     for index, host in enumerate(remote):
-        if index not in used:
-            near_local = [n for n in local if n.reaches(host)]
-            pairs.append((near_local[0] if near_local else local[index % len(local)], index))
+        same_local = [n for n in local if family(n.host) == family(host)]
+        if index not in used and same_local:
+            near_local = [n for n in same_local if n.reaches(host)]
+            pairs.append(
+                (near_local[0] if near_local else same_local[index % len(same_local)], index)
+            )
     return pairs
 
 

@@ -11,36 +11,38 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import logging
 import os
 import secrets
 import shutil
 import socket
-import tempfile
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import TYPE_CHECKING
 
 import numpy as np
 
 from ratrain.errors import HandshakeFailed, ProviderUnavailable, TransportError
-from ratrain.transport import fabric, nics
+from ratrain.transport import fabric, folders, nics
 from ratrain.transport.address import Address, Endpoint
 from ratrain.transport.config import Config
 from ratrain.transport.handshake import Hello, greet, welcome
 from ratrain.transport.memory import Region
 from ratrain.transport.progress import Driver
 from ratrain.transport.rows import read_process
+from ratrain.transport.sealed import SealedChannel, TlsSocket
 from ratrain.transport.stream import StreamChannel
+from ratrain.transport.tls import Guard
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
     from ratrain.transport.peer import Peer
 
-_PREFIX = "ratnet-socket-"
 MAX_HANDSHAKES = 64
 HANDSHAKE_S = 5.0
+_TOLD = 16  # reasons of refusals that go to the log, once each: strangers must not fill it
+_log = logging.getLogger("ratrain.transport")
 
 
 class Sockets:
@@ -56,6 +58,8 @@ class Sockets:
         self._folder = ""
         self._trying: set[tuple[int, str, int]] = set()
         self._handshakes = 0
+        self._told: set[str] = set()
+        self._guard = None if config.tls is None else Guard(config.tls)
         self._closed = threading.Event()
         self._threads: set[threading.Thread] = set()
         self._nonce = ctypes.create_string_buffer(secrets.token_bytes(16), 16)
@@ -63,10 +67,9 @@ class Sockets:
     def listen(self) -> tuple[Endpoint, ...]:
         """Open the listening sockets of the providers asked for."""
         if "shm" in self._config.providers:
-            sweep()
-            self._folder = tempfile.mkdtemp(prefix=_PREFIX)  # readable by this user alone
+            folders.sweep()
+            self._folder, path = folders.create()
             sock = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-            path = f"{self._folder}/s"
             sock.bind(path)
             self._serve(sock, Endpoint("shm", "shm", path))
         stream = [p for p in self._config.providers if p in ("sock", "ofi")]
@@ -80,7 +83,7 @@ class Sockets:
                 try:
                     if self._config.congestion:
                         _set_congestion(sock, self._config.congestion)
-                    sock.bind((nic.host, 0))
+                    sock.bind(nics.place(nic.host, 0, nic))
                 except OSError as error:
                     sock.close()
                     self.close()
@@ -159,15 +162,18 @@ class Sockets:
         far = self._open_end(end.provider, end.nic)
         try:
             mine = self._hello(core, end.provider, end.nic, far)
-            theirs = welcome(accepted, self._config.secret, mine, time.monotonic() + HANDSHAKE_S)
+            deadline_s = time.monotonic() + HANDSHAKE_S
+            sock, key = self._secure(accepted, end.provider, deadline_s, server=True)
+            theirs = welcome(sock, key, mine, deadline_s)
             with self._driver.lock:
                 if not self._closed.is_set():
                     peer = core.accept(theirs.address)
-                    self._attach(accepted, end.provider, end.nic, theirs, peer, far)
+                    self._attach(sock, end.provider, end.nic, theirs, peer, far)
                     sock = None
-        except (OSError, TransportError):
+        except (OSError, TransportError) as error:
             with self._driver.lock:
                 core.stats["refused"] += 1
+                self._tell(error)
         finally:
             with self._driver.lock:
                 self._handshakes -= 1
@@ -184,6 +190,8 @@ class Sockets:
                 plan = [(nics.Nic("shm", ""), 0)]
             else:
                 plan = nics.pair(self._nics, [e.host for e in ends])
+            if not plan:
+                break
             for nic, index in plan:
                 end = ends[index]
                 mark = (peer.address.incarnation, nic.name, index)
@@ -196,6 +204,9 @@ class Sockets:
         assert core is not None
         offers = sorted({e.provider for e in peer.address.endpoints})
         what = f"no common provider: {', '.join(self._config.providers)} here, {offers} there"
+        if set(offers) & {"sock", "ofi"} & set(self._config.providers):
+            here, there = [n.host for n in self._nics], [e.host for e in peer.address.endpoints]
+            what = f"no common IP version: {', '.join(here)} here, {', '.join(there)} there"
         core.connect_failed(peer, what, stale=False)
 
     def _choice(self, peer: Peer) -> list[str]:
@@ -205,7 +216,9 @@ class Sockets:
         for provider in self._config.providers:
             if provider not in offers:
                 continue
-            if provider == "shm" and (peer.address.host_id != here or not _path_is_there(peer)):
+            if provider == "shm" and (
+                peer.address.host_id != here or not folders.is_there(peer.address)
+            ):
                 continue
             found.append(provider)
         return found[:1]
@@ -253,10 +266,11 @@ class Sockets:
             deadline_s = time.monotonic() + left_s
             sock.settimeout(left_s)
             if not unix:
-                sock.bind((nic.host, 0))
-            sock.connect(end.host if unix else (end.host, end.port))
+                sock.bind(nics.place(nic.host, 0, nic))
+            sock.connect(end.host if unix else nics.place(end.host, end.port, nic))
             mine = self._hello(core, end.provider, nic.name, far)
-            theirs = greet(sock, self._config.secret, mine, deadline_s)
+            sock, key = self._secure(sock, end.provider, deadline_s, server=False)
+            theirs = greet(sock, key, mine, deadline_s)
             if theirs.address.incarnation != peer.address.incarnation:
                 return f"stale: {peer.address} is gone, {theirs.address} listens in its place"
             with self._driver.lock:
@@ -270,6 +284,23 @@ class Sockets:
             _drop(sock, far)
 
     # --- both -----------------------------------------------------------------------------
+
+    def _secure(
+        self, sock: socket.socket, provider: str, deadline_s: float, *, server: bool
+    ) -> tuple[socket.socket, bytes]:
+        """The socket to talk over (under TLS where that is asked for; `sock` is closed if it
+        fails), and the key with which the secret is proved."""
+        secret = self._config.secret
+        if self._guard is None or provider == "shm":
+            return sock, secret
+        return self._guard.secure(sock, secret, server=server, deadline_s=deadline_s)
+
+    def _tell(self, error: Exception) -> None:
+        """Log why somebody was refused, the first time (called under the lock)."""
+        if isinstance(error, HandshakeFailed) and len(self._told) < _TOLD:
+            if error.what not in self._told:
+                _log.warning("refused a connection: %s", error)
+            self._told.add(error.what)
 
     def _open_end(self, provider: str, nic: str) -> fabric.End | None:
         return self.devices[nic].open_end() if provider == "ofi" else None
@@ -302,7 +333,9 @@ class Sockets:
             size = self._config.send_buffer_bytes
             sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, size)
         pid = theirs.probe[0] if theirs.probe else 0
-        if far is None:
+        if isinstance(sock, TlsSocket):
+            channel = SealedChannel(self._driver, sock, provider, nic)
+        elif far is None:
             channel = StreamChannel(self._driver, sock, provider, nic, pid)
         else:
             channel = fabric.FabricChannel(self._driver, sock, provider, nic, 0)
@@ -346,10 +379,6 @@ def _set_congestion(sock: socket.socket, name: str) -> None:
         ) from error
 
 
-def _path_is_there(peer: Peer) -> bool:
-    return any(e.provider == "shm" and Path(e.host).exists() for e in peer.address.endpoints)
-
-
 def _can_read(probe: tuple[int, int, str] | None) -> bool:
     """True when the kernel lets us read the peer's memory."""
     if probe is None:
@@ -364,21 +393,3 @@ def _can_read(probe: tuple[int, int, str] | None) -> bool:
 def address_of(config: Config, ends: tuple[Endpoint, ...]) -> Address:
     """The address of an engine that starts now."""
     return Address(config.name, secrets.randbits(63) | 1, nics.host_id(), ends)
-
-
-def sweep(older_than_s: float = 60.0) -> int:
-    """Remove the socket folders that killed engines of this user have left: nobody listens in
-    them. Young ones are let be (they may be about to listen). Returns how many went."""
-    gone = 0
-    for folder in Path(tempfile.gettempdir()).glob(f"{_PREFIX}*"):
-        with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX) as probe:
-            state = folder.stat()
-            if state.st_uid != os.getuid() or time.time() - state.st_mtime < older_than_s:
-                continue
-            probe.settimeout(0.1)
-            try:
-                probe.connect(f"{folder}/s")
-            except ConnectionRefusedError:
-                shutil.rmtree(folder, ignore_errors=True)
-                gone += 1
-    return gone

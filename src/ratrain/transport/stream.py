@@ -32,7 +32,9 @@ _TURN_BYTES = 4 << 20  # one connection's share of a turn
 _GONE = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ECONNREFUSED}
 
 
-class _Bytes:
+class Bytes:
+    """Bytes that wait to be sent."""
+
     __slots__ = ("view",)
 
     def __init__(self, view: memoryview) -> None:
@@ -57,7 +59,7 @@ class StreamChannel:
         self._peer_pid = peer_pid
         self._mapped: list[Mapped] = []  # the peer's segments, as we see them
         self._receiver: Receiver | None = None
-        self._out: deque[_Bytes | Rows] = deque()
+        self._out: deque[Bytes | Rows] = deque()
         self._held = False
         self._blocked = False  # the socket is full: epoll will tell
         self._buf = bytearray(frames.MAX_PAGES * 16 + 2 * _READ_BYTES)
@@ -117,9 +119,9 @@ class StreamChannel:
             data = self._send_now(data)
             if not data:
                 return
-        out.append(_Bytes(memoryview(data)))
+        out.append(Bytes(memoryview(data)))
         if isinstance(payload, memoryview):
-            out.append(_Bytes(payload))
+            out.append(Bytes(payload))
         elif payload is not None:
             out.append(Rows(payload))
         if not waiting and not self._held and not self.closed:
@@ -178,7 +180,7 @@ class StreamChannel:
         sent = self._sock.sendmsg(views)
         while sent:
             first = out[0]
-            assert isinstance(first, _Bytes)
+            assert isinstance(first, Bytes)
             if len(first.view) > sent:
                 first.view = first.view[sent:]
                 return
