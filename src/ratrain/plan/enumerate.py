@@ -16,6 +16,7 @@ import numpy as np
 
 from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes, block_times
+from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
@@ -25,6 +26,8 @@ from ratrain.plan.sizes import (
     boundary_bytes,
     layers_of_stages,
     parameter_balanced_layers,
+    passed_bytes,
+    stores_scores,
     trains_tied,
     unit_of,
 )
@@ -40,8 +43,8 @@ MICRO_BATCHES = 64
 VIRTUAL = (1, 2, 4, 8)
 
 
-Times = Mapping[str, tuple[BlockTimes, BlockTimes, BlockTimes]]
-"""Times of (embedding, layer, head) by the name of a device kind."""
+Times = Mapping[str, tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]]
+"""Times of (embedding, layer, head, layer in selective recovery) by a device kind's name."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +98,7 @@ class Group:
     @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
         """An embedding, a layer and a head of this group: their bytes on one rank."""
-        boundary = boundary_bytes(self.job)
+        boundary = passed_bytes(self.job, self.layout)
         one, two, three = (
             unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
         )
@@ -115,6 +118,7 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
     if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
         raise no_shards(job, level)
     require_tieable(job)
+    _require_dividable(job)
     job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
     for members, turned in _orders(job):
         for tensor in _tensor_degrees(job):
@@ -123,7 +127,9 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
-                yield from _groups(job, found, members, turned, pipeline, data, tensor)
+                for divided in _divisions(job, tensor):
+                    layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
+                    yield from _groups(job, found, members, turned, layout)
 
 
 def strategy_of(job: JobSpec) -> Strategy:
@@ -141,17 +147,16 @@ def _groups(
     found: Strategy,
     members: tuple[Device, ...],
     turned: bool,
-    pipeline: int,
-    data: int,
-    tensor: int,
+    degrees: LayoutSpec,
 ) -> Iterator[Group]:
+    pipeline, data = degrees.pipeline, degrees.data
     chunked = SKELETONS[found.skeleton].chunks
     modes = _modes(job, found, data)
     placement: Placement | None = None
     for virtual in VIRTUAL if chunked and pipeline > 1 else (1,):
         if pipeline * virtual > job.model.spec.layers:
             continue
-        layout = LayoutSpec(pipeline, data, tensor, virtual)
+        layout = replace(degrees, virtual=virtual)
         if placement is None or placement.layout != layout:
             placement = Placement(job.cluster.spec, layout, members)
         for size in _divisors(job.batch.sequences // data):
@@ -216,6 +221,15 @@ def _tensor_degrees(job: JobSpec) -> list[int]:
     return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 
+def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
+    """Whether a tensor group divides its sequences: no, yes, or either. The runtime, which trains
+    jobs that have data, cannot."""
+    asked = job.schedule.sequence_parallel
+    if tensor == 1 or job.model.sequence_length % tensor or job.data is not None:
+        return () if asked else (False,)
+    return (False, True) if asked is None else (asked,)
+
+
 def _splits(
     job: JobSpec, layout: LayoutSpec, placement: Placement, times: Times
 ) -> list[tuple[int, ...]]:
@@ -244,22 +258,24 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
     stage_of = {
         name: stage for alike in placement.classes for stage, name in enumerate(alike.kinds)
     }
-    boundary = boundary_bytes(job)
+    boundary, layout = boundary_bytes(job), placement.layout
+    scores = stores_scores(job)
 
-    def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
-        one, two, three = (
-            block_times(
-                block,
-                placement.kind(name),
-                micro_batch=job.batch.micro_batch,
-                sequence=job.model.sequence_length,
-                dtype=job.schedule.dtype,
-                tensor=placement.layout.tensor,
-                sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
-            )
-            for block in kinds_of_block(job)
+    def time(name: str, block: Block, selective: bool) -> BlockTimes:
+        return block_times(
+            block,
+            placement.kind(name),
+            micro_batch=job.batch.micro_batch,
+            sequence=job.model.sequence_length,
+            dtype=job.schedule.dtype,
+            tensor=layout.tensor,
+            execution=Execution(layout.sequence_parallel, selective),
+            sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
         )
-        return one, two, three
+
+    def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
+        one, two, three = (time(name, block, False) for block in kinds_of_block(job))
+        return one, two, three, time(name, kinds_of_block(job)[1], True) if scores else two
 
     return {name: times(name) for name in stage_of}
 
@@ -318,6 +334,23 @@ def require_tieable(job: JobSpec) -> None:
             place=f"{job.path or 'job'} [schedule] gradient_accumulation",
             fix='set gradient_accumulation = "local"',
         )
+
+
+def _require_dividable(job: JobSpec) -> None:
+    """Refuses a job that asks for sequence parallelism where no layout of it can have any."""
+    if not job.schedule.sequence_parallel or any(
+        True in _divisions(job, tensor) for tensor in _tensor_degrees(job)
+    ):
+        return
+    length = job.model.sequence_length
+    raise SpecError(
+        "sequence parallelism cannot be trained yet, it can be planned and simulated"
+        if job.data is not None
+        else f"no tensor degree above 1 divides every host's devices, {job.model.spec.name}'s "
+        f"heads and {length} tokens, so there is no sequence parallelism",
+        place=f"{job.path or 'job'} [schedule] sequence_parallel",
+        fix="leave it out",
+    )
 
 
 def no_shards(job: JobSpec, level: int) -> SpecError:

@@ -31,9 +31,10 @@ from ratrain.cost.collectives import Transfer, ring_half
 from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Link
-from ratrain.plan.bill import BACKWARD, FORWARD, NONE
+from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.placement import ReplicaClass
+from ratrain.plan.sizes import boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
@@ -73,6 +74,7 @@ class _Unit:
 
     forward_s: float
     backward_s: float
+    selective_s: float  # backward in selective recovery
     sums_s: float  # of a tensor group, one direction
     sums_driving_s: float
     reduce: Transfer
@@ -123,7 +125,7 @@ class _Pace:
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
-        boundary = group.units[1].input_bytes
+        boundary = boundary_bytes(group.job)
         weight_bytes = precision_of(group.job.schedule.dtype).weight_bytes
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
@@ -132,13 +134,14 @@ class _Pace:
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not sums_in_compute(device):
-                whole = tensor_sums(kind, boundary, layout.tensor, tensor)
+                whole = tensor_sums(kind, boundary, layout, tensor)
                 summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = whole.driving_s
             moved = optimizer_bytes_moved(params, device)
             return _Unit(
                 time.forward_s,
                 time.backward_s,
+                times[3].backward_s,
                 summed_s,
                 summed_driving_s,
                 half,
@@ -178,7 +181,7 @@ class _Pace:
     @cached_property
     def messages(self) -> tuple[Floats, Floats, Floats]:
         """Seconds of the message behind each stage: forward, backward, and driving either."""
-        boundary, placement = self.group.units[1].input_bytes, self.group.placement
+        boundary, placement = boundary_bytes(self.group.job), self.group.placement
         forward, backward = np.zeros(self.stages), np.zeros(self.stages)
         driving = np.zeros(self.stages)
         known: dict[tuple[int, str, int], Transfer] = {}  # few links and devices, many stages
@@ -222,11 +225,17 @@ class _Pace:
         early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
         hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
         ahead = early + layers * (layer_b + 2 * drive) + hidden
-        found = np.where(recovery == NONE, plain, np.where(recovery == BACKWARD, late, ahead))
+        found = np.where(recovery == BACKWARD, late, np.where(recovery == FORWARD, ahead, plain))
+        slower_s = self._column(1, "selective_s") - layer_b
+        found = found + (recovery == SELECTIVE) * layers * slower_s
         found = found + self.first * self._column(0, "backward_s")
         found = found + self.last * (self._column(2, "backward_s") + self._sums(2))
         if self.group.strategy.recovers_heads:
-            again = (recovery != NONE) * self.last * self._column(2, "forward_s")
+            again = (
+                ((recovery == BACKWARD) | (recovery == FORWARD))
+                * self.last
+                * self._column(2, "forward_s")
+            )
             found = found + again
         state_s = self.sharded * self._total("reduce_s")
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
