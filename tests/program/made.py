@@ -11,7 +11,7 @@ from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Stage,
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
 
-LAYER = Unit("", 100, 200, 1200, 7, 50, scores_bytes=30)
+LAYER = Unit("", 100, 200, 1200, 7, 50)
 
 
 def layers_of(cut: tuple[int, ...], *, ends: bool = False) -> list[tuple[Unit, ...]]:

@@ -23,7 +23,7 @@ import numpy.typing as npt
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import Group
-from ratrain.plan.held import held_by_rank
+from ratrain.plan.held import held_by_rank, most_held
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
@@ -174,8 +174,7 @@ def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:
 def _held(group: Group) -> Ints:
     """For each rank that holds one stage: micro-batches at its fullest moment."""
     skeleton, layout = group.strategy.skeleton, group.layout
-    held = held_by_rank(skeleton, layout.pipeline, 1, group.micro_batches)
-    return np.array([rows.max() for rows in held], dtype=np.int64)
+    return most_held(skeleton, layout.pipeline, group.micro_batches)
 
 
 def _fullest(group: Group, inputs: Ints, kept: Ints, pending: Ints) -> tuple[Ints, Ints, Ints]:

@@ -11,6 +11,7 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import mul
 
 import numpy as np
 
@@ -121,6 +122,7 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
     _require_dividable(job)
     job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
     for members, turned in _orders(job):
+        base = Placement(job.cluster.spec, LayoutSpec(1), members)
         for tensor in _tensor_degrees(job):
             rest = job.cluster.devices // tensor
             for pipeline in _divisors(rest):
@@ -129,7 +131,7 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
                     continue
                 for divided in _divisions(job, tensor):
                     layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
-                    yield from _groups(job, found, members, turned, layout)
+                    yield from _groups(job, found, base, turned, layout)
 
 
 def strategy_of(job: JobSpec) -> Strategy:
@@ -145,7 +147,7 @@ def strategy_of(job: JobSpec) -> Strategy:
 def _groups(
     job: JobSpec,
     found: Strategy,
-    members: tuple[Device, ...],
+    base: Placement,
     turned: bool,
     degrees: LayoutSpec,
 ) -> Iterator[Group]:
@@ -158,7 +160,7 @@ def _groups(
             continue
         layout = replace(degrees, virtual=virtual)
         if placement is None or placement.layout != layout:
-            placement = Placement(job.cluster.spec, layout, members)
+            placement = replace(base, layout=layout)
         for size in _divisors(job.batch.sequences // data):
             count = job.batch.sequences // (data * size)
             if size > MICRO_BATCHES or (chunked and count % pipeline):
@@ -298,13 +300,21 @@ def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool)
         for stage, block in ((0, 0), (pipeline - 1, 2)):
             one = times[alike.kinds[stage]][block]
             load[stage] = max(load[stage], one.forward_s + one.backward_s)
-    count = [1] * pipeline
-    heap = [(load[s] + 2 * each[s], -s) for s in range(pipeline)]
+    layers = job.model.spec.layers
+    # Level water: no stage that could be cut up at will would have less load than this.
+    rates = [1 / one for one in each]
+    level = (layers + sum(map(mul, load, rates))) / sum(rates)
+    count = [
+        max(1, int(0.999999 * (level - own) / one)) for own, one in zip(load, each, strict=True)
+    ]
+    if sum(count) > layers:
+        count = [1] * pipeline
+    heap = [(load[s] + (count[s] + 1) * each[s], -s) for s in range(pipeline)]
     heapq.heapify(heap)
-    for _ in range(job.model.spec.layers - pipeline):
-        after, late = heap[0]
-        count[-late] += 1
-        heapq.heapreplace(heap, (after + each[-late], late))
+    for _ in range(layers - sum(count)):
+        place = -heap[0][1]
+        count[place] += 1
+        heapq.heapreplace(heap, (load[place] + (count[place] + 1) * each[place], -place))
     return tuple(count)
 
 

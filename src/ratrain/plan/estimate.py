@@ -30,7 +30,6 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer, ring_half
 from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
-from ratrain.describe.cluster import Link
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.placement import ReplicaClass
@@ -95,33 +94,19 @@ class _Pace:
         self.data = layout.data
         self.sharded = (group.sharded_gradients & (self.data > 1))[:, None]
         self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
-        known: dict[object, tuple[_Unit, _Unit, _Unit]] = {}
-        self.units = [self._known_units(rank, known) for rank in range(self.ranks)]
-        alike_units = list(known.values())
-        place = {id(units): number for number, units in enumerate(alike_units)}
-        self.alike_units = alike_units
-        self.unit_of = np.array([place[id(units)] for units in self.units])[self.rank_of]
+        same = group.placement.ranks(alike)
+        self.alike_units = [self._units(rank) for rank, _ in same.examples]
+        self.unit_of = same.which[self.rank_of]
         self.columns: dict[tuple[int, str], Floats] = {}
         self.first = (np.arange(self.stages) == 0) * 1
         self.last = (np.arange(self.stages) == self.stages - 1) * 1
 
-    def _known_units(
-        self, rank: int, known: dict[object, tuple[_Unit, _Unit, _Unit]]
-    ) -> tuple[_Unit, _Unit, _Unit]:
-        placement = self.group.placement
-        data = placement.data_link(rank) if self.data > 1 else None
-        tensor = placement.tensor_link(rank) if self.group.layout.tensor > 1 else None
-        key = self.alike.kinds[rank], data, tensor
-        if key not in known:
-            known[key] = self._units(rank, data, tensor)
-        return known[key]
-
-    def _units(
-        self, rank: int, data: Link | None, tensor: Link | None
-    ) -> tuple[_Unit, _Unit, _Unit]:
+    def _units(self, rank: int) -> tuple[_Unit, _Unit, _Unit]:
         """(embedding, layer, head) on a pipeline rank."""
         group, placement = self.group, self.group.placement
         layout = group.layout
+        data = placement.data_link(rank) if self.data > 1 else None
+        tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
@@ -182,24 +167,19 @@ class _Pace:
     def messages(self) -> tuple[Floats, Floats, Floats]:
         """Seconds of the message behind each stage: forward, backward, and driving either."""
         boundary, placement = boundary_bytes(self.group.job), self.group.placement
-        forward, backward = np.zeros(self.stages), np.zeros(self.stages)
-        driving = np.zeros(self.stages)
-        known: dict[tuple[int, str, int], Transfer] = {}  # few links and devices, many stages
-        for stage in range(self.stages - 1):
-            here, there = int(self.rank_of[stage]), int(self.rank_of[stage + 1])
-            if here == there:
-                continue
-            for out, source, target in ((forward, here, there), (backward, there, here)):
-                link = placement.stage_link(source, target, self.alike.members)
-                device = placement.kind(self.alike.kinds[source])
-                inside = placement.tensor_link(target) if self.group.layout.tensor > 1 else None
-                key = id(link), device.name, id(inside)
-                if key not in known:
-                    known[key] = stage_message(boundary, link, device, placement, target)
-                sent = known[key]
-                out[stage] = sent.alone_s(link.bandwidth_bytes_per_s)
-                driving[stage] = sent.driving_s
-        return forward, backward, driving
+        if self.ranks == 1:
+            return (np.zeros(self.stages),) * 3
+        hops = placement.hops(self.alike)
+        times: list[tuple[float, float]] = []
+        for source, target in hops.examples:
+            link = placement.stage_link(source, target, self.alike.members)
+            device = placement.kind(self.alike.kinds[source])
+            sent = stage_message(boundary, link, device, placement, target)
+            times.append((sent.alone_s(link.bandwidth_bytes_per_s), sent.driving_s))
+        every = np.array(times)[hops.which]
+        forward, back = every[self.rank_of], every[self.ranks + self.rank_of]
+        forward[-1], back[-1] = 0.0, 0.0  # nothing follows the last stage
+        return forward[:, 0], back[:, 0], back[:, 1]
 
     @cached_property
     def forward_s(self) -> Floats:
@@ -255,12 +235,12 @@ class _Pace:
             return found
         same = [
             placement.tensor_link(rank).source == placement.data_link(rank).source
-            for rank in range(self.ranks)
+            for rank, _ in placement.ranks(self.alike).examples
         ]
         sums_s = 2 * self.group.layers * self._column(1, "sums_s")
         reduces_s = self.sharded * self._total("reduce_s")
         part = np.minimum(1.0, reduces_s / np.maximum(self.forward_s + backward_s, 1e-12))
-        return np.array(same)[self.rank_of] * part * sums_s
+        return np.array(same)[self.unit_of] * part * sums_s
 
     def _drive(self, times: Ints) -> Floats:
         e, layer, h = (self._driving(unit) for unit in range(3))
@@ -358,7 +338,7 @@ class _Pace:
         total = np.concatenate([np.zeros((len(f), 1)), np.cumsum(through, axis=1)], axis=1)
         links = np.concatenate([[0.0], np.cumsum(cf + cb)])
         shared = f + b
-        for length in range(2, p + 1):
+        for length in _lengths(p):
             loop = total[:, length:] - total[:, : p + 1 - length]
             loop = loop + links[length - 1 : p] - links[: p + 1 - length] + early[:, length - 1 :]
             pace = loop / length
@@ -380,6 +360,18 @@ class _Pace:
         reduces = self.sharded * self._total("reduce_s")
         gathers = self.per_use * 2 * self._total("gather_s")
         return _summed(self, reduces + gathers)
+
+
+def _lengths(stages: int) -> tuple[int, ...]:
+    """Lengths of the loops that are looked at: all short ones, and some of the long.
+
+    A long loop is no slower than the slower of its halves but for its share of the link between
+    them: beyond 12 stages an untried one differs from its neighbours by little.
+    """
+    found = list(range(2, min(stages, 12) + 1))
+    while found and found[-1] < stages:
+        found.append(min(stages, found[-1] * 5 // 4))
+    return tuple(found)
 
 
 _NO_TRANSFER = Transfer(0.0, 0.0, 0.0)
