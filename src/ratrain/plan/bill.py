@@ -53,7 +53,11 @@ class Bill:
 
     @property
     def total(self) -> Ints:
-        return np.sum(list(self.items.values()), axis=0)
+        first, *others = self.items.values()
+        found = first.copy()
+        for item in others:  # faster than a sum over all of them in one array
+            found += item
+        return found
 
 
 def bill(group: Group, recovery: Ints) -> Bill:

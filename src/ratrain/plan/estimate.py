@@ -98,6 +98,7 @@ class _Pace:
         self.alike_units = [self._units(rank) for rank, _ in same.examples]
         self.unit_of = same.which[self.rank_of]
         self.columns: dict[tuple[int, str], Floats] = {}
+        self.totals: dict[str, Floats] = {}
         self.first = (np.arange(self.stages) == 0) * 1
         self.last = (np.arange(self.stages) == self.stages - 1) * 1
 
@@ -160,8 +161,10 @@ class _Pace:
 
     def _total(self, name: str) -> Floats:
         """Rows x stages: a unit's number added up over the stage."""
-        e, layer, h = (self._column(unit, name) for unit in range(3))
-        return self.group.layers * layer + self.first * e + self.last * h
+        if name not in self.totals:
+            e, layer, h = (self._column(unit, name) for unit in range(3))
+            self.totals[name] = self.group.layers * layer + (self.first * e + self.last * h)
+        return self.totals[name]
 
     @cached_property
     def messages(self) -> tuple[Floats, Floats, Floats]:
@@ -333,19 +336,21 @@ class _Pace:
         whole = ramp[:, -1] + hop[:, -1] + early[:, -1]
         sends = (m - 1) * max(float(cf.max()), float(cb.max()))
         times[:, 0] = np.maximum(times[:, 0], whole + sends)
-        # Loops over stages i to j.
-        through = f + u
-        total = np.concatenate([np.zeros((len(f), 1)), np.cumsum(through, axis=1)], axis=1)
-        links = np.concatenate([[0.0], np.cumsum(cf + cb)])
+        # Loops over stages i to j: a difference of two sums over all stages before.
+        whole = np.cumsum(f + u, axis=1)
+        links = np.cumsum(cf + cb)
+        behind = whole + np.r_[0.0, links[:-1]] + early
+        before = whole - (f + u) + np.r_[0.0, links[:-1]]
         shared = f + b
         for length in _lengths(p):
-            loop = total[:, length:] - total[:, : p + 1 - length]
-            loop = loop + links[length - 1 : p] - links[: p + 1 - length] + early[:, length - 1 :]
-            pace = loop / length
-            here = times[:, : p + 1 - length]
-            np.maximum(here, ramp[:, : p + 1 - length] + m * pace, out=here)
-            own = shared[:, : p + 1 - length]
+            kept = p + 1 - length
+            pace = behind[:, length - 1 :] - before[:, :kept]
+            pace *= 1 / length
+            own, here = shared[:, :kept], times[:, :kept]
             np.maximum(own, pace, out=own)
+            pace *= m
+            pace += ramp[:, :kept]
+            np.maximum(here, pace, out=here)
         return times, shared
 
     @property
