@@ -112,9 +112,11 @@ def candidates(
     cells: int = 200,
     *,
     tied: bool = False,
+    divided: bool | None = None,
 ) -> tuple[Group, Candidate, np.ndarray]:
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
-    job has data, and its model's embeddings are tied."""
+    job has data, and its model's embeddings are tied. `divided`: with sequence parallelism, or
+    without; None: either."""
     one = job(
         draw(st.sampled_from(MODELS)),
         draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
@@ -126,7 +128,12 @@ def candidates(
     if tied:
         spec = replace(one.model.spec, tied_embeddings=True)
         one = replace(one, model=replace(one.model, spec=spec), data=DataSpec(("*.txt",)))
-    groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= cells]
+    groups = [
+        g
+        for g in groups_of(one)
+        if g.micro_batches * g.layout.stages <= cells
+        and divided in (None, g.layout.sequence_parallel)
+    ]
     assume(groups)
     group = draw(st.sampled_from(groups))
     row = draw(st.integers(0, len(group) - 1))
