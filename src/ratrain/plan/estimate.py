@@ -12,6 +12,12 @@ messages a loop over stages i to j, which j - i + 1 micro-batches share, can be 
 stage alone: ramp(i) + m (sum over i..j of (f + u) + 2 c) / (j - i + 1). What a link carries for
 each micro-batch bounds the slot from below as well.
 
+A slow stage or line ahead of stage s sets a pace: forwards come every F, the largest f or c before
+it, and gradients go every B, the largest b or c. Its first backward stands behind k forwards, and
+k backwards behind its last forward:
+
+    T(s) >= ramp(s) + f + u + max((k - 1) F + (m - 1) B, (m - 1) F + (k - 1) B)
+
 The tail of stage s (reduce, update, gather after its last backward) is exposed where it outlasts
 the time until the stage's first forward of the next step: tail(s) - ramp(s).
 
@@ -267,7 +273,10 @@ class _Pace:
             return _summed(self, lump * (reduces + driving) + updates + gathers)
         # The reduce lane runs behind backward: its end is the latest of four beginnings.
         r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
-        b_e, b_l = self._column(0, "backward_s"), self.backward_s[0] / np.maximum(layers, 1)
+        # Gathers for every use take the link from what would hide beneath the last backward.
+        taken_s = (self.per_use & ~self.sharded) * self._total("gather_s")
+        free_s = np.maximum(self.backward_s[0] - taken_s, 0.0)
+        b_e, b_l = self._column(0, "backward_s"), free_s / np.maximum(layers, 1)
         e, h, n = self.first, self.last, layers
         ends = np.maximum.reduce(
             [
@@ -336,12 +345,21 @@ class _Pace:
         whole = ramp[:, -1] + hop[:, -1] + early[:, -1]
         sends = (m - 1) * max(float(cf.max()), float(cb.max()))
         times[:, 0] = np.maximum(times[:, 0], whole + sends)
+        shared = f + b
+        # What lies before a stage sets the pace at which forwards come and gradients go. Its first
+        # backward stands behind k forwards, and k backwards behind its last forward.
+        if p > 1:
+            come = np.maximum.accumulate(np.maximum(f, cf), axis=1)[:, :-1]
+            go = np.maximum.accumulate(np.maximum(b, cb), axis=1)[:, :-1]
+            held = k[1:] - 1
+            paced = np.maximum(held * come + (m - 1) * go, (m - 1) * come + held * go)
+            np.maximum(times[:, 1:], (ramp + f + u)[:, 1:] + paced, out=times[:, 1:])
+            shared[:, 1:] = np.maximum(shared[:, 1:], np.maximum(come, go))
         # Loops over stages i to j: a difference of two sums over all stages before.
         whole = np.cumsum(f + u, axis=1)
         links = np.cumsum(cf + cb)
         behind = whole + np.r_[0.0, links[:-1]] + early
         before = whole - (f + u) + np.r_[0.0, links[:-1]]
-        shared = f + b
         for length in _lengths(p):
             kept = p + 1 - length
             pace = behind[:, length - 1 :] - before[:, :kept]
