@@ -86,6 +86,7 @@ class _Unit:
     gather: Transfer
     reduce_s: float
     gather_s: float
+    link_s: float  # of either, for which it has its link to itself: not the latency
     update_s: float
 
 
@@ -140,6 +141,7 @@ class _Pace:
                 half,
                 half.alone_s(rate),
                 half.alone_s(rate),
+                half.volume_bytes / rate,
                 moved / device.memory.bandwidth_bytes_per_s,
             )
 
@@ -274,7 +276,7 @@ class _Pace:
         # The reduce lane runs behind backward: its end is the latest of four beginnings.
         r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
         # Gathers for every use take the link from what would hide beneath the last backward.
-        taken_s = (self.per_use & ~self.sharded) * self._total("gather_s")
+        taken_s = (self.per_use & ~self.sharded) * self._total("link_s")
         free_s = np.maximum(self.backward_s[0] - taken_s, 0.0)
         b_e, b_l = self._column(0, "backward_s"), free_s / np.maximum(layers, 1)
         e, h, n = self.first, self.last, layers
@@ -379,10 +381,12 @@ class _Pace:
 
     @cached_property
     def _link_s(self) -> Floats:
-        """Rows x ranks: what the links of a rank need for one micro-batch."""
-        reduces = self.sharded * self._total("reduce_s")
-        gathers = self.per_use * 2 * self._total("gather_s")
-        return _summed(self, reduces + gathers)
+        """Rows x ranks: what a rank's reductions and gathers of one micro-batch need: each by
+        itself one after another, and their bytes over the link that they share."""
+        reduces, gathers = self.sharded * 1, self.per_use * 2
+        shared = (reduces + gathers) * self._total("link_s")
+        alone = np.maximum(reduces * self._total("reduce_s"), gathers * self._total("gather_s"))
+        return np.maximum(_summed(self, shared), _summed(self, alone))
 
 
 def _lengths(stages: int) -> tuple[int, ...]:
