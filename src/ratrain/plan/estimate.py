@@ -38,6 +38,7 @@ from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.enumerate import Group, kinds_of_block
+from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
 from ratrain.plan.sizes import boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums
@@ -357,20 +358,9 @@ class _Pace:
             paced = np.maximum(held * come + (m - 1) * go, (m - 1) * come + held * go)
             np.maximum(times[:, 1:], (ramp + f + u)[:, 1:] + paced, out=times[:, 1:])
             shared[:, 1:] = np.maximum(shared[:, 1:], np.maximum(come, go))
-        # Loops over stages i to j: a difference of two sums over all stages before.
-        whole = np.cumsum(f + u, axis=1)
-        links = np.cumsum(cf + cb)
-        behind = whole + np.r_[0.0, links[:-1]] + early
-        before = whole - (f + u) + np.r_[0.0, links[:-1]]
-        for length in _lengths(p):
-            kept = p + 1 - length
-            pace = behind[:, length - 1 :] - before[:, :kept]
-            pace *= 1 / length
-            own, here = shared[:, :kept], times[:, :kept]
-            np.maximum(own, pace, out=own)
-            pace *= m
-            pace += ramp[:, :kept]
-            np.maximum(here, pace, out=here)
+        for begins, pace in loops(f + u, cf + cb, early):
+            np.maximum(shared[:, :begins], pace, out=shared[:, :begins])
+            np.maximum(times[:, :begins], ramp[:, :begins] + m * pace, out=times[:, :begins])
         return times, shared
 
     @property
@@ -387,18 +377,6 @@ class _Pace:
         shared = (reduces + gathers) * self._total("link_s")
         alone = np.maximum(reduces * self._total("reduce_s"), gathers * self._total("gather_s"))
         return np.maximum(_summed(self, shared), _summed(self, alone))
-
-
-def _lengths(stages: int) -> tuple[int, ...]:
-    """Lengths of the loops that are looked at: all short ones, and some of the long.
-
-    A long loop is no slower than the slower of its halves but for its share of the link between
-    them: beyond 12 stages an untried one differs from its neighbours by little.
-    """
-    found = list(range(2, min(stages, 12) + 1))
-    while found and found[-1] < stages:
-        found.append(min(stages, found[-1] * 5 // 4))
-    return tuple(found)
 
 
 _NO_TRANSFER = Transfer(0.0, 0.0, 0.0)
