@@ -8,9 +8,9 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import given
 from random_jobs import SKELETONS, candidates, job
-from test_bill import RATRAIN, Row, check_close, check_never_below
+from test_bill import RATRAIN, Row, check_close, check_never_below, long, quick
 from test_estimate import gap
 
 from ratrain.describe.job import JobSpec, LayoutSpec, check_job
@@ -24,16 +24,6 @@ from ratrain.plan.search import check, search
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate
 
-quick = settings(
-    max_examples=25,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
-long = settings(
-    max_examples=300,
-    deadline=None,
-    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
-)
 LLAMA = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024)
 
 

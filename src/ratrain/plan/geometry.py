@@ -23,13 +23,14 @@ class Geometry:
     def __init__(self, cluster: ClusterSpec, devices: Sequence[Device]) -> None:
         self._cluster, self._devices = cluster, devices
         self._shares: dict[tuple[int, float], Link] = {}
-        self._host = np.array([device.host for device in devices], dtype=np.int64)
+        hosts = [device.host for device in devices]
+        counts = Counter(hosts)
+        self._host = np.array(hosts, dtype=np.int64)
+        self._on_host = np.array([counts[host] for host in hosts], dtype=np.int64)
         self._chip = np.array([device.chip for device in devices], dtype=np.int64)
         sorts: dict[object, int] = {}
         places = [(id(d.host_kind), d.room, d.site) for d in devices]
         self._sort = np.array([sorts.setdefault(place, len(sorts)) for place in places])
-        counts = Counter(self._host.tolist())
-        self._on_host = np.array([counts[host] for host in self._host.tolist()])
         kinds = [device.kind.name for device in devices]
         self.kinds = tuple(dict.fromkeys(kinds))
         number = {name: place for place, name in enumerate(self.kinds)}
@@ -41,7 +42,8 @@ class Geometry:
         there."""
         rows, rings, _ = members.shape
         host = self._host[members]
-        named = np.arange(rows * rings).reshape(rows, rings, 1) * (host.max() + 1) + host
+        ring: Ints = np.arange(rows * rings, dtype=np.int64).reshape(rows, rings, 1)
+        named = ring * (int(host.max()) + 1) + host
         _, inverse, counts = np.unique(named, return_inverse=True, return_counts=True)
         following = np.roll(members, -1, axis=2)
         within = counts[inverse]
