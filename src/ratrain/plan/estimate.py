@@ -180,7 +180,8 @@ class _Pace:
         """Seconds of the message behind each stage: forward, backward, and driving either."""
         boundary, placement = boundary_bytes(self.group.job), self.group.placement
         if self.ranks == 1:
-            return (np.zeros(self.stages),) * 3
+            none = np.zeros(self.stages)
+            return none, none, none
         hops = placement.hops(self.alike)
         times: list[tuple[float, float]] = []
         for source, target in hops.examples:
