@@ -67,6 +67,8 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
     """A random mix of two kinds of hosts, in one room or at two sites."""
     base = cluster_preset("mixed-sites")
     a100, mt3000 = base.device
+    if draw(st.booleans()):  # priced kernel by kernel, and with stored scores
+        a100 = cluster_preset("a100-80g-dgx").device[0]
     first = HostKind("a", a100.name, draw(st.integers(1, 4)), draw(st.integers(1, 2)))
     second = HostKind(
         "b",
@@ -75,7 +77,8 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
         draw(st.integers(1, 2)),
         site=draw(st.sampled_from(["site", "other"])),
     )
-    return ClusterSpec("random", "random", base.device, (first, second), FrozenMap(base.links))
+    devices = (a100, mt3000)
+    return ClusterSpec("random", "random", devices, (first, second), FrozenMap(base.links))
 
 
 @st.composite
@@ -94,7 +97,9 @@ def jobs(draw: st.DrawFn) -> JobSpec:
             sharding=draw(st.sampled_from([None, None, None, 0, 1, 2, 3])),
             gradient_accumulation=draw(st.sampled_from(["auto", "auto", "local", "sharded"])),
             recovery=draw(
-                st.sampled_from(["auto", "auto", "keep-all", "exempt-last", "everywhere"])
+                st.sampled_from(
+                    ["auto", "auto", "auto", "keep-all", "selective", "exempt-last", "everywhere"]
+                )
             ),
         ),
     )
@@ -107,9 +112,11 @@ def candidates(
     cells: int = 200,
     *,
     tied: bool = False,
+    divided: bool | None = None,
 ) -> tuple[Group, Candidate, np.ndarray]:
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
-    job has data, and its model's embeddings are tied."""
+    job has data, and its model's embeddings are tied. `divided`: with sequence parallelism, or
+    without; None: either."""
     one = job(
         draw(st.sampled_from(MODELS)),
         draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
@@ -121,10 +128,17 @@ def candidates(
     if tied:
         spec = replace(one.model.spec, tied_embeddings=True)
         one = replace(one, model=replace(one.model, spec=spec), data=DataSpec(("*.txt",)))
-    groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= cells]
+    groups = [
+        g
+        for g in groups_of(one)
+        if g.micro_batches * g.layout.stages <= cells
+        and divided in (None, g.layout.sequence_parallel)
+    ]
     assume(groups)
     group = draw(st.sampled_from(groups))
     row = draw(st.integers(0, len(group) - 1))
-    codes = {Recovery.NONE: [0], Recovery.BACKWARD: [1]}.get(group.strategy.recovery, [0, 1, 2])
+    codes = {Recovery.NONE: [0, 3], Recovery.BACKWARD: [1]}.get(
+        group.strategy.recovery, [0, 1, 2, 3]
+    )
     recovery = np.array([[draw(st.sampled_from(codes)) for _ in range(group.layout.stages)]])
     return group.only(np.array([row])), candidate(group, row, recovery[0]), recovery

@@ -49,7 +49,7 @@ def test_every_field_of_the_header_survives() -> None:
         budget_bytes=20_000_000_000,
         tier="device memory #1",
     )
-    tied = replace(setup, accumulation=Accumulation.LOCAL, tied=True)
+    tied = replace(setup, accumulation=Accumulation.LOCAL, tied=True, sequence_parallel=True)
     default = Setup((replica((1,), 1),))
     for field in fields(Setup):
         given = {getattr(one, field.name) for one in (setup, tied)}
@@ -60,7 +60,7 @@ def test_every_field_of_the_header_survives() -> None:
 
 
 def test_every_field_of_a_unit_survives() -> None:
-    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True, scratch_bytes=6)
+    unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True, scratch_bytes=6, scores_bytes=2)
     for field in fields(Unit):
         assert field.name == "name" or getattr(unit, field.name) != field.default, field.name
     program = Program(Setup((Replica((Stage(0, (unit,)),), 4),)), {})

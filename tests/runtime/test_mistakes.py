@@ -6,13 +6,17 @@ import json
 import os
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
+from ratrain.describe.job import load_job
 from ratrain.errors import RatrainError, RunFailed, SpecError
+from ratrain.plan.plan_file import plan_of, write_plan
+from ratrain.plan.search import search
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -45,6 +49,31 @@ def test_a_data_type_that_no_device_has_is_named(tmp_path: Path) -> None:
     job = write_job(tmp_path, Setting(dtype="fp8"))
     with pytest.raises(SpecError, match=r"job.toml.*dtype.*fp8"):
         prepare_run(RunRequest(job))
+
+
+@pytest.mark.parametrize("asked", ["sequence_parallel", "recovery"])
+@pytest.mark.parametrize("by_plan", [True, False])
+def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
+    asked: str, by_plan: bool, tmp_path: Path
+) -> None:
+    recovery = "selective" if asked == "recovery" and not by_plan else "auto"
+    wide = (("num_key_value_heads", 4),)
+    setting = Setting(tensor=4, model=wide, files=("none.txt",), recovery=recovery)
+    job, plan = write_job(tmp_path, setting), tmp_path / "plan.json"
+    if by_plan:
+        read = load_job(job)
+        schedule = replace(read.schedule, sequence_parallel=asked == "sequence_parallel")
+        found = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
+        table = json.loads(write_plan(plan_of(found)))
+        for stage in table["replicas"][0]["stages"]:
+            stage["recovery"] = "selective" if asked == "recovery" else "none"
+        plan.write_text(json.dumps(table))
+    elif asked == "sequence_parallel":
+        job.write_text(job.read_text().replace("[layout]", "[layout]\nsequence_parallel = true"))
+    with pytest.raises(SpecError, match="cannot run yet") as error:
+        prepare_run(RunRequest(job, plan_path=plan if by_plan else None))
+    assert asked in error.value.place
+    assert error.value.fix
 
 
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:

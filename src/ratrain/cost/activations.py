@@ -55,6 +55,14 @@ def layer_activation_bytes(
     return sum(items.values())
 
 
+def stored_scores_bytes(
+    model: ModelSpec, sequence: int, micro_batch: int = 1, tensor: int = 1
+) -> int:
+    """Bytes of a layer's attention scores, where they are kept: the softmax (2), dropout's mask
+    (1) and result (2) of each of b a/t s^2: 5 b a s^2 / t (arXiv 2205.05198, section 4.1)."""
+    return 5 * micro_batch * (model.heads // tensor) * sequence**2
+
+
 def checkpoint_bytes(model: ModelSpec, sequence: int, micro_batch: int = 1) -> int:
     """Bytes of one layer's (or stage boundary's) input: 2 S b h."""
     return ELEMENT_BYTES * sequence * micro_batch * model.hidden

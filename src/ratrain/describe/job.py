@@ -63,6 +63,8 @@ class LayoutSpec:
     """Degrees of each axis. `virtual` is the number of stages each rank holds.
 
     `layers` is "equal", "balanced", or one number per virtual stage in order.
+    `sequence_parallel`: outside of the products that a tensor group divides, its ranks divide
+    the sequence (arXiv 2205.05198); its degree is the tensor degree.
     """
 
     pipeline: Count
@@ -70,6 +72,7 @@ class LayoutSpec:
     tensor: Count = 1
     virtual: Count = 1
     layers: tuple[Annotated[int, Rule(low=0)], ...] | Literal["equal", "balanced"] = "equal"
+    sequence_parallel: bool = False
 
     @property
     def stages(self) -> int:
@@ -87,8 +90,10 @@ class ScheduleSpec:
     """The strategy and its options; which names exist is the program room's to say.
 
     `recovery`: which stages of forward-side recovery keep their activations; "auto": as many as
-    fit. `recover_heads`: whether backward-time recovery computes the head again; left out: as
-    the strategy says. `recovery_buffer`: units recovered at once.
+    fit; "selective": all keep theirs but attention's scores, in any strategy. `recover_heads`:
+    whether backward-time recovery computes the head again; left out: as the strategy says.
+    `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose; left
+    out: either.
     """
 
     name: str = "ratrain"
@@ -96,9 +101,10 @@ class ScheduleSpec:
     memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = None
     recovery_buffer: Count = 2
     gradient_accumulation: Literal["sharded", "local", "auto"] = "auto"
-    recovery: Literal["auto", "keep-all", "exempt-last", "everywhere"] = "auto"
+    recovery: Literal["auto", "keep-all", "selective", "exempt-last", "everywhere"] = "auto"
     recover_heads: bool | None = None
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
+    sequence_parallel: bool | None = None
     dtype: str = "fp16"
 
 
@@ -253,6 +259,7 @@ def _check_layout(job: JobSpec, layout: LayoutSpec, here: Place, root: Place) ->
                 place=str(here.at("tensor")),
                 fix=f"use tensor = {near}",
             )
+    _check_sequence(job, layout, here.at("sequence_parallel"))
     _check_layers(layout, model, here.at("layers"))
     group = layout.data * job.batch.micro_batch
     if job.batch.sequences % group:
@@ -262,6 +269,31 @@ def _check_layout(job: JobSpec, layout: LayoutSpec, here: Place, root: Place) ->
             f"micro-batches of {job.batch.micro_batch}",
             place=str(root.at("batch").at("sequences")),
             fix=f"use sequences = {near}",
+        )
+
+
+def _check_sequence(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
+    asked, length = job.schedule.sequence_parallel, job.model.sequence_length
+    if asked is not None and asked != layout.sequence_parallel:
+        raise SpecError(
+            f"[schedule] says sequence_parallel = {str(asked).lower()}, and the layout says not",
+            place=str(here),
+            fix="leave it out in [schedule]: with a layout there is nothing to search",
+        )
+    if not layout.sequence_parallel:
+        return
+    if layout.tensor == 1:
+        raise SpecError(
+            "sequence parallelism divides a sequence among a tensor group, and tensor is 1",
+            place=str(here),
+            fix="leave sequence_parallel out, or use tensor = 2 or more",
+        )
+    if length % layout.tensor:
+        raise SpecError(
+            f"{length} tokens of a sequence do not divide among {layout.tensor} ranks",
+            place=str(here),
+            fix=f"use sequence_length = {-(-length // layout.tensor) * layout.tensor}, or leave "
+            "sequence_parallel out",
         )
 
 

@@ -23,18 +23,19 @@ import numpy.typing as npt
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import Group
-from ratrain.plan.held import held_by_rank
+from ratrain.plan.held import held_by_rank, most_held
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.states import SEND_SLOTS
-from ratrain.program.units import RECOVERY_CODE, Ints
+from ratrain.program.units import RECOVERY_CODE, Bools, Ints
 
 BUCKET_BYTES = 25_000_000
 """A gradient leaves in pieces of 25 MB: the default bucket of torch's DistributedDataParallel."""
 
-NONE, BACKWARD, FORWARD = (
-    RECOVERY_CODE[mode] for mode in (Recovery.NONE, Recovery.BACKWARD, Recovery.FORWARD)
+NONE, BACKWARD, FORWARD, SELECTIVE = (
+    RECOVERY_CODE[mode]
+    for mode in (Recovery.NONE, Recovery.BACKWARD, Recovery.FORWARD, Recovery.SELECTIVE)
 )
 
 
@@ -52,14 +53,18 @@ class Bill:
 
     @property
     def total(self) -> Ints:
-        return np.sum(list(self.items.values()), axis=0)
+        first, *others = self.items.values()
+        found = first.copy()
+        for item in others:  # faster than a sum over all of them in one array
+            found += item
+        return found
 
 
 def bill(group: Group, recovery: Ints) -> Bill:
     """The `Bill` of a group. `recovery`: a code for each row and stage."""
     states, activations = _states(group, recovery), _activations(group, recovery)
     states["gradient"] = states["gradient"] - _never_together(group, recovery)
-    scratch = {"scratch": _largest(group, _sizes(group, "scratch_bytes"))}
+    scratch = {"scratch": _scratch(group, recovery)}
     return Bill({**states, **activations, **_slots(group), **scratch})
 
 
@@ -84,6 +89,28 @@ def _largest(group: Group, sizes: tuple[int, int, int]) -> Ints:
     found[:, -1] = np.maximum(found[:, -1], sizes[2])
     rows = found.reshape(len(group), group.layout.virtual, group.layout.pipeline)
     return rows.max(axis=1)
+
+
+def _scratch(group: Group, recovery: Ints) -> Ints:
+    """Rows x ranks: what the most wasteful op needs. Selective recovery makes scores again."""
+    sizes, scores = _sizes(group, "scratch_bytes"), group.units[1].scores_bytes
+    found = _largest(group, sizes)
+    if not scores:
+        return found
+    layers = ((recovery == SELECTIVE) & (group.layers > 0)) * (sizes[1] + scores)
+    shape = len(group), group.layout.virtual, group.layout.pipeline
+    return np.maximum(found, layers.reshape(shape).max(axis=1))
+
+
+def _again(recovery: Ints) -> Bools:
+    """Stages whose units are computed again."""
+    return (recovery == BACKWARD) | (recovery == FORWARD)
+
+
+def _kept_of_layer(group: Group, recovery: Ints, saved_bytes: int) -> Ints:
+    """Rows x stages: what a layer keeps for each micro-batch besides its input."""
+    lean_bytes = saved_bytes - group.units[1].scores_bytes
+    return (recovery == NONE) * saved_bytes + (recovery == SELECTIVE) * lean_bytes
 
 
 def _shared(sizes: tuple[int, int, int], owners: int) -> tuple[int, int, int]:
@@ -151,8 +178,7 @@ def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:
 def _held(group: Group) -> Ints:
     """For each rank that holds one stage: micro-batches at its fullest moment."""
     skeleton, layout = group.strategy.skeleton, group.layout
-    held = held_by_rank(skeleton, layout.pipeline, 1, group.micro_batches)
-    return np.array([rows.max() for rows in held], dtype=np.int64)
+    return most_held(skeleton, layout.pipeline, group.micro_batches)
 
 
 def _fullest(group: Group, inputs: Ints, kept: Ints, pending: Ints) -> tuple[Ints, Ints, Ints]:
@@ -193,9 +219,9 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
     sharded = group.sharded_gradients[:, None] & (layout.data > 1)
     e, h = np.zeros(layout.pipeline, dtype=np.int64), np.zeros(layout.pipeline, dtype=np.int64)
     e[0], h[-1] = 1, 1
-    n, kept = group.layers, recovery == NONE
+    n, kept = group.layers, ~_again(recovery)
     g_e, g_l, g_h = (np.where(sharded, b, a) for a, b in zip(gradient, own, strict=True))
-    x_l = inputs[1] + kept * saved[1]
+    x_l = inputs[1] + _kept_of_layer(group, recovery, saved[1])
     head = np.where(kept | (not group.strategy.recovers_heads), saved[2], 0)
     x_h = h * (inputs[2] + head)
     # A layer's turn: what it recovers lies where the head's was; one more gradient is on its way.
@@ -215,9 +241,9 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
 
 def _kept(group: Group, recovery: Ints, saved: tuple[int, int, int]) -> Ints:
     """Rows x stages: bytes kept for each micro-batch held."""
-    found = np.where(recovery == NONE, group.layers * saved[1], 0)
+    found = group.layers * _kept_of_layer(group, recovery, saved[1])
     found[:, 0] += saved[0]
-    again = (recovery[:, -1] != NONE) & group.strategy.recovers_heads
+    again = _again(recovery[:, -1]) & group.strategy.recovers_heads
     found[:, -1] += np.where(again, 0, saved[2])
     return found
 
@@ -281,7 +307,10 @@ def _slots(group: Group) -> dict[str, Ints]:
     sums = np.zeros((len(group), group.layout.pipeline), dtype=np.int64)
     if group.layout.tensor > 1:
         units = _units(group).sum(axis=1)
-        sums += 2 * SEND_SLOTS * boundary
-        sums[:, 0] -= SEND_SLOTS * boundary * (units[:, 0] == 1)  # an embedding sums no gradient
-        sums[:, -1] -= SEND_SLOTS * boundary * (units[:, -1] == 1)  # a head has no output
+        part = (
+            SEND_SLOTS * boundary * (group.layout.tensor if group.layout.sequence_parallel else 1)
+        )
+        sums += 2 * part
+        sums[:, 0] -= part * (units[:, 0] == 1)  # an embedding sums no gradient
+        sums[:, -1] -= part * (units[:, -1] == 1)  # a head has no output
     return {"slots": _by_rank(group, found), "sums": sums}

@@ -92,6 +92,7 @@ def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
             Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
         ),
         tensor=layout.tensor,
+        sequence_parallel=layout.sequence_parallel,
         recovery_buffer=buffer,
         budget_bytes=job.budget_bytes,
         tier=first.memory.name,

@@ -4,6 +4,7 @@ Where the job leaves recovery and accumulation to RATrain, these are tried, and 
 those that are proved to fit is taken:
 
     keep all activations          local gradients, or sharded
+    keep all but scores           local, or sharded (where attention stores its scores)
     keep the last stage's alone   local, or sharded
     recover on every stage        local, or sharded
 
@@ -28,7 +29,7 @@ from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import shortened
-from ratrain.plan.sizes import layers_of_stages, trains_tied
+from ratrain.plan.sizes import layers_of_stages, stores_scores, trains_tied
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Recovery, Setup
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
@@ -86,6 +87,7 @@ class Case:
             "data": layout.data,
             "tensor": layout.tensor,
             "virtual": layout.virtual,
+            "sequence_parallel": layout.sequence_parallel,
             "layers_per_stage": list(layers_of_stages(job, layout)),
             "micro_batches": [replica.micro_batches for replica in self.setup.replicas],
             "schedule": job.schedule.name,
@@ -100,6 +102,7 @@ class Case:
         job, layout = self.job, self.layout
         degrees = f"pipeline {layout.pipeline} x data {layout.data}"
         degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
+        degrees += " with divided sequences" if layout.sequence_parallel else ""
         degrees += f", {layout.virtual} stages a rank" if layout.virtual > 1 else ""
         strategy = job.schedule.name
         if job.schedule.without:
@@ -117,6 +120,7 @@ def _recovery_words(modes: tuple[Recovery, ...]) -> str:
     """What each run of stages does: "kept on 0-2, recovered ahead of backward on 3"."""
     words = {
         Recovery.NONE: "kept",
+        Recovery.SELECTIVE: "kept without attention's scores",
         Recovery.FORWARD: "recovered ahead of backward",
         Recovery.BACKWARD: "recovered when backward arrives",
     }
@@ -159,7 +163,7 @@ def case_of_candidate(one: Candidate) -> Case:
 
 def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -> Choices:
     """The fastest of the possible choices that fit; the leanest, where none does."""
-    candidates = list(_candidates(job, found))
+    candidates = list(_candidates(job, found, placement.layout.stages))
     if len(candidates) == 1:
         return candidates[0]
     best: tuple[float, Choices] | None = None
@@ -181,17 +185,20 @@ def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -
     return best[1] if best else candidates[-1]
 
 
-def _candidates(job: JobSpec, found: Strategy) -> Iterator[Choices]:
+def _candidates(job: JobSpec, found: Strategy, stages: int) -> Iterator[Choices]:
     recoveries = {
         "keep-all": Choices(keep_all=True, bucket_bytes=bucket_bytes(job)),
         "exempt-last": Choices(exempt_last=True, bucket_bytes=bucket_bytes(job)),
         "everywhere": Choices(exempt_last=False, bucket_bytes=bucket_bytes(job)),
     }
+    if stores_scores(job) or job.schedule.recovery == "selective":
+        lean = (Recovery.SELECTIVE,) * stages
+        recoveries["selective"] = Choices(recovery=lean, bucket_bytes=bucket_bytes(job))
     asked = job.schedule.recovery
     if asked != "auto":
         recoveries = {asked: recoveries[asked]}
     elif found.recovery is not Recovery.FORWARD:
-        del recoveries["keep-all"], recoveries["exempt-last"]
+        recoveries = {"everywhere": recoveries["everywhere"]}
     modes = [Accumulation.LOCAL, Accumulation.SHARDED]
     if job.schedule.gradient_accumulation != "auto":
         modes = [Accumulation(job.schedule.gradient_accumulation)]

@@ -10,7 +10,7 @@ import numpy as np
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_half, tree_all_reduce
 from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
-from ratrain.cost.gpu_layer import PLAIN, Execution
+from ratrain.cost.gpu_layer import Execution
 from ratrain.cost.precision import SAVED_BYTES, precision_of
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec
@@ -18,7 +18,7 @@ from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums, tensor_sums_s
 from ratrain.program.actions import BARRIERS, Kind
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Recovery, Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
 _NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
@@ -81,12 +81,10 @@ class _Ports:
         return self._number[key]
 
 
-def costs_of(
-    job: JobSpec, placement: Placement, setup: Setup, execution: Execution = PLAIN
-) -> Costs:
+def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
     """The `Costs` of a setup made by `case` for this job and placement."""
     ports = _Ports()
-    units = _places(job, placement, setup, execution)
+    units = _places(job, placement, setup)
     zero = np.zeros(len(units), dtype=np.float64)
     work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
     for kind in (Kind.RECV_F, Kind.RECV_B):
@@ -117,17 +115,17 @@ _COMPUTE: dict[Kind, Callable[[BlockTimes], float]] = {
 _TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
 
 
-def _places(job: JobSpec, placement: Placement, setup: Setup, execution: Execution) -> list[_Place]:
+def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
     found: list[_Place] = []
     for number, alike in enumerate(placement.classes):
-        found += _places_of_class(job, placement, setup.first_rank[number], alike, execution)
+        found += _places_of_class(job, placement, setup, number, alike)
     return found
 
 
 def _places_of_class(
-    job: JobSpec, placement: Placement, base: int, alike: ReplicaClass, execution: Execution
+    job: JobSpec, placement: Placement, setup: Setup, number: int, alike: ReplicaClass
 ) -> list[_Place]:
-    layout = placement.layout
+    layout, base = placement.layout, setup.first_rank[number]
     stages = blocks_of_stages(job, layout)
     rank_of = [number % layout.pipeline for number in range(len(stages))]
 
@@ -136,20 +134,21 @@ def _places_of_class(
             return None
         here, there = rank_of[source], rank_of[target]
         link = placement.stage_link(here, there, alike.members)
-        kind, divided = placement.kind(alike.kinds[here]), execution.sequence_parallel
-        sent = stage_message(boundary, link, kind, placement, there, divided=divided)
-        return _Message(base + there, link, sent)
+        kind = placement.kind(alike.kinds[here])
+        return _Message(base + there, link, stage_message(boundary, link, kind, placement, there))
 
     boundary = boundary_bytes(job)
     found: list[_Place] = []
-    known: dict[tuple[str, str, float], BlockTimes] = {}
+    known: dict[tuple[str, str, float, Execution], BlockTimes] = {}
     precision = precision_of(job.schedule.dtype)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
+        mode = setup.replicas[number].stages[stage].recovery
+        execution = Execution(layout.sequence_parallel, mode is Recovery.SELECTIVE)
         for block in parts:
             sums_s = tensor_sums_s(block.kind, boundary, placement, rank_of[stage])
-            key = (kind.name, block.kind, sums_s)
+            key = (kind.name, block.kind, sums_s, execution)
             if key not in known:
                 known[key] = block_times(
                     block,
@@ -211,7 +210,7 @@ def _collectives(
     placement: Placement, setup: Setup
 ) -> dict[Kind, Callable[[_Place, Link], Transfer]]:
     """The transfer of each kind of collective for one unit."""
-    data, tensor = placement.layout.data, placement.layout.tensor
+    data = placement.layout.data
 
     def half(unit: _Place, link: Link) -> Transfer:
         return ring_half(unit.view_bytes, data, link)
@@ -222,7 +221,7 @@ def _collectives(
     def sums(unit: _Place, link: Link) -> Transfer:
         if not unit.sums_apart:
             return NOTHING
-        return tensor_sums(unit.kind, unit.boundary_bytes, tensor, link)
+        return tensor_sums(unit.kind, unit.boundary_bytes, placement.layout, link)
 
     return {
         Kind.GradSync: reduction,

@@ -11,11 +11,13 @@ import heapq
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
+from operator import mul
 
 import numpy as np
 
 from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes, block_times
+from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
@@ -25,6 +27,8 @@ from ratrain.plan.sizes import (
     boundary_bytes,
     layers_of_stages,
     parameter_balanced_layers,
+    passed_bytes,
+    stores_scores,
     trains_tied,
     unit_of,
 )
@@ -40,8 +44,8 @@ MICRO_BATCHES = 64
 VIRTUAL = (1, 2, 4, 8)
 
 
-Times = Mapping[str, tuple[BlockTimes, BlockTimes, BlockTimes]]
-"""Times of (embedding, layer, head) by the name of a device kind."""
+Times = Mapping[str, tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]]
+"""Times of (embedding, layer, head, layer in selective recovery) by a device kind's name."""
 
 
 @dataclass(frozen=True)
@@ -95,7 +99,7 @@ class Group:
     @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
         """An embedding, a layer and a head of this group: their bytes on one rank."""
-        boundary = boundary_bytes(self.job)
+        boundary = passed_bytes(self.job, self.layout)
         one, two, three = (
             unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
         )
@@ -115,15 +119,19 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
     if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
         raise no_shards(job, level)
     require_tieable(job)
+    _require_dividable(job)
     job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
     for members, turned in _orders(job):
+        base = Placement(job.cluster.spec, LayoutSpec(1), members)
         for tensor in _tensor_degrees(job):
             rest = job.cluster.devices // tensor
             for pipeline in _divisors(rest):
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
-                yield from _groups(job, found, members, turned, pipeline, data, tensor)
+                for divided in _divisions(job, tensor):
+                    layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
+                    yield from _groups(job, found, base, turned, layout)
 
 
 def strategy_of(job: JobSpec) -> Strategy:
@@ -139,21 +147,20 @@ def strategy_of(job: JobSpec) -> Strategy:
 def _groups(
     job: JobSpec,
     found: Strategy,
-    members: tuple[Device, ...],
+    base: Placement,
     turned: bool,
-    pipeline: int,
-    data: int,
-    tensor: int,
+    degrees: LayoutSpec,
 ) -> Iterator[Group]:
+    pipeline, data = degrees.pipeline, degrees.data
     chunked = SKELETONS[found.skeleton].chunks
     modes = _modes(job, found, data)
     placement: Placement | None = None
     for virtual in VIRTUAL if chunked and pipeline > 1 else (1,):
         if pipeline * virtual > job.model.spec.layers:
             continue
-        layout = LayoutSpec(pipeline, data, tensor, virtual)
+        layout = replace(degrees, virtual=virtual)
         if placement is None or placement.layout != layout:
-            placement = Placement(job.cluster.spec, layout, members)
+            placement = replace(base, layout=layout)
         for size in _divisors(job.batch.sequences // data):
             count = job.batch.sequences // (data * size)
             if size > MICRO_BATCHES or (chunked and count % pipeline):
@@ -216,6 +223,15 @@ def _tensor_degrees(job: JobSpec) -> list[int]:
     return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 
+def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
+    """Whether a tensor group divides its sequences: no, yes, or either. The runtime, which trains
+    jobs that have data, cannot."""
+    asked = job.schedule.sequence_parallel
+    if tensor == 1 or job.model.sequence_length % tensor or job.data is not None:
+        return () if asked else (False,)
+    return (False, True) if asked is None else (asked,)
+
+
 def _splits(
     job: JobSpec, layout: LayoutSpec, placement: Placement, times: Times
 ) -> list[tuple[int, ...]]:
@@ -244,22 +260,24 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
     stage_of = {
         name: stage for alike in placement.classes for stage, name in enumerate(alike.kinds)
     }
-    boundary = boundary_bytes(job)
+    boundary, layout = boundary_bytes(job), placement.layout
+    scores = stores_scores(job)
 
-    def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
-        one, two, three = (
-            block_times(
-                block,
-                placement.kind(name),
-                micro_batch=job.batch.micro_batch,
-                sequence=job.model.sequence_length,
-                dtype=job.schedule.dtype,
-                tensor=placement.layout.tensor,
-                sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
-            )
-            for block in kinds_of_block(job)
+    def time(name: str, block: Block, selective: bool) -> BlockTimes:
+        return block_times(
+            block,
+            placement.kind(name),
+            micro_batch=job.batch.micro_batch,
+            sequence=job.model.sequence_length,
+            dtype=job.schedule.dtype,
+            tensor=layout.tensor,
+            execution=Execution(layout.sequence_parallel, selective),
+            sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
         )
-        return one, two, three
+
+    def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
+        one, two, three = (time(name, block, False) for block in kinds_of_block(job))
+        return one, two, three, time(name, kinds_of_block(job)[1], True) if scores else two
 
     return {name: times(name) for name in stage_of}
 
@@ -282,13 +300,21 @@ def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool)
         for stage, block in ((0, 0), (pipeline - 1, 2)):
             one = times[alike.kinds[stage]][block]
             load[stage] = max(load[stage], one.forward_s + one.backward_s)
-    count = [1] * pipeline
-    heap = [(load[s] + 2 * each[s], -s) for s in range(pipeline)]
+    layers = job.model.spec.layers
+    # Level water: no stage that could be cut up at will would have less load than this.
+    rates = [1 / one for one in each]
+    level = (layers + sum(map(mul, load, rates))) / sum(rates)
+    count = [
+        max(1, int(0.999999 * (level - own) / one)) for own, one in zip(load, each, strict=True)
+    ]
+    if sum(count) > layers:
+        count = [1] * pipeline
+    heap = [(load[s] + (count[s] + 1) * each[s], -s) for s in range(pipeline)]
     heapq.heapify(heap)
-    for _ in range(job.model.spec.layers - pipeline):
-        after, late = heap[0]
-        count[-late] += 1
-        heapq.heapreplace(heap, (after + each[-late], late))
+    for _ in range(layers - sum(count)):
+        place = -heap[0][1]
+        count[place] += 1
+        heapq.heapreplace(heap, (load[place] + (count[place] + 1) * each[place], -place))
     return tuple(count)
 
 
@@ -318,6 +344,23 @@ def require_tieable(job: JobSpec) -> None:
             place=f"{job.path or 'job'} [schedule] gradient_accumulation",
             fix='set gradient_accumulation = "local"',
         )
+
+
+def _require_dividable(job: JobSpec) -> None:
+    """Refuses a job that asks for sequence parallelism where no layout of it can have any."""
+    if not job.schedule.sequence_parallel or any(
+        True in _divisions(job, tensor) for tensor in _tensor_degrees(job)
+    ):
+        return
+    length = job.model.sequence_length
+    raise SpecError(
+        "sequence parallelism cannot be trained yet, it can be planned and simulated"
+        if job.data is not None
+        else f"no tensor degree above 1 divides every host's devices, {job.model.spec.name}'s "
+        f"heads and {length} tokens, so there is no sequence parallelism",
+        place=f"{job.path or 'job'} [schedule] sequence_parallel",
+        fix="leave it out",
+    )
 
 
 def no_shards(job: JobSpec, level: int) -> SpecError:

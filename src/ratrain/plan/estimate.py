@@ -12,6 +12,12 @@ messages a loop over stages i to j, which j - i + 1 micro-batches share, can be 
 stage alone: ramp(i) + m (sum over i..j of (f + u) + 2 c) / (j - i + 1). What a link carries for
 each micro-batch bounds the slot from below as well.
 
+A slow stage or line ahead of stage s sets a pace: forwards come every F, the largest f or c before
+it, and gradients go every B, the largest b or c. Its first backward stands behind k forwards, and
+k backwards behind its last forward:
+
+    T(s) >= ramp(s) + f + u + max((k - 1) F + (m - 1) B, (m - 1) F + (k - 1) B)
+
 The tail of stage s (reduce, update, gather after its last backward) is exposed where it outlasts
 the time until the stage's first forward of the next step: tail(s) - ramp(s).
 
@@ -30,10 +36,11 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer, ring_half
 from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
 from ratrain.cost.precision import precision_of
-from ratrain.describe.cluster import Link
-from ratrain.plan.bill import BACKWARD, FORWARD, NONE
+from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.enumerate import Group, kinds_of_block
+from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
+from ratrain.plan.sizes import boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
@@ -73,12 +80,14 @@ class _Unit:
 
     forward_s: float
     backward_s: float
+    selective_s: float  # backward in selective recovery
     sums_s: float  # of a tensor group, one direction
     sums_driving_s: float
     reduce: Transfer
     gather: Transfer
     reduce_s: float
     gather_s: float
+    link_s: float  # of either, for which it has its link to itself: not the latency
     update_s: float
 
 
@@ -93,37 +102,24 @@ class _Pace:
         self.data = layout.data
         self.sharded = (group.sharded_gradients & (self.data > 1))[:, None]
         self.per_use = ((group.sharding == 3) & (self.data > 1))[:, None]
-        known: dict[object, tuple[_Unit, _Unit, _Unit]] = {}
-        self.units = [self._known_units(rank, known) for rank in range(self.ranks)]
-        alike_units = list(known.values())
-        place = {id(units): number for number, units in enumerate(alike_units)}
-        self.alike_units = alike_units
-        self.unit_of = np.array([place[id(units)] for units in self.units])[self.rank_of]
+        same = group.placement.ranks(alike)
+        self.alike_units = [self._units(rank) for rank, _ in same.examples]
+        self.unit_of = same.which[self.rank_of]
         self.columns: dict[tuple[int, str], Floats] = {}
+        self.totals: dict[str, Floats] = {}
         self.first = (np.arange(self.stages) == 0) * 1
         self.last = (np.arange(self.stages) == self.stages - 1) * 1
 
-    def _known_units(
-        self, rank: int, known: dict[object, tuple[_Unit, _Unit, _Unit]]
-    ) -> tuple[_Unit, _Unit, _Unit]:
-        placement = self.group.placement
-        data = placement.data_link(rank) if self.data > 1 else None
-        tensor = placement.tensor_link(rank) if self.group.layout.tensor > 1 else None
-        key = self.alike.kinds[rank], data, tensor
-        if key not in known:
-            known[key] = self._units(rank, data, tensor)
-        return known[key]
-
-    def _units(
-        self, rank: int, data: Link | None, tensor: Link | None
-    ) -> tuple[_Unit, _Unit, _Unit]:
+    def _units(self, rank: int) -> tuple[_Unit, _Unit, _Unit]:
         """(embedding, layer, head) on a pipeline rank."""
         group, placement = self.group, self.group.placement
         layout = group.layout
+        data = placement.data_link(rank) if self.data > 1 else None
+        tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
-        boundary = group.units[1].input_bytes
+        boundary = boundary_bytes(group.job)
         weight_bytes = precision_of(group.job.schedule.dtype).weight_bytes
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
@@ -132,19 +128,21 @@ class _Pace:
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not sums_in_compute(device):
-                whole = tensor_sums(kind, boundary, layout.tensor, tensor)
+                whole = tensor_sums(kind, boundary, layout, tensor)
                 summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = whole.driving_s
             moved = optimizer_bytes_moved(params, device)
             return _Unit(
                 time.forward_s,
                 time.backward_s,
+                times[3].backward_s,
                 summed_s,
                 summed_driving_s,
                 half,
                 half,
                 half.alone_s(rate),
                 half.alone_s(rate),
+                half.volume_bytes / rate,
                 moved / device.memory.bandwidth_bytes_per_s,
             )
 
@@ -172,31 +170,29 @@ class _Pace:
 
     def _total(self, name: str) -> Floats:
         """Rows x stages: a unit's number added up over the stage."""
-        e, layer, h = (self._column(unit, name) for unit in range(3))
-        return self.group.layers * layer + self.first * e + self.last * h
+        if name not in self.totals:
+            e, layer, h = (self._column(unit, name) for unit in range(3))
+            self.totals[name] = self.group.layers * layer + (self.first * e + self.last * h)
+        return self.totals[name]
 
     @cached_property
     def messages(self) -> tuple[Floats, Floats, Floats]:
         """Seconds of the message behind each stage: forward, backward, and driving either."""
-        boundary, placement = self.group.units[1].input_bytes, self.group.placement
-        forward, backward = np.zeros(self.stages), np.zeros(self.stages)
-        driving = np.zeros(self.stages)
-        known: dict[tuple[int, str, int], Transfer] = {}  # few links and devices, many stages
-        for stage in range(self.stages - 1):
-            here, there = int(self.rank_of[stage]), int(self.rank_of[stage + 1])
-            if here == there:
-                continue
-            for out, source, target in ((forward, here, there), (backward, there, here)):
-                link = placement.stage_link(source, target, self.alike.members)
-                device = placement.kind(self.alike.kinds[source])
-                inside = placement.tensor_link(target) if self.group.layout.tensor > 1 else None
-                key = id(link), device.name, id(inside)
-                if key not in known:
-                    known[key] = stage_message(boundary, link, device, placement, target)
-                sent = known[key]
-                out[stage] = sent.alone_s(link.bandwidth_bytes_per_s)
-                driving[stage] = sent.driving_s
-        return forward, backward, driving
+        boundary, placement = boundary_bytes(self.group.job), self.group.placement
+        if self.ranks == 1:
+            none = np.zeros(self.stages)
+            return none, none, none
+        hops = placement.hops(self.alike)
+        times: list[tuple[float, float]] = []
+        for source, target in hops.examples:
+            link = placement.stage_link(source, target, self.alike.members)
+            device = placement.kind(self.alike.kinds[source])
+            sent = stage_message(boundary, link, device, placement, target)
+            times.append((sent.alone_s(link.bandwidth_bytes_per_s), sent.driving_s))
+        every = np.array(times)[hops.which]
+        forward, back = every[self.rank_of], every[self.ranks + self.rank_of]
+        forward[-1], back[-1] = 0.0, 0.0  # nothing follows the last stage
+        return forward[:, 0], back[:, 0], back[:, 1]
 
     @cached_property
     def forward_s(self) -> Floats:
@@ -222,11 +218,17 @@ class _Pace:
         early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
         hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
         ahead = early + layers * (layer_b + 2 * drive) + hidden
-        found = np.where(recovery == NONE, plain, np.where(recovery == BACKWARD, late, ahead))
+        found = np.where(recovery == BACKWARD, late, np.where(recovery == FORWARD, ahead, plain))
+        slower_s = self._column(1, "selective_s") - layer_b
+        found = found + (recovery == SELECTIVE) * layers * slower_s
         found = found + self.first * self._column(0, "backward_s")
         found = found + self.last * (self._column(2, "backward_s") + self._sums(2))
         if self.group.strategy.recovers_heads:
-            again = (recovery != NONE) * self.last * self._column(2, "forward_s")
+            again = (
+                ((recovery == BACKWARD) | (recovery == FORWARD))
+                * self.last
+                * self._column(2, "forward_s")
+            )
             found = found + again
         state_s = self.sharded * self._total("reduce_s")
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
@@ -246,12 +248,12 @@ class _Pace:
             return found
         same = [
             placement.tensor_link(rank).source == placement.data_link(rank).source
-            for rank in range(self.ranks)
+            for rank, _ in placement.ranks(self.alike).examples
         ]
         sums_s = 2 * self.group.layers * self._column(1, "sums_s")
         reduces_s = self.sharded * self._total("reduce_s")
         part = np.minimum(1.0, reduces_s / np.maximum(self.forward_s + backward_s, 1e-12))
-        return np.array(same)[self.rank_of] * part * sums_s
+        return np.array(same)[self.unit_of] * part * sums_s
 
     def _drive(self, times: Ints) -> Floats:
         e, layer, h = (self._driving(unit) for unit in range(3))
@@ -275,7 +277,10 @@ class _Pace:
             return _summed(self, lump * (reduces + driving) + updates + gathers)
         # The reduce lane runs behind backward: its end is the latest of four beginnings.
         r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
-        b_e, b_l = self._column(0, "backward_s"), self.backward_s[0] / np.maximum(layers, 1)
+        # Gathers for every use take the link from what would hide beneath the last backward.
+        taken_s = (self.per_use & ~self.sharded) * self._total("link_s")
+        free_s = np.maximum(self.backward_s[0] - taken_s, 0.0)
+        b_e, b_l = self._column(0, "backward_s"), free_s / np.maximum(layers, 1)
         e, h, n = self.first, self.last, layers
         ends = np.maximum.reduce(
             [
@@ -344,19 +349,19 @@ class _Pace:
         whole = ramp[:, -1] + hop[:, -1] + early[:, -1]
         sends = (m - 1) * max(float(cf.max()), float(cb.max()))
         times[:, 0] = np.maximum(times[:, 0], whole + sends)
-        # Loops over stages i to j.
-        through = f + u
-        total = np.concatenate([np.zeros((len(f), 1)), np.cumsum(through, axis=1)], axis=1)
-        links = np.concatenate([[0.0], np.cumsum(cf + cb)])
         shared = f + b
-        for length in range(2, p + 1):
-            loop = total[:, length:] - total[:, : p + 1 - length]
-            loop = loop + links[length - 1 : p] - links[: p + 1 - length] + early[:, length - 1 :]
-            pace = loop / length
-            here = times[:, : p + 1 - length]
-            np.maximum(here, ramp[:, : p + 1 - length] + m * pace, out=here)
-            own = shared[:, : p + 1 - length]
-            np.maximum(own, pace, out=own)
+        # What lies before a stage sets the pace at which forwards come and gradients go. Its first
+        # backward stands behind k forwards, and k backwards behind its last forward.
+        if p > 1:
+            come = np.maximum.accumulate(np.maximum(f, cf), axis=1)[:, :-1]
+            go = np.maximum.accumulate(np.maximum(b, cb), axis=1)[:, :-1]
+            held = k[1:] - 1
+            paced = np.maximum(held * come + (m - 1) * go, (m - 1) * come + held * go)
+            np.maximum(times[:, 1:], (ramp + f + u)[:, 1:] + paced, out=times[:, 1:])
+            shared[:, 1:] = np.maximum(shared[:, 1:], np.maximum(come, go))
+        for begins, pace in loops(f + u, cf + cb, early):
+            np.maximum(shared[:, :begins], pace, out=shared[:, :begins])
+            np.maximum(times[:, :begins], ramp[:, :begins] + m * pace, out=times[:, :begins])
         return times, shared
 
     @property
@@ -367,10 +372,12 @@ class _Pace:
 
     @cached_property
     def _link_s(self) -> Floats:
-        """Rows x ranks: what the links of a rank need for one micro-batch."""
-        reduces = self.sharded * self._total("reduce_s")
-        gathers = self.per_use * 2 * self._total("gather_s")
-        return _summed(self, reduces + gathers)
+        """Rows x ranks: what a rank's reductions and gathers of one micro-batch need: each by
+        itself one after another, and their bytes over the link that they share."""
+        reduces, gathers = self.sharded * 1, self.per_use * 2
+        shared = (reduces + gathers) * self._total("link_s")
+        alone = np.maximum(reduces * self._total("reduce_s"), gathers * self._total("gather_s"))
+        return np.maximum(_summed(self, shared), _summed(self, alone))
 
 
 _NO_TRANSFER = Transfer(0.0, 0.0, 0.0)

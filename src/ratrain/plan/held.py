@@ -20,10 +20,9 @@ def held_by_rank(
     A micro-batch is held from the beginning of its forward to the end of its backward (of its
     weight gradient, where backward is split). Moments that another exceeds are left out.
     """
-    if skeleton == "1f1b":  # min(p - rank, m): known, and asked for most
-        return tuple(np.array([[min(pipeline - rank, micro_batches)]]) for rank in range(pipeline))
-    if skeleton == "gpipe":
-        return tuple(np.array([[micro_batches]]) for _ in range(pipeline))
+    if skeleton in ("1f1b", "gpipe"):
+        most = most_held(skeleton, pipeline, micro_batches)
+        return tuple(np.array([[count]]) for count in most.tolist())
     rounds = 4 * pipeline if SKELETONS[skeleton].chunks else 2 * pipeline + 2
     count = min(micro_batches, rounds)
     order = SKELETONS[skeleton].order
@@ -31,6 +30,16 @@ def held_by_rank(
         _fullest(order(Place(rank, pipeline, virtual, count)), pipeline, virtual)
         for rank in range(pipeline)
     )
+
+
+def most_held(skeleton: str, pipeline: int, micro_batches: int) -> Ints:
+    """For each pipeline rank, where it holds one stage: its micro-batches at the fullest moment."""
+    if skeleton == "1f1b":
+        return np.minimum(np.arange(pipeline, 0, -1), micro_batches)
+    if skeleton == "gpipe":
+        return np.full(pipeline, micro_batches, dtype=np.int64)
+    rows = held_by_rank(skeleton, pipeline, 1, micro_batches)
+    return np.array([int(row.max()) for row in rows], dtype=np.int64)
 
 
 def _fullest(steps: Steps, pipeline: int, virtual: int) -> Ints:

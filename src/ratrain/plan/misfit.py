@@ -146,7 +146,15 @@ def _degrees(group: Group) -> tuple[int, int, int, int]:
     return layout.pipeline, layout.data, layout.tensor, layout.virtual
 
 
-_AXES = ("recovery", "micro-batch", "state mode", "buffer", "layers", "order of kinds")
+_AXES = (
+    "recovery",
+    "sequence parallelism",
+    "micro-batch",
+    "state mode",
+    "buffer",
+    "layers",
+    "order of kinds",
+)
 
 
 def _change(found: Search, one: Checked, row: int) -> str:
@@ -173,6 +181,7 @@ def _axes(one: Checked, row: int) -> dict[str, str]:
     mode = group.modes[int(group.mode[row])]
     where = "sharded" if mode.sharded_gradients else "local"
     return {
+        "sequence parallelism": "on" if group.layout.sequence_parallel else "off",
         "micro-batch": str(group.job.batch.micro_batch),
         "state mode": f"sharding {mode.sharding} with {where} gradients",
         "buffer": str(int(group.buffer[row])) if ahead else "",

@@ -32,7 +32,7 @@ from ratrain.program.strategies import PREFETCH, strategy
 
 FORMAT = "ratrain plan 1"
 Count = Annotated[int, Rule(low=1)]
-Mode = Literal["none", "backward", "forward"]
+Mode = Literal["none", "selective", "backward", "forward"]
 
 
 @dataclass(frozen=True)
@@ -45,6 +45,7 @@ class PlanStage:
     micro_batch: Count
     recovery: Mode
     sharding: Annotated[int, Rule(low=0, high=3)]
+    offload: str | None = None  # the tier that activations or states wait in: cannot run yet
 
 
 @dataclass(frozen=True)
@@ -94,6 +95,7 @@ class Plan:
     prefetch: bool
     replicas: tuple[PlanReplica, ...]
     recover_heads: bool | None = None
+    sequence_parallel: bool = False
     predicted: Predicted | None = None
 
 
@@ -135,6 +137,7 @@ def plan_of(one: Candidate, predicted: Predicted | None = None) -> Plan:
         one.strategy.prefetch,
         tuple(replicas),
         job.schedule.recover_heads,
+        layout.sequence_parallel,
         predicted,
     )
 
@@ -157,6 +160,8 @@ def write_plan(plan: Plan) -> str:
     }
     if plan.recover_heads is not None:
         head["recover_heads"] = plan.recover_heads
+    if plan.sequence_parallel:
+        head["sequence_parallel"] = True
     if plan.predicted is not None:
         head["predicted"] = vars(plan.predicted)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
@@ -164,10 +169,15 @@ def write_plan(plan: Plan) -> str:
     for number, replica in enumerate(plan.replicas):
         lines.append(f'    {{"count": {replica.count}, "micro_batches": {replica.micro_batches},')
         lines.append('     "stages": [')
-        stages = [f"       {json.dumps(vars(stage))}" for stage in replica.stages]
+        stages = [f"       {json.dumps(_said(stage))}" for stage in replica.stages]
         lines.append(",\n".join(stages))
         lines.append("     ]}" + "," * (number < len(plan.replicas) - 1))
     return "\n".join(["{", *lines, "  ]", "}", ""])
+
+
+def _said(stage: PlanStage) -> dict[str, Any]:
+    """A stage's fields; one that is left out by default is left out."""
+    return {name: value for name, value in vars(stage).items() if value is not None}
 
 
 def load_plan(path: Path | str) -> Plan:
@@ -206,7 +216,9 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     data = sum(replica.count for replica in plan.replicas)
     _check_round(groups, pipeline, place)
     layers = tuple(stage.layers for stage in stages)
-    layout = LayoutSpec(pipeline, data, tensor, len(stages) // pipeline, layers)
+    layout = LayoutSpec(
+        pipeline, data, tensor, len(stages) // pipeline, layers, plan.sequence_parallel
+    )
     job = _job(plan, layout, size, place)
     _check_devices(groups[:pipeline], place)
     _check_counts(plan, job, place)
@@ -256,6 +268,7 @@ def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
             "tensor": layout.tensor,
             "virtual": layout.virtual,
             "layers": list(layout.layers),
+            "sequence_parallel": layout.sequence_parallel,
         },
         "schedule": {
             "name": plan.schedule,
@@ -294,6 +307,12 @@ def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
                         place=str(at.at("stages").at(index).at(name)),
                         fix=f"write {getattr(first[0], name)}",
                     )
+            if stage.offload is not None:
+                raise SpecError(
+                    f"offload to {stage.offload!r} cannot run yet",
+                    place=str(at.at("stages").at(index).at("offload")),
+                    fix="leave it out",
+                )
             for name in ("layers", "recovery"):
                 if getattr(stage, name) != getattr(same, name):
                     raise SpecError(

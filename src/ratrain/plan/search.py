@@ -1,8 +1,8 @@
 """The search: enumerate and prune by memory, rank by closed formulas, simulate the best.
 
-What a stage keeps follows from its memory: everything where that fits, else it recovers ahead of
-backward, else when backward arrives. Keeping more never makes a stage slower, so nothing is lost
-by not trying the rest.
+What a stage keeps follows from its memory: everything where that fits, else all but attention's
+scores (where those are stored), else it recovers ahead of backward, else when backward arrives.
+Keeping more never makes a stage slower, so nothing is lost by not trying the rest.
 """
 
 from __future__ import annotations
@@ -15,11 +15,12 @@ from dataclasses import dataclass, field, replace
 import numpy as np
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.bill import BACKWARD, FORWARD, NONE, bill
+from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import Group, groups_of, no_group
 from ratrain.plan.estimate import estimate
+from ratrain.plan.sizes import stores_scores
 from ratrain.program.setup import Recovery, Replica, Setup
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy, apply_strategy
@@ -153,13 +154,15 @@ def _codes(group: Group) -> tuple[int, ...]:
     """The recovery modes that job and strategy allow, fastest first."""
     asked = group.job.schedule.recovery
     own = group.strategy.recovery
+    if asked == "selective":
+        return (SELECTIVE,)
     if own is Recovery.NONE or asked == "keep-all":
         return (NONE,)
     if own is Recovery.BACKWARD:
         return (BACKWARD,)
     if asked != "auto":
         return (FORWARD,)
-    return (NONE, FORWARD, BACKWARD)
+    return (NONE, *((SELECTIVE,) if stores_scores(group.job) else ()), FORWARD, BACKWARD)
 
 
 Entry = tuple[float, Checked, int]

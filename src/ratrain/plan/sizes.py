@@ -5,7 +5,12 @@ from __future__ import annotations
 from functools import lru_cache
 from itertools import accumulate
 
-from ratrain.cost.activations import checkpoint_bytes, layer_activation_bytes, logits_bytes
+from ratrain.cost.activations import (
+    checkpoint_bytes,
+    layer_activation_bytes,
+    logits_bytes,
+    stored_scores_bytes,
+)
 from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
 from ratrain.cost.precision import precision_of
@@ -36,7 +41,7 @@ def blocks_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[tuple[Block, ...
 
 def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     """The stages of one replica, one unit a block."""
-    boundary = boundary_bytes(job)
+    boundary = passed_bytes(job, layout)
     parts = blocks_of_stages(job, layout)
     return tuple(
         Stage(
@@ -52,6 +57,12 @@ def boundary_bytes(job: JobSpec) -> int:
     """The tensor between two units, for one micro-batch: 2 S b h, wider in fp32."""
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     return int(checkpoint_bytes(model, sequence, size) * _wider(job))
+
+
+def passed_bytes(job: JobSpec, layout: LayoutSpec) -> int:
+    """A rank's part of the tensor between two units: all of it without sequence parallelism."""
+    whole = boundary_bytes(job)
+    return -(-whole // layout.tensor) if layout.sequence_parallel else whole
 
 
 def _wider(job: JobSpec) -> float:
@@ -73,7 +84,23 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         recoverable=block.kind == "layer",
         head=block.kind == "head",
         scratch_bytes=_scratch_bytes(job, layout, block),
+        scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
     )
+
+
+def stores_scores(job: JobSpec) -> bool:
+    """Whether attention keeps its scores for backward: where any kind of device of the cluster
+    runs it so. This runtime, which trains jobs that have data, never does."""
+    kernels = [kind.kernels for kind in job.cluster.spec.device]
+    return job.data is None and any(one and one.attention == "stored" for one in kernels)
+
+
+def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
+    """What selective recovery frees in a layer, for one micro-batch."""
+    if not stores_scores(job):
+        return 0
+    model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
+    return int(stored_scores_bytes(model, sequence, size, layout.tensor) * _wider(job))
 
 
 def trains_tied(job: JobSpec) -> bool:
@@ -92,9 +119,11 @@ def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
-    """Counted for jobs that have data to train on: only those run on this runtime."""
+    """Counted for jobs that have data to train on: only those run on this runtime. With sequence
+    parallelism, in any job: the tensor that a layer or the head gathers for its products."""
     if job.data is None:
-        return 0
+        gathers = layout.sequence_parallel and block.kind != "embedding"
+        return boundary_bytes(job) if gathers else 0
     element = precision_of(job.schedule.dtype).element_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     compute = compute_scratch_bytes(model, block.kind, length, size, element, layout.tensor)
@@ -105,8 +134,14 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     if block.kind == "layer":
-        kept = layer_activation_bytes(model, sequence, size, tensor=layout.tensor)
-        return int(kept * _wider(job)) - boundary
+        kept = layer_activation_bytes(
+            model,
+            sequence,
+            size,
+            tensor=layout.tensor,
+            sequence_parallel=layout.sequence_parallel,
+        )
+        return int(kept * _wider(job)) - boundary + _scores_bytes(job, layout)
     if block.kind == "head":
         return -(-logits_bytes(model, sequence, size) // layout.tensor)
     return 0

@@ -15,10 +15,12 @@ WIDTH = 80
 
 
 def degrees(one: Candidate) -> str:
-    """ "p 16 x d 16 x t 1": pipeline, data, tensor; virtual stages where there are any."""
+    """ "p 16 x d 16 x t 1": pipeline, data, tensor; "t 4+s" with sequence parallelism; virtual
+    stages where there are any."""
     layout = one.layout
+    divided = "+s" if layout.sequence_parallel else ""
     virtual = f" x v {layout.virtual}" if layout.virtual > 1 else ""
-    return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{virtual}"
+    return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{divided}{virtual}"
 
 
 def headline(one: Candidate) -> list[str]:
@@ -32,6 +34,8 @@ def headline(one: Candidate) -> list[str]:
         f"activations by stage: {runs([mode.value for mode in one.recovery])}",
         f"sharding level {one.mode.sharding}, gradients {where}",
     ]
+    if one.layout.sequence_parallel:
+        lines.insert(1, "sequence parallelism: each tensor group divides its sequences")
     if any(mode.value == "forward" for mode in one.recovery):
         lines[-1] += f", recovery buffer {one.buffer}"
     if one.reversed_kinds:
@@ -98,6 +102,7 @@ def candidate_json(one: Candidate) -> dict[str, Any]:
         "data": layout.data,
         "tensor": layout.tensor,
         "virtual": layout.virtual,
+        "sequence_parallel": layout.sequence_parallel,
         "layers_per_stage": list(one.layers),
         "micro_batch": one.job.batch.micro_batch,
         "micro_batches": one.micro_batches,

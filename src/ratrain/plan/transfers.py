@@ -5,6 +5,7 @@ from __future__ import annotations
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.job import LayoutSpec
 from ratrain.plan.placement import Placement
 
 SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
@@ -12,9 +13,16 @@ SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
 (Shoeybi et al. 2019, arXiv 1909.08053)."""
 
 
-def tensor_sums(kind: BlockKind, boundary_bytes: int, degree: int, link: Link) -> Transfer:
-    """What a block's sums send in one direction, for one micro-batch."""
-    return ring_all_reduce(boundary_bytes, degree, link).times(SUMS[kind])
+def tensor_sums(kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:
+    """What a block's sums send in one direction, for one micro-batch.
+
+    With sequence parallelism a sum is a reduce-scatter and an all-gather, each started by itself
+    (arXiv 2205.05198, section 4.2.2). Each gather is counted beside a sum: the head's first with
+    the embedding. Not counted: inputs gathered again in backward, beneath its products.
+    """
+    if layout.sequence_parallel:
+        return ring_half(boundary_bytes, layout.tensor, link).times(2 * SUMS[kind])
+    return ring_all_reduce(boundary_bytes, layout.tensor, link).times(SUMS[kind])
 
 
 def tensor_sums_s(
@@ -24,7 +32,7 @@ def tensor_sums_s(
     if placement.layout.tensor == 1:
         return 0.0
     link = placement.tensor_link(pipeline)
-    sums = tensor_sums(kind, boundary_bytes, placement.layout.tensor, link)
+    sums = tensor_sums(kind, boundary_bytes, placement.layout, link)
     return sums.alone_s(link.bandwidth_bytes_per_s)
 
 
@@ -39,16 +47,16 @@ def stage_message(
     device: DeviceKind,
     placement: Placement,
     target: int,
-    *,
-    divided: bool = False,
 ) -> Transfer:
     """A tensor from one stage to the next, `target`, as a rank of the sending group sees it.
 
-    Without a kernel model each rank sends all of it. Libraries with one send a part each, which
-    the receiving group gathers over its own links (arXiv 2104.04473, section 4.1), unless its
-    sequence is `divided` (arXiv 2205.05198).
+    Where the sequence is divided, each rank sends its part (arXiv 2205.05198). Else without a
+    kernel model each rank sends all of it, and libraries with one send a part each, which the
+    receiving group gathers over its own links (arXiv 2104.04473, section 4.1).
     """
-    tensor = placement.layout.tensor
+    tensor, divided = placement.layout.tensor, placement.layout.sequence_parallel
+    if divided and device.kernels is None:
+        boundary_bytes //= tensor
     if device.kernels is None or tensor == 1:
         blocking = device.kernels is not None and device.kernels.blocking_sends
         return message(boundary_bytes, link, blocking=blocking)

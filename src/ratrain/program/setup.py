@@ -21,6 +21,12 @@ class Recovery(StrEnum):
     NONE = "none"  # forward saves them
     BACKWARD = "backward"  # computed again once the gradient has arrived
     FORWARD = "forward"  # computed again ahead of the gradient, in the wait before it
+    SELECTIVE = "selective"  # forward saves them but attention's scores, which backward makes again
+
+    @property
+    def again(self) -> bool:
+        """Whether whole units are computed again: each backward has an R."""
+        return self in (Recovery.BACKWARD, Recovery.FORWARD)
 
 
 class Accumulation(StrEnum):
@@ -47,6 +53,7 @@ class Unit:
     recoverable: bool = True  # whether recovery saves anything (not: an embedding, a head)
     head: bool = False  # ends the model: its backward follows its own forward
     scratch_bytes: int = 0  # the most that one of its ops needs beside states
+    scores_bytes: int = 0  # of saved_bytes, attention's scores: selective recovery lets them go
 
 
 @dataclass(frozen=True)
@@ -87,6 +94,7 @@ class Setup:
     budget_bytes: int | None = None  # per rank, of the tier below
     tier: str = "memory"
     tied: bool = False  # the first and the last unit hold one matrix, each a copy of it
+    sequence_parallel: bool = False  # a tensor group divides the tensors between units
 
     def __post_init__(self) -> None:
         _check(self)
@@ -176,6 +184,11 @@ def _check(setup: Setup) -> None:
             raise ProgramError(f"replica {number} needs a micro-batch and a count of 1 or more")
         if any(not stage.units for stage in replica.stages):
             raise ProgramError(f"replica {number} has a stage without units")
+        if any(u.scores_bytes > u.saved_bytes for stage in replica.stages for u in stage.units):
+            raise ProgramError(
+                f"replica {number} has a unit with more scores than it saves",
+                fix="scores_bytes are a part of saved_bytes",
+            )
     _check_tied(setup)
     _check_replicas_agree(setup)
 

@@ -81,6 +81,9 @@ def number_states(setup: Setup) -> States:
     ends = np.r_[starts[1:], True]
     stage_rank = np.repeat(units.rank[starts], SEND_SLOTS)
     view, gradient, inputs = sizes("view_bytes"), sizes("gradient_bytes"), sizes("input_bytes")
+    # Selective recovery: scores are no longer kept, but exist for one unit while it makes them.
+    scores = sizes("scores_bytes") * (units.recovery == RECOVERY_CODE[Recovery.SELECTIVE])
+    scratch = _scratch_sizes(setup, units, sizes("scratch_bytes") + scores)
     outputs = _output_bytes(setup)
     taken = {
         "transit": _transit_sizes(setup, units, gradient),
@@ -92,7 +95,7 @@ def number_states(setup: Setup) -> States:
     whole = setup.data if setup.sharding else 1
 
     families: list[tuple[str, str, bool, Ints, Ints]] = [
-        ("scratch", "slot", True, *_slots(_scratch_sizes(setup, units, sizes("scratch_bytes")))),
+        ("scratch", "slot", True, *_slots(scratch)),
         ("view", "unit", True, units.rank, view * (not level3)),
         ("shard_view", "unit", True, units.rank, share(view, setup.data) * level3),
         ("optimizer", "unit", True, units.rank, share(sizes("optimizer_bytes"), whole)),
@@ -102,7 +105,7 @@ def number_states(setup: Setup) -> States:
     ]
     for name, size in (
         ("input", inputs),
-        ("saved", sizes("saved_bytes")),
+        ("saved", sizes("saved_bytes") - scores),
         ("outgrad", outputs),
     ):
         repeated = np.repeat(units.rank, cells), np.repeat(size, cells)
@@ -173,9 +176,11 @@ def _gathered_sizes(setup: Setup, units: Units, view: Ints) -> list[list[int]]:
 
 
 def _partial_sizes(setup: Setup, units: Units, size: Ints, summed: Bools) -> list[list[int]]:
-    """For each rank, its slots for parts of sums: one being summed, one being made."""
+    """For each rank, its slots for parts of sums: one being summed, one being made. A part is
+    whole, also where each rank keeps a share of the sum alone (sequence parallelism)."""
     if setup.tensor == 1:
         return [[] for _ in range(setup.ranks)]
+    size = size * (setup.tensor if setup.sequence_parallel else 1)
     rows = [size[(units.rank == rank) & summed].tolist() for rank in range(setup.ranks)]
     return [[max(row)] * SEND_SLOTS if row else [] for row in rows]
 

@@ -34,8 +34,10 @@ FORMAT, VERSION = "ratrain program", 1
 SIZES = ("view_bytes", "gradient_bytes", "optimizer_bytes", "input_bytes", "saved_bytes")
 FLAGS = ("recoverable", "head")
 """The columns of a unit line: sizes, then yes or no."""
-SCRATCH = "scratch_bytes"
-"""A last column, where any unit has some."""
+WHERE_SET = ("tied", "sequence_parallel")
+"""Fields of the header that are written where they are yes."""
+WHERE_ANY = ("scratch_bytes", "scores_bytes")
+"""Last columns, as far as any unit has some."""
 
 
 # ---- writing ----------------------------------------------------------------------------
@@ -46,8 +48,9 @@ def write_text(program: Program) -> str:
     kinds = _kinds(program.setup)
     lines = [f"{FORMAT} {VERSION}", " ".join(["passes", *map(_name, program.passes)])]
     for field in fields(program.setup):
-        if field.name != "replicas" and (field.name != "tied" or program.setup.tied):
-            lines.append(f"{field.name} {_value(getattr(program.setup, field.name))}")
+        value = getattr(program.setup, field.name)
+        if field.name != "replicas" and (value or field.name not in WHERE_SET):
+            lines.append(f"{field.name} {_value(value)}")
     lines += ["", *_unit_lines(kinds)]
     for number, replica in enumerate(program.setup.replicas):
         counts = f"micro_batches {replica.micro_batches} count {replica.count}"
@@ -85,8 +88,8 @@ def _nameless(unit: Unit) -> Unit:
 
 def _unit_lines(kinds: dict[Unit, str]) -> list[str]:
     columns = [*SIZES, *FLAGS]
-    if any(unit.scratch_bytes for unit in kinds):
-        columns.append(SCRATCH)
+    some = [any(getattr(unit, name) for unit in kinds) for name in WHERE_ANY]
+    columns += WHERE_ANY[: len(some) - some[::-1].index(True)] if any(some) else ()
     rows = [["#", "kind", *columns]]
     for unit, kind in kinds.items():
         rows.append(["unit", kind, *(_value(getattr(unit, name)) for name in columns)])
@@ -256,8 +259,7 @@ class _Reader:
 
     def _unit(self, rest: list[str]) -> None:
         names = (*SIZES, *FLAGS)
-        if len(rest) == len(names) + 2:
-            names = (*names, SCRATCH)
+        names += WHERE_ANY[: max(0, len(rest) - len(names) - 1)]
         if len(rest) != len(names) + 1:
             columns = " ".join(["kind", *names])
             raise self._wrong(f"a unit has {len(names) + 1} values, not {len(rest)}", columns)
@@ -389,6 +391,7 @@ _HEADER: dict[str, Callable[[str], object]] = {
     "budget_bytes": _count_or_none,
     "tier": _unname,
     "tied": _flag,
+    "sequence_parallel": _flag,
 }
 _FIX: dict[Callable[[str], object], str] = {
     _count: "write a whole number, e.g. 404_766_720",

@@ -48,7 +48,7 @@ def unit_columns(setup: Setup) -> Units:
             first, last = len(rows), len(rows) + len(stage.units) - 1
             head = (index, base + stage.rank, stage_number, local)
             for number, unit in enumerate(stage.units):
-                recovered = unit.recoverable and stage.recovery is not Recovery.NONE
+                recovered = unit.recoverable and stage.recovery.again
                 code = RECOVERY_CODE[stage.recovery]
                 rows.append(
                     (*head, number, first, last, replica.micro_batches, code, int(recovered))

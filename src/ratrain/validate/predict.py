@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
-from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.job import (
     Batch,
     ClusterChoice,
@@ -17,7 +16,6 @@ from ratrain.describe.job import (
 )
 from ratrain.describe.presets import cluster_preset, load_cluster
 from ratrain.plan.case import case_of
-from ratrain.plan.durations import costs_of
 from ratrain.simulate.simulate import simulate
 from ratrain.validate.rows import MeasuredRun
 
@@ -39,9 +37,7 @@ def predicted_s(run: MeasuredRun) -> float:
 def simulated_s(run: MeasuredRun, micro_batches: int) -> float:
     """Seconds of a step of the run with this many micro-batches."""
     case = case_of(job_of(replace(run, sequences=micro_batches * run.data * run.micro_batch)))
-    execution = Execution(run.sequence_parallel, run.recompute == "selective")
-    costs = costs_of(case.job, case.placement, case.program.setup, execution)
-    return simulate(case.program, costs, steps=2).step_time_s
+    return simulate(case.program, case.costs, steps=2).step_time_s
 
 
 def job_of(run: MeasuredRun) -> JobSpec:
@@ -52,13 +48,20 @@ def job_of(run: MeasuredRun) -> JobSpec:
         name = "interleaved" if interleaved else "1f1b"
     named = run.cluster
     cluster = load_cluster(Path(named)) if named.endswith(".toml") else cluster_preset(named)
-    layout = LayoutSpec(run.pipeline, run.data, run.tensor, run.virtual)
+    layout = LayoutSpec(
+        run.pipeline, run.data, run.tensor, run.virtual, sequence_parallel=run.sequence_parallel
+    )
     job = JobSpec(
         ModelChoice(run.model, run.sequence),
         ClusterChoice(cluster, layout.devices),
         Batch(run.sequences, run.micro_batch),
         layout,
-        ScheduleSpec(name, sharding=0, gradient_accumulation="local"),
+        ScheduleSpec(
+            name,
+            sharding=0,
+            gradient_accumulation="local",
+            recovery="selective" if run.recompute == "selective" else "auto",
+        ),
     )
     check_job(job)
     return job

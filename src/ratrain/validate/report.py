@@ -98,8 +98,9 @@ def _score_json(found: Score) -> dict[str, Any]:
     }
 
 
-HEADER = f"{'':32}{'rows':>5}{'error':>9}{'bias':>9}{'rank':>7}{'regret':>9}"
-"""`error` is the mean absolute percentage error, `regret` the mean over groups."""
+HEADER = f"{'':32}{'rows':>5}{'error':>9}{'bias':>9}{'rank':>7}{'regret':>9}{'most':>7}"
+"""`error` is the mean absolute percentage error, `regret` the mean over groups, `most` the regret
+of the worst group."""
 
 
 def lines(report: TableReport, *, rows: bool = False) -> Iterator[str]:
@@ -123,5 +124,6 @@ def lines(report: TableReport, *, rows: bool = False) -> Iterator[str]:
 def _line(name: str, found: Score) -> str:
     rank = "-" if found.rank_correlation is None else f"{found.rank_correlation:.3f}"
     regret = "-" if found.mean_regret is None else f"{found.mean_regret:.1%}"
-    numbers = f"{found.rows:>5}{found.mean_error:>9.2%}{found.bias:>+9.2%}{rank:>7}{regret:>9}"
-    return f"{name:<32}{numbers}"
+    most = "-" if found.worst_regret is None else f"{found.worst_regret:.1%}"
+    numbers = f"{found.rows:>5}{found.mean_error:>9.2%}{found.bias:>+9.2%}{rank:>7}"
+    return f"{name:<32}{numbers}{regret:>9}{most:>7}"

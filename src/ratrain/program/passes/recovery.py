@@ -67,7 +67,7 @@ def recover_forward(program: Program, exempt: Callable[[Stage, bool], bool]) -> 
 def recover_by_stage(program: Program, modes: tuple[Recovery, ...]) -> Program:
     """Each stage in a recovery mode of its own: what a stage has memory for, it keeps.
 
-    Starts from backward-time recovery everywhere. Takes the Rs of stages in mode none away,
+    Starts from backward-time recovery everywhere. Takes the Rs of stages that keep theirs away,
     moves those of stages in mode forward as `recover_forward` does, and leaves the others. Safe
     because each stage's activations are its own: no other stage reads them.
     """
@@ -90,7 +90,7 @@ def _in_modes(program: Program, modes: tuple[tuple[Recovery, ...], ...], name: s
 
     def move(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         mode = {number: stage.recovery for number, stage in moved.stages_of(rank)}
-        needed = [a for a in actions if a.kind is not Kind.R or mode[a.stage] is not Recovery.NONE]
+        needed = [a for a in actions if a.kind is not Kind.R or mode[a.stage].again]
         for _, group in groupby(needed, key=_backward_block):
             block = list(group)
             if mode[block[0].stage] is Recovery.FORWARD:

@@ -17,6 +17,7 @@ from ratrain.program.actions import Kind
 from ratrain.program.passes.clipping import clip_global_norm
 from ratrain.program.passes.saving import save_states
 from ratrain.program.program import Program
+from ratrain.program.setup import Recovery
 from ratrain.program.verify import Verdict, verify
 from ratrain.runtime.run.facts import write_facts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -62,6 +63,7 @@ def prepare_run(request: RunRequest) -> PreparedRun:
     """The `PreparedRun` of a request; an error names what does not fit or cannot be run."""
     job = _job(request)
     case = _case(job, request)
+    _require_runnable(case, request)
     program = _complete(case.program, job)
     check_divides(case.job.model.spec, program.setup.tensor)
     seats = seats_of(program.setup, [own.members for own in case.placement.classes])
@@ -133,6 +135,24 @@ def _case(job: JobSpec, request: RunRequest) -> Case:
             fix="plan again",
         )
     return case
+
+
+def _require_runnable(case: Case, request: RunRequest) -> None:
+    """Refuses what can be planned and simulated, and not run yet."""
+    plan, file = request.plan_path, request.job_path
+    if case.layout.sequence_parallel:
+        raise SpecError(
+            "sequence parallelism cannot run yet",
+            place=f"{plan or f'{file} [layout]'} sequence_parallel",
+            fix="leave it out, or plan again from the job with its [data]",
+        )
+    if case.choices.recovery and Recovery.SELECTIVE in case.choices.recovery:
+        raise SpecError(
+            "selective recovery cannot run yet; nor would it free anything, because attention here "
+            "keeps no scores",
+            place=f"{plan or f'{file} [schedule]'} recovery",
+            fix='write "none"' if plan else 'write recovery = "keep-all"',
+        )
 
 
 def _complete(program: Program, job: JobSpec) -> Program:

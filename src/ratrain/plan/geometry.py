@@ -1,0 +1,99 @@
+"""The slowest links of many groups of devices at once.
+
+A search asks the same of a thousand devices for every layout. What a link is depends on little:
+which sorts of host its ends stand on, and whether they share host and chip. So pairs are columns
+of numbers, and only those that differ are looked at one by one.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ratrain.describe.cluster import ClusterSpec, Device, Link
+from ratrain.program.units import Ints
+
+
+class Geometry:
+    """The devices of a job in their order. Equal links that it answers with are one object."""
+
+    def __init__(self, cluster: ClusterSpec, devices: Sequence[Device]) -> None:
+        self._cluster, self._devices = cluster, devices
+        self._shares: dict[tuple[int, float], Link] = {}
+        hosts = [device.host for device in devices]
+        counts = Counter(hosts)
+        self._host = np.array(hosts, dtype=np.int64)
+        self._on_host = np.array([counts[host] for host in hosts], dtype=np.int64)
+        self._chip = np.array([device.chip for device in devices], dtype=np.int64)
+        sorts: dict[object, int] = {}
+        places = [(id(d.host_kind), d.room, d.site) for d in devices]
+        self._sort = np.array([sorts.setdefault(place, len(sorts)) for place in places])
+        kinds = [device.kind.name for device in devices]
+        self.kinds = tuple(dict.fromkeys(kinds))
+        number = {name: place for place, name in enumerate(self.kinds)}
+        self.kind_of = np.array([number[name] for name in kinds], dtype=np.int64)
+
+    def rings(self, members: Ints) -> list[Link]:
+        """The slowest link of each row of rings (rows x rings x device numbers), as one of the
+        groups that cross it sees it: a ring crosses a host once, however many of its members stand
+        there."""
+        rows, rings, _ = members.shape
+        host = self._host[members]
+        ring: Ints = np.arange(rows * rings, dtype=np.int64).reshape(rows, rings, 1)
+        named = ring * (int(host.max()) + 1) + host
+        _, inverse, counts = np.unique(named, return_inverse=True, return_counts=True)
+        following = np.roll(members, -1, axis=2)
+        within = counts[inverse]
+        return self._slowest(
+            _Pairs(*(one.reshape(rows, -1) for one in (members, following, within)))
+        )
+
+    def pairs(self, sources: Ints, targets: Ints) -> list[Link]:
+        """The slowest link between each row's sources and its targets, one by one."""
+        return self._slowest(_Pairs(sources, targets, np.ones_like(sources)))
+
+    def _slowest(self, pairs: _Pairs) -> list[Link]:
+        a, b = pairs.sources, pairs.targets
+        same_host = self._host[a] == self._host[b]
+        same_chip = same_host & (self._chip[a] == self._chip[b])
+        parts = same_host, same_chip, self._sort[a], self._sort[b], self._on_host[a], pairs.within
+        code = np.zeros(a.shape, dtype=np.int64)
+        for part in parts:
+            code = code * (int(part.max()) + 1) + part
+        _, first, inverse = np.unique(code, return_index=True, return_inverse=True)
+        links = [self._share(pairs, place) for place in first.tolist()]
+        order = sorted(range(len(links)), key=lambda n: (speed(links[n]), first[n]))
+        rank = np.empty(len(order), dtype=np.int64)
+        rank[order] = np.arange(len(order))
+        slowest = rank[inverse.reshape(a.shape)].min(axis=1)
+        return [links[order[place]] for place in slowest.tolist()]
+
+    def _share(self, pairs: _Pairs, place: int) -> Link:
+        """The link of one pair, divided among all groups that cross it where its host shares it."""
+        a, b = int(pairs.sources.flat[place]), int(pairs.targets.flat[place])
+        link = self._cluster.link(self._devices[a], self._devices[b])
+        if link.shared_by == "device":
+            return link
+        groups = int(self._on_host[a]) / int(pairs.within.flat[place])
+        key = id(link), groups
+        if key not in self._shares:
+            part = link.bandwidth_bytes_per_s / groups
+            self._shares[key] = replace(link, bandwidth_bytes_per_s=part)
+        return self._shares[key]
+
+
+@dataclass(frozen=True)
+class _Pairs:
+    """Rows of device numbers; `within`: how many of a row's members stand on the source's host."""
+
+    sources: Ints
+    targets: Ints
+    within: Ints
+
+
+def speed(link: Link) -> tuple[float, float]:
+    """What orders links from the slowest: bandwidth, then latency."""
+    return link.bandwidth_bytes_per_s, -link.latency_s

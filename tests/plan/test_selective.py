@@ -1,0 +1,87 @@
+"""Selective recovery: scores go where attention stores them, and only there."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_jobs import job
+
+from ratrain.cost.activations import gpt_layer_activation_bytes, stored_scores_bytes
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.presets import model_preset
+from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
+from ratrain.plan.build import candidate
+from ratrain.plan.case import case_of, case_of_candidate
+from ratrain.plan.enumerate import groups_of
+from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.search import check, fitted
+from ratrain.program.setup import Recovery
+from ratrain.simulate.simulate import simulate
+
+GPU = job("gpt-3.6b", "a100-80g-dgx", 8, 32, 2048)
+
+
+def pipelined(one: JobSpec):
+    """A group of pipeline 4, data 2, one sequence a micro-batch, level 1 and equal layers."""
+    group = next(
+        g
+        for g in groups_of(one)
+        if (g.layout.pipeline, g.layout.data, g.job.batch.micro_batch) == (4, 2, 1)
+    )
+    rows = np.flatnonzero((group.sharding == 1) & (group.buffer == group.buffer[0]))
+    return group.only(rows[:1])
+
+
+def test_stored_scores_are_what_selective_recovery_frees_in_the_published_table() -> None:
+    """Arithmetic of arXiv 2205.05198, table 2: the 5as/h term."""
+    model = model_preset("gpt3-175b")
+    whole = gpt_layer_activation_bytes(model, 2048, 1, 8)
+    lean = gpt_layer_activation_bytes(model, 2048, 1, 8, recompute="selective")
+    assert stored_scores_bytes(model, 2048, 1, 8) == whole - lean
+
+
+def test_each_stage_recovers_as_little_as_its_budget_allows() -> None:
+    """From an ample budget to a small one: keep, let scores go, recover ahead."""
+    group = pipelined(GPU)
+    totals = {
+        code: int(bill(group, np.full((1, 4), code)).total.max())
+        for code in (NONE, SELECTIVE, FORWARD)
+    }
+    assert totals[NONE] > totals[SELECTIVE] > totals[FORWARD]
+    for code, total in totals.items():
+        limited = replace(GPU.schedule, memory_budget_bytes=total)
+        recovery, missing = fitted(replace(group, job=replace(group.job, schedule=limited)))
+        assert missing[0] <= 0
+        assert recovery[0, 0] == code
+
+
+def test_selective_recovery_is_slower_than_keeping_and_faster_than_recovering() -> None:
+    group = pipelined(GPU)
+    steps: list[float] = []
+    for code in (NONE, SELECTIVE, BACKWARD):
+        one = candidate(group, 0, np.full(4, code))
+        again = to_candidate(parse_plan(write_plan(plan_of(one)), "p.json"), "p.json")
+        assert again.recovery == one.recovery
+        case = case_of_candidate(again)
+        steps.append(simulate(case.program, case.costs).step_time_s)
+    assert steps == sorted(steps)
+    assert steps[0] < steps[1] < steps[2]
+
+
+@pytest.mark.parametrize(("cluster", "tried"), [("a100-80g-dgx", True), ("mt3000", False)])
+def test_only_where_attention_stores_its_scores_is_it_tried(cluster: str, tried: bool) -> None:
+    one = job("llama-2-7b", cluster, 16, 64, 2048, budget_bytes=20_000_000_000)
+    checked = [check(group) for group in groups_of(one)]
+    assert any((each.recovery == SELECTIVE).any() for each in checked) is tried
+    group = checked[0].group
+    assert (group.units[1].scores_bytes > 0) is tried
+
+
+def test_a_job_can_ask_for_it_with_any_strategy() -> None:
+    schedule = replace(GPU.schedule, name="1f1b", recovery="selective")
+    case = case_of(replace(GPU, layout=LayoutSpec(4, 2), schedule=schedule))
+    stages = case.program.setup.replicas[0].stages
+    assert {stage.recovery for stage in stages} == {Recovery.SELECTIVE}
+    assert case.activations == "kept without attention's scores on every stage"

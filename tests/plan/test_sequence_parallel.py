@@ -1,0 +1,146 @@
+"""Sequence parallelism: what it divides, that plans with it are proved, and where it is refused."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from typing import Any
+
+import numpy as np
+import pytest
+from hypothesis import given
+from random_jobs import SKELETONS, candidates, job
+from test_bill import RATRAIN, Row, check_close, check_never_below, long, quick
+from test_estimate import gap
+
+from ratrain.describe.job import JobSpec, LayoutSpec, check_job
+from ratrain.describe.train import DataSpec
+from ratrain.errors import SpecError
+from ratrain.plan.bill import bill
+from ratrain.plan.case import case_of
+from ratrain.plan.enumerate import Group, groups_of
+from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.search import check, search
+from ratrain.program.text import read_text, write_text
+from ratrain.simulate.simulate import simulate
+
+LLAMA = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024)
+
+
+def asked(one: JobSpec, divided: bool | None) -> JobSpec:
+    return replace(one, schedule=replace(one.schedule, sequence_parallel=divided))
+
+
+def pairs_of_groups() -> list[tuple[Group, Group]]:
+    """The same group without sequence parallelism and with."""
+    found: dict[object, list[Group]] = {}
+    for group in groups_of(LLAMA):
+        plain = replace(group.layout, sequence_parallel=False)
+        found.setdefault((plain, group.micro_batches), []).append(group)
+    return [(two[0], two[1]) for two in found.values() if len(two) == 2]
+
+
+@quick
+@given(candidates(RATRAIN + SKELETONS, divided=True))
+def test_the_bill_is_never_below_the_proof_with_divided_sequences(row: Row) -> None:
+    check_never_below(row)
+
+
+@quick
+@given(candidates(RATRAIN, divided=True))
+def test_the_bill_is_at_most_two_percent_above_the_proof_with_divided_sequences(row: Row) -> None:
+    check_close(row)
+
+
+@pytest.mark.slow
+@long
+@given(candidates(RATRAIN + SKELETONS, divided=True))
+def test_the_bill_is_never_below_on_many_plans_with_divided_sequences(row: Row) -> None:
+    check_never_below(row)
+
+
+def test_inputs_are_divided_by_the_tensor_degree_and_states_are_not_touched() -> None:
+    for plain, divided in pairs_of_groups():
+        recovery = np.zeros(plain.layers.shape, dtype=np.int64)
+        before = bill(plain, recovery).items
+        after = bill(divided.only(np.arange(len(plain))), np.zeros_like(divided.layers)).items
+        if np.array_equal(plain.layers, divided.layers):
+            assert np.array_equal(before["input"], after["input"] * plain.layout.tensor)
+            assert np.array_equal(before["sums"], after["sums"])  # parts of sums are whole
+            for name in ("view", "optimizer"):
+                assert np.array_equal(before[name], after[name])
+        assert plain.units[1].saved_bytes > divided.units[1].saved_bytes
+
+
+def test_the_closed_form_agrees_with_the_simulator_on_divided_sequences() -> None:
+    gaps: list[float] = []
+    for _, divided in pairs_of_groups():
+        checked = check(divided)
+        rows = np.flatnonzero(checked.fits)
+        if len(rows) and divided.micro_batches * divided.layout.stages <= 200:
+            gaps.append(gap(checked.group, int(rows[0]), checked.recovery))
+    assert len(gaps) > 10
+    assert np.abs(gaps).mean() < 0.03
+
+
+def test_a_search_with_both_is_no_slower_than_with_either() -> None:
+    steps = {choice: search(asked(LLAMA, choice)).best.step_s for choice in (None, False, True)}
+    assert steps[None] <= min(steps[False], steps[True])
+    for choice in (False, True):
+        layouts = [group.layout for group in groups_of(asked(LLAMA, choice))]
+        assert {layout.sequence_parallel for layout in layouts} == {choice}
+
+
+def test_a_plan_with_divided_sequences_is_read_back_and_simulates_as_said() -> None:
+    best = search(asked(LLAMA, True)).best
+    text = write_plan(plan_of(best.candidate))
+    again = to_candidate(parse_plan(text, "p.json"), "p.json")
+    assert again.layout == best.candidate.layout
+    case = case_of(replace(again.job, layout=again.layout))
+    assert case.program.setup.sequence_parallel
+    assert read_text(write_text(case.program)) == case.program
+    assert simulate(case.program, case.costs).feasible
+
+
+def test_a_plan_file_without_the_field_has_whole_sequences() -> None:
+    table = json.loads(write_plan(plan_of(search(asked(LLAMA, True)).best.candidate)))
+    del table["sequence_parallel"]
+    one = to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+    assert one.layout.tensor > 1
+    assert not one.layout.sequence_parallel
+
+
+def test_offload_has_a_place_in_the_plan_and_is_refused_by_name() -> None:
+    table: dict[str, Any] = json.loads(write_plan(plan_of(search(LLAMA).best.candidate)))
+    table["replicas"][0]["stages"][-1]["offload"] = "host"
+    with pytest.raises(SpecError, match="cannot run yet"):
+        to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+
+
+def test_a_job_that_is_to_be_trained_never_divides_sequences() -> None:
+    trained = replace(job("small-llama", "cpu-lab", 4, 8), data=DataSpec(("*.txt",)))
+    assert not any(group.layout.sequence_parallel for group in groups_of(trained))
+    with pytest.raises(SpecError, match="cannot be trained yet"):
+        list(groups_of(asked(trained, True)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "length"),
+    [(LayoutSpec(8, sequence_parallel=True), 1024), (LayoutSpec(1, 1, 8), 1024)],
+)
+def test_a_layout_that_cannot_divide_or_contradicts_the_schedule_is_refused(
+    layout: LayoutSpec, length: int
+) -> None:
+    one = job("llama-2-7b", "a100-80g-dgx", 8, 32, length)
+    one = one if layout.sequence_parallel else asked(one, True)
+    with pytest.raises(SpecError, match="sequence"):
+        check_job(replace(one, layout=layout))
+
+
+def test_tokens_that_do_not_divide_among_a_group_are_refused_and_never_searched() -> None:
+    odd = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1023)
+    with pytest.raises(SpecError, match="1023 tokens"):
+        check_job(replace(odd, layout=LayoutSpec(1, 1, 8, sequence_parallel=True)))
+    assert not any(group.layout.sequence_parallel for group in groups_of(odd))
+    with pytest.raises(SpecError, match="no tensor degree"):
+        list(groups_of(asked(odd, True)))
