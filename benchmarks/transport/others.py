@@ -245,12 +245,13 @@ def far_end(kind: str, pipe: Connection) -> None:
 
 
 class Other:
-    """A peer of `peers.py` in the interpreter `python`; ImportError where it does not run."""
+    """A peer of `peers.py` in a process of the interpreter `python` (`script` is its near end);
+    ImportError where it does not run."""
 
-    def __init__(self, kind: str, python: str) -> None:
+    def __init__(self, kind: str, python: str, script: str = "others.py") -> None:
         clean = {k: v for k, v in os.environ.items() if k != "PYTHONPATH"}
         self.child = subprocess.Popen(
-            [python, str(Path(__file__).resolve()), kind],
+            [python, str(Path(__file__).resolve().with_name(script)), kind],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -282,6 +283,10 @@ class Other:
     def gb_per_s(self, size: int, total: int) -> float:
         """As the others."""
         return self._ask("gb_per_s", size, total)
+
+    def pages_per_s(self, page: int, count: int = 8000) -> float:
+        """As ours."""
+        return self._ask("pages_per_s", page, count)
 
     def close(self) -> None:
         """End."""

@@ -32,10 +32,11 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).parent))
 
 from others import KINDS, Other  # pyright: ignore[reportMissingImports]
-from ours import SPACE, Pair  # pyright: ignore[reportMissingImports]
+from ours import SPACE  # pyright: ignore[reportMissingImports]
 
 SIZES_KIB = (64, 256, 1024, 16384)
 TOTAL = 1 << 28
+OURS = ("sock", "shm", "mapped")
 
 
 def part(space: Any, number: int, size: int) -> Any:
@@ -227,8 +228,7 @@ def show(name: str, row: list[list[float]], digits: int = 2) -> list[float]:
 
 def open_peers(others: str) -> dict[str, Any]:
     """All that run here, warm."""
-    peers: dict[str, Any] = {"sock": Pair("sock"), "shm": Pair("shm")}
-    peers["mapped"] = Pair("shm", allocate=True)
+    peers: dict[str, Any] = {n: Other(n, sys.executable, "near.py") for n in OURS}
     peers["raw"] = Raw()
     try:
         peers["gloo"] = Gloo()
@@ -280,7 +280,7 @@ def main() -> None:
         row = show(f"{size >> 10} KiB, GB/s", taking_turns(calls, asked.turns))
         rows[size] = dict(zip([*names, "memcpy", "iperf3"], row, strict=True))
     if "pages" in asked.rows:
-        ours = [p for p in peers.values() if isinstance(p, Pair)]
+        ours = [peers[n] for n in OURS]
         for page in (1024, 4096, 16384):
             calls = [lambda p=p, page=page: p.pages_per_s(page) / 1e6 for p in ours]
             show(f"{page} B pages, M/s", taking_turns(calls, asked.turns), 3)
