@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import multiprocessing as mp
+import os
 import shutil
 import socket
 import statistics
@@ -192,15 +193,16 @@ def memcpy_gb_per_s(size: int, total: int) -> float:
 
 
 def iperf3_gb_per_s() -> float:
-    """One stream for a second."""
+    """One stream for a second, client and server on a core each."""
     if shutil.which("iperf3") is None:
         return float("nan")
     server = subprocess.Popen(
-        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", "5998"], stdout=subprocess.DEVNULL
+        ["taskset", "-c", "1", "iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", "5998"],
+        stdout=subprocess.DEVNULL,
     )
     time.sleep(0.3)
     out = subprocess.run(
-        ["iperf3", "-c", "127.0.0.1", "-p", "5998", "-t", "1", "-J"],
+        ["taskset", "-c", "0", "iperf3", "-c", "127.0.0.1", "-p", "5998", "-t", "1", "-J"],
         capture_output=True,
         check=True,
     )
@@ -245,6 +247,20 @@ def open_peers(others: str) -> dict[str, Any]:
     return peers
 
 
+def pin(peers: dict[str, Any]) -> None:
+    """Every near end on core 0, every far end on core 1: left alone, the scheduler often keeps two
+    processes that wake each other on one core, and whose turn that is, is chance."""
+    for peer in peers.values():
+        near = peer.child.pid if isinstance(peer, Other) else os.getpid()
+        far = [peer.child.pid]
+        if isinstance(peer, Other):
+            far = Path(f"/proc/{near}/task/{near}/children").read_text().split()
+        for core, pids in ((0, [near]), (1, far)):
+            for pid in pids:
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(task.name), {core})
+
+
 def fractions(size: int, found: dict[str, float]) -> None:
     """One line: ours against the best over TCP, gloo, NIXL in shared memory, and memcpy."""
     tcp = {n: v for n, v in found.items() if n in ("raw", "gloo", "nixl tcp", "mooncake")}
@@ -265,9 +281,12 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--others", default="", help="a Python that has NIXL and Mooncake")
     parser.add_argument("--rows", nargs="*", default=["latency", *map(str, SIZES_KIB), "pages"])
+    parser.add_argument("--pin", action="store_true", help="near ends on core 0, far on core 1")
     parser.add_argument("--turns", type=int, default=5)
     asked = parser.parse_args()
     peers = open_peers(asked.others)
+    if asked.pin:
+        pin(peers)
     names = list(peers)
     print("measure".ljust(19) + "".join(n.rjust(11) for n in [*names, "memcpy", "iperf3"]))
     if "latency" in asked.rows:
