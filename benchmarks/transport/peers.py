@@ -1,16 +1,22 @@
-"""Side by side in one run: ours, gloo, a raw socket, memcpy, iperf3.
+"""Side by side in one run: ours, gloo, a raw socket, NIXL, Mooncake, memcpy, iperf3.
 
     python benchmarks/transport/peers.py            # gloo's column needs torch
+    python benchmarks/transport/peers.py --others /tmp/others/bin/python    # see others.py
+    python benchmarks/transport/peers.py --rows 256 1024    # these sizes alone, in KiB
+    python benchmarks/transport/peers.py --rows latency pages
 
-Each row is the median of five rounds; the peers take turns within a round. Everybody reads from
-and writes into 128 MiB, front to back and again: a small buffer used over and over would stay in
-the processor's cache, which no weight or page does. The last lines give ours as a fraction.
+Each row is the median of five rounds (`--turns`), with the lowest and the highest behind it; the
+peers take turns within a round. Everybody, memcpy too, reads from and writes into 128 MiB, front
+to back and again: a small buffer used over and over would stay in the processor's cache, which
+no weight or page does. The last lines give ours as a fraction.
 """
 
 from __future__ import annotations
 
+import argparse
 import json
 import multiprocessing as mp
+import os
 import shutil
 import socket
 import statistics
@@ -26,10 +32,12 @@ import numpy as np
 
 sys.path.insert(0, str(Path(__file__).parent))
 
-from ours import SPACE, Pair  # pyright: ignore[reportMissingImports]
+from others import KINDS, Other  # pyright: ignore[reportMissingImports]
+from ours import SPACE  # pyright: ignore[reportMissingImports]
 
-SIZES = (1 << 16, 1 << 18, 1 << 20, 16 << 20)
+SIZES_KIB = (64, 256, 1024, 16384)
 TOTAL = 1 << 28
+OURS = ("sock", "shm", "mapped")
 
 
 def part(space: Any, number: int, size: int) -> Any:
@@ -185,15 +193,16 @@ def memcpy_gb_per_s(size: int, total: int) -> float:
 
 
 def iperf3_gb_per_s() -> float:
-    """One stream for a second."""
+    """One stream for a second, client and server on a core each."""
     if shutil.which("iperf3") is None:
         return float("nan")
     server = subprocess.Popen(
-        ["iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", "5998"], stdout=subprocess.DEVNULL
+        ["taskset", "-c", "1", "iperf3", "-s", "-1", "-B", "127.0.0.1", "-p", "5998"],
+        stdout=subprocess.DEVNULL,
     )
     time.sleep(0.3)
     out = subprocess.run(
-        ["iperf3", "-c", "127.0.0.1", "-p", "5998", "-t", "1", "-J"],
+        ["taskset", "-c", "0", "iperf3", "-c", "127.0.0.1", "-p", "5998", "-t", "1", "-J"],
         capture_output=True,
         check=True,
     )
@@ -201,49 +210,101 @@ def iperf3_gb_per_s() -> float:
     return json.loads(out.stdout)["end"]["sum_received"]["bits_per_second"] / 8e9
 
 
-def median_of(rounds: list[Callable[[], float]], turns: int = 5) -> list[float]:
-    """Each call's median over `turns`, the calls taking turns."""
-    found: list[list[float]] = [[] for _ in rounds]
+def taking_turns(calls: list[Callable[[], float]], turns: int) -> list[list[float]]:
+    """Each call's values over `turns`, the calls taking turns, sorted."""
+    found: list[list[float]] = [[] for _ in calls]
     for _ in range(turns):
-        for call, values in zip(rounds, found, strict=True):
+        for call, values in zip(calls, found, strict=True):
             values.append(call())
-    return [statistics.median(v) for v in found]
+    return [sorted(v) for v in found]
 
 
-def main() -> None:
-    """Print the table."""
-    ours = [Pair("sock"), Pair("shm"), Pair("shm", allocate=True)]
-    peers: dict[str, Pair | Gloo | Raw] = dict(zip(("sock", "shm", "mapped"), ours, strict=True))
+def show(name: str, row: list[list[float]], digits: int = 2) -> list[float]:
+    """Print one row, its range below it; returns the medians."""
+    median = [statistics.median(v) for v in row]
+    print(name.ljust(19) + "".join(f"{v:11.{digits}f}" for v in median))
+    spans = [f"{v[0]:.{digits}f}-{v[-1]:.{digits}f}" for v in row]
+    print(" " * 19 + "".join(s.rjust(11) for s in spans), flush=True)
+    return median
+
+
+def open_peers(others: str) -> dict[str, Any]:
+    """All that run here, warm."""
+    peers: dict[str, Any] = {n: Other(n, sys.executable, "near.py") for n in OURS}
     peers["raw"] = Raw()
     try:
         peers["gloo"] = Gloo()
     except ImportError as error:
         print(f"gloo: not run ({error})")
-    for peer in peers.values():  # warm up
+    for kind in KINDS if others else ():
+        try:
+            peers[kind] = Other(kind, others)
+        except ImportError as error:
+            print(f"{kind}: not run ({error})")
+    for peer in peers.values():
         peer.one_way_us(1024, 300)
         peer.gb_per_s(16 << 20, TOTAL)
+    return peers
+
+
+def pin(peers: dict[str, Any]) -> None:
+    """Every near end on core 0, every far end on core 1: left alone, the scheduler often keeps two
+    processes that wake each other on one core, and whose turn that is, is chance."""
+    for peer in peers.values():
+        near = peer.child.pid if isinstance(peer, Other) else os.getpid()
+        far = [peer.child.pid]
+        if isinstance(peer, Other):
+            far = Path(f"/proc/{near}/task/{near}/children").read_text().split()
+        for core, pids in ((0, [near]), (1, far)):
+            for pid in pids:
+                for task in Path(f"/proc/{pid}/task").iterdir():
+                    os.sched_setaffinity(int(task.name), {core})
+
+
+def fractions(size: int, found: dict[str, float]) -> None:
+    """One line: ours against the best over TCP, gloo, NIXL in shared memory, and memcpy."""
+    tcp = {n: v for n, v in found.items() if n in ("raw", "gloo", "nixl tcp", "mooncake")}
+    best = max(tcp, key=lambda n: tcp[n])
+    line = f"{size >> 10} KiB: sock {found['sock'] / tcp[best]:.2f} of the best ({best})"
+    for name in ("gloo", "nixl tcp", "mooncake"):
+        if name in found:
+            line += f", {found['sock'] / found[name]:.2f} of {name}"
+    for name in ("shm", "mapped"):
+        line += f"; {name} {found[name] / found['memcpy']:.2f} of memcpy"
+        if "nixl shm" in found:
+            line += f", {found[name] / found['nixl shm']:.2f} of nixl shm"
+    print(line)
+
+
+def main() -> None:
+    """Print the table."""
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--others", default="", help="a Python that has NIXL and Mooncake")
+    parser.add_argument("--rows", nargs="*", default=["latency", *map(str, SIZES_KIB), "pages"])
+    parser.add_argument("--pin", action="store_true", help="near ends on core 0, far on core 1")
+    parser.add_argument("--turns", type=int, default=5)
+    asked = parser.parse_args()
+    peers = open_peers(asked.others)
+    if asked.pin:
+        pin(peers)
     names = list(peers)
-    print("measure".ljust(22) + "".join(n.rjust(10) for n in [*names, "memcpy", "iperf3"]))
-    latency = median_of([lambda p=p: p.one_way_us(1024, 1000) for p in peers.values()])
-    print("1 KiB one way, us".ljust(22) + "".join(f"{v:10.1f}" for v in latency))
+    print("measure".ljust(19) + "".join(n.rjust(11) for n in [*names, "memcpy", "iperf3"]))
+    if "latency" in asked.rows:
+        calls = [lambda p=p: p.one_way_us(1024, 1000) for p in peers.values()]
+        show("1 KiB one way, us", taking_turns(calls, asked.turns), 1)
     rows: dict[int, dict[str, float]] = {}
-    for size in SIZES:
+    for size in [int(r) << 10 for r in asked.rows if r.isdecimal()]:
         calls = [lambda p=p, size=size: p.gb_per_s(size, TOTAL) for p in peers.values()]
         calls += [lambda size=size: memcpy_gb_per_s(size, TOTAL), iperf3_gb_per_s]
-        row = median_of(calls)
+        row = show(f"{size >> 10} KiB, GB/s", taking_turns(calls, asked.turns))
         rows[size] = dict(zip([*names, "memcpy", "iperf3"], row, strict=True))
-        print(f"{size >> 10} KiB, GB/s".ljust(22) + "".join(f"{v:10.2f}" for v in row))
-    for page in (1024, 4096, 16384):
-        row = median_of([lambda p=p, page=page: p.pages_per_s(page) / 1e6 for p in ours])
-        print(f"{page} B pages, M/s".ljust(22) + "".join(f"{v:10.3f}" for v in row))
+    if "pages" in asked.rows:
+        ours = [peers[n] for n in OURS]
+        for page in (1024, 4096, 16384):
+            calls = [lambda p=p, page=page: p.pages_per_s(page) / 1e6 for p in ours]
+            show(f"{page} B pages, M/s", taking_turns(calls, asked.turns), 3)
     for size, found in rows.items():
-        best = max(v for n, v in found.items() if n in ("raw", "gloo"))
-        gloo = found["sock"] / found["gloo"] if "gloo" in found else float("nan")
-        print(
-            f"{size >> 10} KiB: sock {found['sock'] / best:.2f} of the best of raw and gloo, "
-            f"{gloo:.2f} of gloo; shm {found['shm'] / found['memcpy']:.2f} "
-            f"and mapped {found['mapped'] / found['memcpy']:.2f} of memcpy"
-        )
+        fractions(size, found)
     for peer in peers.values():
         peer.close()
 

@@ -44,6 +44,7 @@ class Driver:
         self._guest_drives = False
         self._followers = 0
         self._come_back = threading.Event()
+        self._resting = False
         self._later: list[Callable[[], None]] = []
         self._running = False
         self._core: Core | None = None
@@ -120,11 +121,12 @@ class Driver:
                 self._guest_drives = False
                 self._guests -= 1
                 self._guest_left_s = time.monotonic()
+                if self._resting:  # else nobody would serve the sockets until it looks again
+                    self._come_back.set()
                 if self._followers:
                     self._changed.notify_all()
 
     def _drive(self, ready: Callable[[], bool], end_s: float | None) -> bool:
-        began_s = time.monotonic()
         if not self._seat.acquire(blocking=False):
             self.wake()
             self._seat.acquire()
@@ -138,8 +140,6 @@ class Driver:
             return False
         finally:
             self._seat.release()
-            if time.monotonic() - began_s > LINGER_S:
-                self._come_back.set()
 
     def _turn(self, limit_s: float | None, ready: Callable[[], bool] | None = None) -> bool:
         """Serve what is there, or the first to come within `limit_s`; true if `ready()`. What
@@ -206,9 +206,15 @@ class Driver:
             with self._seat:
                 while self._running and not self._guests:
                     self._turn(None)
-            self._come_back.clear()
-            while self._running and (
-                self._guests or time.monotonic() - self._guest_left_s < LINGER_S
-            ):
-                self._come_back.wait(0.05 if self._guests else LINGER_S)
+            while self._running and (rest_s := self._rest_s()) > 0:
+                self._come_back.wait(rest_s)
                 self._come_back.clear()
+
+    def _rest_s(self) -> float:
+        """How long the background thread steps aside: while a guest is there until it leaves
+        (the guest sets `_come_back`), then for what is left of LINGER_S."""
+        with self.lock:
+            self._resting = self._guests > 0
+            if self._resting:
+                return 0.05
+            return self._guest_left_s + LINGER_S - time.monotonic()

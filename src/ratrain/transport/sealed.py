@@ -211,8 +211,8 @@ class SealedChannel(StreamChannel):
         # The last words of the handshake may have come with the peer's first frames.
         self._driver.later(lambda: self._on_events(select.EPOLLIN))
 
-    def _send_now(self, data: bytes) -> bytes:
-        return data  # through the queue like the rest: sealed in the order of sending
+    def _send_now(self, data: bytes, payload: memoryview | None) -> tuple[bytes, memoryview | None]:
+        return data, payload  # through the queue like the rest: sealed in the order of sending
 
     def _flush(self) -> None:
         """Seal what waits, a part at a time, until the socket is full. The last part stays in

@@ -60,7 +60,7 @@ class StreamChannel:
         self._mapped: list[Mapped] = []  # the peer's segments, as we see them
         self._receiver: Receiver | None = None
         self._out: deque[Bytes | Rows] = deque()
-        self._held = False
+        self._holds = 0  # frames posted meanwhile leave together
         self._blocked = False  # the socket is full: epoll will tell
         self._buf = bytearray(frames.MAX_PAGES * 16 + 2 * _READ_BYTES)
         self._view = memoryview(self._buf)
@@ -115,38 +115,44 @@ class StreamChannel:
         if isinstance(payload, memoryview) and len(payload) <= 4096:
             data += payload
             payload = None
-        if payload is None and not waiting and not self._held:
-            data = self._send_now(data)
-            if not data:
+        if not waiting and not self._holds and (payload is None or isinstance(payload, memoryview)):
+            data, payload = self._send_now(data, payload)
+            if not data and payload is None:
                 return
-        out.append(Bytes(memoryview(data)))
+        if data:
+            out.append(Bytes(memoryview(data)))
         if isinstance(payload, memoryview):
             out.append(Bytes(payload))
         elif payload is not None:
             out.append(Rows(payload))
-        if not waiting and not self._held and not self.closed:
+        if not waiting and not self._holds and not self.closed:
             self._send_out()
 
     def hold(self) -> None:
         """Part of Channel."""
-        self._held = True
+        self._holds += 1
 
     def release(self) -> None:
         """Part of Channel."""
-        self._held = False
-        if self._out and not self._blocked:
+        self._holds -= 1
+        if self._out and not self._holds and not self._blocked and not self.closed:
             self._send_out()
 
-    def _send_now(self, data: bytes) -> bytes:
-        """Send a short frame without queueing it; what is left of it."""
+    def _send_now(self, data: bytes, payload: memoryview | None) -> tuple[bytes, memoryview | None]:
+        """Send a frame without queueing it; what is left of it."""
         try:
-            sent = self._sock.send(data)
+            if payload is None:
+                return data[self._sock.send(data) :], None
+            sent = self._sock.sendmsg((data, payload))
         except BlockingIOError:
-            return data
+            return data, payload
         except OSError as error:
             self._fail(error)
-            return b""
-        return data[sent:]
+            return b"", None
+        over = sent - len(data)
+        if over < 0:
+            return data[sent:], payload
+        return b"", payload[over:] if over < len(payload) else None
 
     def _send_out(self) -> None:
         self._flush()
@@ -278,11 +284,23 @@ class StreamChannel:
         got = self._sock.recv_into(self._view[self._end : self._end + asked])
         self._end += got
         self._drained = got < asked
+        acks = self._acks_first()
+        if acks:
+            self.hold()  # what they make room for leaves in one call
         while not self._left and not self.closed and self._end - self._start >= self._need:
+            if acks and not self._acks_first():
+                acks = False
+                self.release()
             self._parse()
+        if acks:
+            self.release()
         if self._left:
             self._start = self._end = 0
         return got
+
+    def _acks_first(self) -> bool:
+        """True when acknowledgements come next."""
+        return self._end > self._start and self._buf[self._start] == frames.ACK
 
     def _parse(self) -> None:
         start = self._start
