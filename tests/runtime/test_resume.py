@@ -20,6 +20,7 @@ from launched import (
 from runs_made import CONFIG, Setting
 
 from ratrain.checkpoint.listing import listed
+from ratrain.checkpoint.manifest import parse, render
 from ratrain.errors import RunFailed
 from ratrain.runtime.run_folder import RunFolder
 
@@ -74,6 +75,30 @@ def test_another_layout_goes_on_with_the_same_numbers(
     ours = [row["loss"] for row in folder.read_metrics()]
     assert ours == pytest.approx(theirs, rel=2e-5)
     assert len(ours) == STEPS and ours[HALF] != ours[HALF - 1]
+
+
+def test_steps_that_overflowed_are_remembered_as_no_updates(tmp_path: Path) -> None:
+    setting = replace(SETTING, dtype="fp16", loss_scale=2.0**27)
+    overflowed = made(tmp_path / "whole", setting)
+    start(overflowed)
+    folder = cut_short(overflowed, tmp_path / "rest", setting, HALF)
+    states = [one.manifest.meta.state for one in listed(folder.checkpoints) if one.manifest]
+    assert 0 < states[-1]["updates"] < HALF, states
+    start(folder)
+    assert loss_bits(folder) == loss_bits(overflowed)
+    assert_same_end(folder, overflowed)
+
+
+def test_a_checkpoint_that_does_not_count_updates_goes_on_with_its_steps(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    folder = cut_short(whole, tmp_path, SETTING, HALF)
+    path = folder.checkpoints / "step-00000006" / "manifest.json"
+    manifest = parse(path.read_bytes())
+    assert manifest.meta.state["updates"] == HALF
+    path.write_bytes(render(replace(manifest, meta=replace(manifest.meta, state={}))))
+    start(folder)
+    assert loss_bits(folder) == loss_bits(whole)
 
 
 def test_a_finished_run_is_left_as_it_is(whole: RunFolder, tmp_path: Path) -> None:

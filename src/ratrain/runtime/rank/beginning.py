@@ -95,6 +95,7 @@ def _built(
                 _saved(parts, division),
                 float(meta.state.get("loss_scale", job.train.loss_scale)),
                 int(meta.state.get("good_steps", 0)),
+                meta.step - int(meta.state.get("updates", meta.step)),
             )
         ), ""
     except CheckpointError as error:

@@ -107,7 +107,7 @@ def _run(folder: RunFolder, rank: int) -> None:
             rank,
             run.states,
             network,
-            run.ops.scale_after,
+            run.ops.clipping.state_after,
             run.is_last,
         )
     )
