@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ratrain.checkpoint.entries import KINDS, Entry, clipped
 from ratrain.checkpoint.folder import begin, commit, rank_path
@@ -31,6 +32,7 @@ class SaveSpec:
     model: str
     config_hash: str
     unit_sizes: Mapping[str, int]
+    state: Mapping[str, Any]  # the same in every checkpoint of the run
 
 
 class CheckpointSaver:
@@ -95,7 +97,7 @@ class CheckpointSaver:
             prune(self._spec.run / "checkpoints", self._spec.keep)
 
     def _meta(self, step: int) -> Meta:
-        spec, state = self._spec, dict(self._state_after(step))
+        spec, state = self._spec, {**self._spec.state, **self._state_after(step)}
         return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
 
 
