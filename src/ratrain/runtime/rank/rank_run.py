@@ -64,7 +64,7 @@ def _run(folder: RunFolder, rank: int) -> None:
     torch.set_num_threads(spec.threads)
     job = load_job(spec.job_path)
     program = folder.read_program()
-    require_tied(job.model.spec, program.setup)
+    require_tied(job.model.spec, program)
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"

@@ -21,7 +21,7 @@ from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import Graph, RankStates, UnitState
-from ratrain.runtime.step.tied import add_here, counted_once, tied_range
+from ratrain.runtime.step.tied import add_here, counted_once, tied_gradient
 
 _SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
 """The norm takes so many at once: as fp64, with their squares, what the optimizer widens later."""
@@ -290,10 +290,11 @@ class RankOps:
 
     def _tie_sync(self, op: LocalOp, step: int) -> None:
         unit, last = self._unit(op), self._states.units[-1]
+        own = tied_gradient(unit)
         if unit.local.first and last.local.last:
-            add_here(_tied_gradient(unit), _tied_gradient(last))
-        else:
-            self._network.add_copies(_tied_gradient(unit))
+            add_here(own, tied_gradient(last))
+        elif len(own):  # the last owner's part may be all padding, at both ends
+            self._network.add_copies(own)
 
     def _clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
@@ -358,12 +359,6 @@ class RankOps:
 
     def _unit(self, op: LocalOp) -> UnitState:
         return self._states.units[op.unit]
-
-
-def _tied_gradient(unit: UnitState) -> Tensor:
-    """The shared matrix' part of a unit's whole gradient."""
-    assert unit.gradient is not None
-    return unit.gradient[tied_range(unit)]
 
 
 def _rank_of_stage(schedule: Schedule) -> list[int]:
