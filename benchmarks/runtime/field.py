@@ -6,6 +6,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.util import find_spec
 from pathlib import Path
 
 from cases import Case, cluster_of
@@ -16,7 +17,7 @@ from ratrain.lab import Lab
 from ratrain.lab.crew import run_crew
 
 RANK = Path(__file__).parent / "rank.py"
-PEERS = ("plain", "ddp", "fsdp2", "fsdp2-kept", "pp", "pp+ddp", "pp+fsdp2", "pp+hooks")
+PEERS = ("plain", "ddp", "fsdp2", "fsdp2-kept", "pp", "pp+ddp", "pp+fsdp2", "pp+hooks", "deepspeed")
 LAST_WORDS = 6  # lines of a failed rank
 
 
@@ -32,6 +33,8 @@ class Field:
         """One run of one method; a failure is an outcome too."""
         if method in OURS:
             return run_ours(self.case, self.folder, self.lab, method)
+        if method == "deepspeed" and not find_spec("deepspeed"):
+            return Outcome(method, failure="skipped: pip install deepspeed, which is not there")
         return self._peer(method)
 
     def _peer(self, method: str) -> Outcome:

@@ -13,6 +13,7 @@ from typing import Protocol, cast
 import torch
 import torch.distributed as dist
 from cases import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
+from deepspeed_peer import DeepSpeedPipeline
 from plain_model import Stage, loss_of, stage_of, units_of_stage
 from torch import Tensor, nn
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
@@ -173,6 +174,11 @@ def pipeline_hooks(case: Case, spec: ModelSpec) -> Method:
     return Hooked(inner, case.micro_batches, mesh.get_group("dp"))
 
 
+def deepspeed(case: Case, spec: ModelSpec) -> Method:
+    """DeepSpeed's pipeline with ZeRO-1, and its update inside the step."""
+    return DeepSpeedPipeline(case, lambda number: _stage(case, spec, number), optimizer_of)
+
+
 BUILDERS: dict[str, Callable[[Case, ModelSpec], Method]] = {
     "plain": single,
     "ddp": ddp,
@@ -182,6 +188,7 @@ BUILDERS: dict[str, Callable[[Case, ModelSpec], Method]] = {
     "pp+ddp": pipeline_ddp,
     "pp+fsdp2": pipeline_fsdp2,
     "pp+hooks": pipeline_hooks,
+    "deepspeed": deepspeed,
 }
 
 

@@ -29,7 +29,10 @@ from outcomes import Outcome, together
 LAYOUTS = {
     "pipeline 2": ({"pipeline": 2, "data": 1, "cpus": 1.0}, ("pp",)),
     "data 2": ({"pipeline": 1, "data": 2, "cpus": 1.0}, ("ddp", "fsdp2", "fsdp2-kept")),
-    "2x2": ({"pipeline": 2, "data": 2, "cpus": 0.5}, ("pp+ddp", "pp+fsdp2", "pp+hooks")),
+    "2x2": (
+        {"pipeline": 2, "data": 2, "cpus": 0.5},
+        ("pp+ddp", "pp+fsdp2", "pp+hooks", "deepspeed"),
+    ),
 }
 VARIANTS: dict[str, dict[str, Any]] = {
     "balanced": {},

@@ -5,6 +5,7 @@ from __future__ import annotations
 import zlib
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -54,12 +55,16 @@ def write_ranks(partial: Path, step: int, division: Division) -> list[RankRecord
 
 
 def save(
-    run: Path, step: int, division: Division | None = None, units: Mapping[str, int] = UNITS
+    run: Path,
+    step: int,
+    division: Division | None = None,
+    units: Mapping[str, int] = UNITS,
+    state: Mapping[str, Any] | None = None,
 ) -> Path:
     """A whole checkpoint."""
     partial = begin(run, step)
     records = write_ranks(partial, step, division or evenly(units, 2))
-    return commit(partial, records, Meta(step, MODEL, CONFIG, units, {"tokens": step * 8}))
+    return commit(partial, records, Meta(step, MODEL, CONFIG, units, state or {"tokens": step * 8}))
 
 
 def same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> bool:

@@ -39,6 +39,26 @@ def run(tmp_path: Path) -> Path:
     return tmp_path
 
 
+def test_it_says_once_on_which_text_a_run_was_trained(ratrain: Ratrain, tmp_path: Path) -> None:
+    told = {
+        "text": "a.txt and 3 more",
+        "tokens": 12345,
+        "sha256": "ab" * 32,
+        "tokenizer": "bytes-1",
+    }
+    for step in (10, 20):
+        save(tmp_path, step, state={"data": told})
+    save(tmp_path, 30, state={"data": {**told, "text": "b" * 40, "tokenizer": "c" * 66}})
+    status, out, _ = ratrain(tmp_path)
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0] == "trained on a.txt and 3 more"
+    assert lines[1] == f"  12,345 tokens, sha256 {'ab' * 6}, tokenizer bytes-1"
+    assert [line[:13] for line in lines[2:4]] == ["step-00000010", "step-00000020"]
+    assert lines[4] == f"trained on {'b' * 40}" and lines[6].startswith("step-00000030")
+    assert all(len(line) <= 80 for line in lines)
+
+
 def harm(run: Path) -> None:
     path = run / "checkpoints" / "step-00000100" / "rank-00001.safetensors"
     whole = bytearray(path.read_bytes())

@@ -120,7 +120,7 @@ def test_only_a_tied_model_that_can_train_adds_its_copies_up() -> None:
         assert Kind.TieSync not in kinds_of(case_of(other))
 
 
-@pytest.mark.parametrize("layout", [LayoutSpec(2), LayoutSpec(3)])
+@pytest.mark.parametrize("layout", [LayoutSpec(2), LayoutSpec(3), LayoutSpec(2, 2)])
 @pytest.mark.parametrize(("dtype", "element_bytes"), [("fp32", 4), ("fp16", 2)])
 def test_a_sum_takes_the_matrix_over_the_link_both_ways_at_once(
     layout: LayoutSpec, dtype: str, element_bytes: int
@@ -133,8 +133,9 @@ def test_a_sum_takes_the_matrix_over_the_link_both_ways_at_once(
     link = case.placement.stage_link(0, layout.pipeline - 1, range(layout.data))
     model = case.job.model.spec
     moved_s = element_bytes * model.vocab * model.hidden / link.bandwidth_bytes_per_s
+    owners = layout.data  # each exchanges its own part with its like at the other end
     assert len(ties) == 2
-    assert taken_s == pytest.approx([link.latency_s + moved_s] * 2)
+    assert taken_s == pytest.approx([link.latency_s + moved_s / owners] * 2)
 
 
 def test_one_rank_with_both_copies_adds_them_in_its_memory() -> None:
@@ -144,7 +145,7 @@ def test_one_rank_with_both_copies_adds_them_in_its_memory() -> None:
     work = case.costs.work[Kind.TieSync]
     (tie,) = np.flatnonzero(case.program.table.kind == Kind.TieSync)
     unit = case.program.table.unit[tie]
-    assert work.volume_bytes[unit] == 5 * 4 * model.vocab * model.hidden
+    assert work.volume_bytes[unit] == 5 * 4 * model.vocab * model.hidden / 2  # owners
     assert work.fixed_s[unit] == device.launch_s
     rate = case.costs.link_rate_bytes_per_s[work.link[unit]]
     assert rate == device.memory.bandwidth_bytes_per_s

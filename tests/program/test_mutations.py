@@ -149,19 +149,23 @@ def test_a_dropped_half_of_a_tie_misses_its_partner_and_leaves_gradients_incompl
 
 @quick
 @given(cases(tied=True), st.data())
-def test_a_reduction_ahead_of_the_tie_is_an_incomplete_gradient(
-    case: Case, data: st.DataObject
-) -> None:
+def test_a_tie_ahead_of_its_reduction_is_named(case: Case, data: st.DataObject) -> None:
     program = case.program
-    followed = [
-        (rank, lane, place)
-        for rank, lane, place in ops_of(program, Kind.TieSync)
-        if Kind.GradSync in {action.kind for action in program.lanes[rank, lane][place + 1 :]}
+    rank, lane, place = data.draw(st.sampled_from(ops_of(program, Kind.TieSync)))
+    actions = program.lanes[rank, lane]
+    tie = actions[place]
+    behind = [
+        at
+        for at, action in enumerate(actions[:place])
+        if action.kind is Kind.GradSync and (action.stage, action.unit) == (tie.stage, tie.unit)
     ]
-    assume(followed)
-    rank, lane, place = data.draw(st.sampled_from(followed))
-    swapped = changed(program, rank, lane, _swap(place, place + 1))
-    assert Rule.INCOMPLETE_GRADIENT in names(verify(swapped))
+    assume(behind)
+    lanes = {**program.lanes}
+    rest = [action for action in actions if action is not tie]
+    lanes[rank, lane] = (*rest[: behind[0]], tie, *rest[behind[0] :])
+    found = verify(replace(program, lanes=lanes))
+    assert not found.sound
+    assert "TieSync" in " ".join(finding.message for finding in found.findings)
 
 
 @quick
@@ -171,11 +175,11 @@ def test_a_reader_of_one_copy_s_gradient_alone_is_named(case: Case, data: st.Dat
     uses, units = table.uses, table.states.units
     g = uses.state - table.states.start("gradient")
     ends = (g >= 0) & (g < len(units.rank)) & (units.tied_to[g % len(units.rank)] >= 0)
-    readers = np.isin(table.kind[uses.op], [Kind.GradSync, Kind.UpdateShard, Kind.ClipNorm])
+    readers = np.isin(table.kind[uses.op], [Kind.UpdateShard, Kind.ClipNorm])
     rows = np.flatnonzero(ends & readers & (uses.mode == READ))
     row = data.draw(st.sampled_from(rows.tolist()))
     version = uses.version.copy()
-    version[row] = units.micro_batches[g[row]]
+    version[row] = units.micro_batches[g[row]] + data.draw(st.integers(0, table.setup.reduces))
     findings = verify(with_uses(table, version=version)).findings
     assert any("without its other copy's" in f.message for f in findings)
 

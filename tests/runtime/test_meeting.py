@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import socket
 import threading
 import time
+from contextlib import suppress
 
 import pytest
 from torch.distributed import HashStore, Store  # type: ignore[attr-defined]
 
 from ratrain.errors import RunFailed
+from ratrain.runtime.rank import meeting
 from ratrain.runtime.rank.meeting import attempt_store, join
 
 
@@ -58,5 +61,38 @@ def test_a_launcher_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch) 
     for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("MASTER_PORT", "1")
-    with pytest.raises(RunFailed, match=r"rank 1: the launcher's store was not reached.*1\)"):
+    with pytest.raises(RunFailed, match=r"rank 1: .*was not reached at MASTER_ADDR 127.0.0.1, MAS"):
         join("gloo", 0.2)
+
+
+def test_a_job_that_waits_long_for_peers_looks_for_its_launcher_a_bounded_time(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+        monkeypatch.setenv(name, value)
+    monkeypatch.setenv("MASTER_PORT", "1")
+    monkeypatch.setattr(meeting, "REACH_S", 0.6)
+    with pytest.raises(RunFailed, match=r"MASTER_PORT 1: Connection refused, for 0.6 s\n"):
+        join("gloo", 3600)
+
+
+def test_something_else_that_answers_is_not_taken_for_the_launcher(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as stranger:
+        threading.Thread(target=answer_wrongly, args=(stranger,), daemon=True).start()
+        port = str(stranger.getsockname()[1])
+        for name, value in (("RANK", "1"), ("WORLD_SIZE", "2"), ("MASTER_ADDR", "127.0.0.1")):
+            monkeypatch.setenv(name, value)
+        monkeypatch.setenv("MASTER_PORT", port)
+        monkeypatch.setattr(meeting, "REACH_S", 1.0)
+        with pytest.raises(RunFailed, match=f"rank 1: .*not reached at .* MASTER_PORT {port}: "):
+            join("gloo", 3600)
+
+
+def answer_wrongly(server: socket.socket) -> None:
+    """Takes every connection and says what no store says, until the server is closed."""
+    with suppress(OSError):
+        while True:
+            with server.accept()[0] as caller, suppress(OSError):
+                caller.sendall(b"HTTP/1.1 400 Bad Request\r\n\r\n")

@@ -17,9 +17,10 @@ from launched import (
     steps_done,
     wait_until,
 )
-from runs_made import CONFIG, Setting
+from runs_made import CONFIG, Setting, write_text
 
 from ratrain.checkpoint.listing import listed
+from ratrain.checkpoint.manifest import parse, render
 from ratrain.errors import RunFailed
 from ratrain.runtime.run_folder import RunFolder
 
@@ -74,6 +75,30 @@ def test_another_layout_goes_on_with_the_same_numbers(
     ours = [row["loss"] for row in folder.read_metrics()]
     assert ours == pytest.approx(theirs, rel=2e-5)
     assert len(ours) == STEPS and ours[HALF] != ours[HALF - 1]
+
+
+def test_steps_that_overflowed_are_remembered_as_no_updates(tmp_path: Path) -> None:
+    setting = replace(SETTING, dtype="fp16", loss_scale=2.0**23)
+    overflowed = made(tmp_path / "whole", setting)
+    start(overflowed)
+    folder = cut_short(overflowed, tmp_path / "rest", setting, HALF)
+    states = [one.manifest.meta.state for one in listed(folder.checkpoints) if one.manifest]
+    assert 0 < states[-1]["updates"] < HALF, states
+    start(folder)
+    assert loss_bits(folder) == loss_bits(overflowed)
+    assert_same_end(folder, overflowed)
+
+
+def test_a_checkpoint_that_does_not_count_updates_goes_on_with_its_steps(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    folder = cut_short(whole, tmp_path, SETTING, HALF)
+    path = folder.checkpoints / "step-00000006" / "manifest.json"
+    manifest = parse(path.read_bytes())
+    assert manifest.meta.state["updates"] == HALF
+    path.write_bytes(render(replace(manifest, meta=replace(manifest.meta, state={}))))
+    start(folder)
+    assert loss_bits(folder) == loss_bits(whole)
 
 
 def test_a_finished_run_is_left_as_it_is(whole: RunFolder, tmp_path: Path) -> None:
@@ -137,6 +162,29 @@ def test_a_checkpoint_of_another_model_is_refused(whole: RunFolder, tmp_path: Pa
     config.write_text(config.read_text().replace(str(CONFIG["rms_norm_eps"]), "0.01"))
     with pytest.raises(RunFailed, match="was written with another configuration of 'minute'"):
         start(folder)
+
+
+@pytest.mark.parametrize("kept", ["checkpoint of today", "checkpoint that does not tell"])
+def test_a_run_goes_on_with_the_text_that_its_checkpoint_was_trained_on(
+    kept: str, whole: RunFolder, tmp_path: Path
+) -> None:
+    folder = cut_short(whole, tmp_path, SETTING, HALF)
+    for one in listed(folder.checkpoints):
+        assert one.manifest is not None
+        if "not" in kept:
+            state = {k: v for k, v in one.manifest.meta.state.items() if k != "data"}
+            forgotten = replace(one.manifest, meta=replace(one.manifest.meta, state=state))
+            (one.path / "manifest.json").write_bytes(render(forgotten))
+    write_text(tmp_path / "text.txt", seed=1)
+    if "not" in kept:
+        start(folder)
+        assert loss_bits(folder)[HALF] != loss_bits(whole)[HALF]
+        return
+    with pytest.raises(RunFailed) as error:
+        start(folder)
+    assert "step-00000006 was trained on other text: text.txt" in str(error.value)
+    assert "job.toml [data]" in str(error.value) and "fix: give the run" in str(error.value)
+    assert steps_done(folder) == HALF
 
 
 # ---- asked to stop --------------------------------------------------------------------------

@@ -17,6 +17,7 @@ from training import Result, train
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.program.strategies import PASSES, STRATEGIES
+from ratrain.runtime.step.optimizer import learning_rate
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]
 PLAIN = ["1f1b", "gpipe", "zb-h1", "megatron", "baseline-1f1b", "tuned", "full-save", "zero3-heavy"]
@@ -153,6 +154,23 @@ def test_training_goes_on_once_the_scale_is_small_enough(crew: Crew, tmp_path: P
     assert 1.0 < scale < 2.0**26, "the first steps were not skipped, or nothing else was done"
     assert any(moment.any() for _, moment, _ in found[0].units.values())
     assert not any(one.differences(found[0]) for one in found)
+
+
+def test_the_first_update_is_a_whole_one_however_many_steps_overflowed_before(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """AdamW's first update is the learning rate times the gradient's sign: its bias correction
+    counts updates, not steps."""
+    setting = Setting(dtype="fp16", loss_scale=2.0**27).at((2, 2))
+    norms = train(crew, replace(setting, steps=14), tmp_path / "long").norms
+    skipped = list(np.isfinite(norms)).index(True)
+    assert skipped >= 2
+    found = train(crew, replace(setting, steps=skipped + 1), tmp_path / "short")
+    job = load_job(tmp_path / "short" / "job.toml")
+    begun = begun_units(job)
+    for unit in ("0", "3"):  # all of a layer has a gradient, unlike words that do not occur
+        moved = np.median(abs(found.units[unit][0] - begun[unit]))
+        assert moved == pytest.approx(learning_rate(job.train, skipped), rel=0.05), unit
 
 
 @pytest.mark.parametrize("seed", range(6))

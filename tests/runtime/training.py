@@ -192,7 +192,7 @@ def train_rank(
         norms,
         {unit.name: _own(unit) for unit in run.states.units},
         {unit.name: _numpy(unit.view) for unit in run.states.units if unit.view is not None},
-        run.ops.loss_scale.scale if run.ops.loss_scale else 1.0,
+        run.ops.clipping.scale,
         run.ledger.peak.size_bytes,
     )
 

@@ -87,13 +87,19 @@ def test_the_same_job_again_gets_a_folder_of_its_own(folder: Path) -> None:
 
 @pytest.mark.usefixtures("finished")
 def test_tensorboard_shows_the_losses_of_the_metrics(folder: Path) -> None:
+    assert_curves_are_the_metrics(folder / "runs" / "job-ratrain")
+
+
+def assert_curves_are_the_metrics(run: Path) -> None:
+    """The losses, each once, in one file of events."""
     from tensorboard.backend.event_processing.event_accumulator import EventAccumulator
 
-    run = folder / "runs" / "job-ratrain"
+    assert len(list((run / "tensorboard").iterdir())) == 1
     events = EventAccumulator(str(run / "tensorboard")).Reload()
-    shown = {event.step: event.value for event in events.Scalars("loss")}
+    shown = [(event.step, event.value) for event in events.Scalars("loss")]
     rows = RunFolder(run).read_metrics()
-    assert shown == {row["step"] + 1: pytest.approx(row["loss"], rel=1e-6) for row in rows}
+    assert rows
+    assert shown == [(row["step"] + 1, pytest.approx(row["loss"], rel=1e-6)) for row in rows]
 
 
 # ---- going on ---------------------------------------------------------------------------
@@ -199,6 +205,7 @@ def test_the_printed_torchrun_command_runs_what_was_prepared(tmp_path: Path) -> 
     assert done.returncode == 0, done.stderr
     report = ratrain(tmp_path, "train", "job.toml", "--run", "run", "--resume", "--json")
     assert report.status == 0 and report.body["steps"]["done"] == 3
+    assert_curves_are_the_metrics(tmp_path / "run")
 
 
 def _free_port() -> int:

@@ -16,7 +16,7 @@ from rich.console import Console
 
 from ratrain.cli.train_view import Shown, left, plain_line
 from ratrain.errors import SpecError
-from ratrain.runtime.run import trackers
+from ratrain.runtime.rank import trackers
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records
 from ratrain.runtime.run.report import counted_rows

@@ -27,8 +27,8 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
 def command(folder: Path, verify: bool, other: Path | None, as_json: bool) -> None:
     """List the checkpoints of a run, oldest first: step, size, ranks, age, whether
-    complete. A run's folder, its checkpoints folder or one checkpoint will do;
-    --compare takes one checkpoint.
+    complete, and on which text they were trained. A run's folder, its checkpoints
+    folder or one checkpoint will do; --compare takes one checkpoint.
 
     The exit status is 7 where a checkpoint is damaged, 1 where two compared differ.
 
@@ -55,7 +55,12 @@ def command(folder: Path, verify: bool, other: Path | None, as_json: bool) -> No
         }
         click.echo(json.dumps(body, indent=2))
     else:
+        before = None
         for one in found:
+            data = one.manifest.meta.state.get("data") if one.manifest else before
+            if data is not None and data != before:
+                click.echo(_data_line(data))
+            before = data
             click.echo(_line(one, verify))
         for path in left:
             click.echo(f"{path.name:28}  unfinished; it is never read")
@@ -150,6 +155,12 @@ def _line(one: Listed, verified: bool) -> str:
         f"{format_bytes(one.manifest.size_bytes):>10}  {ranks:>5} rank{'s' * (ranks != 1):1}"
         f"  {_age(time.time() - one.manifest.created_s)}"
     )
+
+
+def _data_line(data: dict[str, Any]) -> str:
+    """What the checkpoints below were trained on."""
+    of = f"{data['tokens']:,} tokens, sha256 {data['sha256'][:12]}"
+    return f"trained on {data['text']}\n  {of}, tokenizer {data['tokenizer'][:12]}"
 
 
 def _age(age_s: float) -> str:

@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 if TYPE_CHECKING:
+    from ratrain.corpus.prepare import Prepared
     from ratrain.describe.job import JobSpec
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -144,20 +145,20 @@ def _resumed(request: RunRequest, run: Path | None) -> _Ready:
     for change in found.changes:
         _say(f"changed since the run began: {change}")
     if not found.finished:
-        _prepare_data(found.job)
+        found.require_same_data(_prepare_data(found.job))
         folder.write_spec(found.spec, folder.read_program())
         begins = f"resumes behind step {found.step}" if found.step else "no checkpoint yet: begins"
         _say(f"run {run} {begins}")
     return _Ready(folder, found.job, found.spec, found.step)
 
 
-def _prepare_data(job: JobSpec) -> None:
-    """Tokenises here once, with a bar, what every rank reads."""
+def _prepare_data(job: JobSpec) -> Prepared:
+    """Tokenises here once, with a bar, what every rank reads; returns it."""
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job
 
     with progress("tokenise", "bytes") as report:
-        data_of_job(job, progress=report)
+        return data_of_job(job, progress=report).prepared
 
 
 def _lab_wanted(ready: _Ready, lab: bool | None, resume: bool) -> bool:

@@ -277,11 +277,13 @@ def _norms(placement: Placement, setup: Setup, units: int) -> Work:
 def _ties(
     job: JobSpec, placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports
 ) -> Work:
-    """A tied matrix' gradient from each end of the pipeline to the other, both ways at once; on one
-    rank, three reads and two writes of it in memory. Not modelled: the sum where it was sent."""
+    """The part of a tied matrix' gradient that a replica owns from each end of the pipeline to the
+    other, both ways at once; on one rank, three reads and two writes of it in memory. Not modelled:
+    the sum where it was sent."""
     layout, model = placement.layout, job.model.spec
     element_bytes = precision_of(job.schedule.dtype).gradient_bytes
-    size_bytes = element_bytes * model.vocab * model.hidden / layout.tensor
+    parts = layout.tensor * (setup.data if setup.sharding else 1)
+    size_bytes = element_bytes * model.vocab * model.hidden / parts
     last = layout.pipeline - 1
 
     def tie(unit: _Place) -> tuple[Transfer, int, int]:

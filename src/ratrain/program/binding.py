@@ -138,16 +138,17 @@ class Binding:
         """The version of `saved` that is complete: recovery under tensor parallelism makes two."""
         return 1 + (self.unit.recovered[g] & (self.setup.tensor > 1))
 
-    def complete(self, g: Ints) -> Ints:
-        """The version of a unit's gradient that has all of this replica in it: every micro-batch
-        and, where the unit is tied, both copies."""
-        return self.unit.micro_batches[g] + (self.unit.tied_to[g] >= 0)
+    def of_all_replicas(self, g: Ints) -> Ints:
+        """The version of a unit's gradient that has every micro-batch and every replica in it, of
+        one copy where the unit is tied."""
+        return self.unit.micro_batches[g] + self.setup.reduces
 
     def reduced(self, g: Ints) -> tuple[Ints, Ints]:
-        """The state, and its version, that holds a unit's reduced gradient."""
+        """The state, and its version, that holds a unit's reduced gradient, of both copies where
+        the unit is tied."""
         if self.setup.per_micro_batch:
             return self.shard(g), self.unit.micro_batches[g]
-        return self.gradient(g), self.complete(g) + self.setup.reduces
+        return self.gradient(g), self.of_all_replicas(g) + (self.unit.tied_to[g] >= 0)
 
     def units_of_rank(self, op: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints, Ints]:
         """A barrier's ops, repeated for every unit of their ranks: (op, unit, micro-batch)."""

@@ -108,18 +108,19 @@ def grad_sync(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
         b.reads(op[m > 0], b.shard(g)[m > 0], m[m > 0])
         b.writes(op, b.shard(g), m + 1)
     else:
-        b.reads(op, b.gradient(g), b.complete(g))
-        b.writes(op, b.gradient(g), b.complete(g) + 1)
+        complete = b.unit.micro_batches[g]
+        b.reads(op, b.gradient(g), complete)
+        b.writes(op, b.gradient(g), complete + 1)
 
 
 def tie_sync(b: Binding, op: Ints, g: Ints, m: Ints) -> None:
-    """TieSync: whole gradients of two copies of one matrix in; their sum out, the same bits in
+    """TieSync: reduced gradients of two copies of one matrix in; their sum out, the same bits in
     both. One op on each of two ranks, at the same moment; one op where a rank has both copies."""
     other = b.unit.tied_to[g]
     here = b.unit.rank[other] == b.unit.rank[g]
     for own, unit in ((op, g), (op[here], other[here])):
-        b.reads(own, b.gradient(unit), b.unit.micro_batches[unit])
-        b.writes(own, b.gradient(unit), b.complete(unit))
+        b.reads(own, b.gradient(unit), b.of_all_replicas(unit))
+        b.writes(own, b.gradient(unit), b.of_all_replicas(unit) + 1)
 
 
 def update_shard(b: Binding, op: Ints, g: Ints, m: Ints) -> None:

@@ -171,8 +171,10 @@ def _untied(table: Table, rows: Ints) -> Iterator[Finding]:
         return
     uses, units = table.uses, table.states.units
     g = uses.state[rows] - table.states.start("gradient")
-    late = (units.tied_to[g] >= 0) & (table.kind[uses.op[rows]] != Kind.AllBackward)
-    for row in rows[late & (uses.version[rows] == units.micro_batches[g])].tolist():
+    ahead = np.isin(table.kind[uses.op[rows]], [Kind.AllBackward, Kind.GradSync])
+    late = (units.tied_to[g] >= 0) & ~ahead & (uses.version[rows] >= units.micro_batches[g])
+    due = units.micro_batches[g] + table.setup.reduces + 1
+    for row in rows[late & (uses.version[rows] < due)].tolist():
         op, state = int(uses.op[row]), int(uses.state[row])
         what = f"reads {table.states.name(state)} without its other copy's"
         yield _finding(table, Rule.INCOMPLETE_GRADIENT, op, state, what)

@@ -14,15 +14,16 @@ _Unit = tuple[int, int]
 
 
 def tie_embeddings(program: Program) -> Program:
-    """Tied embeddings: the gradients of both copies are added up before anything else reads them.
+    """Tied embeddings: the gradients of both copies are added up before any update reads them.
 
-    Adds a TieSync ahead of the embedding's GradSync, and one for the head, at the same moment;
-    where one rank holds both copies, one op adds both gradients. The embedding's gradient is the
-    last of all, so the head's sum, reduction, update and save move to the end of their lanes:
-    they hold no layer up, and meet other ranks in one order everywhere. Safe because a TieSync
-    reads complete gradients only, and what reads the sum waits for it. Both copies then see the
-    same gradient, and the same update keeps them equal bit by bit.
-    Megatron-LM does the same with an all-reduce over both stages (arXiv 1909.08053).
+    Adds a TieSync behind the last GradSync of the rank with the embedding, and one on the rank with
+    the head, at the same moment; where one rank holds both copies, one op adds both gradients. It
+    comes behind the reduction over replicas so that the owner of a part exchanges that part alone:
+    with d owners a d-th of the bytes. The embedding's gradient is the last of all, so the head's
+    update and save move to the end of their lanes: they hold no layer up, and meet other ranks in
+    one order everywhere. Safe because a TieSync reads reduced gradients only, and what reads the
+    sum waits for it. Both copies then see the same gradient, and the same update keeps them equal
+    bit by bit. Megatron-LM does the same with an all-reduce over both stages (arXiv 1909.08053).
     """
     if program.setup.per_micro_batch:
         raise ProgramError(
@@ -32,13 +33,11 @@ def tie_embeddings(program: Program) -> Program:
     setup = replace(program.setup, tied=True)
 
     def tied(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
-        first, last = _ends(program, rank)
-        held = [end for end in (first, last) if end[0] in dict(program.stages_of(rank))]
-        ordered = sorted(actions, key=lambda action: _concerns(action, last))
-        if lane is Lane.REDUCE and held:
-            reduced = (i for i, action in enumerate(ordered) if _concerns(action, held[0]))
-            ordered.insert(next(reduced, len(ordered)), Action(Kind.TieSync, *held[0], NONE))
-        return ordered
+        ends = _ends(program, rank)
+        if lane is not Lane.REDUCE:
+            return sorted(actions, key=lambda action: _concerns(action, ends[1]))
+        held = [end for end in ends if end[0] in dict(program.stages_of(rank))]
+        return [*actions, *(Action(Kind.TieSync, *end, NONE) for end in held[:1])]
 
     lanes = (Lane.REDUCE, Lane.UPDATE, Lane.DISK)
     return program.edit("tie-embeddings", *lanes, by=tied, setup=setup)
@@ -51,6 +50,6 @@ def _ends(program: Program, rank: int) -> tuple[_Unit, _Unit]:
 
 
 def _concerns(action: Action, unit: _Unit) -> bool:
-    """Whether an op reduces, updates or saves a unit."""
-    moved = action.kind in (Kind.GradSync, Kind.UpdateShard, Kind.Save)
+    """Whether an op updates or saves a unit."""
+    moved = action.kind in (Kind.UpdateShard, Kind.Save)
     return moved and (action.stage, action.unit) == unit

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from hashlib import sha256
 from pathlib import Path
@@ -21,6 +21,7 @@ from torch import Tensor
 
 from ratrain.checkpoint.listing import latest, listed
 from ratrain.checkpoint.reader import open_checkpoint
+from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
 from ratrain.errors import CheckpointError
 from ratrain.models.division import Division
@@ -34,13 +35,18 @@ from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree, stored
 
 
 def begun(
-    folder: RunFolder, job: JobSpec, spec: RunSpec, build: Callable[[Begin], RankRun]
+    folder: RunFolder,
+    job: JobSpec,
+    spec: RunSpec,
+    data: Mapping[str, Any],
+    build: Callable[[Begin], RankRun],
 ) -> RankRun:
-    """What `build` makes of where the run begins. All ranks call this together."""
+    """What `build` makes of where the run begins; `data` is the identity of what it trains on. All
+    ranks call this together."""
     problems: list[str] = []
     division = spec.seats.seat(dist.get_rank()).division
     for path in _candidates(folder):
-        found, problem = _built(path, job, division, build)
+        found, problem = _built(path, job, data, division, build)
         said = [one for one in _everybody(problem) if one]
         if found is not None and not said:
             _note(folder, path, problems)
@@ -75,7 +81,11 @@ def _candidates(folder: RunFolder) -> list[Path]:
 
 
 def _built(
-    path: Path, job: JobSpec, division: Division, build: Callable[[Begin], RankRun]
+    path: Path,
+    job: JobSpec,
+    data: Mapping[str, Any],
+    division: Division,
+    build: Callable[[Begin], RankRun],
 ) -> tuple[RankRun | None, str]:
     """The run behind a checkpoint, or why it cannot be read."""
     try:
@@ -85,6 +95,7 @@ def _built(
     meta, model = checkpoint.manifest.meta, job.model.spec
     degree = stored_degree(meta.units)
     checkpoint.expect(model.name, config_hash(job), stored_sizes(model, degree))
+    require_same(meta.state, data, job.path, path)
     parts = StoredParts(
         model, degree, lambda *where: torch.from_numpy(checkpoint.read_range(*where))
     )
@@ -95,6 +106,7 @@ def _built(
                 _saved(parts, division),
                 float(meta.state.get("loss_scale", job.train.loss_scale)),
                 int(meta.state.get("good_steps", 0)),
+                meta.step - int(meta.state.get("updates", meta.step)),
             )
         ), ""
     except CheckpointError as error:

@@ -180,6 +180,6 @@ def _update_s(unit: UnitState, train: TrainSpec) -> float:
     took_s: list[float] = []
     for _ in range(LEAST_PASSES + 1):
         began_s = time.perf_counter()
-        piece.update(gradient, train, 0, 1.0)
+        piece.update(gradient, train, 0, 0, 1.0)
         took_s.append(time.perf_counter() - began_s)
     return fmean(took_s[1:]) * (part.end - part.begin) / count

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 import json
 import time
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, Protocol
 
 from ratrain.describe.job import JobSpec
 from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.optimizer import learning_rate
 
+Row = dict[str, Any]
+"""A line of the metrics, or one rank's part of it."""
+EXPOSED = ("reduce_s", "gather_s", "update_s")
+"""State work that compute waits for; the wait for other stages is not communication's alone."""
 _RANK_FIELDS = (
     "step_time_s",
     "compute_s",
@@ -26,11 +31,17 @@ _RANK_FIELDS = (
 
 
 class MetricsLog:
-    """Appends to the metrics file; a line is written whole."""
+    """Appends to the metrics file; a line is written whole. `charts` get each row too."""
 
-    def __init__(self, folder: RunFolder, job: JobSpec, budget_bytes: int | None) -> None:
+    def __init__(
+        self,
+        folder: RunFolder,
+        job: JobSpec,
+        budget_bytes: int | None,
+        charts: Sequence[Tracker] = (),
+    ) -> None:
         self._file = folder.metrics.open("a", buffering=1)
-        self._job, self._budget_bytes = job, budget_bytes
+        self._job, self._budget_bytes, self._charts = job, budget_bytes, charts
         self._tokens = job.batch.sequences * job.model.sequence_length
 
     def write(self, step: int, reports: Round) -> None:
@@ -38,7 +49,7 @@ class MetricsLog:
         step_time_s = max(report.step_time_s for report in reports)
         loss = loss_of(reports, self._tokens)
         norms = [r.gradient_norm for r in reports if r.gradient_norm == r.gradient_norm]
-        body: dict[str, Any] = {
+        body: Row = {
             "step": step,
             "loss": loss,
             "loss_bits": loss.hex(),
@@ -54,6 +65,26 @@ class MetricsLog:
             # Clipping may end after a step's compute does, so a step tells of the one before it.
             body["gradient_norm_before"] = norms[0]
         self._file.write(json.dumps(body) + "\n")
+        for chart in self._charts:
+            chart.write(body)
+
+    def close(self) -> None:
+        """Closes the charts, which may keep back what they got last."""
+        for chart in self._charts:
+            chart.close()
+
+
+class Tracker(Protocol):
+    """Takes each step's row of the metrics."""
+
+    def write(self, row: Row) -> None: ...
+
+    def close(self) -> None: ...
+
+
+def exposed_fraction(rank: Row) -> float:
+    """The part of a rank's step in which compute waits for reductions, gathers and updates."""
+    return sum(rank[name] or 0.0 for name in EXPOSED) / (rank["step_time_s"] or 1.0)
 
 
 def loss_of(reports: Round, tokens: int) -> float:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import json
 import os
 import traceback
+from collections.abc import Callable
+from contextlib import closing
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -12,11 +14,11 @@ from typing import Any
 import torch
 import torch.distributed as dist
 
-from ratrain.corpus.prepare import prepare
+from ratrain.corpus.identity import KEY, identity_of
+from ratrain.corpus.of_job import data_of_job
 from ratrain.corpus.samples import Samples
-from ratrain.corpus.tokenizer import check_vocabulary
 from ratrain.describe.job import JobSpec, load_job
-from ratrain.errors import RatrainError, SpecError
+from ratrain.errors import RatrainError
 from ratrain.program.program import Program
 from ratrain.runtime.failures import tell
 from ratrain.runtime.rank.beginning import begun, config_hash
@@ -26,6 +28,7 @@ from ratrain.runtime.rank.meeting import join
 from ratrain.runtime.rank.metrics import MetricsLog
 from ratrain.runtime.rank.run_costs import costs_of_run
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat
@@ -61,7 +64,7 @@ def _run(folder: RunFolder, rank: int) -> None:
     torch.set_num_threads(spec.threads)
     job = load_job(spec.job_path)
     program = folder.read_program()
-    require_tied(job.model.spec, program.setup)
+    require_tied(job.model.spec, program)
     seat = spec.seats.seat(rank)
     device = _device(rank)
     backend = "nccl" if device.type == "cuda" else "gloo"
@@ -74,14 +77,29 @@ def _run(folder: RunFolder, rank: int) -> None:
         timeout_s=job.train.timeout_s,
         tied=program.setup.tied,
     )
+    if rank != 0:
+        _train(folder, job, program, spec, seat, device, network, lambda _step, _reports: None)
+        return
+    budget_bytes = program.setup.budget_bytes
+    with closing(MetricsLog(folder, job, budget_bytes, own_trackers(folder.path))) as log:
+        _train(folder, job, program, spec, seat, device, network, log.write)
+
+
+def _train(
+    folder: RunFolder,
+    job: JobSpec,
+    program: Program,
+    spec: RunSpec,
+    seat: Seat,
+    device: torch.device,
+    network: TorchNetwork,
+    heard: Callable[[int, Round], None],
+) -> None:
+    """All of a rank's run once its network stands; `heard` gets every control round."""
     allocator = Allocator(device)
-    log = MetricsLog(folder, job, program.setup.budget_bytes) if rank == 0 else None
-
-    def heard(step: int, reports: Round) -> None:
-        if log is not None:
-            log.write(step, reports)
-
-    batches = _batches(job, program, spec, seat, device)
+    data = data_of_job(job)
+    identity = identity_of(data.prepared)
+    batches = _batches(data.samples, program, spec, seat, device)
 
     def built(begin: Begin) -> RankRun:
         return RankRun(
@@ -98,22 +116,22 @@ def _run(folder: RunFolder, rank: int) -> None:
             allocator=allocator,
         )
 
-    run = begun(folder, job, spec, built)
+    run = begun(folder, job, spec, identity, built)
     dist.barrier()  # from here on a rank that is silent for the job's timeout is taken for lost
     _calibrate(folder, job, program, spec, seat, run, network, allocator)
     run.save_with(
         CheckpointSaver(
-            _save_spec(job, spec, folder),
-            rank,
+            _save_spec(job, spec, folder, identity),
+            seat.world_rank,
             run.states,
             network,
-            run.ops.scale_after,
+            run.ops.clipping.state_after,
             run.is_last,
         )
     )
     run.run()
     body = {**run.records(), "memory": run.memory()}
-    write_whole(folder.rank_file(rank, "records"), json.dumps(body))
+    write_whole(folder.rank_file(seat.world_rank, "records"), json.dumps(body))
     network.exchange(None, torch.zeros(1))  # nobody leaves while another still talks
     dist.destroy_process_group()
 
@@ -128,21 +146,9 @@ def _device(rank: int) -> torch.device:
 
 
 def _batches(
-    job: JobSpec, program: Program, spec: RunSpec, seat: Seat, device: torch.device
+    samples: Samples, program: Program, spec: RunSpec, seat: Seat, device: torch.device
 ) -> ReplicaBatches:
     """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    if job.data is None:
-        raise SpecError("there is no [data]", place=spec.job_path, fix="name text files in [data]")
-    base = Path(spec.job_path).parent
-    prepared = prepare(job.data, base)
-    check_vocabulary(prepared.tokenizer, job.model.spec.vocab, place=spec.job_path)
-    samples = Samples(
-        prepared.store,
-        job.model.sequence_length,
-        job.batch.sequences,
-        job.train.seed,
-        job.data.shuffle,
-    )
     counts = [program.setup.replicas[c].micro_batches for c in spec.replica_class]
     first = sum(counts[: seat.data]) * spec.micro_batch
     own = counts[seat.data] * spec.micro_batch
@@ -154,7 +160,9 @@ def _batches(
     return ReplicaBatches(read, first, own, spec.micro_batch, device)
 
 
-def _save_spec(job: JobSpec, spec: RunSpec, folder: RunFolder) -> SaveSpec:
+def _save_spec(
+    job: JobSpec, spec: RunSpec, folder: RunFolder, identity: dict[str, Any]
+) -> SaveSpec:
     return SaveSpec(
         run=folder.path,
         every=job.checkpoint.every,
@@ -162,6 +170,7 @@ def _save_spec(job: JobSpec, spec: RunSpec, folder: RunFolder) -> SaveSpec:
         model=job.model.spec.name,
         config_hash=config_hash(job),
         unit_sizes=stored_sizes(job.model.spec, spec.tensor),
+        state={KEY: identity},
     )
 
 

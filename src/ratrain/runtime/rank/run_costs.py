@@ -150,8 +150,8 @@ def costs_of_run(program: Program, found: list[Calibration], element_bytes: int)
         Kind.AllReduce_R: fixed_work(zero),  # a recovered unit's output is not needed
         Kind.TieSync: tie_work(
             units,
-            column(lambda t: t.elements * element_bytes),
-            update_s * (data if setup.sharding else 1),
+            column(lambda t: t.elements * element_bytes / (data if setup.sharding else 1)),
+            update_s,
             lambda sent, peer: over(
                 sent, lambda r: link_mean(r, lambda c: c.message or c.message_back), peer
             ),

@@ -11,6 +11,7 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ratrain.checkpoint.entries import KINDS, Entry, clipped
 from ratrain.checkpoint.folder import begin, commit, rank_path
@@ -31,11 +32,12 @@ class SaveSpec:
     model: str
     config_hash: str
     unit_sizes: Mapping[str, int]
+    state: Mapping[str, Any]  # the same in every checkpoint of the run
 
 
 class CheckpointSaver:
     """One rank's saver. `is_last(step)` may wait until it is agreed whether a step is the last;
-    `state_after[step]` is what goes into the manifest beside the tensors."""
+    `state_after(step)` is what goes into the manifest beside the tensors."""
 
     def __init__(
         self,
@@ -43,7 +45,7 @@ class CheckpointSaver:
         rank: int,
         states: RankStates,
         network: Network,
-        state_after: Mapping[int, Mapping[str, float]],
+        state_after: Callable[[int], Mapping[str, float]],
         is_last: Callable[[int], bool],
     ) -> None:
         self._spec, self._rank, self._states = spec, rank, states
@@ -95,7 +97,7 @@ class CheckpointSaver:
             prune(self._spec.run / "checkpoints", self._spec.keep)
 
     def _meta(self, step: int) -> Meta:
-        spec, state = self._spec, dict(self._state_after.get(step, {}))
+        spec, state = self._spec, {**self._spec.state, **self._state_after(step)}
         return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
 
 

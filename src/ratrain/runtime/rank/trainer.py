@@ -18,6 +18,7 @@ from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes, Ran
 from ratrain.runtime.step.ledger import Ledger
 from ratrain.runtime.step.network import Network
@@ -39,6 +40,7 @@ class Begin:
     source: Source
     loss_scale: float
     good_steps: int = 0
+    skipped_steps: int = 0  # of those before: their gradients were not finite
 
 
 class RankRun:
@@ -89,7 +91,11 @@ class RankRun:
             batches,
             job.train,
             self.sizes,
-            LossScale(begin.loss_scale, begin.good_steps) if scaled else None,
+            Clipping(
+                job.train.clip_norm,
+                LossScale(begin.loss_scale, begin.good_steps) if scaled else None,
+                begin.skipped_steps,
+            ),
         )
         self.lanes = Lanes(
             self.schedule, self._execute, self.ledger, timeout_s=timeout_s, meet=self.ops.meet

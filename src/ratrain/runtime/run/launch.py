@@ -22,11 +22,12 @@ from typing import Any
 from ratrain.errors import RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.runtime.failures import explained
+from ratrain.runtime.rank.trackers import FOLLOWED
 from ratrain.runtime.run.children import end_ranks, end_stopped_ranks
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 Tick = Callable[[], None]
-"""Called several times a second while the ranks run."""
+"""Called several times a second while the ranks run; it follows the run (see trackers.py)."""
 LOOPBACK = "127.0.0.1"
 
 
@@ -40,7 +41,7 @@ def launch(folder: RunFolder, spec: RunSpec, *, lab: Lab | None, restarts: int, 
         _require_loopback()
     agent = _Agent(folder, spec, lab, restarts)
     stopped: set[int] = set()
-    with _stop_on_signal(folder):
+    with _stop_on_signal(folder), _followed():
         agent.start()
         try:
             while not agent.wait(0.2):
@@ -120,6 +121,16 @@ def _stop_on_signal(folder: RunFolder) -> Generator[None]:
     finally:
         for number, handler in zip(numbers, before, strict=True):
             signal.signal(number, handler)
+
+
+@contextmanager
+def _followed() -> Generator[None]:
+    """Ranks that are started now inherit that their launcher draws the curves."""
+    os.environ[FOLLOWED] = "1"
+    try:
+        yield
+    finally:
+        del os.environ[FOLLOWED]
 
 
 def _require_loopback() -> None:

@@ -8,10 +8,10 @@ from statistics import fmean, median
 from typing import Any
 
 from ratrain.checkpoint.listing import listed
+from ratrain.runtime.rank.metrics import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records, write_measured
-from ratrain.runtime.run.watch import Row
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.timeline.compare import step_times, typical_step
 from ratrain.timeline.timeline import write_whole

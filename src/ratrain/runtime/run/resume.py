@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.checkpoint.folder import step_of
-from ratrain.checkpoint.listing import latest
+from ratrain.checkpoint.listing import latest, read_manifest
+from ratrain.corpus.identity import identity_of, require_same
+from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.errors import SpecError
 from ratrain.runtime.run.facts import read_facts, settings_of
@@ -17,19 +19,29 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run whose program stands; it goes on behind `step`. `changes`: in words, what the job file
-    says otherwise than when the run began."""
+    """A run whose program stands; it goes on behind `checkpoint`, where there is one. `changes`: in
+    words, what the job file says otherwise than when the run began."""
 
     job: JobSpec
     spec: RunSpec
     headline: list[str]
-    step: int
+    checkpoint: Path | None
     skipped: tuple[str, ...]  # damaged checkpoints that were passed over
     changes: tuple[str, ...]
 
     @property
+    def step(self) -> int:
+        return (step_of(self.checkpoint) or 0) if self.checkpoint else 0
+
+    @property
     def finished(self) -> bool:
         return self.step >= self.spec.end_step
+
+    def require_same_data(self, prepared: Prepared) -> None:
+        """Refuses to go on with other data than the checkpoint's."""
+        if self.checkpoint is not None:
+            state = read_manifest(self.checkpoint).meta.state
+            require_same(state, identity_of(prepared), self.job.path, self.checkpoint)
 
 
 def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
@@ -48,7 +60,6 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
                     fix="give the job that the run was made from, or begin a run of its own",
                 )
     found = latest(folder.checkpoints, skip_damaged=True)
-    step = (step_of(found.path) or 0) if found else 0
     spec = replace(
         spec,
         job_path=str(request.job_path.resolve()),
@@ -60,7 +71,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
         job,
         spec,
         list(facts["headline"]),
-        step,
+        found.path if found else None,
         tuple(one.path.name for one in found.skipped) if found else (),
         tuple(_changes(now, then)),
     )

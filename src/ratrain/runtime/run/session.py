@@ -12,9 +12,9 @@ from ratrain.checkpoint.listing import latest
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
+from ratrain.runtime.rank.trackers import trackers
 from ratrain.runtime.run.facts import begin_attempt
 from ratrain.runtime.run.launch import launch
-from ratrain.runtime.run.trackers import trackers
 from ratrain.runtime.run.watch import Follower, Progress, ProgressMeter
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 

@@ -6,13 +6,10 @@ import json
 from collections import deque
 from dataclasses import dataclass
 from statistics import median
-from typing import Any
 
+from ratrain.runtime.rank.metrics import Row, exposed_fraction
 from ratrain.runtime.run_folder import RunFolder
 
-Row = dict[str, Any]
-EXPOSED = ("reduce_s", "gather_s", "update_s")
-"""State work that compute waits for; the wait for other stages is not communication's alone."""
 _RECENT = 20
 
 
@@ -95,11 +92,6 @@ class ProgressMeter:
             ),
             left_s=max(self._end_step - done, 0) * median(self._recent),
         )
-
-
-def exposed_fraction(rank: Row) -> float:
-    """The part of a rank's step in which compute waits for reductions, gathers and updates."""
-    return sum(rank[name] or 0.0 for name in EXPOSED) / (rank["step_time_s"] or 1.0)
 
 
 def peak_bytes(rank: Row) -> float:

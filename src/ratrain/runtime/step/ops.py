@@ -17,11 +17,11 @@ from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.actions import Kind, Lane
 from ratrain.program.setup import Setup, Stage
+from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.network import Network
-from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import Graph, RankStates, UnitState
-from ratrain.runtime.step.tied import add_here, counted_once, tied_range
+from ratrain.runtime.step.tied import add_here, counted_once, tied_gradient
 
 _SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
 """The norm takes so many at once: as fp64, with their squares, what the optimizer widens later."""
@@ -58,7 +58,7 @@ class RankOps:
         batches: Batches,
         train: TrainSpec,
         sizes: Sizes,
-        loss_scale: LossScale | None,
+        clipping: Clipping,
     ) -> None:
         self._setup: Setup = schedule.program.setup
         self._states = states
@@ -67,14 +67,11 @@ class RankOps:
         self.saver: Saver | None = None
         self._train = train
         self._sizes = sizes
-        self.loss_scale = loss_scale
+        self.clipping = clipping
         self._rank_of_stage = _rank_of_stage(schedule)
         self._stage_units = _units_of_stages(schedule)
-        self._gradient_factor = 1.0
-        self._skip_update = False
         self.losses: dict[int, list[Tensor]] = {}
         self.gradient_norm: dict[int, float] = {}
-        self.scale_after: dict[int, dict[str, float]] = {}
         self._do: dict[Kind, Callable[[LocalOp, int], None]] = {
             Kind.F: self._forward,
             Kind.R: self._recover,
@@ -169,8 +166,9 @@ class RankOps:
         """The gradient of a unit's input; weight gradients go their own way."""
         graph: Graph = self._states.saved.pop((op.unit, op.micro_batch))
         if self._unit(op).local.last:
-            scale = self.loss_scale.scale if self.loss_scale else 1.0
-            seed = torch.tensor(scale / self._sizes.tokens, device=self._states.device)
+            seed = torch.tensor(
+                self.clipping.scale / self._sizes.tokens, device=self._states.device
+            )
         else:
             seed = self._states.outgrads[op.unit, op.micro_batch]
         (gradient,) = torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
@@ -292,29 +290,17 @@ class RankOps:
 
     def _tie_sync(self, op: LocalOp, step: int) -> None:
         unit, last = self._unit(op), self._states.units[-1]
+        own = tied_gradient(unit)
         if unit.local.first and last.local.last:
-            add_here(_tied_gradient(unit), _tied_gradient(last))
-        else:
-            self._network.add_copies(_tied_gradient(unit))
+            add_here(own, tied_gradient(last))
+        elif len(own):  # the last owner's part may be all padding, at both ends
+            self._network.add_copies(own)
 
     def _clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
         total = sum(float(value) for row in self._exchanged(squares) for value in row)
-        scale = self.loss_scale.scale if self.loss_scale else 1.0
-        norm = total**0.5 / scale
-        finite = norm == norm and norm != float("inf")
-        self.gradient_norm[step] = norm
-        if self.loss_scale:
-            self.loss_scale.settle(overflowed=not finite)
-            # What a checkpoint of this step holds; a save may come after the next step's norm.
-            self.scale_after[step] = self.loss_scale.as_state()
-            self.scale_after.pop(step - 2, None)
-        self._skip_update = not finite
-        clip = self._train.clip_norm
-        self._gradient_factor = 1 / scale
-        if clip is not None and norm > clip:
-            self._gradient_factor *= clip / norm
+        self.gradient_norm[step] = self.clipping.settle(step, total)
 
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
@@ -335,9 +321,10 @@ class RankOps:
 
     def _update_shard(self, op: LocalOp, step: int) -> None:
         unit = self._unit(op)
-        if not self._skip_update:
-            gradient = self._reduced(unit)
-            unit.part.update(gradient, self._train, step, self._gradient_factor)
+        clipping = self.clipping
+        if not clipping.skips:
+            done = clipping.updates_before(step)
+            unit.part.update(self._reduced(unit), self._train, step, done, clipping.factor)
         target = unit.shard_view
         if unit.view is not None:
             target = unit.view[unit.part.begin : unit.part.end]
@@ -372,12 +359,6 @@ class RankOps:
 
     def _unit(self, op: LocalOp) -> UnitState:
         return self._states.units[op.unit]
-
-
-def _tied_gradient(unit: UnitState) -> Tensor:
-    """The shared matrix' part of a unit's whole gradient."""
-    assert unit.gradient is not None
-    return unit.gradient[tied_range(unit)]
 
 
 def _rank_of_stage(schedule: Schedule) -> list[int]:

@@ -34,8 +34,11 @@ class OwnedPart:
     moment1: Tensor
     moment2: Tensor
 
-    def update(self, gradient: Tensor, spec: TrainSpec, step: int, scale: float) -> None:
-        """One AdamW step; `gradient` is multiplied by `scale` first. `step` counts from 0."""
+    def update(
+        self, gradient: Tensor, spec: TrainSpec, step: int, updates: int, scale: float
+    ) -> None:
+        """One AdamW step; `gradient` is multiplied by `scale` first. `step` counts from 0 and says
+        the learning rate; `updates` were done before this one: the moments' bias is theirs."""
         rate = learning_rate(spec, step)
         for chunk, decays in self._chunks():
             part = gradient[chunk].float()  # fp32 gradients are not copied
@@ -47,7 +50,7 @@ class OwnedPart:
                 [self.moment1[chunk]],
                 [self.moment2[chunk]],
                 [],
-                [torch.tensor(float(step))],
+                [torch.tensor(float(updates))],
                 fused=True,
                 amsgrad=False,
                 beta1=spec.beta1,

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ratrain.models.division import Division
+from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.setup import Setup
@@ -117,6 +118,13 @@ def rank_states(
     return RankStates(units, dtype, device, transit, gathered)
 
 
+def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
+    """Units whose buffers are of one size. Those of a tied matrix are, in both of which it comes
+    first: so owners at both ends have the same part of it, to add up with each other."""
+    tied = (EMBEDDING, HEAD)
+    return tied if setup.tied and name in tied else (name,)
+
+
 def _unit_state(
     local: LocalUnit,
     setup: Setup,
@@ -129,7 +137,8 @@ def _unit_state(
 ) -> UnitState:
     unit = make_unit(local.unit.name)
     layout = unit.layout
-    padded = layout.padded(seats.data)
+    alike = _cut_alike(local.unit.name, setup)
+    padded = max(make_unit(one).layout.padded(seats.data) for one in alike)
     begin, end = owned_range(padded, seats.data, seat.data)
     own = slice(begin, end)
     if not (setup.sharding and seats.data > 1):

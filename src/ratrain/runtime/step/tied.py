@@ -18,7 +18,8 @@ from ratrain.errors import SpecError
 from ratrain.models.embedding import TABLE
 from ratrain.models.head import LOGITS
 from ratrain.models.shapes import EMBEDDING, HEAD
-from ratrain.program.setup import Setup
+from ratrain.program.actions import Kind
+from ratrain.program.program import Program
 from ratrain.program.units import Ints, Units
 from ratrain.runtime.step.states import UnitState
 from ratrain.simulate.costs import Floats, Work
@@ -26,20 +27,33 @@ from ratrain.simulate.costs import Floats, Work
 _MATRIX = {EMBEDDING: TABLE, HEAD: LOGITS}
 
 
-def require_tied(model: ModelSpec, setup: Setup) -> None:
-    """Refuses a program that would let the copies of a tied matrix drift apart."""
-    if model.tied_embeddings and not setup.tied:
-        raise SpecError(
-            f"{model.name} ties its embedding and its head, and this run's program does not",
-            place="program",
-            fix="begin a run of its own, without --resume",
-        )
+def require_tied(model: ModelSpec, program: Program) -> None:
+    """Refuses a program that would let the copies of a tied matrix drift apart, and one of an older
+    version, which added them up ahead of the reduction."""
+    if not model.tied_embeddings:
+        return
+    fix = "begin a run of its own, without --resume"
+    if not program.setup.tied:
+        what = f"{model.name} ties its embedding and its head, and this run's program does not"
+        raise SpecError(what, place="program", fix=fix)
+    for actions in program.lanes.values():
+        kinds = [action.kind for action in actions if action.kind in (Kind.GradSync, Kind.TieSync)]
+        if Kind.TieSync in kinds[:-1]:
+            what = "adds tied gradients up before it reduces them, as older versions did"
+            raise SpecError(what, place="program", fix=fix)
 
 
 def tied_range(unit: UnitState) -> slice:
     """Where the shared matrix lies in a unit's flat buffers; nothing else of them is shared."""
     matrix = unit.unit.layout.by_name[_MATRIX[unit.name]]
     return slice(matrix.offset, matrix.end)
+
+
+def tied_gradient(unit: UnitState) -> Tensor:
+    """The shared matrix' part of a unit's gradient, as far as this rank updates it."""
+    assert unit.gradient is not None
+    matrix = tied_range(unit)
+    return unit.gradient[max(matrix.start, unit.part.begin) : min(matrix.stop, unit.part.end)]
 
 
 def add_here(embedding: Tensor, head: Tensor) -> None:
@@ -68,9 +82,10 @@ def tie_work(
     """What a TieSync costs, from what calibration measured of its rank. `over` is the work of bytes
     that go into the peer ports given.
 
-    Ranks apart: the embedding's gradient (it is all matrix) from each to the other, as fast as to
-    a neighbouring stage; the link between the two ends itself is not measured. On one rank: five
-    passes of memory, where the optimizer that was timed (`update_s`, of whole units) makes seven.
+    Ranks apart: the rank's part of the embedding's gradient (it is all matrix; `gradient_bytes`
+    of the part) from each to the other, as fast as to a neighbouring stage; the link between the
+    two ends itself is not measured. On one rank: five passes of memory, where the optimizer that
+    was timed (`update_s`, of the part too) makes seven.
     """
     embedding = np.minimum(np.arange(len(units.rank)), units.tied_to)
     here = (units.tied_to >= 0) & (units.rank[units.tied_to] == units.rank)

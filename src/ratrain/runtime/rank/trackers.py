@@ -1,6 +1,7 @@
 """A run's figures for TensorBoard, and for Weights & Biases where that is installed and asked for.
 
-Written by the launcher while it watches, not by the ranks.
+Written by whoever follows the run: the launcher, or rank 0 where torchrun or another launcher
+started it.
 """
 
 from __future__ import annotations
@@ -9,20 +10,15 @@ import os
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
-from ratrain.runtime.run.watch import Row, exposed_fraction
+from ratrain.runtime.rank.metrics import Row, Tracker, exposed_fraction
+
+FOLLOWED = "RATRAIN_FOLLOWED"
+"""The environment variable that tells ranks that their launcher draws the curves."""
 
 WANDB_PROJECT = "WANDB_PROJECT"
 """The environment variable that asks for Weights & Biases, as its own tools read it."""
-
-
-class Tracker(Protocol):
-    """Takes each step's row of the metrics."""
-
-    def write(self, row: Row) -> None: ...
-
-    def close(self) -> None: ...
 
 
 def trackers(folder: Path) -> list[Tracker]:
@@ -33,6 +29,11 @@ def trackers(folder: Path) -> list[Tracker]:
     if wandb_project():
         found.append(WeightsAndBiases(folder))
     return found
+
+
+def own_trackers(folder: Path) -> list[Tracker]:
+    """The trackers of rank 0, which needs none where its launcher has them."""
+    return [] if os.environ.get(FOLLOWED) else trackers(folder)
 
 
 def wandb_project() -> str:
@@ -58,12 +59,16 @@ def scalars(row: Row) -> dict[str, float]:
     return found
 
 
+_FLUSH_S = 10
+"""Of curves no more than this is missing while a run goes, or when it is killed."""
+
+
 class TensorBoard:
     """An events file, written with TensorBoard's own writer, which needs no torch."""
 
     def __init__(self, folder: Path) -> None:
         writer = import_module("tensorboard.summary.writer.event_file_writer")
-        self._writer: Any = writer.EventFileWriter(str(folder))
+        self._writer: Any = writer.EventFileWriter(str(folder), flush_secs=_FLUSH_S)
         self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
 

@@ -1,0 +1,52 @@
+"""Which tokens a run was trained on: what a checkpoint remembers of them, and holds a run to."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from ratrain.corpus.prepare import Prepared
+from ratrain.errors import SpecError
+
+KEY = "data"
+"""Of a checkpoint's state."""
+
+
+def identity_of(prepared: Prepared) -> dict[str, Any]:
+    """What a checkpoint keeps: a name for people, the tokens' number and SHA-256, the tokenizer's
+    fingerprint."""
+    index, names = prepared.store.index, [source.path.name for source in prepared.sources]
+    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    return {
+        "text": names[0] + more,
+        "tokens": index.tokens,
+        "sha256": index.sha256,
+        "tokenizer": index.tokenizer,
+    }
+
+
+def require_same(
+    state: Mapping[str, Any], now: Mapping[str, Any], job: Path | None, checkpoint: Path
+) -> None:
+    """Refuses to go on with other tokens than those of a checkpoint's `state`; one that does not
+    tell, of an older version, goes on with any."""
+    then: Mapping[str, Any] | None = state.get(KEY)
+    if then is None or all(then.get(key) == now[key] for key in ("sha256", "tokenizer")):
+        return
+    if then.get("tokenizer") != now["tokenizer"]:
+        what = f"{checkpoint.name} was trained with another tokenizer"
+    else:
+        what = f"{checkpoint.name} was trained on other text: {_told(then)}, not {_told(now)}"
+    raise SpecError(
+        what,
+        place=f"{job or 'job'} [data]",
+        fix="give the run its own data back; to train its weights on other data, "
+        f"`ratrain export {checkpoint.parent.parent} OUT` and begin a run of its own with "
+        'weights = "OUT" in [train]',
+    )
+
+
+def _told(data: Mapping[str, Any]) -> str:
+    """An identity in words: "text.txt (40,001 tokens, sha256 3f2a1c9e0b12)"."""
+    return f"{data['text']} ({data['tokens']:,} tokens, sha256 {data['sha256'][:12]})"
