@@ -9,7 +9,9 @@ from fabric_here import why_no_fabric
 
 from ratrain.transport import Tls
 
-ALL = ("sock", "tls", "shm", "ofi")
+SEALED = pytest.param("tls", marks=pytest.mark.slow)
+"""Slow: what is TLS's own is in `test_transport_tls.py`, and quick."""
+ALL = ("sock", SEALED, "shm", "ofi")
 
 
 def options(kind: str) -> dict[str, Any]:
