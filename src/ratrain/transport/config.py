@@ -66,7 +66,7 @@ class Config:
     reconnect_s: float = 1.0
     """How often a dropped NIC is tried again."""
     piece_bytes: int = 0
-    """Size of a piece; 0 chooses 256 KiB on several NICs, 1 MiB on one, 4 MiB where the peer
+    """Size of a piece; 0 chooses 256 KiB on several NICs, 1 MiB on one, 16 MiB where the peer
     reads our memory itself."""
     send_buffer_bytes: int = 0
     """SO_SNDBUF of each connection; 0 leaves it to the kernel."""

@@ -19,7 +19,7 @@ from ratrain.transport import frames
 from ratrain.transport.address import Address
 from ratrain.transport.frames import Head
 from ratrain.transport.ledger import Ledger
-from ratrain.transport.link import MAX_WINDOW_BYTES, PULL_WINDOW_BYTES, Link
+from ratrain.transport.link import MAX_WINDOW_BYTES, PULL_PIECE_BYTES, PULL_WINDOW_BYTES, Link
 from ratrain.transport.provider import Channel, Iov, pages_iov
 from ratrain.transport.transfer import Piece, Transfer, expected_link
 
@@ -135,7 +135,7 @@ class Peer:
             return fixed
         pulls = bool(self.links) and self.links[0].channel.pulls
         if pulls:
-            return 4 << 20
+            return PULL_PIECE_BYTES
         return 1 << 20 if len(self.links) == 1 else 256 << 10
 
     def _pick(self, transfer: Transfer) -> Link | None:
