@@ -35,6 +35,10 @@ def wait_all(works: Sequence[dist.Work]) -> None:
 def add_up(parts: Sequence[Tensor], out: Tensor) -> None:
     """The sum in the order given, to `out`, which may be one of the parts; 2-byte parts are added
     in fp32 and rounded once."""
+    if len(parts) == 1:
+        if parts[0].data_ptr() != out.data_ptr():
+            out.copy_(parts[0])
+        return
     if len(parts) == 2 and out.dtype == torch.float32:
         torch.add(parts[0], parts[1], out=out)
         return
