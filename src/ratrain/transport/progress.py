@@ -40,7 +40,7 @@ class Driver:
         self._seat = threading.Lock()
         self._changed = threading.Condition(lock)
         self._guests = 0
-        self._guest_left_s = 0.0
+        self._visits = 0  # of guests, ended
         self._guest_drives = False
         self._followers = 0
         self._come_back = threading.Event()
@@ -120,7 +120,7 @@ class Driver:
             with self.lock:
                 self._guest_drives = False
                 self._guests -= 1
-                self._guest_left_s = time.monotonic()
+                self._visits += 1
                 if self._resting:  # else nobody would serve the sockets until it looks again
                     self._come_back.set()
                 if self._followers:
@@ -206,15 +206,17 @@ class Driver:
             with self._seat:
                 while self._running and not self._guests:
                     self._turn(None)
-            while self._running and (rest_s := self._rest_s()) > 0:
+            seen = -1
+            while self._running and (rest_s := self._rest_s(seen)) > 0:
+                seen = self._visits
                 self._come_back.wait(rest_s)
                 self._come_back.clear()
 
-    def _rest_s(self) -> float:
-        """How long the background thread steps aside: while a guest is there until it leaves
-        (the guest sets `_come_back`), then for what is left of LINGER_S."""
+    def _rest_s(self, seen: int) -> float:
+        """How long the background thread steps aside: while guests come and go, LINGER_S at a
+        time; while one stays, until it leaves (it sets `_come_back`: to do so at the end of each
+        short visit would cost more than the visit)."""
         with self.lock:
-            self._resting = self._guests > 0
-            if self._resting:
-                return 0.05
-            return self._guest_left_s + LINGER_S - time.monotonic()
+            new = seen != self._visits
+            self._resting = self._guests > 0 and not new
+            return 0.05 if self._resting else LINGER_S * new
