@@ -2,7 +2,8 @@
 .PHONY: run reproduce test test-all lint clean lock
 
 RATRAIN = .venv/bin/ratrain
-SOURCES = pyproject.toml requirements.lock scripts/setup.sh $(shell find src -name '*.c' -o -name '*.h')
+SOURCES = pyproject.toml setup.py requirements.lock scripts/setup.sh \
+    $(shell find src -name '*.c' -o -name '*.h') $(shell grep -oE 'src/[a-z/_]+\.py' pyproject.toml)
 
 run: .venv/ready
 	./scripts/quickstart.sh

@@ -9,5 +9,5 @@ uv pip compile pyproject.toml --extra train --extra dev --quiet --no-header --no
 sed -i -E '/^(nvidia|cuda|triton)/d' requirements.lock
 # The editable install builds with the tools of the environment, so they are pinned as well.
 uv pip compile --quiet --no-header --no-emit-index-url --no-annotate --python-version 3.11 - \
-    <<<"setuptools>=77" >>requirements.lock
+    <<<$'setuptools>=77\nmypy' >>requirements.lock
 sort -u requirements.lock -o requirements.lock

@@ -29,5 +29,6 @@ fi
 
 [ -x .venv/bin/python ] || "$python" -m venv .venv
 .venv/bin/pip install --quiet --disable-pip-version-check -r requirements.lock
+find src -name '*.so' -delete # one whose source is gone would still be imported
 .venv/bin/pip install --quiet --disable-pip-version-check --no-deps --no-build-isolation --editable .
 touch .venv/ready

@@ -7,9 +7,32 @@ is right.
 from __future__ import annotations
 
 import os
+import tomllib
+from pathlib import Path
 
+import pytest
 from hypothesis import settings
 
 settings.register_profile("by-hand", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "by-hand")
+
+ROOT = Path(__file__).parents[1]
+
+
+def stale_modules() -> list[str]:
+    """Compiled modules whose source is newer: Python would import the old ones."""
+    with (ROOT / "pyproject.toml").open("rb") as file:
+        sources = [ROOT / m for m in tomllib.load(file)["tool"]["ratrain"]["compiled-modules"]]
+    return [
+        source.name
+        for source in sources
+        for built in source.parent.glob(f"{source.stem}.cpython-*.so")
+        if built.stat().st_mtime < source.stat().st_mtime
+    ]
+
+
+def pytest_sessionstart() -> None:
+    """Refuse to test what is not what the sources say."""
+    if stale := stale_modules():
+        pytest.exit(f"{', '.join(stale)} changed since it was compiled: run `make .venv/ready`", 2)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import heapq
 from collections.abc import Callable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ratrain.errors import PeerDown, StaleDescriptor, TransportError
 from ratrain.transport import frames
@@ -25,7 +25,7 @@ from ratrain.transport.transfer import Transfer
 if TYPE_CHECKING:
     from ratrain.transport.engine import Engine
 
-SWEEP_S = 0.05  # least time between two looks at the liveness of peers
+SWEEP_S: Final = 0.05  # least time between two looks at the liveness of peers
 
 
 class Core:

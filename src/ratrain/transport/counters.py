@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ratrain.errors import DeadlineExceeded, TransportError
 from ratrain.transport.address import Address
@@ -11,7 +11,7 @@ from ratrain.transport.address import Address
 if TYPE_CHECKING:
     from ratrain.transport.engine import Engine
 
-MAX_KEPT = 65536
+MAX_KEPT: Final = 65536
 
 
 class Counter:

@@ -23,24 +23,24 @@ class Dispatcher:
         self._calls: queue.SimpleQueue[tuple[Callable[..., object], tuple[Any, ...]] | None] = (
             queue.SimpleQueue()
         )
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
 
     def put(self, callback: Callable[..., object], args: tuple[Any, ...]) -> None:
         """Run `callback(*args)` later; the first call starts the thread."""
-        if self._thread is None:
+        if self._worker is None:
             with self._lock:
-                if self._thread is None:
+                if self._worker is None:
                     name = f"ratnet-calls-{self._config.name}"
-                    self._thread = threading.Thread(target=self._run, name=name, daemon=True)
-                    self._thread.start()
+                    self._worker = threading.Thread(target=self._run, name=name, daemon=True)
+                    self._worker.start()
         self._calls.put((callback, args))
 
     def close(self) -> None:
         """End the thread after what is queued."""
-        if self._thread is not None:
+        if self._worker is not None:
             self._calls.put(None)
-            if threading.current_thread() is not self._thread:
-                self._thread.join(5.0)
+            if threading.current_thread() is not self._worker:
+                self._worker.join(5.0)
 
     def _run(self) -> None:
         while (item := self._calls.get()) is not None:

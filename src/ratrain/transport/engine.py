@@ -6,7 +6,7 @@ import os
 import threading
 import time
 from collections.abc import Callable, Sequence
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -26,7 +26,8 @@ from ratrain.transport.stats import snapshot
 from ratrain.transport.transfer import Offsets, Transfer
 from ratrain.transport.words import Word
 
-_EMPTY = memoryview(b"")
+COMPILED = not __file__.endswith(".py")
+_EMPTY: Final = memoryview(b"")
 Pages = Sequence[int] | npt.NDArray[Any]
 
 
@@ -299,7 +300,8 @@ class Engine:
     def stats(self) -> dict[str, Any]:
         """Counts of this engine, and for each peer and NIC: bytes, rate, round trip."""
         with self.lock:
-            return {**snapshot(self.core), "callback_errors": self.callback_errors}
+            mine = {"callback_errors": self.callback_errors, "compiled": COMPILED}
+            return {**snapshot(self.core), **mine}
 
     # --- for the parts --------------------------------------------------------------------
 

@@ -12,25 +12,43 @@ Everything is bounded before anything is stored: see `check`.
 from __future__ import annotations
 
 import struct
-from typing import NamedTuple
+from typing import Final, NamedTuple
 
 from ratrain.errors import TransportError
 
-HEAD = struct.Struct("!BBHIIIQQQQQQQ")
-HEAD_BYTES = HEAD.size
-_FIRST = struct.Struct("!BBHII")  # kind, flags, version, imm, pages
-VERSION = 1
+HEAD: Final = struct.Struct("!BBHIIIQQQQQQQ")
+HEAD_BYTES: Final = 72
+_FIRST: Final = struct.Struct("!BBHII")  # kind, flags, version, imm, pages
+VERSION: Final = 1
 
-WRITE, MSG, ACK, CANCEL, QUIESCED, PING, PONG, CREDIT, FEATURE, BYE = range(1, 11)
+# The kinds of frames.
+WRITE: Final = 1
+MSG: Final = 2
+ACK: Final = 3
+CANCEL: Final = 4
+QUIESCED: Final = 5
+PING: Final = 6
+PONG: Final = 7
+CREDIT: Final = 8
+FEATURE: Final = 9
+BYE: Final = 10
 
-HAS_IMM, PER_PAGE, PULL = 1, 2, 4
-MAX_PAGES = 4096
-MAX_PIECE_BYTES = 4 << 20
-MAX_PULL_BYTES = 64 << 20
-MAX_ACKS = 4096
+# Their flags.
+HAS_IMM: Final = 1
+PER_PAGE: Final = 2
+PULL: Final = 4
+
+MAX_PAGES: Final = 4096
+MAX_PIECE_BYTES: Final = 4 << 20
+MAX_PULL_BYTES: Final = 64 << 20
+MAX_ACKS: Final = 4096
 
 # An acknowledgement is a pair (tid, code << 56 | index); code 0 is "placed".
-UNKNOWN_KEY, OUT_OF_BOUNDS, UNREADABLE, NO_ROOM, OVER = 1, 2, 3, 4, 5
+UNKNOWN_KEY: Final = 1
+OUT_OF_BOUNDS: Final = 2
+UNREADABLE: Final = 3
+NO_ROOM: Final = 4
+OVER: Final = 5
 REASONS = {
     UNKNOWN_KEY: "the region is unknown or was revoked",
     OUT_OF_BOUNDS: "the write leaves the region",

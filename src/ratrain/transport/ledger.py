@@ -7,7 +7,7 @@ that it will never send a piece of it again.
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -20,8 +20,8 @@ if TYPE_CHECKING:
     from ratrain.transport.link import Link
     from ratrain.transport.peer import Peer
 
-MAX_OPEN = 65536
-SUPERSEDED = -1  # the same piece has come again: only the newer one is acknowledged
+MAX_OPEN: Final = 65536
+SUPERSEDED: Final = -1  # the same piece has come again: only the newer one is acknowledged
 
 
 class Incoming:

@@ -11,7 +11,7 @@ piece's departure and its acknowledgement, smoothed over 8 samples.
 from __future__ import annotations
 
 import struct
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 from ratrain.transport import frames
 from ratrain.transport.frames import Head
@@ -21,11 +21,11 @@ from ratrain.transport.transfer import Piece
 if TYPE_CHECKING:
     from ratrain.transport.peer import Peer
 
-MIN_WINDOW_BYTES = 512 << 10
-MAX_WINDOW_BYTES = 4 << 20
-SLACK_S = 0.01
-PULL_WINDOW_BYTES = 64 << 20  # only addresses are under way
-PULL_PIECE_BYTES = 16 << 20  # a millisecond of copying; at 4 MiB a sixth went to what is between
+MIN_WINDOW_BYTES: Final = 512 << 10
+MAX_WINDOW_BYTES: Final = 4 << 20
+SLACK_S: Final = 0.01
+PULL_WINDOW_BYTES: Final = 64 << 20  # only addresses are under way
+PULL_PIECE_BYTES: Final = 16 << 20  # a millisecond: at 4 MiB a sixth went to what is between
 
 
 class Link:

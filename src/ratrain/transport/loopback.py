@@ -13,7 +13,7 @@ import random
 from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Final
 
 import numpy as np
 
@@ -29,7 +29,7 @@ from ratrain.transport.peer import Peer
 from ratrain.transport.provider import Iov, Landing, Receiver
 from ratrain.transport.segments import Segment
 
-TICK_S = 0.05
+TICK_S: Final = 0.05
 
 
 @dataclass(frozen=True, slots=True)

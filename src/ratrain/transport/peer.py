@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import struct
 from collections import OrderedDict, deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -26,11 +26,11 @@ from ratrain.transport.transfer import Piece, Transfer, expected_link
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
 
-_PAIR = struct.Struct("!QQ")
-_INDEX = (1 << 56) - 1
-SMALL_BYTES = 4096
-MAX_UNACKED = 1024  # pieces of one link
-MAX_ACTIVE = 4096  # transfers begun and not ended: bounds what the receiver must remember
+_PAIR: Final = struct.Struct("!QQ")
+_INDEX: Final = (1 << 56) - 1
+SMALL_BYTES: Final = 4096
+MAX_UNACKED: Final = 1024  # pieces of one link
+MAX_ACTIVE: Final = 4096  # transfers begun and not ended: bounds what the receiver must remember
 
 
 class Peer:

@@ -2,8 +2,8 @@
 
 A thread that waits takes the driver's seat and serves the sockets itself, so that an arrival
 costs no hand-off between threads. The background thread steps aside for it, and comes back
-1 ms after the last waiter has left. Both block in epoll; a waiter looks a bounded time before
-it sleeps (`spin.py`), the background thread never does.
+1 ms after the last waiter has left (`aside.py`). Both block in epoll; a waiter looks a bounded
+time before it sleeps (`spin.py`), the background thread never does.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ import time
 from collections.abc import Callable
 from typing import TYPE_CHECKING
 
+from ratrain.transport.aside import Aside
 from ratrain.transport.spin import Spin
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core
 
-LINGER_S = 0.001
 _log = logging.getLogger("ratrain.transport")
 
 
@@ -39,33 +39,30 @@ class Driver:
         self.before_sleep: dict[int, Callable[[], float]] = {}
         self._seat = threading.Lock()
         self._changed = threading.Condition(lock)
-        self._guests = 0
-        self._visits = 0  # of guests, ended
+        self._aside = Aside(lock)
         self._guest_drives = False
         self._followers = 0
-        self._come_back = threading.Event()
-        self._resting = False
         self._later: list[Callable[[], None]] = []
         self._running = False
         self._core: Core | None = None
-        self._thread: threading.Thread | None = None
+        self._worker: threading.Thread | None = None
 
     def start(self, core: Core, name: str) -> None:
         """Start the background thread."""
         self._core = core
         self._running = True
-        self._thread = threading.Thread(target=self._background, name=f"ratnet-{name}", daemon=True)
-        self._thread.start()
+        self._worker = threading.Thread(target=self._background, name=f"ratnet-{name}", daemon=True)
+        self._worker.start()
 
     def stop(self) -> None:
         """Stop the background thread and let all waiters go."""
         with self.lock:
             self._running = False
             self._changed.notify_all()
-        self._come_back.set()
+        self._aside.stop()
         self.wake()
-        if self._thread is not None and self._thread is not threading.current_thread():
-            self._thread.join()
+        if self._worker is not None and self._worker is not threading.current_thread():
+            self._worker.join()
         with self._seat:
             self._epoll.close()
             os.close(self._wake_fd)
@@ -113,16 +110,13 @@ class Driver:
             if not self._running:
                 return ready()
             self._guest_drives = True
-            self._guests += 1
+            self._aside.come()
         try:
             return self._drive(ready, end_s)
         finally:
             with self.lock:
                 self._guest_drives = False
-                self._guests -= 1
-                self._visits += 1
-                if self._resting:  # else nobody would serve the sockets until it looks again
-                    self._come_back.set()
+                self._aside.leave()
                 if self._followers:
                     self._changed.notify_all()
 
@@ -198,25 +192,13 @@ class Driver:
         assert self._core is not None
         self._core.break_down(error)
         self._changed.notify_all()
-        self._come_back.set()
+        self._aside.stop()
         self.wake()
 
     def _background(self) -> None:
         while self._running:
             with self._seat:
-                while self._running and not self._guests:
+                while self._running and not self._aside.guests:
                     self._turn(None)
-            seen = -1
-            while self._running and (rest_s := self._rest_s(seen)) > 0:
-                seen = self._visits
-                self._come_back.wait(rest_s)
-                self._come_back.clear()
-
-    def _rest_s(self, seen: int) -> float:
-        """How long the background thread steps aside: while guests come and go, LINGER_S at a
-        time; while one stays, until it leaves (it sets `_come_back`: to do so at the end of each
-        short visit would cost more than the visit)."""
-        with self.lock:
-            new = seen != self._visits
-            self._resting = self._guests > 0 and not new
-            return 0.05 if self._resting else LINGER_S * new
+            if self._running:
+                self._aside.rest()

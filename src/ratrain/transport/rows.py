@@ -6,6 +6,7 @@ import ctypes
 import errno
 import socket
 from collections.abc import Callable
+from typing import Final
 
 import numpy as np
 
@@ -15,7 +16,7 @@ _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
 _libc.writev.restype = ctypes.c_ssize_t
 _libc.readv.restype = ctypes.c_ssize_t
-_IOV_MAX = 1024
+_IOV_MAX: Final = 1024
 
 
 class Rows:

@@ -31,9 +31,10 @@ from ratrain.transport.handshake import Hello, greet, welcome
 from ratrain.transport.memory import Region
 from ratrain.transport.progress import Driver
 from ratrain.transport.rows import read_process
-from ratrain.transport.sealed import SealedChannel, TlsSocket
+from ratrain.transport.sealed import SealedChannel
 from ratrain.transport.stream import StreamChannel
 from ratrain.transport.tls import Guard
+from ratrain.transport.tls_socket import TlsSocket
 
 if TYPE_CHECKING:
     from ratrain.transport.core import Core

@@ -11,9 +11,10 @@ from __future__ import annotations
 import os
 import select
 import time
+from typing import Final
 
-_TRUST = 8  # vain looks in a row after which it sleeps at once
-_RETRY = 64  # sleeps after which one look is tried again
+_TRUST: Final = 8  # vain looks in a row after which it sleeps at once
+_RETRY: Final = 64  # sleeps after which one look is tried again
 
 
 class Spin:

@@ -12,7 +12,7 @@ import errno
 import select
 import socket
 from collections import deque
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Final
 
 import numpy as np
 
@@ -25,10 +25,10 @@ from ratrain.transport.segments import MAX_SEGMENTS, Mapped, Segment, map_peer
 if TYPE_CHECKING:
     from ratrain.transport.progress import Driver
 
-_BIG = 1 << 20
-_WAKE_BYTES = 64 << 10
-_READ_BYTES = 16384  # read ahead while a header is awaited; more would be copied twice
-_TURN_BYTES = 4 << 20  # one connection's share of a turn
+_BIG: Final = 1 << 20
+_WAKE_BYTES: Final = 64 << 10
+_READ_BYTES: Final = 16384  # read ahead while a header is awaited; more would be copied twice
+_TURN_BYTES: Final = 4 << 20  # one connection's share of a turn
 _GONE = {errno.ECONNRESET, errno.EPIPE, errno.ECONNABORTED, errno.ECONNREFUSED}
 
 
@@ -142,7 +142,8 @@ class StreamChannel:
         """Send a frame without queueing it; what is left of it."""
         try:
             if payload is None:
-                return data[self._sock.send(data) :], None
+                sent = self._sock.send(data)
+                return data[sent:], None
             sent = self._sock.sendmsg((data, payload))
         except BlockingIOError:
             return data, payload
@@ -231,8 +232,8 @@ class StreamChannel:
                 self._read()
             except BlockingIOError:
                 pass
-            except FrameError as error:
-                self._fail(OSError(errno.EPROTO, f"broken frame: {error.what}"))
+            except FrameError as broken:
+                self._fail(OSError(errno.EPROTO, f"broken frame: {broken.what}"))
             except OSError as error:
                 self._fail(error)
 

@@ -29,7 +29,7 @@ from ratrain.errors import HandshakeFailed, SpecError
 from ratrain.transport import ephemeral
 from ratrain.transport.config import Tls
 from ratrain.transport.handshake import BANNER_BYTES, MAGIC, NO_TLS, TLS_MAGIC, WANTS_TLS
-from ratrain.transport.sealed import TlsSocket
+from ratrain.transport.tls_socket import TlsSocket
 
 _SAME = "give every engine of the job the same kind of Config.tls"
 

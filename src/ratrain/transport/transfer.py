@@ -159,7 +159,7 @@ class Transfer:
         future: asyncio.Future[None] = loop.create_future()
 
         def wake(_: Transfer) -> None:
-            loop.call_soon_threadsafe(lambda: future.done() or future.set_result(None))
+            loop.call_soon_threadsafe(_set, future)
 
         self.add_done_callback(wake)
         yield from future.__await__()
@@ -247,6 +247,11 @@ class Transfer:
         for callback in self._callbacks:
             self._engine.dispatch(callback, self)
         self._callbacks.clear()
+
+
+def _set(future: asyncio.Future[None]) -> None:
+    if not future.done():
+        future.set_result(None)
 
 
 def expected_link(link: Link, size: int) -> float:
