@@ -23,7 +23,7 @@ from ratrain.transport import frames
 from ratrain.transport.frames import Head
 from ratrain.transport.memory import Region
 from ratrain.transport.provider import Iov, Landing, Receiver
-from ratrain.transport.stream import StreamChannel
+from ratrain.transport.stream import StreamChannel, remote_rows
 
 READ_LIMIT_S = 5.0
 CONNECT_S, CONNECT_SLEEP_S = 0.5, 0.005  # after a connection was made
@@ -242,7 +242,10 @@ class FabricChannel(StreamChannel):
         elif head.imm == 1:
             self.pulls = True
 
-    def _fetch(self, landing: Landing, here: Iov, there: Iov) -> bool:
+    def _fetch(self, landing: Landing, extra: bytes) -> bool:
+        here, there = landing.iov, remote_rows(landing.head, extra)
+        if here is None:
+            here = np.array([[landing.offset, landing.head.size]], np.uint64)
         first, last = int(there[:, 0].min()), int((there[:, 0] + there[:, 1]).max())
         for key in reversed(self._keys):
             if key.base <= first and last <= key.base + key.size_bytes:

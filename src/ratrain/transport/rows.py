@@ -14,6 +14,14 @@ from ratrain.transport.provider import Iov
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
+_libc.process_vm_readv.argtypes = (
+    ctypes.c_int,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_void_p,
+    ctypes.c_ulong,
+    ctypes.c_ulong,
+)
 _libc.writev.restype = ctypes.c_ssize_t
 _libc.readv.restype = ctypes.c_ssize_t
 _IOV_MAX: Final = 1024
@@ -82,11 +90,14 @@ def read_process(pid: int, local: Iov, remote: Iov) -> bool:
     for at in range(0, len(local), _IOV_MAX):
         count = min(_IOV_MAX, len(local) - at)
         want = int(local[at : at + count, 1].sum())
-        here = ctypes.c_void_p(local.ctypes.data + 16 * at)
-        there = ctypes.c_void_p(remote.ctypes.data + 16 * at)
-        got: int = _libc.process_vm_readv(
-            pid, here, ctypes.c_ulong(count), there, ctypes.c_ulong(count), ctypes.c_ulong(0)
-        )
+        here, there = local.ctypes.data + 16 * at, remote.ctypes.data + 16 * at
+        got: int = _libc.process_vm_readv(pid, here, count, there, count, 0)
         if got != want:
             return False
     return True
+
+
+def read_span(pid: int, to: int, source: int, size: int) -> bool:
+    """Copy `size` bytes at `source` of process `pid` to `to`; true if whole."""
+    rows = (ctypes.c_uint64 * 4)(to, size, source, size)
+    return _libc.process_vm_readv(pid, rows, 1, ctypes.byref(rows, 16), 1, 0) == size

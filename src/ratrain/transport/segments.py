@@ -9,6 +9,7 @@ may not, it reads as from any other memory.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import fcntl
 import mmap
 import os
@@ -18,8 +19,10 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 
+from ratrain import compiled
 from ratrain.errors import SpecError
 
+COPY_BYTES = 64 << 10  # the least that copy.c takes
 MAX_SEGMENTS = 256  # of one peer
 _SEALS = fcntl.F_SEAL_SHRINK | fcntl.F_SEAL_GROW | fcntl.F_SEAL_SEAL
 
@@ -77,3 +80,12 @@ def map_peer(pid: int, fd: int, base: int, size_bytes: int) -> Mapped | None:
         array = np.frombuffer(space, np.uint8)
         return Mapped(base, size_bytes, int(array.ctypes.data), array)
     return None
+
+
+def copy(to: int, source: int, size: int) -> None:
+    """Copy bytes from address to address, outside the interpreter's lock."""
+    library = compiled.library("transport", "copy_c") if size >= COPY_BYTES else None
+    if library is None:
+        ctypes.memmove(to, source, size)
+    else:
+        library.ratrain_copy(ctypes.c_void_p(to), ctypes.c_void_p(source), compiled.c_long(size))

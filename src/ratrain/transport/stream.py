@@ -7,7 +7,6 @@ Payload goes from the socket straight to its place. Where the peer's memory can 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import errno
 import select
 import socket
@@ -19,8 +18,8 @@ import numpy as np
 from ratrain.transport import frames
 from ratrain.transport.frames import FrameError, Head
 from ratrain.transport.provider import Iov, Landing, Receiver, pages_iov
-from ratrain.transport.rows import Rows, read_process
-from ratrain.transport.segments import MAX_SEGMENTS, Mapped, Segment, map_peer
+from ratrain.transport.rows import Rows, read_process, read_span
+from ratrain.transport.segments import MAX_SEGMENTS, Mapped, Segment, copy, map_peer
 
 if TYPE_CHECKING:
     from ratrain.transport.progress import Driver
@@ -373,31 +372,28 @@ class StreamChannel:
         assert self._receiver is not None
         landing = self._receiver.begin(head, extra)
         failed = 0
-        if landing.live and head.size:
-            if landing.iov is not None:
-                local = landing.iov
-                sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
-                remote = pages_iov(0, sources, head.page_len)
-            else:
-                local = np.array([[landing.offset, head.size]], np.uint64)
-                remote = np.array([[int.from_bytes(extra, "big"), head.size]], np.uint64)
-            if not self._fetch(landing, local, remote):
-                failed = frames.UNREADABLE
+        if landing.live and head.size and not self._fetch(landing, extra):
+            failed = frames.UNREADABLE
         if not self.closed:
             self._receiver.end(landing, failed)
 
-    def _fetch(self, landing: Landing, here: Iov, there: Iov) -> bool:
-        """Copy rows of the peer's memory into ours; true when all bytes have come."""
-        if landing.iov is None and self._copy_mapped(landing, int(there[0, 0])):
-            return True
-        return read_process(self._peer_pid, here, there)
-
-    def _copy_mapped(self, landing: Landing, source: int) -> bool:
-        """Copy a plain piece out of a segment that we have mapped; false: it is in none."""
-        size = landing.head.size
+    def _fetch(self, landing: Landing, extra: bytes) -> bool:
+        """Read a piece out of the peer's memory; true when all bytes have come."""
+        size, pid = landing.head.size, self._peer_pid
+        if landing.iov is not None:
+            return read_process(pid, landing.iov, remote_rows(landing.head, extra))
+        source = int.from_bytes(extra, "big")
         for segment in self._mapped:
             at = source - segment.base
             if 0 <= at <= segment.size_bytes - size:
-                ctypes.memmove(landing.offset, segment.address + at, size)
+                copy(landing.offset, segment.address + at, size)
                 return True
-        return False
+        return read_span(pid, landing.offset, source, size)
+
+
+def remote_rows(head: Head, extra: bytes) -> Iov:
+    """Where the peer's bytes of a piece stand: its pages, or its one span."""
+    if not head.pages:
+        return np.array([[int.from_bytes(extra, "big"), head.size]], np.uint64)
+    sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
+    return pages_iov(0, sources, head.page_len)
