@@ -25,6 +25,7 @@ MIN_WINDOW_BYTES: Final = 512 << 10
 MAX_WINDOW_BYTES: Final = 4 << 20
 SLACK_S: Final = 0.01
 PULL_WINDOW_BYTES: Final = 64 << 20  # only addresses are under way
+PULL_ACK_BYTES: Final = 4 << 20  # read, then told
 PULL_PIECE_BYTES: Final = 16 << 20  # a millisecond: at 4 MiB a sixth went to what is between
 
 
@@ -47,6 +48,7 @@ class Link:
         self.heard_s = now_s
         self.pinged_s = now_s
         self.acks: list[int] = []
+        self._owed_bytes = 0  # of pieces read out of the peer's memory
 
     def take(self, head: Head, data: memoryview) -> bool:
         """Part of Receiver: a whole small write, all of it at hand."""
@@ -76,11 +78,14 @@ class Link:
 
     def owe_ack(self, head: Head, code: int) -> None:
         """Remember to acknowledge a piece (code 0: placed, else why not): it goes with the next
-        frame, or at the end of the turn; a large read took long enough to be told at once."""
+        frame, or at the end of the turn; reads that took long enough are told at once."""
         if not self.acks:
             self.peer.core.owing.append(self)
+            self._owed_bytes = 0
         self.acks += (head.tid, code << 56 | head.start)
-        if len(self.acks) >= 2 * 256 or (head.flags & frames.PULL and head.size >= 1 << 20):
+        if head.flags & frames.PULL:
+            self._owed_bytes += head.size
+        if len(self.acks) >= 2 * 256 or self._owed_bytes >= PULL_ACK_BYTES:
             self.flush_acks()
 
     def flush_acks(self) -> None:
