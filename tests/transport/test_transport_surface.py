@@ -557,7 +557,8 @@ def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider:
         for _ in range(200):
             with Engine(config) as a:
                 a.imm(b.address, 1).wait()
-        assert b.wait_until(lambda: held() == before, 5.0), (held(), before)
+        # Fewer is sound: on a loaded machine the first engine's may still have been counted.
+        assert b.wait_until(lambda: held() <= before and held()[1] <= before[1], 5.0), held()
 
 
 def test_an_idle_engine_uses_almost_no_processor_time(engines: Two) -> None:
