@@ -100,11 +100,10 @@ class Pair:
             flying.append(self.engine.write(span, self.target[at : at + size], imm=3))
             if len(flying) >= window:
                 flying.pop(0).wait()
-        self.pipe.recv()
-        took = time.perf_counter() - began
         for transfer in flying:
             transfer.wait()
-        return count * size / took / 1e9
+        self.pipe.recv()
+        return count * size / (time.perf_counter() - began) / 1e9
 
     def pages_per_s(self, page: int, count: int = 8000) -> float:
         """Random pages of one paged write per second."""

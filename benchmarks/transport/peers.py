@@ -6,9 +6,9 @@
     python benchmarks/transport/peers.py --rows latency pages
 
 Each row is the median of five rounds (`--turns`), with the lowest and the highest behind it; the
-peers take turns within a round. Everybody, memcpy too, reads from and writes into 128 MiB, front
-to back and again: a small buffer used over and over would stay in the processor's cache, which
-no weight or page does. The last lines give ours as a fraction.
+peers take turns within a round, in an order drawn for it. Everybody, memcpy too, reads from and
+writes into 128 MiB, front to back and again: a small buffer used over and over would stay in the
+processor's cache, which no weight or page does. The last lines give ours as a fraction.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import argparse
 import json
 import multiprocessing as mp
 import os
+import random
 import shutil
 import socket
 import statistics
@@ -211,11 +212,14 @@ def iperf3_gb_per_s() -> float:
 
 
 def taking_turns(calls: list[Callable[[], float]], turns: int) -> list[list[float]]:
-    """Each call's values over `turns`, the calls taking turns, sorted."""
+    """Each call's values over `turns`, sorted. The calls take turns in an order drawn anew for
+    each: who comes after a second of iperf3's sleeping is a fifth slower."""
     found: list[list[float]] = [[] for _ in calls]
+    dice, order = random.Random(0), list(range(len(calls)))
     for _ in range(turns):
-        for call, values in zip(calls, found, strict=True):
-            values.append(call())
+        dice.shuffle(order)
+        for index in order:
+            found[index].append(calls[index]())
     return [sorted(v) for v in found]
 
 

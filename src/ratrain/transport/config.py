@@ -72,7 +72,7 @@ class Config:
     """SO_SNDBUF of each connection; 0 leaves it to the kernel."""
     congestion: str = ""
     """TCP's congestion control, e.g. "bbr"; "" is the kernel's, but "reno" inside one host."""
-    spin_s: float = 60e-6
+    spin_s: float = 150e-6
     """How long a waiter looks again before it sleeps, while that has paid lately; 0: never."""
     on_callback_error: Callable[[BaseException], None] | None = None
     """Gets what a callback raised; without it, the error is logged and counted."""
