@@ -6,10 +6,10 @@ from ratrain.errors import ProviderUnavailable
 from ratrain.transport.fabric import Device
 
 
-def why_no_fabric() -> str:
-    """Why the provider `ofi` cannot be tried here, or nothing."""
+def why_no_fabric(name: str = "tcp;ofi_rxm") -> str:
+    """Why the provider `ofi` cannot be tried here over libfabric's `name`, or nothing."""
     try:
-        Device("tcp;ofi_rxm", "127.0.0.1").close()
+        Device(name, "127.0.0.1").close()
     except ProviderUnavailable as error:
         return str(error)
     return ""

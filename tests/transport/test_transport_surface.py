@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from kinds import options
+from kinds import ALL, FABRIC_SHM, options, skip_if_absent
 
 from ratrain.errors import (
     BadTarget,
@@ -32,6 +32,12 @@ from ratrain.transport.segments import create, map_peer
 SECRET = b"a secret of tests"
 Two = tuple[Engine, Engine]
 PIECE = 1 << 20
+
+
+@pytest.fixture(params=[*ALL, FABRIC_SHM])
+def provider(request: pytest.FixtureRequest) -> str:
+    skip_if_absent(request.param)
+    return request.param
 
 
 def noise(size: int, seed: int = 0) -> np.ndarray:

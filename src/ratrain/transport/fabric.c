@@ -18,11 +18,12 @@
 #include <stdlib.h>
 #include <string.h>
 #include <time.h>
+#include <unistd.h>
 
 typedef int64_t i64;
 typedef uint64_t u64;
 
-enum { DEPTH = 64, LOOKS = 200, SLICE_MS = 10 };
+enum { DEPTH = 64, LOOKS = 200, SLICE_MS = 10, NAP_US = 50 };
 
 typedef struct {
     struct fi_info *info;
@@ -37,6 +38,7 @@ typedef struct {
     struct fid_cq *cq;
     struct fid_av *av;
     fi_addr_t peer;
+    int sleeps; /* the queue has a descriptor to sleep on; shm's and EFA's have none */
     struct fi_context context[DEPTH];
 } End;
 
@@ -56,7 +58,8 @@ void ratrain_fabric_close_device(Device *d) {
     free(d);
 }
 
-/* Opens the libfabric provider `name` on the local address `host`. 0, or a negative error. */
+/* Opens the libfabric provider `name` on the local address `host`, or where it knows no such
+ * addresses (shm, EFA) on its first device. 0, or a negative error. */
 i64 ratrain_fabric_open_device(const char *name, const char *host, Device **out) {
     struct fi_info *hints = fi_allocinfo();
     Device *d = calloc(1, sizeof *d);
@@ -68,7 +71,9 @@ i64 ratrain_fabric_open_device(const char *name, const char *host, Device **out)
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
     hints->fabric_attr->prov_name = strdup(name);
-    if ((rc = fi_getinfo(FI_VERSION(1, 15), host, 0, FI_SOURCE, hints, &d->info))) goto failed;
+    rc = strcmp(name, "shm") ? fi_getinfo(FI_VERSION(1, 15), host, 0, FI_SOURCE, hints, &d->info) : -FI_ENODATA;
+    if (rc == -FI_ENODATA) rc = fi_getinfo(FI_VERSION(1, 15), 0, 0, 0, hints, &d->info);
+    if (rc) goto failed;
     if ((rc = fi_fabric(d->info->fabric_attr, &d->fabric, 0))) goto failed;
     if ((rc = fi_domain(d->fabric, d->info, &d->domain, 0))) goto failed;
     d->next_key = 1;
@@ -112,7 +117,13 @@ i64 ratrain_fabric_open_end(Device *d, End **out, void *name, u64 *room) {
     *out = 0;
     if (!e) return -FI_ENOMEM;
     e->device = d;
-    if ((rc = fi_cq_open(d->domain, &cq, &e->cq, 0)) || (rc = fi_av_open(d->domain, &av, &e->av, 0)) ||
+    rc = fi_cq_open(d->domain, &cq, &e->cq, 0);
+    e->sleeps = !rc;
+    if (rc == -FI_ENOSYS || rc == -FI_EOPNOTSUPP) {
+        cq.wait_obj = FI_WAIT_NONE;
+        rc = fi_cq_open(d->domain, &cq, &e->cq, 0);
+    }
+    if (rc || (rc = fi_av_open(d->domain, &av, &e->av, 0)) ||
         (rc = fi_endpoint(d->domain, d->info, &e->ep, 0)) ||
         (rc = fi_ep_bind(e->ep, &e->cq->fid, FI_TRANSMIT | FI_RECV)) ||
         (rc = fi_ep_bind(e->ep, &e->av->fid, 0)) || (rc = fi_enable(e->ep)) ||
@@ -130,9 +141,10 @@ i64 ratrain_fabric_connect(End *e, const void *name) {
     return fi_av_insert(e->av, name, 1, &e->peer, 0, 0) == 1 ? 0 : -FI_EINVAL;
 }
 
-/* A descriptor to sleep on, or a negative error. */
+/* A descriptor to sleep on, or a negative error: -FI_ENOSYS where there is none. */
 i64 ratrain_fabric_fd(End *e) {
     int fd = -1;
+    if (!e->sleeps) return -FI_ENOSYS;
     i64 rc = fi_control(&e->cq->fid, FI_GETWAIT, &fd);
     return rc ? rc : fd;
 }
@@ -147,7 +159,7 @@ i64 ratrain_fabric_serve(End *e) {
         if (n == -FI_EAVAIL) { memset(&wrong, 0, sizeof wrong); fi_cq_readerr(e->cq, &wrong, 0); }
         else if (n < 0) break;
     }
-    return fi_trywait(e->device->fabric, fids, 1) == FI_SUCCESS;
+    return !e->sleeps || fi_trywait(e->device->fabric, fids, 1) == FI_SUCCESS;
 }
 
 /* True when the peer has closed its connection, so that nobody serves our reads any more. */
@@ -161,7 +173,8 @@ static i64 drain(End *e, i64 *left, int control, i64 end_ms) {
     struct fi_cq_entry entry;
     struct fi_cq_err_entry wrong;
     for (i64 looks = 0; *left; looks++) {
-        ssize_t n = looks < LOOKS ? fi_cq_read(e->cq, &entry, 1) : fi_cq_sread(e->cq, &entry, 1, 0, SLICE_MS);
+        int asleep = looks >= LOOKS && e->sleeps;
+        ssize_t n = asleep ? fi_cq_sread(e->cq, &entry, 1, 0, SLICE_MS) : fi_cq_read(e->cq, &entry, 1);
         if (n > 0) { (*left)--; looks = 0; }
         else if (n == -FI_EAVAIL) {
             memset(&wrong, 0, sizeof wrong);
@@ -172,6 +185,7 @@ static i64 drain(End *e, i64 *left, int control, i64 end_ms) {
         else if (now_ms() > end_ms) return -FI_ETIMEDOUT;
         else if (looks < LOOKS) sched_yield();
         else if (is_gone(control)) return -FI_ECONNRESET;
+        else if (!e->sleeps) usleep(NAP_US);
     }
     return 0;
 }

@@ -147,12 +147,13 @@ class End:
         if rc:
             raise ProviderUnavailable(f"ofi: the peer's endpoint is unknown: {rc}")
 
-    def fd(self) -> int:
-        """A descriptor that is readable when the peer asks for something."""
+    def fd(self) -> int | None:
+        """A descriptor that is readable when the peer asks for something, if there is one."""
         fd = int(self._library.ratrain_fabric_fd(self._end))
+        if fd == -errno.ENOSYS:
+            return None
         if fd < 0:
-            reason = self.device.reason(fd)
-            raise ProviderUnavailable(f"ofi: this provider cannot be slept on: {reason}")
+            raise ProviderUnavailable(f"ofi: its queue is not to be had: {self.device.reason(fd)}")
         return fd
 
     def serve(self) -> bool:
@@ -198,8 +199,9 @@ class FabricChannel(StreamChannel):
     def attach(self, receiver: Receiver, *, reads_peer: bool) -> None:
         """Part of Channel."""
         super().attach(receiver, reads_peer=reads_peer)
-        self._driver.add(self._far_fd, lambda _: None)
-        self._driver.before_sleep[self._far_fd] = self._serve
+        if self._far_fd is not None:
+            self._driver.add(self._far_fd, lambda _: None)
+        self._driver.before_sleep[self._fd] = self._serve
         for key in self._far.device.known():
             self.announce(key)
 
@@ -231,8 +233,9 @@ class FabricChannel(StreamChannel):
     def close(self) -> None:
         """Part of Channel."""
         if not self.closed:
-            self._driver.before_sleep.pop(self._far_fd, None)
-            self._driver.remove(self._far_fd)
+            self._driver.before_sleep.pop(self._fd, None)
+            if self._far_fd is not None:
+                self._driver.remove(self._far_fd)
             super().close()
             self._far.close()
 

@@ -238,7 +238,7 @@ class Sockets:
                     break
                 try:
                     reason = self._attempt(core, peer, nic, end, left_s)
-                except HandshakeFailed as error:
+                except TransportError as error:
                     reason, final = str(error), True
                 except OSError as error:
                     reason = f"{end.provider} {end.host}:{end.port}: {error.strerror or error}"
