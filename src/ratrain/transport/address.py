@@ -89,10 +89,12 @@ class Descriptor:
     key: int
     offset: int
     size_bytes: int
+    kind: str = "host"
+    """Whose memory it is: "host", or a kind of device."""
 
     def __getitem__(self, span: slice) -> Descriptor:
         start, size = span_of(span, self.size_bytes)
-        return Descriptor(self.address, self.key, self.offset + start, size)
+        return Descriptor(self.address, self.key, self.offset + start, size, self.kind)
 
     def to_bytes(self) -> bytes:
         """The descriptor as bytes to hand to a peer by any means."""
@@ -101,6 +103,7 @@ class Descriptor:
             "key": self.key,
             "offset": self.offset,
             "size_bytes": self.size_bytes,
+            "kind": self.kind,
         }
         return json.dumps(body).encode()
 
@@ -114,6 +117,7 @@ class Descriptor:
                 int(parts["key"]),
                 int(parts["offset"]),
                 int(parts["size_bytes"]),
+                str(parts["kind"])[:16],
             )
         except (KeyError, TypeError, ValueError) as error:
             raise SpecError(f"not a memory descriptor: {error}") from error

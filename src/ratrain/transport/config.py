@@ -10,6 +10,8 @@ from ratrain.errors import SpecError
 
 PROVIDERS = ("shm", "sock")
 KNOWN = ("shm", "ofi", "sock")
+DEVICES = ("system", "cuda", "rocr", "ze", "neuron", "synapseai")
+"""libfabric's kinds of memory, in the order of its numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +51,8 @@ class Config:
     """Which providers may serve, best first. One alone forces it; there is no silent fallback."""
     fabric: str = "tcp;ofi_rxm"
     """libfabric's provider for `ofi`: "efa", "verbs;ofi_rxm", "tcp;ofi_rxm", as `fi_info` lists."""
+    devices: tuple[str, ...] = ()
+    """Kinds of device memory that `ofi` shall reach, as libfabric names them, e.g. "cuda"."""
     tls: Tls | None = None
     """Seal what `sock` sends. (`shm` never leaves the host.)"""
     connect_timeout_s: float = 5.0
@@ -96,6 +100,13 @@ class Config:
                 "libfabric reads memory past TLS: its payloads would travel in clear",
                 place="Config.tls",
                 fix='leave "ofi" out of Config.providers, or give no tls',
+            )
+        strange = set(self.devices) - set(DEVICES)
+        if strange or (self.devices and "ofi" not in self.providers):
+            raise SpecError(
+                f"no provider reaches memory on {', '.join(sorted(strange or self.devices))}",
+                place="Config.devices",
+                fix=f'name some of {", ".join(DEVICES[1:])}, and "ofi" among the providers',
             )
         unknown = set(self.providers) - {*KNOWN, "loopback"}
         if unknown or not self.providers:

@@ -19,16 +19,16 @@ from ratrain.transport.core import Core
 from ratrain.transport.counters import Counter
 from ratrain.transport.dispatch import Dispatcher
 from ratrain.transport.groups import ImmBlock, PeerGroup, Target
-from ratrain.transport.memory import Region, Span, source_of
+from ratrain.transport.memory import DeviceSpan, Region, Span, source_of, too_small
+from ratrain.transport.paging import Pages, page_offsets
 from ratrain.transport.progress import Driver
 from ratrain.transport.sockets import Sockets, address_of
 from ratrain.transport.stats import snapshot
-from ratrain.transport.transfer import Offsets, Transfer
+from ratrain.transport.transfer import BOTH_HOST, Offsets, Transfer
 from ratrain.transport.words import Word
 
 COMPILED = not __file__.endswith(".py")
 _EMPTY: Final = memoryview(b"")
-Pages = Sequence[int] | npt.NDArray[Any]
 
 
 class Engine:
@@ -92,6 +92,13 @@ class Engine:
         """Make memory known: bytes of any length and alignment; `remote` lets peers write.
         `own_key` gives the same memory a further, separate region: one per use, to revoke it."""
         with self._use():
+            if isinstance(memory, DeviceSpan) and memory.kind not in self.reachable():
+                raise SpecError(
+                    f"no provider of this engine reaches memory on {memory.kind}",
+                    place="Engine.register",
+                    fix='write it with transport.staging.Stage, or open the engine with "ofi" '
+                    f'and Config.devices=("{memory.kind}",)',
+                )
             region = self.core.regions.register(memory, remote=remote, own_key=own_key)
             self._share(region)
             return region
@@ -131,7 +138,7 @@ class Engine:
         moves by one when all bytes are placed."""
         region, offset, size = source_of(src)
         if size > dst.size_bytes:
-            raise _too_small(size, dst)
+            raise too_small(size, dst)
         return self._submit(
             dst.address,
             view=region.view[offset : offset + size],
@@ -142,6 +149,7 @@ class Engine:
             imm=imm,
             deadline_s=deadline_s,
             nics=nics,
+            kinds=(region.kind, dst.kind),
         )
 
     def write_paged(
@@ -162,17 +170,11 @@ class Engine:
         (default: the page length) is its offset. A destination page named twice holds one of
         the two, which one is not defined."""
         region, offset, size = source_of(src)
-        from_b = np.asarray(src_pages, np.uint64) * np.uint64(src_stride or page_bytes)
-        to_b = np.asarray(dst_pages, np.uint64) * np.uint64(dst_stride or page_bytes)
-        if from_b.shape != to_b.shape or from_b.ndim != 1:
-            raise SpecError(f"{from_b.size} source pages for {to_b.size} destination pages")
-        if not 0 < page_bytes <= frames.MAX_PIECE_BYTES:
-            raise SpecError(f"page of {page_bytes} bytes", fix="use pages of 1 byte to 4 MiB")
-        if from_b.size:
-            if int(from_b.max()) + page_bytes > size:
-                raise BadTarget(f"a source page leaves its region of {size} bytes")
-            if int(to_b.max()) + page_bytes > dst.size_bytes:
-                raise _too_small(int(to_b.max()) + page_bytes, dst)
+        from_b, to_b = page_offsets(
+            (src_pages, src_stride or page_bytes, size),
+            (dst_pages, dst_stride or page_bytes, dst.size_bytes),
+            page_bytes,
+        )
         if imm_per not in ("op", "page"):
             raise SpecError(f'imm_per is "op" or "page", not {imm_per!r}')
         return self._submit(
@@ -186,6 +188,7 @@ class Engine:
             flags=frames.PER_PAGE if imm_per == "page" and imm is not None else 0,
             pages=(from_b, to_b, page_bytes),
             deadline_s=deadline_s,
+            kinds=(region.kind, dst.kind),
         )
 
     def scatter(
@@ -305,6 +308,20 @@ class Engine:
 
     # --- for the parts --------------------------------------------------------------------
 
+    def reachable(self) -> frozenset[str]:
+        """Kinds of device memory that a provider here reads and fills by itself."""
+        return self._sockets.reachable()
+
+    def reaches(self, address: Address, kind: str) -> bool:
+        """Whether writes between this engine and a peer reach memory of `kind` by themselves."""
+        if kind == "host":
+            return True
+        self.connect(address)
+        with self._use():
+            peer = self.core.peers.get(address.incarnation)
+            links = [] if peer is None else peer.links
+            return bool(links) and all(kind in (k.channel.reaches or ()) for k in links)
+
     def _share(self, region: Region) -> None:
         self._sockets.register(self.core, region)
 
@@ -361,6 +378,7 @@ class Engine:
         pages: tuple[Offsets, Offsets, int] | None = None,
         deadline_s: float | None,
         nics: Sequence[str] | None = None,
+        kinds: tuple[str, str] = BOTH_HOST,
     ) -> Transfer:
         if imm is not None and not 0 <= imm < 1 << 32:
             raise SpecError(f"immediate {imm} is not a 32-bit number")
@@ -383,6 +401,7 @@ class Engine:
                 imm=imm,
                 deadline_s=core.now() + limit_s,
                 nics=None if nics is None else frozenset(nics),
+                kinds=kinds,
             )
             transfer.flags |= flags
             if pages is not None:
@@ -392,9 +411,3 @@ class Engine:
             else:
                 core.submit(transfer)
         return transfer
-
-
-def _too_small(size: int, dst: Descriptor) -> BadTarget:
-    return BadTarget(
-        f"{size} bytes do not fit into a target of {dst.size_bytes}", place=str(dst.address)
-    )

@@ -60,7 +60,7 @@ void ratrain_fabric_close_device(Device *d) {
 
 /* Opens the libfabric provider `name` on the local address `host`, or where it knows no such
  * addresses (shm, EFA) on its first device. 0, or a negative error. */
-i64 ratrain_fabric_open_device(const char *name, const char *host, Device **out) {
+i64 ratrain_fabric_open_device(const char *name, const char *host, i64 far, Device **out) {
     struct fi_info *hints = fi_allocinfo();
     Device *d = calloc(1, sizeof *d);
     int rc = -FI_ENOMEM;
@@ -70,6 +70,10 @@ i64 ratrain_fabric_open_device(const char *name, const char *host, Device **out)
     hints->mode = FI_CONTEXT;
     hints->ep_attr->type = FI_EP_RDM;
     hints->domain_attr->mr_mode = FI_MR_LOCAL | FI_MR_VIRT_ADDR | FI_MR_ALLOCATED | FI_MR_PROV_KEY;
+    if (far) { /* memory of devices besides RAM */
+        hints->caps |= FI_HMEM;
+        hints->domain_attr->mr_mode |= FI_MR_HMEM;
+    }
     hints->fabric_attr->prov_name = strdup(name);
     rc = strcmp(name, "shm") ? fi_getinfo(FI_VERSION(1, 15), host, 0, FI_SOURCE, hints, &d->info) : -FI_ENODATA;
     if (rc == -FI_ENODATA) rc = fi_getinfo(FI_VERSION(1, 15), 0, 0, 0, hints, &d->info);
@@ -89,10 +93,15 @@ failed:
 /* 1 when remote places are absolute addresses, 0 when they are offsets in the region. */
 i64 ratrain_fabric_is_virtual(const Device *d) { return !!(d->info->domain_attr->mr_mode & FI_MR_VIRT_ADDR); }
 
-/* Registers memory for reads from afar and for reads into it. 0, or a negative error. */
-i64 ratrain_fabric_register(Device *d, void *base, i64 size, struct fid_mr **mr, u64 *key) {
-    u64 access = FI_REMOTE_READ | FI_READ | FI_WRITE;
-    i64 rc = fi_mr_reg(d->domain, base, (size_t)size, access, 0, d->next_key++, 0, mr, 0);
+/* Registers memory (of kind FI_HMEM_*, 0 is RAM) for reads from afar and for reads into it. 0, or a
+ * negative error. */
+i64 ratrain_fabric_register(Device *d, void *base, i64 size, i64 kind, i64 ordinal, struct fid_mr **mr, u64 *key) {
+    struct iovec span = {base, (size_t)size};
+    struct fi_mr_attr attr = {.mr_iov = &span, .iov_count = 1, .requested_key = d->next_key++};
+    attr.access = FI_REMOTE_READ | FI_READ | FI_WRITE;
+    attr.iface = (enum fi_hmem_iface)kind;
+    attr.device.cuda = (int)ordinal;
+    i64 rc = fi_mr_regattr(d->domain, &attr, 0, mr);
     if (!rc) *key = fi_mr_key(*mr);
     return rc;
 }

@@ -20,10 +20,12 @@ import numpy as np
 from ratrain import compiled
 from ratrain.errors import ProviderUnavailable
 from ratrain.transport import frames
+from ratrain.transport.config import DEVICES
 from ratrain.transport.frames import Head
 from ratrain.transport.memory import Region
 from ratrain.transport.provider import Iov, Landing, Receiver
-from ratrain.transport.stream import StreamChannel, remote_rows
+from ratrain.transport.rows import remote_rows
+from ratrain.transport.stream import StreamChannel
 
 READ_LIMIT_S = 5.0
 CONNECT_S, CONNECT_SLEEP_S = 0.5, 0.005  # after a connection was made
@@ -58,15 +60,18 @@ def _library() -> Any:
 class Device:
     """One libfabric domain: one NIC."""
 
-    def __init__(self, name: str, host: str) -> None:
+    def __init__(self, name: str, host: str, devices: tuple[str, ...] = ()) -> None:
         self.library = _library()
+        self.kinds = frozenset(devices)
         self._device = ctypes.c_void_p()
+        beyond = sorted(self.kinds - {"system"})
         rc = self.library.ratrain_fabric_open_device(
-            name.encode(), host.encode(), ctypes.byref(self._device)
+            name.encode(), host.encode(), compiled.c_long(len(beyond)), ctypes.byref(self._device)
         )
         if rc:
+            what = f" for memory on {', '.join(beyond)}" if beyond else ""
             raise ProviderUnavailable(
-                f'ofi: libfabric\'s provider "{name}" is not to be had: {self.reason(rc)}',
+                f'ofi: libfabric\'s provider "{name}" is not to be had{what}: {self.reason(rc)}',
                 place=host,
                 fix="choose another as Config.fabric; `fi_info` lists them",
             )
@@ -86,6 +91,8 @@ class Device:
             self._device,
             ctypes.c_void_p(region.base),
             compiled.c_long(region.size_bytes),
+            compiled.c_long(DEVICES.index(region.memory.kind) if region.memory else 0),
+            compiled.c_long(region.memory.ordinal if region.memory else 0),
             ctypes.byref(handle),
             ctypes.byref(number),
         )
@@ -191,6 +198,7 @@ class FabricChannel(StreamChannel):
         """Before `attach`: the endpoint that goes with the connection."""
         end.connect(peer_name)
         self.least_page_bytes = LEAST_PAGE_BYTES
+        self.reaches = end.device.kinds
         self._far = end
         self._far_fd = end.fd()
         self._keys: deque[Key] = deque(maxlen=MAX_KEYS)

@@ -49,11 +49,13 @@ OUT_OF_BOUNDS: Final = 2
 UNREADABLE: Final = 3
 NO_ROOM: Final = 4
 OVER: Final = 5
+ON_DEVICE: Final = 6
 REASONS = {
     UNKNOWN_KEY: "the region is unknown or was revoked",
     OUT_OF_BOUNDS: "the write leaves the region",
     UNREADABLE: "the receiver could not read the source memory",
     NO_ROOM: "the receiver has no buffer of this size",
+    ON_DEVICE: "the target lies on a device that this connection does not reach",
     OVER: "the receiver had already given this transfer up",
 }
 

@@ -58,7 +58,7 @@ class Ledger:
         if size or head.key:
             region = self._core.regions.by_key.get(head.key)
             offset = head.offset
-            if region is None or offset + size > region.size_bytes:
+            if region is None or offset + size > region.size_bytes or region.kind != "host":
                 return False
             region.view[offset : offset + size] = data
         self._over[tid] = 0
@@ -167,6 +167,9 @@ class Ledger:
         region = self._core.regions.by_key.get(head.key)
         if region is None:
             return frames.UNKNOWN_KEY
+        landing.far = region.kind != "host"
+        if landing.far and head.size and not head.flags & frames.PULL:
+            return frames.ON_DEVICE
         if head.pages:
             offsets = np.frombuffer(extra, ">u8", head.pages).astype(np.uint64)
             limit = region.size_bytes - head.page_len - head.offset
@@ -178,7 +181,8 @@ class Ledger:
         if start < 0 or start + head.total > region.size_bytes:
             return frames.OUT_OF_BOUNDS
         landing.offset = region.base + head.offset
-        landing.view = region.view[head.offset : head.offset + head.size]
+        if not landing.far:
+            landing.view = region.view[head.offset : head.offset + head.size]
         return 0
 
     def _refuse(self, head: Head, entry: Incoming, code: int) -> None:

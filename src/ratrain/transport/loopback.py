@@ -149,6 +149,7 @@ class LoopbackChannel:
         self.nic = nic
         self.pulls = False
         self.least_page_bytes = 0
+        self.reaches: frozenset[str] | None = None
         self.closed = False
         self.other: LoopbackChannel = self
         self.receiver: Receiver | None = None
@@ -261,6 +262,10 @@ class LoopbackEngine(Engine):
         for word in self._words:
             word.stop()
         self._closed = True
+
+    def reachable(self) -> frozenset[str]:
+        """No device is simulated."""
+        return frozenset()
 
     def _share(self, region: Region) -> None:
         """Nothing is registered with a simulated NIC."""

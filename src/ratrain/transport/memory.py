@@ -13,15 +13,45 @@ from ratrain.errors import BadTarget, SpecError
 from ratrain.transport.address import Address, Descriptor, span_of
 
 
+@dataclass(frozen=True, slots=True)
+class DeviceSpan:
+    """Memory of a device, which the processor must not touch; `owner` keeps it alive."""
+
+    kind: str
+    """One of config.DEVICES: "cuda", "rocr", ...; "system" is RAM after all."""
+    base: int
+    size_bytes: int
+    ordinal: int = 0
+    owner: Any = None
+
+
 class Region:
     """A registered span of local memory. `key` is random: it is what lets a peer write here."""
 
-    __slots__ = ("_owner", "base", "holders", "key", "remote", "revoked", "size_bytes", "view")
+    __slots__ = (
+        "_owner",
+        "base",
+        "holders",
+        "key",
+        "kind",
+        "memory",
+        "remote",
+        "revoked",
+        "size_bytes",
+        "view",
+    )
 
     def __init__(self, owner: Address, memory: object, *, remote: bool) -> None:
-        self.view = bytes_of(memory)
-        self.size_bytes = self.view.nbytes
-        self.base = address_of(self.view)
+        self.memory = memory if isinstance(memory, DeviceSpan) else None
+        if self.memory is None:
+            self.kind = "host"
+            self.view = bytes_of(memory)
+            self.size_bytes = self.view.nbytes
+            self.base = address_of(self.view)
+        else:
+            self.kind = self.memory.kind
+            self.view = memoryview(b"")
+            self.size_bytes, self.base = self.memory.size_bytes, self.memory.base
         self.key = secrets.randbits(63) | 1 << 63
         self.remote = remote
         self.revoked = False
@@ -39,7 +69,7 @@ class Region:
         """What a peer needs to write here."""
         if not self.remote:
             raise BadTarget("this region is for local use", fix="register it with remote=True")
-        return Descriptor(self._owner, self.key, 0, self.size_bytes)
+        return Descriptor(self._owner, self.key, 0, self.size_bytes, self.kind)
 
 
 @dataclass(frozen=True, slots=True)
@@ -57,13 +87,13 @@ class RegionTable:
     def __init__(self, owner: Address) -> None:
         self.owner = owner
         self.by_key: dict[int, Region] = {}
-        self._by_place: dict[tuple[int, int, bool], Region] = {}
+        self._by_place: dict[tuple[str, int, int, bool], Region] = {}
 
     def register(self, memory: object, *, remote: bool, own_key: bool = False) -> Region:
         """The region over `memory`: the same one (counted) for the same bounds, else a new one.
         With `own_key` always a new one, which can be revoked by itself."""
         region = Region(self.owner, memory, remote=remote)
-        place = (region.base, region.size_bytes, remote)
+        place = _place(region)
         if own_key:
             self.by_key[region.key] = region
             return region
@@ -85,10 +115,14 @@ class RegionTable:
             return False
         region.revoked = True
         self.by_key.pop(region.key, None)
-        place = (region.base, region.size_bytes, region.remote)
+        place = _place(region)
         if self._by_place.get(place) is region:
             del self._by_place[place]
         return True
+
+
+def _place(region: Region) -> tuple[str, int, int, bool]:
+    return region.kind, region.base, region.size_bytes, region.remote
 
 
 def source_of(src: Region | Span) -> tuple[Region, int, int]:
@@ -101,6 +135,13 @@ def source_of(src: Region | Span) -> tuple[Region, int, int]:
     if region.revoked:
         raise BadTarget("the source region was revoked", fix="register it again")
     return region, offset, size
+
+
+def too_small(size: int, dst: Descriptor) -> BadTarget:
+    """The error for more bytes than the target has."""
+    return BadTarget(
+        f"{size} bytes do not fit into a target of {dst.size_bytes}", place=str(dst.address)
+    )
 
 
 def bytes_of(memory: object) -> memoryview:

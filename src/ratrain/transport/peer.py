@@ -117,6 +117,8 @@ class Peer:
                 continue
             if not transfer.started and self.active >= MAX_ACTIVE:
                 return
+            if transfer.on_device and not self._can_reach(transfer):
+                return
             link = self._pick(transfer)
             if link is None:
                 if transfer.nics is None or passed >= len(queue):
@@ -128,6 +130,21 @@ class Peer:
             if not transfer.started:
                 self.active += 1
             self._send(link, transfer.take(self._piece_bytes()))
+
+    def _can_reach(self, transfer: Transfer) -> bool:
+        """Whether device memory may be sent now. Where it never can, the transfer ends. (Whether
+        the target can be reached only the peer knows: it refuses the first piece.)"""
+        channels = [k.channel for k in self.links]
+        kind = transfer.source_kind
+        if kind == "host" or all(kind in (c.reaches or ()) for c in channels):
+            waits = any(c.reaches is not None and not c.pulls for c in channels)
+            return bool(channels) and not waits
+        self.queue.popleft()
+        transfer.queued = False
+        what = f"this connection does not reach memory on {kind}"
+        fix = "write it with transport.staging.Stage, or let ofi alone serve the peer"
+        self.settle(transfer, BadTarget(what, place=str(self.address), fix=fix))
+        return False
 
     def _piece_bytes(self) -> int:
         fixed = self.core.config.piece_bytes
@@ -171,6 +188,8 @@ class Peer:
         """Send a transfer of one small piece at once over the only link; false: queue it."""
         if len(self.links) != 1 or transfer.nics is not None or transfer.page_len:
             return False
+        if transfer.on_device:
+            return False
         link = self.links[0]
         if link.unacked_bytes >= link.window_bytes or len(link.unacked) >= MAX_UNACKED:
             return False
@@ -190,6 +209,8 @@ class Peer:
         pull = link.channel.pulls and transfer.kind == frames.WRITE and piece.size >= 8192
         if transfer.page_len and transfer.page_len < link.channel.least_page_bytes:
             pull = False
+        if transfer.on_device and piece.size:
+            pull = link.channel.pulls
         head = transfer.head(piece, self._floor(), pull=pull)
         extra, payload = self._payload(transfer, piece, pull=pull)
         link.post(head, extra, payload)
@@ -238,6 +259,8 @@ class Peer:
             link.post(Head(frames.QUIESCED, imm=int(whole), tid=head.tid))
         elif kind == frames.QUIESCED:
             self._on_quiesced(head)
+        elif kind == frames.FEATURE:
+            self.pump()  # what waited to be read by the peer
         elif kind == frames.PING:
             link.post(Head(frames.PONG, start=head.start))
         elif kind == frames.CREDIT:

@@ -21,13 +21,14 @@ Iov = npt.NDArray[np.uint64]  # rows of (address, length)
 class Landing:
     """The receiver's leave to place one piece; withdrawn by `live = False`."""
 
-    __slots__ = ("answer", "head", "iov", "key", "live", "offset", "view")
+    __slots__ = ("answer", "far", "head", "iov", "key", "live", "offset", "view")
 
     def __init__(self, head: Head, *, live: bool, answer: int = 0) -> None:
         self.head = head
         self.live = live  # place the bytes (else read and drop them)
         self.answer = answer  # what `ledger.end` shall do with a dropped piece
         self.key = head.key
+        self.far = False  # the place is on a device
         self.offset = 0
         self.view: memoryview | None = None  # where a plain piece goes
         self.iov: Iov | None = None  # where the pages go
@@ -39,6 +40,7 @@ class Channel(Protocol):
     provider: str
     nic: str
     least_page_bytes: int  # smaller pages are sent, never pulled
+    reaches: frozenset[str] | None  # kinds of device memory that its NIC reads and fills
     pulls: bool  # the peer reads the payload out of our memory: send addresses, not bytes
 
     def post(

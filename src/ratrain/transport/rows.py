@@ -10,7 +10,8 @@ from typing import Final
 
 import numpy as np
 
-from ratrain.transport.provider import Iov
+from ratrain.transport.frames import Head
+from ratrain.transport.provider import Iov, pages_iov
 
 _libc = ctypes.CDLL(None, use_errno=True)
 _libc.process_vm_readv.restype = ctypes.c_ssize_t
@@ -101,3 +102,11 @@ def read_span(pid: int, to: int, source: int, size: int) -> bool:
     """Copy `size` bytes at `source` of process `pid` to `to`; true if whole."""
     rows = (ctypes.c_uint64 * 4)(to, size, source, size)
     return _libc.process_vm_readv(pid, rows, 1, ctypes.byref(rows, 16), 1, 0) == size
+
+
+def remote_rows(head: Head, extra: bytes) -> Iov:
+    """Where the peer's bytes of a piece stand: its pages, or its one span."""
+    if not head.pages:
+        return np.array([[int.from_bytes(extra, "big"), head.size]], np.uint64)
+    sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
+    return pages_iov(0, sources, head.page_len)

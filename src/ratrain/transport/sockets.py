@@ -78,7 +78,8 @@ class Sockets:
         for provider in stream:
             for nic in self._nics:
                 if provider == "ofi":
-                    self.devices[nic.name] = fabric.Device(self._config.fabric, nic.host)
+                    far = self._config.devices
+                    self.devices[nic.name] = fabric.Device(self._config.fabric, nic.host, far)
                 sock = socket.socket(nics.family(nic.host), socket.SOCK_STREAM)
                 sock.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
                 try:
@@ -121,6 +122,10 @@ class Sockets:
                 for link in peer.links:
                     if link.nic == nic and isinstance(link.channel, fabric.FabricChannel):
                         link.channel.announce(key)
+
+    def reachable(self) -> frozenset[str]:
+        """Kinds of device memory that `ofi` reaches."""
+        return frozenset(self._config.devices) if self.devices else frozenset()
 
     def forget(self, region: Region) -> None:
         """The region was revoked (called under the lock)."""

@@ -1,11 +1,11 @@
-"""Memory on a device: written through host buffers, one chunk copied while others fly.
+"""Memory on a device: written directly where the NIC reaches it, else through host buffers.
 
-    stage = Stage(engine, CudaCopier())
+    stage = Stage(engine, CudaAdapter())
     stage.write(tensor, descriptor, imm=7)         # returns when all has landed and counted
 
-An accelerator whose memory a NIC cannot reach is staged like this. `Copier` is all that a new
-kind of device has to bring; `HostCopier` is the same thing for memory in RAM, `CudaCopier` uses
-torch, pinned buffers and a stream of its own.
+Which of the two is decided for each peer. Through host buffers, one chunk is copied while others
+fly. `Adapter` is all that a new kind of device has to bring; `HostAdapter` is the same thing for
+memory in RAM, `CudaAdapter` uses torch, pinned buffers and a stream of its own.
 """
 
 from __future__ import annotations
@@ -15,16 +15,24 @@ from typing import TYPE_CHECKING, Any, Protocol
 import numpy as np
 
 from ratrain.errors import BadTarget, SpecError
-from ratrain.transport.memory import bytes_of
+from ratrain.transport.memory import DeviceSpan, bytes_of
 from ratrain.transport.transfer import Transfer
 
 if TYPE_CHECKING:
     from ratrain.transport.address import Descriptor
     from ratrain.transport.engine import Engine
+    from ratrain.transport.memory import Region
 
 
-class Copier(Protocol):
-    """How bytes get from a device to the host and back."""
+class Adapter(Protocol):
+    """How bytes get from a device to the host and back, and where they lie for a NIC."""
+
+    kind: str
+    """As libfabric names it ("cuda", "rocr", ...), or "host"."""
+
+    def span(self, memory: Any) -> object:
+        """The memory as `Engine.register` takes it, written to the end."""
+        ...
 
     def buffer(self, size_bytes: int) -> Any:
         """A host buffer that can be registered and is fast to copy to."""
@@ -43,28 +51,36 @@ class Copier(Protocol):
         ...
 
 
-class HostCopier:
-    """Memory in RAM."""
+class HostAdapter:
+    """Memory in RAM, which every provider reaches."""
+
+    kind = "host"
+
+    def span(self, memory: Any) -> object:
+        """Part of Adapter."""
+        return memory
 
     def buffer(self, size_bytes: int) -> Any:
-        """Part of Copier."""
+        """Part of Adapter."""
         return np.zeros(size_bytes, np.uint8)
 
     def size_bytes(self, memory: Any) -> int:
-        """Part of Copier."""
+        """Part of Adapter."""
         return bytes_of(memory).nbytes
 
     def copy_out(self, memory: Any, offset: int, buffer: Any, size_bytes: int) -> None:
-        """Part of Copier."""
+        """Part of Adapter."""
         bytes_of(buffer)[:size_bytes] = bytes_of(memory)[offset : offset + size_bytes]
 
     def copy_in(self, buffer: Any, memory: Any, offset: int, size_bytes: int) -> None:
-        """Part of Copier."""
+        """Part of Adapter."""
         bytes_of(memory)[offset : offset + size_bytes] = bytes_of(buffer)[:size_bytes]
 
 
-class CudaCopier:
+class CudaAdapter:
     """Contiguous tensors on one CUDA device."""
+
+    kind = "cuda"
 
     def __init__(self, device: str = "cuda") -> None:
         import torch
@@ -74,21 +90,28 @@ class CudaCopier:
         self._torch: Any = torch
         self._stream: Any = torch.cuda.Stream(device)
 
+    def span(self, memory: Any) -> object:
+        """Part of Adapter: after what the current stream has written."""
+        flat = self._flat(memory)
+        self._torch.cuda.current_stream(flat.device).synchronize()
+        where = flat.device.index or 0
+        return DeviceSpan(self.kind, int(flat.data_ptr()), int(flat.numel()), where, memory)
+
     def buffer(self, size_bytes: int) -> Any:
-        """Part of Copier: pinned memory."""
+        """Part of Adapter: pinned memory."""
         return self._torch.empty(size_bytes, dtype=self._torch.uint8, pin_memory=True)
 
     def size_bytes(self, memory: Any) -> int:
-        """Part of Copier."""
+        """Part of Adapter."""
         return int(self._flat(memory).numel())
 
     def copy_out(self, memory: Any, offset: int, buffer: Any, size_bytes: int) -> None:
-        """Part of Copier: after what the current stream has written."""
+        """Part of Adapter: after what the current stream has written."""
         part = self._flat(memory)[offset : offset + size_bytes]
         self._run(lambda: buffer[:size_bytes].copy_(part, non_blocking=True))
 
     def copy_in(self, buffer: Any, memory: Any, offset: int, size_bytes: int) -> None:
-        """Part of Copier."""
+        """Part of Adapter."""
         part = self._flat(memory)[offset : offset + size_bytes]
         self._run(lambda: part.copy_(buffer[:size_bytes], non_blocking=True))
 
@@ -105,30 +128,52 @@ class CudaCopier:
 
 
 class Stage:
-    """A few host buffers through which one thread at a time writes device memory."""
+    """What one thread at a time writes device memory with: directly, or through a few buffers."""
 
     def __init__(
-        self, engine: Engine, copier: Copier, chunk_bytes: int = 4 << 20, depth: int = 3
+        self, engine: Engine, adapter: Adapter, chunk_bytes: int = 4 << 20, depth: int = 3
     ) -> None:
         if chunk_bytes < 1 or depth < 1:
             raise SpecError("a stage has one chunk or more, of one byte or more")
         self._engine = engine
-        self._copier = copier
+        self._adapter = adapter
         self._chunk_bytes = chunk_bytes
-        self._buffers = [copier.buffer(chunk_bytes) for _ in range(depth)]
-        self._regions = [engine.register(b, remote=False) for b in self._buffers]
+        self._depth = depth
+        self._buffers: list[Any] = []
+        self._regions: list[Region] = []
 
     def write(
         self, memory: Any, dst: Descriptor, *, imm: int | None = None, deadline_s: float = 60.0
     ) -> int:
         """Copy device memory to the start of `dst`; the bytes written. When this returns they
         have landed, and the peer's counter of `imm` has moved by one."""
-        total = self._copier.size_bytes(memory)
+        total = self._adapter.size_bytes(memory)
         if total > dst.size_bytes:
             raise BadTarget(
                 f"{total} bytes do not fit into a target of {dst.size_bytes}",
                 place=str(dst.address),
             )
+        if self._engine.reaches(dst.address, self._adapter.kind):
+            self._directly(memory, total, dst, imm, deadline_s)
+        else:
+            self._in_chunks(memory, total, dst, imm, deadline_s)
+        return total
+
+    def _directly(
+        self, memory: Any, total: int, dst: Descriptor, imm: int | None, deadline_s: float
+    ) -> None:
+        region = self._engine.register(self._adapter.span(memory), remote=False)
+        transfer = self._engine.write(region[:total], dst, imm=imm, deadline_s=deadline_s)
+        try:
+            transfer.wait()
+        finally:
+            self._end(transfer, deadline_s)
+            self._engine.revoke(region)
+
+    def _in_chunks(
+        self, memory: Any, total: int, dst: Descriptor, imm: int | None, deadline_s: float
+    ) -> None:
+        self._open()
         flying: list[Transfer | None] = [None] * len(self._buffers)
         try:
             for number, at in enumerate(range(0, total, self._chunk_bytes)):
@@ -137,20 +182,31 @@ class Stage:
                 if before is not None:
                     before.wait()
                 size = min(self._chunk_bytes, total - at)
-                self._copier.copy_out(memory, at, self._buffers[slot], size)
+                self._adapter.copy_out(memory, at, self._buffers[slot], size)
                 span = self._regions[slot][:size]
                 flying[slot] = self._engine.write(span, dst[at : at + size], deadline_s=deadline_s)
             for transfer in flying:
                 if transfer is not None:
                     transfer.wait()
         finally:
-            for transfer in flying:  # after an error the buffers must be free of readers too
-                if transfer is not None and not transfer.done():
-                    transfer.cancel()
-                    transfer.wait_quiet(deadline_s)
+            for transfer in flying:
+                if transfer is not None:
+                    self._end(transfer, deadline_s)
         if imm is not None:
             self._engine.imm(dst.address, imm, deadline_s=deadline_s).wait()
-        return total
+
+    def _open(self) -> None:
+        """The host buffers, the first time that they are needed."""
+        if not self._buffers:
+            self._buffers = [self._adapter.buffer(self._chunk_bytes) for _ in range(self._depth)]
+            self._regions = [self._engine.register(b, remote=False) for b in self._buffers]
+
+    @staticmethod
+    def _end(transfer: Transfer, deadline_s: float) -> None:
+        """After an error its memory must be free of readers too."""
+        if not transfer.done():
+            transfer.cancel()
+            transfer.wait_quiet(deadline_s)
 
     def close(self) -> None:
         """Give the buffers back."""

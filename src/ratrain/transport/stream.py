@@ -13,12 +13,10 @@ import socket
 from collections import deque
 from typing import TYPE_CHECKING, Final
 
-import numpy as np
-
 from ratrain.transport import frames
 from ratrain.transport.frames import FrameError, Head
-from ratrain.transport.provider import Iov, Landing, Receiver, pages_iov
-from ratrain.transport.rows import Rows, read_process, read_span
+from ratrain.transport.provider import Iov, Landing, Receiver
+from ratrain.transport.rows import Rows, read_process, read_span, remote_rows
 from ratrain.transport.segments import MAX_SEGMENTS, Mapped, Segment, copy, map_peer
 
 if TYPE_CHECKING:
@@ -51,6 +49,7 @@ class StreamChannel:
         self.nic = nic
         self.pulls = False
         self.least_page_bytes = 0
+        self.reaches: frozenset[str] | None = None
         self.closed = False
         self._driver = driver
         self._sock = sock
@@ -327,6 +326,7 @@ class StreamChannel:
         extra = bytes(self._view[start + frames.HEAD_BYTES : at])
         if kind == frames.FEATURE:
             self._learn(head)
+            receiver.control(head, extra)
         elif kind > frames.MSG:
             receiver.control(head, extra)
         elif head.flags & frames.PULL:
@@ -372,7 +372,9 @@ class StreamChannel:
         assert self._receiver is not None
         landing = self._receiver.begin(head, extra)
         failed = 0
-        if landing.live and head.size and not self._fetch(landing, extra):
+        if landing.live and landing.far and not self.reaches:
+            failed = frames.ON_DEVICE
+        elif landing.live and head.size and not self._fetch(landing, extra):
             failed = frames.UNREADABLE
         if not self.closed:
             self._receiver.end(landing, failed)
@@ -389,11 +391,3 @@ class StreamChannel:
                 copy(landing.offset, segment.address + at, size)
                 return True
         return read_span(pid, landing.offset, source, size)
-
-
-def remote_rows(head: Head, extra: bytes) -> Iov:
-    """Where the peer's bytes of a piece stand: its pages, or its one span."""
-    if not head.pages:
-        return np.array([[int.from_bytes(extra, "big"), head.size]], np.uint64)
-    sources = np.frombuffer(extra, ">u8")[head.pages :].astype(np.uint64)
-    return pages_iov(0, sources, head.page_len)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Callable, Generator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Final
 
 import numpy as np
 import numpy.typing as npt
@@ -18,6 +18,9 @@ if TYPE_CHECKING:
     from ratrain.transport.peer import Peer
 
 Offsets = npt.NDArray[np.uint64]
+
+
+BOTH_HOST: Final = ("host", "host")
 
 
 class Piece:
@@ -57,10 +60,12 @@ class Transfer:
         "kind",
         "landed",
         "nics",
+        "on_device",
         "page_len",
         "peer",
         "queued",
         "returned",
+        "source_kind",
         "src_pages",
         "tid",
         "total",
@@ -82,6 +87,7 @@ class Transfer:
         imm: int | None = None,
         deadline_s: float,
         nics: frozenset[str] | None = None,
+        kinds: tuple[str, str] = BOTH_HOST,
     ) -> None:
         self._engine = engine
         self._callbacks: list[Callable[[Transfer], None]] = []
@@ -97,6 +103,8 @@ class Transfer:
         self.flags = 0 if imm is None else frames.HAS_IMM
         self.deadline_s = deadline_s
         self.nics = nics
+        self.source_kind = kinds[0]
+        self.on_device = kinds != BOTH_HOST  # not both source and target are host memory
         self.src_pages: Offsets | None = None
         self.dst_pages: Offsets | None = None
         self.page_len = 0

@@ -16,9 +16,10 @@ import numpy.typing as npt
 
 from ratrain.errors import Infeasible, TransportError
 from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.engine import Engine, Pages
+from ratrain.transport.engine import Engine
 from ratrain.transport.groups import ImmBlock
 from ratrain.transport.memory import Region
+from ratrain.transport.paging import Pages
 from ratrain.transport.transfer import Transfer
 
 
