@@ -160,6 +160,20 @@ def test_what_a_connection_cannot_reach_is_refused_and_touched_by_nobody() -> No
         assert b.counter(1).value == 0
 
 
+def test_a_write_that_cannot_be_reached_holds_up_none_behind_it() -> None:
+    if reason := why_no_fabric():
+        pytest.skip(reason)
+    both = Config(SECRET, "b", providers=("ofi", "sock"), devices=("system",), deadline_s=10.0)
+    plain = Config(SECRET, "a", providers=("sock",), deadline_s=10.0)
+    with Engine(both) as b, Engine(plain) as a:
+        target = a.register(np.zeros(100, np.uint8)).descriptor()
+        far = b.write(b.register(FarMemory().span(np.ones(100, np.uint8))), target)
+        near = b.write(b.register(np.ones(100, np.uint8)), target)  # both wait for the connection
+        near.wait(5)
+        with pytest.raises(BadTarget, match="does not reach"):
+            far.wait()
+
+
 def cuda() -> Any:
     torch = pytest.importorskip("torch")
     if not torch.cuda.is_available():

@@ -118,6 +118,8 @@ class Peer:
             if not transfer.started and self.active >= MAX_ACTIVE:
                 return
             if transfer.on_device and not self._can_reach(transfer):
+                if transfer.finished:
+                    continue
                 return
             link = self._pick(transfer)
             if link is None:
