@@ -354,11 +354,21 @@ def wires(*rates_mbit: int) -> Iterator[tuple[str, list[str]]]:
             subprocess.run(["ip", "link", "del", f"rtn{i}"], capture_output=True, check=False)
 
 
+def carried(engine: Engine) -> list[int]:
+    """The bytes that each NIC of the one peer has brought, in the order of their names."""
+    (peer,) = engine.stats()["peers"].values()
+    return [k["acked_bytes"] for k in sorted(peer["links"], key=lambda k: k["nic"])]
+
+
 class TestNamespaces:
     pytestmark = needs_root
 
     def rate_mbit(self, rates: tuple[int, ...], size: int, nics: int) -> float:
         """Mbit/s of one large write over the first `nics` wires."""
+        return self.measure(rates, size, nics)[0]
+
+    def measure(self, rates: tuple[int, ...], size: int, nics: int) -> tuple[float, list[float]]:
+        """Mbit/s of one large write over the first `nics` wires, and each wire's share of it."""
         with wires(*rates) as (space, hosts):
             names = ",".join(hosts[:nics])
             ours = tuple(f"rtn{i}" for i in range(nics))
@@ -370,20 +380,22 @@ class TestNamespaces:
                     5,
                 )
                 engine.write(src[: 4 << 20], other.place).wait()
-                began_s = time.monotonic()
+                before, began_s = carried(engine), time.monotonic()
                 engine.write(src, other.place).wait()
-                return size * 8e-6 / (time.monotonic() - began_s)
+                took_s = time.monotonic() - began_s
+                parts = [now - then for now, then in zip(carried(engine), before, strict=True)]
+                return size * 8e-6 / took_s, [part / sum(parts) for part in parts]
 
     @pytest.mark.slow
-    def test_two_equal_nics_give_nearly_twice_one(self) -> None:
-        one = self.rate_mbit((400, 400), 32 << 20, 1)
-        two = self.rate_mbit((400, 400), 64 << 20, 2)
-        assert two > 1.6 * one  # on a loaded machine; docs/transport.md has the measured ratio
+    def test_two_equal_nics_carry_about_a_half_each(self) -> None:
+        _, shares = self.measure((400, 400), 64 << 20, 2)
+        assert min(shares) > 0.35  # what that gives: benchmarks/transport/nics.py
 
     @pytest.mark.slow
     def test_a_slow_second_nic_adds_its_rate_instead_of_halving_the_first(self) -> None:
-        rate = self.rate_mbit((400, 100), 64 << 20, 2)
-        assert rate > 0.75 * 0.953 * 500  # an even split reaches 0.4
+        _, (fast, slow) = self.measure((400, 100), 64 << 20, 2)
+        assert 0.1 < slow < 0.35  # its rate's share is 0.2; an even split waits for it
+        assert fast > 0.65
 
     def test_a_nic_that_goes_down_loses_nothing_and_is_used_again_when_back(self) -> None:
         with (
@@ -442,7 +454,7 @@ class TestNamespaces:
             engine.wait_until(lambda: transfer.bytes_acked > 32 << 20, 10)
             sh("tc qdisc replace dev rtn0 root tbf rate 100mbit burst 64kb latency 50ms")
             sh("tc qdisc replace dev rtn1 root tbf rate 400mbit burst 64kb latency 50ms")
-            acked, began_s = transfer.bytes_acked, time.monotonic()
+            before = carried(engine)
             transfer.wait(20)
-            rate = (transfer.total - acked) * 8e-6 / (time.monotonic() - began_s)
-            assert rate > 0.7 * 0.953 * 500
+            first, second = (n - m for n, m in zip(carried(engine), before, strict=True))
+            assert second > 1.5 * first
