@@ -40,13 +40,17 @@ class BuildExt(build_ext):
         except ImportError as error:
             self.warn(f"the transport stays interpreted: {error}")
             return []
-        made = mypycify(
-            [*OPTIONS, *hot_modules()],
-            group_name=GROUP,
-            opt_level="3",
-            debug_level="0",
-            target_dir="build/mypyc",
-        )
+        try:
+            made = mypycify(
+                [*OPTIONS, *hot_modules()],
+                group_name=GROUP,
+                opt_level="3",
+                debug_level="0",
+                target_dir="build/mypyc",
+            )
+        except SystemExit:  # how mypyc gives up, e.g. another mypy than the lock file's objects
+            self.warn("the transport stays interpreted: mypyc refuses it (see above)")
+            return []
         for extension in made:
             extension.optional = True
             extension.of_transport = True

@@ -137,6 +137,7 @@ def test_a_header_is_refused_or_within_all_bounds(head: Head) -> None:
     except FrameError:
         return
     assert known == head
+    assert len(frames.pack(head)) == frames.HEAD_BYTES
     assert known.payload_bytes <= frames.MAX_PIECE_BYTES
     assert known.list_bytes <= frames.MAX_PAGES * 16
 

@@ -174,6 +174,7 @@ class Engine:
             (src_pages, src_stride or page_bytes, size),
             (dst_pages, dst_stride or page_bytes, dst.size_bytes),
             page_bytes,
+            str(dst.address),
         )
         if imm_per not in ("op", "page"):
             raise SpecError(f'imm_per is "op" or "page", not {imm_per!r}')

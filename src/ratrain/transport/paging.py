@@ -17,8 +17,11 @@ Side = tuple[Pages, int, int]
 """Page numbers, what each is multiplied with, and the bytes that there are."""
 
 
-def page_offsets(source: Side, target: Side, page_bytes: int) -> tuple[Offsets, Offsets]:
-    """Offsets of the source's and the target's pages; the typed error when one leaves its side."""
+def page_offsets(
+    source: Side, target: Side, page_bytes: int, place: str
+) -> tuple[Offsets, Offsets]:
+    """Offsets of the source's and the target's pages; the typed error when one leaves its side
+    (`place`: the target's peer)."""
     from_b, to_b = (np.asarray(p, np.uint64) * np.uint64(n) for p, n, _ in (source, target))
     if from_b.shape != to_b.shape or from_b.ndim != 1:
         raise SpecError(f"{from_b.size} source pages for {to_b.size} destination pages")
@@ -28,5 +31,5 @@ def page_offsets(source: Side, target: Side, page_bytes: int) -> tuple[Offsets, 
         if int(from_b.max()) + page_bytes > source[2]:
             raise BadTarget(f"a source page leaves its region of {source[2]} bytes")
         if int(to_b.max()) + page_bytes > target[2]:
-            raise BadTarget(f"a page leaves its target of {target[2]} bytes")
+            raise BadTarget(f"a page leaves its target of {target[2]} bytes", place=place)
     return from_b, to_b
