@@ -1,30 +1,40 @@
 # Two commands a newcomer needs: `make run` and `make test`. Each sets up all it needs first.
-.PHONY: run reproduce test test-all lint clean lock
+.PHONY: run reproduce test test-all soak lint clean lock
 
 RATRAIN = .venv/bin/ratrain
-SOURCES = pyproject.toml setup.py requirements.lock scripts/setup.sh \
-    $(shell find src -name '*.c' -o -name '*.h') $(shell grep -oE 'src/[a-z/_]+\.py' pyproject.toml)
+SOURCES = pyproject.toml setup.py requirements.lock scripts/setup.sh scripts/install.py scripts/import_once.py \
+    $(shell find src -name '*.c' -o -name '*.h')
+COMPILED = requirements-test.lock $(shell grep -oE 'src/[a-z/_]+\.py' pyproject.toml)
 
 run: .venv/ready
-	./scripts/quickstart.sh
+	@./scripts/quickstart.sh
 
 reproduce: .venv/ready
 	$(RATRAIN) reproduce
 	$(RATRAIN) simulate examples/small.toml --picture
 
-test: .venv/ready lint
+test: lint
 	.venv/bin/pytest -m "not slow"
 
-test-all: .venv/ready lint
+test-all: lint
 	.venv/bin/pytest
 
-lint: .venv/ready
+# Jobs drawn at random on real processes, half a minute each: make soak JOBS=20 FIRST=100
+JOBS ?= 150
+FIRST ?= 0
+soak: .venv/ready-to-test
+	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
+
+lint: .venv/ready-to-test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
 	.venv/bin/pyright
 
 .venv/ready: $(SOURCES)
-	./scripts/setup.sh
+	@./scripts/setup.sh
+
+.venv/ready-to-test: .venv/ready $(COMPILED)
+	@./scripts/setup.sh test
 
 lock: .venv/ready
 	./scripts/lock.sh

@@ -1,8 +1,10 @@
 """Compiles the transport's hot modules as they are, with mypyc; the C parts: pyproject.toml.
 
 Optional, as those are: without mypyc, a C compiler or Python's headers the very same modules are
-interpreted. What is compiled must be rebuilt after a change: `make` does so, and the tests refuse
-to run on a stale build (tests/conftest.py).
+interpreted. An editable install leaves them interpreted too: compiling takes most of a minute, and
+training does not use the transport. `setup.py build_ext --inplace` compiles them (`make test` does
+so); what is compiled must be rebuilt after a change, and the tests refuse to run on a stale build
+(tests/conftest.py).
 """
 
 from __future__ import annotations
@@ -30,7 +32,9 @@ class BuildExt(build_ext):
     failed = False
 
     def finalize_options(self) -> None:
-        if not any(GROUP in e.name for e in self.distribution.ext_modules):
+        if not self.editable_mode and not any(
+            GROUP in e.name for e in self.distribution.ext_modules
+        ):
             self.distribution.ext_modules += self.compiled()
         super().finalize_options()
 

@@ -21,7 +21,7 @@ from ratrain.plan.bill import bill
 from ratrain.plan.build import candidate
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import groups_of
-from ratrain.plan.held import held_by_rank
+from ratrain.plan.held import held_by_ranks_of
 from ratrain.plan.search import check, search
 from ratrain.program.strategies import apply_strategy
 from ratrain.program.verify import verify
@@ -57,7 +57,7 @@ def median_s(action: Callable[[], object]) -> float:
     """Median process seconds of a few runs, caches emptied before each."""
     found: list[float] = []
     for _ in range(RUNS):
-        held_by_rank.cache_clear()
+        held_by_ranks_of.cache_clear()
         begin = time.process_time()
         action()
         found.append(time.process_time() - begin)
@@ -118,7 +118,7 @@ def gap() -> None:
             simulated = simulate(program, costs, verdict=verdict)
             times.append(float(checked.step_s[row]) / simulated.step_time_s - 1)
             if made.micro_batches > made.layout.pipeline:
-                left = one.budget_bytes + int(checked.missing_bytes[row])
+                left = one.budgets[0] + int(checked.missing_bytes[row])
                 memory.append(left / simulated.bound_bytes - 1)
         show(f"step time, {', '.join(clusters)}", times)
         show("  bill against proof, full pipelines", memory)

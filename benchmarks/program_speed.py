@@ -13,7 +13,7 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ratrain.program.setup import Replica, Setup, Stage, Unit
+from ratrain.program.setup import Replica, Setup, Unit, stage
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import require_sound
@@ -25,7 +25,7 @@ T = TypeVar("T")
 def setup(stages: int, units: int, micro_batches: int, data: int) -> Setup:
     """A pipeline of equal stages; sizes do not matter for the time."""
     cut = [
-        Stage(rank, tuple(Unit(str(rank * units + n), 2, 4, 24, 1, 8) for n in range(units)), 1)
+        stage(rank, tuple(Unit(str(rank * units + n), 2, 4, 24, 1, 8) for n in range(units)), 1)
         for rank in range(stages)
     ]
     return Setup((Replica(tuple(cut), micro_batches, data),))

@@ -28,9 +28,9 @@ import numpy as np
 from ratrain.compiled import library
 from ratrain.describe.job import load_job
 from ratrain.plan.case import case_of
-from ratrain.program.actions import BARRIERS, MESSAGES, Kind
+from ratrain.program.kind import Kind, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Stage, Unit
+from ratrain.program.setup import Replica, Setup, Unit, stage
 from ratrain.program.skeletons import build
 from ratrain.program.verify import verify
 from ratrain.simulate.costs import Costs, costs_of_ops, fixed_work
@@ -98,7 +98,7 @@ def _cpu_s(children: bool) -> float:
 
 def plain_1f1b(runs: int) -> None:
     """A large plain pipeline, part by part."""
-    stages = tuple(Stage(n, (Unit(str(n), 100, 100, 600, 10, 50),), 10) for n in range(STAGES))
+    stages = tuple(stage(n, (Unit(str(n), 100, 100, 600, 10, 50),), 10) for n in range(STAGES))
     setup = Setup((Replica(stages, MICRO_BATCHES),))
     program = build("1f1b", setup)
     table, costs = program.table, _plain_costs(program)
@@ -125,7 +125,7 @@ def plain_1f1b(runs: int) -> None:
 def _plain_costs(program: Program) -> Costs:
     units = len(program.table.states.units.rank)
     time_s = {
-        **dict.fromkeys([*MESSAGES, *BARRIERS, Kind.UpdateShard], 0.0),
+        **{k: 0.0 for k in kinds() if k.is_message or k.is_barrier or k is Kind.UpdateShard},
         Kind.F: 2.0,
         Kind.B: 4.0,
         Kind.SEND_F: 0.1,

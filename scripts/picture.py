@@ -1,24 +1,64 @@
-"""Draws the README's picture: one step of plain 1F1B, and the same step as RATrain runs it."""
+"""Draws the README's pictures: the timeline of a page of `ratrain report`, in light and in dark.
+
+One step of plain 1F1B above the same step as RATrain runs it. Needs Chromium (apt-get install
+chromium); run it with the repository's Python: .venv/bin/python scripts/picture.py
+"""
 
 from __future__ import annotations
 
+import tempfile
+from dataclasses import replace
 from pathlib import Path
 
+from browser import browser
+
 from ratrain.cli.jobs import case_of_file
+from ratrain.describe.units import format_time
+from ratrain.report.contents import TimelinePanel
+from ratrain.report.facts.memory import op_times
+from ratrain.report.facts.ops import Ops
+from ratrain.report.facts.steps import panel
+from ratrain.report.page import write_page
+from ratrain.report.read import contents_of
 from ratrain.simulate.simulate import simulate, timeline_of
-from ratrain.timeline.picture import svg
+from ratrain.timeline.compare import one_step
 
 ROOT = Path(__file__).parent.parent
+JOB = ROOT / "examples" / "picture.toml"
 PANELS = {"plain 1F1B, recovery at backward": "baseline-1f1b", "RATrain": "ratrain"}
+WIDTH, SCALE = 880, 2
+ONLY_THE_FIGURE = """
+document.querySelectorAll("#timeline :is(.lead, .controls, details, .note, .zoom, h2)")
+  .forEach((part) => { part.style.display = "none"; });
+Object.assign(document.querySelector("#timeline").style, { border: 0, padding: "12px 16px" });
+"""
 
 
 def main() -> None:
-    """Writes docs/picture.svg."""
-    panels = {}
-    for title, name in PANELS.items():
-        case = case_of_file(ROOT / "examples" / "picture.toml", name)
-        panels[title] = timeline_of(simulate(case.program, case.costs))
-    (ROOT / "docs" / "picture.svg").write_text(svg(panels, step=1))
+    """Writes docs/picture-light.png and docs/picture-dark.png."""
+    contents = replace(contents_of(JOB), panels=tuple(map(drawn, PANELS)))
+    with tempfile.TemporaryDirectory() as folder, browser() as chromium:
+        page = Path(folder) / "page.html"
+        write_page(contents, page)
+        for theme in ("light", "dark"):
+            chromium.open(page, width=WIDTH, dark=theme == "dark", scale=SCALE)
+            chromium.wait("document.documentElement.dataset.drawn === 'true'")
+            chromium.run(ONLY_THE_FIGURE)
+            path = ROOT / "docs" / f"picture-{theme}.png"
+            chromium.picture(path, "#timeline")
+            print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
+
+
+def drawn(title: str) -> TimelinePanel:
+    """A strategy's step as a panel."""
+    case = case_of_file(JOB, PANELS[title])
+    simulation = simulate(case.program, case.costs)
+    timeline = timeline_of(simulation, steps=1)
+    step = one_step(timeline, timeline.spans[0].step)
+    note = f"a step takes {format_time(simulation.step_time_s)}"
+    ops, run = Ops(case.program.table), simulation.run
+    times = op_times(ops, run.start_s, run.end_s)
+    return panel(title, note, step, ops.critical_path(times, run.steps - 1))
 
 
 if __name__ == "__main__":

@@ -25,7 +25,7 @@ def stale_modules() -> list[str]:
     with (ROOT / "pyproject.toml").open("rb") as file:
         sources = [ROOT / m for m in tomllib.load(file)["tool"]["ratrain"]["compiled-modules"]]
     return [
-        source.name
+        str(source.relative_to(ROOT))
         for source in sources
         for built in source.parent.glob(f"{source.stem}.cpython-*.so")
         if built.stat().st_mtime < source.stat().st_mtime
@@ -35,4 +35,6 @@ def stale_modules() -> list[str]:
 def pytest_sessionstart() -> None:
     """Refuse to test what is not what the sources say."""
     if stale := stale_modules():
-        pytest.exit(f"{', '.join(stale)} changed since it was compiled: run `make .venv/ready`", 2)
+        pytest.exit(
+            f"{', '.join(stale)} changed since it was compiled: run `make .venv/ready-to-test`", 2
+        )

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import re
 import subprocess
 import sys
 from dataclasses import dataclass
@@ -72,17 +71,7 @@ def test_help_lists_the_verbs_without_importing_numpy() -> None:
     assert all(verb in done.stdout for verb in VERBS)
 
 
-# ---- what every verb has ----------------------------------------------------------------
-
-
-@pytest.mark.parametrize("verb", VERBS)
-def test_every_verb_teaches_with_an_example(ratrain: Terminal, verb: str) -> None:
-    ran = ratrain(verb, "--help")
-    assert ran.status == 0
-    assert re.search(r"Examples?[^:]*:\s+ratrain ", ran.out), ran.out
-    assert f"ratrain {verb}" in ran.out
-    assert "--json" in ran.out
-    assert max(map(len, ran.out.splitlines())) <= 80
+# ---- what every verb prints --------------------------------------------------------------
 
 
 COMMANDS = [
@@ -190,6 +179,30 @@ def test_a_job_over_its_budget_simulates_but_says_so_and_verify_exits_with_3(
     assert body["findings"]
 
 
+def test_a_report_of_a_job_over_its_budget_says_so_where_errors_are_told(
+    ratrain: Terminal, tmp_path: Path
+) -> None:
+    path, page = tmp_path / "job.toml", tmp_path / "page.html"
+    path.write_text(MAIN_JOB.read_text().replace('"ratrain"', '"full-save"'))
+    ran = ratrain("report", path, "-o", page)
+    assert ran.status == 3
+    assert "OverBudget" in ran.err
+    assert max(map(len, ran.err.splitlines())) <= 80
+    assert page.exists()
+
+
+def test_a_program_too_long_to_draw_says_how_long_and_what_shows_it(
+    ratrain: Terminal, tmp_path: Path
+) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(MAIN_JOB.read_text().replace("sequences = 4096", "sequences = 1000000000"))
+    ran = ratrain("program", path)
+    assert ran.status == 4
+    assert "at most 10,000,000" in ran.err
+    assert "--form text" in ran.err
+    assert "repeats" in ratrain("program", path, "--form", "text").out
+
+
 # ---- what goes wrong --------------------------------------------------------------------
 
 
@@ -216,9 +229,9 @@ def test_an_unknown_verb_is_named(ratrain: Terminal) -> None:
 def test_wrong_usage_is_one_message_and_json_for_scripts(
     ratrain: Terminal, arguments: list[str | Path]
 ) -> None:
-    refused(ratrain(*arguments), 2, "Usage")
+    refused(ratrain(*arguments), 2, "ratrain simulate", "fix: ")
     body = json.loads(ratrain(*arguments, "--json").out)
-    assert body.keys() == {"error", "what", "place", "fix"}
+    assert body.keys() == {"schema", "error", "what", "place", "fix", "more"}
 
 
 @pytest.mark.parametrize("steps", [1, 2, 5])
@@ -247,7 +260,7 @@ def test_a_file_that_is_not_utf_8_is_named(
 ) -> None:
     path = tmp_path / name
     path.write_bytes(b"\xff\xfe\x00binary")
-    refused(ratrain(verb, path), 2, str(path), "utf-8")
+    refused(ratrain(verb, path), 2, str(path), "UTF-8")
 
 
 @pytest.mark.parametrize(
@@ -276,7 +289,7 @@ def test_a_wrong_key_or_value_is_named_with_the_nearest_right_one(
     ran = ratrain("simulate", path, *(["--json"] if as_json else []))
     if as_json:
         body = json.loads(ran.out)
-        assert body.keys() == {"error", "what", "place", "fix"}
+        assert body.keys() == {"schema", "error", "what", "place", "fix", "more"}
         ran = Ran(ran.status, "", ran.err)
     refused(ran, 2, said)
 

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import ast
+import subprocess
+import sys
+from functools import cache
+from graphlib import CycleError, TopologicalSorter
 from pathlib import Path
 
 import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 ORDER = (
-    ("errors", "compiled", "data"),
+    ("errors", "compiled", "data", "proof", "plugins", "extensions"),
+    ("readers",),
     ("describe",),
     ("cost",),
     ("timeline",),
@@ -19,21 +24,26 @@ ORDER = (
     ("reproduce", "validate"),
     ("models", "kernels"),
     ("runtime",),
+    ("report",),
+    ("api",),
     ("cli",),
 )
 """From the ground up; a room may import those below it, and itself."""
 
-LOW = ("errors", "compiled", "describe", "timeline")
+LOW = ("errors", "compiled", "proof", "readers", "describe", "timeline")
 ONLY = {
     "chip": LOW,
     "transport": LOW,
-    "profile": LOW,
+    "profile": (*LOW, "models"),
     "corpus": LOW,
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
 }
 """Rooms beside the line: what each may import."""
+
+ABOVE_ALL = ("runtime", "report", "api", "cli")
+"""The rooms of the line that may import those beside it too."""
 
 TORCH_ROOMS = ("runtime", "models", "kernels")
 TORCH_ADAPTERS = ("transport", "profile")
@@ -42,14 +52,27 @@ TORCH_ADAPTERS = ("transport", "profile")
 RUNTIME = ("step", "rank", "run")
 """The runtime's folders from the ground up; what all three need stands beside them."""
 
+TRANSPORT = (
+    ("config",),
+    ("wire",),
+    ("memory", "loop"),
+    ("engine",),
+    ("providers",),
+    ("surface",),
+    ("uses",),
+)
+"""The transport's floors from the ground up; its `__init__` names what is public of all of them."""
+
 
 def room_of(path: Path) -> str:
     """The first folder or module under ratrain/."""
     return path.relative_to(SOURCE).parts[0].removesuffix(".py")
 
 
+@cache
 def imports(path: Path) -> list[tuple[str, int, bool]]:
-    """(module, line, whether it stands inside a function) of every import, lazy ones too."""
+    """(module, line, whether it is inside a function) of every import: lazy ones, and those for
+    type checkers only, count as well."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lazy = {
         id(inner)
@@ -57,21 +80,34 @@ def imports(path: Path) -> list[tuple[str, int, bool]]:
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         for inner in ast.walk(node)
     }
-    found: list[tuple[str, int, bool]] = []
+    modules: list[tuple[str, int, bool]] = []
     for node in ast.walk(tree):
         if isinstance(node, ast.Import):
-            found += [(alias.name, node.lineno, id(node) in lazy) for alias in node.names]
+            modules += [(alias.name, node.lineno, id(node) in lazy) for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             assert node.level == 0, f"{path}:{node.lineno}: a relative import"
             module = node.module or ""
             names = [f"{module}.{alias.name}" for alias in node.names]
-            found += [(name, node.lineno, id(node) in lazy) for name in names]
-    return found
+            modules += [(name, node.lineno, id(node) in lazy) for name in names]
+    return modules
+
+
+def module_of(path: Path) -> str:
+    """The dotted name by which a file is imported."""
+    return ".".join(path.relative_to(SOURCE.parent).with_suffix("").parts).removesuffix(".__init__")
 
 
 FILES = sorted(
     path for path in SOURCE.rglob("*.py") if path.parent != SOURCE or path.stem[0] != "_"
 )
+MODULES = {module_of(path): path for path in FILES}
+
+
+def files_imported(path: Path) -> set[Path]:
+    """The files of ratrain whose names a file imports."""
+    names = [name for name, _, _ in imports(path)]
+    modules = [name if name in MODULES else name.rpartition(".")[0] for name in names]
+    return {MODULES[module] for module in modules if module in MODULES} - {path}
 
 
 def rooms_below(room: str) -> set[str]:
@@ -80,7 +116,7 @@ def rooms_below(room: str) -> set[str]:
         return {room, *ONLY[room]}
     for level, rooms in enumerate(ORDER):
         if room in rooms:
-            beside = set(ONLY) if level >= len(ORDER) - 2 else set[str]()
+            beside = set(ONLY) if room in ABOVE_ALL else set[str]()
             return {name for below in ORDER[: level + 1] for name in below} | beside
     raise AssertionError(f"room {room} has no place in the order: give it one in {__file__}")
 
@@ -116,3 +152,47 @@ def test_a_step_knows_nothing_of_ranks_nor_a_rank_of_runs(folder: str) -> None:
             parts = module.split(".")
             if parts[:2] == ["ratrain", "runtime"]:
                 assert parts[2] not in above, f"{path}:{line} imports {module}"
+
+
+@pytest.mark.parametrize("floor", sum(TRANSPORT, ()))
+def test_each_floor_of_the_transport_imports_only_itself_and_the_floors_below(floor: str) -> None:
+    level = next(number for number, floors in enumerate(TRANSPORT) if floor in floors)
+    below = {name for floors in TRANSPORT[:level] for name in floors} | {floor}
+    room = SOURCE / "transport"
+    for path in [*sorted((room / floor).rglob("*.py")), *room.glob(f"{floor}.py")]:
+        for module, line, _ in imports(path):
+            parts = module.split(".")
+            if parts[:2] == ["ratrain", "transport"]:
+                assert parts[2] in below, f"{path}:{line} imports {module}"
+
+
+def test_every_file_of_the_transport_is_on_a_floor() -> None:
+    on_floors = {"__init__", *sum(TRANSPORT, ())}
+    for path in (SOURCE / "transport").rglob("*.py"):
+        assert path.relative_to(SOURCE / "transport").parts[0].removesuffix(".py") in on_floors
+
+
+def test_no_files_import_each_other_in_a_circle() -> None:
+    try:
+        TopologicalSorter({path: files_imported(path) for path in FILES}).prepare()
+    except CycleError as error:
+        circle = " -> ".join(module_of(path) for path in reversed(error.args[1]))
+        pytest.fail(f"an import circle: {circle}")
+
+
+@pytest.mark.parametrize(
+    "verb", ["plan", "explain", "verify", "simulate", "schedules", "report --output page.html"]
+)
+def test_a_job_is_planned_proved_simulated_and_reported_without_torch(
+    verb: str, tmp_path: Path
+) -> None:
+    job = SOURCE.parents[1] / "examples/small.toml"
+    code = (
+        "import sys; from ratrain.cli.main import ratrain; "
+        f"ratrain.main({[*verb.split(), str(job)]!r}, standalone_mode=False); "
+        "sys.exit('torch' in sys.modules)"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code], cwd=tmp_path, capture_output=True, check=False
+    )
+    assert done.returncode == 0, done.stderr.decode()

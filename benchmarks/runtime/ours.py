@@ -20,6 +20,7 @@ from ratrain.corpus.sample_text import write_sample_text
 from ratrain.errors import RatrainError
 from ratrain.lab import Lab
 from ratrain.lab.crew import run_crew
+from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
@@ -74,7 +75,9 @@ def run_ours(case: Case, folder: Path, lab: Lab, method: str) -> Outcome:
         if case.emulation:
             _launch_emulated(folder, run, lab, watch)
         else:
-            launch(run, prepared.spec, lab=lab, restarts=0, tick=watch.look)
+            with claim_run(run.path, "benchmarks/runtime") as claim:
+                spec = prepared.spec
+                launch(run, spec, claim=claim, lab=lab, restarts=0, tick=watch.look)
     except RatrainError as error:
         return Outcome(method, failure=f"{error.what} ({error.place})")
     return _outcome(case, method, run, watch)
@@ -137,7 +140,7 @@ def _memory(run: RunFolder, rows: list[dict[str, Any]]) -> tuple[int, int]:
 
 
 def _prediction(run: RunFolder) -> dict[str, Any]:
-    """What the run's calibration foretold; nothing where there was none."""
+    """What the run's calibration predicted; nothing where there was none."""
     path = run.path / "prediction.json"
     return json.loads(path.read_text()) if path.exists() else {}
 

@@ -99,7 +99,7 @@ def lines(row: Row) -> Iterator[str]:
     case, best = row.case, row.best_peer
     yield f"{case.name}  ({case.micro_batches} micro-batches of {case.micro_batch} a replica)"
     yield f"  {'method':20s} {'step':>8s} {'least - most':>15s} {'speed':>6s} {'sent':>9s} " + (
-        f"{'memory':>8s} {'others':>6s} {'foretold':>9s}"
+        f"{'memory':>8s} {'others':>6s} {'predicted':>9s}"
     )
     for outcome in (*row.peers, *row.ours):
         yield _line(outcome, best)

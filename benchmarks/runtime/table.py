@@ -30,7 +30,7 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     """The table: step seconds; what each method takes of ratrain's time; the bound."""
     names = [*PEERS, BY_HAND, *OWN]
     used = [name for name in names if any(name in outcomes_of(row) for row in rows)]
-    yield f"| regime | runs | {' | '.join(used)} | ratrain | foretold | bound | of it |"
+    yield f"| regime | runs | {' | '.join(used)} | ratrain | predicted | bound | of bound |"
     yield "|---" * (len(used) + 6) + "|"
     for row in rows:
         found = outcomes_of(row)
@@ -57,7 +57,7 @@ def words(rows: list[dict[str, Any]]) -> Iterator[str]:
         if outcome.predicted_s
     ]
     yield (
-        f"foretold against measured, {len(errors)} runs of ours: median error "
+        f"predicted against measured, {len(errors)} runs of ours: median error "
         f"{statistics.median(map(abs, errors)):.1%}, bias {statistics.fmean(errors):+.1%}, "
         f"worst {max(errors, key=abs):+.1%}"
     )

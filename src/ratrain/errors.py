@@ -3,6 +3,7 @@
     RatrainError
     ├── SpecError        a file, flag or value that describes something is wrong
     ├── Infeasible       the description is fine, but nothing fits (memory, devices)
+    ├── PluginError      a package that extends RATrain cannot be loaded
     ├── ProgramError     a program breaks a rule that `verify` checks
     ├── TimelineError    a timeline file cannot be read, or two cannot be compared
     ├── TransportError   a peer, a link or a message failed
@@ -16,29 +17,69 @@
     │   └── EngineClosed         the engine was closed under the call
     ├── ChipError        a simulated chip cannot finish: deadlock, a lost operand
     ├── CheckpointError  a checkpoint cannot be written, or is damaged, incomplete or another's
-    └── RunFailed        a training run ended before its last step; says which rank and why
+    │   └── CannotResume         what was saved is damaged, another model's, or not here
+    │       └── SavedElsewhere   a part of it lies on another host's disk alone
+    ├── RunFailed        a training run ended before its last step; says which rank and why
+    └── RunTaken         a run's folder belongs to another launch, which still runs
 
 Each message says what was wrong, where, and the smallest change that would make it right.
 The command line prints the message alone and exits with the error's `exit_code`.
+
+Messages quote what users wrote. Whatever that is, a message stays printable and short: see `tidy`.
 """
 
 from __future__ import annotations
 
+import re
+
+_LONG_WORD = re.compile(r"\S{400,}")
+_MOST_CHARS = 2000
+
 
 class RatrainError(Exception):
-    """Root of the tree: anything the user can mend. `place` names the file, key, rank or op."""
+    """Root of the tree: anything the user can fix. `place` names the file, key, rank or op.
+
+    `more` are further errors of the same input, so that a file's errors are shown all at once.
+    """
 
     exit_code = 2
 
-    def __init__(self, what: str, *, place: str = "", fix: str = "") -> None:
+    def __init__(
+        self, what: str, *, place: str = "", fix: str = "", more: tuple[RatrainError, ...] = ()
+    ) -> None:
         super().__init__(what)
-        self.what = what
-        self.place = place
-        self.fix = fix
+        self.what = tidy(what)
+        self.place = tidy(place).replace("\n", "\\n")
+        self.fix = tidy(fix)
+        self.more = more
 
-    def __str__(self) -> str:
+    @property
+    def alone(self) -> str:
+        """The message without the further errors."""
         head = f"{self.place}: {self.what}" if self.place else self.what
         return f"{head}\n  fix: {self.fix}" if self.fix else head
+
+    def __str__(self) -> str:
+        return "\n".join([self.alone, *map(str, self.more)])
+
+
+def tidy(text: str) -> str:
+    """The text, printable in any encoding, moving no terminal, and cut where it is long."""
+    if len(text) > _MOST_CHARS:
+        text = _cut(text, _MOST_CHARS)
+    text = _LONG_WORD.sub(lambda word: _cut(word[0], 200), text)
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+
+
+def _cut(text: str, chars: int) -> str:
+    """Its beginning and its end."""
+    return f"{text[: chars * 3 // 4]}...({len(text):,} characters)...{text[-(chars // 4) :]}"
+
+
+def _escaped(char: str) -> str:
+    return ascii(char)[1:-1]
 
 
 class SpecError(RatrainError):
@@ -49,6 +90,10 @@ class Infeasible(RatrainError):
     """The description is sound but does not fit; says which device, item and how many bytes."""
 
     exit_code = 3
+
+
+class PluginError(RatrainError):
+    """A package that brings schedules, passes or clusters cannot be loaded; names the package."""
 
 
 class ProgramError(RatrainError):
@@ -118,7 +163,22 @@ class CheckpointError(RatrainError):
     exit_code = 7
 
 
+class CannotResume(CheckpointError):
+    """There are checkpoints, and this run cannot resume from any: they are damaged, of another
+    model, or not on this disk."""
+
+
+class SavedElsewhere(CannotResume):
+    """A part of a checkpoint lies on another host's disk alone."""
+
+
 class RunFailed(RatrainError):
     """A training run ended before its last step; what was saved before is whole."""
 
     exit_code = 8
+
+
+class RunTaken(RatrainError):
+    """A run's folder belongs to another launch, which still runs; says whose it is."""
+
+    exit_code = 9

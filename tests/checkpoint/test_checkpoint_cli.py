@@ -121,7 +121,7 @@ def test_compare_tells_equal_from_unequal_checkpoints(
 def test_a_folder_without_checkpoints_or_no_folder_is_said(
     ratrain: Ratrain, tmp_path: Path
 ) -> None:
-    assert ratrain(tmp_path)[:2] == (0, f"no checkpoint in {tmp_path}\n")
+    assert ratrain(tmp_path)[:2] == (0, f"no checkpoints in {tmp_path}\n")
     status, out, err = ratrain(tmp_path / "nothing")
     assert (status, out) == (7, "")
     assert err.startswith("error: ") and "no such folder" in err and "Traceback" not in err

@@ -163,7 +163,7 @@ def test_another_models_checkpoint_is_refused_by_name(tmp_path: Path) -> None:
         checkpoint.expect("huge", CONFIG, UNITS)
     with pytest.raises(CheckpointError, match="unit '1' has 1000 elements here, none in"):
         checkpoint.expect(MODEL, CONFIG, {unit: UNITS[unit] for unit in "e0h"})
-    with pytest.raises(CheckpointError, match="another configuration of 'tiny'"):
+    with pytest.raises(CheckpointError, match="different configuration of 'tiny'"):
         checkpoint.expect(MODEL, "0ther", UNITS)
 
 

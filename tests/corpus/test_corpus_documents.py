@@ -20,6 +20,7 @@ from ratrain.corpus import documents
 from ratrain.corpus.documents import pieces_of
 from ratrain.corpus.sources import source_of, sources_of
 from ratrain.errors import SpecError
+from ratrain.readers import json_lines
 
 TEXTS = ["first\r\nline", "über 数 🦀", "\n", "last"]
 
@@ -209,16 +210,16 @@ GOOD = b'{"text": "x"}\n'
     ("content", "line", "said"),
     [
         (GOOD + b"\n{bad\n", 3, "not valid JSON"),
-        (GOOD + b'["text"]\n', 2, "not a JSON table"),
+        (GOOD + b'["text"]\n', 2, "not a JSON object"),
         (GOOD + b'{"texts": "x"}\n', 2, 'set text_key = "texts"'),
-        (b"{}\n", 1, "there: nothing"),
+        (b"{}\n", 1, "its keys: nothing"),
         (GOOD + b'{"text": null}', 2, "'text' is null, not text"),
         (GOOD + b'{"text": 3}', 2, "'text' is int, not text"),
         (GOOD + b'{"text": "\xff"}', 2, "not UTF-8: byte 0xff"),
         (GOOD + b'{"text": "\\ud83d"}', 2, "surrogate"),
-        (b"[" * 100_000, 1, "not valid JSON"),
-        (b'{"text": ' + b"9" * 5000 + b"}", 1, "not valid JSON"),
-        (b"\x00\x01", 1, "not valid JSON"),
+        (b"[" * 100_000, 1, "nested more than 64 deep"),
+        (b'{"text": ' + b"9" * 5000 + b"}", 1, "5,000 digits"),
+        (b"\x00\x01", 1, "NUL"),
     ],
 )
 def test_a_bad_json_line_is_named(tmp_path: Path, content: bytes, line: int, said: str) -> None:
@@ -226,14 +227,15 @@ def test_a_bad_json_line_is_named(tmp_path: Path, content: bytes, line: int, sai
     path.write_bytes(content)
     with pytest.raises(SpecError) as caught:
         read(path)
-    assert caught.value.place == f"{path}:{line}"
+    assert caught.value.place.startswith(f"{path}:{line}")
     assert said in str(caught.value)
 
 
 def test_a_line_without_end_is_not_taken_into_memory(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(documents, "MAX_LINE_BYTES", 100)
+    monkeypatch.setattr(documents, "LINE_BYTES", 100)
+    monkeypatch.setattr(json_lines, "LINE_BYTES", 100)
     path = tmp_path / "a.jsonl"
     path.write_bytes(GOOD + b'{"text": "' + b"x" * 1000)
     with pytest.raises(SpecError, match=r"a\.jsonl:2: longer than 100 bytes"):

@@ -38,7 +38,7 @@ def test_another_text_or_order_is_refused_with_a_way_to_go_on(
     with pytest.raises(SpecError) as error:
         require_same({"data": one}, other, Path("job.toml"), CHECKPOINT)
     assert error.value.place == "job.toml [data]"
-    assert "step-00000004 was trained on other text: 0.txt and 1 more" in error.value.what
+    assert "step-00000004 was trained on different text: 0.txt and 1 more" in error.value.what
     assert "`ratrain export run OUT`" in error.value.fix
 
 

@@ -11,6 +11,7 @@ from corpus_made import made_store
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain.corpus.held_out import MASKED, HeldOut
 from ratrain.corpus.order import SampleOrder
 from ratrain.corpus.samples import Samples
 from ratrain.corpus.store import TokenStore
@@ -47,7 +48,6 @@ def test_the_steps_of_an_epoch_share_no_sample(samples: int, sequences: int, see
     steps = [order.step(step, sequences).tolist() for step in range(samples // sequences)]
     seen = [index for step in steps for index in step]
     assert len(set(seen)) == len(seen)
-    assert [order.epoch_of(step, sequences) for step in range(len(steps))] == [0] * len(steps)
 
 
 @given(st.integers(1, 50), st.integers(1, 70), st.integers(0, 1000))
@@ -168,7 +168,7 @@ def test_a_run_that_resumes_sees_what_it_would_have_seen(tmp_path: Path) -> None
 
 
 def test_too_few_tokens_for_a_sample_are_refused(tmp_path: Path) -> None:
-    with pytest.raises(SpecError, match=r"10 tokens do not make one sample of 10 .*\n.*<= 9"):
+    with pytest.raises(SpecError, match=r"10 tokens are too few for one sample of 10 .*\n.*<= 9"):
         Samples(made_store(tmp_path / "s", 10), 10, 1)
 
 
@@ -178,3 +178,23 @@ def test_sequences_that_a_step_does_not_have_are_refused(
 ) -> None:
     with pytest.raises(SpecError, match="a step has 4"):
         Samples(made_store(tmp_path / "s", 401), 10, 4).batch(step, first, count)
+
+
+# ---- held-out samples -------------------------------------------------------------------
+
+
+@given(tokens=st.integers(1, 40), sequences=st.integers(1, 9), length=st.integers(1, 5))
+def test_every_held_out_sample_counts_once_however_replicas_divide_the_batches(
+    tokens: int, sequences: int, length: int, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    store = made_store(tmp_path_factory.mktemp("store"), tokens + length)
+    held_out = HeldOut(Samples(store, length, sequences, shuffle=False))
+    for replicas in (n for n in range(1, sequences + 1) if sequences % n == 0):
+        share, seen = sequences // replicas, list[int]()
+        for number in range(held_out.batches):
+            for offset in range(0, sequences, share):
+                batch = held_out.batch(number, offset, share)
+                counts = batch.targets[batch.targets != MASKED]
+                assert len(counts) == held_out.counted(number, offset, share)
+                seen += counts.tolist()
+        assert seen == list(range(1, held_out.samples.count * length + 1))

@@ -37,7 +37,7 @@ def test_the_end_of_a_document_is_no_text() -> None:
 
 @pytest.mark.parametrize("bad", [-1, 257, 1 << 40])
 def test_an_id_that_no_text_has_is_named(bad: int) -> None:
-    with pytest.raises(SpecError, match=f"{bad} is no token id"):
+    with pytest.raises(SpecError, match=f"{bad} is not a token id"):
         ByteTokenizer().decode([65, bad])
 
 
@@ -85,13 +85,13 @@ def test_the_configuration_beside_it_says_what_ends_a_document(
 def test_a_file_that_is_no_tokenizer_is_named(tmp_path: Path, content: bytes) -> None:
     path = tmp_path / "tokenizer.json"
     path.write_bytes(content)
-    with pytest.raises(SpecError, match=r"tokenizer\.json: not a tokenizer"):
+    with pytest.raises(SpecError, match=r"tokenizer\.json"):
         tokenizer_of(str(path))
 
 
 def test_a_damaged_configuration_is_named(tokenizer_file: Path) -> None:
     tokenizer_file.with_name("tokenizer_config.json").write_text("{")
-    with pytest.raises(SpecError, match=r"tokenizer_config\.json: cannot be read"):
+    with pytest.raises(SpecError, match=r"tokenizer_config\.json:1: not valid JSON"):
         tokenizer_of(str(tokenizer_file))
 
 
@@ -103,11 +103,13 @@ def test_a_tokenizer_that_does_not_exist_is_named(tmp_path: Path) -> None:
 def test_a_tokenizer_without_an_end_token_is_refused(tokenizer_file: Path) -> None:
     text = tokenizer_file.read_text().replace("<|endoftext|>", "<other>")
     tokenizer_file.write_text(text)
-    with pytest.raises(SpecError, match="no token of it ends a document"):
+    with pytest.raises(SpecError, match="none of its tokens ends a document"):
         tokenizer_of(str(tokenizer_file))
 
 
 def test_a_model_with_fewer_ids_than_the_tokenizer_is_refused() -> None:
     check_vocabulary(ByteTokenizer(), 257)
-    with pytest.raises(SpecError, match=r"job\.toml: the tokenizer has 257 ids, the model only 2"):
+    with pytest.raises(
+        SpecError, match=r"job\.toml: the tokenizer has 257 ids, but the model only 2"
+    ):
         check_vocabulary(ByteTokenizer(), 256, place="job.toml")

@@ -67,7 +67,7 @@ def test_people_read_the_same_in_eighty_columns(ratrain: Call, job: Path, tmp_pa
     assert "tokenised now: new" in out
     lines = [line for line in out.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 80
-    assert "already there" in ratrain("data", job)[1]
+    assert "from the cache" in ratrain("data", job)[1]
 
 
 def test_samples_are_shown_as_text_that_cannot_move_a_terminal(
@@ -89,10 +89,11 @@ def test_samples_are_shown_as_text_that_cannot_move_a_terminal(
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        ('[data]\nfiles = ["*.txt"]\n', "", "job.toml: the job names no data"),
-        ("*.txt", "*.rst", "*.rst: no file matches"),
+        ('[data]\nfiles = ["*.txt"]\n', "", "job.toml: the job has no data"),
+        ("*.txt", "*.rst", "no file matches"),
         ("files = [", "tokenizer = 'no.json'\nfiles = [", "no.json: no such tokenizer"),
-        ('["*.txt"]', "[]", "[data] files: no files"),
+        ('["*.txt"]', "[]", "[data] files: names no file"),
+        ("files = [", 'validation = ["away.txt"]\nfiles = [', "[data] validation: no such file"),
         ("sequence_length = 512", "sequence_length = 20000", "use sequence_length <= "),
     ],
 )
@@ -116,7 +117,7 @@ def test_a_tokenizer_with_more_ids_than_the_model_is_refused_before_any_work(
     job.write_text(job.read_text() + f'tokenizer = "{tokenizer_file.name}"\n')
     status, _, err = ratrain("data", job)
     assert status == 2
-    assert "job.toml [data]: the tokenizer has 1,000,001 ids, the model only" in err
+    assert "job.toml [data]: the tokenizer has 1,000,001 ids, but the model only" in err
     assert not (tmp_path / "cache").exists()
 
 

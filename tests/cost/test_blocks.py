@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import csv
-from importlib.resources import files
 from itertools import product
 
 import pytest
@@ -55,52 +53,6 @@ def test_backward_is_its_two_halves_for_every_block() -> None:
             block.input_gradient_flops(64, 32).total + block.weight_gradient_flops(64, 32).total
         )
         assert both == halves
-
-
-def rows(name: str) -> list[dict[str, str]]:
-    text = files("ratrain").joinpath(f"data/measured/{name}").read_text()
-    return list(csv.DictReader(text.splitlines()))
-
-
-SETTINGS = {"22B": ("gpt-22b", 4, 1, 1), "175B": ("gpt-175b", 1, 8, 3)}
-
-
-@pytest.mark.parametrize("row", rows("korthikanti_memory_gib.csv"), ids=lambda row: row["model"])
-def test_korthikanti_s_first_stage_within_one_percent(row: dict[str, str]) -> None:
-    name, batch, pipeline, virtual = SETTINGS[row["model"]]
-    model = model_preset(name)
-    none = act.gpt_layer_activation_bytes(model, 2048, batch, 8)
-    selective = act.gpt_layer_activation_bytes(
-        model, 2048, batch, 8, recompute="selective", sequence_parallel=True
-    )
-    for column, layer in (("act_none", none), ("act_selective_sp", selective)):
-        stage = act.gpt_first_stage_bytes(layer, model.layers, pipeline, virtual)
-        assert stage / 2**30 == pytest.approx(float(row[column]), rel=0.01)
-    weights = act.gpt_parameter_optimizer_bytes(model, 8, pipeline)
-    assert weights / 2**30 == pytest.approx(float(row["param_opt"]), rel=0.01)
-
-
-@pytest.mark.parametrize(
-    "row", rows("korthikanti_activation_pct.csv"), ids=lambda row: row["model"]
-)
-def test_korthikanti_s_percentages_within_a_tenth_of_a_point(row: dict[str, str]) -> None:
-    name, batch, *_ = SETTINGS[row["model"]]
-    model = model_preset(name)
-
-    def layer(recompute: act.Recompute, sp: bool) -> float:
-        return act.gpt_layer_activation_bytes(
-            model, 2048, batch, 8, recompute=recompute, sequence_parallel=sp
-        )
-
-    whole = layer("none", False)
-    ours = {
-        "sp": layer("none", True),
-        "selective": layer("selective", False),
-        "selective_sp": layer("selective", True),
-        "full": layer("full", False),
-    }
-    for column, size in ours.items():
-        assert 100 * size / whole == pytest.approx(float(row[column]), abs=0.1)
 
 
 def test_tensor_and_sequence_parallelism_divide_what_they_should() -> None:

@@ -37,7 +37,7 @@ def test_a_job_resolves_presets_units_and_defaults(tmp_path: Path) -> None:
     job = load(tmp_path, JOB)
     assert job.layout is not None
     assert layers_per_stage(job.layout, job.model.spec) == (4,) * 16
-    assert (job.budget_bytes, job.micro_batches) == (20_000_000_000, 256)
+    assert (job.budgets, job.micro_batches) == ((20_000_000_000,), 256)
     assert (job.schedule.name, job.schedule.recovery_buffer) == ("ratrain", 2)
     assert len(job.cluster.members()) == 256
 
@@ -61,19 +61,20 @@ def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:
         ('"qwen2.5-32b"', '"qwen-32b"', ":2 [model] name", "no model", "qwen2.5-32b"),
         ("sequences = 4096", "", ":7 batch", '"sequences" is missing', "sequences = 1"),
         ('"20GB"', '"20GBs"', ":14 [schedule] memory_budget", "GBs", '"GB"'),
-        ('"20GB"', '"-20GB"', ":14 [schedule] memory_budget", "below", "at least 1"),
+        ('"20GB"', '"-20GB"', ":14 [schedule] memory_budget", "below", 'at least "1B"'),
         ('"20GB"', "20", ":14 [schedule] memory_budget", "20 is not a quantity", "20GB"),
-        ("= 2048", "= 2048.5", ":3 [model] sequence_length", "not a whole number", "whole"),
+        ("= 2048", "= 2048.5", ":3 [model] sequence_length", "not a whole number", "= 2048"),
         ("= 2048", "= true", ":3 [model] sequence_length", "not a whole number", "whole"),
         ('"equal"', '"equl"', ":12 [layout] layers", "not a choice", "equal"),
         ('"equal"', "[1, 2]", ":12 [layout] layers", "2 numbers for 16 stages", "16"),
         ('"equal"', f"{[4] * 15 + [3]}", ":12 [layout] layers", "add up to 63", "add 1"),
+        ('"equal"', f"{[4, 0, 8] + [4] * 13}", ":12 [layout] layers", "stage 1 holds", "a layer"),
         ("data = 16", "data = 15", ":9 layout", "= 240 devices", "data = 16"),
         ("= 4096", "= 4095", ":8 [batch] sequences", "do not divide", "= 4096"),
         ("data = 16", "data = 1\ntensor = 16", "[layout] tensor", "40 heads", "tensor"),
         ("[schedule]", "[schedule]\nsharding = 4", ":14 [schedule] sharding", "above", "most 3"),
         ("[schedule]", '[schedule]\ndtype = "fp8"', "[schedule] dtype", "no rate", "fp16"),
-        ("[batch]", "[batch", "job.toml", "not valid TOML", ""),
+        ("[batch]", "[batch", "job.toml:7", "not valid TOML", "[table]"),
     ],
 )
 def test_a_wrong_job_names_place_and_fix(

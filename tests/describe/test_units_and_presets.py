@@ -47,8 +47,7 @@ def test_a_wrong_size_says_how_to_write_it(wrong: str) -> None:
 def test_every_constant_of_a_cluster_has_a_source(name: str) -> None:
     cluster = cluster_preset(name)
     assert all(text.strip() for text in sources(cluster).values())
-    first = cluster.devices(2)
-    assert cluster.link(*first) == cluster.slowest_link(first)
+    assert cluster.link(*cluster.devices(2)).bandwidth_bytes_per_s > 0
 
 
 @pytest.mark.parametrize("name", model_names())
@@ -65,7 +64,7 @@ def test_devices_communicate_over_the_innermost_level_they_share() -> None:
     assert cluster.level(devices[8], devices[12]) == "room"
     assert cluster.level(devices[0], devices[8]) == "world"
     assert cluster.link(devices[0], devices[1]).bandwidth_bytes_per_s == 300e9
-    assert cluster.slowest_link(devices).bandwidth_bytes_per_s == 125e6
+    assert cluster.link(devices[0], devices[8]).bandwidth_bytes_per_s == 125e6
 
 
 LLAMA = {
@@ -93,9 +92,9 @@ def test_a_hugging_face_config_gives_the_model() -> None:
     [
         ({"model_type": "llma"}, "llama"),
         ({"hidden_size": None}, "hidden_size"),
-        ({"hidden_size": "4096"}, "'4096' is not a size"),
+        ({"hidden_size": "4096"}, 'write "hidden_size": 4096'),
         ({"num_attention_heads": 33}, "33 heads"),
-        ({"num_key_value_heads": 5}, "kv_heads"),
+        ({"num_key_value_heads": 5}, "num_key_value_heads"),
     ],
 )
 def test_a_config_that_cannot_be_is_named(change: dict[str, object], word: str) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from ratrain.describe.cluster import ClusterSpec
-from ratrain.describe.strict import load, parse_toml
+from ratrain.describe.strict import load
+from ratrain.readers.toml import parse_toml
 
 DEVICE = """
 [[device]]

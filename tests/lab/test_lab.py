@@ -22,7 +22,7 @@ from ratrain.lab.probes import measure_link, measure_share
 
 pytestmark = [
     pytest.mark.root,
-    pytest.mark.skipif(bool(missing()), reason=f"no lab here: {'; '.join(missing())}"),
+    pytest.mark.skipif(bool(missing()), reason=f"no lab on this machine: {'; '.join(missing())}"),
 ]
 
 RATRAIN = [sys.executable, "-c", "from ratrain.cli.main import main; main()"]
@@ -256,7 +256,7 @@ def test_one_rank_that_fails_ends_the_others_and_gives_its_status(small_file: st
         "run", small_file, "--json", "--", "sh", "-c", "test $RANK = 0 && exit 7; sleep 100"
     )
     assert done.returncode == 7
-    endings = json.loads(done.stdout)
+    endings = json.loads(done.stdout)["ranks"]
     assert [ending["stopped"] for ending in endings] == [False, True]
 
 
@@ -264,7 +264,7 @@ def test_a_rank_killed_for_memory_is_named(small_file: str) -> None:
     grow = "import os\nkept = []\nwhile os.environ['RANK'] == '1': kept.append(b'1' * (1 << 23))"
     done = run_lab("run", small_file, "--", sys.executable, "-c", grow)
     assert done.returncode == 128 + signal.SIGKILL
-    assert "rank 1 ended with status 137: it was killed because it needed more" in done.stderr
+    assert "rank 1 ended with status 137: killed, as it needed more" in done.stderr
 
 
 def test_a_program_that_does_not_exist_is_one_line(small_file: str) -> None:

@@ -185,7 +185,7 @@ def test_a_token_that_no_rank_has_is_named() -> None:
         weights.attach_view(torch.zeros(unit.layout.size))
         unit.forward(weights, torch.empty(0), MicroBatch(tokens, tokens))
 
-    with pytest.raises(SpecError, match="token 72, the model knows 0 to 71"):
+    with pytest.raises(SpecError, match="token 72, but the model has tokens 0 to 71"):
         in_group(2, step)
 
 

@@ -27,9 +27,10 @@ from transformers import (
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
-from ratrain.models.huggingface import read_range, write_model
+from ratrain.models.huggingface import check_weights, read_range, write_model
+from ratrain.models.huggingface_config import CONFIG
 from ratrain.models.huggingface_names import place_of
-from ratrain.models.huggingface_reader import CONFIG, INDEX, SINGLE
+from ratrain.models.huggingface_reader import INDEX, SINGLE
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 
@@ -219,11 +220,12 @@ UP = "model.layers.1.mlp.up_proj.weight"
 UP_BIAS = "model.layers.1.mlp.up_proj.bias"
 ONE_TENSOR = '{"weight_map": {"model.norm.weight": "model-9.safetensors"}}'
 ABSENT_FILE = json.dumps({"weight_map": {"model.embed_tokens.weight": "model-9.safetensors"}})
+OUTSIDE = json.dumps({"weight_map": {"model.embed_tokens.weight": "../model.safetensors"}})
 DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "no weights": (lambda folder: (folder / SINGLE).unlink(), SINGLE),
-    "no config": (lambda folder: (folder / CONFIG).unlink(), "cannot read"),
+    "no config": (lambda folder: (folder / CONFIG).unlink(), "cannot be read"),
     "config is a list": (lambda folder: (folder / CONFIG).write_text("[]"), "JSON object"),
-    "cut short": (cut, "not a safetensors file"),
+    "cut short": (cut, "its tensors take|header"),
     "not weights": (lambda folder: (folder / SINGLE).write_bytes(b"none"), "not a safetensors"),
     "a tensor less": (lambda folder: edit_tensor(folder, Q_BIAS, None), Q_BIAS),
     "wrong shape": (lambda folder: edit_tensor(folder, UP, torch.zeros(3, 4)), r"\(3, 4\)"),
@@ -231,19 +233,21 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bias more": (lambda folder: edit_tensor(folder, UP_BIAS, torch.ones(48)), "no such bias"),
     "other sizes": (lambda folder: edit_config(folder, hidden_size=36), "hidden"),
     "scaled": (lambda folder: edit_config(folder, rope_scaling={"rope_type": "yarn"}), "yarn"),
+    "rotated in part": (lambda folder: edit_config(folder, partial_rotary_factor=0.5), "0.5 of"),
     "scaling is no table": (lambda folder: edit_config(folder, rope_scaling=[1]), "rope"),
     "window": (
         lambda folder: edit_config(folder, use_sliding_window=True, sliding_window=8),
         "sliding window",
     ),
-    "window is no number": (
+    "window is not a number": (
         lambda folder: edit_config(folder, use_sliding_window=True, sliding_window="8"),
         "sliding window",
     ),
     "index is no JSON": (lambda folder: (folder / INDEX).write_text("{"), "not valid JSON"),
-    "index is a list": (lambda folder: (folder / INDEX).write_text("[]"), "weight_map"),
+    "index is a list": (lambda folder: (folder / INDEX).write_text("[]"), "JSON object"),
     "index of one": (lambda folder: (folder / INDEX).write_text(ONE_TENSOR), "is missing"),
-    "file of index": (lambda folder: (folder / INDEX).write_text(ABSENT_FILE), "file is missing"),
+    "file of index": (lambda folder: (folder / INDEX).write_text(ABSENT_FILE), "cannot be read"),
+    "index leaves the folder": (lambda folder: (folder / INDEX).write_text(OUTSIDE), "outside"),
 }
 
 
@@ -255,11 +259,19 @@ def test_a_damaged_folder_is_one_error_that_names_the_place(name: str, tmp_path:
     with pytest.raises(SpecError, match=message) as caught:
         read_all(tmp_path, QWEN)
     assert str(tmp_path) in caught.value.place
+    with pytest.raises(SpecError, match=message):
+        check_weights(tmp_path, QWEN)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_whole_folder_passes_the_check_that_comes_before_a_run(name: str, tmp_path: Path) -> None:
+    write_model(tmp_path, MODELS[name], torch.float32, running(MODELS[name]).views.__getitem__)
+    check_weights(tmp_path, MODELS[name])
 
 
 def test_a_folder_of_another_model_is_named_before_anything_is_read(tmp_path: Path) -> None:
     write_model(tmp_path, QWEN, torch.float32, running(QWEN).views.__getitem__)
-    with pytest.raises(SpecError, match="layers is 2 there and 3"):
+    with pytest.raises(SpecError, match="layers is 2 here and 3"):
         read_all(tmp_path, replace(QWEN, layers=3))
 
 

@@ -13,7 +13,6 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
-from ratrain.describe.train import DataSpec
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
 from ratrain.program.setup import Recovery
@@ -31,6 +30,7 @@ def job(
     sequence_length: int = 512,
     budget_bytes: int | None = None,
     schedule: str = "ratrain",
+    backend: str = "described",
 ) -> JobSpec:
     """A job that leaves its layout to the planner."""
     return JobSpec(
@@ -38,7 +38,7 @@ def job(
         ClusterChoice(cluster_preset(cluster), devices),
         Batch(sequences),
         None,
-        ScheduleSpec(schedule, memory_budget_bytes=budget_bytes),
+        ScheduleSpec(schedule, memory_budget_bytes=budget_bytes, backend=backend),
     )
 
 
@@ -93,7 +93,9 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         None,
         ScheduleSpec(
             draw(st.sampled_from(sorted(STRATEGIES))),
+            gradient_dtype=draw(st.sampled_from(["fp32", "fp16"])),
             memory_budget_bytes=draw(st.sampled_from([10**5, 10**6, 10**7, 10**8, 10**9, None])),
+            backend=draw(st.sampled_from(["torch", "described"])),
             sharding=draw(st.sampled_from([None, None, None, 0, 1, 2, 3])),
             gradient_accumulation=draw(st.sampled_from(["auto", "auto", "local", "sharded"])),
             recovery=draw(
@@ -115,8 +117,8 @@ def candidates(
     divided: bool | None = None,
 ) -> tuple[Group, Candidate, np.ndarray]:
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
-    job has data, and its model's embeddings are tied. `divided`: with sequence parallelism, or
-    without; None: either."""
+    model's embeddings are, on the backend that keeps two copies. `divided`: with sequence
+    parallelism, or without; None: either."""
     one = job(
         draw(st.sampled_from(MODELS)),
         draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
@@ -124,10 +126,11 @@ def candidates(
         draw(st.sampled_from([4, 12, 16, 32, 48])),
         draw(st.sampled_from([64, 512, 1024])),
         schedule=draw(st.sampled_from(schedules)),
+        backend="torch" if tied else "described",
     )
     if tied:
         spec = replace(one.model.spec, tied_embeddings=True)
-        one = replace(one, model=replace(one.model, spec=spec), data=DataSpec(("*.txt",)))
+        one = replace(one, model=replace(one.model, spec=spec))
     groups = [
         g
         for g in groups_of(one)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from itertools import combinations_with_replacement
+from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
 
 import pytest
@@ -25,7 +25,6 @@ from ratrain.describe.presets import cluster_names, cluster_preset, model_names,
 from ratrain.errors import RatrainError, SpecError
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
-from ratrain.program.setup import Accumulation
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.program.verify import Rule, verify
 from ratrain.simulate.simulate import simulate
@@ -65,25 +64,18 @@ def bound(case: Case) -> int:
 # ---- what memory decides ----------------------------------------------------------------
 
 
-def chosen(case: Case) -> tuple[bool, bool, Accumulation]:
-    return case.choices.keep_all, case.choices.exempt_last, case.choices.accumulation
-
-
-def test_the_first_choice_that_fits_is_taken_as_the_budget_shrinks() -> None:
-    one = job("llama-2-7b", layout=LayoutSpec(pipeline=4, data=4), sequences=64, sequence=2048)
-    seen: list[tuple[bool, bool, Accumulation]] = []
-    budget, local, sharded = 2**40, Accumulation.LOCAL, Accumulation.SHARDED
-    while verify((case := limited(one, budget)).program).sound:
-        seen.append(chosen(case))
-        budget = bound(case) - 1
-    # Recovery everywhere with local gradients needs more than what stands before it: never taken.
-    assert seen == [
-        (True, True, local),
-        (True, True, sharded),
-        (False, True, local),
-        (False, True, sharded),
-        (False, False, sharded),
-    ]
+def test_as_the_budget_shrinks_less_is_kept_and_no_step_gets_faster() -> None:
+    one = job("small-llama", layout=LayoutSpec(pipeline=4, data=4), sequences=64, sequence=512)
+    bounds, steps_s, seen = list[int](), list[float](), set[str]()
+    budget = 2**40
+    while (case := limited(one, budget)).proved.verdict.sound:
+        bounds.append(bound(case))
+        steps_s.append(simulate(case.program, case.costs).step_time_s)
+        seen.add(f"{case.choices.accumulation} {case.activations}")
+        budget = bounds[-1] - 1
+    assert len(bounds) > 2 and len(seen) > 2
+    assert all(later <= earlier - 1 for earlier, later in pairwise(bounds))
+    assert all(later >= 0.999 * earlier for earlier, later in pairwise(steps_s))
 
 
 def test_sharded_accumulation_without_sharded_gradients_is_refused_not_ignored() -> None:
@@ -98,7 +90,7 @@ def test_a_choice_passed_over_did_not_fit() -> None:
     roomy = limited(one, 2**40)
     tight = limited(one, bound(roomy) - 1)
     kept = replace(one.schedule, recovery="keep-all", gradient_accumulation="local")
-    assert chosen(tight) != chosen(roomy)
+    assert tight.choices != roomy.choices
     assert not verify(limited(replace(one, schedule=kept), bound(roomy) - 1).program).sound
 
 
@@ -276,3 +268,18 @@ def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(one: Job
     assert all(times.peak_bytes <= bounds[times.rank] for times in simulation.ranks)
     assert max(map(len, case.headline())) <= 80
     assert case.tokens == one.batch.sequences * one.model.sequence_length
+
+
+@pytest.mark.parametrize(
+    ("schedule", "layout", "place", "fix"),
+    [
+        ("interleaved", LayoutSpec(3, virtual=1), "[batch] sequences", "use 9 micro-batches"),
+        ("1f1b", LayoutSpec(2, virtual=2), "[layout] virtual", 'skeleton = "interleaved"'),
+    ],
+)
+def test_micro_batches_and_stages_that_a_schedule_cannot_order_are_named_with_their_place(
+    schedule: str, layout: LayoutSpec, place: str, fix: str
+) -> None:
+    with pytest.raises(SpecError) as error:
+        case_of(job(layout=layout, schedule=ScheduleSpec(schedule)))
+    assert place in error.value.place and fix in error.value.fix

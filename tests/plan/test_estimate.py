@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import random
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from random_jobs import job
 
-from ratrain.describe.job import JobSpec
+from ratrain.describe.cluster import HostKind
+from ratrain.describe.job import ClusterChoice, JobSpec
+from ratrain.describe.presets import cluster_preset
 from ratrain.plan.build import candidate
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import Group, groups_of
@@ -66,6 +69,24 @@ def test_the_gap_to_the_simulator_is_small_on_random_plans() -> None:
     gaps = np.abs(random_gaps(40, seed=1))
     assert gaps.mean() < 0.03
     assert np.median(gaps) < 0.01
+
+
+@pytest.mark.parametrize("slow_stage", [0, 1])
+def test_each_stage_starts_its_updates_at_the_pace_of_its_own_device(slow_stage: int) -> None:
+    quick = cluster_preset("a100-80g-dgx").device[0]
+    slow = replace(quick, name="slow", launch_s=0.05)
+    first, second = (slow, quick) if slow_stage == 0 else (quick, slow)
+    hosts = tuple(HostKind(kind.name, kind.name, 1, 1) for kind in (first, second))
+    base = job("gpt-3.6b", "a100-80g-dgx", 2, 16, schedule="1f1b")
+    cluster = replace(base.cluster.spec, device=(first, second), host=hosts)
+    mixed = replace(base, cluster=ClusterChoice(cluster, 2))
+    group = next(g for g in groups_of(mixed) if g.layout.pipeline == 2 and not g.reversed_kinds)
+    row = next(r for r in range(len(group)) if group.layers[r].tolist() == [15, 15])
+    found = estimate(group.only(np.array([row])), np.zeros((1, 2), dtype=np.int64))
+    ramp_s = group.times[first.name][1].forward_s * 15 + group.times[first.name][1].backward_s * 15
+    # 15 layers and the embedding or the head: 16 updates, each started once.
+    hidden_s = 2 * ramp_s if slow_stage else 0.0
+    assert found.tail_s[0] > 16 * slow.launch_s - hidden_s
 
 
 @pytest.mark.slow

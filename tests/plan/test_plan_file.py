@@ -54,7 +54,7 @@ def test_a_plan_simulates_as_the_search_said() -> None:
         ({"accumulaton": "local"}, "unknown key"),
         ({"sequences": 7}, "sequences"),
         ({"schedule": "ratrian"}, "ratrain"),
-        ({"skeleton": "zb-h1"}, "skeleton"),
+        ({"skeleton": "zbh1"}, "skeleton"),
         ({"prefetch": False}, "prefetch"),
         ({"format": "ratrain plan 0"}, "format"),
         ({"memory_budget": 5}, "memory_budget"),
@@ -82,9 +82,8 @@ def test_unequal_stages_are_refused_by_name(written: str, name: str) -> None:
 
 def test_a_device_used_twice_is_refused(written: str) -> None:
     table = json.loads(written)
-    replica = table["replicas"][0]
-    first = replica["stages"][0]
-    first["devices"] = ", ".join(["0"] * len(read_ranges(first["devices"], "", 4)))
+    last = table["replicas"][0]["stages"][-1]
+    last["devices"] = ", ".join(["0"] * len(read_ranges(last["devices"], "", 4)))
     with pytest.raises(SpecError):
         to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
 

@@ -14,7 +14,6 @@ from test_bill import RATRAIN, Row, check_close, check_never_below, long, quick
 from test_estimate import gap
 
 from ratrain.describe.job import JobSpec, LayoutSpec, check_job
-from ratrain.describe.train import DataSpec
 from ratrain.errors import SpecError
 from ratrain.plan.bill import bill
 from ratrain.plan.case import case_of
@@ -117,10 +116,10 @@ def test_offload_has_a_place_in_the_plan_and_is_refused_by_name() -> None:
         to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
-def test_a_job_that_is_to_be_trained_never_divides_sequences() -> None:
-    trained = replace(job("small-llama", "cpu-lab", 4, 8), data=DataSpec(("*.txt",)))
+def test_a_backend_without_sequence_parallelism_never_divides_sequences() -> None:
+    trained = job("small-llama", "cpu-lab", 4, 8, backend="torch")
     assert not any(group.layout.sequence_parallel for group in groups_of(trained))
-    with pytest.raises(SpecError, match="cannot be trained yet"):
+    with pytest.raises(SpecError, match="backend torch has no sequence parallelism"):
         list(groups_of(asked(trained, True)))
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Stage, Unit
+from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Unit, stage
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
 
@@ -33,7 +33,7 @@ def replica(
     """A replica with one stage for each number of `cut`, going round the ranks."""
     ranks = ranks or len(cut)
     stages = tuple(
-        Stage(number % ranks, units, output_bytes=7)
+        stage(number % ranks, units, output_bytes=7)
         for number, units in enumerate(layers_of(cut, ends=ends))
     )
     return Replica(stages, micro_batches, count)
@@ -96,9 +96,10 @@ def cases(draw: st.DrawFn, max_micro_batches: int = 6, *, tied: bool = False) ->
         )
     setup = Setup(
         tuple(replicas),
-        tensor=draw(st.sampled_from([1, 1, 2])),
         recovery_buffer=draw(st.integers(1, 3)),
     )
+    tensor = draw(st.sampled_from([1, 1, 2]))
+    setup = setup.with_members(lambda member, _: replace(member, tensor=tensor))
     layerwise = draw(st.booleans())
     found = Strategy(
         "random",

@@ -54,7 +54,7 @@ def test_a_v_shaped_schedule_with_split_backward_becomes_a_sound_program() -> No
     """Two stages a rank, the middle two on one: no message passes between those."""
     text = "0F0,,,3F0,3I0,,3W0,0I0,0W0\n,1F0,2F0,,,2I0,1I0,1W0,2W0\n".replace(",,3W0", ",3W0")
     program = program_of_csv(text, LAYER)
-    assert [stage.rank for stage in program.setup.replicas[0].stages] == [0, 1, 1, 0]
+    assert [stage.only.rank for stage in program.setup.replicas[0].stages] == [0, 1, 1, 0]
     assert len(program.lane(1, Lane.SEND_F)) == 1
     assert program.setup.split_backward
     assert not verify(program).findings
@@ -82,7 +82,7 @@ def test_the_compute_order_survives_both_formats(case: Case) -> None:
         ("0F0,(0F1;0B0)OVERLAP_F_B", "row 1, cell 2", "OVERLAP_F_B"),
         ("0F0,F", "row 1, cell 2", "'F'"),
         ("0F0\n0F1", "s.csv", "stage 0 is on rank 0 and on rank 1"),
-        ("0F0\n2F0", "s.csv", "no rank computes stages [1]"),
+        ("0F0\n2F0", "s.csv", "no rank computes stage 1"),
         ("", "s.csv", "no rank computes"),
     ],
 )
@@ -130,6 +130,6 @@ def test_pytorch_loads_what_we_write_and_can_run_it(name: str, comms: bool, tmp_
         for rank, actions in runtime.pipeline_order_with_comms.items()
     }
     # PyTorch's own dry run: raises where a message is missing or the order deadlocks.
-    ran = schedules._simulate_comms_compute(order, lambda s: stages[s].rank, len(stages))
+    ran = schedules._simulate_comms_compute(order, lambda s: stages[s].only.rank, len(stages))
     done = [action for actions in ran.values() for action in actions if action is not None]
     assert len(done) == sum(map(len, order.values()))

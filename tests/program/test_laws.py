@@ -7,7 +7,7 @@ from hypothesis import HealthCheck, given, settings
 from made import Case, cases, replica
 
 from ratrain.program.binding import FREE, WRITE
-from ratrain.program.bounds import peak_bounds
+from ratrain.program.bounds import Moved, peak_bounds
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.table import Table
@@ -47,6 +47,25 @@ def test_the_compiled_walk_equals_its_python_twin(case: Case) -> None:
     assert np.array_equal(ours.late, twin.late)
 
 
+@settings(quick, max_examples=50)
+@given(cases(max_micro_batches=4))
+def test_chains_bound_every_op_as_the_whole_graph_does(case: Case) -> None:
+    table, ranks = case.program.table, range(case.setup.ranks)
+    whole = drift(table, walk(table).order, ranks)
+    moved = Moved(ranks, table.chains, drift(table.chains.graph, chain_order(table), ranks))
+    ops = np.arange(len(table))
+    for step in range(STEPS):
+        of_step = slice(step * len(ops), (step + 1) * len(ops))
+        for rank in ranks:
+            assert np.array_equal(moved.early(ops, step, rank), whole.early[of_step, rank])
+            assert np.array_equal(moved.late(ops, step, rank), whole.late[of_step, rank])
+
+
+def chain_order(table: Table) -> Ints:
+    """A complete walk of a program's chains."""
+    return walk(table.chains.graph).order
+
+
 def test_ranks_past_the_first_sixteen_are_bounded_like_the_others() -> None:
     setup = Setup((replica((1,) * 19, 5, 2),))
     table = apply_strategy(strategy("ratrain"), setup, Choices()).table
@@ -55,7 +74,7 @@ def test_ranks_past_the_first_sixteen_are_bounded_like_the_others() -> None:
     ours, twin = drift(table, order, second), drift(table, order, second, compiled=False)
     assert np.array_equal(ours.early, twin.early)
     assert np.array_equal(ours.late, twin.late)
-    bounds = peak_bounds(table, order)
+    bounds = peak_bounds(table, chain_order(table))
     assert [bound.rank for bound in bounds] == list(range(19))
     ending = [bound.total_bytes for bound in bounds[14:]]
     assert ending == sorted(ending, reverse=True)  # 1F1B: ever fewer inputs are held
@@ -67,7 +86,7 @@ def test_ranks_past_the_first_sixteen_are_bounded_like_the_others() -> None:
 def test_the_memory_bound_is_reached_by_no_order_of_running(case: Case) -> None:
     table = case.program.table
     order = walk(table).order
-    bounds = peak_bounds(table, order)
+    bounds = peak_bounds(table, chain_order(table))
     rng = np.random.default_rng(len(table))
     for run in (order, _random_run(table, rng), _random_run(table, rng)):
         assert len(run) == STEPS * len(table)

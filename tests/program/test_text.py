@@ -11,7 +11,17 @@ from made import replica, small
 
 from ratrain.errors import ProgramError
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Stage, Unit
+from ratrain.program.setup import (
+    Accumulation,
+    Budget,
+    Member,
+    Recovery,
+    Replica,
+    Setup,
+    Stage,
+    Unit,
+    stage,
+)
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify
@@ -35,11 +45,22 @@ def test_the_text_of_a_program_is_the_golden_one(name: str) -> None:
     assert read_text(text) == PROGRAMS[name]
 
 
+def with_everything(member: Member, is_last: bool) -> Member:
+    return replace(member, recovery=Recovery.FORWARD, tensor=2 if is_last else 4, offloads=is_last)
+
+
 def test_every_field_of_the_header_survives() -> None:
-    forward = [replace(stage, recovery=Recovery.FORWARD) for stage in replica((2, 2), 4).stages]
-    setup = Setup(
-        (replace(replica((3, 1), 4), count=3), Replica(tuple(forward), 4)),
-        tensor=4,
+    unequal = Setup((replica((2, 2), 4),)).with_members(with_everything).replicas[0]
+    two = tuple(
+        Stage(tuple(replace(stage.only, rank=rank, serves=serves) for rank, serves in members))
+        for stage, members in zip(
+            replica((2, 2), 4).stages,
+            ([(0, (0, 1, 3)), (1, (2,))], [(2, (0, 2)), (3, (1, 3))]),
+            strict=True,
+        )
+    )
+    sharded = Setup(
+        (replace(replica((3, 1), 4), count=3), unequal),
         sharding=2,
         accumulation=Accumulation.SHARDED,
         split_backward=True,
@@ -48,14 +69,25 @@ def test_every_field_of_the_header_survives() -> None:
         bucket_bytes=1 << 20,
         budget_bytes=20_000_000_000,
         tier="device memory #1",
+        budgets=(Budget(0, 1, "", 8_000), Budget(2, 2, "host", 1)),
     )
-    tied = replace(setup, accumulation=Accumulation.LOCAL, tied=True, sequence_parallel=True)
+    tied = replace(
+        sharded,
+        accumulation=Accumulation.LOCAL,
+        tied=True,
+        sequence_parallel=True,
+        arrival_places=True,
+        gathers_per_pass=True,
+        notes=("a note", "another,%"),
+    )
+    averaging = Setup((Replica(two, 4), replica((1, 3), 2)), period=3, averages=True)
+    validation = Setup((replica((2, 2), 4),), forward_only=True)
     default = Setup((replica((1,), 1),))
     for field in fields(Setup):
-        given = {getattr(one, field.name) for one in (setup, tied)}
+        given = {getattr(setup, field.name) for setup in (sharded, tied, averaging, validation)}
         assert given != {getattr(default, field.name)}, field.name
-    for one in (setup, tied):
-        program = Program(one, {}, ("a pass", "another"))
+    for setup in (sharded, tied, averaging, validation):
+        program = Program(setup, {}, ("a pass", "another"))
         assert read_text(write_text(program)) == program
 
 
@@ -63,7 +95,7 @@ def test_every_field_of_a_unit_survives() -> None:
     unit = Unit("q", 1, 2, 3, 4, 5, recoverable=False, head=True, scratch_bytes=6, scores_bytes=2)
     for field in fields(Unit):
         assert field.name == "name" or getattr(unit, field.name) != field.default, field.name
-    program = Program(Setup((Replica((Stage(0, (unit,)),), 4),)), {})
+    program = Program(Setup((Replica((stage(0, (unit,)),), 4),)), {})
     assert read_text(write_text(program)) == program
 
 
@@ -71,7 +103,7 @@ def test_every_field_of_a_unit_survives() -> None:
     "name", ["", "%", "0-3", "1..2", "a b", "x,y", "q:1", "#1", "007", "é", "7"]
 )
 def test_any_unit_name_survives(name: str) -> None:
-    program = Program(Setup((Replica((Stage(0, (Unit(name), Unit("8"))),), 1),)), {})
+    program = Program(Setup((Replica((stage(0, (Unit(name), Unit("8"))),), 1),)), {})
     assert read_text(write_text(program)) == program
 
 
@@ -96,7 +128,7 @@ def test_comments_and_blank_lines_mean_nothing_and_fields_may_be_left_out() -> N
     rank 0 update 0UpdateShard
     """
     program = read_text(text)
-    assert program.setup == Setup((Replica((Stage(0, (Unit("x", 1, 20, 3, 4, 5),)),), 2),))
+    assert program.setup == Setup((Replica((stage(0, (Unit("x", 1, 20, 3, 4, 5),)),), 2),))
     assert not verify(program).findings
 
 
@@ -130,7 +162,7 @@ stage 0 rank 0 recovery none output_bytes 0 units a:x
         (HEAD + "stage 1 rank 0 recovery none output_bytes 0 units b:x", "line 5", "'b:x'"),
         (HEAD + "stage 1..2 rank 0..1 recovery none output_bytes 0 units a:1..3", "line", "share"),
         (HEAD + "stage 1 rank 0 output_bytes 0 units a:x", "line 5", "recovery"),
-        (HEAD + "stage", "line 5", "stands where"),
+        (HEAD + "stage", "line 5", "expected rank"),
         (HEAD + "replica 2 micro_batches 2 count 1", "line 5", "1 comes next"),
         (HEAD + "unit b 1 2", "line 5", "8 values, not 3"),
         (HEAD + "rank 0", "line 5", "a rank and a lane"),

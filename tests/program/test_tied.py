@@ -15,7 +15,7 @@ from ratrain.program.actions import NONE, Action, Kind, Lane
 from ratrain.program.csv import write_csv
 from ratrain.program.passes.tied import tie_embeddings
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Replica, Setup, Stage, Unit
+from ratrain.program.setup import Accumulation, Replica, Setup, Unit, stage
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify
@@ -111,7 +111,7 @@ def test_whole_gradients_are_what_is_tied() -> None:
 
 def test_one_unit_alone_is_not_tied_to_itself() -> None:
     with pytest.raises(ProgramError, match="cannot be tied to itself"):
-        Setup((Replica((Stage(0, (Unit("all"),)),), 1),), tied=True)
+        Setup((Replica((stage(0, (Unit("all"),)),), 1),), tied=True)
 
 
 @pytest.mark.parametrize(("tied", "unit"), [(True, 1), (False, 0)])
@@ -119,7 +119,7 @@ def test_a_sum_of_a_unit_that_is_not_tied_is_refused(tied: bool, unit: int) -> N
     program = small("ratrain", tie=tied)
     stray = Action(Kind.TieSync, 0, unit, NONE)
     lanes = {**program.lanes, (0, Lane.REDUCE): (*program.lane(0, Lane.REDUCE), stray)}
-    with pytest.raises(ProgramError, match="names a unit that is tied to none"):
+    with pytest.raises(ProgramError, match="names a unit that is not tied"):
         verify(replace(program, lanes=lanes))
 
 

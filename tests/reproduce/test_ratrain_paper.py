@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from functools import cache
+from pathlib import Path
 
 import pytest
 
@@ -103,3 +104,11 @@ def test_no_published_row_is_left_out() -> None:
     }
     assert len(MAIN) == 11
     assert SECTIONS.keys() >= {"main", "ablation", "memory", "scale-out"}
+
+
+@pytest.mark.slow
+def test_the_page_shows_every_row_as_it_would_be_trained() -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text()
+    for row in SECTIONS["as-trained"]():
+        assert row.ours is not None
+        assert f"{row.ours:.2f} {'GB' if row.unit == 'GB' else 'x'}" in page

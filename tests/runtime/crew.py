@@ -3,19 +3,27 @@
 from __future__ import annotations
 
 import multiprocessing as mp
+import os
+import secrets
+import socket
 import traceback
 from collections.abc import Callable
-from datetime import timedelta
+from itertools import pairwise
 from multiprocessing.connection import Connection
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
 import torch
 import torch.distributed as dist
-from torch.distributed import (
-    PrefixStore,  # type: ignore[attr-defined]
-    TCPStore,  # type: ignore[attr-defined]
-)
+
+from ratrain.runtime.environment import Launch
+from ratrain.runtime.rank.meeting import Meeting, meet
+from ratrain.runtime.rank.networks import network_named
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.links import Hops
+from ratrain.runtime.step.network import Network
 
 Work = Callable[..., Any]
 """What a rank is asked to do: called with (rank, world size, what the asker gave)."""
@@ -24,22 +32,24 @@ PATIENCE_S = 300
 
 
 class Crew:
-    """`size` processes with torch loaded; each `ask` opens a new process group among the first."""
+    """`size` processes with torch loaded; for each `ask` the first of them meet anew."""
 
     def __init__(self, size: int) -> None:
         context = mp.get_context("spawn")
-        self._store = TCPStore("127.0.0.1", 0, is_master=True, wait_for_workers=False)
-        self._asked = 0
+        listener = socket.create_server(("127.0.0.1", 0), backlog=64)
+        port = listener.getsockname()[1]
+        secret = secrets.token_bytes(32)
         self._ends: list[Connection] = []
         self._processes: list[Any] = []
         for rank in range(size):
             mine, theirs = context.Pipe()
-            arguments = rank, self._store.port, theirs
+            arguments = rank, None if rank else listener, port, secret, theirs
             process = context.Process(target=_member, args=arguments, daemon=True)
             process.start()
             theirs.close()
             self._ends.append(mine)
             self._processes.append(process)
+        listener.close()  # rank 0 has it: this process is seen to listen at no port
 
     def __enter__(self) -> Crew:
         return self
@@ -56,9 +66,8 @@ class Crew:
 
     def ask(self, world_size: int, work: Work, *given: Any) -> list[Any]:
         """What `work` returned on each rank; the first rank's failure is raised."""
-        self._asked += 1
         for end in self._ends[:world_size]:
-            end.send((self._asked, world_size, work, given))
+            end.send((world_size, work, given))
         found: list[Any] = []
         for rank, end in enumerate(self._ends[:world_size]):
             if not end.poll(PATIENCE_S):
@@ -69,20 +78,38 @@ class Crew:
         return [result for _, result in found]
 
 
-def _member(rank: int, port: int, end: Connection) -> None:
+_meeting: Meeting | None = None
+"""In a member, while it works: the ranks that were asked."""
+
+
+def network_among(
+    seats: Seats, seat: Seat, kind: str = "sockets", *, timeout_s: float = 30, tied: bool = False
+) -> Network:
+    """A member's network among those that were asked, of the kind that [train] network names."""
+    assert _meeting is not None
+    hops: Hops = set(pairwise(range(seats.pipeline))) | {(seats.pipeline - 1, 0)} - {(0, 0)}
+    (folder,) = _meeting.everybody(_FOLDER.name)[:1]
+    return network_named(kind, Path(folder), seats, seat, hops, _meeting, timeout_s, tied=tied)
+
+
+_FOLDER = TemporaryDirectory()
+
+
+def _member(
+    rank: int, listener: socket.socket | None, port: int, secret: bytes, end: Connection
+) -> None:
+    global _meeting
     torch.set_num_threads(1)
-    store = TCPStore("127.0.0.1", port, is_master=False)
     while True:
-        number, world_size, work, given = end.recv()
-        dist.init_process_group(
-            "gloo",
-            store=PrefixStore(str(number), store),
-            rank=rank,
-            world_size=world_size,
-            timeout=timedelta(seconds=PATIENCE_S),
-        )
+        world_size, work, given = end.recv()
+        handle = None if listener is None else os.dup(listener.fileno())
         try:
-            end.send(("", work(rank, world_size, *given)))
+            launch = Launch(rank, world_size, "127.0.0.1", port, handle)
+            _meeting = meet(launch, secret, PATIENCE_S)
+            result = work(rank, world_size, *given)
+            _meeting.everybody("")  # no rank leaves while another still communicates
+            end.send(("", result))
         except BaseException:
             end.send((traceback.format_exc(), None))
-        dist.destroy_process_group()
+        if dist.is_initialized():
+            dist.destroy_process_group()

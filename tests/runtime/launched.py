@@ -16,6 +16,7 @@ from runs_made import Setting, write_job, write_text
 from ratrain.checkpoint.comparison import compare
 from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import open_checkpoint
+from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
@@ -39,8 +40,16 @@ def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = 
 
 
 def start(folder: RunFolder, *, restarts: int = 0) -> None:
-    """Launches a run, or goes on with it, and waits for its end."""
-    launch(folder, folder.read_spec(), lab=None, restarts=restarts, tick=lambda: None)
+    """Launches a run, or resumes it, and waits for its end."""
+    with claim_run(folder.path, "a test") as claim:
+        launch(
+            folder,
+            folder.read_spec(),
+            claim=claim,
+            lab=None,
+            restarts=restarts,
+            tick=lambda: None,
+        )
 
 
 def loss_bits(folder: RunFolder) -> list[str]:
@@ -82,8 +91,8 @@ def ranks_of(folder: RunFolder) -> dict[int, int]:
             pairs = (entry / "environ").read_bytes().decode().split("\0")
         except (OSError, UnicodeDecodeError):
             continue
-        if state not in "ZX":
-            environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
+        if state not in "ZX" and "RANK" in environment:  # torchrun has the same words
             found[int(environment["RANK"])] = int(entry.name)
     return found
 

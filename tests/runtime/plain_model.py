@@ -65,7 +65,9 @@ def plain_logits(spec: ModelSpec, leaves: dict[str, Tensor], tokens: Tensor) -> 
     for layer in range(spec.layers):
 
         def into(name: str, value: Tensor, layer: int = layer) -> Tensor:
-            return value @ leaves[f"{layer}.{name}.weight"].t()
+            bias = leaves.get(f"{layer}.{name}.bias")
+            out = value @ leaves[f"{layer}.{name}.weight"].t()
+            return out if bias is None else out + bias
 
         n = _norm(x, leaves[f"{layer}.norm1.weight"], spec)
         q, k, v = (

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.models.division import WHOLE, Division
+from ratrain.models.head import IGNORED
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout
 
@@ -92,16 +93,22 @@ class Setting:
     tensor: int = 1
     virtual: int = 1
     without: tuple[str, ...] = ()
+    skeleton: str | None = None
+    passes: tuple[str, ...] | None = None
+    average_every: int | None = None
     sharding: int | None = None
     recovery: str = "auto"
     accumulation: str = "local"
     dtype: str = "fp32"
+    gradient_dtype: str | None = None  # None: fp32
     clip_norm: float | None = None
     loss_scale: float = 65536.0
+    overflow: str = "step"
     learning_rate: float = 1e-2
     steps: int = 3
     end_step: int | None = None
     sequences: int = 8
+    first: int = 0  # of the step's sequences: where the run's begin
     micro_batch: int = 1
     budget_bytes: int | None = None
     every: int = 0
@@ -109,8 +116,20 @@ class Setting:
     weights: str | None = None
     timeout_s: float = 60.0
     link: str = "1Gbit/s"
+    network: str = "sockets"
     files: tuple[str, ...] = ()
     model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
+    masked: bool = False  # most targets of some sequences do not count
+    validate_every: int = 0  # on `held_out` sequences, which need not fill a batch
+    held_out: int = 11
+    sequence_length: int = LENGTH
+    layers: str | tuple[int, ...] = "equal"
+    recovery_buffer: int | None = None
+    recover_heads: bool | None = None
+    planned: bool = False  # no [layout]: the degrees only say how many devices there are
+    tokenizer: str | None = None
+    model_file: str | None = None  # a folder whose config.json describes the model
+    devices_per_host: int | None = None  # None: a tensor group
 
     @property
     def world_size(self) -> int:
@@ -119,6 +138,26 @@ class Setting:
     @property
     def layout(self) -> tuple[int, int]:
         return self.pipeline, self.data
+
+    def samples(self, step: int, first: int, count: int) -> tuple[Ints, Ints]:
+        """Tokens and targets of a step's sequences: any, but always the same."""
+        tokens, targets = samples(step, first, count)
+        if self.masked:
+            kept = (np.arange(64) % 8 + 0.5)[:, None] / 8  # of a sequence's targets
+            hidden = np.random.default_rng(step + 1000).random((64, LENGTH)) > kept
+            targets[hidden[first : first + count]] = IGNORED
+        return tokens, targets
+
+    @property
+    def held_out_batches(self) -> int:
+        return -(-self.held_out // self.sequences)
+
+    def held_out_samples(self, number: int, first: int, count: int) -> tuple[Ints, Ints]:
+        """A batch of held-out sequences; behind the last one nothing counts."""
+        tokens, targets = samples(1000 + number, first, count)
+        left = self.held_out - number * self.sequences - first
+        targets[max(left, 0) :] = IGNORED
+        return tokens, targets
 
     def at(self, layout: tuple[int, int]) -> Setting:
         """The same on another layout."""
@@ -136,18 +175,23 @@ def write_job(folder: Path, setting: Setting) -> Path:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **dict(setting.model)}))
     rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
+    per_host = setting.devices_per_host or setting.tensor
     (folder / "cluster.toml").write_text(
-        CLUSTER.format(
-            rates=rates, link=setting.link, per_host=setting.tensor, hosts=8 // setting.tensor
-        )
+        CLUSTER.format(rates=rates, link=setting.link, per_host=per_host, hosts=8 // per_host)
     )
     schedule = {
         "name": setting.name,
         "dtype": setting.dtype,
+        "gradient_dtype": setting.gradient_dtype,
         "recovery": setting.recovery,
         "gradient_accumulation": setting.accumulation,
         "without": list(setting.without) or None,
+        "skeleton": setting.skeleton,
+        "passes": None if setting.passes is None else list(setting.passes),
+        "average_every": setting.average_every,
         "sharding": setting.sharding,
+        "recovery_buffer": setting.recovery_buffer,
+        "recover_heads": setting.recover_heads,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
     }
     train = {
@@ -155,11 +199,15 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "learning_rate": setting.learning_rate,
         "clip_norm": setting.clip_norm,
         "loss_scale": setting.loss_scale,
+        "overflow": setting.overflow if setting.overflow != "step" else None,
         "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
+        "validate_every": setting.validate_every or None,
+        "network": setting.network,
     }
+    model = f"{setting.model_file}/config.json" if setting.model_file else "config.json"
     tables = {
-        "model": {"name": "config.json", "sequence_length": LENGTH},
+        "model": {"name": model, "sequence_length": setting.sequence_length},
         "cluster": {"name": "cluster.toml", "devices": setting.world_size},
         "batch": {"sequences": setting.sequences, "micro_batch": setting.micro_batch},
         "layout": {
@@ -167,13 +215,16 @@ def write_job(folder: Path, setting: Setting) -> Path:
             "data": setting.data,
             "tensor": setting.tensor,
             "virtual": setting.virtual,
+            "layers": setting.layers,
         },
         "schedule": schedule,
         "train": train,
         "checkpoint": {"every": setting.every, "keep": setting.keep},
     }
+    if setting.planned:
+        del tables["layout"]
     if setting.files:
-        tables["data"] = {"files": list(setting.files)}
+        tables["data"] = {"files": list(setting.files), "tokenizer": setting.tokenizer}
     path = folder / "job.toml"
     path.write_text("\n".join(_table(name, body) for name, body in tables.items()))
     return path

@@ -27,7 +27,7 @@ from launched import (
 )
 from runs_made import Setting
 
-from ratrain.errors import RunFailed
+from ratrain.errors import CheckpointError, RunFailed
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS, EVERY = 30, 4
@@ -119,7 +119,7 @@ def test_restarts_run_out(tmp_path: Path) -> None:
     with meanwhile(kill_twice), pytest.raises(RunFailed) as error:
         start(folder, restarts=1)
     assert error.value.what.startswith("rank 1 was killed by SIGKILL"), error.value
-    assert "`--resume` goes on behind step-" in error.value.fix
+    assert "`--resume` resumes from step-" in error.value.fix
     assert not ranks_of(folder)
 
 
@@ -133,7 +133,7 @@ def test_a_rank_that_stops_without_dying_ends_the_run_after_the_timeout(
     with meanwhile(stop, stopped), pytest.raises(RunFailed) as error:
         start(folder)
     assert time.monotonic() - stopped[0] < 12 + GRACE_S
-    assert error.value.what.startswith(f"rank {rank} stood still"), error.value
+    assert error.value.what.startswith(f"rank {rank} stalled"), error.value
     assert f"rank {1 - rank} ended too" in error.value.what, error.value
     assert not ranks_of(folder)
 
@@ -191,9 +191,10 @@ def test_a_disk_that_fills_up_while_saving_is_named_and_what_was_saved_is_whole(
         room = os.statvfs(small_disk)
         ballast.write_bytes(b"\0" * max(room.f_bavail * room.f_frsize - left_bytes, 0))
 
-    with meanwhile(fill), pytest.raises(RunFailed) as error:
+    with meanwhile(fill), pytest.raises((CheckpointError, RunFailed)) as error:
         start(folder)
     assert "the disk is full" in error.value.what, error.value
+    assert "`--resume` resumes from step-" in error.value.fix
     assert not ranks_of(folder)
     assert saved_steps(folder)
     ballast.unlink()

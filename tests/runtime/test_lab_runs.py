@@ -12,6 +12,7 @@ from runs_made import Setting
 from ratrain.describe.job import load_job
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
+from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 
 pytestmark = [
@@ -19,7 +20,7 @@ pytestmark = [
     pytest.mark.root,
     pytest.mark.timeout(600),
     pytest.mark.skipif(os.geteuid() != 0, reason="needs root to make a lab"),
-    pytest.mark.skipif(bool(missing()), reason="this machine can make no lab"),
+    pytest.mark.skipif(bool(missing()), reason="this machine cannot run a lab"),
 ]
 
 
@@ -29,8 +30,8 @@ def test_a_slow_lab_changes_no_bit(tmp_path: Path) -> None:
     start(free)
     spec = slowed.read_spec()
     cluster = load_job(spec.job_path).cluster.spec
-    with Lab(cluster, 4) as lab:
-        launch(slowed, spec, lab=lab, restarts=0, tick=lambda: None)
+    with claim_run(slowed.path, "a test") as claim, Lab(cluster, 4) as lab:
+        launch(slowed, spec, claim=claim, lab=lab, restarts=0, tick=lambda: None)
     assert loss_bits(slowed) == loss_bits(free)
     assert_same_end(slowed, free)
     assert not ranks_of(slowed)

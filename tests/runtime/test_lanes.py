@@ -21,7 +21,7 @@ from ratrain.program.program import Program
 from ratrain.program.strategies import STRATEGIES
 from ratrain.program.verify import verify
 from ratrain.runtime.step.lanes import Lanes
-from ratrain.runtime.step.ledger import Ledger
+from ratrain.runtime.step.ledger import Ledger, Ledgers
 from ratrain.runtime.step.schedule import Held, LocalOp, Schedule, schedule_of
 
 STEPS = 3
@@ -100,13 +100,13 @@ def played(program: Program, seed: int) -> list[Ledger]:
     clock = itertools.count()
     began: dict[tuple[int, int], int] = {}
     ended: dict[tuple[int, int], int] = {}
-    ledgers: list[Ledger] = []
+    ledgers: list[Ledgers] = []
     problems: list[BaseException] = []
     threads: list[threading.Thread] = []
     for rank in range(table.setup.ranks):
         schedule = schedule_of(program, rank)
         numbers = np.flatnonzero(table.rank == rank).tolist()
-        ledger = Ledger(schedule.persistent, bounds[rank], "RAM")
+        ledger = Ledgers(Ledger(schedule.persistent, bounds[rank], "RAM"))
         execute, meet = _playing(program, numbers, meetings, clock, began, ended, seed + rank)
         lanes = Lanes(schedule, execute, ledger, timeout_s=PATIENCE_S, meet=meet)
         threads.append(
@@ -126,7 +126,7 @@ def played(program: Program, seed: int) -> list[Ledger]:
                 assert ended[source, step - before] < began[target, step], (
                     f"{table.word(target)} of step {step} began before {table.word(source)} ended"
                 )
-    return ledgers
+    return [ledger.device for ledger in ledgers]
 
 
 def _playing(
@@ -153,7 +153,8 @@ def _playing(
     def meet(op: LocalOp) -> None:
         one = numbers[op.number]
         step, steps[one] = steps[one], steps[one] + 1
-        if op.kind is Kind.RECV_F or (op.kind is Kind.RECV_B and program.setup.split_backward):
+        has_place = program.setup.split_backward or program.setup.arrival_places
+        if op.kind is Kind.RECV_F or (op.kind is Kind.RECV_B and has_place):
             meetings.others_are_there(int(table.group[one]), step)
 
     return execute, meet
@@ -243,9 +244,9 @@ def test_takers_never_hold_more_than_the_budget_together(sizes: list[int], seed:
 
 def lanes_that(
     execute: Callable[[LocalOp, int], None], budget_bytes: int | None = None
-) -> tuple[Lanes, Schedule, Ledger]:
+) -> tuple[Lanes, Schedule, Ledgers]:
     schedule = schedule_of(small("ratrain"), 0)
-    ledger = Ledger(schedule.persistent, budget_bytes, "RAM")
+    ledger = Ledgers(Ledger(schedule.persistent, budget_bytes, "RAM"))
     return Lanes(schedule, execute, ledger, timeout_s=10 * PATIENCE_S), schedule, ledger
 
 
@@ -281,7 +282,7 @@ def test_a_failure_ends_a_wait_for_memory_at_once() -> None:
     began_s = time.monotonic()
     with pytest.raises(OSError, match="the disk is full"):
         lanes.run(0, lambda _lane, step: step < 2)
-    assert ledger.waits and time.monotonic() - began_s < PATIENCE_S
+    assert ledger.device.waits and time.monotonic() - began_s < PATIENCE_S
     assert bare.records() == []
 
 

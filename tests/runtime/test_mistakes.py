@@ -62,7 +62,9 @@ def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
     job, plan = write_job(tmp_path, setting), tmp_path / "plan.json"
     if by_plan:
         read = load_job(job)
-        schedule = replace(read.schedule, sequence_parallel=asked == "sequence_parallel")
+        schedule = replace(
+            read.schedule, sequence_parallel=asked == "sequence_parallel", backend="described"
+        )
         found = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
         table = json.loads(write_plan(plan_of(found)))
         for stage in table["replicas"][0]["stages"]:
@@ -78,7 +80,7 @@ def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
 
 def test_a_run_folder_that_cannot_be_made_is_named(tmp_path: Path) -> None:
     (tmp_path / "file").touch()
-    with pytest.raises(RatrainError, match=r"file/run: cannot be made: Not a directory"):
+    with pytest.raises(RatrainError, match=r"file/run: cannot be created: Not a directory"):
         made(tmp_path, Setting(), run="file/run")
 
 
@@ -101,7 +103,7 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     found = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)], RANK="0")
-    assert found.returncode == 1 and "is no run's folder" in found.stderr
+    assert found.returncode == 1 and "is not a run's folder" in found.stderr
     assert str(tmp_path) in found.stderr and "Traceback" not in found.stderr
 
 
@@ -109,7 +111,7 @@ def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     folder = made(tmp_path, Setting())
     folder.metrics.write_text("{}\n")
     before = folder.program.read_bytes()
-    with pytest.raises(SpecError, match=r"holds a run already"):
+    with pytest.raises(SpecError, match=r"already holds a run"):
         made(tmp_path, Setting("gpipe"))
     assert folder.program.read_bytes() == before
 

@@ -8,18 +8,19 @@ from functools import reduce
 
 import pytest
 import torch
-from crew import Crew
+from crew import Crew, network_among
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.network import TorchNetwork
+from ratrain.runtime.step.network import Network
 
 CHUNK = CHUNK_BYTES // 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = (64, CHUNK - 64, CHUNK, CHUNK + 64, 5 * CHUNK + 192)
 WORLDS = (1, 2, 3, 4)
+KINDS = ("sockets", "gloo")
 
 pytestmark = pytest.mark.slow
 
@@ -28,9 +29,9 @@ def seats(pipeline: int, data: int, tensor: int = 1) -> Seats:
     return Seats(pipeline, data, (0,) * data, (0,), tensor)
 
 
-def network_of(rank: int, pipeline: int, data: int) -> TorchNetwork:
+def network_of(rank: int, pipeline: int, data: int, kind: str) -> Network:
     made = seats(pipeline, data)
-    return TorchNetwork(made, made.seat(rank), backend="gloo", timeout_s=30)
+    return network_among(made, made.seat(rank), kind)
 
 
 def values(data: int, elements: int, dtype: torch.dtype) -> Tensor:
@@ -48,9 +49,9 @@ def ordered_sum(parts: list[Tensor]) -> Tensor:
 # ---- sums -----------------------------------------------------------------------------------
 
 
-def reduced(rank: int, world: int, *, alias: bool) -> list[str]:
+def reduced(rank: int, world: int, kind: str, *, alias: bool) -> list[str]:
     """What is wrong with the sums, on one rank."""
-    network, wrong = network_of(rank, 1, world), list[str]()
+    network, wrong = network_of(rank, 1, world, kind), list[str]()
     for dtype in DTYPES:
         for part in PARTS:
             all_values = [values(data, part * world, dtype) for data in range(world)]
@@ -70,20 +71,21 @@ def reduced(rank: int, world: int, *, alias: bool) -> list[str]:
     return wrong
 
 
-def reduced_in_place(rank: int, world: int) -> list[str]:
-    return reduced(rank, world, alias=True)
+def reduced_in_place(rank: int, world: int, kind: str) -> list[str]:
+    return reduced(rank, world, kind, alias=True)
 
 
-def reduced_elsewhere(rank: int, world: int) -> list[str]:
-    return reduced(rank, world, alias=False)
+def reduced_elsewhere(rank: int, world: int, kind: str) -> list[str]:
+    return reduced(rank, world, kind, alias=False)
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("work", [reduced_in_place, reduced_elsewhere])
 def test_a_reduction_adds_in_the_order_of_replicas_and_rounds_once(
-    crew: Crew, world: int, work: object
+    crew: Crew, world: int, work: object, kind: str
 ) -> None:
-    assert crew.ask(world, work) == [[]] * world  # type: ignore[arg-type]
+    assert crew.ask(world, work, kind) == [[]] * world  # type: ignore[arg-type]
 
 
 def test_the_order_of_a_sum_can_be_seen_in_these_numbers() -> None:
@@ -94,8 +96,8 @@ def test_the_order_of_a_sum_can_be_seen_in_these_numbers() -> None:
 # ---- gathers --------------------------------------------------------------------------------
 
 
-def gathered(rank: int, world: int) -> list[str]:
-    network, wrong = network_of(rank, 1, world), list[str]()
+def gathered(rank: int, world: int, kind: str) -> list[str]:
+    network, wrong = network_of(rank, 1, world, kind), list[str]()
     for dtype in DTYPES:
         for part in PARTS:
             whole = values(7, part * world, dtype)
@@ -107,36 +109,39 @@ def gathered(rank: int, world: int) -> list[str]:
     return wrong
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_a_gather_gives_every_replica_all_parts(crew: Crew, world: int) -> None:
-    assert crew.ask(world, gathered) == [[]] * world
+def test_a_gather_gives_every_replica_all_parts(crew: Crew, world: int, kind: str) -> None:
+    assert crew.ask(world, gathered, kind) == [[]] * world
 
 
 # ---- words to everybody ---------------------------------------------------------------------
 
 
-def exchanged(rank: int, world: int) -> list[list[float]]:
-    network = network_of(rank, 1, world)
+def exchanged(rank: int, world: int, kind: str) -> list[list[float]]:
+    network = network_of(rank, 1, world, kind)
     return [
         [float(x) for row in network.exchange(lane, torch.tensor([rank, 0.5])) for x in row]
         for lane in (None, Lane.UPDATE, Lane.DISK)
     ]
 
 
-def exchanged_bytes(rank: int, world: int) -> list[list[bytes]]:
-    network = network_of(rank, 1, world)
+def exchanged_bytes(rank: int, world: int, kind: str) -> list[list[bytes]]:
+    network = network_of(rank, 1, world, kind)
     bodies = [b"", bytes([rank]) * rank, b"x" * 100_000, b"\x00\xff" if rank else b""]
     return [network.exchange_bytes(body) for body in bodies]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_an_exchange_gives_every_rank_all_values_by_rank(crew: Crew, world: int) -> None:
+def test_an_exchange_gives_every_rank_all_values_by_rank(crew: Crew, world: int, kind: str) -> None:
     expected = [x for rank in range(world) for x in (float(rank), 0.5)]
-    assert crew.ask(world, exchanged) == [[expected] * 3] * world
+    assert crew.ask(world, exchanged, kind) == [[expected] * 3] * world
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
-def test_bytes_of_any_length_are_exchanged(crew: Crew, world: int) -> None:
+def test_bytes_of_any_length_are_exchanged(crew: Crew, world: int, kind: str) -> None:
     ranks = range(world)
     expected = [
         [b"" for _ in ranks],
@@ -144,15 +149,15 @@ def test_bytes_of_any_length_are_exchanged(crew: Crew, world: int) -> None:
         [b"x" * 100_000 for _ in ranks],
         [b"\x00\xff" if rank else b"" for rank in ranks],
     ]
-    assert crew.ask(world, exchanged_bytes) == [expected] * world
+    assert crew.ask(world, exchanged_bytes, kind) == [expected] * world
 
 
 # ---- messages -------------------------------------------------------------------------------
 
 
-def passed_on(rank: int, world: int) -> list[float]:
+def passed_on(rank: int, world: int, kind: str) -> list[float]:
     """Each rank sends forward and back at once, on four lanes, in unequal haste."""
-    network = network_of(rank, world, 1)
+    network = network_of(rank, world, 1, kind)
     found: dict[str, list[float]] = {"forward": [], "back": []}
 
     def forward() -> None:
@@ -184,14 +189,15 @@ def passed_on(rank: int, world: int) -> list[float]:
     return found["forward"] + found["back"]
 
 
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_messages_of_each_direction_arrive_in_the_order_they_were_sent(
-    crew: Crew, world: int
+    crew: Crew, world: int, kind: str
 ) -> None:
     forward, back = [float(n) for n in range(8)], [-float(n) for n in range(8)]
-    found = crew.ask(world, passed_on)
-    for rank, one in enumerate(found):
-        assert one == (forward if rank else []) + (back if rank + 1 < world else [])
+    found = crew.ask(world, passed_on, kind)
+    for rank, arrived in enumerate(found):
+        assert arrived == (forward if rank else []) + (back if rank + 1 < world else [])
 
 
 # ---- who is who -----------------------------------------------------------------------------

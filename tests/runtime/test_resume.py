@@ -21,7 +21,7 @@ from runs_made import CONFIG, Setting, write_text
 
 from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.manifest import parse, render
-from ratrain.errors import RunFailed
+from ratrain.errors import CannotResume, RunFailed
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS, HALF = 12, 6
@@ -136,8 +136,8 @@ def test_a_damaged_newest_checkpoint_is_told_and_the_one_before_it_is_used(
     damage(folder.checkpoints / "step-00000006")  # type: ignore[operator]
     start(folder)
     (note,) = folder.notes.read_text().splitlines()
-    assert note.startswith("step-00000006 is damaged and passed over"), note
-    assert note.endswith("the run goes on behind step-00000004")
+    assert note.startswith("step-00000006 is damaged and skipped"), note
+    assert note.endswith("the run resumes from step-00000004")
     assert ("is altered: bytes" in note) == (damage is flipped)
     assert loss_bits(folder) == loss_bits(whole)
     assert_same_end(folder, whole)
@@ -150,9 +150,13 @@ def test_damage_to_every_checkpoint_is_one_message_and_no_new_beginning(
     folder = cut_short(whole, tmp_path, SETTING, 4)
     for one in folder.checkpoints.glob("step-*"):
         damage(one)  # type: ignore[operator]
-    with pytest.raises(RunFailed) as error:
+    with pytest.raises(CannotResume) as error:
         start(folder)
-    assert "step-00000004" in str(error.value), error.value
+    assert error.value.exit_code == 7
+    said = str(error.value)
+    assert "all 2 are damaged: step-00000004: " in said, said
+    assert f"move {folder.checkpoints} away" in said
+    assert "--resume" not in said, "there is nothing to resume from"
     assert steps_done(folder) == 4
 
 
@@ -160,7 +164,9 @@ def test_a_checkpoint_of_another_model_is_refused(whole: RunFolder, tmp_path: Pa
     folder = cut_short(whole, tmp_path, SETTING.at((1, 1)), HALF)
     config = tmp_path / "config.json"
     config.write_text(config.read_text().replace(str(CONFIG["rms_norm_eps"]), "0.01"))
-    with pytest.raises(RunFailed, match="was written with another configuration of 'minute'"):
+    with pytest.raises(
+        CannotResume, match="was written with a different configuration of 'minute'"
+    ):
         start(folder)
 
 
@@ -182,8 +188,10 @@ def test_a_run_goes_on_with_the_text_that_its_checkpoint_was_trained_on(
         return
     with pytest.raises(RunFailed) as error:
         start(folder)
-    assert "step-00000006 was trained on other text: text.txt" in str(error.value)
-    assert "job.toml [data]" in str(error.value) and "fix: give the run" in str(error.value)
+    assert "step-00000006 was trained on different text: text.txt" in str(error.value)
+    assert "job.toml [data]" in str(error.value) and "fix: restore the run's data" in str(
+        error.value
+    )
     assert steps_done(folder) == HALF
 
 

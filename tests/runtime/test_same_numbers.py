@@ -6,11 +6,12 @@ from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
+import numpy.typing as npt
 import pytest
 import torch
 from crew import Crew
 from plain_model import plain_losses
-from runs_made import Setting, beginning, samples, write_job
+from runs_made import Setting, beginning, write_job
 from torch import Tensor
 from training import Result, train
 
@@ -20,7 +21,16 @@ from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.step.optimizer import learning_rate
 
 LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]
-PLAIN = ["1f1b", "gpipe", "zb-h1", "megatron", "baseline-1f1b", "tuned", "full-save", "zero3-heavy"]
+PLAIN = [
+    *("1f1b", "gpipe", "zb-h1", "megatron", "baseline-1f1b", "tuned", "full-save", "zero3-heavy"),
+    *(
+        "paper-backward-checkpoint",
+        "paper-baseline-1f1b",
+        "paper-tuned",
+        "breadth-first",
+        "pe-zero",
+    ),
+]
 INTERLEAVED = ["interleaved", "megatron-interleaved"]
 CHOICES = [
     *(Setting(name) for name in ["ratrain", "backward-checkpoint", *PLAIN]),
@@ -41,12 +51,17 @@ SHARDED = [
     Setting("zb-h1", accumulation="sharded", sharding=2),
 ]
 
+Doubles = npt.NDArray[np.float64]
+MANY = 64
+"""Micro-batches whose gradients are added up."""
+
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_every_strategy_that_runs_is_among_these() -> None:
     tried = {one.name for one in CHOICES} | set(INTERLEAVED)
-    assert tried == set(STRATEGIES) - {"tensor-parallel-heavy"}
+    tensor = {"tensor-parallel-heavy", "paper-tensor-parallel-heavy"}
+    assert tried == set(STRATEGIES) - tensor
 
 
 @pytest.fixture(scope="module")
@@ -108,12 +123,43 @@ def test_a_run_agrees_with_plain_torch(
         assert np.abs(found.units[unit][0] - weights).max() < 2e-4, unit
 
 
-@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
-def test_clipping_and_precision_give_the_same_bits_at_every_level_and_schedule(
-    dtype: str, crew: Crew, tmp_path: Path
+def test_every_token_that_counts_weighs_the_same_in_every_layout(
+    crew: Crew, tmp_path: Path
 ) -> None:
+    """Masked targets (-100) lie unevenly on sequences, so on micro-batches and replicas too: a mean
+    of means, or a sum over all tokens, would give other gradients."""
+    setting = Setting(masked=True, micro_batch=2, clip_norm=0.5)
+    job = load_job(write_job(tmp_path / "plain", setting))
+    losses, norms, units = plainly_trained(job, setting)
+    counts = [(setting.samples(0, first, 4)[1] >= 0).sum() for first in (0, 4)]
+    assert 0 < 2 * min(counts) < max(counts), "replicas count almost alike"
+    layouts = [(1, 1, 1), (1, 2, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (2, 1, 2)]
+    found = [
+        train(
+            crew,
+            replace(setting, pipeline=pipeline, data=data, tensor=tensor),
+            tmp_path / f"{pipeline}-{data}-{tensor}",
+        )
+        for pipeline, data, tensor in layouts
+    ]
+    for one, layout in zip(found, layouts, strict=True):
+        assert one.loss_values == pytest.approx(losses, rel=2e-6), layout
+        assert one.norms == pytest.approx(norms, rel=1e-5), layout
+        for unit, weights in units.items():
+            assert np.abs(one.units[unit][0] - weights).max() < 2e-4, (layout, unit)
+    assert not found[0].differences(found[4]), "the depth of a pipeline changes no bit"
+
+
+@pytest.mark.parametrize(
+    ("dtype", "gradient_dtype"),
+    [("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp32"), ("bf16", "bf16")],
+)
+def test_clipping_and_precision_give_the_same_bits_at_every_level_and_schedule(
+    dtype: str, gradient_dtype: str, crew: Crew, tmp_path: Path
+) -> None:
+    usual = Setting(dtype=dtype, gradient_dtype=gradient_dtype, clip_norm=0.5).at((2, 2))
     choices = [
-        Setting(name, sharding=level, dtype=dtype, clip_norm=0.5).at((2, 2))
+        replace(usual, name=name, sharding=level)
         for name in ("ratrain", "zb-h1", "gpipe")
         for level in range(4)
     ]
@@ -131,6 +177,39 @@ def test_lower_precision_stays_near_fp32(
     found = train(crew, Setting(dtype=dtype).at((2, 2)), tmp_path)
     assert found.loss_values == pytest.approx(usual[2, 2].loss_values, rel=0.01)
     assert found.losses != usual[2, 2].losses
+
+
+@pytest.fixture(scope="module")
+def sum_of_gradients(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Doubles]:
+    """By unit, the first moment of one bf16 step if the gradients of its micro-batches,
+    each as it comes out of a step of its own, were added up without rounding."""
+    total: dict[str, Doubles] = {}
+    for first in range(MANY):
+        alone = Setting(steps=1, sequences=1, first=first, dtype="bf16")
+        result = train(crew, alone, tmp_path_factory.mktemp("alone"))
+        for unit, (_, moment, _) in result.units.items():
+            total[unit] = total.get(unit, 0) + moment.astype(np.float64) / MANY
+    return total
+
+
+@pytest.mark.parametrize("layout", [(1, 1), (1, 2)], ids=["p1d1", "p1d2"])
+def test_many_micro_batches_add_up_as_in_fp32_unless_a_job_asks_for_16_bits(
+    layout: tuple[int, int],
+    crew: Crew,
+    sum_of_gradients: dict[str, Doubles],
+    tmp_path: Path,
+) -> None:
+    """Added up in fp32, bf16 gradients are less than half as far from their sum as in bf16."""
+    far: dict[str, float] = {}
+    for gradient_dtype in ("fp32", "bf16"):
+        one = Setting(steps=1, sequences=MANY, dtype="bf16", gradient_dtype=gradient_dtype)
+        result = train(crew, one.at(layout), tmp_path / gradient_dtype)
+        squares = (
+            np.square(result.units[unit][1] - moment).sum()
+            for unit, moment in sum_of_gradients.items()
+        )
+        far[gradient_dtype] = float(np.sqrt(sum(squares)))
+    assert 0 < far["fp32"] < far["bf16"] / 2, far
 
 
 def test_a_step_whose_gradients_overflow_changes_nothing_but_the_scale(
@@ -206,6 +285,7 @@ def begun_units(job: JobSpec) -> dict[str, np.ndarray[tuple[int], np.dtype[np.fl
 
 def plainly_trained(
     job: JobSpec,
+    setting: Setting | None = None,
 ) -> tuple[list[float], list[float], dict[str, np.ndarray[tuple[int], np.dtype[np.float32]]]]:
     """Losses, norms and flat buffers of the reference after the job's steps."""
     spec = job.model.spec
@@ -217,7 +297,8 @@ def plainly_trained(
     batches = [
         (torch.from_numpy(tokens), torch.from_numpy(targets))
         for tokens, targets in (
-            samples(step, 0, job.batch.sequences) for step in range(job.train.steps)
+            (setting or Setting()).samples(step, 0, job.batch.sequences)
+            for step in range(job.train.steps)
         )
     ]
     losses, norms = plain_losses(spec, leaves, job.train, batches)
@@ -225,3 +306,33 @@ def plainly_trained(
         for one in unit_layout(spec, unit).parameters:
             flat[one.offset : one.end] = leaves[f"{unit}.{one.name}"].detach().flatten()
     return losses, norms, {unit: flat.numpy() for unit, flat in flats.items()}
+
+
+def test_units_that_decide_by_themselves_have_the_same_bits_in_every_schedule(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """At this loss scale some units overflow in some steps and others do not."""
+    setting = Setting(dtype="fp16", loss_scale=2.0**21, overflow="unit", steps=4).at((2, 2))
+    choices = [
+        setting,
+        replace(setting, name="1f1b"),
+        replace(setting, name="baseline-1f1b"),
+        replace(setting, sharding=0),
+        replace(setting, name="zero3-heavy"),
+    ]
+    results = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
+    assert not any(result.differences(results[0]) for result in results)
+    assert results[0].loss_scales == {2.0**21}, "the loss scale stays"
+    job = load_job(tmp_path / "0" / "job.toml")
+    begun = begun_units(job)
+    untouched = {name for name in begun if np.array_equal(results[0].units[name][0], begun[name])}
+    assert untouched and untouched != set(begun), untouched
+
+
+def test_units_that_decide_by_themselves_train_as_all_together_where_none_overflows(
+    crew: Crew, tmp_path: Path
+) -> None:
+    setting = Setting(dtype="fp16", loss_scale=1024.0).at((2, 2))
+    together = train(crew, setting, tmp_path / "together")
+    alone = train(crew, replace(setting, overflow="unit"), tmp_path / "alone")
+    assert not alone.differences(together)

@@ -24,7 +24,7 @@ from runs_made import Setting, write_job
 from training import Result, train
 
 from ratrain.errors import RunFailed, SpecError
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.run.export import export_run
 from ratrain.runtime.run.merge import write_measured
@@ -250,7 +250,7 @@ def test_a_group_s_weights_are_exported_whole_and_train_on_at_another_degree(
     assert losses[0] < whole.read_metrics()[0]["loss"]
 
 
-def test_sums_of_a_group_are_foretold_and_measured(whole: RunFolder) -> None:
+def test_sums_of_a_group_are_predicted_and_measured(whole: RunFolder) -> None:
     measured = write_measured(whole, whole.read_spec())
     assert measured is not None
     for timeline in (measured, read_timeline(whole.predicted)):

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import pytest
 import torch
-import torch.distributed as dist
-from crew import Crew
+from crew import Crew, network_among
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
-from ratrain.runtime.step.tensor_peers import SMALL_BYTES, TensorPeers
+from ratrain.models.tensor_group import TensorGroup
+from ratrain.program.kind import Lane
+from ratrain.runtime.seats import Seats
+from ratrain.runtime.step.tensor_peers import SMALL_BYTES
 
 pytestmark = pytest.mark.slow
 
@@ -31,11 +33,16 @@ def in_order(world_size: int, size: int, dtype: torch.dtype) -> Tensor:
     return total.to(dtype)
 
 
+def group_of(rank: int, world_size: int) -> TensorGroup:
+    seats = Seats(1, 1, (0,), (0,), tensor=world_size)
+    group = network_among(seats, seats.seat(rank)).tensor_group(Lane.TENSOR)
+    assert group is not None
+    return group
+
+
 def summed(rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> list[bool]:
     """Whether each sum has the bits of the sum in order, on this rank."""
-    group = dist.new_group(list(range(world_size)))
-    assert isinstance(group, dist.ProcessGroup)
-    peers = TensorPeers(rank, range(world_size), group)
+    peers = group_of(rank, world_size)
     found: list[bool] = []
     for size in sizes:
         values = part(rank, size, dtype)
@@ -45,10 +52,8 @@ def summed(rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> 
 
 
 def gathered(rank: int, world_size: int) -> list[list[float]]:
-    group = dist.new_group(list(range(world_size)))
-    assert isinstance(group, dist.ProcessGroup)
-    peers = TensorPeers(rank, range(world_size), group)
-    return [one.tolist() for one in peers.gather(torch.tensor([rank + 0.5]))]
+    peers = group_of(rank, world_size)
+    return [values.tolist() for values in peers.gather(torch.tensor([rank + 0.5]))]
 
 
 @pytest.mark.parametrize("degree", [2, 3, 4])

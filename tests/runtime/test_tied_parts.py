@@ -34,6 +34,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
             lambda name: unit_of(job.model.spec, name, sequence_length=16),
             lambda _unit, _kind, low, high: torch.zeros(high - low),
             torch.float32,
+            torch.float32,
             torch.device("cpu"),
         )
         for unit in states.units:

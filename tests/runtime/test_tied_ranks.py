@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import Crew
+from crew import Crew, network_among
 from runs_made import Setting, write_job
 from test_same_numbers import begun_units, plainly_trained
 from torch import Tensor
@@ -18,7 +18,6 @@ from ratrain.describe.job import load_job
 from ratrain.models.shapes import unit_layout
 from ratrain.program.strategies import STRATEGIES
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.network import TorchNetwork
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}
@@ -114,7 +113,7 @@ def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) ->
     """One rank of two pipelines of `world_size` / 2 ranks: its own numbers, added up."""
     seats = Seats(world_size // 2, 2, (0, 0), (0,))
     seat = seats.seat(rank)
-    network = TorchNetwork(seats, seat, backend="gloo", timeout_s=30, tied=True)
+    network = network_among(seats, seat, tied=True)
     gradient = numbers(rank, elements, dtype)
     if rank in seats.ends(seat.data, 0):
         network.add_copies(gradient)

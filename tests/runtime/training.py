@@ -11,8 +11,8 @@ from pathlib import Path
 import numpy as np
 import numpy.typing as npt
 import torch
-from crew import Crew
-from runs_made import Setting, beginning, samples, write_job
+from crew import Crew, network_among
+from runs_made import Setting, beginning, write_job
 from torch import Tensor
 
 from ratrain.checkpoint.entries import KINDS
@@ -23,11 +23,11 @@ from ratrain.program.actions import Kind
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
+from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
-from ratrain.runtime.step.network import TorchNetwork
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import UnitState
 from ratrain.runtime.step.tensor_parts import StoredParts
@@ -48,6 +48,8 @@ class RankResult:
     views: dict[str, Floats]
     loss_scale: float
     ledger_peak_bytes: int
+    host_peak_bytes: int
+    validated: list[tuple[int, str, int]]  # after which step, the bits of the loss, its tokens
 
 
 @dataclass(frozen=True)
@@ -60,6 +62,9 @@ class Result:
     loss_scales: set[float]
     ledger_peaks: list[int]
     bounds: list[int]  # the verifier's, of each rank
+    host_peaks: list[int]
+    host_bounds: list[int]
+    validated: list[tuple[int, str, int]]
 
     @property
     def loss_values(self) -> list[float]:
@@ -82,6 +87,7 @@ def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None)
     write_run(prepared, RunFolder(folder / "run"))
     ranks: list[RankResult] = crew.ask(setting.world_size, train_rank, setting, folder, delays)
     assert all(rank.losses == ranks[0].losses for rank in ranks)
+    assert all(rank.validated == ranks[0].validated for rank in ranks)
     of_rank = {bound.rank: bound.total_bytes for bound in prepared.verdict.bounds}
     return Result(
         ranks[0].losses,
@@ -90,6 +96,14 @@ def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None)
         {rank.loss_scale for rank in ranks},
         [rank.ledger_peak_bytes for rank in ranks],
         [of_rank[seat.program_rank] for seat in prepared.spec.seats.all()],
+        [rank.host_peak_bytes for rank in ranks],
+        [
+            bound.total_bytes
+            for seat in prepared.spec.seats.all()
+            for bound in prepared.verdict.lower_bounds
+            if bound.rank == seat.program_rank
+        ],
+        ranks[0].validated,
     )
 
 
@@ -160,32 +174,43 @@ def train_rank(
     job = load_job(spec.job_path)
     seat, device = spec.seats.seat(rank), torch.device("cpu")
     share = setting.sequences // setting.data
+    first = setting.first + seat.data * share
     losses: list[str] = []
     norms: list[float] = []
+    validated: list[tuple[int, str, int]] = []
+    held_out = HeldOutShare(
+        ReplicaBatches(
+            setting.held_out_samples, seat.data * share, share, setting.micro_batch, device
+        ),
+        setting.held_out_batches,
+    )
 
     def heard(_step: int, reports: Round) -> None:
-        losses.append(loss_of(reports, job.batch.sequences * job.model.sequence_length).hex())
+        losses.append(loss_of(reports).hex())
 
     run = RankRun(
         job,
         program,
         spec,
         seat,
-        TorchNetwork(
+        network_among(
             spec.seats,
             seat,
-            backend="gloo",
+            setting.network,
             timeout_s=setting.timeout_s,
             tied=program.setup.tied,
         ),
-        ReplicaBatches(samples, seat.data * share, share, setting.micro_batch, device),
+        ReplicaBatches(setting.samples, first, share, setting.micro_batch, device),
         Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
         device=device,
         heard=heard,
         stop_asked=lambda: False,
         allocator=Allocator(device),
+        held_out=held_out if setting.validate_every else None,
+        validated=lambda step, found: validated.append((step, found.loss.hex(), found.tokens)),
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
+    run.complete()
     run.run()
     return RankResult(
         losses,
@@ -194,15 +219,17 @@ def train_rank(
         {unit.name: _numpy(unit.view) for unit in run.states.units if unit.view is not None},
         run.ops.clipping.scale,
         run.ledger.peak.size_bytes,
+        sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
+        validated,
     )
 
 
 def _own(unit: UnitState) -> tuple[int, Buffers]:
     """Where a rank's part begins, and the part, without what only fills the buffer up."""
-    part, end = unit.part, min(unit.own.stop, unit.unit.layout.size)
-    own = slice(unit.own.start - part.begin, end - part.begin)
+    part, end = unit.part, min(unit.owned.stop, unit.unit.layout.size)
+    own = slice(unit.owned.start - part.begin, end - part.begin)
     buffers = (_numpy(buffer[own]) for buffer in (part.weights, part.moment1, part.moment2))
-    return unit.own.start, (next(buffers), next(buffers), next(buffers))
+    return unit.owned.start, (next(buffers), next(buffers), next(buffers))
 
 
 def _watch(run: RankRun, norms: list[float], seed: int | None) -> None:

@@ -64,7 +64,9 @@ def test_trace_and_picture_hold_both_timelines(ratrain: Terminal, folder: Path) 
     names = {e["args"]["name"]: e["pid"] for e in events if e["name"] == "process_name"}
     assert set(names) == {"predicted rank 0", "measured rank 0"}
     assert {e["pid"] for e in events if e["ph"] == "X"} == set(names.values())
-    assert all(word in (folder / "s.svg").read_text() for word in ("predicted: ", "measured: "))
+    assert all(
+        word in (folder / "s.svg").read_text() for word in ("predicted: ", "measured, step ")
+    )
 
 
 def test_a_step_that_was_not_recorded_is_named_with_those_that_were(

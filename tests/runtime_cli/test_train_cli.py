@@ -67,7 +67,9 @@ def test_a_run_stays_inside_what_was_proved(finished: Ran) -> None:
 
 def test_the_run_folder_says_what_ran_where(folder: Path, finished: Ran) -> None:
     run = folder / "runs" / "job-ratrain"
-    assert json.loads((run / "report.json").read_text()) == finished.body
+    report = json.loads((run / "report.json").read_text())
+    assert report == {key: value for key, value in finished.body.items() if key in report}
+    assert (folder / finished.body["page"]).read_text().startswith("<!doctype html>")
     (attempt,) = (run / "attempts.jsonl").read_text().splitlines()
     assert {"ratrain", "python", "torch"} <= set(json.loads(attempt)["versions"])
     case = json.loads((run / "case.json").read_text())
@@ -80,7 +82,7 @@ def test_the_same_job_again_gets_a_folder_of_its_own(folder: Path) -> None:
     ran = ratrain(folder, "train", "job.toml", "--steps", "3", "--no-calibrate")
     assert ran.status == 0, ran.err
     assert (folder / "runs" / "job-ratrain-2" / "report.json").exists()
-    assert "not predicted" in ran.out
+    assert "No prediction" in ran.out
     assert any(line.startswith("step 1/3  loss ") for line in ran.out.splitlines())
     assert all(len(line) <= 80 for line in (ran.out + ran.err).splitlines())
 
@@ -123,7 +125,7 @@ def test_a_run_that_is_stopped_goes_on_with_the_very_same_bits(tmp_path: Path) -
         *("train", "job.toml", "--run", "parts", "--resume", "--steps", "14", "--no-calibrate"),
     )
     assert whole.status == begun.status == rest.status == 0, rest.err
-    assert "resumes behind step 5" in rest.err
+    assert "resuming after step 5" in rest.err
     compared = ratrain(tmp_path, "compare", "whole", "parts", "--json")
     assert compared.status == 0 and compared.body["losses"]["steps"] == 14
 
@@ -139,7 +141,7 @@ def test_ctrl_c_saves_behind_the_step_and_resume_goes_on_there(tmp_path: Path) -
     saved = latest(run / "checkpoints")
     assert saved is not None
     step = open_checkpoint(saved.path).manifest.meta.step
-    assert f"stopped at step {step}, --resume goes on" in err
+    assert f"stopped after step {step}; continue with --resume" in err
     rows = RunFolder(run).read_metrics()
     assert [row["step"] for row in rows] == list(range(step))
     again = ratrain(

@@ -53,7 +53,7 @@ def test_resume_of_another_folder_says_what_is_missing(folder: Path) -> None:
 def test_a_run_folder_is_not_written_twice_nor_resumed_with_another_job(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=2)
     assert ratrain(tmp_path, "train", job, "--run", "run", "--no-calibrate").status == 0
-    refused(ratrain(tmp_path, "train", job, "--run", "run"), 2, "holds a run already", "--resume")
+    refused(ratrain(tmp_path, "train", job, "--run", "run"), 2, "already holds a run", "--resume")
     resume = ("train", job, "--run", "run", "--resume")
     refused(ratrain(tmp_path, *resume, "--schedule", "baseline-1f1b"), 2, "--schedule")
     text = job.read_text()
@@ -66,8 +66,10 @@ def test_a_run_folder_is_not_written_twice_nor_resumed_with_another_job(tmp_path
     words = (tmp_path / "text.txt").read_text()
     (tmp_path / "text.txt").write_text(words[:-20])
     ran = ratrain(tmp_path, *resume, "--steps", "4", "--no-calibrate")
-    refused(ran, 2, "step-00000003 was trained on other text", "job.toml [data]", "ratrain export")
+    refused(
+        ran, 2, "step-00000003 was trained on different text", "job.toml [data]", "ratrain export"
+    )
     (tmp_path / "text.txt").write_text(words)
     shutil.rmtree(tmp_path / "run" / "checkpoints")
     (tmp_path / "run" / "case.json").write_text("{")
-    refused(ratrain(tmp_path, *resume), 2, "case.json", "is damaged")
+    refused(ratrain(tmp_path, *resume), 2, "case.json", "case.json:1")

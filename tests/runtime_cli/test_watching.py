@@ -14,18 +14,25 @@ from hypothesis import strategies as st
 from made import small
 from rich.console import Console
 
-from ratrain.cli.train_view import Shown, left, plain_line
+from ratrain.cli.train_view import StepTable
 from ratrain.errors import SpecError
+from ratrain.program.kind import Waiting
 from ratrain.runtime.rank import trackers
+from ratrain.runtime.rank.progress import (
+    Progress,
+    ProgressMeter,
+    RankMemory,
+    plain_line,
+    validation_line,
+)
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records
 from ratrain.runtime.run.report import counted_rows
 from ratrain.runtime.run.resume import fresh_run, newest_run
-from ratrain.runtime.run.watch import Follower, Progress, ProgressMeter, RankMemory
+from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats
 from ratrain.simulate.simulate import simulate, timeline_of
-from ratrain.simulate.waiting import Waiting
 from ratrain.timeline.compare import one_step, step_times, typical_step
 
 ROW = {
@@ -69,8 +76,24 @@ def test_every_row_is_read_once_however_its_line_is_cut(
     assert [row["step"] for row in found] == [0, 1, 2]
 
 
+def test_progress_shows_the_last_validation_beside_the_best() -> None:
+    meter = ProgressMeter(end_step=11, best=(1, 2.5))
+    assert meter.take({"step": 1, "validation_loss": 2.75}) is None, "no step is known yet"
+    shown: list[str] = []
+    for step, loss in ((3, 2.25), (5, 2.375)):
+        meter.take({**ROW, "step": step})
+        progress = meter.take({"step": step, "validation_loss": loss})
+        assert progress is not None and progress.step == step + 1
+        shown.append(validation_line(progress))
+    assert shown == [
+        "validation loss 2.2500 after step 4, the best so far",
+        "validation loss 2.3750 after step 6, best 2.2500 after step 4",
+    ]
+
+
 def test_progress_shows_the_fullest_rank_and_the_time_left() -> None:
     progress = ProgressMeter(end_step=11).take(ROW)
+    assert progress is not None
     assert (progress.step, progress.left_s) == (1, 20.0)
     assert progress.exposed_fraction == pytest.approx(0.2)
     assert [one.peak_bytes for one in progress.memory] == [500, 300]  # no allocator: the ledger
@@ -89,10 +112,11 @@ def test_a_report_counts_the_last_half_without_the_first_two_steps() -> None:
 
 def test_runs_of_one_name_are_numbered(tmp_path: Path) -> None:
     assert fresh_run(tmp_path, "job") == tmp_path / "job"
-    for name in ("job", "job-2", "job-10", "job-other", "jobs"):
+    for name in ("job-2", "job-10", "job-other", "jobs"):
         (tmp_path / name).mkdir()
-    assert fresh_run(tmp_path, "job") == tmp_path / "job-11"
     assert newest_run(tmp_path, "job") == tmp_path / "job-10"
+    assert fresh_run(tmp_path, "job") == tmp_path / "job-11"
+    assert (tmp_path / "job-11").is_dir(), "nobody else may choose it from now on"
     with pytest.raises(SpecError, match="no run to resume"):
         newest_run(tmp_path, "nothing")
 
@@ -217,20 +241,13 @@ def test_a_line_of_progress_fits_eighty_columns(
     assert "mem 77%" in line
 
 
-@pytest.mark.parametrize(
-    ("time_s", "shown"), [(0.4, "0:00"), (7, "0:07"), (59.6, "1:00"), (3723, "1:02:03")]
-)
-def test_time_left_is_written_as_a_clock_does(time_s: float, shown: str) -> None:
-    assert left(time_s) == shown
-
-
 def test_the_live_table_has_a_row_for_each_rank_and_says_when_it_stops() -> None:
-    shown, screen = Shown(), Console(width=80, record=True, file=StringIO())
-    screen.print(shown.table())
+    table, screen = StepTable(), Console(width=80, record=True, file=StringIO())
+    screen.print(table.picture(79))
     assert "starting the ranks" in screen.export_text()
-    shown.take(ProgressMeter(end_step=11).take(ROW), True)
-    shown.take(None, True)
-    screen.print(shown.table())
+    table.take(ProgressMeter(end_step=11).take(ROW), True)
+    table.take(None, True)
+    screen.print(table.picture(79))
     text = screen.export_text()
     for words in ("1/11", "2.0000", "20.0%", "0:20", "rank 0", "500 B of 1 kB", "stopping"):
         assert words in text

@@ -16,7 +16,7 @@ from ratrain.errors import ProgramError
 from ratrain.program.actions import Kind, Lane
 from ratrain.program.edges import LANE_EDGE
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Stage, Unit
+from ratrain.program.setup import Replica, Setup, Unit, stage
 from ratrain.program.skeletons import build
 from ratrain.program.verify import verify
 from ratrain.simulate.costs import Costs, Work, costs_of_ops
@@ -218,7 +218,7 @@ def test_a_folded_replica_takes_the_time_of_four_written_out(name: str, seed: in
 
 def two_senders() -> Program:
     """Two pipelines of two stages and one micro-batch; nothing else happens."""
-    stages = tuple(Stage(number, (Unit(str(number)),), 1) for number in range(2))
+    stages = tuple(stage(number, (Unit(str(number)),), 1) for number in range(2))
     return build("1f1b", Setup((Replica(stages, 1), Replica(stages, 1))))
 
 
@@ -255,7 +255,7 @@ def test_a_transfer_slows_down_when_another_joins_and_speeds_up_when_it_leaves()
 
 def test_the_narrower_end_of_a_transfer_counts() -> None:
     program = build(
-        "1f1b", Setup((Replica(tuple(Stage(n, (Unit(str(n)),), 1) for n in range(2)), 1),))
+        "1f1b", Setup((Replica(tuple(stage(n, (Unit(str(n)),), 1) for n in range(2)), 1),))
     )
     ones, zeros = np.ones(2), np.zeros(2)
     link = np.zeros(2, dtype=np.int64)

@@ -13,6 +13,7 @@ from made import Case, cases, replica, small
 
 from ratrain.describe.units import format_bytes
 from ratrain.program.actions import Kind
+from ratrain.program.kind import Waiting
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build
 from ratrain.program.strategies import STRATEGIES
@@ -20,7 +21,6 @@ from ratrain.simulate.memory import memory_curves
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, simulate, timeline_of
 from ratrain.simulate.summary import as_json, as_text
-from ratrain.simulate.waiting import Waiting
 
 quick = settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 seeds = st.integers(0, 2**32 - 1)
@@ -129,7 +129,7 @@ def test_the_tail_of_plain_1f1b_is_its_reductions_and_updates() -> None:
         {Kind.F: 1.0, Kind.B: 2.0, Kind.GradSync: 0.5, Kind.UpdateShard: 0.25, Kind.PrefetchW: 0.1},
     )
     simulation = simulate(program, costs)
-    units = len(program.stages_of(0)[0][1].units)
+    units = len(program.held_by(0)[0][1].units)
     assert simulation.ranks[0].tail_s == pytest.approx(units * 0.85)
     waiting = simulation.ranks[0].waiting_s
     assert waiting[Waiting.REDUCE] == pytest.approx(units * 0.5)

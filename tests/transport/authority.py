@@ -17,7 +17,7 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID
 
 from ratrain.transport import Address, Tls
-from ratrain.transport.address import Endpoint
+from ratrain.transport.wire.address import Endpoint
 
 PEM = serialization.Encoding.PEM
 OLD = serialization.PrivateFormat.PKCS8

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from ratrain.errors import ProviderUnavailable
-from ratrain.transport.fabric import Device
+from ratrain.transport.providers.fabric import Device
 
 
 def why_no_fabric(name: str = "tcp;ofi_rxm") -> str:

@@ -25,8 +25,8 @@ def is_compiled(source: str) -> bool:
 
 
 def test_all_hot_modules_are_compiled_or_none_is() -> None:
-    found = {source: is_compiled(source) for source in MODULES}
-    assert len(set(found.values())) == 1, found
+    compiled = {source: is_compiled(source) for source in MODULES}
+    assert len(set(compiled.values())) == 1, compiled
 
 
 @pytest.mark.skipif(shutil.which("cc") is None, reason="no C compiler here")
@@ -44,8 +44,8 @@ def test_the_interpreted_modules_pass_the_same_tests(tmp_path: Path) -> None:
     shutil.copytree(
         ROOT / "src/ratrain/transport", plain, ignore=shutil.ignore_patterns("*.cpython-*")
     )
-    for built in (ROOT / "src/ratrain/transport").glob("fabric_c.*.so"):
-        shutil.copy(built, plain)
+    for built in (ROOT / "src/ratrain/transport/providers").glob("fabric_c.*.so"):
+        shutil.copy(built, plain / "providers")
     files = [
         ROOT / f"tests/transport/test_transport_{name}.py"
         for name in ("surface", "frames", "loopback", "tls")
@@ -59,7 +59,7 @@ def test_the_interpreted_modules_pass_the_same_tests(tmp_path: Path) -> None:
         check=False,
     )
     assert ran.returncode == 0, ran.stdout[-3000:]
-    asked = "import ratrain.transport.peer as p; print(p.__file__)"
+    asked = "import ratrain.transport.engine.peer as p; print(p.__file__)"
     where = subprocess.run(
         [sys.executable, "-c", asked],
         env={**os.environ, "PYTHONPATH": str(tmp_path / "src")},
@@ -67,4 +67,4 @@ def test_the_interpreted_modules_pass_the_same_tests(tmp_path: Path) -> None:
         text=True,
         check=True,
     )
-    assert where.stdout.strip() == str(plain / "peer.py")
+    assert where.stdout.strip() == str(plain / "engine/peer.py")

@@ -11,12 +11,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain import compiled
-from ratrain.transport import segments
+from ratrain.transport.memory import segments
 
 ROOM = 1 << 18
+LIBRARY = compiled.library("transport/memory", "copy_c")
 
 
-@pytest.mark.skipif(compiled.library("transport", "copy_c") is None, reason="no C compiler here")
+@pytest.mark.skipif(LIBRARY is None, reason="no C compiler here")
 @given(
     size=st.one_of(st.integers(0, 300), st.integers(16_000, 17_000), st.integers(0, ROOM - 256)),
     source_at=st.integers(0, 127),
@@ -30,9 +31,8 @@ def test_a_copy_brings_every_byte_and_touches_no_other(
     target = np.full(ROOM, 7, np.uint8)
     expected = target.copy()
     expected[target_at : target_at + size] = source[source_at : source_at + size]
-    library = compiled.library("transport", "copy_c")
-    assert library is not None
-    library.ratrain_copy(
+    assert LIBRARY is not None
+    LIBRARY.ratrain_copy(
         ctypes.c_void_p(target.ctypes.data + target_at),
         ctypes.c_void_p(source.ctypes.data + source_at),
         compiled.c_long(size),

@@ -10,13 +10,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ratrain.errors import RatrainError, SpecError
-from ratrain.transport import frames
-from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.frames import FrameError, Head
-from ratrain.transport.progress import Driver
-from ratrain.transport.provider import Landing
-from ratrain.transport.rows import Rows
-from ratrain.transport.stream import StreamChannel
+from ratrain.transport.engine.channel import Landing
+from ratrain.transport.loop.driver import Driver
+from ratrain.transport.memory.rows import Rows
+from ratrain.transport.providers.stream import StreamChannel
+from ratrain.transport.wire import frames
+from ratrain.transport.wire.address import Address, Descriptor
+from ratrain.transport.wire.frames import FrameError, Head
 
 U8, U32, U64 = (st.integers(0, (1 << n) - 1) for n in (8, 32, 64))
 HEADS = st.builds(
@@ -73,7 +73,7 @@ def feed(data: bytes, cuts: list[int]) -> tuple[Sink, StreamChannel]:
     """What a channel makes of `data`, arriving in parts."""
     driver = Driver(threading.RLock())
     ours, theirs = socket.socketpair()
-    channel, sink = StreamChannel(driver, ours, "sock", "test", 0), Sink()
+    channel, sink = StreamChannel(driver, ours, "sock", "test"), Sink()
     channel.attach(sink, reads_peer=False)
     at = 0
     for cut in [*sorted(c % (len(data) + 1) for c in cuts), len(data)]:

@@ -13,8 +13,9 @@ from click.testing import CliRunner
 
 from ratrain.cli.net import command
 from ratrain.describe.cluster import ClusterSpec
-from ratrain.describe.strict import load, read_toml
+from ratrain.describe.strict import load
 from ratrain.errors import SpecError
+from ratrain.readers.toml import read_toml
 from ratrain.transport import Config, Engine
 
 PRESETS = resources.files("ratrain.describe.presets") / "clusters"

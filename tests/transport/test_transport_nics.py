@@ -18,7 +18,7 @@ from test_transport_faults import far, near, needs_root, sh
 
 from ratrain.errors import PeerDown
 from ratrain.transport import Config, Engine
-from ratrain.transport.nics import Nic, choose, discover, pair, place
+from ratrain.transport.wire.nics import Nic, choose, discover, pair, place
 
 SECRET = b"a secret of tests"
 HOSTS = st.sampled_from(
@@ -128,7 +128,7 @@ class TestInterfaceWithoutIPv4:
             assert Nic("rtn6", "fd00:6::1", 64) in choose("all")
 
     def test_a_namespace_with_loopback_alone_still_serves_itself(self) -> None:
-        code = "from ratrain.transport.nics import choose; print(choose('all'))"
+        code = "from ratrain.transport.wire.nics import choose; print(choose('all'))"
         with wire([], []) as space:
             command = ["ip", "netns", "exec", space, sys.executable, "-c", code]
             told = subprocess.run(command, capture_output=True, text=True, check=True).stdout

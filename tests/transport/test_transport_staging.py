@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 
 from ratrain.errors import BadTarget, SpecError
 from ratrain.transport import Config, Engine
-from ratrain.transport.memory import DeviceSpan, address_of, bytes_of
-from ratrain.transport.staging import CudaAdapter, HostAdapter, Stage
+from ratrain.transport.memory.regions import DeviceSpan, address_of, bytes_of
+from ratrain.transport.surface.staging import CudaAdapter, HostAdapter, Stage
 
 Two = tuple[Engine, Engine]
 SECRET = b"a secret of tests"

@@ -16,14 +16,21 @@ from authority import Authority, between, soon
 
 from ratrain.errors import PeerDown, RatrainError, SpecError
 from ratrain.transport import Config, Engine, Tls
-from ratrain.transport.handshake import BANNER_BYTES
-from ratrain.transport.tls import Guard
+from ratrain.transport.providers.station import SocketStation
+from ratrain.transport.wire.handshake import BANNER_BYTES
+from ratrain.transport.wire.tls import Guard
 
 SECRET = b"a secret of tests"
 
 
 def engine(name: str, tls: Tls | None, secret: bytes = SECRET, **more: Any) -> Engine:
     return Engine(Config(secret, name, providers=("sock",), tls=tls, deadline_s=10.0, **more))
+
+
+def station_of(engine: Engine) -> SocketStation:
+    station = engine.core.station
+    assert isinstance(station, SocketStation)
+    return station
 
 
 def text(size: int) -> np.ndarray:
@@ -77,8 +84,8 @@ def test_a_man_in_the_middle_with_a_good_certificate_but_no_secret_is_refused(
     authority = Authority(tmp_path)
     files = kind != "of its own"
     ours = authority.sign("ours") if files else Tls()
-    own = ours if kind == "stolen" or not files else authority.sign("thief")
-    thief, heard = Guard(own), list[bytes]()
+    shown = ours if kind == "stolen" or not files else authority.sign("thief")
+    thief, heard = Guard(shown), list[bytes]()
 
     def meet(sock: socket.socket, is_server: bool) -> socket.socket:
         return thief.secure(sock, b"not the secret of them", server=is_server, deadline_s=soon())[0]
@@ -118,7 +125,9 @@ def test_a_byte_changed_on_the_way_is_never_placed_and_never_counted() -> None:
 def test_a_connection_whose_keys_are_used_up_is_made_anew_and_nothing_is_lost_or_doubled(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ratrain.transport.sealed.RENEW_RECORDS", 700)  # 11 MiB, or 700 words
+    monkeypatch.setattr(
+        "ratrain.transport.providers.sealed.RENEW_RECORDS", 700
+    )  # 11 MiB, or 700 words
     reconnect: dict[str, Any] = {"reconnect_s": 0.02}
     with engine("a", Tls(), **reconnect) as a, engine("b", Tls(), **reconnect) as b:
         down: list[object] = []
@@ -172,7 +181,8 @@ def test_certificates_of_two_authorities_or_none_do_not_meet(
     caplog.clear()
     only_b = replace(a_tls, authority=two.file)  # a believes b, b does not believe a
     a = engine("a", Tls())
-    a._sockets._guard = half = Guard(Tls())
+    half = station_of(a).guard
+    assert half is not None
     for context in (half._client, half._server):
         context.load_cert_chain(only_b.certificate, only_b.key)
         context.load_verify_locations(two.file)
@@ -214,7 +224,7 @@ def test_strangers_who_are_silent_slow_or_loud_hold_up_nobody_under_tls(
         assert len(b.core.peers) == 1
         for stranger in strangers:
             stranger.close()
-        assert b.wait_until(lambda: b._sockets._handshakes == 0, 8.0)
+        assert b.wait_until(lambda: not len(station_of(b).listeners.callers), 8.0)
     assert 1 <= caplog.text.count("refused a connection") <= 3
 
 
@@ -264,6 +274,6 @@ def test_files_that_cannot_serve_are_refused_at_the_start_in_one_message_each(
 def test_options_of_tls_that_cannot_work_are_refused() -> None:
     with pytest.raises(SpecError, match="some are missing"):
         Tls(certificate="a.crt")
-    with pytest.raises(SpecError, match="in clear") as caught:
+    with pytest.raises(SpecError, match="unencrypted") as caught:
         Config(SECRET, providers=("shm", "ofi", "sock"), tls=Tls())
     assert isinstance(caught.value, RatrainError)

@@ -12,8 +12,7 @@ from hypothesis import strategies as st
 
 from ratrain.cli.validate import command
 from ratrain.errors import SpecError
-from ratrain.validate.memory import MEMORY_TABLES
-from ratrain.validate.predict import predicted_s, simulated_s
+from ratrain.validate.predict import job_of, predicted_s, simulated_s
 from ratrain.validate.report import reports
 from ratrain.validate.rows import run_of, user_runs
 from ratrain.validate.score import Pair, group_regrets, rank_correlation, score
@@ -76,7 +75,7 @@ def test_a_wrong_table_names_what_is_wrong(tmp_path: Path, text: str, what: str)
     path = tmp_path / "mine.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SpecError) as error:
-        user_runs(path)
+        user_runs(path, job_of)
     assert what in str(error.value)
     assert "mine.csv" in str(error.value)
 
@@ -98,7 +97,8 @@ def test_an_unknown_table_names_the_nearest() -> None:
 
 
 def test_drawing_a_step_out_agrees_with_simulating_all_of_it() -> None:
-    run = next(r for r in vtrain_single() if r.pipeline == 4 and r.sequences == 16)
+    runs = [row.run for row in vtrain_single()]
+    run = next(r for r in runs if r.pipeline == 4 and r.sequences == 16)
     assert run.micro_batch == 1
     assert simulated_s(run, 16) == pytest.approx(predicted_s(run), rel=0.01)
     longer = run_of({**ROW, "gpus": "4", "pp": "4", "gbs": "64"})
@@ -110,6 +110,8 @@ LIMITS = {
     "korthikanti_iteration": 0.04,
     "vtrain_multi_node": 0.085,
     "vtrain_single_node": 0.084,
+    "amp_t4": 0.23,
+    "sailor_gh200": 0.08,
 }
 
 
@@ -118,9 +120,3 @@ LIMITS = {
 def test_step_times_keep_their_accuracy(name: str) -> None:
     (report,) = reports((name,))
     assert report.all.mean_error <= LIMITS[name]
-
-
-@pytest.mark.parametrize("name", MEMORY_TABLES)
-def test_memory_stays_within_three_percent_in_every_row(name: str) -> None:
-    (report,) = reports((name,))
-    assert max(abs(pair.error) for pair in report.pairs) < 0.03

@@ -41,12 +41,12 @@ def compare(
     units = a.manifest.meta.units
     if dict(units) != dict(b.manifest.meta.units) or a.kinds != b.kinds:
         raise CheckpointError(
-            f"cannot be compared with {b.path}: they hold other units, sizes or kinds",
+            f"cannot be compared with {b.path}: they hold different units, sizes or kinds",
             place=str(a.path),
             fix="compare two checkpoints of the same model",
         )
     done, total = 0, sum(units.values()) * len(a.kinds)
-    found: list[Difference] = []
+    differences: list[Difference] = []
     for unit, size in units.items():
         for kind in a.kinds:
             differing, largest = 0, 0.0
@@ -59,8 +59,8 @@ def compare(
                 done += end - begin
                 if progress:
                     progress(done, total)
-            found.append(Difference(unit, kind, size, differing, largest))
-    return tuple(found)
+            differences.append(Difference(unit, kind, size, differing, largest))
+    return tuple(differences)
 
 
 def _differences(

@@ -22,7 +22,7 @@ def told(place: Path, doing: str, missing_bytes: Callable[[], int] = lambda: 0) 
         yield
     except FileNotFoundError as error:
         raise CheckpointError(
-            f"{doing} failed: the folder is gone, another rank may have given this checkpoint up",
+            f"{doing} failed: the folder is gone; another rank may have abandoned this checkpoint",
             place=str(place),
             fix="see the other ranks' messages; all ranks must share one file system",
         ) from error
@@ -31,7 +31,7 @@ def told(place: Path, doing: str, missing_bytes: Callable[[], int] = lambda: 0) 
             raise CheckpointError(
                 f"{doing} failed: {error.strerror}",
                 place=str(error.filename or place),
-                fix="mend the folder or name another one",
+                fix="repair the folder or choose another one",
             ) from error
         raise full(place, missing_bytes()) from error
 
@@ -45,10 +45,10 @@ def full(folder: Path, missing_bytes: int) -> CheckpointError:
 def free_bytes(folder: Path) -> int | None:
     """Bytes that may still be written; None where the file system does not say."""
     try:
-        found = os.statvfs(folder)
+        status = os.statvfs(folder)
     except OSError:
         return None
-    return found.f_bavail * found.f_frsize if found.f_blocks else None
+    return status.f_bavail * status.f_frsize if status.f_blocks else None
 
 
 def write_at(fd: int, data: memoryview, offset: int) -> None:

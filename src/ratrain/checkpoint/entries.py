@@ -37,7 +37,9 @@ class Entry:
     def __post_init__(self) -> None:
         if self.dtype not in ELEMENT_BYTES:
             raise CheckpointError(
-                f"no type {self.dtype!r}", place=self.name, fix=f"use {', '.join(ELEMENT_BYTES)}"
+                f"unknown type {self.dtype!r}",
+                place=self.name,
+                fix=f"use {', '.join(ELEMENT_BYTES)}",
             )
         if self.begin < 0 or self.elements < 1 or self.end > self.size:
             raise CheckpointError(

@@ -4,7 +4,9 @@
     run/checkpoints/step-00000100/            complete: rank-00000.safetensors, ..., manifest.json
     run/checkpoints/step-00000080.removing/   on its way out; never read
 
-One process of a run calls `begin` and `commit`; every rank writes its own file in between.
+One process of a run calls `begin` and `commit`; every rank writes its own file in between. Where
+ranks save to several disks, one process for each disk calls `begin`, then `seal`, and when all have
+sealed, `publish`. `commit` is both.
 """
 
 from __future__ import annotations
@@ -35,8 +37,8 @@ def step_name(step: int) -> str:
 
 def step_of(path: Path) -> int | None:
     """The step of a complete checkpoint's folder name; None for any other name."""
-    found = STEP.match(path.name)
-    return int(found[1]) if found else None
+    match = STEP.match(path.name)
+    return int(match[1]) if match else None
 
 
 def folder_of(path: Path) -> Path:
@@ -47,20 +49,30 @@ def folder_of(path: Path) -> Path:
 
 def leftovers(folder: Path) -> tuple[Path, ...]:
     """Folders of checkpoints being written or removed: by a live process, or by a killed one."""
-    found = (path for path in children(folder) if path.suffix in (PARTIAL, REMOVING))
-    return tuple(sorted(path for path in found if step_of(path.with_suffix("")) is not None))
+    unfinished = (path for path in children(folder) if path.suffix in (PARTIAL, REMOVING))
+    return tuple(sorted(path for path in unfinished if step_of(path.with_suffix("")) is not None))
 
 
 def children(folder: Path) -> Iterator[Path]:
-    """What stands in a run's or folder's checkpoints."""
+    """What is in a run's or folder's checkpoints."""
     with told(folder, "reading a folder of checkpoints"):
         inner = folder_of(folder)
         yield from inner.iterdir() if inner.exists() else ()
 
 
+def rank_name(rank: int) -> str:
+    """The file that a rank writes."""
+    return f"rank-{rank:05d}.safetensors"
+
+
 def rank_path(partial: Path, rank: int) -> Path:
     """Where a rank writes."""
-    return partial / f"rank-{rank:05d}.safetensors"
+    return partial / rank_name(rank)
+
+
+def partial_path(run: Path, step: int) -> Path:
+    """The partial folder of a step, which `begin` makes."""
+    return run / "checkpoints" / (step_name(step) + PARTIAL)
 
 
 def begin(run: Path, step: int) -> Path:
@@ -69,8 +81,8 @@ def begin(run: Path, step: int) -> Path:
     A run writes one checkpoint at a time, so every other partial folder was left by a process
     that died, and is removed.
     """
-    folder = run / "checkpoints"
-    partial = folder / (step_name(step) + PARTIAL)
+    partial = partial_path(run, step)
+    folder = partial.parent
     with told(folder, "making a checkpoint folder"):
         folder.mkdir(parents=True, exist_ok=True)
         for left in leftovers(folder):
@@ -86,7 +98,12 @@ def commit(partial: Path, records: Sequence[RankRecord], meta: Meta) -> Path:
     once, in every kind that they hold. A checkpoint of the same step (damaged, or of a run that
     began again before it) is replaced.
     """
-    manifest = Manifest(meta, time.time(), tuple(sorted(records, key=lambda each: each.file)))
+    seal(partial, Manifest(meta, time.time(), tuple(sorted(records, key=lambda each: each.file))))
+    return publish(partial)
+
+
+def seal(partial: Path, manifest: Manifest) -> None:
+    """Writes the manifest, so that nothing is missing but the name. Refused as `commit` says."""
     try:
         _refuse_unfit(partial, manifest)
         text = _rendered(partial, manifest)
@@ -96,6 +113,10 @@ def commit(partial: Path, records: Sequence[RankRecord], meta: Meta) -> Path:
     except CheckpointError:
         discard(partial)
         raise
+
+
+def publish(partial: Path) -> Path:
+    """Gives a sealed checkpoint its final name, which it returns."""
     final = partial.with_suffix("")
     with told(partial, "renaming a checkpoint"):
         if final.exists():
@@ -128,7 +149,7 @@ def _refuse_unfit(partial: Path, manifest: Manifest) -> None:
     step = manifest.meta.step
     if partial.name != step_name(step) + PARTIAL:
         raise CheckpointError(f"is not the partial folder of step {step}", place=str(partial))
-    for record in manifest.files:
+    for record in manifest.local_files:
         path = partial / record.file
         with told(path, "reading a checkpoint file"):
             size_bytes = path.stat().st_size
@@ -142,7 +163,7 @@ def _refuse_unfit(partial: Path, manifest: Manifest) -> None:
     if wrong:
         more = f" (and {len(wrong) - 1} more)" if len(wrong) > 1 else ""
         raise CheckpointError(
-            f"the ranks' ranges do not make a checkpoint: {wrong[0]}{more}",
+            f"the ranks' ranges do not form a checkpoint: {wrong[0]}{more}",
             place=str(partial),
             fix="let each rank write the ranges it owns, so that each element has one owner",
         )
@@ -155,7 +176,7 @@ def _rendered(partial: Path, manifest: Manifest) -> bytes:
         raise CheckpointError(
             f"`state` cannot be written as JSON: {error}",
             place=str(partial),
-            fix="put only finite numbers, texts, lists and tables in it",
+            fix="put only finite numbers, strings, lists and tables in it",
         ) from error
 
 

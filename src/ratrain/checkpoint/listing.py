@@ -1,7 +1,9 @@
 """Which checkpoints a folder holds, which is the latest, and the removal of old ones.
 
 "Whole" here means: the manifest and every file's header match their checksums and every file
-has its size. The tensors' own checksums are verified as they are read, or by `verify`.
+has its size. The tensors' own checksums are verified as they are read, or by `verify`. Of a
+checkpoint that was saved to several disks, only the files that were written to this one must be
+there.
 """
 
 from __future__ import annotations
@@ -11,10 +13,21 @@ from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+from ratrain.checkpoint.best import read_best
 from ratrain.checkpoint.disk import read_at
-from ratrain.checkpoint.folder import PARTIAL, REMOVING, children, discard, leftovers, step_of
+from ratrain.checkpoint.folder import (
+    PARTIAL,
+    REMOVING,
+    children,
+    discard,
+    folder_of,
+    leftovers,
+    step_of,
+)
 from ratrain.checkpoint.manifest import NAME, Damage, Manifest, RankRecord, parse
-from ratrain.errors import CheckpointError
+from ratrain.errors import CannotResume, CheckpointError, SpecError
+from ratrain.readers.files import exists, read_bytes
+from ratrain.readers.limits import TIMELINE_BYTES
 
 
 @dataclass(frozen=True)
@@ -25,6 +38,11 @@ class Listed:
     step: int
     manifest: Manifest | None
     problem: str
+
+    @property
+    def elsewhere(self) -> tuple[RankRecord, ...]:
+        """Files of it that lie on other disks alone."""
+        return absent(self.path, self.manifest) if self.manifest else ()
 
 
 @dataclass(frozen=True)
@@ -43,8 +61,8 @@ def listed(folder: Path) -> tuple[Listed, ...]:
 
 def listed_at(path: Path) -> tuple[Listed, ...]:
     """The same of whatever a user points at: a run, a folder, or one checkpoint."""
-    if not path.is_dir():
-        raise CheckpointError("no such folder", place=str(path), fix="name the run's folder")
+    if not exists(path) or not path.is_dir():
+        raise CheckpointError("no such folder", place=str(path), fix="give the run's folder")
     step = step_of(path.resolve())
     return listed(path) if step is None else (_look(path, step),)
 
@@ -53,32 +71,53 @@ def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
     """The newest checkpoint of a run or folder; None where none was completed.
 
     A damaged newest one is an error that names the one before it; with `skip_damaged` it is
-    passed over, and `skipped` says so.
+    passed over, and `skipped` says so. Where all are damaged that is an error too.
     """
     skipped: list[Listed] = []
-    for one in reversed(listed(folder)):
-        if one.manifest is not None:
-            return Latest(one.path, tuple(skipped))
-        skipped.append(one)
+    for each in reversed(listed(folder)):
+        if each.manifest is not None:
+            return Latest(each.path, tuple(skipped))
+        skipped.append(each)
         if not skip_damaged:
-            raise damaged(one.path, one.problem)
+            raise damaged(each.path, each.problem)
     if skipped:
-        raise damaged(skipped[0].path, skipped[0].problem)
+        raise none_whole(folder, [f"{each.path.name}: {each.problem}" for each in skipped])
     return None
 
 
-def prune(folder: Path, keep: int) -> tuple[Path, ...]:
+def none_whole(folder: Path, problems: list[str]) -> CannotResume:
+    """The error of a run whose checkpoints are all damaged; `problems` are theirs, newest first."""
+    place = folder_of(folder)
+    count = "its only checkpoint is" if len(problems) == 1 else f"all {len(problems)} are"
+    return CannotResume(
+        f"there is no checkpoint to resume from, {count} damaged: {problems[0]}",
+        place=str(place),
+        fix=f"replace it with an intact copy; to start again from step 0, move {place} away",
+    )
+
+
+def prune(folder: Path, keep: int, upto: int | None = None) -> tuple[Path, ...]:
     """Removes all but the newest `keep` whole checkpoints, oldest first; returns what it removed.
 
-    Never the newest whole one. A damaged one goes when it is older than all that are kept. So do
-    partial folders no newer than the newest whole one: their writers are gone.
+    Never the newest whole one, nor the best one (`best.py`). A damaged one goes when it is older
+    than all that are kept. So do partial folders no newer than the newest whole one: their writers
+    are gone. What is newer than step `upto` neither counts nor goes: a run that resumed from an
+    older checkpoint, because the newest was damaged, must not lose what it saves now to that one.
     """
-    found = listed(folder)
-    whole = [one.step for one in found if one.manifest is not None]
+    checkpoints = listed(folder)
+    whole = [
+        each.step
+        for each in checkpoints
+        if each.manifest is not None and (upto is None or each.step <= upto)
+    ]
     removed = [path for path in leftovers(folder) if path.suffix == REMOVING]
     if whole:
-        oldest_kept = whole[-min(max(keep, 1), len(whole))]
-        removed += [one.path for one in found if one.step < oldest_kept]
+        oldest_kept, best = whole[-min(max(keep, 1), len(whole))], read_best(folder)
+        removed += [
+            each.path
+            for each in checkpoints
+            if each.step < oldest_kept and not (best and each.step == best.step)
+        ]
         removed += [
             path
             for path in leftovers(folder)
@@ -87,6 +126,13 @@ def prune(folder: Path, keep: int) -> tuple[Path, ...]:
     for path in removed:
         discard(path)
     return tuple(removed)
+
+
+def absent(path: Path, manifest: Manifest) -> tuple[RankRecord, ...]:
+    """Files of a checkpoint's manifest that are not in its folder."""
+    if manifest.spread is None:
+        return ()
+    return tuple(file for file in manifest.files if not (path / file.file).exists())
 
 
 def read_manifest(path: Path) -> Manifest:
@@ -101,12 +147,12 @@ def damaged(path: Path, problem: str) -> CheckpointError:
     """The error of a damaged checkpoint; its fix is the newest whole one before it."""
     step = step_of(path)
     before = [
-        one.path.name
-        for one in (listed(path.parent) if step is not None else ())
-        if one.manifest is not None and step is not None and one.step < step
+        checkpoint.path.name
+        for checkpoint in (listed(path.parent) if step is not None else ())
+        if checkpoint.manifest is not None and step is not None and checkpoint.step < step
     ]
     fix = (
-        f"use {before[-1]}, the one before it is complete" if before else "no earlier one is whole"
+        f"use {before[-1]}, the one before it is complete" if before else "no earlier one is intact"
     )
     return CheckpointError(problem, place=str(path), fix=fix)
 
@@ -121,19 +167,21 @@ def _look(path: Path, step: int) -> Listed:
 def _whole(path: Path) -> Manifest:
     """The manifest, where every file has its size and header; `Damage` names the file else."""
     try:
-        manifest = parse((path / NAME).read_bytes())
-    except FileNotFoundError:
-        what = "is missing" if path.is_dir() else f"is missing: {path.name} is no checkpoint"
-        raise Damage(f"{NAME} {what}") from None
-    except OSError as error:
-        raise Damage(f"{NAME} cannot be read: {error.strerror}") from error
+        if not exists(path / NAME):
+            inside = path.is_dir()
+            raise Damage("is missing" if inside else f"is missing: {path.name} is not a checkpoint")
+        manifest = parse(read_bytes(path / NAME, TIMELINE_BYTES))
+    except SpecError as error:
+        raise Damage(f"{NAME} {error.what}") from error
     except Damage as damage:
         raise Damage(f"{NAME} {damage}") from damage
     step = step_of(path)
     if step is not None and step != manifest.meta.step:
         raise Damage(f"{NAME} is of step {manifest.meta.step}")
+    local = {record.file for record in manifest.local_files}
+    elsewhere = {record.file for record in absent(path, manifest)} - local
     for record in manifest.files:
-        problem = _file_problem(path / record.file, record)
+        problem = "" if record.file in elsewhere else _file_problem(path / record.file, record)
         if problem:
             raise Damage(f"{record.file} {problem}")
     return manifest
@@ -142,7 +190,7 @@ def _whole(path: Path) -> Manifest:
 def _file_problem(path: Path, record: RankRecord) -> str:
     """What is wrong with a rank's file, seen from its size and header; "" if nothing."""
     try:
-        fd = os.open(path, os.O_RDONLY)
+        fd = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe would wait for a writer
     except OSError as error:
         return f"cannot be read: {error.strerror}"
     try:

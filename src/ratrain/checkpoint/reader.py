@@ -19,9 +19,9 @@ from numpy.typing import NDArray
 
 from ratrain.checkpoint.disk import read_at
 from ratrain.checkpoint.entries import BLOCK_BYTES, ELEMENT_BYTES
-from ratrain.checkpoint.listing import damaged, read_manifest
+from ratrain.checkpoint.listing import absent, damaged, read_manifest
 from ratrain.checkpoint.manifest import Manifest, RankRecord, StoredEntry
-from ratrain.errors import CheckpointError
+from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
 
 Array = NDArray[Any]
 
@@ -41,23 +41,21 @@ class Checkpoint:
     def expect(self, model: str, config_hash: str, units: Mapping[str, int]) -> None:
         """Raises unless the checkpoint is of this model, with these unit sizes."""
         meta, place = self.manifest.meta, str(self.path)
-        fix = "resume with the job that wrote it, or give the new job a run folder of its own"
+        fix = "resume with the job that wrote it, or give the new job its own run folder"
         if meta.model != model:
-            raise CheckpointError(
-                f"is of model {meta.model!r}, not {model!r}", place=place, fix=fix
-            )
+            raise CannotResume(f"is of model {meta.model!r}, not {model!r}", place=place, fix=fix)
         for unit in sorted({*meta.units, *units}):
             stored, wanted = meta.units.get(unit), units.get(unit)
             if stored != wanted:
-                raise CheckpointError(
+                raise CannotResume(
                     f"unit {unit!r} has {stored or 'no'} elements here, {wanted or 'none'} in "
                     f"model {model!r}",
                     place=place,
                     fix=fix,
                 )
         if meta.config_hash != config_hash:
-            raise CheckpointError(
-                f"was written with another configuration of {model!r} "
+            raise CannotResume(
+                f"was written with a different configuration of {model!r} "
                 f"({meta.config_hash[:12]}, not {config_hash[:12]})",
                 place=place,
                 fix=fix,
@@ -99,10 +97,13 @@ class Checkpoint:
             )
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:
-        """Reads every byte and compares every checksum; `progress` takes bytes done and total."""
+        """Reads every byte and compares every checksum, but of files that are on other disks only;
+        `progress` takes bytes done and total."""
         scratch = np.empty(BLOCK_BYTES, np.uint8)
-        done, total = 0, self.manifest.tensor_bytes
-        for record in self.manifest.files:
+        elsewhere = {record.file for record in absent(self.path, self.manifest)}
+        records = [record for record in self.manifest.files if record.file not in elsewhere]
+        done, total = 0, sum(record.size_bytes - record.header_bytes for record in records)
+        for record in records:
             with self._open(record) as fd:
                 for stored in record.stored:
                     for block in range(stored.entry.blocks):
@@ -154,8 +155,11 @@ class Checkpoint:
 
     @contextmanager
     def _open(self, record: RankRecord) -> Generator[int]:
+        path, spread = self.path / record.file, self.manifest.spread
+        if spread is not None and not path.exists():
+            raise _on_another_disk(path, spread.host_of(record.file))
         try:
-            fd = os.open(self.path / record.file, os.O_RDONLY)
+            fd = os.open(path, os.O_RDONLY)
             try:
                 yield fd
             finally:
@@ -163,6 +167,15 @@ class Checkpoint:
         except OSError as error:
             problem = f"{record.file} cannot be read: {error.strerror}"
             raise damaged(self.path, problem) from error
+
+
+def _on_another_disk(path: Path, host: str) -> SavedElsewhere:
+    return SavedElsewhere(
+        f"{path.name} was saved to the disk of host {host}, and is not here",
+        place=str(path.parent),
+        fix="copy the rank files of this step from all hosts into this folder; to resume, it is "
+        "enough to start each host with the node rank that it had",
+    )
 
 
 def open_checkpoint(path: Path, verify: bool = True) -> Checkpoint:

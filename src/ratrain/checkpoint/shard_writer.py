@@ -87,7 +87,7 @@ class ShardWriter:
         data = _bytes_of(buffer, tensor)
         try:
             while len(data):
-                # pieces end where blocks end, so that each block's checksum stands alone
+                # pieces end where blocks end, so that each block has its own checksum
                 piece = data[: BLOCK_BYTES - tensor.written_bytes % BLOCK_BYTES]
                 data = data[len(piece) :]
                 offset = tensor.offset + tensor.written_bytes

@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
-import json
 import time
+from collections.abc import Mapping
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH, Whole
 
 if TYPE_CHECKING:
     from ratrain.checkpoint.comparison import Difference
@@ -15,88 +18,134 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("folder", type=click.Path(path_type=Path), metavar="RUN|FOLDER|CHECKPOINT")
-@click.option("--verify", is_flag=True, help="Read every byte and compare every checksum.")
+@click.argument("folder", type=PATH, metavar="RUN|FOLDER|CHECKPOINT")
+@click.option("--verify", is_flag=True, help="Read all bytes and check their checksums.")
 @click.option(
     "--compare",
     "other",
-    type=click.Path(path_type=Path),
+    type=PATH,
     metavar="CHECKPOINT",
-    help="Compare with this one, bit by bit.",
+    help="Compare with this checkpoint, bit by bit.",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
-def command(folder: Path, verify: bool, other: Path | None, as_json: bool) -> None:
-    """List the checkpoints of a run, oldest first: step, size, ranks, age, whether
-    complete, and on which text they were trained. A run's folder, its checkpoints
-    folder or one checkpoint will do; --compare takes one checkpoint.
+@click.option(
+    "--prune",
+    "keep",
+    type=Whole(1, 1_000_000),
+    metavar="N",
+    help="Remove all but the latest N complete ones.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
+def command(
+    folder: Path, verify: bool, other: Path | None, keep: int | None, as_json: bool
+) -> None:
+    """List the checkpoints of a run, oldest first: step, state, size, ranks, age, and
+    the text they were trained on. The argument is a run's folder, its checkpoints
+    folder or one checkpoint; with --compare, one checkpoint.
 
-    The exit status is 7 where a checkpoint is damaged, 1 where two compared differ.
+    The exit status is 7 if a checkpoint is damaged, 1 if two compared ones differ,
+    9 if --prune is given for a run whose folder another launch owns.
 
     \b
     Examples:
       ratrain checkpoints runs/small
+      ratrain checkpoints runs/small --prune 1
       ratrain checkpoints runs/small --verify
       ratrain checkpoints A/step-00000100 --compare B/step-00000100
     """
     if other is not None:
         _compare(folder, other, as_json)
         return
+    from ratrain.checkpoint.best import read_best
     from ratrain.checkpoint.folder import leftovers
     from ratrain.checkpoint.listing import listed_at
+    from ratrain.corpus.identity import data_of_state
 
-    found = listed_at(folder)
+    removed = _pruned(folder, keep) if keep else []
+    checkpoints = listed_at(folder)
     if verify:
-        found = _verified(found)
+        checkpoints = _verified(checkpoints)
     left = leftovers(folder)
     if as_json:
+        best = read_best(folder)
         body = {
-            "checkpoints": [_row(one) for one in found],
+            "best_step": best.step if best else None,
+            "checkpoints": [_row(checkpoint) for checkpoint in checkpoints],
             "unfinished": [str(path) for path in left],
+            "removed": [str(path) for path in removed],
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json("checkpoints", body)
     else:
+        for path in removed:
+            click.echo(f"{path.name:28}  removed")
         before = None
-        for one in found:
-            data = one.manifest.meta.state.get("data") if one.manifest else before
+        for checkpoint in checkpoints:
+            data = (
+                data_of_state(checkpoint.manifest.meta.state, checkpoint.path)
+                if checkpoint.manifest
+                else before
+            )
             if data is not None and data != before:
                 click.echo(_data_line(data))
             before = data
-            click.echo(_line(one, verify))
+            click.echo(_line(checkpoint, verify))
         for path in left:
-            click.echo(f"{path.name:28}  unfinished; it is never read")
-        if not found and not left:
-            click.echo(f"no checkpoint in {folder}")
-    if any(one.manifest is None for one in found):
+            click.echo(f"{path.name:28}  unfinished: ignored")
+        if not checkpoints and not left:
+            click.echo(f"no checkpoints in {folder}")
+    if any(checkpoint.manifest is None for checkpoint in checkpoints):
         raise SystemExit(7)
 
 
-def _verified(found: tuple[Listed, ...]) -> tuple[Listed, ...]:
+def _pruned(folder: Path, keep: int) -> list[Path]:
+    """What is removed so that `keep` checkpoints stay; in a run's folder only where it is ours."""
+    from ratrain.checkpoint.folder import step_of
+    from ratrain.checkpoint.listing import listed_at, prune
+    from ratrain.errors import SpecError
+    from ratrain.runtime.ownership import claimed_around
+
+    listed_at(folder)  # names a folder that is not there
+    if step_of(folder.resolve()) is not None:
+        raise SpecError("is one checkpoint", place=str(folder), fix="give --prune the run's folder")
+    command = "ratrain checkpoints --prune"
+    with claimed_around(folder, command, lambda line: click.echo(line, err=True)):
+        return list(prune(folder, keep))
+
+
+def _verified(checkpoints: tuple[Listed, ...]) -> tuple[Listed, ...]:
     from dataclasses import replace
 
     from ratrain.checkpoint.reader import Checkpoint
     from ratrain.cli.progress import progress
     from ratrain.errors import CheckpointError
 
-    total = sum(one.manifest.tensor_bytes for one in found if one.manifest)
+    total = sum(_here_bytes(checkpoint) for checkpoint in checkpoints)
     done = 0
     checked: list[Listed] = []
-    with progress("verifying", "MB") as report:
-        for one in found:
-            if one.manifest is None:
-                checked.append(one)
+    with progress("verifying", "B") as report:
+        for checkpoint in checkpoints:
+            if checkpoint.manifest is None:
+                checked.append(checkpoint)
                 continue
             before = done
 
             def tick(here: int, _: int, before: int = before) -> None:
-                report((before + here) // 10**6, total // 10**6)
+                report(before + here, total)
 
             try:
-                Checkpoint(one.path, one.manifest).verify(tick)
-                checked.append(one)
+                Checkpoint(checkpoint.path, checkpoint.manifest).verify(tick)
+                checked.append(checkpoint)
             except CheckpointError as error:
-                checked.append(replace(one, manifest=None, problem=error.what))
-            done += one.manifest.tensor_bytes
+                checked.append(replace(checkpoint, manifest=None, problem=error.what))
+            done += _here_bytes(checkpoint)
     return tuple(checked)
+
+
+def _here_bytes(checkpoint: Listed) -> int:
+    """Bytes of tensors in the folder itself, not on other disks."""
+    if checkpoint.manifest is None:
+        return 0
+    elsewhere = sum(file.size_bytes - file.header_bytes for file in checkpoint.elsewhere)
+    return checkpoint.manifest.tensor_bytes - elsewhere
 
 
 def _compare(folder: Path, other: Path, as_json: bool) -> None:
@@ -105,20 +154,20 @@ def _compare(folder: Path, other: Path, as_json: bool) -> None:
     from ratrain.cli.progress import progress
 
     left, right = open_checkpoint(folder, verify=False), open_checkpoint(other, verify=False)
-    with progress("comparing", "M elements") as report:
-        found = compare(left, right, lambda done, total: report(done // 10**6, total // 10**6))
+    with progress("comparing", "elements") as report:
+        differences = compare(left, right, report)
     if as_json:
-        click.echo(json.dumps({"differences": [_difference_row(each) for each in found]}, indent=2))
+        print_json("checkpoints", {"differences": [_difference_row(each) for each in differences]})
     else:
-        unlike = [each for each in found if not each.identical]
+        unlike = [each for each in differences if not each.identical]
         for each in unlike:
             click.echo(
                 f"{each.unit + '/' + each.kind:20}{each.differing:>15,} of {each.elements:<15,}"
                 f" by at most {each.largest:.3g}"
             )
-        same = len(found) - len(unlike)
-        click.echo(f"{same} of {len(found)} buffers are identical bit by bit")
-    if not all(each.identical for each in found):
+        same = len(differences) - len(unlike)
+        click.echo(f"{same} of {len(differences)} buffers are identical bit by bit")
+    if not all(each.identical for each in differences):
         raise SystemExit(1)
 
 
@@ -127,37 +176,55 @@ def _difference_row(each: Difference) -> dict[str, Any]:
     return {**vars(each), "largest": largest, "identical": each.identical}
 
 
-def _row(one: Listed) -> dict[str, Any]:
-    row: dict[str, Any] = {"path": str(one.path), "step": one.step}
-    if one.manifest is None:
-        return {**row, "complete": False, "problem": one.problem}
-    meta = one.manifest.meta
+def _row(checkpoint: Listed) -> dict[str, Any]:
+    row: dict[str, Any] = {"path": str(checkpoint.path), "step": checkpoint.step}
+    if checkpoint.manifest is None:
+        return {**row, "complete": False, "problem": checkpoint.problem}
+    meta = checkpoint.manifest.meta
     return {
         **row,
         "complete": True,
         "model": meta.model,
         "config_hash": meta.config_hash,
-        "ranks": len(one.manifest.files),
-        "size_bytes": one.manifest.size_bytes,
-        "created_s": one.manifest.created_s,
+        "ranks": len(checkpoint.manifest.files),
+        "size_bytes": checkpoint.manifest.size_bytes,
+        "created_s": checkpoint.manifest.created_s,
+        "elsewhere": _elsewhere(checkpoint),
         "state": meta.state,
     }
 
 
-def _line(one: Listed, verified: bool) -> str:
-    from ratrain.describe.units import format_bytes
+def _line(checkpoint: Listed, verified: bool) -> str:
+    from ratrain.checkpoint.best import read_best
+    from ratrain.describe.units import counted, format_bytes
 
-    if one.manifest is None:
-        return f"{one.path.name:15}DAMAGED\n  {one.problem}"
-    ranks = len(one.manifest.files)
-    return (
-        f"{one.path.name:15}{'verified' if verified else 'complete'}"
-        f"{format_bytes(one.manifest.size_bytes):>10}  {ranks:>5} rank{'s' * (ranks != 1):1}"
-        f"  {_age(time.time() - one.manifest.created_s)}"
+    if checkpoint.manifest is None:
+        return f"{checkpoint.path.name:15}DAMAGED\n  {checkpoint.problem}"
+    ranks, elsewhere = len(checkpoint.manifest.files), _elsewhere(checkpoint)
+    best = read_best(checkpoint.path.parent)
+    line = (
+        f"{checkpoint.path.name:15}{'verified' if verified else 'complete'}"
+        f"{format_bytes(checkpoint.manifest.size_bytes):>10}  {counted(ranks, 'rank'):>11}"
+        f"  {_age(time.time() - checkpoint.manifest.created_s)}"
     )
+    if best is not None and best.step == checkpoint.step:
+        line += f"\n  the best so far: validation loss {best.validation_loss:.4f}"
+    if not elsewhere:
+        return line
+    hosts = ", ".join(dict.fromkeys(elsewhere.values()))
+    return f"{line}\n  {ranks - len(elsewhere)} of its {ranks} files are here, the rest on: {hosts}"
 
 
-def _data_line(data: dict[str, Any]) -> str:
+def _elsewhere(checkpoint: Listed) -> dict[str, str]:
+    """The files of a checkpoint that lie on other disks, and the host of each."""
+    if checkpoint.manifest is None or checkpoint.manifest.spread is None:
+        return {}
+    return {
+        file.file: checkpoint.manifest.spread.host_of(file.file) for file in checkpoint.elsewhere
+    }
+
+
+def _data_line(data: Mapping[str, Any]) -> str:
     """What the checkpoints below were trained on."""
     of = f"{data['tokens']:,} tokens, sha256 {data['sha256'][:12]}"
     return f"trained on {data['text']}\n  {of}, tokenizer {data['tokenizer'][:12]}"
@@ -165,8 +232,10 @@ def _data_line(data: dict[str, Any]) -> str:
 
 def _age(age_s: float) -> str:
     """How long ago, in the largest unit that fits: 7300 -> "2 hours ago"."""
+    from ratrain.describe.units import counted
+
     for unit, length_s in (("day", 86400), ("hour", 3600), ("minute", 60)):
         if age_s >= length_s:
             count = int(age_s // length_s)
-            return f"{count} {unit}{'s' * (count != 1)} ago"
+            return f"{counted(count, unit)} ago"
     return "just now"

@@ -2,46 +2,64 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli.json_output import print_json
+
 if TYPE_CHECKING:
     from ratrain.describe.cluster import ClusterSpec, DeviceKind, Link
+    from ratrain.describe.layer_profile import LayerProfile
 
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(name: str | None, as_json: bool) -> None:
-    """List the clusters, or show one with the source of each constant.
+    """List the clusters and device profiles, or show one with the source of every constant.
 
-    NAME is a preset or the path of a cluster file (.toml).
+    NAME is a preset, a device profile, or the path of a cluster file (.toml).
 
     \b
     Example: ratrain clusters mt3000
     """
     from ratrain.describe.presets import cluster_names, cluster_preset, load_cluster
+    from ratrain.describe.profiles import profile_names
     from ratrain.describe.tables import as_json as plain
 
     if name is None:
-        found = [cluster_preset(each) for each in cluster_names()]
-        click.echo(json.dumps(plain(found), indent=2) if as_json else _list(found))
+        clusters = [cluster_preset(each) for each in cluster_names()]
+        profiles = [cluster_preset(each) for each in profile_names()]
+        if as_json:
+            print_json("clusters", {"clusters": plain(clusters), "profiles": plain(profiles)})
+        else:
+            click.echo(_list(clusters))
+            click.echo("\ndevice profiles, for `profile =` in a [[device]] of a cluster file")
+            click.echo("\n".join(_profile_line(each.device[0]) for each in profiles))
         return
     cluster = load_cluster(Path(name)) if name.endswith(".toml") else cluster_preset(name)
-    click.echo(json.dumps(plain(cluster), indent=2) if as_json else _details(cluster))
+    if as_json:
+        print_json("clusters", plain(cluster))
+    else:
+        click.echo(_details(cluster))
 
 
-def _list(found: list[ClusterSpec]) -> str:
+def _list(clusters: list[ClusterSpec]) -> str:
     lines = [f"{'name':15}{'devices':>8}  kinds"]
-    for cluster in found:
+    for cluster in clusters:
         size = "any" if cluster.size is None else str(cluster.size)
         lines.append(f"{cluster.name:15}{size:>8}  {cluster.device[0]}")
         lines += [f"{'':25}{kind}" for kind in cluster.device[1:]]
     return "\n".join(lines)
+
+
+def _profile_line(kind: DeviceKind) -> str:
+    layers = sum(entry.block == "layer" for entry in kind.layer_profile)
+    shapes = len({entry.shape for entry in kind.layer_profile if entry.block == "layer"})
+    return f"  {kind.name:20}{layers:>3} layers measured, of {shapes} shapes"
 
 
 def _details(cluster: ClusterSpec) -> str:
@@ -82,14 +100,42 @@ def _device(kind: DeviceKind) -> list[str]:
         lines += [f"  {rate.dtype}: peak {peak}, GEMM {gemm}", *_source(rate.source)]
     lines += [f"  launch: {format_time(kind.launch_s)}", *_source(kind.launch_source)]
     lines += [f"  memory efficiency: {kind.memory_efficiency:g}"]
-    return lines + _source(kind.memory_efficiency_source)
+    lines += _source(kind.memory_efficiency_source)
+    return [*lines, *(part for entry in kind.layer_profile for part in _entry(entry))]
+
+
+def _entry(entry: LayerProfile) -> list[str]:
+    from ratrain.describe.units import format_time
+
+    times = "; ".join(
+        f"{time.micro_batch}: {format_time(time.forward_s)} + {format_time(time.backward_s)}"
+        for time in entry.times
+    )
+    sums = ", its group's sums included" if entry.sums == "included" else ""
+    lines = wrap(f"{entry.case}{sums}", 78, initial_indent="  ", subsequent_indent="    ")
+    lines += wrap(
+        f"micro-batch: forward + backward {times}",
+        78,
+        initial_indent="    ",
+        subsequent_indent="      ",
+    )
+    return lines + _source(entry.source)
 
 
 def _link(level: str, link: Link) -> list[str]:
-    from ratrain.describe.units import format_bytes_rate, format_time
+    from ratrain.describe.units import format_bytes, format_bytes_rate, format_time
 
     speed = f"{format_bytes_rate(link.bandwidth_bytes_per_s)}, {format_time(link.latency_s)}"
-    return [f"  {level}: {speed}, one per {link.shared_by}", *_source(link.source)]
+    points = "; ".join(
+        f"{format_bytes(point.size_bytes)} {format_bytes_rate(point.bandwidth_bytes_per_s)}"
+        for point in link.points
+    )
+    sized = wrap(f"by size: {points}", 78, initial_indent="    ", subsequent_indent="      ")
+    return [
+        f"  {level}: {speed}, shared by each {link.shared_by}",
+        *(sized if points else []),
+        *_source(link.source),
+    ]
 
 
 def _source(text: str) -> list[str]:

@@ -2,43 +2,49 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH, Whole
+
 if TYPE_CHECKING:
     from ratrain.corpus.of_job import JobData, Summary
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("job", type=PATH, required=False)
 @click.option(
-    "--sample", type=click.IntRange(0, 1000), default=0, metavar="N", help="Print N samples."
+    "--sample",
+    type=Whole(0, 1000),
+    default=0,
+    metavar="N",
+    help="Print the first N samples.",
 )
-@click.option("--cache", type=PATH, help="Folder of prepared tokens.")
-@click.option("--verify", is_flag=True, help="Read every prepared token against its checksum.")
-@click.option("--sample-text", type=PATH, metavar="FILE", help="Write text to begin with.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option("--cache", type=PATH, help="Folder for the tokens. [default: the user's cache]")
+@click.option("--verify", is_flag=True, help="Check all tokens against their checksums.")
+@click.option("--sample-text", type=PATH, metavar="FILE", help="Write about 4 MB of sample text.")
+@set_values
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
     job: Path | None,
     sample: int,
     cache: Path | None,
     verify: bool,
     sample_text: Path | None,
+    overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Tokenise a job's data and show files, documents, tokens, and epochs of its steps.
+    """Tokenise a job's data; count its files, documents, tokens and epochs.
 
-    JOB is a job file (.toml) with a [data] table. Its files are tokenised once into the user's
-    cache folder and used again until they change. --sample prints the first samples that the job
-    trains on.
+    JOB is a job file (.toml) with a [data] table. Its files are tokenised once, into a cache
+    folder, and again only when they change. --sample prints the first samples in training order.
 
-    --sample-text writes about 4 MB of Python's own manual and library (PSF licence) as JSON lines,
-    for a first training run on any machine.
+    --sample-text writes parts of Python's own manual and library (PSF licence) as JSON lines:
+    text for a first training run on any machine.
 
     \b
     Examples:
@@ -51,14 +57,16 @@ def command(
         _write_sample_text(sample_text, as_json)
         return
     assert job is not None
-    _show(job, sample, cache, verify, as_json)
+    _show(job, overrides, sample, cache, verify, as_json)
 
 
 def _write_sample_text(file: Path, as_json: bool) -> None:
+    from ratrain.cli.progress import progress
     from ratrain.corpus.sample_text import write_sample_text
-    from ratrain.describe.units import format_bytes
+    from ratrain.describe.units import counted, format_bytes
 
-    written = write_sample_text(file)
+    with progress("collecting"):
+        written = write_sample_text(file)
     if as_json:
         body = {
             "file": str(written.file),
@@ -66,27 +74,34 @@ def _write_sample_text(file: Path, as_json: bool) -> None:
             "documents": written.documents,
             "size_bytes": written.size_bytes,
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json("data", body)
         return
-    click.echo(f"{written.documents} documents, {format_bytes(written.size_bytes)}:")
+    click.echo(f"{counted(written.documents, 'document')}, {format_bytes(written.size_bytes)}:")
     click.echo(f"  {written.file}")
     click.echo(f"  {written.note}")
 
 
-def _show(path: Path, sample: int, cache: Path | None, verify: bool, as_json: bool) -> None:
+def _show(
+    path: Path,
+    overrides: tuple[str, ...],
+    sample: int,
+    cache: Path | None,
+    verify: bool,
+    as_json: bool,
+) -> None:
     from dataclasses import asdict
 
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job, first_samples, summary_of
     from ratrain.describe.job import load_job
 
-    job = load_job(path)
-    with progress("tokenise", "bytes") as report:
+    job = load_job(path, overrides)
+    with progress("tokenising", "B") as report:
         data = data_of_job(job, cache=cache, verify=verify, progress=report)
     summary = summary_of(job, data)
     if as_json:
         rows = [{"index": index, "text": text} for index, text in first_samples(data, sample)]
-        click.echo(json.dumps({**asdict(summary), "samples": rows}, indent=2))
+        print_json("data", {**asdict(summary), "samples": rows})
         return
     click.echo("\n".join(_lines(summary)))
     _print_samples(data, sample)
@@ -103,7 +118,7 @@ def _print_samples(data: JobData, count: int) -> None:
 def _lines(summary: Summary) -> list[str]:
     from ratrain.describe.units import format_bytes
 
-    made = f"tokenised now: {summary.made_because}" if summary.made_because else "already there"
+    made = f"tokenised now: {summary.made_because}" if summary.made_because else "from the cache"
     return [
         f"files      {summary.files:,}, {format_bytes(summary.source_bytes)}",
         f"documents  {summary.documents:,}",

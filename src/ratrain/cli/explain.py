@@ -2,28 +2,33 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH
+
 
 @click.command()
-@click.argument("plan", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
-def command(plan: Path, as_json: bool) -> None:
-    """Say why a plan is as it is: memory against the budget stage by stage and item by item,
-    where the time goes, what binds, the runner-up plans and what they lose, and the nearest
-    rejected ones with the smallest change that would make them fit.
+@click.argument("plan", type=PATH)
+@set_values
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
+def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Explain a plan: memory against the budget by stage and item, where the time goes, what
+    limits it, how much slower the runners-up are, and the nearest plans that do not fit,
+    each with the smallest change that would make it fit.
 
     PLAN is a plan file (.json) or a job file (.toml), which is planned first. The exit status is
-    3 where nothing fits, or where the plan itself does not.
+    3 if nothing fits, or if the plan itself does not.
 
     \b
     Example: ratrain explain qwen32b.json
     """
     from dataclasses import replace
 
+    from ratrain.cli.jobs import refuse_overrides
     from ratrain.cli.progress import progress
     from ratrain.describe.job import load_job
     from ratrain.plan.explain import explain, explanation_json, explanation_text
@@ -33,14 +38,15 @@ def command(plan: Path, as_json: bool) -> None:
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":
-            one = to_candidate(load_plan(plan), str(plan))
-            found = search(replace(one.job, layout=None), report)
+            refuse_overrides(plan, overrides)
+            candidate = to_candidate(load_plan(plan), str(plan))
+            plans = search(replace(candidate.job, layout=None), report)
         else:
-            found = planned(replace(load_job(plan), layout=None), report)
-            one = found.best.candidate
-    explained = explain(one, found)
+            plans = planned(replace(load_job(plan, overrides), layout=None), report)
+            candidate = plans.best.candidate
+    explained = explain(candidate, plans)
     if as_json:
-        click.echo(json.dumps(explanation_json(explained), indent=2))
+        print_json("explain", explanation_json(explained))
     else:
         click.echo("\n".join(explanation_text(explained)))
     if not explained.simulation.feasible:

@@ -2,39 +2,67 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
-PATH = click.Path(path_type=Path)
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import MOST_STEPS, PATH, Whole
 
 
 @click.command()
 @click.argument("run", type=PATH)
 @click.argument("out", type=PATH)
-@click.option("--step", type=click.IntRange(0), help="This checkpoint. [the newest]")
 @click.option(
-    "--dtype", type=click.Choice(["fp32", "bf16", "fp16"]), default="fp32", show_default=True
+    "--step",
+    type=Whole(0, MOST_STEPS),
+    metavar="N",
+    help="Use the checkpoint of this step. [default: the latest]",
 )
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
-def command(run: Path, out: Path, step: int | None, dtype: str, as_json: bool) -> None:
-    """Write the weights of RUN to OUT, as Hugging Face's libraries read them.
+@click.option(
+    "--dtype",
+    type=click.Choice(["fp32", "bf16", "fp16"]),
+    help="Data type of the weights. [default: as in the run's initial weights, else fp32]",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
+def command(run: Path, out: Path, step: int | None, dtype: str | None, as_json: bool) -> None:
+    """Write the weights of RUN to OUT in the format of Hugging Face's libraries.
 
     config.json and safetensors files, unit by unit, so memory holds one file's
-    tensors (5 GB at most) and one unit. A tokenizer.json of the job is copied.
+    tensors (5 GB at most) and one unit. Where the job's model or weights came
+    from a Hugging Face folder, its config is kept except for the dtype,
+    and generation_config.json, licences and custom code are copied; so are the
+    job's tokenizer and its chat template.
+
+    RUN may still be training. OUT may be inside a run's folder unless a launch owns
+    that run: exit status 9.
 
     \b
     Examples:
       ratrain export runs/quickstart-ratrain out
       ratrain export runs/quickstart-ratrain out --step 100 --dtype bf16
     """
+    from ratrain.cli.progress import progress
     from ratrain.describe.units import format_bytes
+    from ratrain.runtime.ownership import claimed_around
     from ratrain.runtime.run.export import export_run
 
-    found = export_run(run, out, dtype, step)
+    with (
+        claimed_around(out, "ratrain export", lambda line: click.echo(line, err=True)),
+        progress("writing", "parameters") as report,
+    ):
+        exported = export_run(run, out, dtype, step, report)
     if as_json:
-        body = {"folder": str(out), "step": found.step, "dtype": dtype}
-        click.echo(json.dumps({**body, "size_bytes": found.size_bytes}, indent=2))
+        source = None if exported.source is None else str(exported.source)
+        body = {
+            "folder": str(out),
+            "step": exported.step,
+            "dtype": exported.dtype,
+            "source": source,
+        }
+        print_json("export", {**body, "size_bytes": exported.size_bytes})
         return
-    click.echo(f"step {found.step}, {format_bytes(found.size_bytes)} in {dtype}: {out}")
+    size = format_bytes(exported.size_bytes)
+    click.echo(f"wrote {out}: step {exported.step}, {size} in {exported.dtype}")
+    if exported.source is not None:
+        click.echo(f"config as in {exported.source}")

@@ -1,4 +1,4 @@
-"""A job or plan file with the command line's own choices in it, made ready."""
+"""A job or plan file with the command line's choices applied."""
 
 from __future__ import annotations
 
@@ -6,27 +6,58 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from ratrain.plan.case import Case
 
+set_values = click.option(
+    "--set",
+    "overrides",
+    multiple=True,
+    metavar="TABLE.KEY=VALUE",
+    help="Override a value of the job: --set train.steps=10.",
+)
+"""The option of every verb that takes a job."""
 
-def case_of_file(path: Path, schedule: str | None = None, without: tuple[str, ...] = ()) -> Case:
-    """The case of a job file (.toml) or a plan file (.json); flags replace what a job says."""
+
+def refuse_overrides(path: Path, overrides: tuple[str, ...]) -> None:
+    """Refuses `--set` where the file is no job."""
+    from ratrain.errors import SpecError
+
+    if overrides:
+        raise SpecError(
+            f"{path} is not a job file, and has no such values", place="--set", fix="edit the file"
+        )
+
+
+def case_of_file(
+    path: Path,
+    schedule: str | None = None,
+    without: tuple[str, ...] = (),
+    overrides: tuple[str, ...] = (),
+) -> Case:
+    """The case of a job file (.toml) or a plan file (.json); options replace what a job says."""
+    from ratrain.cli.progress import progress
     from ratrain.describe.job import load_job
     from ratrain.errors import SpecError
     from ratrain.plan.case import case_of, case_of_candidate
     from ratrain.plan.plan_file import load_plan, to_candidate
 
     if path.suffix == ".json":
+        refuse_overrides(path, overrides)
         if schedule is not None or without:
             raise SpecError(
-                "a plan has its schedule in it", place=str(path), fix="edit the plan, or plan again"
+                "a plan file sets its own schedule",
+                place=str(path),
+                fix="edit the plan, or plan again",
             )
         return case_of_candidate(to_candidate(load_plan(path), str(path)))
-    job = load_job(path)
+    job = load_job(path, overrides)
     chosen = job.schedule
     if schedule is not None:
         chosen = replace(chosen, name=schedule)
     if without:
         chosen = replace(chosen, without=without)
-    return case_of(replace(job, schedule=chosen))
+    with progress("planning", "plans") as report:
+        return case_of(replace(job, schedule=chosen), report)

@@ -1,26 +1,29 @@
-"""`ratrain lab`: a cluster file's devices made of this one machine."""
+"""`ratrain lab`: a cluster file's devices emulated on this machine."""
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import click
+
+from ratrain.cli.jobs import refuse_overrides, set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import Whole
 
 if TYPE_CHECKING:
     from ratrain.lab import Lab
     from ratrain.lab.crew import Ending
-    from ratrain.lab.probes import LinkFound, ShareFound
+    from ratrain.lab.probes import MeasuredLink, MeasuredShare
 
 
 @click.group()
 def command() -> None:
-    """A slow, small, unequal cluster in this machine (Linux, root).
+    """Emulate a small, slow, unequal cluster on this machine (Linux, root).
 
-    Each device of the cluster file gets its own network with the file's rates,
-    and a process in it gets the file's share of processors and memory.
+    Each device of the cluster file becomes a network namespace with the file's link
+    rates; a process in it gets the file's share of processors and memory.
 
     \b
     Examples (all take --json):
@@ -31,30 +34,33 @@ def command() -> None:
 
 
 _devices = click.option(
-    "--devices", type=click.IntRange(min=1), help="The first so many devices; default: all."
+    "--devices",
+    type=Whole(1, 4096),
+    help="Use the first N devices. [default: all]",
+    metavar="N",
 )
-_json = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 
 
-def _lab(target: str, devices: int | None) -> Lab:
+def _lab(target: str, devices: int | None, overrides: tuple[str, ...]) -> Lab:
     """The lab of a preset, a cluster file, or a job file."""
     from ratrain.describe.job import load_job
     from ratrain.describe.presets import cluster_preset, load_cluster
-    from ratrain.describe.strict import read_toml
     from ratrain.errors import SpecError
     from ratrain.lab import Lab
+    from ratrain.readers.toml import read_toml
 
-    if not target.endswith(".toml"):
-        cluster, default = cluster_preset(target), None
-    elif "cluster" in read_toml(Path(target))[0]:
-        choice = load_job(target).cluster
+    if target.endswith(".toml") and "cluster" in read_toml(Path(target))[0]:
+        choice = load_job(target, overrides).cluster
         cluster, default = choice.spec, choice.devices
     else:
-        cluster, default = load_cluster(Path(target)), None
+        refuse_overrides(Path(target), overrides)
+        named = load_cluster(Path(target)) if target.endswith(".toml") else cluster_preset(target)
+        cluster, default = named, None
     count = devices or default or cluster.size
     if count is None:
         raise SpecError(
-            "the cluster has as many devices as asked for", place=target, fix="add --devices 4"
+            "the cluster file does not say how many devices", place=target, fix="add --devices 4"
         )
     return Lab(cluster, count)
 
@@ -62,13 +68,14 @@ def _lab(target: str, devices: int | None) -> Lab:
 @command.command()
 @click.argument("target", metavar="CLUSTER|JOB")
 @_devices
+@set_values
 @_json
-def check(target: str, devices: int | None, as_json: bool) -> None:
-    """Make the lab, measure it against its file, remove it.
+def check(target: str, devices: int | None, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Set up the lab, measure it against its file, remove it.
 
-    Sends over the links (every pair of up to four ports, else a ring), spins and
-    takes memory at each place. Exit code 1 where something is outside 0.8 to 1.05
-    of the file. Links are measured one at a time.
+    Measures links one at a time (every pair of up to four ports, else a ring), then
+    each device's share of processors and its memory limit. The exit status is 1 if
+    anything is outside 0.8 to 1.05 of the file's value.
 
     \b
     Examples:
@@ -78,74 +85,93 @@ def check(target: str, devices: int | None, as_json: bool) -> None:
     from ratrain.cli.progress import progress
     from ratrain.lab.probes import measure_link, measure_share, pairs
 
-    with _lab(target, devices) as lab, progress("measuring", "parts") as tick:
+    with _lab(target, devices, overrides) as lab, progress("measuring", "parts") as tick:
         limits, todo = lab.limits(), pairs(lab)
         total = len(todo) + len(lab.places)
-        links: list[LinkFound] = []
-        shares: list[ShareFound] = []
+        links: list[MeasuredLink] = []
+        shares: list[MeasuredShare] = []
+        tick(0, total)
         for source, sink in todo:
             links.append(measure_link(lab, source, sink))
             tick(len(links), total)
         for place in lab.places:
             shares.append(measure_share(lab, place.rank))
             tick(len(links) + len(shares), total)
-    click.echo(_json_of(limits, links, shares) if as_json else _table(limits, links, shares))
-    if not all(found.fits for found in (*links, *shares)):
+    if as_json:
+        print_json("lab check", _body(limits, links, shares))
+    else:
+        click.echo(_table(limits, links, shares))
+    if not all(probe.fits for probe in (*links, *shares)):
         sys.exit(1)
 
 
-def _json_of(limits: list[str], links: list[LinkFound], shares: list[ShareFound]) -> str:
+def _body(
+    limits: list[str], links: list[MeasuredLink], shares: list[MeasuredShare]
+) -> dict[str, Any]:
     from ratrain.describe.tables import as_json as plain
 
-    body = {
+    return {
         "limits": limits,
-        "links": [{**plain(found), "fits": found.fits} for found in links],
-        "places": [{**plain(found), "fits": found.fits} for found in shares],
+        "links": [{**plain(link), "fits": link.fits} for link in links],
+        "places": [{**plain(share), "fits": share.fits} for share in shares],
     }
-    return json.dumps(body, indent=2)
 
 
-def _table(limits: list[str], links: list[LinkFound], shares: list[ShareFound]) -> str:
-    lines = [*limits, "", f"{'link':12}{'file':>16}{'found':>16}{'ratio':>8}"]
+def _table(limits: list[str], links: list[MeasuredLink], shares: list[MeasuredShare]) -> str:
+    lines = [*limits, "", f"{'link':12}{'file':>16}{'measured':>16}{'ratio':>8}"]
     for link in links:
-        wanted, found = link.wanted_bytes_per_s * 8e-6, link.found_bytes_per_s * 8e-6
+        wanted, measured = link.wanted_bytes_per_s * 8e-6, link.found_bytes_per_s * 8e-6
         name = f"{link.source} -> {link.target}"
         lines.append(
-            f"{name:12}{wanted:>9,.1f} Mbit/s{found:>9,.1f} Mbit/s{found / wanted:>8.3f}"
+            f"{name:12}{wanted:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / wanted:>8.3f}"
             f"{_mark(link.fits)}"
         )
-    lines += ["", f"{'rank':12}{'processors':>11}{'found':>8}{'memory':>12}{'killed at':>12}"]
+    lines += ["", f"{'rank':12}{'processors':>11}{'measured':>10}{'memory':>12}{'killed at':>12}"]
     for share in shares:
         got = share.found_memory_bytes
-        memory = "not tried" if got is None else f"{got / 1e6:,.0f} MB" if share.oom_kills else "no"
+        memory = (
+            "not tried"
+            if got is None
+            else f"{got / 1e6:,.0f} MB"
+            if share.oom_kills
+            else "not killed"
+        )
         lines.append(
-            f"{share.rank:<12}{share.wanted_cpus:>11.2f}{share.found_cpus:>8.2f}"
+            f"{share.rank:<12}{share.wanted_cpus:>11.2f}{share.found_cpus:>10.2f}"
             f"{share.wanted_memory_bytes / 1e6:>9,.0f} MB{memory:>12}{_mark(share.fits)}"
             f"{_busy(share)}"
         )
     return "\n".join(lines)
 
 
-def _busy(share: ShareFound) -> str:
-    return ": others kept this machine busy" if share.starved else ""
+def _busy(share: MeasuredShare) -> str:
+    return ": other programs kept this machine busy" if share.starved else ""
 
 
 def _mark(fits: bool) -> str:
-    return "" if fits else "  not as the file says"
+    return "" if fits else "  outside the limits"
 
 
 @command.command()
 @click.argument("target", metavar="CLUSTER|JOB")
 @click.argument("program", nargs=-1, required=True, metavar="-- CMD...")
 @_devices
+@set_values
 @_json
-def run(target: str, program: tuple[str, ...], devices: int | None, as_json: bool) -> None:
-    """Run one CMD for each device inside the lab; when one fails, all end.
+def run(
+    target: str,
+    program: tuple[str, ...],
+    devices: int | None,
+    overrides: tuple[str, ...],
+    as_json: bool,
+) -> None:
+    """Run CMD once per device inside the lab.
 
-    Each has RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR (rank 0's), MASTER_PORT,
-    RATRAIN_INTERFACE and GLOO_SOCKET_IFNAME. Lines of output start with the rank;
-    with --json they go to stderr. The exit code is that of the first rank that
-    failed on its own.
+    If one fails, the others are stopped.
+
+    Sets RANK, LOCAL_RANK, WORLD_SIZE, MASTER_ADDR (rank 0's), MASTER_PORT,
+    RATRAIN_INTERFACE and GLOO_SOCKET_IFNAME. Output lines start with the rank; with
+    --json they go to stderr. The exit status is that of the first rank that failed.
 
     \b
     Examples:
@@ -158,7 +184,7 @@ def run(target: str, program: tuple[str, ...], devices: int | None, as_json: boo
     def say(rank: int, line: bytes) -> None:
         click.echo(f"[{rank}] ".encode() + line, err=as_json)
 
-    with _lab(target, devices) as lab:
+    with _lab(target, devices, overrides) as lab:
         for line in lab.limits():
             click.echo(line, err=True)
         endings = run_crew(lab, program, say)
@@ -167,23 +193,23 @@ def run(target: str, program: tuple[str, ...], devices: int | None, as_json: boo
     for ending in failed:
         click.echo(_why(ending, memory[ending.rank]), err=True)
     if as_json:
-        click.echo(json.dumps(plain(endings), indent=2))
+        print_json("lab run", {"ranks": plain(endings)})
     sys.exit(failed[0].status if failed else 0)
 
 
 def _why(ending: Ending, memory_bytes: int) -> str:
     why = f"rank {ending.rank} ended with status {ending.status}"
     if ending.oom_kills:
-        why += f": it was killed because it needed more than its {memory_bytes / 1e6:,.0f} MB"
+        why += f": killed, as it needed more than its {memory_bytes / 1e6:,.0f} MB"
     return why
 
 
 @command.command()
 @_json
 def clean(as_json: bool) -> None:
-    """Remove what labs left behind whose makers were killed.
+    """Remove labs that killed programs left behind.
 
-    The next lab does so too.
+    Starting a lab does this too.
 
     \b
     Example: ratrain lab clean
@@ -197,6 +223,6 @@ def clean(as_json: bool) -> None:
         raise Infeasible("only root can remove a lab", place="lab", fix="run it as root")
     names = remove_stale()
     if as_json:
-        click.echo(json.dumps({"removed": names}))
+        print_json("lab clean", {"removed": names})
         return
     click.echo("\n".join(f"removed {name}" for name in names) or "nothing to remove")

@@ -7,36 +7,51 @@ stands here, so that `ratrain --help` imports neither numpy nor any room.
 from __future__ import annotations
 
 import difflib
-import json
+import os
 import sys
 from importlib import import_module
 
 import click
 
 from ratrain import __version__
+from ratrain.cli.interruption import remember_interrupts
+from ratrain.cli.json_output import print_json
+from ratrain.cli.mistakes import (
+    as_error,
+    check_arguments,
+    drop_output,
+    fitted_to_terminal,
+    make_printable,
+    write_out,
+)
 from ratrain.errors import RatrainError
+from ratrain.extensions import load_extensions
 
 VERBS: dict[str, str] = {
     "models": "the models RATrain knows, layer by layer",
-    "clusters": "the clusters RATrain knows, and where each constant comes from",
-    "data": "tokenise a job's text and show what there is",
+    "clusters": "the clusters RATrain knows, and the source of every constant",
+    "schema": "what a job, cluster or plan file may hold, for editors",
+    "data": "tokenise a job's text; count files, tokens and epochs",
+    "init": "write a job or a cluster file to begin with",
     "plan": "find a layout that fits and is fast",
-    "explain": "why this plan: memory, time, runner-ups, what did not fit",
+    "explain": "why this plan: memory, time, runners-up, what did not fit",
     "program": "build the program of a job: text, picture or CSV",
-    "verify": "prove that a program is sound and fits",
-    "simulate": "run a job's program on a clock: time, memory, critical path",
-    "train": "train a job: prove, run, watch, and report against the prediction",
-    "timeline": "a run's step as predicted and as measured, op by op",
-    "compare": "two runs: losses, weights, step times; the same bits or not",
-    "sample": "text out of a run or a Hugging Face folder",
-    "export": "a run's weights as a Hugging Face folder",
-    "noc": "inside the chip: a mesh network with collectives",
-    "checkpoints": "what a run has saved; verify it, compare two",
-    "lab": "a small unequal cluster in this machine: check it, run in it",
-    "net": "measure the network between hosts, every pair",
+    "schedules": "every compute order and strategy on one job, in one table",
+    "verify": "prove that a program cannot deadlock and fits in memory",
+    "simulate": "predict a job's step: time, memory, where the time goes",
+    "train": "train a job, and compare it with its prediction",
+    "report": "a page to look at: a run, a plan or a job",
+    "timeline": "one step of a run, predicted and measured, op by op",
+    "compare": "compare two runs bit by bit: losses, weights; step times",
+    "sample": "generate text with a trained model",
+    "export": "write a run's weights as a Hugging Face folder",
+    "noc": "simulate a chip's mesh network and its collectives",
+    "checkpoints": "list, verify and compare a run's checkpoints",
+    "lab": "emulate a small, unequal cluster on this machine",
+    "net": "measure the network between every pair of hosts",
     "reproduce": "the RATrain paper's tables beside ours",
-    "validate": "score the cost model on published measurements, or on your own",
-    "profile": "measure this machine: products, memory, links, disk",
+    "validate": "score the cost model against measurements, published or yours",
+    "profile": "measure this machine: compute, memory, links, disk",
 }
 
 
@@ -59,7 +74,7 @@ class Verbs(click.Group):
         if args and not args[0].startswith("-") and args[0] not in VERBS:
             close = difflib.get_close_matches(args[0], VERBS, n=1)
             hint = f"did you mean {close[0]!r}?" if close else f"verbs: {', '.join(VERBS)}"
-            raise click.UsageError(f"no verb {args[0]!r}; {hint}", ctx)
+            raise click.UsageError(f"unknown verb {args[0]!r}; {hint}", ctx)
         return super().resolve_command(ctx, args)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
@@ -67,45 +82,66 @@ class Verbs(click.Group):
             formatter.write_dl(list(VERBS.items()))
 
 
-@click.group(cls=Verbs, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(
+    cls=Verbs,
+    subcommand_metavar="VERB [ARGS]...",
+    context_settings={"help_option_names": ["-h", "--help"]},
+)
 @click.version_option(__version__, prog_name="ratrain")
 def ratrain() -> None:
     """Train large language models on the hardware you really have.
 
-    Describe a model, a cluster and a memory budget; RATrain builds the training step as a
-    program over states, proves that it fits, and predicts its time before anything runs.
+    Describe a model, a cluster and a memory budget. RATrain finds a layout that fits,
+    proves that it does, predicts its time, trains, and compares the two.
 
     Every verb takes --json and --help.
     """
+    load_extensions()
 
 
 def main() -> None:
     """Run the command line; an error the user can mend is one message and a non-zero exit.
 
-    Where the reader of a pipe has gone (`| head`), click ends quietly with status 1.
+    Where the reader of a pipe has gone (`| head`), it ends quietly with status 1.
     """
     try:
-        status = ratrain.main(standalone_mode=False)
+        with remember_interrupts():
+            make_printable()
+            check_arguments(sys.argv[1:])
+            status = ratrain.main(standalone_mode=False)
+            write_out()
         sys.exit(status if isinstance(status, int) else 0)
-    except click.exceptions.Abort:
+    except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
         sys.exit(130)
-    except click.ClickException as error:
-        _show_json(type(error).__name__, error.format_message())
+    except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)
-    except RatrainError as error:
-        _show(error)
-        sys.exit(error.exit_code)
+    except BrokenPipeError:
+        drop_output()
+        sys.exit(1)
+    except (click.ClickException, RatrainError, OSError, MemoryError) as error:
+        told = as_error(error)
+        _show(told, type(error).__name__)
+        sys.exit(told.exit_code)
 
 
-def _show(error: RatrainError) -> None:
-    _show_json(type(error).__name__, error.what, error.place, error.fix)
-    click.echo(f"error: {error}", err=True)
-
-
-def _show_json(kind: str, what: str, place: str = "", fix: str = "") -> None:
-    """With --json an error is JSON on stdout too, so that a script never parses prose."""
+def _show(error: RatrainError, kind: str) -> None:
+    """The error on stderr; with --json as JSON on stdout too, so that scripts parse no prose."""
     if "--json" in sys.argv:
-        body = {"error": kind, "what": what, "place": place, "fix": fix}
-        click.echo(json.dumps(body, indent=2))
+        body = {"error": kind, **_fields(error), "more": [_fields(each) for each in error.more]}
+        try:
+            print_json("error", body)
+        except OSError:  # standard output is what is wrong
+            drop_output()
+    try:
+        for each in (error, *error.more):
+            click.echo(fitted_to_terminal(f"error: {each.alone}", sys.stderr), err=True)
+        if error.more:
+            click.echo(f"{1 + len(error.more)} errors", err=True)
+    except OSError:
+        os._exit(error.exit_code)  # nothing can be said anywhere
+
+
+def _fields(error: RatrainError) -> dict[str, str]:
+    return {"what": error.what, "place": error.place, "fix": error.fix}

@@ -2,22 +2,31 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from typing import Any
 
 import click
 
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import Whole
+
 
 @click.command()
 @click.argument("name", required=False)
-@click.option("--sequence", type=click.IntRange(1), default=2048, show_default=True, metavar="S")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option(
+    "--sequence",
+    type=Whole(1, 1 << 27),
+    default=2048,
+    show_default=True,
+    metavar="S",
+    help="Tokens per sequence.",
+)
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(name: str | None, sequence: int, as_json: bool) -> None:
     """List the models, or show one block by block.
 
-    NAME is a preset or the path of a Hugging Face config.json. FLOPs are per token, activations
-    and checkpoint for one sequence of S tokens in fp16.
+    NAME is a preset or the path of a Hugging Face config.json. FLOPs are per token; activations
+    are of one sequence of S tokens in fp16, all kept or with a checkpoint per layer only.
 
     \b
     Example: ratrain models qwen2.5-32b --sequence 4096
@@ -28,11 +37,17 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
 
     if name is None:
         rows = [model_summary(model_preset(each)) for each in model_names()]
-        click.echo(json.dumps(rows, indent=2) if as_json else _list(rows))
+        if as_json:
+            print_json("models", {"models": rows})
+        else:
+            click.echo(_list(rows))
         return
     model = load_config(Path(name)) if name.endswith(".json") else model_preset(name)
     details = model_details(model, sequence)
-    click.echo(json.dumps(details, indent=2) if as_json else _details(details))
+    if as_json:
+        print_json("models", details)
+    else:
+        click.echo(_details(details))
 
 
 def _list(rows: list[dict[str, Any]]) -> str:
@@ -56,7 +71,7 @@ def _details(model: dict[str, Any]) -> str:
     lines = [
         f"{model['name']}: {model['params']:,} parameters",
         f"source: {model['source']}",
-        f"per token at {model['sequence_length']} tokens, causal; one sequence, fp16",
+        f"FLOPs per token in sequences of {model['sequence_length']}; memory of one sequence, fp16",
         "",
         f"{'block':14}{'params':>10}{'FLOP fwd':>11}{'FLOP bwd':>11}"
         f"{'activations':>14}{'checkpoint':>13}",
@@ -75,6 +90,6 @@ def _details(model: dict[str, Any]) -> str:
             f"{format_count(row['forward_flops_per_token']):>11}"
             f"{format_count(row['backward_flops_per_token']):>11}{kept:>14}{saved:>13}"
         )
-    lines += ["", "kept by one layer:"]
+    lines += ["", "activations of one layer:"]
     lines += [f"  {k:16}{format_bytes(v):>10}" for k, v in model["layer_activation_bytes"].items()]
     return "\n".join(lines)

@@ -2,27 +2,31 @@
 
 from __future__ import annotations
 
-import json
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import NEW_FILE, OLD_FILE, Real, Whole
+
 if TYPE_CHECKING:
-    from ratrain.transport import Config, Tls
+    from ratrain.transport import Address, Config, Tls
+
+MATRIX_COLUMNS = 4
 
 
 @click.group()
 def command() -> None:
     """Measure the network between hosts.
 
-    First `serve` on every host, with the same secret file; then, with the files that they
-    write at hand, `check`. The last example tries it on one machine alone.
+    Start `serve` on every host with the same secret file; collect the address files that they
+    write; run `check` with them. The last example needs one machine only.
 
     \b
-    Examples (check takes --json):
+    Examples (all take --json):
       ratrain net serve --secret-file job.key --nics all --name a --out a.json
       ratrain net check --secret-file job.key --nics all a.json b.json
       ratrain net check --local 2 --tls
@@ -36,9 +40,13 @@ def _nics(text: str) -> str | tuple[str, ...]:
 def _config(
     secret_file: str, nics: str, name: str, provider: str, tls: Tls | None, timeout_s: float = 10.0
 ) -> Config:
+    from ratrain.readers.files import read_bytes
+    from ratrain.readers.limits import SMALL_BYTES
     from ratrain.transport import Config
 
-    secret = Path(secret_file).read_bytes().strip()
+    secret = read_bytes(Path(secret_file), SMALL_BYTES).strip()
+    if Path(secret_file).stat().st_mode & 0o077:
+        click.echo(f"note: other users can read {secret_file}: chmod 600 {secret_file}", err=True)
     providers = ("shm", "sock") if provider == "auto" else (provider,)
     return Config(secret, name, _nics(nics), providers, connect_timeout_s=timeout_s, tls=tls)
 
@@ -51,31 +59,35 @@ def _tls(*, tls: bool, certificate: str, key: str, authority: str) -> Tls | None
 
 _secret = click.option(
     "--secret-file",
-    type=click.Path(exists=True, dir_okay=False),
-    help="File with the job's secret (16 bytes or more).",
+    type=OLD_FILE,
+    help="File with a shared secret (16 bytes or more).",
 )
 _nics_option = click.option(
     "--nics",
     default="loopback",
     show_default=True,
-    help='"loopback", "all", or names or addresses of interfaces, with commas.',
+    help='"loopback", "all", or interfaces by name or address, separated by commas.',
 )
 _provider = click.option(
     "--provider",
     type=click.Choice(["auto", "sock", "shm"]),
     default="sock",
     show_default=True,
-    help='Which provider to measure; "auto" takes shm on the same host.',
+    help='Provider to measure; "auto" uses shm within a host.',
 )
 
 
 def _seal(function: Callable[..., None]) -> Callable[..., None]:
     """The options of TLS."""
     for option in (
-        click.option("--authority", default="", help="PEM: who signs the peers' certificates."),
-        click.option("--key", default="", help="PEM: the private key of --certificate."),
-        click.option("--certificate", default="", help="PEM: this host's (TLS with an authority)."),
-        click.option("--tls", is_flag=True, help="TLS 1.3 vouched for by the secret alone."),
+        click.option(
+            "--authority",
+            default="",
+            help="PEM file: the authority that signs the peers' certificates.",
+        ),
+        click.option("--key", default="", help="PEM file: the private key of --certificate."),
+        click.option("--certificate", default="", help="PEM file: this host's certificate."),
+        click.option("--tls", is_flag=True, help="TLS 1.3, authenticated by the secret alone."),
     ):
         function = option(function)
     return function
@@ -86,10 +98,17 @@ def _seal(function: Callable[..., None]) -> Callable[..., None]:
 @_nics_option
 @_provider
 @_seal
-@click.option("--name", required=True, help="This host's name in the matrix.")
-@click.option("--out", type=click.Path(dir_okay=False), required=True, help="Address file.")
+@click.option("--name", required=True, help="This host's name in the results.")
+@click.option("--out", type=NEW_FILE, required=True, help="Write the address to this file.")
 @click.option("--json", "as_json", is_flag=True, help="Print the address as JSON.")
-@click.option("--idle", default=600.0, show_default=True, help="End after so many idle seconds.")
+@click.option(
+    "--idle",
+    type=Real(0.1, 1e9),
+    metavar="S",
+    default=600.0,
+    show_default=True,
+    help="Stop after this many idle seconds.",
+)
 def serve(
     secret_file: str | None,
     nics: str,
@@ -100,48 +119,66 @@ def serve(
     idle: float,
     **tls: Any,
 ) -> None:
-    """Wait on this host to be measured.
+    """Wait to be measured by `ratrain net check`.
 
     \b
     Example:
-        head -c 32 /dev/urandom | base64 > job.key
+        (umask 077; head -c 32 /dev/urandom | base64 > job.key)
         ratrain net serve --secret-file job.key --nics eth0 --name a --out a.json
     """
     from ratrain.transport import Engine
-    from ratrain.transport.netcheck import Agent
+    from ratrain.transport.uses.netcheck import Agent
 
     if secret_file is None:
         raise click.UsageError(
-            "--secret-file is needed: head -c 32 /dev/urandom | base64 > job.key"
+            "--secret-file is missing; make one with: "
+            "(umask 077; head -c 32 /dev/urandom | base64 > job.key)"
         )
     with Engine(_config(secret_file, nics, name, provider, _tls(**tls))) as engine:
         agent = Agent(engine)
         Path(out).write_bytes(engine.address.to_bytes())
         if as_json:
-            click.echo(engine.address.to_bytes().decode())
+            print_json("net serve", {"address": engine.address.to_json()})
         else:
-            click.echo(f"{name} waits; its address is in {out}", err=True)
+            click.echo(f"{name} is waiting; its address is in {out}", err=True)
         agent.serve(idle)
 
 
 @command.command()
-@click.argument("addresses", nargs=-1, type=click.Path(exists=True, dir_okay=False))
+@click.argument("addresses", nargs=-1, type=OLD_FILE)
 @_secret
 @_nics_option
 @_provider
 @_seal
-@click.option("--local", type=click.IntRange(2, 16), help="Measure so many processes here.")
-@click.option("--mib", default=64, show_default=True, help="MiB to send for each message size.")
-@click.option("--timeout", "timeout_s", default=10.0, show_default=True, help="To reach a host.")
+@click.option(
+    "--local", type=Whole(2, 16), metavar="N", help="Measure between N processes of this machine."
+)
+@click.option(
+    "--mib",
+    type=Whole(1, 1 << 20),
+    metavar="N",
+    default=64,
+    show_default=True,
+    help="MiB to send per message size.",
+)
+@click.option(
+    "--timeout",
+    "timeout_s",
+    type=Real(0.1, 1e6),
+    metavar="S",
+    default=10.0,
+    show_default=True,
+    help="Seconds to wait for a host.",
+)
 @click.option(
     "--level",
     type=click.Choice(["host", "room", "site", "world"]),
     default="room",
     show_default=True,
-    help="What these hosts share: the link's name in a cluster file.",
+    help="The link's level in a cluster file.",
 )
-@click.option("--keep", is_flag=True, help="Leave the agents running.")
-@click.option("--json", "as_json", is_flag=True, help="Print the rows as JSON.")
+@click.option("--keep", is_flag=True, help="Leave the serving hosts running.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def check(
     addresses: tuple[str, ...],
     secret_file: str | None,
@@ -155,11 +192,12 @@ def check(
     as_json: bool,
     **tls: Any,
 ) -> None:
-    """Measure every pair of hosts: latency, bandwidth by size and NIC, bytes verified.
+    """Measure latency and bandwidth between every pair of hosts.
 
-    ADDRESSES are the files that `ratrain net serve` wrote. It never hangs: every step has a
-    deadline, and a pair that fails is shown with its error (exit code 5). The last lines
-    are the [links] of a cluster file (with --json: under "cluster").
+    Bandwidth is measured by message size and NIC; the bytes are verified. ADDRESSES are the
+    files that `ratrain net serve` wrote. Every measurement has a deadline; a pair that fails
+    is shown with its error (exit status 5). The last lines are the [links] of a cluster file
+    (with --json: under "cluster").
 
     \b
     Example:
@@ -167,66 +205,86 @@ def check(
     """
     import contextlib
 
-    from ratrain.transport import Address, Engine
-    from ratrain.transport.localnet import local_agents
-    from ratrain.transport.netcheck import check as measure
-    from ratrain.transport.netcheck import dismiss
+    from ratrain.cli.progress import progress
+    from ratrain.transport import Engine
+    from ratrain.transport.uses.localnet import local_agents
+    from ratrain.transport.uses.netcheck import check as measure
+    from ratrain.transport.uses.netcheck import dismiss
 
     with contextlib.ExitStack() as stack:
         if local is not None:
             secret_file, files = stack.enter_context(local_agents(local, provider, _tls(**tls)))
             addresses = tuple(files)
         if secret_file is None or len(addresses) < 2:
-            raise click.UsageError("give --secret-file and two address files or more, or --local 2")
-        agents = [Address.from_bytes(Path(a).read_bytes()) for a in addresses]
+            raise click.UsageError(
+                "give --secret-file and at least two address files, or --local 2"
+            )
+        agents = [_address(Path(file)) for file in addresses]
         engine = stack.enter_context(
             Engine(_config(secret_file, nics, "check", provider, _tls(**tls), timeout_s))
         )
-        shown = _progress if sys.stderr.isatty() else None
-        report = measure(engine, agents, mib << 20, shown, level)
+        with progress("measuring", "pairs") as tick:
+            report = measure(engine, agents, mib << 20, tick, level)
         if not keep:
             dismiss(engine, agents)
-    click.echo(json.dumps(report, indent=2)) if as_json else _show(report)
+    if as_json:
+        print_json("net check", report)
+    else:
+        _show(report)
     if any("error" in r or not r["verified"] for r in report["links"]):
         sys.exit(5)
 
 
-def _progress(done: int, total: int) -> None:
-    click.echo(f"\rpair {done + 1} of {total}", nl=done + 1 == total, err=True)
+def _address(path: Path) -> Address:
+    """The address of a file that `serve` wrote."""
+    from ratrain.errors import SpecError
+    from ratrain.readers.files import read_bytes
+    from ratrain.readers.limits import SMALL_BYTES
+    from ratrain.transport import Address
+
+    try:
+        return Address.from_bytes(read_bytes(path, SMALL_BYTES))
+    except SpecError as error:
+        place = error.place if str(path) in error.place else str(path)
+        fix = error.fix or "give a file that `ratrain net serve` wrote"
+        raise SpecError(error.what, place=place, fix=fix) from error
 
 
 def _show(report: dict[str, Any]) -> None:
-    from rich.console import Console
-    from rich.table import Table
+    from textwrap import fill
 
-    from ratrain.transport.netcheck import links_toml
+    from ratrain.transport.uses.netcheck import links_toml
 
-    names = report["agents"]
-    by_pair = {(r["from"], r["to"]): r for r in report["links"]}
-    table = Table(title="from row to column: GB/s, and half round trip of 1 KiB in us")
-    table.add_column("")
-    for name in names:
-        table.add_column(name, justify="right")
-    for source in names:
-        cells = [_cell(by_pair.get((source, target))) for target in names]
-        table.add_row(source, *cells)
-    console = Console(width=80)
-    console.print(table)
+    click.echo("\n".join(_matrix(report)))
     for row in report["links"]:
+        click.echo()
         if "error" in row:
-            console.print(f"{row['from']} -> {row['to']}: {row['error']}", style="red")
+            text = f"{row['from']} -> {row['to']}: {row['error']}"
+            click.echo(click.style(fill(text, 79, subsequent_indent="  "), fg="red"))
             continue
-        rates = "  ".join(
+        rates = ", ".join(
             f"{r['size_bytes'] >> 10} KiB {r['rate_bytes_per_s'] / 1e9:.2f}" for r in row["sizes"]
         )
-        verified = "bytes verified" if row["verified"] else "[red]BYTES DIFFER[/red]"
-        console.print(
-            f"{row['from']} -> {row['to']} ({row['provider']}), GB/s: {rates}; {verified}"
-        )
+        verified = "bytes verified" if row["verified"] else "BYTES DIFFER"
+        click.echo(f"{row['from']} -> {row['to']} ({row['provider']}): {verified}")
+        click.echo(fill(f"GB/s by message size: {rates}", 79, initial_indent="  "))
         for nic in row["nics"]:
-            console.print(f"   {nic['nic']}: {nic['rate_bytes_per_s'] / 1e9:.2f} GB/s")
+            click.echo(f"  {nic['nic']}: {nic['rate_bytes_per_s'] / 1e9:.2f} GB/s")
     if "cluster" in report:
         click.echo(f"\n# for a cluster file\n{links_toml(report)}")
+
+
+def _matrix(report: dict[str, Any]) -> Iterator[str]:
+    """Every pair; a few columns at a time, so that many hosts fit 80 columns too."""
+    names = report["agents"]
+    by_pair = {(row["from"], row["to"]): row for row in report["links"]}
+    yield "from row to column: GB/s, and half the round trip of 1 KiB in us"
+    for first in range(0, len(names), MATRIX_COLUMNS):
+        shown = names[first : first + MATRIX_COLUMNS]
+        yield f"{'':16}" + "".join(f"{name[:15]:>16}" for name in shown)
+        for source in names:
+            cells = (_cell(by_pair.get((source, target))) for target in shown)
+            yield f"{source[:15]:16}" + "".join(f"{cell:>16}" for cell in cells)
 
 
 def _cell(row: dict[str, Any] | None) -> str:

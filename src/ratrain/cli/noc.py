@@ -10,9 +10,9 @@ from ratrain.cli.noc_run import collective, sweep
 
 @click.group()
 def command() -> None:
-    """Inside the chip: a mesh network with multicast, reductions and barriers.
+    """Simulate a chip's mesh network with multicast, reductions and barriers.
 
-    A cycle-exact simulator of the routers, and the published models beside it.
+    A cycle-exact simulator of the routers, and published models to compare with.
 
     \b
     Examples (each takes --json):

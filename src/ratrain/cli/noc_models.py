@@ -6,7 +6,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from ratrain.cli.noc_options import JSON, one_of, print_json, progress
+from ratrain.cli.json_output import print_json
+from ratrain.cli.noc_options import JSON, one_of
+from ratrain.cli.progress import progress
 
 if TYPE_CHECKING:
     from ratrain.chip.noc.energy import EnergyPoint
@@ -21,18 +23,19 @@ if TYPE_CHECKING:
     type=click.Choice(["published", "arxiv", "rtl", "all"]),
     default="all",
     show_default=True,
-    help="whose assumptions",
+    help="whose assumptions to use",
 )
 @click.option(
     "--simulate",
     type=click.Choice(["4", "8", "16", "32"]),
-    help="also run it on the simulated mesh of this size, with real tiles",
+    help="also simulate a mesh of this size, with real tiles",
 )
 @JSON
 def gemm(dataflow: str, basis: str, simulate: str | None, as_json: bool) -> None:
-    """Matrix multiply on 4x4 to 256x256 clusters, with and without collectives.
+    """Model matrix multiplication on 4x4 to 256x256 clusters.
 
-    summa multicasts tiles, fcl (fused concat-linear) reduces partial results.
+    summa multicasts tiles; fcl (fused concat-linear) reduces partial results; each is
+    modelled with software and with hardware collectives.
 
     \b
     Example: ratrain noc gemm summa --basis rtl --simulate 8
@@ -48,11 +51,12 @@ def gemm(dataflow: str, basis: str, simulate: str | None, as_json: bool) -> None
     runs = _simulate_gemm(flow, int(simulate)) if simulate else []
     if as_json:
         print_json(
+            "noc gemm",
             {
                 "dataflow": flow,
                 "models": {b: [_gemm_json(p) for p in points] for b, points in tables.items()},
                 "simulated": runs,
-            }
+            },
         )
         return
     for b, points in tables.items():
@@ -68,7 +72,7 @@ def gemm(dataflow: str, basis: str, simulate: str | None, as_json: bool) -> None
                 f"{100 * p.utilisation:6.0f}%{_energy(p).ratio:8.3f}"
             )
         click.echo()
-    click.echo("energy: software over hardware, one iteration of the whole mesh\n")
+    click.echo("energy: software / hardware, for one iteration of the whole mesh\n")
     if flow == "summa" and len(tables) > 1:
         click.echo("compute-bound with hardware collectives up to:")
         for b, points in tables.items():
@@ -78,10 +82,11 @@ def gemm(dataflow: str, basis: str, simulate: str | None, as_json: bool) -> None
             "The published models charge the hardware 1 cycle per hop, the software a fixed\n"
             "barrier. The routers take 2 cycles each way, so both get slower with distance."
         )
-    for one in runs:
+    for result in runs:
         click.echo(
-            f"simulated {one['mesh']}x{one['mesh']} {one['name']:<20}{one['cycles']:>7.0f} cycles"
-            f"{100 * one['busy']:4.0f}% busy, {one['clusters_checked']} checked"
+            f"simulated {result['mesh']}x{result['mesh']} {result['name']:<20}"
+            f"{result['cycles']:>7.0f} cycles"
+            f"{100 * result['busy']:4.0f}% busy, {result['clusters_checked']} checked"
         )
 
 
@@ -115,8 +120,9 @@ def _simulate_gemm(flow: Dataflow, size: int) -> list[dict[str, Any]]:
     ways = [(hardware, buffers) for hardware in (False, True) for buffers in (2, 3)]
     if flow == "fcl":
         ways = [(False, 0), (True, 0)]
-    found: list[dict[str, Any]] = []
-    with progress(len(ways), "simulations") as advance:
+    results: list[dict[str, Any]] = []
+    with progress("simulating", "runs") as report:
+        report(0, len(ways))
         for hardware, buffers in ways:
             name = "hardware" if hardware else "software"
             if flow == "fcl":
@@ -124,7 +130,7 @@ def _simulate_gemm(flow: Dataflow, size: int) -> list[dict[str, Any]]:
             else:
                 name += f", {buffers} buffers"
                 run = simulation.simulate_summa(chip, hardware=hardware, buffers=buffers)
-            found.append(
+            results.append(
                 {
                     "name": name,
                     "mesh": size,
@@ -133,15 +139,15 @@ def _simulate_gemm(flow: Dataflow, size: int) -> list[dict[str, Any]]:
                     "clusters_checked": run.clusters_checked,
                 }
             )
-            advance()
-    return found
+            report(len(results), len(ways))
+    return results
 
 
 @click.command()
-@click.option("--models-only", is_flag=True, help="leave the simulator out (needs no compiler)")
+@click.option("--models-only", is_flag=True, help="skip the simulator (needs no compiler)")
 @JSON
 def reproduce(models_only: bool, as_json: bool) -> None:
-    """Every published figure beside ours, by version of the claim.
+    """Compare every published figure with ours.
 
     \b
     Example: ratrain noc reproduce --json
@@ -149,28 +155,30 @@ def reproduce(models_only: bool, as_json: bool) -> None:
     from dataclasses import asdict
 
     from ratrain.chip.noc import area
-    from ratrain.chip.noc.reproduce import model_figures, simulated_figures
+    from ratrain.chip.noc.reproduce import SIMULATED_FIGURES, model_figures, simulated_figures
 
     figures = model_figures()
     if not models_only:
-        with progress(12, "simulated figures") as advance:
-            for figure in simulated_figures():
+        with progress("simulating", "figures") as report:
+            report(0, SIMULATED_FIGURES)
+            for done, figure in enumerate(simulated_figures(), start=1):
                 figures.append(figure)
-                advance()
+                report(done, SIMULATED_FIGURES)
     if as_json:
         print_json(
+            "noc reproduce",
             {
                 "figures": [_figure_json(f) for f in figures],
                 "router_area": [asdict(row) for row in area.router_area()],
-            }
+            },
         )
         return
     click.echo(f"{'':<48}{'published':>10}{'ours':>9}{'':>9}")
     for figure in figures:
         _print_figure(figure)
     misses = sum(not f.matches for f in figures)
-    click.echo(f"\n{len(figures) - misses} of {len(figures)} within the published rounding;")
-    click.echo("each of the others carries its reason.")
+    click.echo(f"\n{len(figures) - misses} of {len(figures)} agree to the published digits;")
+    click.echo("each of the others says why it differs.")
     click.echo("\nrouter area, kGE (arXiv v2):")
     for row in area.router_area():
         click.echo(
@@ -214,7 +222,7 @@ def _figure_json(figure: Figure) -> dict[str, Any]:
 @click.command()
 @JSON
 def costs(as_json: bool) -> None:
-    """Fitted costs of the collectives, for a planner.
+    """Print the fitted costs of the collectives.
 
     cycles = L (alpha + beta beats + hop distance), with L = 1 in hardware and the number of
     levels of a software tree. Measured on the simulated chip.
@@ -228,7 +236,10 @@ def costs(as_json: bool) -> None:
 
     table = collective_costs()
     if as_json:
-        print_json([{**asdict(c), "form": c.form.name.lower()} for c in table])
+        print_json(
+            "noc costs",
+            {"costs": [{**asdict(c), "form": c.form.name.lower()} for c in table]},
+        )
         return
     click.echo(
         f"{'collective':<19}{'format':<8}{'contention':<18}{'alpha':>7}{'beta':>7}{'hop':>6}"

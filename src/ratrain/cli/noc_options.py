@@ -1,40 +1,42 @@
-"""What the verbs of `ratrain noc` share: parsing options, writing pictures, progress."""
+"""What the verbs of `ratrain noc` share: parsing options, writing pictures."""
 
 from __future__ import annotations
 
-import json
 import re
-import time
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, TypeVar
 
 import click
 
+from ratrain.cli.options import Whole
 from ratrain.errors import SpecError
 
 if TYPE_CHECKING:
     from ratrain.chip.noc.spec import RouterSpec
 
 T = TypeVar("T", bound=str)
-JSON = click.option("--json", "as_json", is_flag=True, help="print JSON instead of tables")
+JSON = click.option(
+    "--json", "as_json", is_flag=True, help="print JSON instead of tables; keys name their unit"
+)
 
 
 def parse_shape(text: str) -> tuple[int, int]:
     """'8x8' -> (8, 8)."""
-    found = re.fullmatch(r"(\d+)x(\d+)", text)
-    if not found:
-        raise SpecError(f"{text!r} is not a shape", place="shape", fix="write columns x rows: 4x4")
-    return int(found[1]), int(found[2])
+    parts = re.fullmatch(r"(\d+)x(\d+)", text)
+    if not parts:
+        raise SpecError(
+            f"{text!r} is not a shape", place="shape", fix="write columns x rows, e.g. 4x4"
+        )
+    return int(parts[1]), int(parts[2])
 
 
 def parse_size(text: str) -> int:
     """'4KiB', '4K' or '4096' -> 4096."""
-    found = re.fullmatch(r"(\d+)\s*(?:([KM])(?:iB)?|B)?", text)
-    if not found:
+    parts = re.fullmatch(r"(\d+)\s*(?:([KM])(?:iB)?|B)?", text)
+    if not parts:
         raise SpecError(f"{text!r} is not a size", place="--size", fix="write 4096, 4KiB or 1MiB")
-    return int(found[1]) * {"K": 1024, "M": 1 << 20}.get(found[2] or "", 1)
+    return int(parts[1]) * {"K": 1024, "M": 1 << 20}.get(parts[2] or "", 1)
 
 
 def parse_loads(text: str) -> list[float]:
@@ -57,15 +59,29 @@ def parse_loads(text: str) -> list[float]:
 def router_options(command: Callable[..., None]) -> Callable[..., None]:
     """The options that describe a router."""
     for option in (
-        click.option("--fifo", default=2, show_default=True, help="flits per queue (in and out)"),
-        click.option("--vcs", default=1, show_default=True, help="virtual channels"),
-        click.option("--link-stages", default=0, show_default=True, help="extra cycles per hop"),
+        click.option(
+            "--fifo",
+            type=Whole(1, 1024),
+            default=2,
+            show_default=True,
+            help="flits per queue (in and out)",
+        ),
+        click.option(
+            "--vcs", type=Whole(1, 16), default=1, show_default=True, help="virtual channels"
+        ),
+        click.option(
+            "--link-stages",
+            type=Whole(0, 64),
+            default=0,
+            show_default=True,
+            help="extra cycles per hop",
+        ),
         click.option(
             "--fork",
             type=click.Choice(["async", "lockstep"]),
             default="async",
             show_default=True,
-            help="whether branches of a multicast may leave apart",
+            help="async: branches of a multicast may leave at different times",
         ),
     ):
         command = option(command)
@@ -90,17 +106,14 @@ def one_of(choices: tuple[T, ...], value: str) -> T:
     for choice in choices:
         if choice == value:
             return choice
-    raise SpecError(f"{value!r} is not known here", place="option", fix="use " + ", ".join(choices))
+    raise SpecError(
+        f"{value!r} is not a valid choice", place="option", fix="use " + ", ".join(choices)
+    )
 
 
 def power_of_two(count: int) -> int:
     """The smallest power of two that is at least `count`."""
     return 1 << max(0, count - 1).bit_length()
-
-
-def print_json(value: object) -> None:
-    """One JSON document on stdout."""
-    click.echo(json.dumps(value, indent=2))
 
 
 def write(path: Path, text: str) -> None:
@@ -109,43 +122,6 @@ def write(path: Path, text: str) -> None:
         path.write_text(text)
     except OSError as error:
         raise SpecError(
-            f"cannot write: {error.strerror}", place=str(path), fix="name a writable file"
+            f"cannot write: {error.strerror}", place=str(path), fix="choose a writable file"
         ) from error
     click.echo(f"wrote {path}", err=True)
-
-
-@contextmanager
-def progress(total: int, what: str) -> Generator[Callable[[], None]]:
-    """A bar on stderr with rate and time left, gone at the end; call the result after each item."""
-    from rich.console import Console
-    from rich.progress import (
-        BarColumn,
-        MofNCompleteColumn,
-        Progress,
-        TextColumn,
-        TimeElapsedColumn,
-        TimeRemainingColumn,
-    )
-
-    console = Console(stderr=True)
-    bar = Progress(
-        TextColumn(what),
-        BarColumn(bar_width=24),
-        MofNCompleteColumn(),
-        TextColumn("{task.fields[rate]}"),
-        TimeElapsedColumn(),
-        TextColumn("left"),
-        TimeRemainingColumn(),
-        console=console,
-        transient=True,
-        disable=not console.is_terminal,
-    )
-    with bar:
-        task = bar.add_task(what, total=total, rate="")
-        started = time.monotonic()
-
-        def advance() -> None:
-            done = bar.tasks[0].completed + 1
-            bar.update(task, advance=1, rate=f"{done / (time.monotonic() - started):.1f}/s")
-
-        yield advance

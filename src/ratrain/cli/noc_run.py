@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from itertools import count
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.cli.json_output import print_json
 from ratrain.cli.noc_options import (
     JSON,
     one_of,
@@ -14,12 +16,12 @@ from ratrain.cli.noc_options import (
     parse_shape,
     parse_size,
     power_of_two,
-    print_json,
-    progress,
     router,
     router_options,
     write,
 )
+from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
+from ratrain.cli.progress import progress
 from ratrain.errors import SpecError
 
 if TYPE_CHECKING:
@@ -38,35 +40,40 @@ if TYPE_CHECKING:
 )
 @click.option(
     "--packet-flits",
-    type=click.IntRange(min=1),
+    type=Whole(1, 4096),
+    metavar="N",
     default=1,
     show_default=True,
     help="flits per packet",
 )
 @click.option(
     "--hotspot-share",
-    type=click.FloatRange(0, 1),
+    type=Real(0, 1),
+    metavar="X",
     default=0.1,
     show_default=True,
-    help="of packets to the hot node",
+    help="fraction of packets sent to the hot node",
 )
 @click.option(
     "--loads",
     default="0.05:0.4:0.05",
     show_default=True,
-    help="flits per node and cycle: a list, or first:last:step",
+    help="flits per node and cycle: a list or first:last:step",
 )
 @click.option(
     "--window",
-    type=click.IntRange(min=1),
+    type=Whole(1, 10_000_000),
+    metavar="N",
     default=8000,
     show_default=True,
-    help="measured cycles per load",
+    help="cycles measured per load",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, show_default=True)
+@click.option(
+    "--seed", type=Whole(0, MOST_SEED), default=0, show_default=True, help="seed of the traffic"
+)
 @router_options
-@click.option("--svg", type=click.Path(path_type=Path), help="write the curve")
-@click.option("--heat", type=click.Path(path_type=Path), help="write the last load's link heat map")
+@click.option("--svg", type=PATH, help="draw the curve (SVG)")
+@click.option("--heat", type=PATH, help="draw the last load's link heat map (SVG)")
 @JSON
 def sweep(
     mesh: str,
@@ -84,7 +91,7 @@ def sweep(
     heat: Path | None,
     as_json: bool,
 ) -> None:
-    """Latency and throughput as the offered load grows.
+    """Measure latency and throughput as the offered load grows.
 
     \b
     Example: ratrain noc sweep --mesh 8x8 --loads 0.1,0.2,0.3 --svg curve.svg
@@ -96,8 +103,12 @@ def sweep(
     spec = MeshSpec(columns, rows, router=router(fifo, vcs, link_stages, fork))
     kind = traffic.Traffic(one_of(traffic.PATTERNS, pattern), packet_flits, hotspot_share, seed)
     wanted = parse_loads(loads)
-    with progress(len(wanted), "loads") as advance:
-        points = traffic.sweep(spec, kind, wanted, window=window, each=lambda _: advance())
+    ordinal, total = count(1), len(wanted) + 1  # the last one is saturation
+    with progress("simulating", "loads") as report:
+        report(0, total)
+        points = traffic.sweep(
+            spec, kind, wanted, window=window, each=lambda _: report(next(ordinal), total)
+        )
         full = traffic.saturation(spec, kind, window=window)
     if svg:
         line = [(p.offered, p.mean_latency_cycles) for p in points]
@@ -113,7 +124,12 @@ def sweep(
         rows_out = [{f: getattr(p, f) for f in fields.split()} for p in points]
         speed = sum(p.cycles for p in points) / max(1e-9, sum(p.cpu_s for p in points))
         print_json(
-            {"points": rows_out, "saturation": full.accepted, "cycles_per_cpu_second": round(speed)}
+            "noc sweep",
+            {
+                "points": rows_out,
+                "saturation": full.accepted,
+                "cycles_per_cpu_second": round(speed),
+            },
         )
         return
     click.echo(f"{mesh} mesh, {pattern} traffic, {packet_flits}-flit packets; flits/node/cycle\n")
@@ -124,7 +140,9 @@ def sweep(
             f"{p.offered:8.3f}{p.accepted:10.4f}{p.mean_latency_cycles:10.1f}"
             f"{p.p99_latency_cycles:8.0f}{p.busiest_link:14.3f}{mark}"
         )
-    click.echo(f"\nsaturation: {full.accepted:.4f} accepted when every node always has more")
+    click.echo(
+        f"\nsaturation: {full.accepted:.4f} accepted when every node always has more to send"
+    )
     click.echo(f"\nlink load at {wanted[-1]}, percent of the busier direction:\n")
     click.echo(picture.heat_text(spec, last))
 
@@ -137,19 +155,20 @@ def sweep(
     ),
 )
 @click.option("--shape", default="4x4", show_default=True, help="clusters, columns x rows")
-@click.option("--size", default="4KiB", show_default=True, help="payload of each cluster")
+@click.option("--size", default="4KiB", show_default=True, help="bytes per cluster")
 @click.option(
     "--algorithm",
     default="all",
     show_default=True,
-    help="hw, tree, seq (pipelined chain), naive, or all",
+    help="hw, tree, seq (pipelined chain), naive or all",
 )
 @click.option(
     "--batches",
-    type=click.IntRange(min=1),
+    type=Whole(1, 4096),
+    metavar="N",
     default=4,
     show_default=True,
-    help="pieces of a software pipeline",
+    help="pieces that software pipelines",
 )
 @click.option("--op", default="add", show_default=True, help="add, mul, min, max, umin, umax")
 @click.option("--format", "form", default="fp64", show_default=True, help="fp64 .. fp8, int64 ..")
@@ -158,13 +177,13 @@ def sweep(
     type=click.Choice(["rtl080", "kinput", "ideal"]),
     default="rtl080",
     show_default=True,
-    help="the reduction unit: 2 inputs, k inputs in turn, all at once",
+    help="reduction unit: 2 inputs, k inputs in turn, or all at once",
 )
-@click.option("--no-dca", is_flag=True, help="routers without arithmetic")
+@click.option("--no-dca", is_flag=True, help="routers do no arithmetic")
 @click.option("--from-memory", is_flag=True, help="multicast from the memory tile")
 @router_options
-@click.option("--heat", type=click.Path(path_type=Path), help="write a link heat map (SVG)")
-@click.option("--steps", type=click.Path(path_type=Path), help="write a step view (HTML)")
+@click.option("--heat", type=PATH, help="draw a link heat map (SVG)")
+@click.option("--steps", type=PATH, help="write a page to step through it (HTML)")
 @JSON
 def collective(
     kind: str,
@@ -185,9 +204,9 @@ def collective(
     steps: Path | None,
     as_json: bool,
 ) -> None:
-    """One collective on the simulated chip, in hardware and software.
+    """Run one collective, in hardware and in software.
 
-    Values travel with the flits; what arrives is compared with numpy bit for bit.
+    On the simulated chip, flits carry values; the results are compared with numpy's, bit by bit.
 
     \b
     Example: ratrain noc collective multicast --shape 4x4 --size 8KiB \\
@@ -203,7 +222,7 @@ def collective(
     columns, rows = parse_shape(shape)
     names = {f.name.lower(): f for f in Format}
     if form not in names:
-        raise SpecError(f"no format {form!r}", place="--format", fix="use " + ", ".join(names))
+        raise SpecError(f"unknown format {form!r}", place="--format", fix="use " + ", ".join(names))
     spec = replace(
         router(fifo, vcs, link_stages, fork),
         reduction=unit,
@@ -219,11 +238,12 @@ def collective(
     if no_dca and algorithm == "all" and name in ("reduce", "all-reduce", "reduce-scatter"):
         wanted = tuple(a for a in wanted if a != "hw")
     outcomes: list[Outcome] = []
-    with progress(len(wanted), "algorithms") as advance:
-        for one in wanted:
+    with progress("simulating", "algorithms") as report:
+        report(0, len(wanted))
+        for chosen in wanted:
             request = collectives.Request(
                 name,
-                one,
+                chosen,
                 parse_size(size),
                 columns,
                 rows,
@@ -235,10 +255,10 @@ def collective(
             outcomes.append(
                 collectives.collective(chip, request, trace=bool(steps) and not outcomes)
             )
-            advance()
+            report(len(outcomes), len(wanted))
     if not outcomes:
         raise SpecError(
-            f"{kind} needs the routers' arithmetic", place="--no-dca", fix="leave --no-dca out"
+            f"{kind} needs the routers' arithmetic", place="--no-dca", fix="remove --no-dca"
         )
     first = outcomes[0]
     title = f"{kind} ({first.request.algorithm}) of {size} on {shape}, {first.cycles} cycles"
@@ -248,7 +268,7 @@ def collective(
     if steps:
         write(steps, picture.steps_html(first.run, title))
     if as_json:
-        print_json([_outcome_json(o) for o in outcomes])
+        print_json("noc collective", {"outcomes": [_outcome_json(o) for o in outcomes]})
         return
     _print_outcomes(kind, shape, size, outcomes)
     wide = chip.mesh.plane("wide")
@@ -276,13 +296,15 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
 
 
 def _print_outcomes(kind: str, shape: str, size: str, outcomes: list[Outcome]) -> None:
+    from ratrain.describe.units import counted
+
     what = kind if kind == "barrier" else f"{kind} of {size}"
     click.echo(f"{what} on {shape} clusters\n")
     click.echo(f"{'algorithm':<11}{'cycles':>8}{'slower':>8}{'flits':>10}{'combines':>10}  values")
     best = min(o.cycles for o in outcomes)
     for o in outcomes:
-        count = f"{o.values_checked} cluster" + "s" * (o.values_checked > 1)
-        checked = f"{count} equal numpy" if o.values_checked else "-"
+        clusters = counted(o.values_checked, "cluster")
+        checked = f"{clusters} equal to numpy" if o.values_checked else "-"
         click.echo(
             f"{o.request.algorithm:<11}{o.cycles:8}{o.cycles / best:7.2f}x"
             f"{o.run.ejected_flits:10}{int(o.run.combines.sum()):10}  {checked}"

@@ -2,28 +2,47 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH, Whole
+
 
 @click.command()
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write the plan (JSON).")
-@click.option("--top", type=click.IntRange(1, 24), default=5, show_default=True, metavar="N")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
-def command(job: Path, output: Path | None, top: int, as_json: bool) -> None:
-    """Find how to lay a job out: pipeline, data and tensor degrees, layers per stage,
-    micro-batch, who owns which state, and what each stage keeps or computes again.
+@click.argument("job", type=PATH)
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    help="Write the fastest plan to a file (JSON).",
+)
+@click.option(
+    "--top",
+    type=Whole(1, 24),
+    default=5,
+    show_default=True,
+    metavar="N",
+    help="Show the N fastest plans.",
+)
+@set_values
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
+def command(
+    job: Path, output: Path | None, top: int, overrides: tuple[str, ...], as_json: bool
+) -> None:
+    """Find a layout that fits and is fast: pipeline, data and tensor degrees, layers per
+    stage, micro-batch, sharding level, and which activations are kept or recomputed.
 
-    JOB is a job file (.toml). Its [layout] and micro-batch are ignored: they are what is looked
-    for. What [schedule] says is kept. The plan is proved to fit; `ratrain simulate PLAN.json`
-    takes it as it is, and it may be edited. The exit status is 3 where nothing fits.
+    JOB is a job file (.toml). Its [layout] and micro-batch are ignored; its [schedule] is kept.
+    The plan is proved to fit. A plan file may be edited; `ratrain simulate` and
+    `ratrain train --plan` take it. The exit status is 3 if nothing fits.
 
     \b
     Examples:
       ratrain plan examples/qwen32b-mt3000.toml -o qwen32b.json
+      ratrain plan examples/qwen32b-mt3000.toml --set cluster.devices=128
       ratrain simulate qwen32b.json
       ratrain explain qwen32b.json
     """
@@ -36,16 +55,16 @@ def command(job: Path, output: Path | None, top: int, as_json: bool) -> None:
     from ratrain.plan.tables import search_json, search_text
     from ratrain.timeline.timeline import write_whole
 
-    described = replace(load_job(job), layout=None)
+    described = replace(load_job(job, overrides), layout=None)
     with progress("simulating", "plans") as report:
-        found = planned(described, report)
+        plans = planned(described, report)
     if output is not None:
-        best = found.best
+        best = plans.best
         written = plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
         write_whole(output, write_plan(written))
     if as_json:
-        click.echo(json.dumps(search_json(found, top), indent=2))
+        print_json("plan", search_json(plans, top))
     else:
-        click.echo("\n".join(search_text(found, top)))
+        click.echo("\n".join(search_text(plans, top)))
         if output is not None:
-            click.echo(f"written to {output}; explain it with: ratrain explain {output}")
+            click.echo(f"wrote {output}; see why with: ratrain explain {output}")

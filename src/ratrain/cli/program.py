@@ -2,34 +2,41 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 import click
 
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH
+
 
 @click.command()
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option("--schedule", metavar="NAME", help="Another strategy than the job's, by name.")
-@click.option("--without", multiple=True, metavar="PASS", help="Leave a pass out.")
+@click.argument("job", type=PATH)
+@click.option("--schedule", metavar="NAME", help="Use this strategy, not the job's.")
+@click.option(
+    "--without", multiple=True, metavar="PASS", help="Leave out a pass, as in `simulate`."
+)
 @click.option(
     "--form",
     type=click.Choice(["picture", "text", "csv", "csv-comms"]),
     default="picture",
     show_default=True,
-    help="picture: rank by time; text: all of it, parses back; csv: for PyTorch pipelining.",
+    help="picture: a row per rank; text: complete, for `verify`; csv: for PyTorch pipelining.",
 )
-@click.option("-o", "--output", type=click.Path(path_type=Path), help="Write to a file.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option("-o", "--output", type=PATH, help="Write to a file.")
+@set_values
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
     job: Path,
     schedule: str | None,
     without: tuple[str, ...],
     form: str,
     output: Path | None,
+    overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Build the program of a job: every op of one step, rank by rank and lane by lane.
+    """Build the program of a job: every op of one step, by rank and lane (stream).
 
     \b
     Examples:
@@ -38,15 +45,19 @@ def command(
       ratrain verify small.program
     """
     from ratrain.cli.jobs import case_of_file
+    from ratrain.cli.progress import progress
+    from ratrain.describe.units import counted
     from ratrain.program.csv import write_csv
     from ratrain.program.grid import draw
     from ratrain.program.text import write_text
     from ratrain.timeline.timeline import write_whole
 
-    case = case_of_file(job, schedule, without)
-    program = case.program
+    case = case_of_file(job, schedule, without, overrides)
+    with progress("building the program"):
+        proved = case.proved
+        program = proved.short if form == "text" else case.program
     if form == "text":
-        shown = write_text(program)
+        shown = write_text(proved.program)
     elif form == "picture":
         shown = "\n".join([*case.headline(), "", *draw(program)])
     else:
@@ -57,14 +68,15 @@ def command(
         body = {
             "job": case.facts(),
             "passes": list(program.passes),
-            "ops": len(program.table),
+            "ops": proved.program_ops,
             "ranks": program.setup.ranks,
             "form": form,
             "output": str(output) if output else None,
             "program": shown,
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json("program", body)
     elif output is None:
         click.echo(shown.rstrip("\n"))
     else:
-        click.echo(f"{len(program.table):,} ops of {program.setup.ranks} ranks in {output}")
+        ranks = counted(program.setup.ranks, "rank")
+        click.echo(f"wrote {output}: {counted(proved.program_ops, 'op')} of {ranks}")

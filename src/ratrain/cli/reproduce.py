@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import asdict
+from itertools import chain
 from typing import TYPE_CHECKING
 
 import click
+
+from ratrain.cli.json_output import print_json
 
 if TYPE_CHECKING:
     from ratrain.reproduce.ratrain_paper import Row
@@ -14,13 +16,14 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("section", required=False)
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(section: str | None, as_json: bool) -> None:
-    """Run the RATrain paper's evaluation through the simulator, with one mt3000 preset and no
-    knob per row: published value, ours, difference. Nothing is hidden; docs/reproduction.md says
-    why ours and theirs part.
+    """Simulate the RATrain paper's evaluation with one mt3000 preset and nothing tuned per row;
+    print the published value, ours, and the difference. docs/reproduction.md explains the
+    differences.
 
-    SECTION is one of main, ablation, memory, scale-out, planner, sensitivity; all if left out.
+    SECTION is main, ablation, memory, as-trained, scale-out, planner or
+    sensitivity. [default: all]
 
     \b
     Example: ratrain reproduce memory
@@ -28,19 +31,21 @@ def command(section: str | None, as_json: bool) -> None:
     from ratrain.cli.progress import progress
     from ratrain.describe.strict import nearest
     from ratrain.errors import SpecError
-    from ratrain.reproduce.ratrain_paper import ASSUMED, SECTIONS
+    from ratrain.reproduce.ratrain_paper import ASSUMED, ROWS, SECTIONS
 
     if section is not None and section not in SECTIONS:
-        raise SpecError(f"no section {section!r}", fix=nearest(section, list(SECTIONS)))
+        raise SpecError(f"unknown section {section!r}", fix=nearest(section, list(SECTIONS)))
     names = [section] if section else list(SECTIONS)
     rows: list[Row] = []
-    with progress("reproducing", "sections") as report:
-        for done, name in enumerate(names):
-            report(done, len(names))
-            rows += SECTIONS[name]()
+    total = sum(ROWS[name] for name in names)
+    with progress("reproducing", "rows") as report:
+        report(0, total)
+        for row in chain.from_iterable(SECTIONS[name]() for name in names):
+            rows.append(row)
+            report(len(rows), total)
     if as_json:
         body = [{**asdict(row), "difference": row.difference} for row in rows]
-        click.echo(json.dumps({"rows": body, "assumed": list(ASSUMED)}, indent=2))
+        print_json("reproduce", {"rows": body, "assumed": list(ASSUMED)})
         return
     title = ""
     for row in rows:

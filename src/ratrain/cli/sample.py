@@ -2,19 +2,53 @@
 
 from __future__ import annotations
 
-import json
+from collections.abc import Iterable
+from itertools import takewhile
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import MOST_SEED, MOST_STEPS, PATH, Real, Whole
+
+if TYPE_CHECKING:
+    from ratrain.corpus.tokenizer import Tokenizer
+
 
 @click.command()
-@click.argument("model", type=click.Path(path_type=Path), metavar="RUN|HF_FOLDER")
-@click.option("--prompt", required=True, metavar="TEXT", help="The text to go on with.")
-@click.option("--tokens", type=click.IntRange(1), default=100, show_default=True)
-@click.option("--temperature", type=click.FloatRange(0), default=0.0, help="0: the likeliest. [0]")
-@click.option("--seed", type=click.IntRange(0), default=0, show_default=True)
-@click.option("--step", type=click.IntRange(0), help="Of a run: this checkpoint. [the newest]")
+@click.argument("model", type=PATH, metavar="RUN|HF_FOLDER")
+@click.option("--prompt", required=True, metavar="TEXT", help="The text to continue.")
+@click.option(
+    "--tokens",
+    type=Whole(1, 1_000_000),
+    metavar="N",
+    default=100,
+    show_default=True,
+    help="Tokens to generate at most.",
+)
+@click.option(
+    "--temperature",
+    type=Real(0, 1e6),
+    metavar="T",
+    default=0.0,
+    show_default=True,
+    help="0 always takes the most likely token.",
+)
+@click.option(
+    "--seed",
+    type=Whole(0, MOST_SEED),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Seed of random choices.",
+)
+@click.option(
+    "--step",
+    type=Whole(0, MOST_STEPS),
+    metavar="N",
+    help="Use a run's checkpoint of this step. [default: the latest]",
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 def command(
     model: Path,
@@ -25,46 +59,65 @@ def command(
     step: int | None,
     as_json: bool,
 ) -> None:
-    """Print the text that a model goes on with, as it comes.
+    """Generate text that continues a prompt, printed token by token.
 
-    Reads a run's newest checkpoint or a Hugging Face folder, on the CPU, in fp32.
-    Ends at the end of a document.
+    Reads a run's latest checkpoint or a Hugging Face folder; computes in fp32 on
+    the CPU. Stops at the end of a document.
 
     \b
     Examples:
       ratrain sample runs/quickstart-ratrain --prompt "The " --tokens 200
       ratrain sample out --prompt "def " --temperature 0.8 --seed 1
     """
+    from ratrain.cli.progress import progress
     from ratrain.corpus.tokenizer import tokenizer_of
     from ratrain.models.sample import sample
-    from ratrain.runtime.run.trained import trained_model
+    from ratrain.runtime.run.trained import prompt_tokens, trained_model
 
-    found = trained_model(model, step)
-    tokenizer = tokenizer_of(found.tokenizer, found.base)
-    made: list[int] = []
-    shown = ""
+    with progress("reading the weights"):
+        trained = trained_model(model, step)
+        weights = trained.views()
+    tokenizer = tokenizer_of(trained.tokenizer, trained.base)
     stream = sample(
-        found.spec,
-        found.views(),
-        tokenizer.encode(prompt).tolist(),
+        trained.spec,
+        weights,
+        prompt_tokens(trained, tokenizer, prompt),
         tokens,
-        sequence_length=found.sequence_length,
+        sequence_length=trained.sequence_length,
         temperature=temperature,
         seed=seed,
-        ids=min(tokenizer.vocab_size, found.spec.vocab),
+        ids=min(tokenizer.vocab_size, trained.spec.vocab),
     )
-    if not as_json:
-        click.echo(prompt, nl=False)
+    wanted = takewhile(lambda token: token != tokenizer.end_id, stream)
+    if as_json:
+        made = _counted(wanted, tokens)
+        body = {"prompt": prompt, "text": tokenizer.decode(made), "step": trained.step}
+        print_json("sample", {**body, "tokens": len(made)})
+    else:
+        _print_as_it_comes(prompt, wanted, tokenizer)
+
+
+def _counted(stream: Iterable[int], count: int) -> list[int]:
+    """All tokens, with progress."""
+    from ratrain.cli.progress import progress
+
+    made: list[int] = []
+    with progress("sampling", "tokens") as report:
+        for token in stream:
+            made.append(token)
+            report(len(made), count)
+    return made
+
+
+def _print_as_it_comes(prompt: str, stream: Iterable[int], tokenizer: Tokenizer) -> None:
+    """A character that several tokens make is printed when its last one is there."""
+    click.echo(prompt, nl=False)
+    made: list[int] = []
+    shown = ""
     for token in stream:
-        if token == tokenizer.end_id:
-            break
         made.append(token)
         text = tokenizer.decode(made)
-        if not as_json and not text.endswith("\N{REPLACEMENT CHARACTER}"):
+        if not text.endswith("\N{REPLACEMENT CHARACTER}"):
             click.echo(text[len(shown) :], nl=False)
             shown = text
-    if as_json:
-        body = {"prompt": prompt, "text": tokenizer.decode(made), "step": found.step}
-        click.echo(json.dumps({**body, "tokens": len(made)}, indent=2))
-        return
     click.echo(tokenizer.decode(made)[len(shown) :])

@@ -2,28 +2,39 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from textwrap import fill
 
 import click
 
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH, Whole
+
 
 @click.command()
-@click.argument("job", type=click.Path(path_type=Path))
-@click.option("--schedule", metavar="NAME", help="Another strategy than the job's, by name.")
+@click.argument("job", type=PATH)
+@click.option("--schedule", metavar="NAME", help="Use this strategy, not the job's.")
 @click.option(
     "--without",
     multiple=True,
     metavar="PASS",
-    help="Leave a pass out: forward-recovery, layerwise-state-pipeline or update-prefetch.",
+    help="Leave out forward-recovery, layerwise-state-pipeline or update-prefetch.",
 )
-@click.option("--steps", type=click.IntRange(1, 64), default=4, show_default=True)
-@click.option("--trace", type=click.Path(path_type=Path), help="Write a trace for Perfetto.")
-@click.option("--svg", type=click.Path(path_type=Path), help="Draw one step as a picture.")
-@click.option("--timeline", type=click.Path(path_type=Path), help="Write the timeline as a file.")
-@click.option("--picture", is_flag=True, help="Draw the schedule (small programs).")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option(
+    "--steps",
+    type=Whole(1, 64),
+    metavar="N",
+    default=4,
+    show_default=True,
+    help="Steps to simulate.",
+)
+@click.option("--trace", type=PATH, help="Write a trace that Perfetto opens.")
+@click.option("--svg", type=PATH, help="Draw one step (SVG).")
+@click.option("--timeline", type=PATH, help="Write every span of time (JSON).")
+@click.option("--picture", is_flag=True, help="Print the schedule (small programs).")
+@set_values
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
     job: Path,
     schedule: str | None,
@@ -33,13 +44,14 @@ def command(
     svg: Path | None,
     timeline: Path | None,
     picture: bool,
+    overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Run a job's program on a clock: step time, memory, where the time goes.
+    """Predict a job's step: its time, its memory, where the time goes.
 
-    JOB is a job file (.toml; planned first where it has no layout) or a plan file (.json). The
-    program is proved first; one that does not fit is simulated
-    all the same, and the exit status is 3.
+    JOB is a job file (.toml; planned first if it has no [layout]) or a plan file (.json). The
+    program is proved, then simulated. One that does not fit is simulated anyway; the exit
+    status is then 3.
 
     \b
     Examples:
@@ -49,33 +61,37 @@ def command(
     """
     from ratrain.cli.jobs import case_of_file
     from ratrain.cli.progress import progress
-    from ratrain.simulate.simulate import simulate, timeline_of
+    from ratrain.simulate.long import simulate_proved
+    from ratrain.simulate.simulate import timeline_of
     from ratrain.simulate.summary import as_json as summary_json
     from ratrain.simulate.summary import as_text
+    from ratrain.timeline.compare import one_step
     from ratrain.timeline.perfetto import perfetto_trace
+    from ratrain.timeline.picture import Panel
     from ratrain.timeline.picture import svg as svg_of
     from ratrain.timeline.timeline import write_timeline, write_whole
 
-    case = case_of_file(job, schedule, without)
-    with progress("simulating", "ops") as report:
-        simulation = simulate(case.program, case.costs, steps=steps, progress=report)
+    case = case_of_file(job, schedule, without, overrides)
+    with progress("simulating", "ops") as report:  # the program is built and proved in here too
+        simulation = simulate_proved(case.proved, case.costs, steps=steps, progress=report)
     if trace or svg or timeline:
         spans = timeline_of(simulation)
         if trace:
             write_whole(trace, perfetto_trace(spans))
         if svg:
-            write_whole(svg, svg_of({job.stem: spans}, step=max(s.step for s in spans.spans)))
+            last = one_step(spans, max(span.step for span in spans.spans))
+            write_whole(svg, svg_of([Panel(job.stem, last, simulation.step_time_s)]))
         if timeline:
             write_timeline(spans, timeline)
     if as_json:
         body = {"job": case.facts(), **summary_json(simulation, case.tokens)}
-        click.echo(json.dumps(body, indent=2))
+        print_json("simulate", body)
     else:
         click.echo("\n".join([*case.headline(), ""]))
         if picture:
             from ratrain.program.grid import draw
 
-            click.echo("\n".join([*draw(case.program), ""]))
+            click.echo("\n".join([*draw(simulation.program), ""]))
         click.echo("\n".join(as_text(simulation, case.tokens)))
         for finding in simulation.verdict.findings[:5]:
             message = f"{finding.rule}: {finding.message}"

@@ -2,73 +2,94 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import MOST_STEPS, PATH, Whole
+
 if TYPE_CHECKING:
     from ratrain.runtime.run.difference import RunDifference
-
-PATH = click.Path(path_type=Path)
 
 
 @click.command()
 @click.argument("run", type=PATH)
-@click.option("--step", type=click.IntRange(1), help="A recorded step. [one of median length]")
-@click.option("--trace", type=PATH, metavar="FILE", help="Write both as a trace for Perfetto.")
-@click.option("--svg", type=PATH, metavar="FILE", help="Draw both as a picture.")
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
+@click.option(
+    "--step",
+    type=Whole(1, MOST_STEPS),
+    metavar="N",
+    help="A recorded step. [default: one of median length]",
+)
+@click.option(
+    "--trace", type=PATH, metavar="FILE", help="Write a trace of both that Perfetto opens."
+)
+@click.option("--svg", type=PATH, metavar="FILE", help="Draw both (SVG).")
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
     run: Path, step: int | None, trace: Path | None, svg: Path | None, as_json: bool
 ) -> None:
     """Compare a step of RUN with its prediction, op by op.
 
-    A run records every op of its last steps. A message's or collective's span
-    begins when all of its ranks are there; the wait for them is not in it. Of
-    ranks with the same part the first is shown.
+    A run records every op of its last steps. The span of a message or collective
+    starts when all of its ranks have arrived; waiting for them is not part of it.
+    Only the first replica is shown.
 
     \b
     Examples:
       ratrain timeline runs/quickstart-ratrain
       ratrain timeline runs/quickstart-ratrain --svg step.svg --trace trace.json
     """
+    from ratrain.cli.progress import progress
     from ratrain.runtime.run.difference import as_json as difference_json
     from ratrain.runtime.run.difference import difference_of
     from ratrain.runtime.run_folder import RunFolder
     from ratrain.timeline.perfetto import perfetto_traces
+    from ratrain.timeline.picture import Panel
     from ratrain.timeline.picture import svg as svg_of
     from ratrain.timeline.timeline import write_whole
 
-    found = difference_of(RunFolder(run), step)
-    both = {"predicted": found.predicted, "measured": found.measured}
-    if trace:
-        write_whole(trace, perfetto_traces(both))
-    if svg:
-        write_whole(svg, svg_of(both))
+    with progress("comparing"):
+        difference = difference_of(RunFolder(run), step)
+        both = {"predicted": difference.predicted, "measured": difference.measured}
+        if trace:
+            write_whole(trace, perfetto_traces(both))
+        if svg:
+            panels = [
+                Panel("predicted", difference.predicted, difference.predicted_step_s),
+                Panel(
+                    f"measured, step {difference.step}",
+                    difference.measured,
+                    difference.measured_step_s,
+                ),
+            ]
+            write_whole(svg, svg_of(panels))
     if as_json:
-        click.echo(json.dumps(difference_json(found), indent=2))
+        print_json("timeline", difference_json(difference))
     else:
-        click.echo("\n".join(_lines(found)))
+        click.echo("\n".join(_lines(difference)))
 
 
-def _lines(found: RunDifference) -> Iterator[str]:
+def _lines(difference: RunDifference) -> Iterator[str]:
     """At most 80 columns."""
-    measured = found.measured_step_s
-    yield f"{f'step {found.step}':30}{'ops':>6}{'predicted':>14}{'measured':>14}{'ratio':>10}"
-    yield _row("whole", None, found.predicted_step_s, measured)
-    for kind in found.ops.kinds:
+    measured = difference.measured_step_s
+    yield f"{f'step {difference.step}':30}{'ops':>6}{'predicted':>14}{'measured':>14}{'ratio':>10}"
+    yield _row("whole", None, difference.predicted_step_s, measured)
+    for kind in difference.ops.kinds:
         yield _row(f"  {kind.kind}", kind.ops, kind.first_s, kind.second_s)
     yield ""
-    yield "furthest apart"
-    for op in found.worst():
+    yield "largest differences"
+    for op in difference.worst():
         name = f"  rank {op.rank} {op.word}"
         yield _row(name, None, op.first.length_s, op.second.length_s)
-    for what, spans in (("not run", found.ops.missing), ("not predicted", found.ops.extra)):
+    for what, spans in (
+        ("predicted, not run", difference.ops.missing),
+        ("run, not predicted", difference.ops.extra),
+    ):
         if spans:
-            yield f"{what}: {len(spans)} ops, first {spans[0].word}"
+            yield f"{what}: {len(spans)} ops, the first is {spans[0].word}"
 
 
 def _row(name: str, ops: int | None, predicted_s: float, measured_s: float | None) -> str:

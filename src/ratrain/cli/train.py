@@ -2,60 +2,89 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import dataclass
+import sys
+from contextlib import ExitStack
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import TYPE_CHECKING, Any
 
 import click
+
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.mistakes import fitted_to_terminal
+from ratrain.cli.options import MOST_STEPS, PATH, Whole
 
 if TYPE_CHECKING:
     from ratrain.corpus.prepare import Prepared
     from ratrain.describe.job import JobSpec
     from ratrain.runtime.run.prepare import RunRequest
-    from ratrain.runtime.run_folder import RunFolder, RunSpec
+    from ratrain.runtime.run.ready import Launcher, ReadyRun
 
-PATH = click.Path(path_type=Path)
 RUNS = Path("runs")
-
-
-@dataclass(frozen=True)
-class _Ready:
-    """A run that stands in its folder and may start behind `step`."""
-
-    folder: RunFolder
-    job: JobSpec
-    spec: RunSpec
-    step: int
+_COMMAND = "ratrain train"
 
 
 @click.command()
-@click.argument("job", type=PATH)
-@click.option("--run", type=PATH, metavar="FOLDER", help="The run's folder. [runs/JOB-SCHEDULE]")
-@click.option("--schedule", metavar="NAME", help="Another strategy than the job's, by name.")
+@click.argument("job", type=PATH, required=False)
+@click.option(
+    "--model", metavar="NAME|FOLDER", help="Without JOB: a preset, or a Hugging Face folder."
+)
+@click.option("--data", multiple=True, metavar="FILE", help="Without JOB: text to train on.")
+@click.option(
+    "--run", type=PATH, metavar="FOLDER", help="The run's folder. [default: runs/JOB-SCHEDULE]"
+)
+@click.option("--schedule", metavar="NAME", help="Use this strategy, not the job's.")
 @click.option(
     "--without",
     multiple=True,
     metavar="PASS",
-    help="Leave a pass out: forward-recovery, layerwise-state-pipeline or update-prefetch.",
+    help="Leave out forward-recovery, layerwise-state-pipeline or update-prefetch.",
 )
-@click.option("--plan", type=PATH, metavar="PLAN.json", help="Run this plan of `ratrain plan`.")
-@click.option("--steps", type=click.IntRange(1), help="Stop behind this step. [the job's]")
-@click.option("--threads", type=click.IntRange(1), help="Threads of torch in each rank.")
+@click.option(
+    "--plan", type=PATH, metavar="PLAN.json", help="Use a plan that `ratrain plan` wrote."
+)
+@click.option(
+    "--steps",
+    type=Whole(1, MOST_STEPS),
+    metavar="N",
+    help="Train up to this step. [default: the job's]",
+)
+@click.option(
+    "--threads",
+    type=Whole(1, 4096),
+    metavar="N",
+    help="PyTorch threads per rank. [default: processors / ranks]",
+)
 @click.option(
     "--lab/--no-lab",
     default=None,
-    help="Run in the cluster file's slow links and limits (root). [no; with --resume: as before]",
+    help="Emulate the cluster file's links and limits (needs root). [default: no; with --resume: "
+    "as before]",
 )
-@click.option("--resume", is_flag=True, help="Go on behind the newest checkpoint of a run.")
+@click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
 @click.option(
-    "--restarts", type=click.IntRange(0), default=0, help="Start over from it so often on failure."
+    "--restarts",
+    type=Whole(0, 1_000_000),
+    metavar="N",
+    default=0,
+    show_default=True,
+    help="Maximum automatic restarts after a failure.",
 )
-@click.option("--no-calibrate", is_flag=True, help="Begin at once; nothing is predicted.")
-@click.option("--prepare-only", is_flag=True, help="Make the folder; say how to run it elsewhere.")
-@click.option("--json", "as_json", is_flag=True, help="Print the report as JSON; lines to stderr.")
+@click.option("--no-calibrate", is_flag=True, help="Skip timing the ops; no prediction.")
+@click.option(
+    "--prepare-only",
+    is_flag=True,
+    help="Only write the run's folder, and print how to start it elsewhere.",
+)
+@set_values
+@click.option(
+    "--json", "as_json", is_flag=True, help="Print the report as JSON; all else goes to stderr."
+)
 def command(
-    job: Path,
+    job: Path | None,
+    model: str | None,
+    data: tuple[str, ...],
     run: Path | None,
     schedule: str | None,
     without: tuple[str, ...],
@@ -67,19 +96,23 @@ def command(
     restarts: int,
     no_calibrate: bool,
     prepare_only: bool,
+    overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Train JOB on processes of this machine.
+    """Train JOB (a .toml file) with processes on this machine.
 
-    Builds the job's program, proves that it fits the memory budget, starts one
-    process a rank, times their ops and predicts the step, trains, saves, and
-    reports prediction against measurement.
+    Without JOB, trains --model on --data; the job is then written to the run's folder.
 
-    Ctrl-C saves behind the current step and ends with status 0; --resume goes on
-    with the very same numbers. A second Ctrl-C ends at once.
+    Plans the job where it has no [layout], proves that it fits the memory budget,
+    starts one process per rank, times their ops to predict the step, trains, saves
+    checkpoints, and reports measurement against prediction.
 
-    Exit status: 2 the job is wrong, 3 it does not fit, 7 a checkpoint cannot be
-    read or written, 8 a rank failed.
+    Ctrl-C finishes the current step, saves and ends with status 0; --resume then
+    continues with exactly the same losses. A second Ctrl-C stops at once.
+
+    Exit status: 2 the job is invalid, 3 it does not fit, 7 a checkpoint cannot be
+    read or written, 8 a rank failed, 9 another launch that still runs owns the
+    run's folder.
 
     \b
     Examples:
@@ -87,21 +120,40 @@ def command(
       ratrain train job.toml --schedule baseline-1f1b --steps 50
       ratrain train job.toml --lab
       ratrain train job.toml --resume
+      ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
     from ratrain.runtime.run.prepare import RunRequest
+    from ratrain.runtime.run.ready import Launcher
 
-    request = RunRequest(
-        job, schedule, without, plan, steps, threads=threads, calibrate=not no_calibrate
-    )
-    ready = _resumed(request, run) if resume else _fresh(request, run)
-    if prepare_only:
-        _show_command(ready, as_json)
-        return
-    if ready.step < ready.spec.end_step:
-        _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
-    else:
-        _say(f"finished at step {ready.step}; --steps with a larger number goes on")
-    _report(ready, as_json)
+    with ExitStack() as owning:
+        written = None
+        if job is None:
+            job = written = _written_job(model, data, run, resume, owning)
+        elif model or data:
+            raise click.UsageError("give either JOB or --model and --data")
+        request = RunRequest(
+            job,
+            schedule,
+            without,
+            plan,
+            steps,
+            threads=threads,
+            calibrate=not no_calibrate,
+            overrides=overrides,
+        )
+        launcher = Launcher(_COMMAND, _say, _prepare_data, owning)
+        if resume:
+            ready = _resumed(launcher, request, run)
+        else:
+            ready = _new(launcher, request, run, written.parent if written else None)
+        if prepare_only:
+            _show_command(ready, as_json)
+            return
+        if ready.step < ready.spec.end_step:
+            _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
+        else:
+            _say(f"already finished at step {ready.step}; to train further, give a larger --steps")
+        _report(ready, as_json)
 
 
 def _say(line: str) -> None:
@@ -109,99 +161,127 @@ def _say(line: str) -> None:
     click.echo(line, err=True)
 
 
-def _fresh(request: RunRequest, run: Path | None) -> _Ready:
-    from ratrain.runtime.run.prepare import prepare_run, write_run
-    from ratrain.runtime.run.resume import fresh_run
+def _written_job(
+    model: str | None, data: tuple[str, ...], run: Path | None, resume: bool, owning: ExitStack
+) -> Path:
+    """The job of a run that resumes, or one that is written for a model and text, for now to a
+    folder that does not stay."""
+    from ratrain.cli.starting import JobFiles, write_job
     from ratrain.runtime.run_folder import RunFolder
 
-    prepared = prepare_run(request)
-    _prepare_data(prepared.case.job)
-    path = run or fresh_run(RUNS, f"{request.job_path.stem}-{prepared.case.job.schedule.name}")
-    folder = RunFolder(path)
-    write_run(prepared, folder)
-    for line in (*prepared.case.headline(), *prepared.proof()):
-        _say(line)
-    _say(f"run {path}")
-    return _Ready(folder, prepared.case.job, prepared.spec, 0)
+    if resume and run is not None:
+        return Path(RunFolder(run).read_spec().job_path)
+    if resume or model is None or not data:
+        raise click.UsageError("give a JOB, or --model and --data; with --resume, a JOB or --run")
+    folder = Path(owning.enter_context(TemporaryDirectory(prefix="ratrain-job-")))
+    stem = Path(model).name.removesuffix(".json").removesuffix(".toml") or "model"
+    file = folder / f"{stem}.toml"
+    write_job(file, JobFiles(model, data), made_by="ratrain train --model --data")
+    return file
 
 
-def _resumed(request: RunRequest, run: Path | None) -> _Ready:
+def _new(
+    launcher: Launcher, request: RunRequest, run: Path | None, written: Path | None
+) -> ReadyRun:
+    """A run that begins; `written`: the folder of a job that was written for it."""
+    from ratrain.cli.progress import progress
+    from ratrain.runtime.run.prepare import prepare_run
+    from ratrain.runtime.run.resume import fresh_run
+
+    with progress("planning and proving", "plans") as report:
+        prepared = prepare_run(request, report)
+    launcher.tokenise(prepared.case.job)
+    name = f"{request.job_path.stem}-{prepared.case.job.schedule.name}"
+    return launcher.new(prepared, run or fresh_run(RUNS, name), written)
+
+
+def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:
     from dataclasses import replace
 
     from ratrain.describe.job import load_job
-    from ratrain.runtime.run.resume import newest_run, resume_run
-    from ratrain.runtime.run_folder import RunFolder
+    from ratrain.runtime.run.resume import newest_run
 
     if run is None:
-        name = request.schedule or load_job(request.job_path).schedule.name
+        name = request.schedule or load_job(request.job_path, request.overrides).schedule.name
         run = newest_run(RUNS, f"{request.job_path.stem}-{name}")
         request = replace(request, schedule=None)  # it has named the folder
-    folder = RunFolder(run)
-    found = resume_run(request, folder)
-    for line in found.headline:
-        _say(line)
-    for name in found.skipped:
-        _say(f"{name} is damaged and passed over")
-    for change in found.changes:
-        _say(f"changed since the run began: {change}")
-    if not found.finished:
-        found.require_same_data(_prepare_data(found.job))
-        folder.write_spec(found.spec, folder.read_program())
-        begins = f"resumes behind step {found.step}" if found.step else "no checkpoint yet: begins"
-        _say(f"run {run} {begins}")
-    return _Ready(folder, found.job, found.spec, found.step)
+    return launcher.resumed(request, run)
 
 
 def _prepare_data(job: JobSpec) -> Prepared:
-    """Tokenises here once, with a bar, what every rank reads; returns it."""
+    """Tokenises once what every rank reads; returns it."""
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job
 
-    with progress("tokenise", "bytes") as report:
+    with progress("tokenising", "B") as report:
         return data_of_job(job, progress=report).prepared
 
 
-def _lab_wanted(ready: _Ready, lab: bool | None, resume: bool) -> bool:
+def _lab_wanted(ready: ReadyRun, lab: bool | None, resume: bool) -> bool:
     from ratrain.runtime.run.facts import attempts
 
     before = attempts(ready.folder) if resume else []
     return lab if lab is not None else bool(before and before[-1].lab)
 
 
-def _train(ready: _Ready, lab: bool, restarts: int, as_json: bool) -> None:
+def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> None:
     from ratrain.cli.train_view import view
+    from ratrain.readers.files import read_text
     from ratrain.runtime.run.session import lab_if_possible, run_session
 
-    cluster = ready.job.cluster.spec
     with (
-        lab_if_possible(cluster, ready.spec.seats.world_size, lab, _say) as place,
+        lab_if_possible(ready.job, ready.spec, lab, _say) as place,
         view(to_stderr=as_json) as show,
     ):
         ending = run_session(
             ready.folder,
             ready.spec,
+            claim=ready.claim,
             lab=place,
             restarts=restarts,
             first_step=ready.step,
             show=show,
         )
     if ready.folder.notes.exists():
-        for line in ready.folder.notes.read_text().splitlines():
+        for line in read_text(ready.folder.notes).splitlines():
             _say(f"note: {line}")
     if ending.stopped:
-        _say(f"stopped at step {ending.step}, --resume goes on")
+        _say(f"stopped after step {ending.step}; continue with --resume")
 
 
-def _report(ready: _Ready, as_json: bool) -> None:
+def _report(ready: ReadyRun, as_json: bool) -> None:
+    from ratrain.cli.progress import progress
     from ratrain.runtime.run.report import write_report
     from ratrain.runtime.run.report_text import report_text
 
-    report = write_report(ready.folder)
-    click.echo(json.dumps(report, indent=2) if as_json else "\n".join(["", *report_text(report)]))
+    with progress("writing the report"):
+        report = write_report(ready.folder)
+        page = _write_page(ready.folder.path)
+    if as_json:
+        print_json("train", {**report, "page": str(page) if page else None})
+        return
+    click.echo("\n".join(["", *report_text(report)]))
+    if page is not None:
+        click.echo(f"page         {page}")
 
 
-def _show_command(ready: _Ready, as_json: bool) -> None:
-    from ratrain.runtime.run.launch import shared_folder_note
+def _write_page(run: Path) -> Path | None:
+    """Writes report.html; a run that has trained is not failed by a page that cannot be made."""
+    from ratrain.errors import RatrainError
+    from ratrain.report.page import write_page
+    from ratrain.report.read import contents_of, page_path
+
+    path = page_path(run)
+    try:
+        write_page(contents_of(run), path)
+    except (RatrainError, OSError) as error:
+        _say(f"no page was written: {error}")
+        return None
+    return path
+
+
+def _show_command(ready: ReadyRun, as_json: bool) -> None:
+    from ratrain.runtime.run.launch import folder_note
     from ratrain.runtime.run.session import torchrun_command
 
     world_size = ready.spec.seats.world_size
@@ -212,6 +292,7 @@ def _show_command(ready: _Ready, as_json: bool) -> None:
             "world_size": world_size,
             "command": "\n".join(lines[:3]),
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json("train", body)
         return
-    click.echo("\n".join([*lines, shared_folder_note(ready.folder.path)]))
+    note = folder_note(ready.folder.path, ready.job.checkpoint.disks)
+    click.echo("\n".join([*lines, fitted_to_terminal(note, sys.stdout)]))

@@ -1,7 +1,8 @@
-"""A run while it goes: a live table in a terminal, a line now and then elsewhere."""
+"""A run while it trains: a live table in a terminal, a line every few seconds elsewhere."""
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -9,54 +10,64 @@ from typing import TYPE_CHECKING, Protocol
 
 import click
 
+from ratrain.cli.live import can_move_cursor, live
+from ratrain.describe.units import clock_of
+
 if TYPE_CHECKING:
     from rich.console import RenderableType
 
-    from ratrain.runtime.run.watch import Progress
+    from ratrain.runtime.rank.progress import Progress
 
 PLAIN_EVERY_S = 3.0
-_STOPPING = "stopping behind the current step; Ctrl-C again ends at once"
+TABLE_COLUMNS = 64
+STOPPING = "stopping after the current step; press Ctrl-C again to stop at once"
 
 
 class Show(Protocol):
-    """Takes a step's figures, or None where there is nothing new, and whether the run stops."""
+    """Takes a step's figures, or None if there are none new, and whether the run is stopping."""
 
     def __call__(self, progress: Progress | None, stopping: bool) -> None: ...
 
 
 @contextmanager
 def view(*, to_stderr: bool) -> Generator[Show]:
-    """What shows a run: live where the stream is a terminal."""
-    from rich.console import Console
-    from rich.live import Live
-
-    console = Console(stderr=to_stderr)
-    if not console.is_terminal:
+    """What shows a run: a table in a terminal that can draw one, of which the last step remains as
+    a line; lines elsewhere."""
+    stream = sys.stderr if to_stderr else sys.stdout
+    if not can_move_cursor(stream):
         yield _Plain(to_stderr)
         return
-    with Live("starting the ranks", console=console, refresh_per_second=4) as live:
-        shown = Shown()
+    table = StepTable()
+    try:
+        with live(stream, table.picture):
+            yield table.take
+    finally:
+        if table.progress is not None:
+            from ratrain.runtime.rank.progress import plain_line
 
-        def show(progress: Progress | None, stopping: bool) -> None:
-            shown.take(progress, stopping)
-            live.update(shown.table())
-
-        yield show
+            click.echo(plain_line(table.progress), err=to_stderr)
 
 
 class _Plain:
-    """The first step, the last one, and one every few seconds, a line each."""
+    """A line for the first step, the last one, and one every few seconds."""
 
     def __init__(self, to_stderr: bool) -> None:
         self._to_stderr = to_stderr
         self._last_s = -PLAIN_EVERY_S
         self._told_stopping = False
+        self._validation: tuple[int, float] | None = None
 
     def __call__(self, progress: Progress | None, stopping: bool) -> None:
         if stopping and not self._told_stopping:
             self._told_stopping = True
-            click.echo(_STOPPING, err=self._to_stderr)
+            click.echo(STOPPING, err=self._to_stderr)
         if progress is None:
+            return
+        from ratrain.runtime.rank.progress import plain_line, validation_line
+
+        if progress.validation != self._validation:
+            self._validation = progress.validation
+            click.echo(validation_line(progress), err=self._to_stderr)
             return
         now_s = time.monotonic()
         if now_s - self._last_s >= PLAIN_EVERY_S or progress.step == progress.end_step:
@@ -64,45 +75,35 @@ class _Plain:
             click.echo(plain_line(progress), err=self._to_stderr)
 
 
-def plain_line(progress: Progress) -> str:
-    """One step in at most 80 columns; memory is that of the fullest rank."""
-    from ratrain.describe.units import format_bytes, format_count
-
-    fullest = progress.fullest
-    full = f"{fullest.fraction:.0%}" if fullest.budget_bytes else format_bytes(fullest.peak_bytes)
-    return (
-        f"step {progress.step}/{progress.end_step}  loss {progress.loss:.3f}  "
-        f"{format_count(progress.tokens_per_s)} tok/s  mem {full}  "
-        f"exposed {progress.exposed_fraction:.0%}  left {left(progress.left_s)}"
-    )
-
-
-def left(time_s: float) -> str:
-    """Time to the end: "0:07", "1:02:03"."""
-    minutes, seconds = divmod(round(time_s), 60)
-    hours, minutes = divmod(minutes, 60)
-    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"
-
-
-class Shown:
-    """The last step's figures as a table: a row for the run, a row a rank."""
+class StepTable:
+    """The last step's figures as a table: a row for the run, a row per rank."""
 
     def __init__(self) -> None:
-        self._progress: Progress | None = None
+        self.progress: Progress | None = None
         self._stopping = False
+        self._began_s = time.monotonic()
 
     def take(self, progress: Progress | None, stopping: bool) -> None:
-        self._progress = progress or self._progress
+        self.progress = progress or self.progress
         self._stopping = stopping
 
-    def table(self) -> RenderableType:
+    def picture(self, columns: int) -> RenderableType:
+        """The table in that many columns; where they are few, the step's line."""
         from rich.console import Group
         from rich.text import Text
 
-        note = [Text(_STOPPING, style="yellow")] if self._stopping else []
-        if self._progress is None:
-            return Group(Text("starting the ranks, timing their ops"), *note)
-        return Group(self._steps(self._progress), self._ranks(self._progress), *note)
+        from ratrain.runtime.rank.progress import plain_line, validation_line
+
+        note = [Text(STOPPING, style="yellow")] if self._stopping else []
+        progress = self.progress
+        if progress is None:
+            so_far = clock_of(time.monotonic() - self._began_s)
+            return Group(Text(f"starting the ranks and timing their ops  {so_far} so far"), *note)
+        validation = validation_line(progress)
+        lines = [Text(validation)] if validation else []
+        if columns < TABLE_COLUMNS:
+            return Group(Text(plain_line(progress)), *lines, *note)
+        return Group(self._steps(progress), *lines, self._ranks(progress), *note)
 
     def _steps(self, progress: Progress) -> RenderableType:
         from rich.table import Table
@@ -118,7 +119,7 @@ class Shown:
             f"{progress.tokens_per_s:,.0f}",
             format_time(progress.step_time_s),
             f"{progress.exposed_fraction:.1%}",
-            left(progress.left_s),
+            clock_of(progress.left_s),
         )
         return table
 

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-import json
-
 import click
+
+from ratrain.cli.json_output import print_json
 
 
 @click.command()
@@ -12,14 +12,14 @@ import click
 @click.option("--rows", is_flag=True, help="Print every row: measured, predicted, error.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; errors are fractions.")
 def command(tables: tuple[str, ...], rows: bool, as_json: bool) -> None:
-    """Score the cost model on measured steps and memory peaks: one description per machine, no
-    knob per row. Each prediction is the product's own program on the simulator's clock.
+    """Score the cost model against measured step times and memory peaks: one description per
+    machine, nothing tuned per row. Each prediction is a simulation of the run's own program.
 
-    A table of your own is a CSV file, one run a line: iter_s (or iter_ms), gpus, gbs, and what
-    of mbs, tp, pp, dp, model, layers, hidden, heads, vocab, sequence, recompute,
-    sequence_parallel, vstage_layers, cluster it needs. docs/accuracy.md explains each.
+    Your own table is a CSV file with one run per line: iter_s (or iter_ms), gpus, gbs, and any of
+    mbs, tp, pp, dp, model, layers, hidden, heads, vocab, sequence, recompute,
+    sequence_parallel, vstage_layers, cluster. docs/accuracy.md explains each.
 
-    In --rows a star marks rows that constants were fitted on.
+    With --rows, a star marks the rows that were used for calibration.
 
     \b
     Examples: ratrain validate
@@ -31,11 +31,11 @@ def command(tables: tuple[str, ...], rows: bool, as_json: bool) -> None:
     from ratrain.validate.report import as_json as report_json
 
     with progress("predicting", "rows") as tick:
-        found = list(reports(tables, tick))
+        scored = list(reports(tables, tick))
     if as_json:
-        click.echo(json.dumps({"tables": [report_json(report) for report in found]}, indent=2))
+        print_json("validate", {"tables": [report_json(report) for report in scored]})
         return
     click.echo(HEADER)
-    for report in found:
+    for report in scored:
         for line in lines(report, rows=rows):
             click.echo(line)

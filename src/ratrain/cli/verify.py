@@ -2,53 +2,55 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 from textwrap import fill
+from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli.jobs import set_values
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH
+
+if TYPE_CHECKING:
+    from ratrain.program.settled import Proved
+
+MOST_DRAWN = 200_000
+"""Ops of a program whose findings are also shown in a picture: that of a longer one takes longer
+than its proof."""
+
 
 @click.command()
-@click.argument("file", type=click.Path(path_type=Path))
-@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys carry their unit.")
-def command(file: Path, as_json: bool) -> None:
-    """Prove a program: every send has its receive, nothing waits for ever, nothing is read before
-    it is written or after it is freed, every gradient is complete, and memory fits on any timing.
+@click.argument("file", type=PATH)
+@set_values
+@click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
+def command(file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+    """Prove a program: every send has its receive, nothing deadlocks, nothing is read before it
+    is written or after it is freed, every gradient is complete, and memory stays within the
+    budget in whatever order the ops run.
 
-    FILE is a program's text (from `ratrain program --form text`), a job (.toml), a plan (.json), or
-    a PyTorch pipelining schedule (.csv), of which the compute order is taken. The exit status is 0
-    where nothing is found, 3 where only memory is over its budget, else 4.
+    FILE is a program (from `ratrain program --form text`), a job (.toml), a plan (.json), or the
+    compute order of a PyTorch pipelining schedule (.csv). The exit status is 0 if all is proved,
+    3 if only memory is over its budget, else 4.
 
     \b
     Example:
       ratrain program examples/small.toml --form text -o small.program
       ratrain verify small.program
     """
-    from ratrain.cli.jobs import case_of_file
-    from ratrain.describe.units import format_bytes
-    from ratrain.errors import SpecError
-    from ratrain.program.csv import program_of_csv
+    from ratrain.cli.progress import progress
+    from ratrain.describe.units import counted, format_bytes
     from ratrain.program.grid import draw
-    from ratrain.program.setup import Unit
-    from ratrain.program.text import read_text
-    from ratrain.program.verify import Rule, verify
+    from ratrain.program.verify import Rule
 
-    try:
-        if file.suffix in (".toml", ".json"):
-            program = case_of_file(file).program
-        elif file.suffix == ".csv":
-            program = program_of_csv(file.read_text(), Unit("stage"), str(file))
-        else:
-            program = read_text(file.read_text(), str(file))
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot be read: {error}", place=str(file)) from error
-    verdict = verify(program)
+    with progress("proving"):
+        proved = _proved(file, overrides)
+    verdict, program = proved.verdict, proved.short
     table = program.table
     if as_json:
         body = {
             "sound": verdict.sound,
-            "ops": len(table),
+            "ops": proved.program_ops,
             "findings": [
                 {
                     "rule": f.rule.value,
@@ -64,26 +66,37 @@ def command(file: Path, as_json: bool) -> None:
                 for b in verdict.bounds
             ],
         }
-        click.echo(json.dumps(body, indent=2))
+        print_json("verify", body)
     else:
-        if verdict.findings:
+        if verdict.findings and len(table) <= MOST_DRAWN:
             marked = {finding.op for finding in verdict.findings if finding.op >= 0}
             click.echo("\n".join(draw(program, marked)) + "\n")
         for finding in verdict.findings[:20]:
             click.echo(fill(f"{finding.rule}: {finding.message}", 80, subsequent_indent="  "))
         if len(verdict.findings) > 20:
-            click.echo(f"... and {len(verdict.findings) - 20} more findings")
+            click.echo(f"... and {counted(len(verdict.findings) - 20, 'more finding')}")
         if verdict.bounds:
             worst = max(verdict.bounds, key=lambda bound: bound.total_bytes)
-            budget = program.setup.budget_bytes
+            budget = program.setup.budget_of(worst.rank)
             click.echo(
-                f"memory on any timing: at most {format_bytes(worst.total_bytes)} "
-                f"(rank {worst.rank})" + (f" of {format_bytes(budget)}" if budget else "")
+                f"proven peak {format_bytes(worst.total_bytes)} on rank {worst.rank}"
+                + (f" (budget {format_bytes(budget)})" if budget else "")
             )
         if verdict.sound:
-            click.echo(
-                f"sound: {len(table):,} ops of {program.setup.ranks} ranks, two steps walked"
-            )
+            ranks = counted(program.setup.ranks, "rank")
+            ops = counted(proved.program_ops, "op")
+            click.echo(f"sound: {ops} of {ranks}, checked over two steps")
     if not verdict.sound:
         only_memory = all(f.rule is Rule.OVER_BUDGET for f in verdict.findings)
         raise SystemExit(3 if only_memory else 4)
+
+
+def _proved(file: Path, overrides: tuple[str, ...]) -> Proved:
+    """The proof of what a file holds."""
+    from ratrain.cli.jobs import case_of_file, refuse_overrides
+    from ratrain.program.file import proof_of_file
+
+    if file.suffix in (".toml", ".json"):
+        return case_of_file(file, overrides=overrides).proved
+    refuse_overrides(file, overrides)
+    return proof_of_file(file)

@@ -42,7 +42,7 @@ def _readable(source: Source) -> Generator[Any]:
         raise SpecError(
             f"not a readable {source.kind} file: {reason}",
             place=str(source.path),
-            fix="mend it or leave it out",
+            fix="repair it or leave it out",
         ) from error
 
 
@@ -116,7 +116,7 @@ def _check_texts(arrow: Any, column: Any, text_key: str, source: Source, first_r
 def _texts(column: Any, text_key: str, source: Source, first_row: int) -> list[str]:
     """The texts of some rows; a null is named with its row."""
     texts: list[str | None] = column.to_pylist()
-    found: list[str] = []
+    checked: list[str] = []
     for offset, text in enumerate(texts):
         if text is None:
             raise SpecError(
@@ -124,8 +124,8 @@ def _texts(column: Any, text_key: str, source: Source, first_row: int) -> list[s
                 place=f"{source.path} row {first_row + offset + 1}",
                 fix="leave this row out",
             )
-        found.append(text)
-    return found
+        checked.append(text)
+    return checked
 
 
 def _first_undecodable(column: Any) -> int:

@@ -1,7 +1,7 @@
 """The documents of a file, piece by piece, so that no file has to fit in memory.
 
 A document is a whole text file, the text of one JSON line, or one row of a Parquet or Arrow
-table. Text is taken as it stands: no line end is changed, only a byte-order mark is dropped. An
+table. Text is used unchanged: no line end is changed, only a byte-order mark is dropped. An
 empty document is left out. Whatever cannot be read is one SpecError with the file and its line.
 """
 
@@ -9,24 +9,23 @@ from __future__ import annotations
 
 import codecs
 import gzip
-import json
 import zlib
 from collections.abc import Generator, Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import IO, Any, cast
+from typing import IO, cast
 
 from ratrain.corpus.columns import texts_of_table
 from ratrain.corpus.faults import missing_key, not_text, not_utf8
 from ratrain.corpus.sources import Source
 from ratrain.errors import SpecError
+from ratrain.readers.json_lines import check_line, parse_line
+from ratrain.readers.limits import LINE_BYTES
 
 PIECE_CHARS = 1 << 22
-"""A longer document reaches the tokenizer in pieces of at most so many characters."""
+"""A longer document reaches the tokenizer in pieces of at most this many characters."""
 READ_BYTES = 1 << 20
-MAX_LINE_BYTES = 1 << 28
-"""A longer JSON line is more likely a file of another kind."""
 
 
 @dataclass(frozen=True)
@@ -65,7 +64,7 @@ def _cut_all(texts: Iterable[tuple[str, int]]) -> Iterator[Piece]:
 
 @contextmanager
 def _opened(source: Source) -> Generator[tuple[IO[bytes], IO[bytes]]]:
-    """The file's content and the file itself, whose position tells progress."""
+    """The file's content and the file itself, whose position shows progress."""
     try:
         with source.path.open("rb") as raw:
             if source.compressed:
@@ -76,7 +75,7 @@ def _opened(source: Source) -> Generator[tuple[IO[bytes], IO[bytes]]]:
     except (OSError, EOFError, zlib.error) as error:
         reason = getattr(error, "strerror", None) or str(error)
         raise SpecError(
-            f"cannot be read: {reason}", place=str(source.path), fix="mend it or leave it out"
+            f"cannot be read: {reason}", place=str(source.path), fix="repair it or leave it out"
         ) from error
 
 
@@ -108,14 +107,9 @@ def _json_texts(source: Source, text_key: str) -> Iterator[tuple[str, int]]:
     """The text of each line and how far the file is read; blank lines are none."""
     with _opened(source) as (content, raw):
         number = 0
-        while line := content.readline(MAX_LINE_BYTES + 1):
+        while line := content.readline(LINE_BYTES + 1):
             number += 1
-            if len(line) > MAX_LINE_BYTES:
-                raise SpecError(
-                    f"longer than {MAX_LINE_BYTES:,} bytes",
-                    place=f"{source.path}:{number}",
-                    fix="write one JSON table a line",
-                )
+            check_line(line, str(source.path), number)
             if number == 1:
                 line = line.removeprefix(codecs.BOM_UTF8)
             if line.strip():
@@ -123,28 +117,10 @@ def _json_texts(source: Source, text_key: str) -> Iterator[tuple[str, int]]:
 
 
 def _json_text(line: bytes, path: Path, number: int, text_key: str) -> str:
-    place = f"{path}:{number}"
-    try:
-        table: Any = json.loads(line.decode("utf-8"))
-    except UnicodeDecodeError as error:
-        raise not_utf8(path, number, error) from error
-    except (ValueError, RecursionError) as error:
-        reason = str(error).split(": line")[0]
-        raise SpecError(
-            f"not valid JSON: {reason}", place=place, fix="write one JSON table a line"
-        ) from error
-    if not isinstance(table, dict):
-        raise SpecError("not a JSON table", place=place, fix=f'write {{"{text_key}": "..."}}')
-    fields = cast("dict[str, Any]", table)
+    fields, place = parse_line(line, str(path), number)
     if text_key not in fields:
-        raise missing_key(text_key, list(fields), place)
+        raise missing_key(text_key, list(fields), str(place))
     text = fields[text_key]
     if not isinstance(text, str):
-        raise not_text(text_key, text, place)
-    if b"\\u" in line and any("\ud800" <= char <= "\udfff" for char in text):
-        raise SpecError(
-            f"{text_key!r} holds half a surrogate pair, which is no text",
-            place=place,
-            fix="remove or replace it",
-        )
+        raise not_text(text_key, text, str(place))
     return text

@@ -13,7 +13,7 @@ def missing_key(key: str, there: list[str], place: str) -> SpecError:
     close = difflib.get_close_matches(key, there, n=1)
     fix = f'set text_key = "{(close or there)[0]}"' if there else "leave it out"
     names = ", ".join(there[:8]) or "nothing"
-    return SpecError(f"no key {key!r} (there: {names})", place=place, fix=fix)
+    return SpecError(f"no key {key!r} (its keys: {names})", place=place, fix=fix)
 
 
 def not_text(key: str, value: object, place: str) -> SpecError:

@@ -3,14 +3,29 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 from ratrain.corpus.prepare import Prepared
+from ratrain.describe.amounts import FileName, Name
+from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
+from ratrain.readers.json import as_table
+from ratrain.readers.place import Place
 
 KEY = "data"
 """Of a checkpoint's state."""
+
+
+@dataclass(frozen=True)
+class _Identity:
+    """What a checkpoint keeps of its data."""
+
+    text: FileName
+    tokens: Annotated[int, Rule(low=0)]
+    sha256: Name
+    tokenizer: Name
 
 
 def identity_of(prepared: Prepared) -> dict[str, Any]:
@@ -26,23 +41,33 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     }
 
 
+def data_of_state(state: Mapping[str, Any], checkpoint: Path) -> Mapping[str, Any] | None:
+    """The identity that a checkpoint's state holds; None in one of an older version."""
+    data: Any = state.get(KEY)
+    if data is None:
+        return None
+    place = Place(str(checkpoint), keys=("state", KEY), form="json")
+    load(_Identity, *as_table(data, place))
+    return data
+
+
 def require_same(
     state: Mapping[str, Any], now: Mapping[str, Any], job: Path | None, checkpoint: Path
 ) -> None:
     """Refuses to go on with other tokens than those of a checkpoint's `state`; one that does not
-    tell, of an older version, goes on with any."""
-    then: Mapping[str, Any] | None = state.get(KEY)
+    tell, of an older version, continues with any."""
+    then = data_of_state(state, checkpoint)
     if then is None or all(then.get(key) == now[key] for key in ("sha256", "tokenizer")):
         return
     if then.get("tokenizer") != now["tokenizer"]:
         what = f"{checkpoint.name} was trained with another tokenizer"
     else:
-        what = f"{checkpoint.name} was trained on other text: {_told(then)}, not {_told(now)}"
+        what = f"{checkpoint.name} was trained on different text: {_told(then)}, not {_told(now)}"
     raise SpecError(
         what,
         place=f"{job or 'job'} [data]",
-        fix="give the run its own data back; to train its weights on other data, "
-        f"`ratrain export {checkpoint.parent.parent} OUT` and begin a run of its own with "
+        fix="restore the run's data; to train its weights on other data, "
+        f"`ratrain export {checkpoint.parent.parent} OUT` and start a new run with "
         'weights = "OUT" in [train]',
     )
 

@@ -2,26 +2,30 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 
+from ratrain.corpus.held_out import HeldOut
 from ratrain.corpus.prepare import Prepared, Progress, prepare
 from ratrain.corpus.samples import Samples
 from ratrain.corpus.tokenizer import Tokenizer, check_vocabulary, tokenizer_of
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
+from ratrain.readers.files import check_name
 
 END = "<end of document>"
 
 
 @dataclass(frozen=True)
 class JobData:
-    """The samples of a job and where they come from."""
+    """The samples of a job and where they come from. `held_out`: None where the job names none."""
 
     samples: Samples
     prepared: Prepared
+    held_out: HeldOut | None = None
+    held_out_prepared: Prepared | None = None
 
 
 @dataclass(frozen=True)
@@ -56,11 +60,13 @@ def data_of_job(
     place = f"{job.path} [data]" if job.path else "[data]"
     if job.data is None:
         raise SpecError(
-            "the job names no data", place=str(job.path or "job"), fix='add [data] files = ["..."]'
+            "the job has no data", place=str(job.path or "job"), fix='add [data] files = ["..."]'
         )
     base = job.path.parent if job.path else None
+    check_name(job.data.tokenizer, f"{place} tokenizer")
     check_vocabulary(tokenizer_of(job.data.tokenizer, base), job.model.spec.vocab, place=place)
-    prepared = prepare(job.data, base, cache=cache, verify=verify, progress=progress)
+    files = f"{place} files"
+    prepared = prepare(job.data, base, cache=cache, verify=verify, progress=progress, place=files)
     samples = Samples(
         prepared.store,
         job.model.sequence_length,
@@ -68,7 +74,28 @@ def data_of_job(
         job.train.seed,
         job.data.shuffle,
     )
-    return JobData(samples, prepared)
+    if not job.data.validation:
+        if job.train.validate_every:
+            raise SpecError(
+                "there is no held-out text to validate on",
+                place=f"{job.path or 'job'} [train] validate_every",
+                fix='add validation = ["held-out.txt"] to [data], or leave it out',
+            )
+        return JobData(samples, prepared)
+    data, named = replace(job.data, files=job.data.validation), f"{place} validation"
+    held_out = prepare(data, base, cache=cache, verify=verify, progress=progress, place=named)
+    _require_apart(prepared, held_out, named)
+    in_order = replace(samples, store=held_out.store, shuffle=False)
+    return JobData(samples, prepared, HeldOut(in_order), held_out)
+
+
+def _require_apart(prepared: Prepared, held_out: Prepared, place: str) -> None:
+    """Refuses held-out files that are trained on too."""
+    both = {source.path for source in prepared.sources} & {s.path for s in held_out.sources}
+    if both:
+        raise SpecError(
+            f"{min(both)} is also trained on", place=place, fix="choose other files, or remove it"
+        )
 
 
 def summary_of(job: JobSpec, data: JobData) -> Summary:

@@ -1,4 +1,4 @@
-"""Which sample stands where: a seeded permutation of each epoch that takes no memory.
+"""The order of samples: a seeded permutation of each epoch that takes no memory.
 
 Position p of the endless stream of samples lies in epoch p // n at place p % n. A place is
 permuted by a Feistel network over 2^(2h) >= n numbers, a bijection whatever its round function
@@ -50,10 +50,6 @@ class SampleOrder:
         """The samples of a step, in the order of its global batch; a function of nothing else."""
         first = step * sequences
         return self.at(np.arange(first, first + sequences, dtype=np.int64))
-
-    def epoch_of(self, step: int, sequences: int) -> int:
-        """The epoch, from 0, in which a step begins."""
-        return step * sequences // self.samples
 
 
 def _permuted(

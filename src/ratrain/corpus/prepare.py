@@ -1,6 +1,6 @@
 """Tokenise a job's files once into a cache folder, complete or absent, and use it again.
 
-The folder's name follows from the files' names, the tokenizer and the text key. It is made anew
+The folder's name follows from the files' names, the tokenizer and the text key. It is made again
 where a file's size or time has changed. While it is made it is called NAME.part; whoever makes it
 holds a lock on NAME.lock, which the kernel drops with the process.
 """
@@ -62,14 +62,15 @@ def prepare(
     cache: Path | None = None,
     verify: bool = False,
     progress: Progress | None = None,
+    place: str = "[data] files",
 ) -> Prepared:
     """The tokens of a job's data, made where they are not there yet.
 
     Relative file names start at `base`, the job file's folder. `verify` reads every token of a
-    store that is there already. Any number of processes may call this at once: one makes the
-    tokens, the others wait for it.
+    store that already exists; `place` names the key in messages. Any number of processes may
+    call this at once: one makes the tokens, the others wait for it.
     """
-    sources = sources_of(data.files, base)
+    sources = sources_of(data.files, base, place)
     tokenizer = tokenizer_of(data.tokenizer, base)
     folder = (cache or default_cache()) / _name(sources, tokenizer, data.text_key)
     store, because = _ready(folder, sources, verify)
@@ -88,7 +89,7 @@ def default_cache() -> Path:
     try:
         root = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:
-        raise SpecError("the user has no home folder", fix="name a cache folder") from error
+        raise SpecError("the user has no home folder", fix="choose a cache folder") from error
     return root / "ratrain" / "corpus"
 
 
@@ -133,9 +134,11 @@ def _write_errors(folder: Path) -> Generator[None]:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
         what = "the disk is full" if full else f"cannot be written: {error.strerror}"
         raise SpecError(
-            f"{what}; nothing half made is left",
+            f"{what}; no partial file is left",
             place=str(folder),
-            fix="free some space, or name another cache folder" if full else "name another folder",
+            fix="free some space, or choose another cache folder"
+            if full
+            else "choose another folder",
         ) from error
 
 
@@ -198,7 +201,7 @@ def _write_tokens(
         os.fsync(file.fileno())
     if not documents:
         names = ", ".join(str(source.path) for source in sources[:3])
-        raise SpecError("no text in any of the files", place=names, fix="name files with text")
+        raise SpecError("no text in any of the files", place=names, fix="give files with text")
     return Index(
         FORMAT,
         dtype_of(tokenizer.vocab_size),
@@ -236,7 +239,7 @@ def _check_unchanged(sources: tuple[Source, ...]) -> None:
             raise SpecError(
                 "changed while it was read",
                 place=str(source.path),
-                fix="try again when nobody writes to it",
+                fix="try again when nothing writes to it",
             )
 
 

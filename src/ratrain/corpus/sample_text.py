@@ -58,7 +58,7 @@ def write_sample_text(file: Path) -> SampleText:
         raise SpecError(
             "this Python has no sources of its standard library",
             place=sysconfig.get_path("stdlib"),
-            fix="install them, or name text of your own in [data]",
+            fix="install them, or give your own text in [data]",
         )
     content = b"".join(lines)
     note = file.with_name(f"{file.name}.LICENCE")
@@ -106,7 +106,7 @@ def _write_once(path: Path, content: bytes) -> None:
         if path.exists():
             if path.read_bytes() == content:
                 return
-            raise SpecError("the file exists", place=str(path), fix="delete it or name another")
+            raise SpecError("the file exists", place=str(path), fix="delete it or choose another")
         try:
             part.write_bytes(content)
             part.replace(path)
@@ -114,5 +114,5 @@ def _write_once(path: Path, content: bytes) -> None:
             part.unlink(missing_ok=True)
     except OSError as error:
         raise SpecError(
-            f"cannot be written: {error.strerror}", place=str(path), fix="name another file"
+            f"cannot be written: {error.strerror}", place=str(path), fix="choose another file"
         ) from error

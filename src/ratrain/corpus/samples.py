@@ -46,8 +46,9 @@ class Samples:
             raise SpecError("a batch needs at least one sequence of one token")
         if self.count < 1:
             raise SpecError(
-                f"{len(self.store):,} tokens do not make one sample of {self.sequence_length:,} "
-                "tokens and the one after",
+                f"{len(self.store):,} tokens are too few for one sample of "
+                f"{self.sequence_length:,} "
+                "tokens and the token after it",
                 place=str(self.store.folder),
                 fix=f"give more text, or use sequence_length <= {len(self.store) - 1}",
             )
@@ -71,6 +72,10 @@ class Samples:
             )
         first = step * self.sequences + replica_offset
         return self.at(np.arange(first, first + count, dtype=np.int64))
+
+    def counted(self, step: int, replica_offset: int, count: int) -> int:
+        """How many targets of these sequences count: of packed text all do."""
+        return count * self.sequence_length
 
     def at(self, positions: NDArray[np.int64]) -> Batch:
         """The samples at positions of the endless order."""

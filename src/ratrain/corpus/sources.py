@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import glob
-import json
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 from ratrain.errors import SpecError
+from ratrain.readers.files import inside, shown, unreadable
+from ratrain.readers.json import as_table, read_json_table
+from ratrain.readers.place import Place
 
 Kind = Literal["text", "json-lines", "parquet", "arrow"]
 
@@ -28,9 +30,16 @@ KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
 )
 
 
+MOST_DEEP = 2
+"""Of `**` in a pattern: each one more multiplies the time to match by the number of folders."""
+
+
+_SAVE_AGAIN = "save the dataset again with save_to_disk()"
+
+
 @dataclass(frozen=True)
 class Source:
-    """One file of documents as it stood when it was looked at."""
+    """One file of documents as it was when it was looked at."""
 
     path: Path  # absolute
     kind: Kind
@@ -39,41 +48,49 @@ class Source:
     mtime_ns: int
 
 
-def sources_of(patterns: tuple[str, ...], base: Path | None = None) -> tuple[Source, ...]:
+def sources_of(
+    patterns: tuple[str, ...], base: Path | None = None, place: str = "[data] files"
+) -> tuple[Source, ...]:
     """The files of all patterns in their order, each pattern's sorted by name, none twice.
 
     A pattern is a file, a folder that Hugging Face's `save_to_disk` wrote, or a glob in which
     `**` spans folders. Relative ones start at `base`. One that names nothing is a SpecError.
     """
     if not patterns:
-        raise SpecError("no files", place="[data] files", fix="name at least one file")
-    found: dict[Path, Source] = {}
+        raise SpecError("no files", place=place, fix="give at least one file")
+    sources: dict[Path, Source] = {}
     for pattern in patterns:
         try:
-            for path in _matches(pattern, base or Path()):
-                for file in _arrow_files(path) if path.is_dir() else (path,):
+            for path in _matches(pattern, base or Path(), place):
+                for file in _arrow_files(path, place) if path.is_dir() else (path,):
                     source = source_of(file)
-                    found.setdefault(source.path, source)
+                    sources.setdefault(source.path, source)
         except OSError as error:  # no permission on the way, a name too long, a loop of links
-            raise SpecError(f"cannot be read: {error.strerror}", place=pattern) from error
-    return tuple(found.values())
+            raise unreadable(Path(pattern), error) from error
+    return tuple(sources.values())
 
 
 def source_of(path: Path) -> Source:
-    """The source of one file; its kind is told by its suffix, `.gz` behind it aside."""
+    """The source of one file; its suffix gives its kind, a `.gz` after it aside."""
     if not path.is_file():
         what = "not a regular file" if path.exists() else "no such file"
-        raise SpecError(what, place=str(path), fix="name a file that exists")
+        raise SpecError(what, place=str(path), fix="give a file that exists")
     kind, compressed = _kind_of(path)
     stat = path.stat()
     return Source(path.resolve(), kind, compressed, stat.st_size, stat.st_mtime_ns)
 
 
-def _matches(pattern: str, base: Path) -> list[Path]:
+def _matches(pattern: str, base: Path, place: str) -> list[Path]:
     """Paths that a pattern names; a name that exists is never taken for a pattern."""
     literal = base / pattern
     if literal.exists():
         return [literal]
+    if pattern.count("**") > MOST_DEEP:
+        raise SpecError(
+            f"** more than {MOST_DEEP} times in a pattern",
+            place=shown(pattern),
+            fix="write it once: ** matches any number of folders",
+        )
     # pathlib's own glob takes no absolute pattern and does not skip hidden files
     names = sorted(glob.glob(pattern, root_dir=base, recursive=True))  # noqa: PTH207
     paths = [base / name for name in names]
@@ -82,9 +99,9 @@ def _matches(pattern: str, base: Path) -> list[Path]:
     if not paths:
         magic = glob.has_magic(pattern)
         raise SpecError(
-            "no file matches" if magic else "no such file",
-            place=str(literal),
-            fix="paths are relative to the job file",
+            f"no file matches {shown(str(literal))}" if magic else f"no such file: {literal}",
+            place=place,
+            fix="paths are relative to the job file" if base.parts else "name a file that exists",
         )
     return paths
 
@@ -107,48 +124,47 @@ def _is_saved(folder: Path) -> bool:
     return any((folder / name).is_file() for name in ("state.json", "dataset_dict.json"))
 
 
-def _arrow_files(folder: Path) -> tuple[Path, ...]:
+def _arrow_files(folder: Path, named_at: str) -> tuple[Path, ...]:
     """The Arrow files of a folder that `Dataset.save_to_disk` wrote, in their order.
 
     The order and names stand in its state.json, as {"_data_files": [{"filename": ...}]}.
     """
     splits = folder / "dataset_dict.json"
     if splits.is_file():
-        names = [str(name) for name in _read_json(splits).get("splits", [])]
+        table, place = read_json_table(splits)
+        given = table.get("splits")
+        if not isinstance(given, list):
+            raise SpecError("it does not list its splits", place=str(place), fix=_SAVE_AGAIN)
+        names = [str(name)[:80] for name in cast("list[Any]", given)]
         raise SpecError(
             f"a dataset of {len(names)} splits: {', '.join(names)}",
             place=str(folder),
-            fix=f'name one: "{folder.name}/{names[0] if names else "train"}"',
+            fix=f'choose one: "{folder.name}/{names[0] if names else "train"}"',
         )
     state = folder / "state.json"
     if not state.is_file():
         raise SpecError(
-            "a folder, but not one that save_to_disk wrote: it has no state.json",
-            place=str(folder),
-            fix=f'name its files, as in "{folder.name}/*.jsonl"',
+            f"{folder} is a folder, but not one that save_to_disk wrote: it has no state.json",
+            place=named_at,
+            fix=f'give its files, as in "{folder / "*.jsonl"}"',
         )
-    table = _read_json(state)
+    table, place = read_json_table(state)
     if table.get("_indices_data_files"):
         raise SpecError(
-            "a selection of rows is saved beside the data",
+            "the dataset stores a selection of rows separately",
             place=str(state),
             fix="call flatten_indices() before save_to_disk()",
         )
-    files: Any = table.get("_data_files")
-    try:
-        paths = tuple(folder / str(file["filename"]) for file in files)
-    except (TypeError, KeyError) as error:
-        raise SpecError("it does not list _data_files", place=str(state)) from error
-    if not paths:
-        raise SpecError("its list of _data_files is empty", place=str(state))
-    return paths
+    files, here = table.get("_data_files"), place.at("_data_files")
+    if not isinstance(files, list) or not files:
+        raise SpecError("it lists no files", place=str(here), fix=_SAVE_AGAIN)
+    return tuple(
+        _file_of(folder, entry, here.at(number))
+        for number, entry in enumerate(cast("list[Any]", files))
+    )
 
 
-def _read_json(path: Path) -> dict[str, Any]:
-    try:
-        table: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"cannot be read: {error}", place=str(path)) from error
-    if not isinstance(table, dict):
-        raise SpecError("not a JSON table", place=str(path))
-    return cast("dict[str, Any]", table)
+def _file_of(folder: Path, entry: Any, place: Place) -> Path:
+    """The file of {"filename": ...}."""
+    table, _ = as_table(entry, place)
+    return inside(folder, table.get("filename"), str(place.at("filename")))

@@ -12,14 +12,18 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Any, Literal, cast
+from typing import IO, Annotated, Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.corpus.sources import Source
-from ratrain.describe.strict import Place, load
+from ratrain.describe.amounts import FileName
+from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
+from ratrain.readers.files import read_open
+from ratrain.readers.json import as_table, parse_json
+from ratrain.readers.limits import JSON_BYTES
 
 FORMAT = "ratrain-corpus-1"
 TOKENS, INDEX = "tokens.bin", "index.json"
@@ -30,11 +34,11 @@ REMAKE = "delete the folder and prepare it again"
 
 @dataclass(frozen=True)
 class SourceRecord:
-    """A source file as it stood when it was tokenised."""
+    """A source file as it was when it was tokenised."""
 
-    path: str
-    size_bytes: int
-    mtime_ns: int
+    path: FileName
+    size_bytes: Annotated[int, Rule(low=0)]
+    mtime_ns: Annotated[int, Rule(low=-(1 << 63), high=1 << 63)]
 
 
 @dataclass(frozen=True)
@@ -43,12 +47,12 @@ class Index:
 
     format: str
     dtype: Literal["uint16", "uint32"]
-    tokens: int
-    documents: int
-    vocab_size: int
-    end_id: int
+    tokens: Annotated[int, Rule(low=1)]
+    documents: Annotated[int, Rule(low=1)]
+    vocab_size: Annotated[int, Rule(low=1, high=1 << 32)]
+    end_id: Annotated[int, Rule(low=0, high=1 << 32)]
     tokenizer: str  # its fingerprint
-    text_key: str
+    text_key: Annotated[str, Rule(low=0)]
     sources: tuple[SourceRecord, ...]
     sha256: str  # of tokens.bin
 
@@ -80,7 +84,7 @@ class TokenStore:
             digest.update(self.tokens[start : start + READ_TOKENS].tobytes())
         if digest.hexdigest() != self.index.sha256:
             raise SpecError(
-                "the tokens are not those that were written",
+                "the tokens differ from those written",
                 place=str(self.folder / TOKENS),
                 fix=REMAKE,
             )
@@ -106,7 +110,7 @@ def open_store(folder: Path) -> TokenStore:
         handle = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)
         try:
             with os.fdopen(os.open(INDEX, os.O_RDONLY, dir_fd=handle), "rb") as file:
-                index = read_index(file.read(), str(folder / INDEX))
+                index = read_index(read_open(file, JSON_BYTES), str(folder / INDEX))
             with os.fdopen(os.open(TOKENS, os.O_RDONLY, dir_fd=handle), "rb") as file:
                 return TokenStore(folder, index, _mapped(file, index, str(folder / TOKENS)))
         finally:
@@ -136,15 +140,16 @@ def write_index(index: Index) -> bytes:
 def read_index(content: bytes, place: str) -> Index:
     """The index of a file's content; an altered or older one is a SpecError."""
     try:
-        loaded: Any = json.loads(content)
-    except (ValueError, RecursionError) as error:
-        raise SpecError("not a complete index", place=place, fix=REMAKE) from error
-    table = cast("dict[str, Any]", loaded) if isinstance(loaded, dict) else {}
+        table, root = as_table(*parse_json(content, place))
+    except SpecError as error:
+        raise SpecError(
+            f"not a complete index: {error.what}", place=error.place, fix=REMAKE
+        ) from error
     if table.get("format") != FORMAT:
         raise SpecError(f"the format is not {FORMAT}", place=place, fix=REMAKE)
     if table.pop("checksum", None) != _checksum(table):
         raise SpecError("the index was altered", place=place, fix=REMAKE)
-    return load(Index, table, Place(place))
+    return load(Index, table, root)
 
 
 def _checksum(table: dict[str, Any]) -> str:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Sequence
 from importlib import import_module
 from pathlib import Path
@@ -13,6 +12,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ratrain.errors import SpecError
+from ratrain.readers.files import decoded, exists, read_bytes
+from ratrain.readers.json import parse_json, read_json_table
+from ratrain.readers.limits import TOKENIZER_BYTES
 
 Ids = NDArray[np.uint32]
 
@@ -75,7 +77,8 @@ class ByteTokenizer:
             data = text.encode("utf-8")
         except UnicodeEncodeError as error:
             raise SpecError(
-                f"half a surrogate pair at character {error.start} is no text",
+                f"half a surrogate pair at character {error.start} is not text",
+                place="text",
                 fix="remove or replace it in the source",
             ) from error
         return np.frombuffer(data, np.uint8).astype(np.uint32)
@@ -99,14 +102,14 @@ class HuggingFaceTokenizer:
 
     def __init__(self, path: Path) -> None:
         library = _library()
+        content = read_bytes(path, TOKENIZER_BYTES)
+        text = decoded(content, str(path))
         try:
-            content = path.read_bytes()
-            self._tokenizer: Any = library.Tokenizer.from_str(content.decode("utf-8"))
-        except OSError as error:
-            raise SpecError(f"cannot be read: {error.strerror}", place=str(path)) from error
+            self._tokenizer: Any = library.Tokenizer.from_str(text)
         except Exception as error:  # the library raises plain Exception for a bad file
+            parse_json(text, str(path))  # where it is not JSON, the line is reported
             raise SpecError(
-                f"not a tokenizer of Hugging Face: {error}",
+                f"not a Hugging Face tokenizer: {error}",
                 place=str(path),
                 fix='use a tokenizer.json, or tokenizer = "bytes"',
             ) from error
@@ -115,6 +118,7 @@ class HuggingFaceTokenizer:
         vocab: dict[str, int] = self._tokenizer.get_vocab(with_added_tokens=True)
         self.vocab_size = max(vocab.values(), default=-1) + 1
         self.end_id = _end_id(vocab, path)
+        self.end_token = str(self._tokenizer.id_to_token(self.end_id))
         self.fingerprint = f"{hashlib.sha256(content).hexdigest()}-{self.end_id}"
 
     def encode(self, text: str) -> Ids:
@@ -124,7 +128,7 @@ class HuggingFaceTokenizer:
     def encode_all(self, texts: Sequence[str]) -> list[Ids]:
         """The ids of each text; the library uses every core."""
         encoded = self._tokenizer.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.asarray(one.ids, np.uint32) for one in encoded]
+        return [np.asarray(encoding.ids, np.uint32) for encoding in encoded]
 
     def decode(self, ids: Sequence[int] | NDArray[Any]) -> str:
         """The text, as the tokenizer's own decoder joins it."""
@@ -144,9 +148,9 @@ def tokenizer_of(name: str, base: Path | None = None) -> Tokenizer:
     path = (base or Path()) / name
     if path.is_dir():
         path /= "tokenizer.json"
-    if not path.exists():
+    if not exists(path):
         raise SpecError(
-            "no such tokenizer", place=str(path), fix='name a tokenizer.json, or "bytes"'
+            "no such tokenizer", place=str(path), fix='give a tokenizer.json, or "bytes"'
         )
     return HuggingFaceTokenizer(path)
 
@@ -155,7 +159,7 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int, *, place: str = "") -> No
     """A SpecError where the model has no embedding for some id of the tokenizer."""
     if tokenizer.vocab_size > vocab:
         raise SpecError(
-            f"the tokenizer has {tokenizer.vocab_size:,} ids, the model only {vocab:,}",
+            f"the tokenizer has {tokenizer.vocab_size:,} ids, but the model only {vocab:,}",
             place=place,
             fix=f"use a model with vocab >= {tokenizer.vocab_size}, or another tokenizer",
         )
@@ -164,36 +168,33 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int, *, place: str = "") -> No
 def _check_ids(ids: NDArray[np.int64], vocab: int) -> None:
     if ids.size and (ids.min() < 0 or ids.max() >= vocab):
         bad = int(ids[(ids < 0) | (ids >= vocab)][0])
-        raise SpecError(f"{bad} is no token id; the tokenizer has ids 0 to {vocab - 1}")
+        raise SpecError(
+            f"{bad} is not a token id; the tokenizer has ids 0 to {vocab - 1}",
+            place="tokenizer",
+            fix="use the tokenizer that the tokens were made with",
+        )
 
 
 def _end_id(vocab: dict[str, int], path: Path) -> int:
     """The id of the end token: what `tokenizer_config.json` beside it says, else a known name."""
     config = path.parent / "tokenizer_config.json"
-    named = _named_end(config) if config.exists() else None
+    named = _named_end(config) if exists(config) else None
     for token in (named, *END_TOKENS):
         if token is not None and token in vocab:
             return vocab[token]
     raise SpecError(
-        "no token of it ends a document",
+        "none of its tokens ends a document",
         place=str(path),
-        fix='put a tokenizer_config.json with "eos_token" beside it',
+        fix='put a tokenizer_config.json with "eos_token" next to it',
     )
 
 
 def _named_end(config: Path) -> str | None:
-    try:
-        loaded: Any = json.loads(config.read_text(encoding="utf-8"))
-    except (OSError, ValueError, RecursionError) as error:
-        raise SpecError(f"cannot be read: {error}", place=str(config)) from error
-    token: Any = cast("dict[str, Any]", loaded).get("eos_token") if _is_table(loaded) else None
-    if _is_table(token):  # older files write the token with its flags
-        token = token.get("content")
+    table, _ = read_json_table(config)
+    token: Any = table.get("eos_token")
+    if isinstance(token, dict):  # older files write the token with its flags
+        token = cast("dict[str, Any]", token).get("content")
     return token if isinstance(token, str) else None
-
-
-def _is_table(value: Any) -> bool:
-    return isinstance(value, dict)
 
 
 def _library() -> Any:
@@ -202,5 +203,6 @@ def _library() -> Any:
     except ImportError as error:
         raise SpecError(
             "a tokenizer.json needs the library `tokenizers`",
+            place="[data] tokenizer",
             fix='pip install "ratrain[train]", or use tokenizer = "bytes"',
         ) from error

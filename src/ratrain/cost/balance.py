@@ -14,7 +14,7 @@ def balanced_layers(
 ) -> tuple[int, ...]:
     """Layers of each stage, at least one each, with the least FLOPs on the busiest stage.
 
-    The embedding stands on the first stage and the head on the last. `recovery` counts one more
+    The embedding is on the first stage and the head on the last. `recovery` counts one more
     forward for each layer outside the last stage. Layers are alike, so giving each next layer to
     the stage that will be least loaded is exact; a tie goes to the later stage, which
     holds fewer micro-batches in flight.

@@ -6,6 +6,8 @@ compute (LogP, Culler et al. 1993). Rings send n - 1 messages of size / n for ea
 operations in MPICH".
 
 A tree serves where only latency counts: 2 ceil(log2 n) messages (the same source).
+Where a link's bandwidth was measured by message size, what a message of its size takes beyond the
+full bandwidth counts as latency: no other message could use that time.
 
 Not modelled: trees for other sizes, in-network reduction, the arithmetic of a reduction.
 """
@@ -29,6 +31,14 @@ class Transfer:
         """The same, `count` times in a row."""
         return Transfer(self.latency_s * count, self.volume_bytes * count, self.driving_s * count)
 
+    def plus(self, other: Transfer) -> Transfer:
+        """This one, then another."""
+        return Transfer(
+            self.latency_s + other.latency_s,
+            self.volume_bytes + other.volume_bytes,
+            self.driving_s + other.driving_s,
+        )
+
     def alone_s(self, bandwidth_bytes_per_s: float) -> float:
         """Its time on a link that nothing else uses."""
         return self.latency_s + self.volume_bytes / bandwidth_bytes_per_s
@@ -42,7 +52,8 @@ def message(
 ) -> Transfer:
     """One point-to-point message: alpha, its bytes, o; and what follows it over other links,
     `after_s`. `blocking`: o is all of its time."""
-    sent = Transfer(link.latency_s + after_s, size_bytes, link.overhead_s)
+    latency_s = link.latency_s + link.size_s(size_bytes) + after_s
+    sent = Transfer(latency_s, size_bytes, link.overhead_s)
     if not blocking:
         return sent
     return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
@@ -56,7 +67,8 @@ def ring_half(size_bytes: float, ranks: int, link: Link) -> Transfer:
     if ranks == 1:
         return NOTHING
     hops = ranks - 1
-    latency_s = hops * link.latency_s + link.collective_s
+    each_s = link.latency_s + link.size_s(size_bytes / ranks)
+    latency_s = hops * each_s + link.collective_s
     return Transfer(latency_s, size_bytes * hops / ranks, hops * link.overhead_s)
 
 
@@ -71,5 +83,6 @@ def tree_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
     if ranks == 1:
         return NOTHING
     hops = 2 * (ranks - 1).bit_length()
-    latency_s = hops * link.latency_s + link.collective_s
+    each_s = link.latency_s + link.size_s(size_bytes)
+    latency_s = hops * each_s + link.collective_s
     return Transfer(latency_s, hops * size_bytes, hops * link.overhead_s)

@@ -5,17 +5,21 @@
 
 Matrix products run at the device's measured rate for large products; what is bound by memory
 is counted apart, because on a device of 190 FLOP/B it is not small. Not modelled: overlap of
-the parts. A device with a kernel model is priced kernel by kernel instead: cost.gpu_layer.
+the parts. A device with a kernel model is priced kernel by kernel instead: cost.gpu_layer. What a
+device's layer profile covers takes the measured time instead of either: cost.measured.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, BlockKind, Flops
+from ratrain.cost.collectives import Transfer
 from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
+from ratrain.cost.measured import Measured, measured
 from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.layer_profile import BlockCase, shape_of
 
 LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {
     "embedding": (1, 0, 1),
@@ -34,11 +38,14 @@ it is 28 as well: reads 4 x 4, writes 3 x 4."""
 
 @dataclass(frozen=True)
 class BlockTimes:
-    """Seconds of one micro-batch of a block on one rank."""
+    """Seconds of one micro-batch of a block on one rank. `sums_inside`: the all-reduces of its
+    tensor group are part of them. `update_s`: measured, of the whole rank's parameters."""
 
     forward_s: float
     input_gradient_s: float
     weight_gradient_s: float
+    sums_inside: bool = False
+    update_s: float | None = None
 
     @property
     def backward_s(self) -> float:
@@ -57,11 +64,32 @@ def block_times(
     sums_s: float = 0.0,
 ) -> BlockTimes:
     """The `BlockTimes` of a block, its work divided evenly over a tensor group. Its sums over the
-    group, `sums_s` in each direction, are ops of their own; see cost.gpu_layer where not."""
+    group, `sums_s` in each direction, are ops of their own unless `sums_inside`."""
+
+    def modelled(run: Execution) -> BlockTimes:
+        shape = Shape(micro_batch, sequence, tensor, run, sums_s)
+        return _modelled(block, device, dtype, shape)
+
+    if device.layer_profile:
+        case = case_of_block(block, sequence, tensor, dtype, execution)
+        known = measured(device, case, micro_batch, block.model.name)
+        if known is not None:
+            times = _as_measured(block, known, micro_batch, sequence)
+            if not execution.recompute_attention:
+                return times
+            # Layers are measured without recovery; what selective recovery adds is modelled.
+            plain = replace(execution, recompute_attention=False)
+            again_s = modelled(execution).backward_s - modelled(plain).backward_s
+            return replace(times, input_gradient_s=times.input_gradient_s + again_s)
+    return modelled(execution)
+
+
+def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> BlockTimes:
+    """By the kernel model, or by one rate for products of every shape."""
     if device.kernels is not None:
-        shape = Shape(micro_batch, sequence, tensor, execution, sums_s)
-        return BlockTimes(*gpu_block_s(block, device, device.kernels, dtype, shape))
-    tokens = micro_batch * sequence
+        times_s = gpu_block_s(block, device, device.kernels, dtype, shape)
+        return BlockTimes(*times_s, sums_inside=device.kernels.blocking_sums)
+    tokens, sequence, tensor = shape.tokens, shape.sequence, shape.tensor
     gemm, attention = device.flops_rate(dtype), device.flops_rate(dtype, "attention")
 
     # Blocks count their passes in 2-byte elements.
@@ -86,8 +114,43 @@ def block_times(
     )
 
 
-def optimizer_bytes_moved(params: float, device: DeviceKind) -> float:
-    """Bytes of memory traffic of one optimizer step on `params` parameters."""
-    if device.kernels is not None:
-        return device.kernels.optimizer_bytes_per_param * params
-    return OPTIMIZER_BYTES_PER_PARAM * params
+def case_of_block(
+    block: Block, sequence: int, tensor: int, dtype: str, execution: Execution = PLAIN
+) -> BlockCase:
+    """What a layer profile would call the block in these conditions."""
+    shape = shape_of(block.model, block.kind)
+    divided = execution.sequence_parallel
+    return BlockCase(block.kind, shape, sequence, tensor, dtype, divided)
+
+
+def _as_measured(block: Block, known: Measured, micro_batch: int, sequence: int) -> BlockTimes:
+    """Measured times; the backward is cut into its halves as its FLOPs are."""
+    tokens = micro_batch * sequence
+    whole = block.backward_flops(tokens, sequence).total
+    weights = block.weight_gradient_flops(tokens, sequence).total
+    weight_s = known.backward_s * (weights / whole if whole else 0.0)
+    return BlockTimes(
+        known.forward_s,
+        known.backward_s - weight_s,
+        weight_s,
+        sums_inside=known.entry.sums == "included",
+        update_s=known.entry.update_s,
+    )
+
+
+def update(times: BlockTimes, params: float, owners: int, device: DeviceKind) -> Transfer:
+    """One optimizer step on a rank's share of a block's parameters: what starting it takes, and
+    the bytes that it moves through the device's memory. A measured time holds the memory."""
+    if times.update_s is not None:
+        moved_bytes = times.update_s * device.memory.bandwidth_bytes_per_s
+        return Transfer(0.0, moved_bytes / owners, 0.0)
+    kernels = device.kernels
+    moved = kernels.optimizer_bytes_per_param if kernels else OPTIMIZER_BYTES_PER_PARAM
+    return Transfer(device.launch_s, moved * params / owners, 0.0)
+
+
+def reduced_bytes_per_param(device: DeviceKind, dtype: str) -> float:
+    """Bytes of a parameter's gradient as reductions send it: as wide as a weight, unless the
+    device's software is known to widen it."""
+    asked = device.kernels.reduce_bytes_per_param if device.kernels else None
+    return asked or precision_of(dtype).weight_bytes

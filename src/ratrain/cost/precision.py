@@ -1,8 +1,13 @@
-"""Bytes of an element by dtype: weights, gradients, optimizer, activations.
+"""Bytes of an element by dtype: weights, gradients, optimizer, activations, what is sent.
 
-fp16 and bf16 are mixed precision: 2-byte weights and gradients, and 12 bytes of fp32 master
-weight and two moments a parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). In
-fp32 the weights are their own master, so 8 bytes of moments remain.
+fp16 and bf16 are mixed precision: 2-byte weights, and 12 bytes of fp32 master weight and two
+moments a parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). In fp32 the weights
+are their own master, so 8 bytes of moments remain.
+
+A step's micro-batches add up in fp32 unless a job asks for the 16 bits of its dtype: 4 bytes or 2
+for a gradient. Published systems differ, so what reproduces one says which: Rajbhandari et al.
+count 2 (the RATrain paper's memory rows fit 2 and not 4), Megatron-LM with bf16 keeps 4. Either
+way gradients are sent in the run's dtype.
 """
 
 from __future__ import annotations
@@ -12,21 +17,29 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes a parameter (weight, gradient, optimizer) or an activation's element takes."""
+    """Bytes that a parameter takes as weight, gradient, optimizer state and on a link, and that an
+    activation's element takes."""
 
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
+    sent_bytes: int
     element_bytes: int
 
 
+FP32 = "fp32"
 SAVED_BYTES = 12
 """Bytes of a parameter in a checkpoint, whatever the dtype: fp32 master weight and two moments."""
 
-_MIXED = Precision(2, 2, 12, 2)
-PRECISIONS = {"fp16": _MIXED, "bf16": _MIXED, "fp32": Precision(4, 4, 8, 4)}
+
+def precision_words(dtype: str, gradient_dtype: str) -> str:
+    """The numbers of a run for people: "bf16, gradients in fp32"."""
+    return dtype if dtype == FP32 else f"{dtype}, gradients in {gradient_dtype}"
 
 
-def precision_of(dtype: str) -> Precision:
-    """The precision of a dtype; one that is not known here is counted as mixed."""
-    return PRECISIONS.get(dtype, _MIXED)
+def precision_of(dtype: str, gradient_dtype: str = FP32) -> Precision:
+    """The precision of a dtype whose gradients add up in another; a dtype that is not known here
+    is counted as 16 bits."""
+    if dtype == FP32:
+        return Precision(4, 4, 8, 4, 4)
+    return Precision(2, 4 if gradient_dtype == FP32 else 2, 12, 2, 2)

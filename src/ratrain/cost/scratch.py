@@ -11,11 +11,21 @@ from ratrain.describe.model import ModelSpec
 CHUNK_BYTES = 1 << 20
 """Reductions go in pieces of this size."""
 
+PRODUCT_ELEMENTS = 1 << 20
+"""Gradients that add up in fp32 get their 16-bit products in pieces of this many elements."""
+
 UPDATE_ELEMENTS = 1 << 18
 """The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""
 
 SMALL_THINGS_BYTES = 2 << 20
 """Two steps' tokens, the network library's own buffers, what control rounds and records take."""
+
+KERNELS = 32
+"""Compiled products that oneDNN may keep; ranks start with this as its capacity. A layer and a head
+need some 25: a shape each for forward, input gradient and weight gradient."""
+
+_KERNEL_BYTES = 520_000
+"""Of one; on CPUs with bf16 instructions oneDNN 3 allocates 516,752 bytes for any shape."""
 
 
 def compute_scratch_bytes(
@@ -25,21 +35,33 @@ def compute_scratch_bytes(
     micro_batch: int,
     element_bytes: int,
     tensor: int = 1,
+    gradient_bytes: int | None = None,
 ) -> int:
-    """The largest moment of a unit's forward or backward, on one of `tensor` ranks.
+    """The largest moment of a unit's forward or backward, on one of `tensor` ranks, where a
+    gradient's element has `gradient_bytes` (left out: as any).
 
     layer: the gradients of gate, up and their product (3 S b f); head: the logits' gradient in
     fp32 (4 S b V) beside their own place. In a tensor group there are two more tensors of width h:
-    a sum in the middle of a layer and what it is made from.
+    a sum in the middle of a layer and what it is made from. Where gradients add up in a wider
+    dtype, a piece of a product, and as much again that the library copies for it.
     """
     rows = sequence * micro_batch
-    if tensor > 1 and kind == "layer":
-        return rows * (3 * model.ffn // tensor + 2 * model.hidden) * element_bytes
-    if kind == "layer":
-        return rows * 3 * model.ffn * element_bytes
+    wider = gradient_bytes is not None and gradient_bytes > element_bytes
+    if kind == "embedding":
+        return min(PRODUCT_ELEMENTS, rows * model.hidden) * 4 if wider else 0
+    widest = model.ffn if kind == "layer" else model.vocab
+    product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
+    piece = 2 * min(PRODUCT_ELEMENTS, product) * element_bytes if wider else 0
     if kind == "head":
-        return rows * model.vocab * 4 // tensor
-    return 0
+        return rows * model.vocab * 4 // tensor + piece
+    sums = 2 * model.hidden if tensor > 1 else 0
+    return rows * (3 * model.ffn // tensor + sums) * element_bytes + piece
+
+
+def kernels_scratch_bytes(element_bytes: int) -> int:
+    """Compiled products in 16 bit, which stay allocated from one op to the next; fp32 products are
+    another library's, and allocate next to nothing."""
+    return KERNELS * _KERNEL_BYTES if element_bytes == 2 else 0
 
 
 def lanes_scratch_bytes(data: int, tensor: int = 1, *, tied: bool = False) -> int:

@@ -1,37 +1,43 @@
 """What a cluster is: device kinds, hosts of any mix, and a link at each level between them.
 
 Levels from the inside out: chip, host, room, site, world. Two devices communicate over the
-innermost level that they share. A level that is left out is like the next one outwards.
+innermost level that they share. A missing level uses the link of the next outer level.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import pairwise
+from dataclasses import dataclass, field, replace
+from functools import cache, cached_property
+from math import log2
 from typing import Annotated, Literal
 
+from ratrain.describe.amounts import (
+    Count,
+    Fraction,
+    Name,
+    Note,
+    RateBytesPerS,
+    RateFlops,
+    SizeBytes,
+    TimeS,
+)
+from ratrain.describe.layer_profile import BlockCase, LayerProfile
 from ratrain.describe.strict import FrozenMap, Rule, nearest
-from ratrain.describe.units import format_flops_rate
+from ratrain.describe.units import counted, format_flops_rate
 from ratrain.errors import Infeasible, SpecError
 
 Level = Literal["chip", "host", "room", "site", "world"]
 LEVELS: tuple[Level, ...] = ("chip", "host", "room", "site", "world")
 Operator = Literal["gemm", "attention"]
-
-SizeBytes = Annotated[int, Rule("bytes", low=1)]
-RateBytesPerS = Annotated[float, Rule("bytes_per_s", low=1)]
-TimeS = Annotated[float, Rule("s", low=0)]
-RateFlops = Annotated[float, Rule("flops", low=1)]
-Fraction = Annotated[float, Rule(low=0.01, high=1)]
+Coefficient = Annotated[float, Rule(low=-1e6, high=1e6)]  # GB/s
+BytesPerParam = Annotated[float, Rule(low=1, high=1000)]
 
 
 @dataclass(frozen=True)
 class Tier:
     """One level of memory of a device; the first tier is the one the budget is about."""
 
-    name: str
+    name: Name
     capacity_bytes: SizeBytes
     bandwidth_bytes_per_s: RateBytesPerS
     source: str
@@ -41,7 +47,7 @@ class Tier:
 class Rate:
     """FLOP/s of one dtype: the nominal peak and what operators were seen to reach."""
 
-    dtype: str
+    dtype: Name
     peak_flops: RateFlops
     gemm_flops: RateFlops
     source: str
@@ -59,17 +65,19 @@ class KernelModel:
     cost.gpu_layer.
     """
 
-    processors: Annotated[int, Rule(low=1)]
-    half_depth: Annotated[float, Rule(low=0)]
+    processors: Count
+    half_depth: Annotated[float, Rule(low=0, high=1e9)]
     host_s: TimeS
     attention: Literal["stored", "flash"]
     source: str
-    activation_passes: Annotated[float, Rule(low=2)] = 2.0
-    optimizer_bytes_per_param: Annotated[float, Rule(low=1)] = 28.0  # traffic of one update
-    loss_bytes_per_logit: Annotated[float, Rule(low=6)] = 52.0  # both directions
+    activation_passes: Annotated[float, Rule(low=2, high=1000)] = 2.0
+    optimizer_bytes_per_param: BytesPerParam = 28.0  # traffic of one update
+    reduce_bytes_per_param: BytesPerParam | None = None  # left out: as weights
+    loss_bytes_per_logit: Annotated[float, Rule(low=6, high=1000)] = 52.0  # both directions
     blocking_sends: bool = False  # compute waits for each message between stages
+    whole_sends: bool = False  # each rank of a tensor group sends all of it, not a part to gather
     blocking_sums: bool = False  # compute waits for the sums of its tensor group
-    lockstep: Annotated[float, Rule(low=1)] | None = None  # left out: the slower alone
+    lockstep: Annotated[float, Rule(low=1, high=1000)] | None = None  # left out: the slower alone
 
 
 @dataclass(frozen=True)
@@ -80,31 +88,47 @@ class LabSpec:
     `overhead_bytes`: what an interpreter with torch takes before it holds any state.
     """
 
-    cpus: Annotated[float, Rule(low=0.01)] = 1.0
+    cpus: Annotated[float, Rule(low=0.01, high=100_000)] = 1.0
     overhead_bytes: SizeBytes = 600_000_000
 
 
 @dataclass(frozen=True)
 class DeviceKind:
-    """One kind of device: how fast it computes, what it holds, what starting an operator costs."""
+    """One kind of device: how fast it computes, what it holds, what starting an operator costs.
 
-    name: str
+    A block that `layer_profile` covers takes the measured time, any other follows from `rates`.
+    Without rates, what is not measured has no time, and asking for it is an error.
+    """
+
+    name: Name
     tiers: tuple[Tier, ...]
-    rates: tuple[Rate, ...]
     launch_s: TimeS
     launch_source: str
     memory_efficiency: Fraction
     memory_efficiency_source: str
-    devices_per_chip: Annotated[int, Rule(low=1)] = 1
+    rates: tuple[Rate, ...] = ()
+    layer_profile: tuple[LayerProfile, ...] = ()
+    devices_per_chip: Count = 1
     kernels: KernelModel | None = None  # left out: one rate for products of every shape
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
 
     def __post_init__(self) -> None:
-        if not self.tiers or not self.rates:
-            missing = "tiers" if not self.tiers else "rates"
+        if not self.tiers:
+            raise SpecError("no tiers", place="tiers", fix="add [[device.tiers]]")
+        if not self.rates and not self.layer_profile:
             raise SpecError(
-                f"no {missing}", place=f"device {self.name}", fix=f"add [[device.{missing}]]"
+                "no rates", place="rates", fix="add [[device.rates]] or [[device.layer_profile]]"
             )
+        numbers: dict[BlockCase, int] = {}
+        for number, entry in enumerate(self.layer_profile):
+            before = numbers.setdefault(entry.case, number)
+            if before != number:
+                raise SpecError(
+                    f"entries {before + 1} and {number + 1} are two layer profiles of one "
+                    f"{entry.case}",
+                    place=f"layer_profile.{number}",
+                    fix="join their times in one",
+                )
 
     @property
     def memory(self) -> Tier:
@@ -124,7 +148,14 @@ class DeviceKind:
         raise SpecError(
             f'device "{self.name}" has no rate for dtype "{dtype}"',
             place="dtype",
-            fix=nearest(dtype, [rate.dtype for rate in self.rates]),
+            fix=nearest(dtype, [rate.dtype for rate in self.rates] or sorted(self.dtypes)),
+        )
+
+    @property
+    def dtypes(self) -> frozenset[str]:
+        """The dtypes that it can be priced in: by a rate, or by measured layers."""
+        return frozenset(rate.dtype for rate in self.rates) | frozenset(
+            entry.dtype for entry in self.layer_profile
         )
 
     def flops_rate(self, dtype: str, operator: Operator = "gemm") -> float:
@@ -134,19 +165,24 @@ class DeviceKind:
             return rate.attention_flops
         return rate.gemm_flops
 
-    def gemm_efficiency(self, dtype: str) -> float:
-        """Reached GEMM rate as a fraction of the peak."""
-        rate = self.rate(dtype)
-        return rate.gemm_flops / rate.peak_flops
-
     @property
     def elementwise_bytes_per_s(self) -> float:
         """Bytes per second that a fused element-wise pass moves through the first tier."""
         return self.memory.bandwidth_bytes_per_s * self.memory_efficiency
 
     def __str__(self) -> str:
+        if not self.rates:
+            return f"{self.name} (measured layers)"
         best = max(self.rates, key=lambda rate: rate.peak_flops)
         return f"{self.name} ({best.dtype} {format_flops_rate(best.peak_flops)})"
+
+
+@dataclass(frozen=True)
+class SizePoint:
+    """What messages of one size were seen to reach on a link."""
+
+    size_bytes: SizeBytes
+    bandwidth_bytes_per_s: RateBytesPerS
 
 
 @dataclass(frozen=True)
@@ -155,6 +191,9 @@ class Link:
 
     `shared_by` "host": all devices of a host share one such link; "device": each has its own.
     `overhead_s` is LogP's o: compute time that the sender's cores spend driving one message.
+    `by_size`: the bandwidth of messages by size, in place of one; `bandwidth_bytes_per_s` is then
+    that of messages beyond the largest. `log_quadratic` says the same as a, b and c of a fit
+    a x^2 + b x + c in GB/s, x the binary logarithm of the message's MB.
     """
 
     latency_s: TimeS
@@ -162,26 +201,125 @@ class Link:
     source: str
     shared_by: Literal["device", "host"] = "device"
     overhead_s: TimeS = 0.0
-    overhead_source: str = ""
+    overhead_source: Note = ""
     collective_s: TimeS = 0.0  # what starting a collective costs, whatever its group
+    by_size: tuple[SizePoint, ...] = ()
+    log_quadratic: tuple[Coefficient, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.by_size and self.log_quadratic:
+            raise SpecError(
+                "a link has by_size or log_quadratic, not both", place="by_size", fix="drop one"
+            )
+        if self.log_quadratic and len(self.log_quadratic) != 3:
+            raise SpecError(
+                f"log_quadratic has {len(self.log_quadratic)} numbers",
+                place="log_quadratic",
+                fix="give three: a, b and c of a x^2 + b x + c",
+            )
+        sizes = [point.size_bytes for point in self.by_size]
+        if sizes != sorted(set(sizes)):
+            raise SpecError(
+                "the sizes of by_size are not ascending",
+                place="by_size",
+                fix="list the smallest first",
+            )
+        if any(p.bandwidth_bytes_per_s > self.bandwidth_bytes_per_s for p in self.points):
+            raise SpecError(
+                "a message of by_size is faster than the link's bandwidth",
+                place="by_size",
+                fix="set bandwidth to the largest that was measured",
+            )
+
+    @property
+    def points(self) -> tuple[SizePoint, ...]:
+        """Bandwidth by size, smallest first, of whichever form the link has; () for one rate."""
+        return _fitted(self) if self.log_quadratic else self.by_size
+
+    def size_s(self, size_bytes: float) -> float:
+        """What a message of this size takes beyond its bytes at the link's full bandwidth.
+
+        Between two sizes the bandwidth is on the straight line over the size's logarithm; a
+        message smaller than the smallest has the bandwidth of that.
+        """
+        points = self.points
+        if not points or not size_bytes:
+            return 0.0
+        last = points[-1]
+        if size_bytes > last.size_bytes:
+            return last.size_bytes * self._slower(last.bandwidth_bytes_per_s)
+        rate = _between(points, size_bytes)
+        return size_bytes * self._slower(rate)
+
+    def _slower(self, rate_bytes_per_s: float) -> float:
+        return 1 / rate_bytes_per_s - 1 / self.bandwidth_bytes_per_s
+
+    def divided(self, groups: float) -> Link:
+        """One of `groups` equal parts of the link."""
+        points = tuple(
+            SizePoint(point.size_bytes, point.bandwidth_bytes_per_s / groups)
+            for point in self.points
+        )
+        part = self.bandwidth_bytes_per_s / groups
+        return replace(self, bandwidth_bytes_per_s=part, by_size=points, log_quadratic=())
+
+
+FIT_SIZES_BYTES = tuple(1_000_000 << power for power in range(13))
+"""Where a fit is read: 1 MB to 4 GB."""
+
+
+@cache
+def _fitted(link: Link) -> tuple[SizePoint, ...]:
+    """Points of a link's fit, up to where it reaches its top or the link's bandwidth. Below 1 MB
+    fits of this form fall beneath zero, so the smallest point is that of 1 MB."""
+    a, b, c = link.log_quadratic
+    points: list[SizePoint] = []
+    for power, size_bytes in enumerate(FIT_SIZES_BYTES):
+        rate = 1e9 * (a * power * power + b * power + c)
+        if rate <= 0:
+            raise SpecError(
+                f"log_quadratic gives {rate / 1e9:g} GB/s at {size_bytes / 1e6:g} MB",
+                place="log_quadratic",
+                fix="give a, b and c in GB/s over the logarithm to base 2 of the message's MB",
+            )
+        if points and rate <= points[-1].bandwidth_bytes_per_s:
+            break
+        points.append(SizePoint(size_bytes, min(rate, link.bandwidth_bytes_per_s)))
+        if rate >= link.bandwidth_bytes_per_s:
+            break
+    return tuple(points)
+
+
+def _between(points: tuple[SizePoint, ...], size_bytes: float) -> float:
+    """The bandwidth of a message no larger than the last point."""
+    if size_bytes <= points[0].size_bytes:
+        return points[0].bandwidth_bytes_per_s
+    after = next(n for n, point in enumerate(points) if point.size_bytes >= size_bytes)
+    low, high = points[after - 1], points[after]
+    part = log2(size_bytes / low.size_bytes) / log2(high.size_bytes / low.size_bytes)
+    rise = high.bandwidth_bytes_per_s - low.bandwidth_bytes_per_s
+    return low.bandwidth_bytes_per_s + part * rise
+
+
+Links = Annotated[FrozenMap[Link], Rule(keys=LEVELS)]
 
 
 @dataclass(frozen=True)
 class HostKind:
     """`count` equal hosts in one room; "any" is as many as a job asks for."""
 
-    name: str
-    device: str
-    devices: Annotated[int, Rule(low=1)]
-    count: Annotated[int, Rule(low=1)] | Literal["any"]
-    room: str = "room"
-    site: str = "site"
-    links: FrozenMap[Link] = field(default_factory=FrozenMap[Link])  # in place of the cluster's
+    name: Name
+    device: Name
+    devices: Count
+    count: Count | Literal["any"]
+    room: Name = "room"
+    site: Name = "site"
+    links: Links = field(default_factory=FrozenMap[Link])  # in place of the cluster's
 
 
 @dataclass(frozen=True)
 class Device:
-    """One device of a cluster: the `index`-th, and where it stands."""
+    """One device of a cluster: the `index`-th, and where it is."""
 
     index: int
     kind: DeviceKind
@@ -196,34 +334,36 @@ class Device:
 class ClusterSpec:
     """Device kinds, hosts in order, and the link of each level."""
 
-    name: str
+    name: Name
     source: str
     device: tuple[DeviceKind, ...]
     host: tuple[HostKind, ...]
-    links: FrozenMap[Link]
+    links: Links
 
     def __post_init__(self) -> None:
-        place = f"cluster {self.name}"
         kinds = [kind.name for kind in self.device]
-        for host in self.host:
+        for number, kind in enumerate(kinds):
+            if kind in kinds[:number]:
+                raise SpecError(
+                    f'two devices have the name "{kind}"',
+                    place=f"device.{number}.name",
+                    fix="give each kind of device its own name",
+                )
+        for number, host in enumerate(self.host):
             if host.device not in kinds:
                 raise SpecError(
                     f'host "{host.name}" has the unknown device "{host.device}"',
-                    place=place,
+                    place=f"host.{number}.device",
                     fix=nearest(host.device, kinds),
                 )
-        for level in (*self.links, *(level for host in self.host for level in host.links)):
-            if level not in LEVELS:
-                raise SpecError(f'unknown level "{level}"', place=place, fix=nearest(level, LEVELS))
+            if host.count == "any" and number < len(self.host) - 1:
+                raise SpecError(
+                    'only the last host may have count = "any"',
+                    place=f"host.{number}.count",
+                    fix="move this [[host]] to the end",
+                )
         if not self.host:
-            raise SpecError("no hosts", place=place, fix="add [[host]]")
-        if any(host.count == "any" for host in self.host[:-1]):
-            raise SpecError('only the last host may have count = "any"', place=place, fix="move it")
-
-    @property
-    def device_kinds(self) -> tuple[DeviceKind, ...]:
-        """Every kind of device, in the order of the file."""
-        return self.device
+            raise SpecError("no hosts", place="host", fix="add [[host]]")
 
     def kind(self, name: str) -> DeviceKind:
         """The device kind of that name."""
@@ -243,24 +383,24 @@ class ClusterSpec:
         """The first `count` devices, host by host in the order of the file."""
         if self.size is not None and count > self.size:
             raise Infeasible(
-                f"{count} devices asked for, {self.size} exist",
+                f"{counted(count, 'device')} asked for, {self.size} exist",
                 place=f"cluster {self.name}",
-                fix=f"use at most {self.size} devices",
+                fix=f"use at most {counted(self.size, 'device')}",
             )
-        found: list[Device] = []
+        devices: list[Device] = []
         host_index = 0
         for host in self.host:
             kind = self.kind(host.device)
             left = host.count if host.count != "any" else count
-            while left and len(found) < count:
-                for slot in range(min(host.devices, count - len(found))):
+            while left and len(devices) < count:
+                for slot in range(min(host.devices, count - len(devices))):
                     chip = slot // kind.devices_per_chip
-                    found.append(
-                        Device(len(found), kind, host_index, chip, host.room, host.site, host)
+                    devices.append(
+                        Device(len(devices), kind, host_index, chip, host.room, host.site, host)
                     )
                 host_index += 1
                 left -= 1
-        return tuple(found)
+        return tuple(devices)
 
     def level(self, a: Device, b: Device) -> Level:
         """The innermost level that the two devices share."""
@@ -281,13 +421,6 @@ class ClusterSpec:
     def own_link(self, device: Device, level: Level) -> Link:
         """The device's own link at that level, whatever the other end has."""
         return self._link_of(device.host_kind, level)
-
-    def slowest_link(self, group: Sequence[Device]) -> Link:
-        """The slowest link between neighbours of a ring through the group, in its order."""
-        ring = [*group, group[0]]
-        if len(group) < 2:
-            raise SpecError("a group of one device has no link", place=f"cluster {self.name}")
-        return min((self.link(a, b) for a, b in pairwise(ring)), key=_speed)
 
     def _link_of(self, host: HostKind, level: Level) -> Link:
         """Kept once found: a large ring asks for the same few links thousands of times."""

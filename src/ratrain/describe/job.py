@@ -2,20 +2,35 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from ratrain.describe.cluster import ClusterSpec, Device
+from ratrain.describe.amounts import (
+    Count,
+    Devices,
+    FileName,
+    Name,
+    Period,
+    Sequences,
+    SizeBytes,
+    Tokens,
+)
+from ratrain.describe.backends import Backend, backend_named
+from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.overrides import with_overrides
 from ratrain.describe.presets import cluster_preset, load_cluster, model_preset
-from ratrain.describe.strict import Place, Rule, load, read_toml
+from ratrain.describe.strict import Rule, load_parts, nearest
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
-from ratrain.describe.units import format_bytes
+from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import SpecError
-
-Count = Annotated[int, Rule(low=1)]
+from ratrain.readers.faults import Faults
+from ratrain.readers.files import exists, nearest_file
+from ratrain.readers.place import Place
+from ratrain.readers.toml import read_toml
 
 
 @dataclass(frozen=True)
@@ -34,7 +49,7 @@ class ModelChoice:
 
 @dataclass(frozen=True)
 class ClusterChoice:
-    """The cluster and how many of its devices the job takes."""
+    """The cluster, and how many of its devices the job uses."""
 
     spec: ClusterSpec
     devices: int
@@ -54,7 +69,7 @@ class ClusterChoice:
 class Batch:
     """Sequences in a step over all replicas, and sequences in one micro-batch of one replica."""
 
-    sequences: Count
+    sequences: Sequences
     micro_batch: Count = 1
 
 
@@ -71,7 +86,9 @@ class LayoutSpec:
     data: Count = 1
     tensor: Count = 1
     virtual: Count = 1
-    layers: tuple[Annotated[int, Rule(low=0)], ...] | Literal["equal", "balanced"] = "equal"
+    layers: tuple[Annotated[int, Rule(low=0, high=10_000)], ...] | Literal["equal", "balanced"] = (
+        "equal"
+    )
     sequence_parallel: bool = False
 
     @property
@@ -92,20 +109,30 @@ class ScheduleSpec:
     `recovery`: which stages of forward-side recovery keep their activations; "auto": as many as
     fit; "selective": all keep theirs but attention's scores, in any strategy. `recover_heads`:
     whether backward-time recovery computes the head again; left out: as the strategy says.
-    `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose; left
-    out: either.
-    """
+    `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose;
+    default: either. `skeleton` and `passes` replace the strategy's own; `backend` is what executes
+    the program. `average_every`: replicas update alone and average their weights every that many
+    steps, which changes what training means; left out: they share every gradient. `collective`: by
+    which algorithm replicas reduce and gather, for the time that is predicted (`cost.algorithms`);
+    "auto": the fastest one for each size and place. `gradient_dtype`: in which the gradients of a
+    step's micro-batches add up; fp32, or `dtype` itself, for half of the memory."""
 
-    name: str = "ratrain"
-    without: tuple[str, ...] = ()
-    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = None
+    name: Name = "ratrain"
+    without: tuple[Name, ...] = ()
+    skeleton: FileName | None = None  # a name, or the path of a CSV file
+    passes: tuple[Name, ...] | None = None
+    backend: Name = "torch"
+    average_every: Period | None = None
+    memory_budget_bytes: SizeBytes | None = None
     recovery_buffer: Count = 2
     gradient_accumulation: Literal["sharded", "local", "auto"] = "auto"
     recovery: Literal["auto", "keep-all", "selective", "exempt-last", "everywhere"] = "auto"
     recover_heads: bool | None = None
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
     sequence_parallel: bool | None = None
-    dtype: str = "fp16"
+    collective: Name = "ring"
+    dtype: Name = "fp16"
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
 
 
 @dataclass(frozen=True)
@@ -123,11 +150,28 @@ class JobSpec:
     checkpoint: CheckpointSpec = CheckpointSpec()
 
     @property
-    def budget_bytes(self) -> int:
-        """The memory budget of a device: the job's, or the smallest capacity among its devices."""
-        if self.schedule.memory_budget_bytes is not None:
-            return self.schedule.memory_budget_bytes
-        return min(d.kind.memory.capacity_bytes for d in self.cluster.members())
+    def backend(self) -> Backend:
+        """What executes the job's program."""
+        return backend_named(self.schedule.backend, f"{_file(self.path)} [schedule] backend")
+
+    @property
+    def awaits_overflow(self) -> bool:
+        """Whether updates wait until no gradient of the step is known to have overflowed."""
+        checks = self.schedule.dtype == "fp16" and self.backend.checks_overflow
+        return checks and self.train.overflow == "step"
+
+    def budget_of(self, kind: DeviceKind) -> int:
+        """The memory budget of a device of a kind: its capacity, or the job's if that is less."""
+        capacity = kind.memory.capacity_bytes
+        asked = self.schedule.memory_budget_bytes
+        return capacity if asked is None else min(capacity, asked)
+
+    @property
+    def budgets(self) -> tuple[int, ...]:
+        """The memory budgets of the job's devices, each once, the largest first."""
+        return tuple(
+            sorted({self.budget_of(device.kind) for device in self.cluster.members()}, reverse=True)
+        )
 
     @property
     def micro_batches(self) -> int:
@@ -139,18 +183,20 @@ class JobSpec:
 
 @dataclass(frozen=True)
 class _ModelTable:
-    name: str
-    sequence_length: Count
+    name: FileName
+    sequence_length: Tokens
 
 
 @dataclass(frozen=True)
 class _ClusterTable:
-    name: str
-    devices: Count
+    name: FileName
+    devices: Devices
 
 
 @dataclass(frozen=True)
-class _JobFile:
+class JobFile:
+    """A job file, table by table."""
+
     model: _ModelTable
     cluster: _ClusterTable
     batch: Batch
@@ -161,39 +207,54 @@ class _JobFile:
     checkpoint: CheckpointSpec = CheckpointSpec()
 
 
-def load_job(path: Path | str) -> JobSpec:
-    """The job of a file, every choice resolved and every number checked against the others."""
+def load_job(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job of a file, every choice resolved and every number checked against the others.
+    `overrides`: values in place of the file's, as `--set` has them (see overrides.py)."""
     path = Path(path)
-    table, place = read_toml(path)
+    table, place = with_overrides(*read_toml(path), overrides)
     return job_from_table(table, place, path)
 
 
 def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None) -> JobSpec:
     """The job of a table already read; `path` anchors relative names in it."""
-    raw = load(_JobFile, table, place)
+    faults = Faults()
+    parts = load_parts(JobFile, table, place, faults)
     base = path.parent if path else Path()
-    model, cluster = raw.model, raw.cluster
-    job = JobSpec(
-        ModelChoice(
-            _find_model(model.name, base, place),
-            model.sequence_length,
-            base / model.name if model.name.endswith(".json") else None,
-        ),
-        ClusterChoice(
-            _find_cluster(cluster.name, base, place),
-            cluster.devices,
-            base / cluster.name if cluster.name.endswith(".toml") else None,
-        ),
-        raw.batch,
-        raw.layout,
-        raw.schedule,
-        path,
-        raw.train,
-        raw.data,
-        raw.checkpoint,
-    )
-    check_job(job, place)
+    with faults:
+        if "model" in parts:
+            parts["model"] = _model_choice(parts.pop("model"), base, place)
+    with faults:
+        if "cluster" in parts:
+            parts["cluster"] = _cluster_choice(parts.pop("cluster"), base, place)
+    checked = {"model", "cluster", "batch"} | {"layout", "schedule"} & table.keys()
+    if not checked <= parts.keys():
+        faults.raise_all()
+    # A [train] that is wrong has its defaults here, so that the rest is checked all the same.
+    parts.setdefault("layout", None)
+    parts.setdefault("schedule", ScheduleSpec())
+    job = JobSpec(**parts, path=path)
+    with faults:
+        check_job(job, place)
+    faults.raise_all()
     return job
+
+
+def _model_choice(table: _ModelTable, base: Path, place: Place) -> ModelChoice:
+    file = base / table.name if table.name.endswith(".json") else None
+    _require_there(file, place.at("model", "name"))
+    return ModelChoice(_find_model(table.name, base, place), table.sequence_length, file)
+
+
+def _cluster_choice(table: _ClusterTable, base: Path, place: Place) -> ClusterChoice:
+    file = base / table.name if table.name.endswith(".toml") else None
+    _require_there(file, place.at("cluster", "name"))
+    return ClusterChoice(_find_cluster(table.name, base, place), table.devices, file)
+
+
+def _require_there(file: Path | None, place: Place) -> None:
+    """A SpecError at the key that names a file, where there is none."""
+    if file is not None and not exists(file):
+        raise SpecError(f"there is no file {file}", place=str(place), fix=nearest_file(file))
 
 
 def layers_per_stage(layout: LayoutSpec, model: ModelSpec) -> tuple[int, ...]:
@@ -209,9 +270,18 @@ def layers_per_stage(layout: LayoutSpec, model: ModelSpec) -> tuple[int, ...]:
 
 
 def check_job(job: JobSpec, place: Place | None = None) -> None:
-    """One SpecError for the first number that does not agree with the others."""
+    """One SpecError with every number that does not agree with the others."""
     place = place or Place(_file(job.path))
     job.cluster.members()  # more devices than exist
+    faults = Faults()
+    checks = (_check_positions, _check_dtype, _check_budget, _check_layout)
+    for check in checks:
+        with faults:
+            check(job, place)
+    faults.raise_all()
+
+
+def _check_positions(job: JobSpec, place: Place) -> None:
     model = job.model.spec
     if model.position == "learned" and job.model.sequence_length > model.max_positions:
         raise SpecError(
@@ -219,26 +289,66 @@ def check_job(job: JobSpec, place: Place | None = None) -> None:
             place=str(place.at("model").at("sequence_length")),
             fix=f"use at most {model.max_positions}",
         )
-    for rate_of in {device.kind for device in job.cluster.members()}:
+
+
+def _check_dtype(job: JobSpec, place: Place) -> None:
+    here = place.at("schedule")
+    backend = backend_named(job.schedule.backend, str(here.at("backend")))
+    for kind in {device.kind for device in job.cluster.members()}:
+        if job.schedule.dtype in kind.dtypes:
+            continue
         try:
-            rate_of.rate(job.schedule.dtype)
+            kind.rate(job.schedule.dtype)
         except SpecError as error:
-            at = str(place.at("schedule").at("dtype"))
-            raise SpecError(error.what, place=at, fix=error.fix) from None
-    smallest = min(device.kind.memory.capacity_bytes for device in job.cluster.members())
-    if job.budget_bytes > smallest:
+            raise SpecError(error.what, place=str(here.at("dtype")), fix=error.fix) from None
+    if job.schedule.dtype not in backend.dtypes:
         raise SpecError(
-            f"the budget of {job.budget_bytes:,} bytes is more than the {smallest:,} bytes that "
-            f"the job's smallest device has",
-            place=str(place.at("schedule").at("memory_budget")),
-            fix=f'use at most "{format_bytes(smallest)}"',
+            f"the backend {backend.name} has no {job.schedule.dtype}",
+            place=str(here.at("dtype")),
+            fix=nearest(job.schedule.dtype, backend.dtypes),
         )
-    if job.layout is not None:
-        _check_layout(job, job.layout, place.at("layout"), place)
+    if job.schedule.gradient_dtype not in ("fp32", job.schedule.dtype):
+        raise SpecError(
+            f"gradients cannot be summed in {job.schedule.gradient_dtype} when everything else "
+            f"is in "
+            f"{job.schedule.dtype}",
+            place=str(here.at("gradient_dtype")),
+            fix=f'use "fp32" or "{job.schedule.dtype}"',
+        )
 
 
-def _check_layout(job: JobSpec, layout: LayoutSpec, here: Place, root: Place) -> None:
-    model, asked = job.model.spec, job.cluster.devices
+def _check_budget(job: JobSpec, place: Place) -> None:
+    largest = max(device.kind.memory.capacity_bytes for device in job.cluster.members())
+    asked = job.schedule.memory_budget_bytes
+    if asked is not None and asked > largest:
+        raise SpecError(
+            f"the budget of {asked:,} bytes is more than the {largest:,} bytes that the job's "
+            "largest device has",
+            place=str(place.at("schedule").at("memory_budget")),
+            fix=f'use at most "{format_bytes(largest)}"',
+        )
+
+
+def _check_layout(job: JobSpec, place: Place) -> None:
+    if job.layout is None:
+        return
+    layout, here, model = job.layout, place.at("layout"), job.model.spec
+    faults = Faults()
+    with faults:
+        _check_degrees(job, layout, here)
+    with faults:
+        _check_heads(layout, model, here)
+    with faults:
+        _check_sequence(job, layout, here.at("sequence_parallel"))
+    with faults:
+        _check_layers(layout, model, here.at("layers"))
+    with faults:
+        _check_batch(job, layout, place)
+    faults.raise_all()
+
+
+def _check_degrees(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
+    asked = job.cluster.devices
     if layout.devices != asked:
         other = layout.pipeline * layout.tensor
         degree = max(1, round(asked / other))
@@ -250,6 +360,9 @@ def _check_layout(job: JobSpec, layout: LayoutSpec, here: Place, root: Place) ->
             place=str(here),
             fix=fix,
         )
+
+
+def _check_heads(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
     for what, count in (("heads", model.heads), ("kv_heads", model.kv_heads)):
         if count % layout.tensor:
             degrees = [d for d in range(1, count + 1) if count % d == 0]
@@ -259,15 +372,16 @@ def _check_layout(job: JobSpec, layout: LayoutSpec, here: Place, root: Place) ->
                 place=str(here.at("tensor")),
                 fix=f"use tensor = {near}",
             )
-    _check_sequence(job, layout, here.at("sequence_parallel"))
-    _check_layers(layout, model, here.at("layers"))
+
+
+def _check_batch(job: JobSpec, layout: LayoutSpec, place: Place) -> None:
     group = layout.data * job.batch.micro_batch
     if job.batch.sequences % group:
         near = max(group, round(job.batch.sequences / group) * group)
         raise SpecError(
             f"{job.batch.sequences} sequences do not divide into {layout.data} replicas x "
             f"micro-batches of {job.batch.micro_batch}",
-            place=str(root.at("batch").at("sequences")),
+            place=str(place.at("batch").at("sequences")),
             fix=f"use sequences = {near}",
         )
 
@@ -276,7 +390,7 @@ def _check_sequence(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
     asked, length = job.schedule.sequence_parallel, job.model.sequence_length
     if asked is not None and asked != layout.sequence_parallel:
         raise SpecError(
-            f"[schedule] says sequence_parallel = {str(asked).lower()}, and the layout says not",
+            f"[schedule] says sequence_parallel = {str(asked).lower()}, but the layout does not",
             place=str(here),
             fix="leave it out in [schedule]: with a layout there is nothing to search",
         )
@@ -301,9 +415,9 @@ def _check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
     if not isinstance(layout.layers, tuple):
         if layout.stages > model.layers:
             raise SpecError(
-                f"{layout.stages} stages for {model.layers} layers",
+                f"{counted(layout.stages, 'stage')} for {counted(model.layers, 'layer')}",
                 place=str(here),
-                fix=f"use at most {model.layers} stages",
+                fix=f"use at most {counted(model.layers, 'stage')}",
             )
         return
     if len(layout.layers) != layout.stages:
@@ -319,6 +433,14 @@ def _check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
             f"the stages add up to {total} layers, {model.name} has {model.layers}",
             place=str(here),
             fix=f"{'add' if off > 0 else 'remove'} {abs(off)}",
+        )
+    empty = next((stage for stage in range(1, layout.stages - 1) if not layout.layers[stage]), None)
+    if empty is not None:
+        raise SpecError(
+            f"stage {empty} holds nothing: the embedding is on the first stage, the head on the "
+            "last",
+            place=str(here),
+            fix="give it a layer, or use one stage fewer",
         )
 
 

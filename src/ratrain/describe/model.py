@@ -5,29 +5,28 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ratrain.describe.amounts import Heads, Layers, Name, Positions, WideWidth, Width
 from ratrain.describe.strict import Rule
 from ratrain.errors import SpecError
-
-Size = Annotated[int, Rule(low=1)]
 
 
 @dataclass(frozen=True)
 class ModelSpec:
     """A decoder-only transformer. `head_dim * heads` may differ from `hidden`."""
 
-    name: str
-    family: str
-    hidden: Size
-    layers: Size
-    heads: Size
-    kv_heads: Size
-    head_dim: Size
-    ffn: Size
-    vocab: Size
-    max_positions: Size
+    name: Name
+    family: Name
+    hidden: Width
+    layers: Layers
+    heads: Heads
+    kv_heads: Heads
+    head_dim: Heads
+    ffn: WideWidth
+    vocab: WideWidth
+    max_positions: Positions
     source: str
     gated_mlp: bool = True
-    activation: str = "silu"
+    activation: Name = "silu"
     norm: Literal["rms", "layer"] = "rms"
     position: Literal["rope", "alibi", "learned", "none"] = "rope"
     qkv_bias: bool = False
@@ -36,14 +35,14 @@ class ModelSpec:
     tied_embeddings: bool = False
     norm_head: bool = False  # Baichuan2: the rows of the head are L2-normalised
     parallel_residual: bool = False  # GPT-NeoX: attention and MLP read the same input
-    norm_epsilon: Annotated[float, Rule(low=0)] = 1e-5
-    rope_theta: Annotated[float, Rule(low=0)] = 10000.0
+    norm_epsilon: Annotated[float, Rule(low=0, high=1)] = 1e-5
+    rope_theta: Annotated[float, Rule(low=1e-6, high=1e15)] = 10000.0
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
             raise SpecError(
                 f"{self.heads} heads cannot share {self.kv_heads} key/value heads evenly",
-                place=f"model {self.name}, kv_heads",
+                place="kv_heads",
                 fix=f"use {_nearest_divisor(self.heads, self.kv_heads)}",
             )
 

@@ -1,26 +1,38 @@
-"""The one strict loader: a TOML (or JSON) table becomes a frozen dataclass by its type hints.
+"""The one strict loader: a table of a file becomes a frozen dataclass by its type hints.
 
-Every wrong thing is one SpecError with its place (`job.toml:12 [cluster] devcies`) and the
-nearest valid choice. A field's rule stands in its hint: `Annotated[int, Rule("bytes", low=1)]`.
-A quantity's unit is part of the field's name but not of the file's key: the field
-`capacity_bytes` is `capacity = "20GB"` in the file.
+Whatever is wrong is one SpecError that carries all of it: each error with its place
+(`job.toml:12 [cluster] devcies`) and the nearest valid choice. A field's rule is in its type hint:
+`Annotated[int, Rule("bytes", low=1)]`. A quantity's unit is part of the field's name but not of
+the file's key: the field `capacity_bytes` is `capacity = "20GB"` in the file. The same hints give
+the JSON schema that editors use (describe/schema.py).
 """
 
 from __future__ import annotations
 
 import dataclasses
 import difflib
-import tomllib
 import types
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, field
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
 from functools import cache
-from pathlib import Path
-from typing import Any, Literal, TypeVar, Union, cast, get_args, get_origin, get_type_hints
+from typing import (
+    Annotated,
+    Any,
+    Literal,
+    TypeVar,
+    Union,
+    cast,
+    get_args,
+    get_origin,
+    get_type_hints,
+)
 
 from ratrain.describe import units
-from ratrain.describe.lines import Keys, line_of_keys
 from ratrain.errors import SpecError
+from ratrain.readers.faults import Faults
+from ratrain.readers.files import shown
+from ratrain.readers.numbers import real, whole
+from ratrain.readers.place import Place
 
 T = TypeVar("T")
 V = TypeVar("V")
@@ -32,15 +44,28 @@ _PARSERS: dict[str, Callable[[str], float]] = {
     "s": units.parse_time,
     "flops": units.parse_flops_rate,
 }
+SAMPLES: dict[str, str] = {"bytes": "20GB", "bytes_per_s": "3.7GB/s", "s": "40us"} | {
+    "flops": "8.1TFLOP/s"
+}
+"""How each quantity is written."""
+HIGHEST: dict[str, float] = {"bytes": 2.0**53, "bytes_per_s": 1e18, "s": 1e9, "flops": 1e24}
+"""The largest of each quantity, where its rule says nothing narrower."""
+MOST_NUMBER = 10**15
+"""The same of plain numbers."""
+MOST_CHARS = 4096
+"""The same of a text's length."""
 
 
 @dataclass(frozen=True)
 class Rule:
-    """What a value must obey: a quantity with a unit, and inclusive bounds."""
+    """What a value must obey: a quantity with a unit, and inclusive bounds; a text's are of its
+    length, and `lines` lets it have several; a mapping's `keys` are the only ones it may have."""
 
     quantity: Quantity | None = None
     low: float | None = None
     high: float | None = None
+    keys: tuple[str, ...] = ()
+    lines: bool = False
 
 
 class FrozenMap(Mapping[str, V]):
@@ -68,120 +93,327 @@ class FrozenMap(Mapping[str, V]):
 
 
 @dataclass(frozen=True)
-class Place:
-    """Where a value stands: the file, the lines of its keys, and the keys down to here."""
+class Field:
+    """A field of a dataclass as a file has it."""
 
-    file: str = ""
-    lines: Mapping[Keys, int] = field(default_factory=dict[Keys, int])
-    keys: Keys = ()
-
-    def at(self, key: str | int) -> Place:
-        """The place one key (or list index) further in."""
-        return dataclasses.replace(self, keys=(*self.keys, key))
-
-    def __str__(self) -> str:
-        known = next(
-            (k for n in range(len(self.keys), 0, -1) if (k := self.keys[:n]) in self.lines), ()
-        )
-        line = f":{self.lines[known]}" if known else ""
-        tables, last = self.keys[:-1], self.keys[-1:]
-        table = ".".join(str(key) for key in tables)
-        return " ".join(
-            part
-            for part in (f"{self.file}{line}", f"[{table}]" if table else "", *map(str, last))
-            if part
-        )
+    key: str
+    name: str
+    hint: Any
+    required: bool
 
 
-def read_toml(path: Path) -> tuple[dict[str, Any], Place]:
-    """The file's table and the place of its root; a file that cannot be read is a SpecError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"cannot read the file: {reason}", place=str(path)) from error
-    return parse_toml(text, str(path))
+def load(kind: type[T], table: Mapping[str, Any], place: Place, *, strict: bool = True) -> T:
+    """A `kind` (a dataclass) from the table, or a SpecError with all that is wrong with it. Keys
+    that `kind` does not know are wrong too, unless `strict` is off: then they are left alone."""
+    loader = _Loader(strict)
+    value = loader.dataclass(kind, table, place)
+    loader.faults.raise_all()
+    return value
 
 
-def parse_toml(text: str, file: str) -> tuple[dict[str, Any], Place]:
-    """The text's table and the place of its root."""
-    try:
-        table = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise SpecError(f"not valid TOML: {error}", place=file) from error
-    return table, Place(file, line_of_keys(text))
+def load_parts(
+    kind: type[T], table: Mapping[str, Any], place: Place, faults: Faults
+) -> dict[str, Any]:
+    """The fields of a `kind` that can be loaded, by name; what is wrong goes to `faults`, so that
+    whoever calls can look further at the rest."""
+    loader = _Loader(strict=True, faults=faults)
+    return loader.fields(kind, table, place)
 
 
-def load(kind: type[T], table: Mapping[str, Any], place: Place) -> T:
-    """A `kind` (a dataclass) from the table, or a SpecError that names the first wrong key."""
-    fields = _fields(kind)
-    for key in table:
-        if key not in fields:
-            raise SpecError("unknown key", place=str(place.at(key)), fix=nearest(key, fields))
-    values: dict[str, Any] = {}
-    for key, (name, hint, required) in fields.items():
-        if key in table:
-            values[name] = convert(hint, table[key], place.at(key))
-        elif required:
-            raise SpecError(
-                f'the key "{key}" is missing', place=str(place), fix=f"add {key} = {_sample(hint)}"
-            )
-    return kind(**values)
-
-
-def nearest(word: str, choices: Mapping[str, Any] | tuple[str, ...] | list[str]) -> str:
+def nearest(word: str, choices: Iterable[str]) -> str:
     """The `fix` of an unknown word: the nearest valid one first, then all of them."""
-    near = difflib.get_close_matches(word.lower(), list(choices), n=1, cutoff=0.5)
+    names = list(choices)
+    near = _near(word, names)
     lead = f'did you mean "{near[0]}"? ' if near else ""
-    return f"{lead}valid: {', '.join(choices)}"
+    return f"{lead}valid: {', '.join(names)}"
 
 
-def convert(hint: Any, value: Any, place: Place, rule: Rule | None = None) -> Any:
-    """The value as the hint says, checked against its rule."""
-    rule = rule or Rule()
-    origin = get_origin(hint)
-    if hasattr(hint, "__metadata__"):
-        own = next((m for m in hint.__metadata__ if isinstance(m, Rule)), rule)
-        return convert(hint.__origin__, value, place, own)
-    if origin in (Union, types.UnionType):
-        return _convert_union(hint, value, place, rule)
-    if origin is Literal:
-        if value not in get_args(hint) or isinstance(value, bool) != isinstance(
-            get_args(hint)[0], bool
-        ):
-            choices = [str(choice) for choice in get_args(hint)]
-            raise SpecError(
-                f"{value!r} is not a choice", place=str(place), fix=nearest(str(value), choices)
-            )
-        return value
-    if origin is tuple:
-        items = cast("list[Any]", _expect(value, list, "a list", place))
+def _near(word: str, names: Iterable[str]) -> list[str]:
+    """The name that a word is most like, if any."""
+    return difflib.get_close_matches(word[:MOST_CHARS].lower(), list(names), n=1, cutoff=0.5)
+
+
+class _Wrong(Exception):
+    """A value that is wrong, and was reported."""
+
+
+class _Loader:
+    """One file's load: what was wrong so far."""
+
+    def __init__(self, strict: bool, faults: Faults | None = None) -> None:
+        self.faults = Faults() if faults is None else faults
+        self._strict = strict
+
+    def dataclass(self, kind: type[Any], table: Mapping[str, Any], place: Place) -> Any:
+        """The dataclass of a table; None where it was wrong."""
+        try:
+            return self._dataclass(kind, table, place)
+        except _Wrong:
+            return None
+
+    def _dataclass(self, kind: type[Any], table: Mapping[str, Any], place: Place) -> Any:
+        known = fields_of(kind)
+        values = self.fields(kind, table, place)
+        if any(field.name not in values and _given(field, table) for field in known.values()):
+            raise _Wrong
+        try:
+            return kind(**values)
+        except SpecError as error:  # numbers that contradict each other; its place is a key
+            where = place.at(*_keys_of(error.place)) if error.place else place
+            raise self._told(error.what, where, error.fix) from None
+
+    def fields(self, kind: type[Any], table: Mapping[str, Any], place: Place) -> dict[str, Any]:
+        """The values of a table's keys, by the fields' names; those that are right."""
+        known = fields_of(kind)
+        misspelt: set[str] = set()
+        for key in table:
+            if self._strict and key not in known:
+                self._told("unknown key", place.at(key), nearest(key, known))
+                misspelt.update(_near(key, known))
+        values: dict[str, Any] = {}
+        for key, field in known.items():
+            if key in table:
+                try:
+                    values[field.name] = self._convert(
+                        field.hint, table[key], place.at(key), Rule()
+                    )
+                except _Wrong:
+                    continue
+            elif field.required and key not in misspelt:
+                sample = place.written(key, sample_of(field.hint))
+                self._told(f'the key "{key}" is missing', place, f"add {sample}")
+        return values
+
+    def _told(self, what: str, place: Place, fix: str) -> _Wrong:
+        """Takes an error in; what is returned is to be raised where the value is needed."""
+        self.faults.add(SpecError(what, place=str(place), fix=fix))
+        return _Wrong()
+
+    def _convert(self, hint: Any, value: Any, place: Place, rule: Rule) -> Any:
+        """The value as the hint says, checked against its rule."""
+        origin = get_origin(hint)
+        if origin is Annotated:
+            narrower = next((m for m in hint.__metadata__ if isinstance(m, Rule)), rule)
+            return self._convert(hint.__origin__, value, place, narrower)
+        if origin in (Union, types.UnionType):
+            return self._union(hint, value, place, rule)
+        if origin is Literal:
+            return self._choice(get_args(hint), value, place)
+        if origin is tuple:
+            return self._list(get_args(hint)[0], value, place, rule)
+        if origin is FrozenMap:
+            return FrozenMap(self._mapping(get_args(hint)[0], value, place, rule))
+        if origin is dict:
+            return self._mapping(get_args(hint)[1], value, place, rule)
+        if dataclasses.is_dataclass(hint):
+            table = cast("dict[str, Any]", self._expect(value, dict, place.table_word, place))
+            return self._dataclass(cast("type[Any]", hint), table, place)
+        if hint is Any:
+            return value
+        return self._plain(hint, value, place, rule)
+
+    def _union(self, hint: Any, value: Any, place: Place, rule: Rule) -> Any:
+        """The branch whose shape the value has; with none, the last branch gives the error."""
+        if value is None and type(None) in get_args(hint):
+            return None
+        branches = [branch for branch in get_args(hint) if branch is not type(None)]
+        for branch in branches[:-1]:
+            if _has_shape(branch, value):
+                return self._convert(branch, value, place, rule)
+        return self._convert(branches[-1], value, place, rule)
+
+    def _choice(self, choices: tuple[Any, ...], value: Any, place: Place) -> Any:
+        for choice in choices:
+            if type(choice) is type(value) and choice == value:
+                return choice
+        names = [str(choice) for choice in choices]
+        raise self._told(f"{shown(value)} is not a choice", place, nearest(str(value), names))
+
+    def _list(self, hint: Any, value: Any, place: Place, rule: Rule) -> tuple[Any, ...]:
+        items = cast("list[Any]", self._expect(value, list, "a list", place))
         return tuple(
-            convert(get_args(hint)[0], item, place.at(i), rule) for i, item in enumerate(items)
+            self._all(
+                (lambda item=item, number=number: self._convert(hint, item, place.at(number), rule))
+                for number, item in enumerate(items)
+            )
         )
-    if origin is FrozenMap:
-        items = cast("dict[str, Any]", _expect(value, dict, "a table", place))
-        inner = get_args(hint)[0]
-        return FrozenMap(
-            {key: convert(inner, item, place.at(key), rule) for key, item in items.items()}
+
+    def _mapping(self, hint: Any, value: Any, place: Place, rule: Rule) -> dict[str, Any]:
+        items = cast("dict[str, Any]", self._expect(value, dict, place.table_word, place))
+        unknown = [key for key in items if rule.keys and key not in rule.keys]
+        for key in unknown:
+            self._told("unknown key", place.at(key), nearest(key, rule.keys))
+        inner = dataclasses.replace(rule, keys=())
+        converted = self._all(
+            (lambda key=key, item=item: self._convert(hint, item, place.at(key), inner))
+            for key, item in items.items()
         )
-    if dataclasses.is_dataclass(hint):
-        inside = cast("dict[str, Any]", _expect(value, dict, "a table", place))
-        return load(cast("type[Any]", hint), inside, place)
-    return _convert_plain(hint, value, place, rule)
+        if unknown:
+            raise _Wrong
+        return dict(zip(items, converted, strict=True))
+
+    def _all(self, makers: Iterable[Callable[[], V]]) -> list[V]:
+        """What all make; where one is wrong the others are looked at all the same."""
+        made: list[V] = []
+        wrong = False
+        for make in makers:
+            try:
+                made.append(make())
+            except _Wrong:
+                wrong = True
+        if wrong:
+            raise _Wrong
+        return made
+
+    def _plain(self, hint: Any, value: Any, place: Place, rule: Rule) -> Any:
+        if rule.quantity is not None:
+            text = self._expect(value, str, f"a quantity with its unit{_like(rule)}", place, rule)
+            try:
+                number: Any = _PARSERS[rule.quantity](text)
+            except SpecError as error:
+                raise self._told(error.what, place, error.fix) from None
+            return self._bounded(number, value, place, rule)
+        if hint is str:
+            return self._text(self._expect(value, str, "a text", place), place, rule)
+        if hint is bool:
+            return self._expect(value, bool, "true or false", place)
+        wanted = "a whole number" if hint is int else "a number"
+        if isinstance(value, bool) or not isinstance(value, int if hint is int else (int, float)):
+            raise self._wrong_type(value, wanted, place, hint)
+        return self._bounded(value if hint is int else float(value), value, place, rule)
+
+    def _text(self, text: str, place: Place, rule: Rule) -> str:
+        low, high = bounds_of(str, rule)
+        if len(text.strip()) < low:
+            fix = f"write {place.written(str(place.keys[-1]), _TEXT)}" if place.keys else ""
+            raise self._told("an empty text", place, fix)
+        if len(text) > high:
+            raise self._told(
+                f"a text of {len(text):,} characters", place, f"use at most {high:,.0f}"
+            )
+        if not (text.replace("\n", "") if rule.lines else text).isprintable():
+            raise self._told(
+                f"{shown(text)} has characters that cannot be printed", place, "remove them"
+            )
+        return text
+
+    def _bounded(self, number: Any, written: Any, place: Place, rule: Rule) -> Any:
+        low, high = bounds_of(float, rule)
+        if not number >= low:
+            raise self._told(
+                f"{shown(written)} is below the smallest allowed",
+                place,
+                f"use at least {in_words(low, rule)}",
+            )
+        if number > high:
+            raise self._told(
+                f"{shown(written)} is above the largest allowed",
+                place,
+                f"use at most {in_words(high, rule)}",
+            )
+        return number
+
+    def _expect(
+        self, value: Any, kind: type[V], wanted: str, place: Place, rule: Rule | None = None
+    ) -> V:
+        if not isinstance(value, kind):
+            hint = Annotated[kind, rule] if rule else kind
+            raise self._wrong_type(value, wanted, place, hint)
+        return value
+
+    def _wrong_type(self, value: Any, wanted: str, place: Place, hint: Any) -> _Wrong:
+        key = place.keys[-1] if place.keys else 0
+        mended, sample = _mended(value, hint), sample_of(hint)
+        if mended and isinstance(key, str):
+            fix = f"write {place.written(key, mended)}"
+        elif mended or sample == _NO_SAMPLE or not isinstance(key, str):
+            fix = f"write {mended or wanted}"
+        else:
+            fix = f"write {wanted}, as in {place.written(key, sample)}"
+        return self._told(f"{shown(value)} is not {wanted}", place, fix)
 
 
-def _convert_union(hint: Any, value: Any, place: Place, rule: Rule) -> Any:
-    """The branch whose shape the value has; with none, the last branch gives the error."""
-    branches = [branch for branch in get_args(hint) if branch is not type(None)]
-    for branch in branches[:-1]:
-        if _has_shape(branch, value):
-            return convert(branch, value, place, rule)
-    return convert(branches[-1], value, place, rule)
+def bounds_of(kind: type[Any], rule: Rule) -> tuple[float, float]:
+    """The smallest and the largest value that a rule allows: of a text, of its length."""
+    if kind is str and rule.quantity is None:
+        low, high = 1.0, float(MOST_CHARS)
+    elif rule.quantity is not None:
+        low, high = 0.0, HIGHEST[rule.quantity]
+    else:
+        low, high = -float(MOST_NUMBER), float(MOST_NUMBER)
+    return low if rule.low is None else rule.low, high if rule.high is None else rule.high
+
+
+def in_words(bound: float, rule: Rule) -> str:
+    """A bound as a file would have it."""
+    formats = {
+        "bytes": units.format_bytes,
+        "bytes_per_s": units.format_bytes_rate,
+        "s": units.format_time,
+        "flops": units.format_flops_rate,
+    }
+    if rule.quantity:
+        text = formats[rule.quantity](bound)
+        return f'"{text.replace(" ", "")}"' if bound else '"0 B"'.replace("B", _UNIT[rule.quantity])
+    return f"{bound:,.0f}" if abs(bound) >= 1e4 and bound == int(bound) else f"{bound:g}"
+
+
+_UNIT = {"bytes": "B", "bytes_per_s": "B/s", "s": "s", "flops": "FLOP/s"}
+_TEXT, _NO_SAMPLE = '"..."', "..."
+
+
+def sample_of(hint: Any) -> str:
+    """A value that the hint allows, as a file would have it; "..." where none is short."""
+    rule = Rule()
+    if get_origin(hint) is Annotated:
+        rule = next((m for m in hint.__metadata__ if isinstance(m, Rule)), rule)
+        hint = hint.__origin__
+    if get_origin(hint) in (Union, types.UnionType):
+        return sample_of(get_args(hint)[0])
+    if rule.quantity:
+        return f'"{SAMPLES[rule.quantity]}"'
+    if get_origin(hint) is Literal:
+        choice = get_args(hint)[0]
+        return f'"{choice}"' if isinstance(choice, str) else str(choice)
+    low = max(rule.low or 0, 1) if rule.high is None else rule.low or 0
+    numbers = {int: f"{low:.0f}", float: f"{float(low)}"}
+    return {str: _TEXT, bool: "false", **numbers}.get(hint, _NO_SAMPLE)
+
+
+@cache
+def fields_of(kind: type[Any]) -> dict[str, Field]:
+    """The fields of a dataclass by the file's keys, in their order."""
+    hints = get_type_hints(kind, include_extras=True)
+    fields: dict[str, Field] = {}
+    for item in dataclasses.fields(kind):
+        hint = hints[item.name]
+        required = (
+            item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
+        )
+        key = _file_key(item.name, hint)
+        fields[key] = Field(key, item.name, hint, required)
+    return fields
+
+
+def _mended(value: Any, hint: Any) -> str:
+    """The value of another type as its file should have it, where it is plain what was meant."""
+    if hint is int and isinstance(value, float):
+        return f"{value:.0f}"
+    if hint in (int, float) and isinstance(value, str):
+        try:
+            return str(whole(value.strip()) if hint is int else real(value.strip()))
+        except ValueError:
+            return ""
+    if hint is bool:
+        words = {"true": ("true", "yes", "on", "1"), "false": ("false", "no", "off", "0")}
+        return next((word for word, said in words.items() if str(value).lower() in said), "")
+    if hint is str and isinstance(value, (int, float)) and not isinstance(value, bool):
+        return f'"{value}"'
+    return ""
 
 
 def _has_shape(hint: Any, value: Any) -> bool:
-    if hasattr(hint, "__metadata__"):
+    if get_origin(hint) is Annotated:
         return _has_shape(hint.__origin__, value)
     origin = get_origin(hint)
     if origin is Literal:
@@ -191,75 +423,18 @@ def _has_shape(hint: Any, value: Any) -> bool:
     return isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool)
 
 
-def _convert_plain(hint: Any, value: Any, place: Place, rule: Rule) -> Any:
-    if rule.quantity is not None:
-        sample = _SAMPLES[rule.quantity]
-        text = _expect(value, str, f"a quantity with its unit such as {sample}", place)
-        try:
-            number: Any = _PARSERS[rule.quantity](text)
-        except SpecError as error:
-            raise SpecError(error.what, place=str(place), fix=error.fix) from None
-        return _bounded(number, value, place, rule)
-    if hint is str:
-        return _expect(value, str, "a string", place)
-    if hint is bool:
-        return _expect(value, bool, "true or false", place)
-    if isinstance(value, bool) or not isinstance(value, int if hint is int else (int, float)):
-        raise _wrong_type(value, "a whole number" if hint is int else "a number", place)
-    return _bounded(value if hint is int else float(value), value, place, rule)
+def _given(field: Field, table: Mapping[str, Any]) -> bool:
+    """Whether a dataclass cannot be made without this field's value."""
+    return field.required or field.key in table
 
 
-def _bounded(number: Any, written: Any, place: Place, rule: Rule) -> Any:
-    low = 0.0 if rule.low is None and rule.quantity else rule.low
-    if number != number or (low is not None and number < low):
-        limit = f"at least {low:g}" if low else "0 or more"
-        raise SpecError(
-            f"{written!r} is below the smallest allowed", place=str(place), fix=f"use {limit}"
-        )
-    if rule.high is not None and number > rule.high:
-        raise SpecError(
-            f"{written!r} is above the largest allowed",
-            place=str(place),
-            fix=f"use at most {rule.high:g}",
-        )
-    return number
+def _keys_of(place: str) -> tuple[str | int, ...]:
+    """ "host.0.device" as keys."""
+    return tuple(int(part) if part.isdigit() else part for part in place.split("."))
 
 
-def _expect(value: Any, kind: type[V], wanted: str, place: Place) -> V:
-    if not isinstance(value, kind):
-        raise _wrong_type(value, wanted, place)
-    return value
-
-
-def _wrong_type(value: Any, wanted: str, place: Place) -> SpecError:
-    return SpecError(f"{value!r} is not {wanted}", place=str(place), fix=f"write {wanted}")
-
-
-_SAMPLES = {"bytes": '"20GB"', "bytes_per_s": '"3.7GB/s"', "s": '"40us"', "flops": '"8.1TFLOP/s"'}
-
-
-def _sample(hint: Any) -> str:
-    for rule in getattr(hint, "__metadata__", ()):
-        if isinstance(rule, Rule) and rule.quantity:
-            return _SAMPLES[rule.quantity]
-    base = getattr(hint, "__origin__", hint) if hasattr(hint, "__metadata__") else hint
-    if get_origin(base) is Literal:
-        return f'"{get_args(base)[0]}"'
-    return {str: '"..."', int: "1", float: "1.0", bool: "false"}.get(base, "...")
-
-
-@cache
-def _fields(kind: type[Any]) -> dict[str, tuple[str, Any, bool]]:
-    """File key -> (field name, hint, required), in the order of the dataclass."""
-    hints = get_type_hints(kind, include_extras=True)
-    found: dict[str, tuple[str, Any, bool]] = {}
-    for item in dataclasses.fields(kind):
-        hint = hints[item.name]
-        required = (
-            item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING
-        )
-        found[_file_key(item.name, hint)] = (item.name, hint, required)
-    return found
+def _like(rule: Rule) -> str:
+    return f' such as "{SAMPLES[rule.quantity]}"' if rule.quantity else ""
 
 
 def _file_key(name: str, hint: Any) -> str:

@@ -22,16 +22,21 @@ def as_json(value: Any) -> Any:
 
 def sources(cluster: ClusterSpec) -> dict[str, str]:
     """Where each constant of the cluster comes from, by a readable name."""
-    found = {"cluster": cluster.source}
+    sources_by_name = {"cluster": cluster.source}
     for kind in cluster.device:
-        found.update({f"{kind.name} {tier.name}": tier.source for tier in kind.tiers})
-        found.update({f"{kind.name} {rate.dtype}": rate.source for rate in kind.rates})
-        found[f"{kind.name} launch"] = kind.launch_source
-        found[f"{kind.name} memory efficiency"] = kind.memory_efficiency_source
+        sources_by_name.update({f"{kind.name} {tier.name}": tier.source for tier in kind.tiers})
+        sources_by_name.update({f"{kind.name} {rate.dtype}": rate.source for rate in kind.rates})
+        sources_by_name.update(
+            {f"{kind.name} {entry.case}": entry.source for entry in kind.layer_profile}
+        )
+        sources_by_name[f"{kind.name} launch"] = kind.launch_source
+        sources_by_name[f"{kind.name} memory efficiency"] = kind.memory_efficiency_source
     for level, link in cluster.links.items():
-        found[f"link {level}"] = link.source
+        sources_by_name[f"link {level}"] = link.source
         if link.overhead_s:
-            found[f"link {level} overhead"] = link.overhead_source
+            sources_by_name[f"link {level} overhead"] = link.overhead_source
     for host in cluster.host:
-        found.update({f"{host.name} link {name}": link.source for name, link in host.links.items()})
-    return found
+        sources_by_name.update(
+            {f"{host.name} link {name}": link.source for name, link in host.links.items()}
+        )
+    return sources_by_name

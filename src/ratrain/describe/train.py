@@ -5,22 +5,29 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Annotated, Literal
 
+from ratrain.describe.amounts import (
+    BelowOne,
+    Count,
+    FileName,
+    Natural,
+    NotNegative,
+    Part,
+    Positive,
+    Seed,
+    Steps,
+    TimeS,
+)
 from ratrain.describe.strict import Rule
+from ratrain.errors import SpecError
 
-Count = Annotated[int, Rule(low=1)]
-Natural = Annotated[int, Rule(low=0)]
-Positive = Annotated[float, Rule(low=1e-12)]
-NotNegative = Annotated[float, Rule(low=0)]
-BelowOne = Annotated[float, Rule(low=0, high=0.999999)]
-Part = Annotated[float, Rule(low=0, high=1)]
-TimeS = Annotated[float, Rule("s", low=0)]
+LossScale = Annotated[float, Rule(low=1e-12, high=1e18)]
 
 
 @dataclass(frozen=True)
 class TrainSpec:
     """AdamW and its learning rate over a number of steps. File table: [train]."""
 
-    steps: Count = 100
+    steps: Steps = 100
     learning_rate: Positive = 3e-4
     rate_schedule: Literal["constant", "linear", "cosine"] = "cosine"
     warmup_steps: Natural = 0
@@ -30,20 +37,28 @@ class TrainSpec:
     beta2: BelowOne = 0.95
     epsilon: Positive = 1e-8
     clip_norm: Positive | None = None  # left out: no clipping, and no barrier for it
-    loss_scale: Positive = 65536.0  # fp16 only: where the dynamic loss scale begins
-    seed: Natural = 0  # of the initial weights and of the order of samples
-    weights: str | None = None  # a Hugging Face folder to begin from; left out: random
+    loss_scale: LossScale = 65536.0  # fp16 only: where the dynamic loss scale begins
+    overflow: Literal["step", "unit"] = "step"  # fp16 only: what skips its update, all or a unit
+    seed: Seed = 0  # of the initial weights and of the order of samples
+    weights: FileName | None = None  # a Hugging Face folder to start from; left out: random
+    validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # how long a rank waits for a peer that is silent but not dead
+    network: Literal["auto", "sockets", "gloo", "nccl"] = "auto"  # sockets on CPUs, else nccl
 
 
 @dataclass(frozen=True)
 class DataSpec:
     """Where tokens come from. File table: [data]."""
 
-    files: tuple[str, ...]  # names or patterns, relative to the job file
-    tokenizer: str = "bytes"  # or a tokenizer.json of Hugging Face
+    files: tuple[FileName, ...]  # names or patterns, relative to the job file
+    tokenizer: FileName = "bytes"  # or a tokenizer.json of Hugging Face
     text_key: str = "text"  # of JSON lines and Parquet
     shuffle: bool = True
+    validation: tuple[FileName, ...] = ()  # held-out files: named, read and tokenised like `files`
+
+    def __post_init__(self) -> None:
+        if not self.files:
+            raise SpecError("names no file", place="files", fix="give at least one file")
 
 
 @dataclass(frozen=True)
@@ -52,3 +67,4 @@ class CheckpointSpec:
 
     every: Natural = 0  # steps; 0: only at the end
     keep: Count = 2  # complete ones
+    disks: Literal["shared", "per-host"] = "shared"  # whether all hosts see one run folder

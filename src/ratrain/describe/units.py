@@ -11,6 +11,7 @@ import re
 from collections.abc import Mapping
 
 from ratrain.errors import SpecError
+from ratrain.readers.files import shown
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -35,7 +36,10 @@ FLOPS_RATE: Mapping[str, float] = {
     **{f"{p}FLOPS": n for p, n in {**_DECIMAL, "E": 10**18}.items()},
 }
 
-_QUANTITY = re.compile(r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d+)?)\s*([^\d\s]*)\s*")
+_QUANTITY = re.compile(
+    r"\s*([+-]?(?:\d[\d_]*\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?)\s*([^\d\s]*)\s*", re.ASCII
+)
+_MOST_CHARS = 64
 _EXAMPLE = {"size": "20GB", "bandwidth": "3.7GB/s", "time": "40us", "compute rate": "8.1TFLOP/s"}
 
 
@@ -60,18 +64,24 @@ def parse_flops_rate(text: str) -> float:
 
 
 def _parse(text: str, units: Mapping[str, float], what: str) -> float:
-    found = _QUANTITY.fullmatch(text)
-    if found is None:
-        raise SpecError(f'"{text}" is not a {what}', fix=f'write it like "{_EXAMPLE[what]}"')
-    number, unit = float(found[1].replace("_", "")), found[2]
+    match = _QUANTITY.fullmatch(text) if len(text) <= _MOST_CHARS else None
+    if match is None:
+        raise SpecError(
+            f"{shown(text)} is not a {what}", place=what, fix=f'write it like "{_EXAMPLE[what]}"'
+        )
+    number, unit = float(match[1].replace("_", "")), match[2]
     if unit not in units:
         said = f'has the unit "{unit}"' if unit else "has no unit"
-        raise SpecError(f'"{text}" {said}, which is not a {what}', fix=_nearest_unit(unit, units))
+        raise SpecError(
+            f'"{text}" {said}, which is not a {what}', place=what, fix=_nearest_unit(unit, units)
+        )
     scale = units[unit]
     # Dividing by 1e6 rounds once; multiplying by an inexact 1e-6 would round twice.
     value = number * scale if scale >= 1 or 8 * scale == 1 else number / round(1 / scale)
     if not math.isfinite(value):
-        raise SpecError(f'"{text}" is too large', fix=f'write it like "{_EXAMPLE[what]}"')
+        raise SpecError(
+            f'"{text}" is too large', place=what, fix=f'write it like "{_EXAMPLE[what]}"'
+        )
     return value
 
 
@@ -97,14 +107,14 @@ def format_flops_rate(rate_flops: float) -> str:
     return _scaled(rate_flops, "FLOP/s")
 
 
-def format_flops(flops: float) -> str:
-    """4.36e10 -> "43.6 GFLOP"."""
-    return _scaled(flops, "FLOP")
-
-
 def format_count(count: float) -> str:
     """6738415616 -> "6.74 G"."""
     return _scaled(count, "").strip()
+
+
+def counted(count: int, noun: str) -> str:
+    """(1, "device") -> "1 device"; (1200, "op") -> "1,200 ops"."""
+    return f"{count:,} {noun}{'s' * (count != 1)}"
 
 
 def format_time(time_s: float) -> str:
@@ -124,3 +134,10 @@ def _scaled(value: float, unit: str) -> str:
 
 def _short(number: float) -> str:
     return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
+
+
+def clock_of(time_s: float) -> str:
+    """A length of time: "0:07", "1:02:03"."""
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{seconds:02}" if hours else f"{minutes}:{seconds:02}"

@@ -41,7 +41,7 @@ class Lab:
     def __enter__(self) -> Lab:
         if reasons := missing():
             raise Infeasible(
-                f"this machine can make no lab: {'; '.join(reasons)}",
+                f"this machine cannot run a lab: {'; '.join(reasons)}",
                 place="lab",
                 fix="run it as root, on a Linux with iproute2 and writable control groups",
             )
@@ -68,7 +68,7 @@ class Lab:
         lines = [_rank_line(device) for device in self.devices]
         lines += [_port_line(port) for port in self.ports]
         lines += [f"control groups: version {' and '.join(map(str, versions)) or 'none'}"]
-        lines += ["latency: this machine's own; a lab does not slow messages, only bytes"]
+        lines += ["latency: this machine's own; a lab limits bandwidth only"]
         return lines + _shortages(self.devices)
 
     def oom_kills(self, rank: int) -> int:
@@ -138,7 +138,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 
 def _free_names() -> wires.Names:
-    """Names that no lab of this process has, and a control network that nobody here uses."""
+    """Names that no lab of this process has, and a control network that is not in use here."""
     taken = {each.name for each in record.records()}
     count = next(n for n in range(1000) if f"ratlab-{os.getpid()}-{n}" not in taken)
     in_use = subprocess.run(
@@ -147,7 +147,7 @@ def _free_names() -> wires.Names:
     network = next((n for n in range(256) if f"10.89.{n}." not in in_use), None)
     if network is None:
         raise Infeasible(
-            "all of 10.89.0.0/16 is in use", place="lab", fix="end other labs: `ratrain lab clean`"
+            "all of 10.89.0.0/16 is in use", place="lab", fix="stop other labs: `ratrain lab clean`"
         )
     return wires.Names(f"ratlab-{os.getpid()}-{count}", f"rl{os.getpid()}.{count}", network)
 
@@ -175,14 +175,14 @@ def _shortages(devices: tuple[Device, ...]) -> list[str]:
     cpus, cores = sum(lab_spec(device).cpus for device in devices), os.cpu_count() or 1
     if cpus > cores:
         lines.append(
-            f"{cpus:g} processors are promised and this machine has {cores}: ranks that compute "
+            f"{cpus:g} processors are needed and this machine has {cores}: ranks that compute "
             f"at the same time are slower than the file says"
         )
     memory = sum(map(memory_limit_bytes, devices))
     available = available_memory_bytes()
     if memory > available:
         lines.append(
-            f"{format_bytes(memory)} of memory are promised and {format_bytes(available)} are free"
+            f"{format_bytes(memory)} of memory are needed and {format_bytes(available)} are free"
         )
     return lines
 

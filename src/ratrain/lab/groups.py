@@ -17,7 +17,7 @@ from pathlib import Path
 
 from ratrain.errors import Infeasible
 
-PERIOD_US = 20_000  # a share of the processors is counted anew so often; short: even progress
+PERIOD_US = 20_000  # the period of a share of the processors; short: even progress
 CONTROLLERS = ("cpu", "memory")
 
 
@@ -42,33 +42,35 @@ class Parent:
 
 def mounts(mountinfo: str) -> list[Mount]:
     """The hierarchies in the text of /proc/self/mountinfo."""
-    found: list[Mount] = []
+    mounted: list[Mount] = []
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
         kind, _, options = right.split(" ", 2)
         root, path = left.split(" ")[3:5]
         if kind == "cgroup":
-            found.append(Mount(Path(path), root, 1, tuple(options.split(","))))
+            mounted.append(Mount(Path(path), root, 1, tuple(options.split(","))))
         elif kind == "cgroup2":
             listed = Path(path) / "cgroup.controllers"
             names = listed.read_text().split() if listed.exists() else []
-            found.append(Mount(Path(path), root, 2, tuple(names)))
-    return found
+            mounted.append(Mount(Path(path), root, 2, tuple(names)))
+    return mounted
 
 
-def parents(found: list[Mount], own_groups: str) -> list[Parent]:
+def parents(mounted: list[Mount], process_groups: str) -> list[Parent]:
     """Where groups with limits of processors and memory can be made; fewer where they cannot.
 
-    `own_groups` is the text of /proc/self/cgroup.
+    `process_groups` is the text of /proc/self/cgroup.
     """
     chosen: list[Parent] = []
     for name in CONTROLLERS:
-        mount = next((m for m in found if m.version == 1 and name in m.controllers), None)
+        mount = next((m for m in mounted if m.version == 1 and name in m.controllers), None)
         if mount is not None:
-            chosen.append(Parent(_own_folder(mount, name, own_groups), 1, (name,)))
-    second = next((m for m in found if m.version == 2 and {*CONTROLLERS} <= {*m.controllers}), None)
+            chosen.append(Parent(_own_folder(mount, name, process_groups), 1, (name,)))
+    second = next(
+        (m for m in mounted if m.version == 2 and {*CONTROLLERS} <= {*m.controllers}), None
+    )
     if not chosen and second is not None:
-        folder = _allowing(_own_folder(second, "", own_groups), second.path)
+        folder = _allowing(_own_folder(second, "", process_groups), second.path)
         chosen += [Parent(folder, 2, CONTROLLERS)] if folder else []
     return chosen
 

@@ -44,14 +44,14 @@ def _network_reasons() -> list[str]:
 
 def _group_reasons() -> list[str]:
     """Which of the two controllers cannot be used, and why."""
-    found = groups.here()
+    parents = groups.here()
     reasons = [
-        f"no control group for {name}: it is not mounted, or not open to us"
+        f"no control group for {name}: it is not mounted, or not accessible"
         for name in groups.CONTROLLERS
-        if not any(name in parent.controllers for parent in found)
+        if not any(name in parent.controllers for parent in parents)
     ]
     return reasons + [
         f"the control group {parent.path} is read-only"
-        for parent in found
+        for parent in parents
         if not os.access(parent.path, os.W_OK)
     ]

@@ -1,4 +1,4 @@
-"""Where one rank lives in a lab, how that is told to its process, and how it goes in.
+"""Where one rank lives in a lab, how its process learns that, and how it enters.
 
 This module imports nothing heavy: a rank reads it before anything else.
 """
@@ -11,9 +11,10 @@ import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from ratrain.describe.strict import load
 from ratrain.errors import SpecError
+from ratrain.readers.json import as_table, parse_json
 
 NETWORKS = Path("/run/netns")  # where `ip netns` keeps its names
 VARIABLE = "RATRAIN_LAB_PLACE"
@@ -40,17 +41,17 @@ def place_to_env(place: Place) -> dict[str, str]:
 
 
 def place_from_env(environ: Mapping[str, str]) -> Place | None:
-    """The place that the environment tells; None where the process stands in no lab."""
+    """The place that the environment gives; None where the process is in no lab."""
     text = environ.get(VARIABLE)
     if text is None:
         return None
     try:
-        fields: dict[str, Any] = json.loads(text)
-        fields["cgroups"] = tuple(fields["cgroups"])
-        return Place(**fields)
-    except (ValueError, TypeError, KeyError) as error:
+        return load(Place, *as_table(*parse_json(text, VARIABLE)))
+    except SpecError as error:
         raise SpecError(
-            "not a place of a lab", place=VARIABLE, fix="use what place_to_env returns"
+            f"not a place of a lab: {error.what}",
+            place=error.place,
+            fix="use what place_to_env returns",
         ) from error
 
 
@@ -78,7 +79,7 @@ def enter(place: Place) -> None:
         )
     if "/ratlab-" in groups:
         raise SpecError(
-            "this process is already at another place of a lab",
+            "this process is already at another place in a lab",
             place=f"rank {place.rank}",
             fix="start one process for each place",
         )
@@ -90,19 +91,19 @@ def enter(place: Place) -> None:
         raise SpecError(
             f"cannot enter the lab: {error.strerror}",
             place=f"rank {place.rank}",
-            fix="run as root, while the lab stands",
+            fix="run as root, while the lab exists",
         ) from error
 
 
 def _has_joined(place: Place, groups: str) -> bool:
     """Whether the kernel's list of this process's groups ends with the place's own."""
-    own = {"/".join(line.split("/")[-2:]) for line in groups.splitlines()}
-    return all("/".join(Path(group).parts[-2:]) in own for group in place.cgroups)
+    joined = {"/".join(line.split("/")[-2:]) for line in groups.splitlines()}
+    return all("/".join(Path(group).parts[-2:]) in joined for group in place.cgroups)
 
 
 def _is_in(network: Path) -> bool:
-    own, wanted = Path("/proc/thread-self/ns/net").stat(), network.stat()
-    return (own.st_dev, own.st_ino) == (wanted.st_dev, wanted.st_ino)
+    current, wanted = Path("/proc/thread-self/ns/net").stat(), network.stat()
+    return (current.st_dev, current.st_ino) == (wanted.st_dev, wanted.st_ino)
 
 
 def _join_network(network: Path) -> None:

@@ -2,7 +2,7 @@
 
 One namespace is one port. Where a link is shared by the devices of a host they stand in one
 namespace behind one port; where each device has its own link, each has its own namespace.
-Links of several levels (a room's and the world's) are several rates on one port, told apart
+Links of several levels (a room's and the world's) are several rates on one port, distinguished
 by the address of the other end; as in the cluster file, they do not slow each other.
 """
 
@@ -42,8 +42,8 @@ class Port:
         if other.index == self.index:
             return self.inside_bytes_per_s or 0.0
         level, back = self.levels[other.index], other.levels[self.index]
-        own = next(rate for name, rate in self.rates_bytes_per_s if name == level)
-        return min(own, next(rate for name, rate in other.rates_bytes_per_s if name == back))
+        outgoing = next(rate for name, rate in self.rates_bytes_per_s if name == level)
+        return min(outgoing, next(rate for name, rate in other.rates_bytes_per_s if name == back))
 
 
 def ports(cluster: ClusterSpec, count: int) -> tuple[Port, ...]:
@@ -65,7 +65,7 @@ def lab_spec(device: Device) -> LabSpec:
     """How a lab holds this device; a kind that does not say is an error."""
     if device.kind.lab is None:
         raise SpecError(
-            "the cluster file does not say how a lab stands in for this device",
+            "the cluster file does not say how a lab emulates this device",
             place=f"device {device.kind.name}",
             fix="add [device.lab] with cpus = 1.0 to it",
         )
@@ -94,11 +94,11 @@ def _split(
     inside: set[Level] = {cluster.level(members[0], other) for other in members[1:]}
     shared = {cluster.own_link(members[0], level).shared_by for level in outside or inside}
     if len(shared) > 1:
-        raise _cannot(cluster, members, "has links of its devices' own beside shared ones")
+        raise _cannot(cluster, members, "has both per-device and shared links")
     if shared == {"host"}:
         return [members]
     if any(cluster.own_link(members[0], level).shared_by == "host" for level in inside):
-        raise _cannot(cluster, members, "shares a link within, but has none shared outwards")
+        raise _cannot(cluster, members, "shares a link inside it, but none to other hosts")
     return [[device] for device in members]
 
 
@@ -133,8 +133,7 @@ def _inside(cluster: ClusterSpec, group: list[Device]) -> float | None:
 def _rate(cluster: ClusterSpec, link: Link, level: Level) -> float:
     if link.bandwidth_bytes_per_s > FASTEST_BYTES_PER_S:
         raise Infeasible(
-            f"{format_bytes_rate(link.bandwidth_bytes_per_s)} is more than one machine can stand "
-            f"in for",
+            f"{format_bytes_rate(link.bandwidth_bytes_per_s)} is more than one machine can emulate",
             place=f"cluster {cluster.name} [links.{level}]",
             fix=f"describe links of at most {format_bytes_rate(FASTEST_BYTES_PER_S)}",
         )
@@ -143,7 +142,7 @@ def _rate(cluster: ClusterSpec, link: Link, level: Level) -> float:
 
 def _cannot(cluster: ClusterSpec, members: list[Device], what: str) -> Infeasible:
     return Infeasible(
-        f'a host "{members[0].host_kind.name}" {what}, which a lab cannot make',
+        f'a host "{members[0].host_kind.name}" {what}, which a lab cannot emulate',
         place=f"cluster {cluster.name}",
         fix="give its links one shared_by, or devices = 1",
     )

@@ -14,6 +14,8 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Generator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 
 from ratrain.errors import Infeasible
@@ -24,12 +26,13 @@ from ratrain.lab.place import Place, place_to_env
 from ratrain.lab.ports import Port
 
 LINK_S, WARM_S, SPIN_S = 0.8, 0.2, 1.0
+STREAMS = 4
 STEP_BYTES = 8 << 20
 WITHIN = (0.8, 1.05)  # of the nominal value; TCP over 1500-byte packets reaches 0.953 of a rate
 
 
 @dataclass(frozen=True)
-class LinkFound:
+class MeasuredLink:
     """The rate of one TCP stream between two ports beside the cluster file's."""
 
     source: int  # rank
@@ -43,7 +46,7 @@ class LinkFound:
 
 
 @dataclass(frozen=True)
-class ShareFound:
+class MeasuredShare:
     """Processors that a spinning process got, and memory that a growing one got."""
 
     rank: int
@@ -80,13 +83,29 @@ def pairs(lab: Lab) -> list[tuple[Port, Port]]:
     """The pairs to measure: all of four ports or fewer, else a ring; and within a shared port."""
     ports = lab.ports
     if len(ports) <= 4:
-        found = [(a, b) for a in ports for b in ports if a is not b]
+        linked = [(a, b) for a in ports for b in ports if a is not b]
     else:
-        found = [(a, ports[(a.index + 1) % len(ports)]) for a in ports]
-    return found + [(port, port) for port in ports if port.inside_bytes_per_s is not None]
+        linked = [(a, ports[(a.index + 1) % len(ports)]) for a in ports]
+    return linked + [(port, port) for port in ports if port.inside_bytes_per_s is not None]
 
 
-def measure_link(lab: Lab, source: Port, target: Port) -> LinkFound:
+def measure_link(lab: Lab, source: Port, target: Port) -> MeasuredLink:
+    """The fastest of up to four TCP streams, one after the other; the first that fits is enough.
+
+    Whatever else this machine does makes a stream slower, and nothing makes it faster than its
+    link: the fastest stream says what the link allows.
+    """
+    fastest = _stream(lab, source, target)
+    for _ in range(STREAMS - 1):
+        if fastest.fits:
+            break
+        fastest = max(
+            fastest, _stream(lab, source, target), key=lambda link: link.found_bytes_per_s
+        )
+    return fastest
+
+
+def _stream(lab: Lab, source: Port, target: Port) -> MeasuredLink:
     """One TCP stream of most of a second, counted where it arrives, its first part left out."""
     near = lab.places[source.ranks[0]]
     far = lab.places[target.ranks[-1]]
@@ -95,11 +114,11 @@ def measure_link(lab: Lab, source: Port, target: Port) -> LinkFound:
         wanted = source.rate_to(target)
         buffer = str(max(1 << 16, min(1 << 22, round(wanted * 0.1))))
         with _start(_unlimited(near), "send", far.address, port, buffer):
-            found = float(_line(receiver))
-    return LinkFound(near.rank, far.rank, wanted, found)
+            bytes_per_s = float(_line(receiver))
+    return MeasuredLink(near.rank, far.rank, wanted, bytes_per_s)
 
 
-def measure_share(lab: Lab, rank: int) -> ShareFound:
+def measure_share(lab: Lab, rank: int) -> MeasuredShare:
     """What the rank's place gives to a process that spins, then to one that grows."""
     place = lab.places[rank]
     before, periods = throttled(place.cgroups), SPIN_S * 1e6 / PERIOD_US
@@ -107,7 +126,7 @@ def measure_share(lab: Lab, rank: int) -> ShareFound:
         cpus = float(_line(spinner))
     waited = (throttled(place.cgroups) - before) / periods
     reached, kills = _grow_until_killed(lab, place)
-    return ShareFound(rank, place.cpus, cpus, waited, place.memory_bytes, reached, kills)
+    return MeasuredShare(rank, place.cpus, cpus, waited, place.memory_bytes, reached, kills)
 
 
 def _grow_until_killed(lab: Lab, place: Place) -> tuple[int | None, int]:
@@ -125,14 +144,23 @@ def _unlimited(place: Place) -> Place:
     return replace(place, cgroups=())
 
 
-def _start(place: Place, *action: str) -> subprocess.Popen[str]:
+@contextmanager
+def _start(place: Place, *action: str) -> Generator[subprocess.Popen[str]]:
+    """A probe at a place. A process group of its own: Ctrl-C reaches the one who measures, which
+    then ends the probe."""
     command = [sys.executable, "-P", "-m", "ratrain.lab.probes", *action]
-    return subprocess.Popen(
+    with subprocess.Popen(
         inside(*command),
         env={**os.environ, **place_to_env(place)},
         stdout=subprocess.PIPE,
         text=True,
-    )
+        process_group=0,
+    ) as probe:
+        try:
+            yield probe
+        except BaseException:
+            probe.kill()
+            raise
 
 
 def _line(child: subprocess.Popen[str]) -> str:

@@ -12,9 +12,11 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any
 
+from ratrain.describe.strict import load
+from ratrain.errors import SpecError
 from ratrain.lab import groups
+from ratrain.readers.json import read_json_table
 
 FOLDER = Path("/run/ratrain-lab")
 
@@ -66,16 +68,13 @@ def write(record: Record) -> None:
 
 def records() -> list[Record]:
     """All labs of this machine; a file that is not a record is left alone."""
-    found: list[Record] = []
+    loaded: list[Record] = []
     for file in sorted(FOLDER.glob("ratlab-*.json")) if FOLDER.is_dir() else []:
         try:
-            fields: dict[str, Any] = json.loads(file.read_text())
-            for key in ("namespaces", "cgroups"):
-                fields[key] = tuple(fields[key])
-            found.append(Record(**fields))
-        except (OSError, ValueError, TypeError, KeyError):
+            loaded.append(load(Record, *read_json_table(file)))
+        except SpecError:
             continue
-    return found
+    return loaded
 
 
 def remove(record: Record) -> None:

@@ -100,7 +100,7 @@ def launcher_lines() -> list[str]:
 
 
 def port_lines(names: Names, port: Port) -> list[str]:
-    """Addresses within a port's namespace. No IPv6: the filters tell ends apart by IPv4."""
+    """Addresses within a port's namespace. No IPv6: the filters distinguish ends by IPv4."""
     lines = ["link set lo up"]
     for interface, address in (
         (DATA_INTERFACE, f"{port.address}/16"),

@@ -1,4 +1,4 @@
-"""A layer that goes on from kept keys and values, so that one more token costs one token."""
+"""A layer that continues from cached keys and values, so that one more token costs one token."""
 
 from __future__ import annotations
 

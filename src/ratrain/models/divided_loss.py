@@ -35,10 +35,10 @@ def divided_losses(
         told[2, part] = values.gather(1, rows[part].unsqueeze(1)).squeeze(1)
     told[2].masked_fill_(elsewhere, 0)
     heard = group.gather(told)
-    largest = torch.stack([one[0] for one in heard]).amax(0)
+    largest = torch.stack([partial[0] for partial in heard]).amax(0)
     total, wanted = torch.zeros_like(largest), torch.zeros_like(largest)
-    for one in heard:
-        total += one[1] * (one[0] - largest).exp_()
-        wanted += one[2]
+    for partial in heard:
+        total += partial[1] * (partial[0] - largest).exp_()
+        wanted += partial[2]
     logsumexp = total.log_().add_(largest)
     return logsumexp - wanted, logsumexp

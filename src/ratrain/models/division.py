@@ -42,8 +42,9 @@ def cut_dim(parameter: str) -> int | None:
     return ROWS if by_rows else None
 
 
-def check_divides(spec: ModelSpec, degree: int) -> None:
-    """Raises SpecError where `degree` ranks cannot share the model evenly."""
+def check_divides(spec: ModelSpec, degree: int, place: str = "[layout] tensor") -> None:
+    """Raises SpecError where `degree` ranks cannot share the model evenly; `place` names where the
+    degree stands."""
     counts = {
         "heads": spec.heads,
         "kv_heads": spec.kv_heads,
@@ -55,6 +56,6 @@ def check_divides(spec: ModelSpec, degree: int) -> None:
             fits = [d for d in range(1, degree) if not any(c % d for c in counts.values())]
             raise SpecError(
                 f"{spec.name} has {what} = {count}, which {degree} ranks cannot share evenly",
-                place="[layout] tensor",
+                place=place,
                 fix=f"use tensor = {fits[-1]}",
             )

@@ -45,8 +45,8 @@ class Embed(Function):
         if plan.division.degree > 1:
             _check_tokens(tokens, plan.vocab)
             rows, elsewhere = own_rows(tokens, plan.vocab, plan.division)
-            found = functional.embedding(rows, table)
-            return found.masked_fill_(elsewhere.unsqueeze(-1), 0)
+            vectors = functional.embedding(rows, table)
+            return vectors.masked_fill_(elsewhere.unsqueeze(-1), 0)
         try:
             return functional.embedding(tokens, table)
         except IndexError:
@@ -66,9 +66,9 @@ class Embed(Function):
 
 def own_rows(tokens: Tensor, vocab: int, division: Division) -> tuple[Tensor, Tensor]:
     """(row of this rank's part for each token, 0 where another rank has it; where that is so)."""
-    own = division.of(vocab)
-    elsewhere = (tokens < own.start) | (tokens >= own.stop)
-    return (tokens - own.start).masked_fill_(elsewhere, 0), elsewhere
+    held = division.of(vocab)
+    elsewhere = (tokens < held.start) | (tokens >= held.stop)
+    return (tokens - held.start).masked_fill_(elsewhere, 0), elsewhere
 
 
 def _check_tokens(tokens: Tensor, vocab: int) -> None:
@@ -80,8 +80,8 @@ def _check_tokens(tokens: Tensor, vocab: int) -> None:
 def _out_of_range(tokens: Tensor, vocab: int) -> SpecError:
     largest, least = int(tokens.max()), int(tokens.min())
     return SpecError(
-        f"the data hold token {largest if largest >= vocab else least}, "
-        f"the model knows 0 to {vocab - 1}",
+        f"the data contain token {largest if largest >= vocab else least}, "
+        f"but the model has tokens 0 to {vocab - 1}",
         place="embedding",
         fix="use the model's tokenizer, or a model with a larger vocabulary",
     )

@@ -146,16 +146,16 @@ def _logits_gradient_(
     dtype = accumulation_dtype(logits.dtype)
     scale = (~wanted.ignored).to(dtype).mul_(grad).unsqueeze_(1)
     for rows in _chunks(logits):
-        found = _softmax(logits[rows], None if logsumexp is None else logsumexp[rows], dtype)
-        hot = torch.full_like(found[:, :1], -1)
+        gradient = _softmax(logits[rows], None if logsumexp is None else logsumexp[rows], dtype)
+        hot = torch.full_like(gradient[:, :1], -1)
         if wanted.elsewhere is not None:
             hot.masked_fill_(wanted.elsewhere[rows].unsqueeze(1), 0)
-        found.scatter_add_(1, wanted.column[rows].unsqueeze(1), hot)
-        found.mul_(scale[rows])
+        gradient.scatter_add_(1, wanted.column[rows].unsqueeze(1), hot)
+        gradient.mul_(scale[rows])
         if inverse is not None and lengthwise is not None:
-            lengthwise.add_((found * logits[rows]).sum(0))
-            found.mul_(inverse)
-        logits[rows] = found
+            lengthwise.add_((gradient * logits[rows]).sum(0))
+            gradient.mul_(inverse)
+        logits[rows] = gradient
     return logits
 
 

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from ratrain.models.huggingface_reader import check_config, read_range
-from ratrain.models.huggingface_writer import SHARD_BYTES, write_model
+from ratrain.models.huggingface_config import check_config
+from ratrain.models.huggingface_reader import check_weights, read_range
+from ratrain.models.huggingface_writer import SHARD_BYTES, require_no_weights, write_model
 
-__all__ = ["SHARD_BYTES", "check_config", "read_range", "write_model"]
+__all__ = [
+    "SHARD_BYTES",
+    "check_config",
+    "check_weights",
+    "read_range",
+    "require_no_weights",
+    "write_model",
+]

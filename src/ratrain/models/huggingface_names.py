@@ -67,20 +67,20 @@ def place_of(spec: ModelSpec, unit_name: str, param_name: str, shape: tuple[int,
 
 def file_tensors(spec: ModelSpec) -> list[FileTensor]:
     """The tensors that a model's files hold, in the order of the forward pass."""
-    found: dict[str, FileTensor] = {}
+    tensors: dict[str, FileTensor] = {}
     for unit in unit_names(spec):
         for parameter in unit_layout(spec, unit).parameters:
             place = place_of(spec, unit, parameter.name, parameter.shape)
-            before = found.get(place.tensor)
+            before = tensors.get(place.tensor)
             if before is None:
                 names = (parameter.name,)
             elif before.unit == unit:
                 names = (*before.parameters, parameter.name)
             else:
-                continue  # a tied head: the embedding's tensor stands for it
+                continue  # a tied head: the embedding's tensor is used for it
             first = before or FileTensor(place.tensor, place.shape, unit, ())
-            found[place.tensor] = FileTensor(first.name, first.shape, unit, names)
-    return list(found.values())
+            tensors[place.tensor] = FileTensor(first.name, first.shape, unit, names)
+    return list(tensors.values())
 
 
 def naming(spec: ModelSpec) -> str:
@@ -90,8 +90,9 @@ def naming(spec: ModelSpec) -> str:
     return "qwen2" if spec.qkv_bias and not spec.output_bias else "llama"
 
 
-def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
-    """The config.json of `spec` with weights in `dtype`; SpecError where no family can say it."""
+def config_of(spec: ModelSpec, end_id: int | None = None) -> dict[str, Any]:
+    """A config.json of `spec`, for a tokenizer that ends texts with `end_id`; SpecError where no
+    family can say it."""
     family = naming(spec)
     _check_family(spec, family)
     config: dict[str, Any] = {
@@ -110,9 +111,7 @@ def config_of(spec: ModelSpec, dtype: str) -> dict[str, Any]:
         "rope_theta": spec.rope_theta,
         "tie_word_embeddings": spec.tied_embeddings,
         "bos_token_id": None,
-        "eos_token_id": None,
-        "dtype": dtype,
-        "torch_dtype": dtype,
+        "eos_token_id": end_id,
     }
     if family == "llama":
         return {**config, "attention_bias": spec.qkv_bias, "mlp_bias": spec.mlp_bias}
@@ -134,7 +133,7 @@ def _check_family(spec: ModelSpec, family: str) -> None:
     }
     if not allowed[family]:
         raise SpecError(
-            "no family of Hugging Face has this combination of biases and heads",
+            "no Hugging Face family has this combination of biases and heads",
             place=f"model {spec.name}, as {family}",
             fix="llama: qkv_bias = output_bias; qwen2: qkv_bias alone; "
             "baichuan: no bias, kv_heads = heads, head_dim = hidden / heads",

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from hashlib import blake2b
 from pathlib import Path
 from typing import Any, cast
@@ -14,13 +14,15 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.models.huggingface_config import CONFIG
+from ratrain.models.huggingface_folder import with_dtype
 from ratrain.models.huggingface_names import (
     EMBEDDING_TENSOR,
     FileTensor,
     config_of,
     file_tensors,
 )
-from ratrain.models.huggingface_reader import CONFIG, INDEX, SINGLE
+from ratrain.models.huggingface_reader import INDEX, SINGLE
 from ratrain.models.shapes import HEAD, unit_layout, unit_names
 
 SHARD_BYTES = 5_000_000_000
@@ -32,8 +34,10 @@ def write_model(
     dtype: torch.dtype,
     source: Callable[[str], Tensor],
     max_shard_bytes: int = SHARD_BYTES,
+    config: Mapping[str, Any] | None = None,
 ) -> None:
     """Writes config.json and the weights in `dtype`; source(unit name) is the unit's flat buffer.
+    `config`: what config.json says but for the dtype; left out: what follows from `spec`.
 
     Units are asked for once each, in the order of the forward pass. Memory: one file's tensors
     and two copies of a unit. The folder must not hold weights yet. A tied model's head is left
@@ -41,8 +45,8 @@ def write_model(
     unfinished.
     """
     folder = Path(folder)
-    config = config_of(spec, str(dtype).removeprefix("torch."))
-    _check_empty(folder)
+    config = with_dtype(dict(config or config_of(spec)), str(dtype).removeprefix("torch."))
+    require_no_weights(folder)
     tensors = file_tensors(spec)
     files = _shards(tensors, dtype.itemsize, max_shard_bytes)
     writer = _Writer(folder, tensors, files)
@@ -93,13 +97,13 @@ def _unit_tensors(
     spec: ModelSpec, unit: str, flat: Tensor, dtype: torch.dtype, tensors: list[FileTensor]
 ) -> dict[str, Tensor]:
     """The file's tensors of one unit, copies in `dtype` on the CPU."""
-    found: dict[str, Tensor] = {}
+    converted: dict[str, Tensor] = {}
     for tensor in tensors:
         if tensor.unit == unit:
             parts = [_parameter(spec, unit, name, flat) for name in tensor.parameters]
             whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-            found[tensor.name] = whole.to("cpu", dtype, copy=True)
-    return found
+            converted[tensor.name] = whole.to("cpu", dtype, copy=True)
+    return converted
 
 
 def _parameter(spec: ModelSpec, unit: str, name: str, flat: Tensor) -> Tensor:
@@ -122,17 +126,18 @@ def _shards(tensors: list[FileTensor], item_bytes: int, max_bytes: int) -> dict[
     return {name: f"model-{n:05}-of-{number:05}.safetensors" for name, n in numbers.items()}
 
 
-def _check_empty(folder: Path) -> None:
+def require_no_weights(folder: Path) -> None:
+    """Makes the folder; SpecError where it cannot be written, or holds weights already."""
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        found = sorted(path.name for path in folder.glob("*.safetensors*"))
+        weights = sorted(path.name for path in folder.glob("*.safetensors*"))
     except OSError as error:
         raise SpecError(
-            f"cannot write there: {error.strerror}", place=str(folder), fix="name another folder"
+            f"cannot write there: {error.strerror}", place=str(folder), fix="choose another folder"
         ) from error
-    if found:
+    if weights:
         raise SpecError(
-            f"there are weights already ({found[0]})", place=str(folder), fix="name a new folder"
+            f"weights already exist ({weights[0]})", place=str(folder), fix="choose a new folder"
         )
 
 

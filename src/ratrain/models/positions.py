@@ -1,4 +1,4 @@
-"""Where a token stands: rotary angles and ALiBi slopes.
+"""A token's position: rotary angles and ALiBi slopes.
 
 Tables are computed in fp32 once for each length and device, and shared by all layers.
 """

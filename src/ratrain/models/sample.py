@@ -74,7 +74,9 @@ def sample(
     if not prompt:
         raise SpecError("the prompt is empty", place="prompt", fix="give at least one token")
     if not (isfinite(temperature) and temperature >= 0):
-        raise SpecError(f"{temperature} is no temperature", place="temperature", fix="use 0 to 2")
+        raise SpecError(
+            f"{temperature} is not a temperature", place="temperature", fix="use 0 to 2"
+        )
     reader = Reader(spec, weights, sequence_length)
     device = weights[HEAD]["head.logits"].device
     generator = torch.Generator().manual_seed(seed)

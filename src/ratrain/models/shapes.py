@@ -77,14 +77,14 @@ def check_trainable(spec: ModelSpec) -> None:
         "activation": (spec.activation, "silu"),
         "parallel_residual": (spec.parallel_residual, False),
     }
-    found = [f"{key} = {has!r}" for key, (has, can) in wrong.items() if has != can]
+    unsupported = [f"{key} = {has!r}" for key, (has, can) in wrong.items() if has != can]
     if spec.position not in ("rope", "alibi"):
-        found.append(f"position = {spec.position!r}")
+        unsupported.append(f"position = {spec.position!r}")
     if spec.position == "rope" and spec.head_dim % 2:
-        found.append(f"head_dim = {spec.head_dim} (rotary positions need an even one)")
-    if found:
+        unsupported.append(f"head_dim = {spec.head_dim} (rotary positions need an even one)")
+    if unsupported:
         raise SpecError(
-            f"this model can be planned and simulated, but not trained: {', '.join(found)}",
+            f"this model can be planned and simulated, but not trained: {', '.join(unsupported)}",
             place=f"model {spec.name}",
             fix="use a model of the LLaMA, Qwen2 or Baichuan2 family",
         )

@@ -65,7 +65,7 @@ class Layer:
             raise SpecError(
                 f"a sequence of {x.shape[1]} tokens, where {self.plan.length} were announced",
                 place="layer",
-                fix="raise the sequence length, or cut the sequences",
+                fix="raise the sequence length, or shorten the sequences",
             )
         plan = self.plan
         between = differentiable(AttentionBlock, x, weights, plan)

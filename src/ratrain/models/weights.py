@@ -15,7 +15,8 @@ from torch import Tensor
 
 from ratrain.models.parameters import UnitParameters
 
-CHUNK_ELEMENTS = 1 << 22  # of a product in another dtype than the gradient's: bounds its scratch
+CHUNK_ELEMENTS = 1 << 20
+"""Of a product or of rows in another dtype than the gradient's: bounds what they take beside it."""
 
 
 class Weights:
@@ -27,9 +28,9 @@ class Weights:
         self._gradient: dict[str, Tensor] = {}
         self._deferred: list[Callable[[], None]] | None = None
 
-    def attach_view(self, flat: Tensor) -> None:
-        """Weights are read from `flat` from now on."""
-        self._view = self._windows(flat)
+    def attach_view(self, flat: Tensor | None) -> None:
+        """Weights are read from `flat` from now on; None: they are not read for a while."""
+        self._view = {} if flat is None else self._windows(flat)
 
     def attach_gradient(self, flat: Tensor | None) -> None:
         """Gradients are added to `flat` from now on; None: there is no place for them."""
@@ -97,10 +98,13 @@ class Weights:
 
     def _rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
         into = self._gradient[name]
-        if into.device.type == "cpu":
-            into.index_add_(0, rows, gradient.to(into.dtype))
-        else:  # sorts the rows first: the same order of sums each time, where index_add_ races
-            into.index_put_((rows,), gradient.to(into.dtype), accumulate=True)
+        whole = gradient.dtype == into.dtype
+        for part in [slice(None)] if whole else _row_chunks(gradient):
+            wide = gradient[part].to(into.dtype)
+            if into.device.type == "cpu":
+                into.index_add_(0, rows[part], wide)
+            else:  # sorts the rows first: the same order of sums each time, where index_add_ races
+                into.index_put_((rows[part],), wide, accumulate=True)
 
     def _windows(self, flat: Tensor) -> dict[str, Tensor]:
         return {p.name: flat[p.offset : p.end].view(p.shape) for p in self.layout.parameters}

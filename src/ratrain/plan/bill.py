@@ -21,28 +21,18 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import Group
 from ratrain.plan.held import held_by_rank, most_held
+from ratrain.program.families import SEND_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
-from ratrain.program.states import SEND_SLOTS
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints
-
-BUCKET_BYTES = 25_000_000
-"""A gradient leaves in pieces of 25 MB: the default bucket of torch's DistributedDataParallel."""
 
 NONE, BACKWARD, FORWARD, SELECTIVE = (
     RECOVERY_CODE[mode]
     for mode in (Recovery.NONE, Recovery.BACKWARD, Recovery.FORWARD, Recovery.SELECTIVE)
 )
-
-
-def bucket_bytes(job: JobSpec) -> int | None:
-    """Pieces in which an unreduced gradient leaves while backward makes the rest. The runtime,
-    which trains jobs that have data, sends a unit's gradient when it is whole: None."""
-    return None if job.data is not None else BUCKET_BYTES
 
 
 @dataclass(frozen=True)
@@ -54,10 +44,10 @@ class Bill:
     @property
     def total(self) -> Ints:
         first, *others = self.items.values()
-        found = first.copy()
+        total = first.copy()
         for item in others:  # faster than a sum over all of them in one array
-            found += item
-        return found
+            total += item
+        return total
 
 
 def bill(group: Group, recovery: Ints) -> Bill:
@@ -76,30 +66,30 @@ def _by_rank(group: Group, stages: npt.NDArray[np.int64]) -> Ints:
 
 def _sum(group: Group, sizes: tuple[int, int, int]) -> Ints:
     """Rows x stages: what (embedding, layer, head) add up to on each stage."""
-    found = group.layers * sizes[1]
-    found[:, 0] += sizes[0]
-    found[:, -1] += sizes[2]
-    return found
+    totals = group.layers * sizes[1]
+    totals[:, 0] += sizes[0]
+    totals[:, -1] += sizes[2]
+    return totals
 
 
 def _largest(group: Group, sizes: tuple[int, int, int]) -> Ints:
     """Rows x ranks: the largest among the units of each rank."""
-    found = np.where(group.layers > 0, sizes[1], 0)
-    found[:, 0] = np.maximum(found[:, 0], sizes[0])
-    found[:, -1] = np.maximum(found[:, -1], sizes[2])
-    rows = found.reshape(len(group), group.layout.virtual, group.layout.pipeline)
+    sizes_by_stage = np.where(group.layers > 0, sizes[1], 0)
+    sizes_by_stage[:, 0] = np.maximum(sizes_by_stage[:, 0], sizes[0])
+    sizes_by_stage[:, -1] = np.maximum(sizes_by_stage[:, -1], sizes[2])
+    rows = sizes_by_stage.reshape(len(group), group.layout.virtual, group.layout.pipeline)
     return rows.max(axis=1)
 
 
 def _scratch(group: Group, recovery: Ints) -> Ints:
     """Rows x ranks: what the most wasteful op needs. Selective recovery makes scores again."""
     sizes, scores = _sizes(group, "scratch_bytes"), group.units[1].scores_bytes
-    found = _largest(group, sizes)
+    largest = _largest(group, sizes)
     if not scores:
-        return found
+        return largest
     layers = ((recovery == SELECTIVE) & (group.layers > 0)) * (sizes[1] + scores)
     shape = len(group), group.layout.virtual, group.layout.pipeline
-    return np.maximum(found, layers.reshape(shape).max(axis=1))
+    return np.maximum(largest, layers.reshape(shape).max(axis=1))
 
 
 def _again(recovery: Ints) -> Bools:
@@ -142,7 +132,7 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
     slots = 1 + np.where(ahead, group.buffer[:, None], 1)
     sharded = group.sharded_gradients[:, None] & (data > 1)
     if group.strategy.layerwise:
-        most = bucket_bytes(group.job)
+        most = group.job.backend.bucket_bytes
         capped = tuple(size if most is None else min(size, most) for size in gradient)
         transit = TRANSIT_SLOTS * _largest(group, (capped[0], capped[1], capped[2]))
     else:
@@ -165,13 +155,13 @@ def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:
     pending = _pending(group) * boundary
     if group.layout.virtual == 1:
         held = _held(group)
-        found = inputs * held, kept * held + once, pending * held
+        amounts = inputs * held, kept * held + once, pending * held
     else:
-        found = _fullest(group, inputs, kept, pending)
+        amounts = _fullest(group, inputs, kept, pending)
     return {
-        "input": found[0] + _ahead(group) * boundary,
-        "saved": found[1],
-        "outgrad": found[2] + _between(group) * boundary,
+        "input": amounts[0] + _ahead(group) * boundary,
+        "saved": amounts[1],
+        "outgrad": amounts[2] + _between(group) * boundary,
     }
 
 
@@ -188,13 +178,13 @@ def _fullest(group: Group, inputs: Ints, kept: Ints, pending: Ints) -> tuple[Int
     columns: list[list[Ints]] = [[], [], []]
     rows = np.arange(len(group))
     for rank, moments in enumerate(held):
-        own = slice(rank, None, pipeline)
-        parts = [stages[:, own] @ moments.T for stages in (inputs, kept, pending)]
+        of_rank = slice(rank, None, pipeline)
+        parts = [stages[:, of_rank] @ moments.T for stages in (inputs, kept, pending)]
         worst = (parts[0] + parts[1] + parts[2]).argmax(axis=1)
         for column, part in zip(columns, parts, strict=True):
             column.append(part[rows, worst])
-    one, two, three = (np.stack(column, axis=1) for column in columns)
-    return one, two, three
+    inputs_held, kept_held, pending_held = (np.stack(column, axis=1) for column in columns)
+    return inputs_held, kept_held, pending_held
 
 
 def _never_together(group: Group, recovery: Ints) -> Ints:
@@ -206,21 +196,21 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
     fullest turn is one of four: the head's, its first layer's, its last layer's, the embedding's.
     """
     layout = group.layout
-    found = np.zeros((len(group), layout.pipeline), dtype=np.int64)
+    excess = np.zeros((len(group), layout.pipeline), dtype=np.int64)
     split = SKELETONS[group.strategy.skeleton].split_backward
     if layout.virtual > 1 or split:
-        return found
+        return excess
     full = _held(group) >= group.micro_batches
     if not full.any():
-        return found
+        return excess
     saved, inputs = _sizes(group, "saved_bytes"), _sizes(group, "input_bytes")
     gradient = _sizes(group, "gradient_bytes")
-    own = _shared(gradient, layout.data)
+    shard = _shared(gradient, layout.data)
     sharded = group.sharded_gradients[:, None] & (layout.data > 1)
     e, h = np.zeros(layout.pipeline, dtype=np.int64), np.zeros(layout.pipeline, dtype=np.int64)
     e[0], h[-1] = 1, 1
     n, kept = group.layers, ~_again(recovery)
-    g_e, g_l, g_h = (np.where(sharded, b, a) for a, b in zip(gradient, own, strict=True))
+    g_e, g_l, g_h = (np.where(sharded, b, a) for a, b in zip(gradient, shard, strict=True))
     x_l = inputs[1] + _kept_of_layer(group, recovery, saved[1])
     head = np.where(kept | (not group.strategy.recovers_heads), saved[2], 0)
     x_h = h * (inputs[2] + head)
@@ -241,11 +231,11 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
 
 def _kept(group: Group, recovery: Ints, saved: tuple[int, int, int]) -> Ints:
     """Rows x stages: bytes kept for each micro-batch held."""
-    found = group.layers * _kept_of_layer(group, recovery, saved[1])
-    found[:, 0] += saved[0]
+    kept = group.layers * _kept_of_layer(group, recovery, saved[1])
+    kept[:, 0] += saved[0]
     again = _again(recovery[:, -1]) & group.strategy.recovers_heads
-    found[:, -1] += np.where(again, 0, saved[2])
-    return found
+    kept[:, -1] += np.where(again, 0, saved[2])
+    return kept
 
 
 def _recovered(group: Group, recovery: Ints, saved: tuple[int, int, int], kept: Ints) -> Ints:
@@ -255,22 +245,27 @@ def _recovered(group: Group, recovery: Ints, saved: tuple[int, int, int], kept: 
     """
     buffer = np.minimum(group.buffer[:, None], group.layers)
     layer = np.minimum(group.layers, 1)
-    found = np.where(recovery == FORWARD, buffer, np.where(recovery == BACKWARD, layer, 0))
-    found = found * saved[1]
+    recovered = np.where(recovery == FORWARD, buffer, np.where(recovery == BACKWARD, layer, 0))
+    recovered = recovered * saved[1]
     late = recovery[:, -1] == BACKWARD
     head = np.where(group.strategy.recovers_heads, saved[2], 0)
-    found[:, -1] = np.where(late, np.maximum(found[:, -1] - kept[:, -1], head), found[:, -1])
-    return found
+    recovered[:, -1] = np.where(
+        late, np.maximum(recovered[:, -1] - kept[:, -1], head), recovered[:, -1]
+    )
+    return recovered
 
 
 def _pending(group: Group) -> Ints:
-    """Rows x stages: tensors kept for the weight gradients that wait (split backward). At most
-    one a unit for each micro-batch held: an upper bound, not an exact count."""
-    if not SKELETONS[group.strategy.skeleton].split_backward:
-        return np.zeros_like(group.layers)
-    found = group.layers.copy()
-    found[:, 0] += 1
-    return found
+    """Rows x stages: gradients of outputs that wait, for each micro-batch held: for weight
+    gradients (split backward), at most one per unit, or for their backward (where they arrive in
+    places of their own). Upper bounds, not exact counts."""
+    skeleton, pending = SKELETONS[group.strategy.skeleton], np.zeros_like(group.layers)
+    if skeleton.split_backward:
+        pending += group.layers
+        pending[:, 0] += 1
+    elif skeleton.arrival_places and group.layout.pipeline > 1:
+        pending[:, :-1] += 1
+    return pending
 
 
 def _ahead(group: Group) -> Ints:
@@ -289,21 +284,22 @@ def _between(group: Group) -> Ints:
 
 def _units(group: Group) -> Ints:
     """Rows x stages of a rank x ranks: units, the embedding and the head counted."""
-    found = group.layers.copy()
-    found[:, 0] += 1
-    found[:, -1] += 1
-    return found.reshape(len(group), group.layout.virtual, group.layout.pipeline)
+    units = group.layers.copy()
+    units[:, 0] += 1
+    units[:, -1] += 1
+    return units.reshape(len(group), group.layout.virtual, group.layout.pipeline)
 
 
 def _slots(group: Group) -> dict[str, Ints]:
     """Two tensors for each stage and direction that crosses to another rank; two for each rank
     and direction in which it sums parts over a tensor group."""
     boundary, stages = group.units[1].input_bytes, group.layout.stages
-    found = np.zeros((len(group), stages), dtype=np.int64)
+    slots = np.zeros((len(group), stages), dtype=np.int64)
     if group.layout.pipeline > 1:
-        into = 0 if SKELETONS[group.strategy.skeleton].split_backward else 1
-        found[:, :-1] += SEND_SLOTS * (1 + into) * boundary  # outputs, gradients that arrive
-        found[:, 1:] += SEND_SLOTS * boundary  # gradients of inputs
+        skeleton = SKELETONS[group.strategy.skeleton]
+        into = 0 if skeleton.split_backward or skeleton.arrival_places else 1
+        slots[:, :-1] += SEND_SLOTS * (1 + into) * boundary  # outputs, gradients that arrive
+        slots[:, 1:] += SEND_SLOTS * boundary  # gradients of inputs
     sums = np.zeros((len(group), group.layout.pipeline), dtype=np.int64)
     if group.layout.tensor > 1:
         units = _units(group).sum(axis=1)
@@ -313,4 +309,4 @@ def _slots(group: Group) -> dict[str, Ints]:
         sums += 2 * part
         sums[:, 0] -= part * (units[:, 0] == 1)  # an embedding sums no gradient
         sums[:, -1] -= part * (units[:, -1] == 1)  # a head has no output
-    return {"slots": _by_rank(group, found), "sums": sums}
+    return {"slots": _by_rank(group, slots), "sums": sums}

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.bill import bucket_bytes
 from ratrain.plan.enumerate import Group, StateMode
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import stages_of, trains_tied
-from ratrain.program.setup import Accumulation, Recovery, Replica, Setup
+from ratrain.program.families import DEVICE
+from ratrain.program.setup import Accumulation, Budget, Recovery, Replica, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.program.units import Ints
 
@@ -48,11 +49,7 @@ class Candidate:
 
     @property
     def choices(self) -> Choices:
-        mode = Accumulation.SHARDED if self.mode.sharded_gradients else Accumulation.LOCAL
-        choices = Choices(
-            accumulation=mode, bucket_bytes=bucket_bytes(self.job), recovery=self.recovery
-        )
-        return as_trained(choices, self.job)
+        return choices_of(self.job, self.mode.sharded_gradients, recovery=self.recovery)
 
 
 def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
@@ -71,14 +68,18 @@ def candidate(group: Group, row: int, recovery: Ints) -> Candidate:
     )
 
 
-def as_trained(choices: Choices, job: JobSpec) -> Choices:
-    """The choices with what the job's [train] and [checkpoint] ask for, where it has [data] and
-    so can run: clipping, or fp16's check for overflow, saving, and tied embeddings."""
-    if job.data is None:
-        return choices
-    clip = job.train.clip_norm is not None or job.schedule.dtype == "fp16"
-    save = job.checkpoint.every > 0
-    return replace(choices, clip=clip, save=save, tie=trains_tied(job))
+def choices_of(job: JobSpec, sharded_gradients: bool, **recovery: Any) -> Choices:
+    """What the job and its backend decide of a program, beside the recovery given."""
+    backend = job.backend
+    return Choices(
+        accumulation=Accumulation.SHARDED if sharded_gradients else Accumulation.LOCAL,
+        bucket_bytes=backend.bucket_bytes,
+        clip=job.train.clip_norm is not None or job.awaits_overflow,
+        save=backend.saves,
+        tie=trains_tied(job),
+        average_steps=job.schedule.average_every or 0,
+        **recovery,
+    )
 
 
 def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
@@ -86,14 +87,32 @@ def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
     layout = placement.layout
     stages = stages_of(job, layout)
     micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    first = placement.kind(placement.classes[0].kinds[0])
+    replicas = tuple(
+        Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
+    )
+    budgets = [
+        job.budget_of(placement.kind(kind)) for alike in placement.classes for kind in alike.kinds
+    ]
     return Setup(
-        replicas=tuple(
-            Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
-        ),
-        tensor=layout.tensor,
+        replicas=replicas,
         sequence_parallel=layout.sequence_parallel,
         recovery_buffer=buffer,
-        budget_bytes=job.budget_bytes,
-        tier=first.memory.name,
+        budget_bytes=max(budgets),
+        tier=placement.kind(placement.classes[0].kinds[0]).memory.name,
+        budgets=_unequal(budgets),
     )
+
+
+def _unequal(budgets: list[int]) -> tuple[Budget, ...]:
+    """Budgets of their own for ranks that have less than the others."""
+    largest = max(budgets)
+    runs: list[Budget] = []
+    for rank, size in enumerate(budgets):
+        if size == largest:
+            continue
+        last = runs[-1] if runs else None
+        if last and last.last_rank == rank - 1 and last.size_bytes == size:
+            runs[-1] = replace(last, last_rank=rank)
+        else:
+            runs.append(Budget(rank, rank, DEVICE, size))
+    return tuple(runs)

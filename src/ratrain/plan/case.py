@@ -7,35 +7,38 @@ those that are proved to fit is taken:
     keep all but scores           local, or sharded (where attention stores its scores)
     keep the last stage's alone   local, or sharded
     recover on every stage        local, or sharded
+    keep what each stage has memory for, by closed formula
 
-Both answers come from short programs. Memory depends only on a few micro-batches a stage, and a
-step's time grows linearly with their number once the pipeline is full.
+They are timed by short programs (`trial`), and proved whole, the fastest first.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import cached_property
 from textwrap import wrap
+from typing import Any
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.errors import SpecError
-from ratrain.plan.bill import bucket_bytes
-from ratrain.plan.build import Candidate, as_trained, setup_of
+from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
 from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import no_shards, require_tieable, strategy_of
+from ratrain.plan.enumerate import group_of_layout, no_shards, require_tieable, strategy_of
+from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
-from ratrain.plan.search import shortened
-from ratrain.plan.sizes import layers_of_stages, stores_scores, trains_tied
+from ratrain.plan.search import Progress, fitted
+from ratrain.plan.sizes import gradients_in, layers_of_stages, stores_scores, trains_tied
+from ratrain.plan.trial import proof, timed
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Setup
-from ratrain.program.strategies import Choices, Strategy, apply_strategy
-from ratrain.program.verify import verify
+from ratrain.program.repeating import Repeating
+from ratrain.program.settled import Proved
+from ratrain.program.setup import Recovery, Setup
+from ratrain.program.skeletons import SKELETONS, Place
+from ratrain.program.strategies import Choices, Strategy
 from ratrain.simulate.costs import Costs
-from ratrain.simulate.simulate import simulate
 
 
 @dataclass(frozen=True)
@@ -50,12 +53,25 @@ class Case:
     choices: Choices
 
     @cached_property
+    def proved(self) -> Proved:
+        """The program, kept short where it is long and repeats itself, with its proof."""
+        return proof(self.strategy, self.setup, self.choices)
+
+    @cached_property
     def program(self) -> Program:
-        return apply_strategy(self.strategy, self.setup, self.choices)
+        """The program, written out."""
+        program = self.proved.program
+        try:
+            return program.written_out() if isinstance(program, Repeating) else program
+        except ProgramError as error:
+            place = f"{self.job.path or 'job'} [batch]"
+            fix = "cut the batch into fewer micro-batches, or ask for --form text: it keeps the "
+            fix += "middle folded, and `verify` and `simulate` take the job as it is"
+            raise ProgramError(error.what, place=place, fix=fix) from None
 
     @cached_property
     def costs(self) -> Costs:
-        return costs_of(self.job, self.placement, self.program.setup)
+        return costs_of(self.job, self.placement, self.proved.short.setup)
 
     @property
     def tokens(self) -> int:
@@ -94,24 +110,30 @@ class Case:
             "without": list(job.schedule.without),
             "sharding": self.strategy.sharding,
             "activations": self.activations,
-            "gradients": self.program.setup.accumulation.value,
+            "gradients": self.proved.short.setup.accumulation.value,
+            "backend": job.schedule.backend,
+            "dtype": job.schedule.dtype,
+            "gradient_dtype": job.schedule.gradient_dtype,
+            "collective": job.schedule.collective,
+            "measured_times": measured_words(job, layout),
         }
 
     def headline(self) -> list[str]:
-        """The same in two or three lines of at most 80 columns."""
+        """The same in a few lines of at most 80 columns."""
         job, layout = self.job, self.layout
         degrees = f"pipeline {layout.pipeline} x data {layout.data}"
         degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
         degrees += " with divided sequences" if layout.sequence_parallel else ""
-        degrees += f", {layout.virtual} stages a rank" if layout.virtual > 1 else ""
+        degrees += f", {layout.virtual} stages per rank" if layout.virtual > 1 else ""
         strategy = job.schedule.name
         if job.schedule.without:
             strategy += f" without {', '.join(job.schedule.without)}"
-        gradients = self.program.setup.accumulation.value
+        gradients = self.proved.short.setup.accumulation.value + gradients_in(job.schedule)
         lines = (
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
             f"activations {self.activations}",
+            *measured_words(job, layout),
         )
         return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
 
@@ -120,90 +142,142 @@ def _recovery_words(modes: tuple[Recovery, ...]) -> str:
     """What each run of stages does: "kept on 0-2, recovered ahead of backward on 3"."""
     words = {
         Recovery.NONE: "kept",
-        Recovery.SELECTIVE: "kept without attention's scores",
+        Recovery.SELECTIVE: "kept without attention scores",
         Recovery.FORWARD: "recovered ahead of backward",
         Recovery.BACKWARD: "recovered when backward arrives",
     }
     if len(set(modes)) == 1:
         return f"{words[modes[0]]} on every stage"
     parts = [
-        f"{text} on {write_ranges([s for s, mode in enumerate(modes) if mode is one])}"
-        for one, text in words.items()
-        if one in modes
+        f"{text} on {write_ranges([s for s, mode in enumerate(modes) if mode is known])}"
+        for known, text in words.items()
+        if known in modes
     ]
     return "; ".join(parts)
 
 
-def case_of(job: JobSpec) -> Case:
-    """The case of a job; a job without a layout is planned first."""
+def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
+    """The case of a job; a job without a layout is planned first, of which `progress` hears."""
     layout = job.layout
     if layout is None:
-        return case_of_candidate(planned(job).best.candidate)
+        return case_of_candidate(planned(job, progress).best.candidate)
     file = str(job.path or "job")
-    found = strategy_of(job)
+    chosen = strategy_of(job)
     if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
         raise SpecError(
             "tensor-parallel-heavy with tensor = 1 has no tensor parallelism",
             place=f"{file} [layout] tensor",
-            fix="set tensor to the devices of a host, and pipeline to that much less",
+            fix="set tensor to the devices of a host, and divide pipeline by it",
         )
-    if job.schedule.gradient_accumulation == "sharded" and found.sharding < 2:
-        raise no_shards(job, found.sharding)
+    if job.schedule.gradient_accumulation == "sharded" and chosen.sharding < 2:
+        raise no_shards(job, chosen.sharding)
     require_tieable(job)
+    if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
+        raise SpecError(
+            f"{chosen.skeleton} places one stage on a rank, not {layout.virtual}",
+            place=f"{file} [layout] virtual",
+            fix='leave it out, or set [schedule] skeleton = "interleaved"',
+        )
+    _require_orderable(job, layout, chosen)
     placement = place(job, layout)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
-    choices = _choose(job, found, setup, placement)
-    return Case(job, layout, placement, found, setup, choices)
+    choices = _choose(job, chosen, setup, placement)
+    return Case(job, layout, placement, chosen, setup, choices)
 
 
-def case_of_candidate(one: Candidate) -> Case:
+def case_of_candidate(candidate: Candidate) -> Case:
     """The case of a configuration in full: nothing is left to choose."""
-    return Case(one.job, one.layout, one.placement, one.strategy, one.setup, one.choices)
+    return Case(
+        candidate.job,
+        candidate.layout,
+        candidate.placement,
+        candidate.strategy,
+        candidate.setup,
+        candidate.choices,
+    )
 
 
-def _choose(job: JobSpec, found: Strategy, setup: Setup, placement: Placement) -> Choices:
-    """The fastest of the possible choices that fit; the leanest, where none does."""
-    candidates = list(_candidates(job, found, placement.layout.stages))
+def _require_orderable(job: JobSpec, layout: LayoutSpec, chosen: Strategy) -> None:
+    """Refuses a number of micro-batches for which the strategy's skeleton has no order."""
+    place = Place(0, layout.pipeline, layout.virtual, job.micro_batches)
+    try:
+        next(SKELETONS[chosen.skeleton].order(place), None)
+    except ProgramError as error:
+        raise SpecError(
+            error.what,
+            place=f"{job.path or 'job'} [batch] sequences",
+            fix=f"{error.fix} per replica: {layout.data} x {job.batch.micro_batch} sequences each",
+        ) from None
+
+
+def _choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) -> Choices:
+    """The fastest of the possible choices whose whole program is proved to fit; the leanest, where
+    none is. Recovery only adds work, so where all activations can be kept nothing else is tried."""
+    candidates = list(_candidates(job, chosen, placement))
     if len(candidates) == 1:
         return candidates[0]
-    best: tuple[float, Choices] | None = None
-    for choices in candidates:
-        short = apply_strategy(found, shortened(found, setup, 1), choices)
-        verdict = verify(short)
-        if not verdict.sound:
-            continue
-        long = apply_strategy(found, shortened(found, setup, 2), choices)
-        costs = costs_of(job, placement, short.setup)
-        times = [simulate(p, costs, steps=3, verdict=verdict).step_time_s for p in (short, long)]
-        counts = [p.setup.replicas[0].micro_batches for p in (short, long)]
-        time_s = times[-1]
-        if counts[1] > counts[0]:
-            slope = (times[1] - times[0]) / (counts[1] - counts[0])
-            time_s += slope * (setup.replicas[0].micro_batches - counts[1])
-        if best is None or time_s < best[0]:
-            best = time_s, choices
-    return best[1] if best else candidates[-1]
+
+    def fastest(among: list[Choices]) -> Choices | None:
+        times = {
+            number: step_s
+            for number, choices in enumerate(among)
+            if (step_s := timed(job, placement, chosen, setup, choices)[0]) is not None
+        }
+        ranked = sorted(times, key=lambda number: (times[number], number))
+        return next(
+            (among[n] for n in ranked if proof(chosen, setup, among[n]).verdict.sound), None
+        )
+
+    keeping = [choices for choices in candidates if choices.keep_all]
+    recovering = [choices for choices in candidates if not choices.keep_all]
+    return fastest(keeping) or fastest(recovering) or candidates[-1]
 
 
-def _candidates(job: JobSpec, found: Strategy, stages: int) -> Iterator[Choices]:
-    recoveries = {
-        "keep-all": Choices(keep_all=True, bucket_bytes=bucket_bytes(job)),
-        "exempt-last": Choices(exempt_last=True, bucket_bytes=bucket_bytes(job)),
-        "everywhere": Choices(exempt_last=False, bucket_bytes=bucket_bytes(job)),
-    }
-    if stores_scores(job) or job.schedule.recovery == "selective":
-        lean = (Recovery.SELECTIVE,) * stages
-        recoveries["selective"] = Choices(recovery=lean, bucket_bytes=bucket_bytes(job))
-    asked = job.schedule.recovery
-    if asked != "auto":
-        recoveries = {asked: recoveries[asked]}
-    elif found.recovery is not Recovery.FORWARD:
-        recoveries = {"everywhere": recoveries["everywhere"]}
-    modes = [Accumulation.LOCAL, Accumulation.SHARDED]
+def _candidates(job: JobSpec, chosen: Strategy, placement: Placement) -> Iterator[Choices]:
+    """What may become of activations and gradients, the leanest last."""
+    modes = [False, True]
     if job.schedule.gradient_accumulation != "auto":
-        modes = [Accumulation(job.schedule.gradient_accumulation)]
-    elif found.sharding < 2 or trains_tied(job):
-        modes = [Accumulation.LOCAL]
-    for choices in recoveries.values():
-        for mode in modes:
-            yield as_trained(replace(choices, accumulation=mode), job)
+        modes = [job.schedule.gradient_accumulation == "sharded"]
+    elif chosen.sharding < 2 or placement.layout.data == 1 or trains_tied(job):
+        modes = [False]
+    stages, asked = placement.layout.stages, job.schedule.recovery
+    for flags in _recoveries(job, chosen, stages):
+        for sharded in modes:
+            yield choices_of(job, sharded, **flags)
+    if asked == "auto" and chosen.recovery is not Recovery.NONE and not chosen.recovers_all:
+        for sharded in modes:
+            yield choices_of(job, sharded, recovery=_as_fits(job, chosen, placement, sharded))
+
+
+def _recoveries(job: JobSpec, chosen: Strategy, stages: int) -> Iterator[dict[str, Any]]:
+    """The same for every stage, but perhaps the last."""
+    asked, named = (
+        job.schedule.recovery,
+        {
+            "keep-all": {"keep_all": True},
+            "selective": {"recovery": (Recovery.SELECTIVE,) * stages},
+            "exempt-last": {"exempt_last": True},
+            "everywhere": {"exempt_last": False},
+        },
+    )
+    if asked != "auto":
+        yield named[asked]
+        return
+    if chosen.recovery is Recovery.NONE:
+        yield named["everywhere"]
+        return
+    if not chosen.recovers_all:
+        yield named["keep-all"]
+        if stores_scores(job):
+            yield named["selective"]
+        if chosen.recovery is Recovery.FORWARD:
+            yield named["exempt-last"]
+    yield named["everywhere"]
+
+
+def _as_fits(
+    job: JobSpec, chosen: Strategy, placement: Placement, sharded: bool
+) -> tuple[Recovery, ...]:
+    """Each stage's mode: what it has memory for, by closed formula."""
+    group = group_of_layout(job, chosen, placement, sharded)
+    return tuple(MODES[int(code)] for code in fitted(group)[0][0])

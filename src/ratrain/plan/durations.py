@@ -4,21 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cache
 
 import numpy as np
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import NOTHING, Transfer, message, ring_half, tree_all_reduce
-from ratrain.cost.compute import BlockTimes, block_times, optimizer_bytes_moved
+from ratrain.cost.collectives import NOTHING, Transfer, message, tree_all_reduce
+from ratrain.cost.compute import BlockTimes, block_times, reduced_bytes_per_param, update
 from ratrain.cost.gpu_layer import Execution
 from ratrain.cost.precision import SAVED_BYTES, precision_of
-from ratrain.describe.cluster import Link
+from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
+from ratrain.errors import ProgramError
+from ratrain.plan.gradient_groups import Half, data_half
 from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
-from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums, tensor_sums_s
-from ratrain.program.actions import BARRIERS, Kind
-from ratrain.program.setup import Recovery, Setup
+from ratrain.plan.transfers import stage_message, tensor_sums, tensor_sums_s
+from ratrain.program.kind import Cost, kinds
+from ratrain.program.setup import HOST, Recovery, Setup, Unit
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
 _NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
@@ -36,7 +39,7 @@ class _Message:
 
 @dataclass(frozen=True)
 class _Place:
-    """A unit where it stands: what the cost of its ops depends on."""
+    """A unit in its place: what the cost of its ops depends on."""
 
     rank: int  # of the program
     pipeline: int  # rank within the replica
@@ -44,8 +47,8 @@ class _Place:
     times: BlockTimes
     params: float  # on one rank of a tensor group
     view_bytes: float  # its weights there
+    reduced_bytes: float  # its gradient there, as reductions send it
     boundary_bytes: int
-    sums_apart: bool  # its sums are ops of their own
     previous: _Message | None  # to the stage before, if elsewhere
     following: _Message | None
 
@@ -74,6 +77,9 @@ class _Ports:
     def disk(self, rank: int, rate_bytes_per_s: float) -> int:
         return self._named((rank, "disk", None), rate_bytes_per_s)
 
+    def host(self, rank: int, rate_bytes_per_s: float) -> int:
+        return self._named((rank, "host", None), rate_bytes_per_s)
+
     def _named(self, key: tuple[int, str, Link | None], rate_bytes_per_s: float) -> int:
         if key not in self._number:
             self._number[key] = len(self._rate)
@@ -81,45 +87,79 @@ class _Ports:
         return self._number[key]
 
 
+FLAG_BYTES = 4
+"""Whether an owner's part of a gradient overflowed, as it is sent."""
+
+
+Seconds = Callable[[Unit, DeviceKind], float]
+"""How long an op about a unit takes on a device of some kind."""
+OWN_COSTS: dict[str, Seconds] = {}
+
+
+def declare_cost(name: str, seconds: Seconds) -> None:
+    """Makes a cost known by the name that kinds of op give it."""
+    if name in {*Cost, *OWN_COSTS}:
+        raise ProgramError(f"the cost {name} is declared twice", fix="choose another name")
+    OWN_COSTS[name] = seconds
+
+
 def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
     """The `Costs` of a setup made by `case` for this job and placement."""
     ports = _Ports()
     units = _places(job, placement, setup)
-    zero = np.zeros(len(units), dtype=np.float64)
-    work: dict[Kind, Work] = {kind: fixed_work(zero) for kind in BARRIERS}
-    for kind in (Kind.RECV_F, Kind.RECV_B):
-        work[kind] = fixed_work(zero)  # a receive lasts as long as its send
-    for kind, time_s in _COMPUTE.items():
-        work[kind] = fixed_work(np.array([time_s(unit.times) for unit in units]))
-    work[Kind.SEND_F] = _sends(units, ports, lambda unit: unit.following)
-    work[Kind.SEND_B] = _sends(units, ports, lambda unit: unit.previous)
-    for kind, transfer in _collectives(placement, setup).items():
-        link = placement.tensor_link if kind in _TENSOR else placement.data_link
-        needed = placement.layout.tensor > 1 if kind in _TENSOR else setup.reduces
-        work[kind] = _ring_work(units, ports, transfer, link) if needed else fixed_work(zero)
-    work[Kind.UpdateShard] = _updates(placement, setup, units, ports)
-    work[Kind.ClipNorm] = _norms(placement, setup, len(units))
-    work[Kind.Save] = _saves(placement, setup, units, ports)
+    zero = fixed_work(np.zeros(len(units), dtype=np.float64))
+    priced: dict[str, Work] = {
+        Cost.NOTHING: zero,
+        Cost.RECEIVE_INPUT: zero,  # a receive lasts as long as its send
+        Cost.RECEIVE_GRADIENT: zero,
+        Cost.SEND_OUTPUT: _sends(units, ports, lambda unit: unit.following),
+        Cost.SEND_GRADIENT: _sends(units, ports, lambda unit: unit.previous),
+    }
+    for cost, time_s in _COMPUTE.items():
+        priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
+    for cost, transfer in _collectives(job, placement, setup).items():
+        inside = cost is Cost.TENSOR_SUM
+        link = placement.tensor_link if inside else placement.data_link
+        needed = placement.layout.tensor > 1 if inside else placement.layout.data > 1
+        priced[cost] = _group_work(units, ports, transfer, link) if needed else zero
+    priced[Cost.UPDATE] = _updates(placement, setup, units, ports)
+    priced[Cost.NORM] = _norms(placement, setup, len(units))
+    # Steps that save nothing are simulated, unless every one does.
+    saving = _saves(placement, setup, units, ports)
+    priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
+    priced[Cost.COPY_INPUT] = _copies(placement, setup, units, ports)
     if setup.tied:
-        work[Kind.TieSync] = _ties(job, placement, setup, units, ports)
-    return Costs(work, ports.rate)
+        priced[Cost.TIE] = _ties(job, placement, setup, units, ports)
+    for name, seconds in OWN_COSTS.items():
+        priced[name] = _declared(seconds, placement, setup, units)
+    return Costs({k: priced[k.cost] for k in kinds() if k.cost in priced}, ports.rate)
 
 
-_COMPUTE: dict[Kind, Callable[[BlockTimes], float]] = {
-    Kind.F: lambda times: times.forward_s,
-    Kind.R: lambda times: times.forward_s,
-    Kind.B: lambda times: times.backward_s,
-    Kind.I: lambda times: times.input_gradient_s,
-    Kind.W: lambda times: times.weight_gradient_s,
+_COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
+    Cost.FORWARD: lambda times: times.forward_s,
+    Cost.BACKWARD: lambda times: times.backward_s,
+    Cost.INPUT_GRADIENT: lambda times: times.input_gradient_s,
+    Cost.WEIGHT_GRADIENT: lambda times: times.weight_gradient_s,
 }
-_TENSOR = (Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B)
+
+
+def _declared(
+    seconds: Seconds, placement: Placement, setup: Setup, places: Sequence[_Place]
+) -> Work:
+    """The work of a cost that is declared as seconds of each unit on its device."""
+    described = [unit for member in setup.members for unit in member.units]
+    times: list[float] = []
+    for unit, place in zip(described, places, strict=True):
+        alike = placement.classes[setup.replica_of(place.rank)]
+        times.append(seconds(unit, placement.kind(alike.kinds[place.pipeline])))
+    return fixed_work(np.array(times))
 
 
 def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
-    found: list[_Place] = []
+    places: list[_Place] = []
     for number, alike in enumerate(placement.classes):
-        found += _places_of_class(job, placement, setup, number, alike)
-    return found
+        places += _places_of_class(job, placement, setup, number, alike)
+    return places
 
 
 def _places_of_class(
@@ -138,14 +178,15 @@ def _places_of_class(
         return _Message(base + there, link, stage_message(boundary, link, kind, placement, there))
 
     boundary = boundary_bytes(job)
-    found: list[_Place] = []
+    places: list[_Place] = []
     known: dict[tuple[str, str, float, Execution], BlockTimes] = {}
     precision = precision_of(job.schedule.dtype)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
-        mode = setup.replicas[number].stages[stage].recovery
+        mode = setup.replicas[number].stages[stage].only.recovery
         execution = Execution(layout.sequence_parallel, mode is Recovery.SELECTIVE)
+        reduced = reduced_bytes_per_param(kind, job.schedule.dtype)
         for block in parts:
             sums_s = tensor_sums_s(block.kind, boundary, placement, rank_of[stage])
             key = (kind.name, block.kind, sums_s, execution)
@@ -160,7 +201,7 @@ def _places_of_class(
                     execution=execution,
                     sums_s=sums_s,
                 )
-            found.append(
+            places.append(
                 _Place(
                     rank=base + rank_of[stage],
                     pipeline=rank_of[stage],
@@ -168,13 +209,13 @@ def _places_of_class(
                     times=known[key],
                     params=block.params / layout.tensor,
                     view_bytes=precision.weight_bytes * block.params / layout.tensor,
+                    reduced_bytes=reduced * block.params / layout.tensor,
                     boundary_bytes=boundary,
-                    sums_apart=not sums_in_compute(kind),
                     previous=previous,
                     following=following,
                 )
             )
-    return found
+    return places
 
 
 def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
@@ -207,38 +248,45 @@ def _sends(
 
 
 def _collectives(
-    placement: Placement, setup: Setup
-) -> dict[Kind, Callable[[_Place, Link], Transfer]]:
-    """The transfer of each kind of collective for one unit."""
+    job: JobSpec, placement: Placement, setup: Setup
+) -> dict[Cost, Callable[[_Place, Link], Transfer]]:
+    """The transfer of each sort of collective for one unit. Where units decide by themselves
+    whether they overflowed, their owners agree by one number each with every reduction."""
     data = placement.layout.data
+    agree = job.schedule.dtype == "fp16" and job.train.overflow == "unit" and setup.sharding > 0
 
-    def half(unit: _Place, link: Link) -> Transfer:
-        return ring_half(unit.view_bytes, data, link)
+    @cache
+    def half_of(pipeline: int) -> Half:
+        return data_half(job, placement, pipeline)
 
-    def reduction(unit: _Place, link: Link) -> Transfer:
-        return half(unit, link).times(1 if setup.sharding else 2)
+    def half(unit: _Place, _link: Link) -> Transfer:
+        return half_of(unit.pipeline)(unit.view_bytes)
+
+    def reduction(unit: _Place, _link: Link) -> Transfer:
+        half_sent = half_of(unit.pipeline)
+        reduced = half_sent(unit.reduced_bytes).times(1 if setup.sharding else 2)
+        return reduced.plus(half_sent(FLAG_BYTES * data)) if agree else reduced
 
     def sums(unit: _Place, link: Link) -> Transfer:
-        if not unit.sums_apart:
+        if unit.times.sums_inside:
             return NOTHING
         return tensor_sums(unit.kind, unit.boundary_bytes, placement.layout, link)
 
     return {
-        Kind.GradSync: reduction,
-        Kind.PrefetchW: half,
-        Kind.Gather_F: half,
-        Kind.Gather_B: half,
-        **dict.fromkeys(_TENSOR, sums),
+        Cost.REDUCE: reduction,
+        Cost.GATHER: half,
+        Cost.AVERAGE: lambda unit, link: half(unit, link).times(2),
+        Cost.TENSOR_SUM: sums,
     }
 
 
-def _ring_work(
+def _group_work(
     units: Sequence[_Place],
     ports: _Ports,
     transfer: Callable[[_Place, Link], Transfer],
     link_of: Callable[[int], Link],
 ) -> Work:
-    """A ring sends as much as it receives: it uses both of its rank's ports."""
+    """In a collective a rank receives as much as it sends: it uses both of its ports."""
     known = {pipeline: link_of(pipeline) for pipeline in {unit.pipeline for unit in units}}
     links = [known[unit.pipeline] for unit in units]
     return _work_of(
@@ -249,15 +297,14 @@ def _ring_work(
 
 
 def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
-    """The optimizer: bytes of its share of the parameters through the device's memory."""
+    """The optimizer on a rank's share of the parameters."""
     owners = setup.data if setup.sharding else 1
     transfers: list[Transfer] = []
     links: list[int] = []
     for unit in units:
         alike = placement.classes[setup.replica_of(unit.rank)]
         device = placement.kind(alike.kinds[unit.pipeline])
-        moved = optimizer_bytes_moved(unit.params / owners, device)
-        transfers.append(Transfer(device.launch_s, moved, 0.0))
+        transfers.append(update(unit.times, unit.params, owners, device))
         links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
@@ -281,9 +328,9 @@ def _ties(
     other, both ways at once; on one rank, three reads and two writes of it in memory. Not modelled:
     the sum where it was sent."""
     layout, model = placement.layout, job.model.spec
-    element_bytes = precision_of(job.schedule.dtype).gradient_bytes
     parts = layout.tensor * (setup.data if setup.sharding else 1)
-    size_bytes = element_bytes * model.vocab * model.hidden / parts
+    sent_bytes = precision_of(job.schedule.dtype).sent_bytes
+    size_bytes = sent_bytes * model.vocab * model.hidden / parts
     last = layout.pipeline - 1
 
     def tie(unit: _Place) -> tuple[Transfer, int, int]:
@@ -317,4 +364,17 @@ def _saves(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _
         size_bytes = SAVED_BYTES * unit.params / owners if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))
         links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
+    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _copies(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
+    """A unit's input to host memory or back, over the device's own link to it."""
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    for unit in units:
+        alike = placement.classes[setup.replica_of(unit.rank)]
+        tiers = {tier.name: tier for tier in placement.kind(alike.kinds[unit.pipeline]).tiers}
+        host = tiers.get(HOST)
+        transfers.append(Transfer(0.0, float(unit.boundary_bytes) if host else 0.0, 0.0))
+        links.append(ports.host(unit.rank, host.bandwidth_bytes_per_s) if host else NO_LINK)
     return _work_of(transfers, links, [NO_LINK] * len(units))

@@ -1,7 +1,7 @@
 """Every configuration worth a look, as groups of rows that numpy works on at once.
 
 A group shares all that is one number: degrees, micro-batch, devices. Its rows differ in what
-stands in arrays: layers per stage, state mode, recovery buffer. Recovery is not an axis here:
+is in arrays: layers per stage, state mode, recovery buffer. Recovery is not an axis here:
 what a stage can keep follows from its memory (`bill`).
 """
 
@@ -12,16 +12,20 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import mul
+from pathlib import Path
 
 import numpy as np
 
 from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes, block_times
 from ratrain.cost.gpu_layer import Execution
+from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.plan.fixed_orders import ENDING, fixed_order
+from ratrain.plan.gradient_groups import require_collective
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import (
     boundary_bytes,
@@ -34,8 +38,8 @@ from ratrain.plan.sizes import (
 )
 from ratrain.plan.transfers import tensor_sums_s
 from ratrain.program.setup import Unit
-from ratrain.program.skeletons import SKELETONS
-from ratrain.program.strategies import Strategy, strategy
+from ratrain.program.skeletons import SKELETONS, Skeleton
+from ratrain.program.strategies import Strategy, combined, strategy
 from ratrain.program.units import Bools, Ints
 
 BUFFERS = (1, 2, 4)
@@ -97,13 +101,25 @@ class Group:
         return np.array([mode.sharded_gradients for mode in self.modes])[self.mode]
 
     @cached_property
+    def budgets(self) -> Ints:
+        """The memory budget of each pipeline rank: of its smallest device over all replicas."""
+        kinds = zip(*(alike.kinds for alike in self.placement.classes), strict=True)
+        return np.array(
+            [
+                min(self.job.budget_of(self.placement.kind(name)) for name in of_rank)
+                for of_rank in kinds
+            ],
+            dtype=np.int64,
+        )
+
+    @cached_property
     def units(self) -> tuple[Unit, Unit, Unit]:
         """An embedding, a layer and a head of this group: their bytes on one rank."""
         boundary = passed_bytes(self.job, self.layout)
-        one, two, three = (
+        embedding, layer, head = (
             unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
         )
-        return one, two, three
+        return embedding, layer, head
 
     def only(self, rows: Ints) -> Group:
         """The group with some of its rows."""
@@ -113,14 +129,18 @@ class Group:
 
 
 def groups_of(job: JobSpec) -> Iterator[Group]:
-    """Every group of a job. All devices of the job are used; a tensor group stays in a host."""
-    found = strategy_of(job)
+    """Every group of a job. All devices of the job are used; a tensor group stays in a host.
+
+    Where a device's layers were measured, degrees in which they were not are left out; where that
+    leaves nothing, the error says what to measure.
+    """
+    chosen = strategy_of(job)
     level = job.schedule.sharding
     if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
         raise no_shards(job, level)
     require_tieable(job)
     _require_dividable(job)
-    job = replace(job, schedule=replace(job.schedule, memory_budget_bytes=job.budget_bytes))
+    priced, missing = False, list[Unmeasured]()
     for members, turned in _orders(job):
         base = Placement(job.cluster.spec, LayoutSpec(1), members)
         for tensor in _tensor_degrees(job):
@@ -131,31 +151,114 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
                     continue
                 for divided in _divisions(job, tensor):
                     layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
-                    yield from _groups(job, found, base, turned, layout)
+                    try:
+                        for group in _groups(job, chosen, base, turned, layout):
+                            priced = True
+                            yield group
+                    except Unmeasured as error:
+                        missing.append(error)
+    if missing and not priced:
+        raise missing[0]
 
 
 def strategy_of(job: JobSpec) -> Strategy:
     """The strategy that a job names, with the options that the job sets."""
-    found = strategy(job.schedule.name, job.schedule.without, file=str(job.path or "job"))
+    file = str(job.path or "job")
+    chosen = strategy(job.schedule.name, job.schedule.without, file=file)
+    skeleton = job.schedule.skeleton
+    if skeleton is not None and skeleton.endswith(ENDING):
+        folder = job.path.parent if job.path else Path()
+        skeleton = fixed_order(folder / skeleton)
+    chosen = combined(chosen, skeleton, job.schedule.passes, file=file)
+    require_collective(job)
     if job.schedule.sharding is not None:
-        found = replace(found, sharding=job.schedule.sharding)
+        chosen = replace(chosen, sharding=job.schedule.sharding)
+    if job.schedule.average_every is not None:
+        chosen = _averaging(job, chosen, file)
+    if job.train.overflow == "unit":
+        _require_units_alone(job, file)
     if job.schedule.recover_heads is not None:
-        found = replace(found, recovers_heads=job.schedule.recover_heads)
-    return found
+        chosen = replace(chosen, recovers_heads=job.schedule.recover_heads)
+    return chosen
+
+
+def _require_units_alone(job: JobSpec, file: str) -> None:
+    """Refuses to let units decide by themselves where some must decide together."""
+    tensor = job.layout is not None and job.layout.tensor > 1
+    reasons = {
+        "clipping waits for all gradients anyway": job.train.clip_norm is not None,
+        "both copies of a tied matrix must be updated, or neither": trains_tied(job),
+        "all ranks of a tensor group must update a unit, or none": tensor,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise SpecError(
+                f'overflow = "unit" cannot be used here: {reason}',
+                place=f"{file} [train] overflow",
+                fix="leave it out",
+            )
+
+
+def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
+    """The strategy with every state whole on every replica, which trains alone between averages."""
+    place = f"{file} [schedule] average_every"
+    if job.train.clip_norm is not None or job.awaits_overflow:
+        raise SpecError(
+            "replicas that train independently have no global gradient norm to clip by, or to "
+            "check fp16 "
+            "with",
+            place=place,
+            fix='leave [train] clip_norm out, and in fp16 set overflow = "unit"',
+        )
+    if job.schedule.sharding or job.schedule.gradient_accumulation == "sharded":
+        raise SpecError(
+            "replicas that train independently hold all of their states",
+            place=place,
+            fix="leave sharding and sharded gradient_accumulation out",
+        )
+    every = job.checkpoint.every
+    if every % (job.schedule.average_every or 1):
+        raise SpecError(
+            f"replicas are identical every {job.schedule.average_every} steps, but checkpoints "
+            f"are saved "
+            f"every {every}",
+            place=f"{file} [checkpoint] every",
+            fix=f"use a multiple of {job.schedule.average_every}",
+        )
+    return replace(strategy, sharding=0)
+
+
+def group_of_layout(
+    job: JobSpec, strategy: Strategy, placement: Placement, sharded_gradients: bool
+) -> Group:
+    """The group of one row that a layout is."""
+    layers = layers_of_stages(job, placement.layout)
+    return Group(
+        job,
+        placement.layout,
+        placement,
+        strategy,
+        False,
+        np.array([layers], dtype=np.int64),
+        (StateMode(strategy.sharding, sharded_gradients),),
+        np.zeros(1, dtype=np.int64),
+        np.array([job.schedule.recovery_buffer], dtype=np.int64),
+        times_by_kind(job, placement),
+    )
 
 
 def _groups(
     job: JobSpec,
-    found: Strategy,
+    chosen: Strategy,
     base: Placement,
     turned: bool,
     degrees: LayoutSpec,
 ) -> Iterator[Group]:
     pipeline, data = degrees.pipeline, degrees.data
-    chunked = SKELETONS[found.skeleton].chunks
-    modes = _modes(job, found, data)
+    skeleton = SKELETONS[chosen.skeleton]
+    modes = _modes(job, chosen, data)
     placement: Placement | None = None
-    for virtual in VIRTUAL if chunked and pipeline > 1 else (1,):
+    for virtual in _virtual(skeleton, pipeline):
         if pipeline * virtual > job.model.spec.layers:
             continue
         layout = replace(degrees, virtual=virtual)
@@ -163,19 +266,19 @@ def _groups(
             placement = replace(base, layout=layout)
         for size in _divisors(job.batch.sequences // data):
             count = job.batch.sequences // (data * size)
-            if size > MICRO_BATCHES or (chunked and count % pipeline):
+            if size > MICRO_BATCHES or not skeleton.takes(count, pipeline, virtual):
                 continue
-            own = replace(job, batch=replace(job.batch, micro_batch=size), layout=layout)
-            times = times_by_kind(own, placement)
-            splits = _splits(own, layout, placement, times)
-            forward = found.recovery.value == "forward"
+            variant = replace(job, batch=replace(job.batch, micro_batch=size), layout=layout)
+            times = times_by_kind(variant, placement)
+            splits = _splits(variant, layout, placement, times)
+            forward = chosen.recovery.value == "forward"
             buffers = sorted({min(b, job.model.spec.layers) for b in BUFFERS}) if forward else [2]
             rows = [(s, m, b) for s in splits for m in range(len(modes)) for b in buffers]
             yield Group(
-                own,
+                variant,
                 layout,
                 placement,
-                found,
+                chosen,
                 turned,
                 np.array([row[0] for row in rows], dtype=np.int64),
                 modes,
@@ -185,11 +288,20 @@ def _groups(
             )
 
 
-def _modes(job: JobSpec, found: Strategy, data: int) -> tuple[StateMode, ...]:
+def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
+    """Stages per rank that are tried with a compute order."""
+    if skeleton.fixed is not None:
+        return (skeleton.fixed.chunks,)
+    return VIRTUAL if skeleton.chunks and pipeline > 1 else (1,)
+
+
+def _modes(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
     """The state modes that the job leaves open. Where they come to the same, the first is kept."""
     if data == 1:
-        return (StateMode(found.sharding, False),)
+        return (StateMode(chosen.sharding, False),)
     asked, gradients = job.schedule.sharding, job.schedule.gradient_accumulation
+    if job.schedule.average_every is not None:
+        asked = chosen.sharding  # replicas that train independently hold all of their states
     return tuple(
         mode
         for mode in STATE_MODES
@@ -211,23 +323,25 @@ def _orders(job: JobSpec) -> Iterator[tuple[tuple[Device, ...], bool]]:
 
 
 def _tensor_degrees(job: JobSpec) -> list[int]:
-    """Degrees that divide heads and every host's devices, so that no group leaves its host. Where
-    there are data to train on, those that runs can divide by: MLP and vocabulary too."""
+    """Degrees that divide heads and every host's devices, so that no group leaves its host; where
+    the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
+    to update are whole."""
+    if job.train.overflow == "unit":
+        return [1]
     hosts: dict[int, int] = {}
     for device in job.cluster.members():
         hosts[device.host] = hosts.get(device.host, 0) + 1
     model = job.model.spec
     counts = {*hosts.values(), model.heads, model.kv_heads}
-    if job.data is not None:
+    if job.backend.divides_everything:
         counts |= {model.ffn, model.vocab}
     return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 
 def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
-    """Whether a tensor group divides its sequences: no, yes, or either. The runtime, which trains
-    jobs that have data, cannot."""
+    """Whether a tensor group divides its sequences: no, yes, or either."""
     asked = job.schedule.sequence_parallel
-    if tensor == 1 or job.model.sequence_length % tensor or job.data is not None:
+    if tensor == 1 or job.model.sequence_length % tensor or not job.backend.divides_sequences:
         return () if asked else (False,)
     return (False, True) if asked is None else (asked,)
 
@@ -276,8 +390,8 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
         )
 
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
-        one, two, three = (time(name, block, False) for block in kinds_of_block(job))
-        return one, two, three, time(name, kinds_of_block(job)[1], True) if scores else two
+        embedding, layer, head = (time(name, block, False) for block in kinds_of_block(job))
+        return embedding, layer, head, time(name, kinds_of_block(job)[1], True) if scores else layer
 
     return {name: times(name) for name in stage_of}
 
@@ -298,14 +412,15 @@ def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool)
             each[stage] = max(each[stage], forward_s + layer.backward_s)
     for alike in placement.classes:
         for stage, block in ((0, 0), (pipeline - 1, 2)):
-            one = times[alike.kinds[stage]][block]
-            load[stage] = max(load[stage], one.forward_s + one.backward_s)
+            block_time = times[alike.kinds[stage]][block]
+            load[stage] = max(load[stage], block_time.forward_s + block_time.backward_s)
     layers = job.model.spec.layers
     # Level water: no stage that could be cut up at will would have less load than this.
-    rates = [1 / one for one in each]
+    rates = [1 / block_time for block_time in each]
     level = (layers + sum(map(mul, load, rates))) / sum(rates)
     count = [
-        max(1, int(0.999999 * (level - own) / one)) for own, one in zip(load, each, strict=True)
+        max(1, int(0.999999 * (level - fixed_s) / block_time))
+        for fixed_s, block_time in zip(load, each, strict=True)
     ]
     if sum(count) > layers:
         count = [1] * pipeline
@@ -354,8 +469,8 @@ def _require_dividable(job: JobSpec) -> None:
         return
     length = job.model.sequence_length
     raise SpecError(
-        "sequence parallelism cannot be trained yet, it can be planned and simulated"
-        if job.data is not None
+        f"the backend {job.backend.name} has no sequence parallelism"
+        if not job.backend.divides_sequences
         else f"no tensor degree above 1 divides every host's devices, {job.model.spec.name}'s "
         f"heads and {length} tokens, so there is no sequence parallelism",
         place=f"{job.path or 'job'} [schedule] sequence_parallel",

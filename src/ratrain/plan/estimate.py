@@ -13,8 +13,8 @@ stage alone: ramp(i) + m (sum over i..j of (f + u) + 2 c) / (j - i + 1). What a 
 each micro-batch bounds the slot from below as well.
 
 A slow stage or line ahead of stage s sets a pace: forwards come every F, the largest f or c before
-it, and gradients go every B, the largest b or c. Its first backward stands behind k forwards, and
-k backwards behind its last forward:
+it, and gradients go every B, the largest b or c. Its first backward comes after k forwards, and
+k backwards after its last forward:
 
     T(s) >= ramp(s) + f + u + max((k - 1) F + (m - 1) B, (m - 1) F + (k - 1) B)
 
@@ -33,15 +33,16 @@ from functools import cached_property
 import numpy as np
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import Transfer, ring_half
-from ratrain.cost.compute import BlockTimes, optimizer_bytes_moved
+from ratrain.cost.collectives import NOTHING, Transfer
+from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.enumerate import Group, kinds_of_block
+from ratrain.plan.gradient_groups import data_half
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
 from ratrain.plan.sizes import boundary_bytes
-from ratrain.plan.transfers import stage_message, sums_in_compute, tensor_sums
+from ratrain.plan.transfers import stage_message, tensor_sums
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -60,17 +61,17 @@ class Estimate:
 
 def estimate(group: Group, recovery: Ints) -> Estimate:
     """The `Estimate` of a group: of its slowest class of replicas."""
-    found = [_Pace(group, recovery, alike).estimate for alike in group.placement.classes]
-    if len(found) == 1:
-        return found[0]
-    slowest = np.argmax([one.step_s for one in found], axis=0)
+    estimates = [_Pace(group, recovery, alike).estimate for alike in group.placement.classes]
+    if len(estimates) == 1:
+        return estimates[0]
+    slowest = np.argmax([each.step_s for each in estimates], axis=0)
     rows = np.arange(len(group))
     return Estimate(
-        np.array([one.step_s for one in found])[slowest, rows],
-        np.array([one.slot_s for one in found])[slowest, rows],
-        np.array([one.ramp_s for one in found])[slowest, rows],
-        np.array([one.tail_s for one in found])[slowest, rows],
-        np.array([one.busiest for one in found])[slowest, rows],
+        np.array([each.step_s for each in estimates])[slowest, rows],
+        np.array([each.slot_s for each in estimates])[slowest, rows],
+        np.array([each.ramp_s for each in estimates])[slowest, rows],
+        np.array([each.tail_s for each in estimates])[slowest, rows],
+        np.array([each.busiest for each in estimates])[slowest, rows],
     )
 
 
@@ -84,11 +85,11 @@ class _Unit:
     sums_s: float  # of a tensor group, one direction
     sums_driving_s: float
     reduce: Transfer
-    gather: Transfer
     reduce_s: float
     gather_s: float
     link_s: float  # of either, for which it has its link to itself: not the latency
     update_s: float
+    launch_s: float  # before each update, on the unit's own device
 
 
 class _Pace:
@@ -115,39 +116,40 @@ class _Pace:
         group, placement = self.group, self.group.placement
         layout = group.layout
         data = placement.data_link(rank) if self.data > 1 else None
+        half = data_half(group.job, placement, rank) if data else _nothing_sent
         tensor = placement.tensor_link(rank) if layout.tensor > 1 else None
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
         boundary = boundary_bytes(group.job)
-        weight_bytes = precision_of(group.job.schedule.dtype).weight_bytes
+        dtype = group.job.schedule.dtype
+        weight_bytes = precision_of(dtype).weight_bytes
+        reduced_bytes = reduced_bytes_per_param(device, dtype)
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
-            half = ring_half(weight_bytes * params, self.data, data) if data else _NO_TRANSFER
+            gather, reduce = half(weight_bytes * params), half(reduced_bytes * params)
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
-            if tensor and not sums_in_compute(device):
+            if tensor and not time.sums_inside:
                 whole = tensor_sums(kind, boundary, layout, tensor)
                 summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = whole.driving_s
-            moved = optimizer_bytes_moved(params, device)
+            updated = update(time, params, 1, device)
             return _Unit(
                 time.forward_s,
                 time.backward_s,
                 times[3].backward_s,
                 summed_s,
                 summed_driving_s,
-                half,
-                half,
-                half.alone_s(rate),
-                half.alone_s(rate),
-                half.volume_bytes / rate,
-                moved / device.memory.bandwidth_bytes_per_s,
+                reduce,
+                reduce.alone_s(rate),
+                gather.alone_s(rate),
+                max(reduce.volume_bytes, gather.volume_bytes) / rate,
+                updated.volume_bytes / device.memory.bandwidth_bytes_per_s,
+                updated.latency_s,
             )
 
-        launch_s = device.launch_s
-        self._launch_s = launch_s
         return (
             made(0, times[0], "embedding"),
             made(1, times[1], "layer"),
@@ -198,12 +200,12 @@ class _Pace:
     def forward_s(self) -> Floats:
         """Rows x stages: one micro-batch's forward."""
         group = self.group
-        found = group.layers * (self._column(1, "forward_s") + self._sums(1))
-        found = found + self.first * (self._column(0, "forward_s") + self._sums(0))
-        found = found + self.last * self._column(2, "forward_s")
+        time_s = group.layers * (self._column(1, "forward_s") + self._sums(1))
+        time_s = time_s + self.first * (self._column(0, "forward_s") + self._sums(0))
+        time_s = time_s + self.last * self._column(2, "forward_s")
         gathers_s = self._total("gather_s")
-        found = np.where(self.per_use, np.maximum(found, gathers_s), found)
-        return found + self.messages[2]
+        time_s = np.where(self.per_use, np.maximum(time_s, gathers_s), time_s)
+        return time_s + self.messages[2]
 
     @cached_property
     def backward_s(self) -> tuple[Floats, Floats]:
@@ -218,21 +220,21 @@ class _Pace:
         early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
         hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
         ahead = early + layers * (layer_b + 2 * drive) + hidden
-        found = np.where(recovery == BACKWARD, late, np.where(recovery == FORWARD, ahead, plain))
+        time_s = np.where(recovery == BACKWARD, late, np.where(recovery == FORWARD, ahead, plain))
         slower_s = self._column(1, "selective_s") - layer_b
-        found = found + (recovery == SELECTIVE) * layers * slower_s
-        found = found + self.first * self._column(0, "backward_s")
-        found = found + self.last * (self._column(2, "backward_s") + self._sums(2))
+        time_s = time_s + (recovery == SELECTIVE) * layers * slower_s
+        time_s = time_s + self.first * self._column(0, "backward_s")
+        time_s = time_s + self.last * (self._column(2, "backward_s") + self._sums(2))
         if self.group.strategy.recovers_heads:
             again = (
                 ((recovery == BACKWARD) | (recovery == FORWARD))
                 * self.last
                 * self._column(2, "forward_s")
             )
-            found = found + again
+            time_s = time_s + again
         state_s = self.sharded * self._total("reduce_s")
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
-        longest = np.maximum(state_s, found) + self._crowded_s(found)
+        longest = np.maximum(state_s, time_s) + self._crowded_s(time_s)
         driving_s = self._drive(np.where(self.sharded, 1, 0))
         before = np.r_[0.0, self.messages[2][:-1]]
         return longest + driving_s + before, early
@@ -241,11 +243,11 @@ class _Pace:
         """Rows x stages: what sums lose where reductions of every micro-batch use their link.
 
         Two that share a link each get half of it; a reduction is under way for a part of the
-        slot, and sums take so much longer.
+        slot, and sums take longer accordingly.
         """
-        placement, found = self.group.placement, np.zeros_like(backward_s)
+        placement, crowded_s = self.group.placement, np.zeros_like(backward_s)
         if self.data == 1 or self.group.layout.tensor == 1:
-            return found
+            return crowded_s
         same = [
             placement.tensor_link(rank).source == placement.data_link(rank).source
             for rank, _ in placement.ranks(self.alike).examples
@@ -266,8 +268,7 @@ class _Pace:
         layers, two = group.layers, np.where(group.sharding == 0, 2, 1)[:, None]
         reduces = two * self._total("reduce_s")
         owners = np.where(group.sharding > 0, self.data, 1)[:, None]
-        count = layers + self.first + self.last
-        updates = self._total("update_s") / owners + count * self._launch_s
+        updates = self._total("update_s") / owners + self._total("launch_s")
         gathers = np.where(
             self.per_use | (group.sharding[:, None] == 0), 0, self._total("gather_s")
         )
@@ -293,9 +294,12 @@ class _Pace:
         if not strategy.prefetch:
             return _summed(self, ends + updates + gathers + driving)
         # Updates follow reductions one by one; gathers run in forward order beneath forward.
-        last_update = np.where(e > 0, self._column(0, "update_s"), self._column(1, "update_s"))
+        last_update, last_launch = (
+            np.where(e > 0, self._column(0, name), self._column(1, name))
+            for name in ("update_s", "launch_s")
+        )
         chain = np.maximum(ends, updates - self.backward_s[0]) + last_update / owners
-        chain = chain + self._launch_s
+        chain = chain + last_launch
         first = np.where(e > 0, self._column(0, "gather_s"), self._column(1, "gather_s"))
         hidden = np.maximum(gathers - self.forward_s, np.where(gathers > 0, first, 0))
         return _summed(self, np.maximum(chain, 0) + hidden + driving)
@@ -351,7 +355,7 @@ class _Pace:
         times[:, 0] = np.maximum(times[:, 0], whole + sends)
         shared = f + b
         # What lies before a stage sets the pace at which forwards come and gradients go. Its first
-        # backward stands behind k forwards, and k backwards behind its last forward.
+        # backward comes after k forwards, and k backwards after its last forward.
         if p > 1:
             come = np.maximum.accumulate(np.maximum(f, cf), axis=1)[:, :-1]
             go = np.maximum.accumulate(np.maximum(b, cb), axis=1)[:, :-1]
@@ -380,7 +384,8 @@ class _Pace:
         return np.maximum(_summed(self, shared), _summed(self, alone))
 
 
-_NO_TRANSFER = Transfer(0.0, 0.0, 0.0)
+def _nothing_sent(_size_bytes: float) -> Transfer:
+    return NOTHING
 
 
 def _summed(pace: _Pace, stages: Floats) -> Floats:

@@ -20,11 +20,12 @@ from ratrain.plan.tables import (
     table,
     wrapped,
 )
+from ratrain.plan.trial import proof
 from ratrain.program.bounds import PeakBound
-from ratrain.program.strategies import apply_strategy
+from ratrain.program.kind import Waiting
+from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
-from ratrain.simulate.simulate import Simulation, simulate
-from ratrain.simulate.waiting import Waiting
+from ratrain.simulate.simulate import Simulation
 
 NEAR = 3
 """Rejected configurations shown."""
@@ -53,9 +54,14 @@ class Explanation:
     search: Search
     near: tuple[Misfit, ...]
 
+    def budget_of(self, rank: int) -> int:
+        """The memory budget of a rank of the program."""
+        return self.simulation.program.setup.budget_of(rank) or 0
+
     @property
-    def budget_bytes(self) -> int:
-        return self.candidate.job.budget_bytes
+    def fullest(self) -> PeakBound:
+        """The rank that is nearest to its budget."""
+        return max(self.bounds, key=lambda b: b.total_bytes / max(self.budget_of(b.rank), 1))
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -67,11 +73,12 @@ class Explanation:
         return max(self.simulation.ranks, key=_work_s)
 
 
-def explain(one: Candidate, found: Search) -> Explanation:
+def explain(candidate: Candidate, search: Search) -> Explanation:
     """The `Explanation` of a candidate: proved and simulated in full."""
-    program = apply_strategy(one.strategy, one.setup, one.choices)
-    simulation = simulate(program, costs_of(one.job, one.placement, program.setup))
-    return Explanation(one, simulation, found, tuple(misfits(found, NEAR)))
+    proved = proof(candidate.strategy, candidate.setup, candidate.choices)
+    costs = costs_of(candidate.job, candidate.placement, proved.short.setup)
+    simulation = simulate_proved(proved, costs)
+    return Explanation(candidate, simulation, search, tuple(misfits(search, NEAR)))
 
 
 def _work_s(times: RankTimes) -> float:
@@ -81,9 +88,9 @@ def _work_s(times: RankTimes) -> float:
 def binding(explained: Explanation) -> str:
     """The constraint that a faster plan would have to break, in one sentence."""
     step_s, busiest = explained.simulation.step_time_s, explained.busiest
-    fullest = max(explained.bounds, key=lambda bound: bound.total_bytes, default=None)
-    if not explained.simulation.feasible and fullest is not None:
-        over = fullest.total_bytes - explained.budget_bytes
+    if not explained.simulation.feasible and explained.bounds:
+        fullest = explained.fullest
+        over = fullest.total_bytes - explained.budget_of(fullest.rank)
         return f"memory: stage {fullest.rank} is {format_bytes(over)} over its budget"
     faster = [near for near in explained.near if near.step_s < step_s]
     if faster:
@@ -96,16 +103,16 @@ def binding(explained: Explanation) -> str:
     if exposed_s > step_s - _work_s(busiest) / 2 - step_s / 2:
         return f"communication: {kind.value} keeps a stage waiting for {format_time(exposed_s)}"
     share = 100 * _work_s(busiest) / step_s
-    return f"compute: stage {busiest.rank} is at work for {share:.1f} % of the step"
+    return f"compute: stage {busiest.rank} is busy for {share:.1f} % of the step"
 
 
 def explanation_text(explained: Explanation) -> list[str]:
     """In lines of at most 80 columns."""
-    one, found = explained.candidate, explained.search
-    job = one.job
+    candidate, search = explained.candidate, explained.search
+    job = candidate.job
     lines = [
         f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
-        *headline(one),
+        *headline(candidate),
         "",
         *_memory(explained),
         "",
@@ -118,21 +125,23 @@ def explanation_text(explained: Explanation) -> list[str]:
         *_runner_ups(explained),
     ]
     if explained.near:
-        lines += ["", "Did not fit, and would be faster" if found.tried else "Did not fit"]
+        lines += ["", "Did not fit, and would be faster" if search.tried else "Did not fit"]
         for near in explained.near:
             lines += _near(near)
     return lines
 
 
 def _memory(explained: Explanation) -> Iterator[str]:
-    """A bar for each stage: the whole width is the budget."""
-    budget = explained.budget_bytes
-    yield f"Memory on any timing, of {format_bytes(budget)} a device, the bar's width:"
+    """A bar for each stage: the whole width is its budget."""
+    budgets = sorted({explained.budget_of(bound.rank) for bound in explained.bounds})
+    sizes = " or ".join(format_bytes(size) for size in budgets)
+    yield f"Proven peak memory of each rank; the bar's width is its budget ({sizes}):"
     rows = explained.bounds
     shown = rows if len(rows) <= _SHOWN else (*rows[:8], *rows[-7:])
     for bound in shown:
         if len(rows) > _SHOWN and bound is rows[-7]:
-            yield f"  ...    {len(rows) - len(shown)} ranks between"
+            yield f"  ...    {len(rows) - len(shown)} more ranks"
+        budget = explained.budget_of(bound.rank)
         share = 100 * bound.total_bytes / budget
         over = "  OVER" if bound.total_bytes > budget else ""
         yield (
@@ -155,7 +164,7 @@ def _bar(bound: PeakBound, budget: int) -> str:
 
 def _bill(explained: Explanation) -> Iterator[str]:
     """The items of the fullest stage and of the emptiest."""
-    fullest = max(explained.bounds, key=lambda bound: bound.total_bytes)
+    fullest = explained.fullest
     emptiest = min(explained.bounds, key=lambda bound: bound.total_bytes)
     shown = [fullest] if fullest is emptiest else [fullest, emptiest]
     titles = ["(fullest)", "(emptiest)"]
@@ -189,22 +198,23 @@ def _time(explained: Explanation) -> Iterator[str]:
 
 
 def _runner_ups(explained: Explanation) -> Iterator[str]:
-    found, step_s = explained.search, explained.simulation.step_time_s
-    if not found.tried:
+    search, step_s = explained.search, explained.simulation.step_time_s
+    if not search.tried:
         yield "No configuration of this job fits."
         return
-    loses = 100 * (step_s / found.best.step_s - 1)
+    loses = 100 * (step_s / search.best.step_s - 1)
     if loses > 0.05:
         yield f"This plan is {loses:.1f} % slower than the best one found:"
     else:
-        yield "Plans that were simulated, and what they lose:"
-    yield from table(found.tried[:6])
+        yield "Plans that were simulated, and how much slower they are:"
+    yield from table(search.tried[:6])
 
 
 def _near(near: Misfit) -> list[str]:
-    one = near.candidate
+    candidate = near.candidate
     lines = wrapped(
-        f"- {degrees(one)}, micro-batch {one.job.batch.micro_batch}: {format_time(near.step_s)} by "
+        f"- {degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}: "
+        f"{format_time(near.step_s)} by "
         f"closed form; needs {format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
         f"{near.item} takes {format_bytes(near.item_bytes)}"
     )
@@ -219,7 +229,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "plan": candidate_json(explained.candidate),
         "feasible": simulation.feasible,
         "step_time_s": simulation.step_time_s,
-        "budget_bytes": explained.budget_bytes,
+        "budget_bytes": [explained.budget_of(bound.rank) for bound in explained.bounds],
         "binding": binding(explained),
         "memory": [
             {"rank": b.rank, "bound_bytes": b.total_bytes, "items_bytes": b.by_family}

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -48,7 +48,7 @@ class Geometry:
         following = np.roll(members, -1, axis=2)
         within = counts[inverse]
         return self._slowest(
-            _Pairs(*(one.reshape(rows, -1) for one in (members, following, within)))
+            _Pairs(*(numbers.reshape(rows, -1) for numbers in (members, following, within)))
         )
 
     def pairs(self, sources: Ints, targets: Ints) -> list[Link]:
@@ -80,8 +80,7 @@ class Geometry:
         groups = int(self._on_host[a]) / int(pairs.within.flat[place])
         key = id(link), groups
         if key not in self._shares:
-            part = link.bandwidth_bytes_per_s / groups
-            self._shares[key] = replace(link, bandwidth_bytes_per_s=part)
+            self._shares[key] = link.divided(groups)
         return self._shares[key]
 
 

@@ -35,7 +35,7 @@ def _lengths(stages: int) -> tuple[int, ...]:
     A long loop is no slower than the slower of its halves but for its share of the link between
     them: beyond 12 stages an untried one differs from its neighbours by little.
     """
-    found = list(range(2, min(stages, 12) + 1))
-    while found and found[-1] < stages:
-        found.append(min(stages, found[-1] * 5 // 4))
-    return tuple(found)
+    lengths = list(range(2, min(stages, 12) + 1))
+    while lengths and lengths[-1] < stages:
+        lengths.append(min(stages, lengths[-1] * 5 // 4))
+    return tuple(lengths)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -36,81 +36,91 @@ class Misfit:
     change: str
 
 
-def misfits(found: Search, count: int) -> list[Misfit]:
+def misfits(search: Search, count: int) -> list[Misfit]:
     """The nearest rejected rows that would be faster than the best plan, one for each degrees.
 
     Where nothing fits: the nearest of all.
     """
-    bar_s = found.best.step_s if found.tried else np.inf
+    bar_s = search.best.step_s if search.tried else np.inf
     nearest: list[tuple[int, float, Checked, int]] = []
-    keeping = [kept for one in found.checked for kept in _keeping(one)]
-    for one in (*found.checked, *keeping):
-        rows = np.flatnonzero(~one.fits & (one.step_s < bar_s))
+    keeping = [kept for checked in search.checked for kept in _keeping(checked)]
+    for checked in (*search.checked, *keeping):
+        rows = np.flatnonzero(~checked.fits & (checked.step_s < bar_s))
         if len(rows):
-            row = int(rows[one.missing_bytes[rows].argmin()])
-            nearest.append((int(one.missing_bytes[row]), float(one.step_s[row]), one, row))
+            row = int(rows[checked.missing_bytes[rows].argmin()])
+            nearest.append(
+                (int(checked.missing_bytes[row]), float(checked.step_s[row]), checked, row)
+            )
     nearest.sort(key=lambda entry: entry[:2])
     seen: set[object] = set()
     chosen: list[Misfit] = []
-    for _, _, one, row in nearest:
-        degrees = _degrees(one.group)
+    for _, _, checked, row in nearest:
+        degrees = _degrees(checked.group)
         if degrees not in seen and len(chosen) < count:
             seen.add(degrees)
-            chosen.append(misfit(one, row, _change(found, one, row)))
+            chosen.append(misfit(checked, row, _change(search, checked, row)))
     return chosen
 
 
-def _keeping(one: Checked) -> Iterator[Checked]:
+def _keeping(checked: Checked) -> Iterator[Checked]:
     """Rows that fit because they recover, as if they kept everything."""
-    group = one.group
+    group = checked.group
     free = group.job.schedule.recovery == "auto" and group.strategy.recovery is Recovery.FORWARD
-    rows = np.flatnonzero(one.fits & (one.recovery != NONE).any(axis=1))
+    rows = np.flatnonzero(checked.fits & (checked.recovery != NONE).any(axis=1))
     if free and len(rows):
         kept = group.only(rows)
         recovery = np.full(kept.layers.shape, NONE, dtype=np.int64)
-        missing = bill(kept, recovery).total.max(axis=1) - group.job.budget_bytes
+        missing = (bill(kept, recovery).total - kept.budgets).max(axis=1)
         yield Checked(kept, recovery, missing, estimate(kept, recovery).step_s)
 
 
-def misfit(one: Checked, row: int, change: str) -> Misfit:
+def misfit(checked: Checked, row: int, change: str) -> Misfit:
     """The `Misfit` of a row."""
-    group = one.group.only(np.array([row]))
-    billed = bill(group, one.recovery[row : row + 1])
-    stage = int(billed.total[0].argmax())
+    group = checked.group.only(np.array([row]))
+    billed = bill(group, checked.recovery[row : row + 1])
+    stage = int((billed.total[0] - group.budgets).argmax())
     items = {name: int(size[0, stage]) for name, size in billed.items.items()}
     item = max(items, key=lambda name: items[name])
     return Misfit(
-        candidate(one.group, row, one.recovery[row]),
-        float(one.step_s[row]),
+        candidate(checked.group, row, checked.recovery[row]),
+        float(checked.step_s[row]),
         stage,
-        int(one.missing_bytes[row]),
+        int(checked.missing_bytes[row]),
         item,
         items[item],
         change,
     )
 
 
-def nothing_fits(found: Search) -> Infeasible:
+def nothing_fits(search: Search) -> Infeasible:
     """Which device, which item, how many bytes are missing, and the cheapest way out."""
-    near = misfits(found, 1)[0]
-    job, layout = found.job, near.candidate.layout
+    near = misfits(search, 1)[0]
+    job, layout = search.job, near.candidate.layout
     device = near.candidate.placement.device(near.stage % layout.pipeline, 0)
-    budget = job.budget_bytes + near.missing_bytes
-    ways = [f'set memory_budget = "{_rounded_up(budget)}"']
-    if budget > min(d.kind.memory.capacity_bytes for d in job.cluster.members()):
-        ways = [f"use devices with {_rounded_up(budget)}"]
+    budget = job.budget_of(device.kind)
+    needed = budget + near.missing_bytes
+    ways = [f'set memory_budget = "{_rounded_up(needed)}"']
+    if needed > device.kind.memory.capacity_bytes:
+        ways = [f"use devices with {_rounded_up(needed)}"]
     more = _enough_devices(job)
     if more:
         ways.insert(0, f"use {more} devices")
     return Infeasible(
-        f"nothing fits {format_bytes(job.budget_bytes)}: the nearest of {found.checks:,} "
+        f"nothing fits {_in_words(job.budgets)}: the nearest of {search.checks:,} "
         f"configurations (pipeline {layout.pipeline} x data {layout.data} x tensor "
-        f"{layout.tensor}, micro-batch {near.candidate.job.batch.micro_batch}) misses "
-        f"{format_bytes(near.missing_bytes)} on stage {near.stage} (device {device.index}, "
-        f"{device.kind.name}), of which {near.item} takes {format_bytes(near.item_bytes)}",
+        f"{layout.tensor}, micro-batch {near.candidate.job.batch.micro_batch}) is "
+        f"{format_bytes(near.missing_bytes)} short on stage {near.stage} (device {device.index}, "
+        f"{device.kind.name}, {format_bytes(budget)}), of which {near.item} takes "
+        f"{format_bytes(near.item_bytes)}",
         place=str(job.path or "job"),
         fix=", or ".join(ways),
     )
+
+
+def _in_words(budgets: Sequence[int]) -> str:
+    """ "20 GB", or "devices of 24 GB and 8 GB" where they differ."""
+    sizes = [format_bytes(size) for size in budgets]
+    return sizes[0] if len(sizes) == 1 else f"devices of {', '.join(sizes[:-1])} and {sizes[-1]}"
 
 
 def _rounded_up(size_bytes: int) -> str:
@@ -129,7 +139,7 @@ def _enough_devices(job: JobSpec) -> int | None:
             return None
         larger = replace(job, cluster=replace(job.cluster, devices=count))
         try:
-            if larger.budget_bytes == job.budget_bytes and any(_some_fit(larger)):
+            if larger.budgets == job.budgets and any(_some_fit(larger)):
                 return count
         except RatrainError:
             return None
@@ -157,17 +167,17 @@ _AXES = (
 )
 
 
-def _change(found: Search, one: Checked, row: int) -> str:
+def _change(search: Search, checked: Checked, row: int) -> str:
     """What differs in the nearest row of the same degrees that fits: fewest axes, then fastest."""
-    own = _axes(one, row)
+    axes = _axes(checked, row)
     best: tuple[int, float] | None = None
     words = ""
-    for other in found.checked:
-        if _degrees(other.group) != _degrees(one.group) or not other.fits.any():
+    for other in search.checked:
+        if _degrees(other.group) != _degrees(checked.group) or not other.fits.any():
             continue
         for candidate_row in np.flatnonzero(other.fits).tolist():
             theirs = _axes(other, candidate_row)
-            differing = [name for name in _AXES if theirs[name] != own[name]]
+            differing = [name for name in _AXES if theirs[name] != axes[name]]
             key = (len(differing), float(other.step_s[candidate_row]))
             if best is None or key < best:
                 best = key
@@ -175,9 +185,9 @@ def _change(found: Search, one: Checked, row: int) -> str:
     return words
 
 
-def _axes(one: Checked, row: int) -> dict[str, str]:
-    group, ahead = one.group, bool((one.recovery[row] == FORWARD).any())
-    modes = [MODES[int(code)] for code in one.recovery[row]]
+def _axes(checked: Checked, row: int) -> dict[str, str]:
+    group, ahead = checked.group, bool((checked.recovery[row] == FORWARD).any())
+    modes = [MODES[int(code)] for code in checked.recovery[row]]
     mode = group.modes[int(group.mode[row])]
     where = "sharded" if mode.sharded_gradients else "local"
     return {

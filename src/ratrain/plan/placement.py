@@ -55,15 +55,15 @@ class _Links:
     @cached_property
     def classes(self) -> tuple[ReplicaClass, ...]:
         names, kinds = self.geometry.kinds, self.geometry.kind_of[self.numbers[:, :, 0]]
-        found: dict[tuple[int, ...], list[int]] = {}
+        members_by_links: dict[tuple[int, ...], list[int]] = {}
         if len(names) == 1:
-            found[(0,) * self.pipeline] = list(range(self.numbers.shape[1]))
+            members_by_links[(0,) * self.pipeline] = list(range(self.numbers.shape[1]))
         else:
             for data, column in enumerate(kinds.T.tolist()):
-                found.setdefault(tuple(column), []).append(data)
+                members_by_links.setdefault(tuple(column), []).append(data)
         return tuple(
             ReplicaClass(tuple(names[kind] for kind in column), tuple(members))
-            for column, members in found.items()
+            for column, members in members_by_links.items()
         )
 
     def hops(self, alike: ReplicaClass) -> Alike:

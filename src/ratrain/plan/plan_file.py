@@ -16,22 +16,25 @@ from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Annotated, Any, Literal, cast
+from typing import Annotated, Any, Literal
 
+from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec, job_from_table
-from ratrain.describe.strict import Place, Rule, load
+from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
 from ratrain.plan.build import Candidate
 from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.fixed_orders import file_of
 from ratrain.plan.placement import Placement
 from ratrain.plan.ranges import read_ranges, write_ranges
 from ratrain.program.setup import Recovery
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import PREFETCH, strategy
+from ratrain.readers.json import as_table, parse_json, read_json_table
+from ratrain.readers.place import Place
 
 FORMAT = "ratrain plan 1"
-Count = Annotated[int, Rule(low=1)]
 Mode = Literal["none", "selective", "backward", "forward"]
 
 
@@ -41,11 +44,11 @@ class PlanStage:
 
     devices: str
     tensor: Count
-    layers: Annotated[int, Rule(low=0)]
+    layers: Annotated[int, Rule(low=0, high=10_000)]
     micro_batch: Count
     recovery: Mode
     sharding: Annotated[int, Rule(low=0, high=3)]
-    offload: str | None = None  # the tier that activations or states wait in: cannot run yet
+    offload: Name | None = None  # the tier that activations or states wait in: cannot run yet
 
 
 @dataclass(frozen=True)
@@ -59,22 +62,22 @@ class PlanReplica:
 
 @dataclass(frozen=True)
 class PlanModel:
-    name: str
-    sequence_length: Count
+    name: FileName
+    sequence_length: Tokens
 
 
 @dataclass(frozen=True)
 class PlanCluster:
-    name: str
-    devices: Count
+    name: FileName
+    devices: Devices
 
 
 @dataclass(frozen=True)
 class Predicted:
     """What the planner expected; for people, and read by nothing."""
 
-    step_time_s: float
-    bound_bytes: int
+    step_time_s: Annotated[float, Rule(low=0, high=1e15)]
+    bound_bytes: Annotated[int, Rule(low=0, high=1 << 53)]
 
 
 @dataclass(frozen=True)
@@ -84,30 +87,39 @@ class Plan:
     format: Literal["ratrain plan 1"]
     model: PlanModel
     cluster: PlanCluster
-    sequences: Count
-    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)]
-    dtype: str
-    schedule: str
-    skeleton: str
-    without: tuple[str, ...]
+    sequences: Sequences
+    dtype: Name
+    schedule: Name
+    skeleton: FileName
+    without: tuple[Name, ...]
     accumulation: Literal["local", "sharded"]
     recovery_buffer: Count
     prefetch: bool
     replicas: tuple[PlanReplica, ...]
+    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: all there is
+    backend: Name = "torch"
+    passes: tuple[Name, ...] | None = None  # None: the schedule's own
+    average_every: Period | None = None
+    clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
+    overflow: Literal["step", "unit"] = "step"
     recover_heads: bool | None = None
     sequence_parallel: bool = False
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    collective: Name = "ring"
     predicted: Predicted | None = None
 
 
-def plan_of(one: Candidate, predicted: Predicted | None = None) -> Plan:
+def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
     """The plan that says what a candidate is."""
-    job, layout = one.job, one.layout
+    job, layout = candidate.job, candidate.layout
     replicas: list[PlanReplica] = []
-    for alike in one.placement.classes:
+    for alike in candidate.placement.classes:
         stages: list[PlanStage] = []
-        for number, (layers, recovery) in enumerate(zip(one.layers, one.recovery, strict=True)):
+        for number, (layers, recovery) in enumerate(
+            zip(candidate.layers, candidate.recovery, strict=True)
+        ):
             members = [
-                one.placement.device(number % layout.pipeline, data, tensor).index
+                candidate.placement.device(number % layout.pipeline, data, tensor).index
                 for data in alike.members
                 for tensor in range(layout.tensor)
             ]
@@ -118,27 +130,35 @@ def plan_of(one: Candidate, predicted: Predicted | None = None) -> Plan:
                     layers,
                     job.batch.micro_batch,
                     recovery.value,
-                    one.mode.sharding,
+                    candidate.mode.sharding,
                 )
             )
-        replicas.append(PlanReplica(len(alike.members), one.micro_batches, tuple(stages)))
+        replicas.append(PlanReplica(len(alike.members), candidate.micro_batches, tuple(stages)))
+    schedule = job.schedule
     return Plan(
-        FORMAT,
-        PlanModel(job.model.name, job.model.sequence_length),
-        PlanCluster(job.cluster.name, job.cluster.devices),
-        job.batch.sequences,
-        job.budget_bytes,
-        job.schedule.dtype,
-        job.schedule.name,
-        one.strategy.skeleton,
-        job.schedule.without,
-        "sharded" if one.mode.sharded_gradients else "local",
-        one.buffer,
-        one.strategy.prefetch,
-        tuple(replicas),
-        job.schedule.recover_heads,
-        layout.sequence_parallel,
-        predicted,
+        format=FORMAT,
+        model=PlanModel(job.model.name, job.model.sequence_length),
+        cluster=PlanCluster(job.cluster.name, job.cluster.devices),
+        sequences=job.batch.sequences,
+        dtype=schedule.dtype,
+        schedule=schedule.name,
+        skeleton=file_of(candidate.strategy.skeleton),
+        without=schedule.without,
+        accumulation="sharded" if candidate.mode.sharded_gradients else "local",
+        recovery_buffer=candidate.buffer,
+        prefetch=candidate.strategy.prefetch,
+        replicas=tuple(replicas),
+        memory_budget_bytes=schedule.memory_budget_bytes,
+        backend=schedule.backend,
+        passes=schedule.passes,
+        average_every=schedule.average_every,
+        clip_norm=job.train.clip_norm,
+        overflow=job.train.overflow,
+        recover_heads=schedule.recover_heads,
+        sequence_parallel=layout.sequence_parallel,
+        gradient_dtype=schedule.gradient_dtype,
+        collective=schedule.collective,
+        predicted=predicted,
     )
 
 
@@ -149,8 +169,9 @@ def write_plan(plan: Plan) -> str:
         "model": {"name": plan.model.name, "sequence_length": plan.model.sequence_length},
         "cluster": {"name": plan.cluster.name, "devices": plan.cluster.devices},
         "sequences": plan.sequences,
-        "memory_budget": f"{plan.memory_budget_bytes}B",
         "dtype": plan.dtype,
+        "gradient_dtype": plan.gradient_dtype,
+        "backend": plan.backend,
         "schedule": plan.schedule,
         "skeleton": plan.skeleton,
         "without": list(plan.without),
@@ -158,8 +179,20 @@ def write_plan(plan: Plan) -> str:
         "recovery_buffer": plan.recovery_buffer,
         "prefetch": plan.prefetch,
     }
+    if plan.memory_budget_bytes is not None:
+        head["memory_budget"] = f"{plan.memory_budget_bytes}B"
+    if plan.passes is not None:
+        head["passes"] = list(plan.passes)
+    if plan.average_every is not None:
+        head["average_every"] = plan.average_every
+    if plan.clip_norm is not None:
+        head["clip_norm"] = plan.clip_norm
+    if plan.overflow != "step":
+        head["overflow"] = plan.overflow
     if plan.recover_heads is not None:
         head["recover_heads"] = plan.recover_heads
+    if plan.collective != "ring":
+        head["collective"] = plan.collective
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
     if plan.predicted is not None:
@@ -182,24 +215,12 @@ def _said(stage: PlanStage) -> dict[str, Any]:
 
 def load_plan(path: Path | str) -> Plan:
     """The plan of a file; whatever is wrong with it is one SpecError."""
-    path = Path(path)
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or str(error)
-        raise SpecError(f"cannot read the file: {reason}", place=str(path)) from error
-    return parse_plan(text, str(path))
+    return load(Plan, *read_json_table(Path(path)))
 
 
 def parse_plan(text: str, file: str) -> Plan:
     """The plan of a text."""
-    try:
-        table = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise SpecError(f"not valid JSON: {error}", place=file) from error
-    if not isinstance(table, dict):
-        raise SpecError("not a plan", place=file, fix="write one with `ratrain plan JOB -o FILE`")
-    return load(Plan, cast("dict[str, Any]", table), Place(file))
+    return load(Plan, *as_table(*parse_json(text, file)))
 
 
 def to_candidate(plan: Plan, file: str) -> Candidate:
@@ -222,15 +243,14 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     job = _job(plan, layout, size, place)
     _check_devices(groups[:pipeline], place)
     _check_counts(plan, job, place)
-    found = strategy_of(job)
-    if found.skeleton != plan.skeleton or found.prefetch != plan.prefetch:
-        wrong = "skeleton" if found.skeleton != plan.skeleton else "prefetch"
-        value = getattr(found, wrong)
+    chosen = strategy_of(job)
+    if chosen.prefetch != plan.prefetch:
+        value = chosen.prefetch
         raise SpecError(
-            f"the schedule {plan.schedule!r} has {wrong} {value!r}",
-            place=str(place.at(wrong)),
+            f"the schedule {plan.schedule!r} has prefetch {value!r}",
+            place=str(place.at("prefetch")),
             fix=f"write {json.dumps(value)}"
-            + (f', or add "{PREFETCH}" to without' if wrong == "prefetch" and value else ""),
+            + (f', or add "{PREFETCH}" to without' if value else ""),
         )
     members = job.cluster.members()
     order: tuple[Device, ...] = tuple(members[i] for group in groups[:pipeline] for i in group)
@@ -241,16 +261,16 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
             place=str(place.at("accumulation")),
             fix='write "local"',
         )
-    if len(stages) > pipeline and not SKELETONS[found.skeleton].chunks:
+    if len(stages) > pipeline and not SKELETONS[chosen.skeleton].chunks:
         raise SpecError(
-            f"{found.skeleton} places one stage on a device, and devices repeat",
+            f"{chosen.skeleton} places one stage on a device, and devices repeat",
             place=str(place.at("replicas")),
-            fix='give each stage devices of its own, or use the schedule "interleaved"',
+            fix='give each stage its own devices, or use the schedule "interleaved"',
         )
     return Candidate(
         job,
         Placement(job.cluster.spec, layout, order),
-        replace(found, sharding=mode.sharding),
+        replace(chosen, sharding=mode.sharding),
         tuple(Recovery(stage.recovery) for stage in stages),
         mode,
         plan.recovery_buffer,
@@ -273,14 +293,26 @@ def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
         "schedule": {
             "name": plan.schedule,
             "without": list(plan.without),
-            "memory_budget": f"{plan.memory_budget_bytes}B",
+            "skeleton": plan.skeleton,
+            "backend": plan.backend,
             "recovery_buffer": plan.recovery_buffer,
             "dtype": plan.dtype,
+            "gradient_dtype": plan.gradient_dtype,
+            "collective": plan.collective,
         },
     }
+    if plan.memory_budget_bytes is not None:
+        table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
+    if plan.passes is not None:
+        table["schedule"]["passes"] = list(plan.passes)
     job = job_from_table(table, place, Path(place.file))
-    heads = replace(job.schedule, recover_heads=plan.recover_heads)
-    return replace(job, schedule=heads)
+    return replace(
+        job,
+        train=replace(job.train, clip_norm=plan.clip_norm, overflow=plan.overflow),
+        schedule=replace(
+            job.schedule, recover_heads=plan.recover_heads, average_every=plan.average_every
+        ),
+    )
 
 
 def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
@@ -293,10 +325,11 @@ def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
         at = here.at(number)
         if len(replica.stages) != len(first):
             raise SpecError(
-                f"{len(replica.stages)} stages, the first replica has {len(first)}: replicas cut "
-                "unequally cannot run yet",
+                f"{len(replica.stages)} stages, the first replica has {len(first)}: unequally "
+                f"divided "
+                "replicas cannot run yet",
                 place=str(at),
-                fix="cut all replicas alike",
+                fix="divide all replicas alike",
             )
         for index, (stage, same) in enumerate(zip(replica.stages, first, strict=True)):
             for name in ("tensor", "micro_batch", "sharding"):
@@ -317,7 +350,7 @@ def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
                 if getattr(stage, name) != getattr(same, name):
                     raise SpecError(
                         f"{name} {getattr(stage, name)} here, {getattr(same, name)} in the first "
-                        "replica: replicas cut unequally cannot run yet",
+                        "replica: unequally divided replicas cannot run yet",
                         place=str(at.at("stages").at(index).at(name)),
                         fix=f"write {json.dumps(getattr(same, name))}",
                     )
@@ -326,28 +359,28 @@ def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
 
 def _devices_of(plan: Plan, stage: int, place: Place) -> list[int]:
     """A stage's devices over all replicas, replica by replica."""
-    found: list[int] = []
+    devices: list[int] = []
     for number, replica in enumerate(plan.replicas):
-        one = replica.stages[stage]
+        held = replica.stages[stage]
         at = str(place.at("replicas").at(number).at("stages").at(stage).at("devices"))
-        members = read_ranges(one.devices, at, plan.cluster.devices)
-        if len(members) != replica.count * one.tensor:
+        members = read_ranges(held.devices, at, plan.cluster.devices)
+        if len(members) != replica.count * held.tensor:
             raise SpecError(
-                f"{len(members)} devices for {replica.count} replicas x tensor {one.tensor}",
+                f"{len(members)} devices for {replica.count} replicas x tensor {held.tensor}",
                 place=at,
-                fix=f"list {replica.count * one.tensor}",
+                fix=f"list {replica.count * held.tensor}",
             )
-        found += members
-    return found
+        devices += members
+    return devices
 
 
 def _check_round(groups: Sequence[Sequence[int]], pipeline: int, place: Place) -> None:
     for number, group in enumerate(groups):
         if len(groups) % pipeline or list(group) != list(groups[number % pipeline]):
             raise SpecError(
-                "stages must go round the same devices in the same order",
+                "stages must visit the same devices in the same order",
                 place=str(place.at("replicas").at(0).at("stages").at(number).at("devices")),
-                fix="give each stage devices of its own",
+                fix="give each stage its own devices",
             )
 
 
@@ -356,7 +389,7 @@ def _check_devices(groups: Sequence[Sequence[int]], place: Place) -> None:
     twice = [device for device, count in counts.items() if count > 1]
     if twice:
         raise SpecError(
-            f"device {twice[0]} stands in two stages",
+            f"device {twice[0]} is in two stages",
             place=str(place.at("replicas")),
             fix="list each device once",
         )

@@ -10,13 +10,15 @@ from ratrain.plan.search import Progress, Search, search
 
 def planned(job: JobSpec, progress: Progress | None = None) -> Search:
     """The `Search` of a job, with at least one plan that is proved to fit."""
-    found = search(job, progress)
-    if found.tried:
-        return found
-    if found.fitting:  # the bill is an upper bound of the proof, so this is a defect of ours
+    result = search(job, progress)
+    if result.tried:
+        return result
+    if result.fitting:
         raise Infeasible(
-            "closed formulas say that plans fit, the verifier proves none",
+            f"closed formulas say that {result.fitting:,} plans fit, and of the best "
+            f"{result.simulated} the verifier proves none",
             place=str(job.path or "job"),
-            fix="give a smaller memory_budget, and report this job",
+            fix="give a smaller memory_budget, so that plans with less memory are tried, or "
+            "another schedule",
         )
-    raise nothing_fits(found)
+    raise nothing_fits(result)

@@ -20,11 +20,11 @@ def write_ranges(numbers: Sequence[int]) -> str:
 
 def read_ranges(text: str, place: str, limit: int) -> list[int]:
     """ "0-2, 7" -> [0, 1, 2, 7]; numbers from 0 to limit - 1."""
-    found: list[int] = []
+    numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if not (first.isascii() and first.isdigit() and (last or first).isdigit()):
-            raise SpecError(f"{part!r} is no device", place=place, fix='write it like "0-7, 16"')
+            raise SpecError(f"{part!r} is not a device", place=place, fix='write it like "0-7, 16"')
         begin, end = int(first), int(last or first)
         if end >= limit or end < begin:
             raise SpecError(
@@ -32,16 +32,16 @@ def read_ranges(text: str, place: str, limit: int) -> list[int]:
                 place=place,
                 fix=f'write it like "0-{limit - 1}"',
             )
-        found += range(begin, end + 1)
-    return found
+        numbers += range(begin, end + 1)
+    return numbers
 
 
 def runs(values: Sequence[object]) -> str:
     """ "4 x 15, 3": equal neighbours counted."""
-    found: list[tuple[object, int]] = []
+    counts: list[tuple[object, int]] = []
     for value in values:
-        if found and found[-1][0] == value:
-            found[-1] = value, found[-1][1] + 1
+        if counts and counts[-1][0] == value:
+            counts[-1] = value, counts[-1][1] + 1
         else:
-            found.append((value, 1))
-    return ", ".join(f"{value} x {count}" if count > 1 else f"{value}" for value, count in found)
+            counts.append((value, 1))
+    return ", ".join(f"{value} x {count}" if count > 1 else f"{value}" for value, count in counts)

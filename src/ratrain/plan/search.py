@@ -9,25 +9,23 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass, field, replace
+from itertools import islice
 
 import numpy as np
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.build import Candidate, candidate
-from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import Group, groups_of, no_group
 from ratrain.plan.estimate import estimate
 from ratrain.plan.sizes import stores_scores
-from ratrain.program.setup import Recovery, Replica, Setup
-from ratrain.program.skeletons import SKELETONS
-from ratrain.program.strategies import Strategy, apply_strategy
+from ratrain.plan.trial import proof, timed
+from ratrain.program.settled import Proved
+from ratrain.program.setup import Recovery
 from ratrain.program.units import Bools, Ints
-from ratrain.program.verify import Verdict, verify
 from ratrain.simulate.costs import Floats
-from ratrain.simulate.simulate import simulate
 
 Progress = Callable[[int, int], None]
 
@@ -40,6 +38,8 @@ MARGIN = 1.05
 """A plan is not simulated whose estimate is this much above the best simulated step."""
 ALIKE = 4
 """Plans simulated at most of the same degrees and micro-batch, so that others have their turn."""
+PROVED = 10
+"""Plans whose whole program is proved: those that are shown."""
 REFINED = 12
 """Plans whose layers are moved about before any is simulated."""
 
@@ -60,12 +60,19 @@ class Checked:
 
 @dataclass(frozen=True)
 class Tried:
-    """A plan that was simulated: its estimate, its simulated step and its proved bound."""
+    """A plan that was simulated: its estimate and its simulated step; and its proof, of the whole
+    program, where it was among the best."""
 
     candidate: Candidate
     estimate_s: float
     step_s: float
-    bound_bytes: int
+    proved: Proved | None = None
+
+    @property
+    def bound_bytes(self) -> int:
+        """The fullest rank's proven peak."""
+        assert self.proved is not None, "only proved plans are printed"
+        return max((b.total_bytes for b in self.proved.verdict.bounds), default=0)
 
     @property
     def gap(self) -> float:
@@ -75,10 +82,13 @@ class Tried:
 
 @dataclass(frozen=True)
 class Search:
-    """What a search found: plans simulated, best first, and every row that was checked."""
+    """What a search found: the best plans that were simulated and proved, best first; and every row
+    that was checked."""
 
     job: JobSpec
     tried: tuple[Tried, ...]
+    simulated: int
+    mean_gap: float  # mean absolute gap between closed form and simulation, over those simulated
     checked: tuple[Checked, ...] = field(repr=False)
     checks: int  # rows checked against memory
     fitting: int
@@ -89,11 +99,6 @@ class Search:
     def best(self) -> Tried:
         return self.tried[0]
 
-    @property
-    def mean_gap(self) -> float:
-        """Mean absolute gap between closed form and simulation, over the plans simulated."""
-        return sum(abs(one.gap) for one in self.tried) / len(self.tried)
-
 
 def search(job: JobSpec, progress: Progress | None = None) -> Search:
     """The `Search` of a job. Where nothing fits it has no `tried`."""
@@ -103,17 +108,20 @@ def search(job: JobSpec, progress: Progress | None = None) -> Search:
         raise no_group(job)
     check_s = time.perf_counter() - began
     ranked = _ranked(checked)
-    refined = [_refined(one, row) for _, one, row in ranked[:REFINED]]
+    refined = [_refined(checked_group, row) for _, checked_group, row in ranked[:REFINED]]
     rows = sorted(
         [*refined, *ranked[: 4 * SIMULATED]], key=lambda entry: (entry[0], len(entry[1].group))
     )
-    tried = sorted(_simulated(rows, progress), key=lambda one: one.step_s)
+    simulated = sorted(_simulated(rows, progress), key=lambda tried: tried.step_s)
+    gaps = [abs(tried.gap) for tried in simulated]
     return Search(
         job,
-        tuple(tried),
+        tuple(islice(_proved(simulated), PROVED)),
+        len(simulated),
+        sum(gaps) / max(len(gaps), 1),
         checked,
-        sum(len(one.group) for one in checked),
-        sum(int(one.fits.sum()) for one in checked),
+        sum(len(checked_group.group) for checked_group in checked),
+        sum(int(checked_group.fits.sum()) for checked_group in checked),
         check_s,
         time.perf_counter() - began,
     )
@@ -127,42 +135,41 @@ def check(group: Group) -> Checked:
 
 def fitted(group: Group) -> tuple[Ints, Ints]:
     """Recovery codes (rows x stages), and bytes that the fullest rank is over its budget."""
-    budget, shape = group.job.budget_bytes, (len(group), group.layout.stages)
+    pipeline, virtual = group.layout.pipeline, group.layout.virtual
+    budget, shape = group.budgets, (len(group), group.layout.stages)
     codes = _codes(group)
-    chosen = np.full(shape, codes[-1], dtype=np.int64)
+    last_code = np.full(shape, codes[-1], dtype=np.int64)
     if group.job.schedule.recovery == "exempt-last":
-        chosen[:, -1] = NONE
-    if group.layout.virtual > 1 or len(codes) == 1:
-        best = bill(group, chosen).total.max(axis=1)
-        return chosen, best - budget
-    settled: Bools = np.zeros(shape, dtype=bool)
-    missing = np.zeros(shape, dtype=np.int64)
+        last_code[:, -1] = NONE
+    if len(codes) == 1:
+        return last_code, (bill(group, last_code).total - budget).max(axis=1)
+    settled: Bools = np.zeros((len(group), pipeline), dtype=bool)
+    missing = np.zeros((len(group), pipeline), dtype=np.int64)
+    chosen = np.full((len(group), pipeline), codes[-1], dtype=np.int64)
     # One bill for all modes: arrays are short, so its time is that of its calls.
     every = group.only(np.tile(np.arange(len(group)), len(codes)))
     modes = np.repeat(np.array(codes), len(group))[:, None] * np.ones(shape[1], dtype=np.int64)
-    totals = bill(every, modes).total.reshape(len(codes), *shape)
+    totals = bill(every, modes).total.reshape(len(codes), len(group), pipeline)
     for code, total in zip(codes, totals, strict=True):
         over = total - budget
         now = ~settled & ((over <= 0) | (code == codes[-1]))
         chosen[now] = code
         missing[now] = over[now]
         settled |= now
-    return chosen, missing.max(axis=1)
+    return np.tile(chosen, (1, virtual)), missing.max(axis=1)
 
 
 def _codes(group: Group) -> tuple[int, ...]:
     """The recovery modes that job and strategy allow, fastest first."""
-    asked = group.job.schedule.recovery
-    own = group.strategy.recovery
+    asked, strategy = group.job.schedule.recovery, group.strategy
     if asked == "selective":
         return (SELECTIVE,)
-    if own is Recovery.NONE or asked == "keep-all":
+    if strategy.recovery is Recovery.NONE or asked == "keep-all":
         return (NONE,)
-    if own is Recovery.BACKWARD:
-        return (BACKWARD,)
-    if asked != "auto":
-        return (FORWARD,)
-    return (NONE, *((SELECTIVE,) if stores_scores(group.job) else ()), FORWARD, BACKWARD)
+    again = (BACKWARD,) if strategy.recovery is Recovery.BACKWARD else (FORWARD, BACKWARD)
+    if asked != "auto" or strategy.recovers_all:
+        return again[:1]
+    return (NONE, *((SELECTIVE,) if stores_scores(group.job) else ()), *again)
 
 
 Entry = tuple[float, Checked, int]
@@ -170,25 +177,25 @@ Entry = tuple[float, Checked, int]
 
 def _ranked(checked: tuple[Checked, ...]) -> list[Entry]:
     """Rows that fit, fastest first; of rows that come to the same program, one."""
-    times = np.concatenate([np.where(one.fits, one.step_s, np.inf) for one in checked])
-    first = np.cumsum([0, *(len(one.group) for one in checked)])
-    found: list[Entry] = []
+    times = np.concatenate([np.where(group.fits, group.step_s, np.inf) for group in checked])
+    first = np.cumsum([0, *(len(group.group) for group in checked)])
+    ranked: list[Entry] = []
     seen: set[object] = set()
     order: list[int] = np.argsort(times, kind="stable")[: 40 * SIMULATED].tolist()
     for place in order:
         if not np.isfinite(times[place]):
             break
         number = int(np.searchsorted(first, place, side="right")) - 1
-        one, row = checked[number], place - int(first[number])
-        key = _same_program(one, row)
+        group, row = checked[number], place - int(first[number])
+        key = _same_program(group, row)
         if key not in seen:
             seen.add(key)
-            found.append((float(times[place]), one, row))
-    return found
+            ranked.append((float(times[place]), group, row))
+    return ranked
 
 
-def _same_program(one: Checked, row: int) -> object:
-    group, recovery = one.group, one.recovery[row]
+def _same_program(checked: Checked, row: int) -> object:
+    group, recovery = checked.group, checked.recovery[row]
     buffer = int(group.buffer[row]) if (recovery == FORWARD).any() else 0
     return (
         replace(group.layout, layers="equal"),
@@ -201,10 +208,10 @@ def _same_program(one: Checked, row: int) -> object:
     )
 
 
-def _refined(one: Checked, row: int) -> Entry:
+def _refined(checked: Checked, row: int) -> Entry:
     """The row with layers moved from stage to stage, as long as the estimate gains by it."""
-    best: Entry = (float(one.step_s[row]), one, row)
-    if one.group.layout.virtual > 1 or one.group.layout.stages == 1:
+    best: Entry = (float(checked.step_s[row]), checked, row)
+    if checked.group.layout.virtual > 1 or checked.group.layout.stages == 1:
         return best
     for _ in range(16):
         start, current, place = best
@@ -226,9 +233,9 @@ def _moves(group: Group, row: int) -> Group:
     givers = [stage for stage in range(stages) if layers[stage] > 1]
     if stages > 16:  # the fullest stages alone
         givers = sorted(givers, key=lambda stage: -int(layers[stage]))[:4]
-    one: Ints = np.eye(stages, dtype=np.int64)
+    unit_vectors: Ints = np.eye(stages, dtype=np.int64)
     rows: list[Ints] = [
-        layers + one[target] - one[source]
+        layers + unit_vectors[target] - unit_vectors[source]
         for source in givers
         for target in range(stages)
         if target != source
@@ -241,65 +248,32 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
     best, done, count = float("inf"), 0, 0
     seen: set[object] = set()
     alike: Counter[object] = Counter()
-    for estimate_s, one, row in rows:
+    if progress is not None:
+        progress(0, SIMULATED)
+    for estimate_s, checked, row in rows:
         enough = count >= SIMULATED or (count >= SIMULATED_AT_LEAST and done > OPS)
         if enough or (count and estimate_s > MARGIN * best):
             break
-        key = _same_program(one, row)
-        family = replace(one.group.layout, layers="equal"), one.group.job.batch.micro_batch
+        key = _same_program(checked, row)
+        family = replace(checked.group.layout, layers="equal"), checked.group.job.batch.micro_batch
         if key in seen or alike[family] >= ALIKE:
             continue
         seen.add(key)
         alike[family] += 1
-        tried, ops = try_out(candidate(one.group, row, one.recovery[row]), estimate_s)
+        plan = candidate(checked.group, row, checked.recovery[row])
+        step_s, ops = timed(plan.job, plan.placement, plan.strategy, plan.setup, plan.choices)
         done, count = done + ops, count + 1
         if progress is not None:
             progress(count, SIMULATED)
-        if tried is not None:
-            best = min(best, tried.step_s)
-            yield tried
+        if step_s is not None:
+            best = min(best, step_s)
+            yield Tried(plan, estimate_s, step_s)
 
 
-def try_out(one: Candidate, estimate_s: float) -> tuple[Tried | None, int]:
-    """A candidate simulated, and ops of one step that this took; None where it is not proved.
-
-    Memory and pace are those of short programs: both settle after a few rounds of the pipeline.
-    """
-    setup, times, counts, ops = one.setup, list[float](), list[int](), 0
-    proved: Verdict | None = None
-    for rounds in (1, 2):
-        short = shortened(one.strategy, setup, rounds)
-        count = short.replicas[0].micro_batches
-        if counts and count == counts[-1]:
-            break
-        program = apply_strategy(one.strategy, short, one.choices)
-        proved = proved or verify(program)
-        if not proved.sound:
-            return None, ops
-        costs = costs_of(one.job, one.placement, program.setup)
-        times.append(simulate(program, costs, steps=3, verdict=proved).step_time_s)
-        counts.append(count)
-        ops += len(program.table)
-    step_s = times[-1]
-    if len(times) > 1:
-        slope = (times[1] - times[0]) / (counts[1] - counts[0])
-        step_s += slope * (setup.replicas[0].micro_batches - counts[1])
-    bound = max(b.total_bytes for b in proved.bounds) if proved else 0
-    return Tried(one, estimate_s, step_s, bound), ops
-
-
-def shortened(found: Strategy, setup: Setup, rounds: int) -> Setup:
-    """The setup with a few rounds of the pipeline's micro-batches.
-
-    1F1B holds no more micro-batches than it has stages, so one round and a few more need as
-    much memory as a thousand; GPipe holds all of them, and is never shortened.
-    """
-    if found.skeleton == "gpipe":
-        return setup
-    chunked = SKELETONS[found.skeleton].chunks
-
-    def fewer(replica: Replica) -> Replica:
-        count = rounds * (replica.ranks * 4 if chunked else replica.ranks + 3)
-        return replace(replica, micro_batches=min(replica.micro_batches, count))
-
-    return replace(setup, replicas=tuple(fewer(replica) for replica in setup.replicas))
+def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
+    """Those whose whole program is proved to run and to fit."""
+    for tried in simulated:
+        plan = tried.candidate
+        whole = proof(plan.strategy, plan.setup, plan.choices)
+        if whole.verdict.sound:
+            yield replace(tried, proved=whole)

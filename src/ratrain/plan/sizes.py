@@ -13,11 +13,15 @@ from ratrain.cost.activations import (
 )
 from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
-from ratrain.cost.precision import precision_of
-from ratrain.cost.scratch import compute_scratch_bytes, lanes_scratch_bytes
-from ratrain.describe.job import JobSpec, LayoutSpec, layers_per_stage
+from ratrain.cost.precision import FP32, precision_of
+from ratrain.cost.scratch import (
+    compute_scratch_bytes,
+    kernels_scratch_bytes,
+    lanes_scratch_bytes,
+)
+from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
-from ratrain.program.setup import Stage, Unit
+from ratrain.program.setup import Stage, Unit, stage
 
 
 def layers_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[int, ...]:
@@ -44,12 +48,13 @@ def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     boundary = passed_bytes(job, layout)
     parts = blocks_of_stages(job, layout)
     return tuple(
-        Stage(
+        stage(
             rank=number % layout.pipeline,
-            units=tuple(unit_of(job, layout, block, boundary) for block in stage),
+            units=tuple(unit_of(job, layout, block, boundary) for block in blocks_of_stage),
             output_bytes=boundary if number < len(parts) - 1 else 0,
+            tensor=layout.tensor,
         )
-        for number, stage in enumerate(parts)
+        for number, blocks_of_stage in enumerate(parts)
     )
 
 
@@ -73,7 +78,7 @@ def _wider(job: JobSpec) -> float:
 def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Unit:
     """A block as a unit. Its input is its checkpoint, so `saved` is counted without it."""
     params = _params_of_rank(job, layout, block)
-    precision = precision_of(job.schedule.dtype)
+    precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
     return Unit(
         name={"embedding": "e", "head": "h"}.get(block.kind, str(block.index)),
         view_bytes=precision.weight_bytes * params,
@@ -88,11 +93,17 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
     )
 
 
+def gradients_in(schedule: ScheduleSpec) -> str:
+    """What to add where gradients are spoken of: " in fp32"; nothing where all is in fp32."""
+    return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
+
+
 def stores_scores(job: JobSpec) -> bool:
     """Whether attention keeps its scores for backward: where any kind of device of the cluster
-    runs it so. This runtime, which trains jobs that have data, never does."""
+    runs it so, and the backend follows it."""
     kernels = [kind.kernels for kind in job.cluster.spec.device]
-    return job.data is None and any(one and one.attention == "stored" for one in kernels)
+    stored = any(kernel and kernel.attention == "stored" for kernel in kernels)
+    return stored and job.backend.keeps_scores
 
 
 def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
@@ -104,31 +115,34 @@ def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
 
 
 def trains_tied(job: JobSpec) -> bool:
-    """Whether the job trains a model whose embedding and head are one matrix. One that is only
-    simulated, like the published ones, leaves the sum of their gradients out."""
-    return job.data is not None and job.model.spec.tied_embeddings
+    """Whether embedding and head are one matrix of which the backend keeps two copies."""
+    return job.backend.ties and job.model.spec.tied_embeddings
 
 
 def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
-    """Parameters on one rank of a tensor group. Jobs that have data to train on count vectors
-    whole: norms are, and what biases that are divided save is next to nothing."""
+    """Parameters on one rank of a tensor group. Where a backend does not divide vectors they are
+    counted whole: norms are, and what biases that are divided save is next to nothing."""
     whole = 0
-    if job.data is not None and layout.tensor > 1:
+    if not job.backend.divides_vectors and layout.tensor > 1:
         whole = sum(tensor.elements for tensor in block.tensors if len(tensor.shape) == 1)
     return whole - (-(block.params - whole) // layout.tensor)
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
-    """Counted for jobs that have data to train on: only those run on this runtime. With sequence
-    parallelism, in any job: the tensor that a layer or the head gathers for its products."""
-    if job.data is None:
+    """Counted where the backend counts it. With sequence parallelism, everywhere: the tensor that a
+    layer or the head gathers for its products."""
+    if not job.backend.counts_scratch:
         gathers = layout.sequence_parallel and block.kind != "embedding"
         return boundary_bytes(job) if gathers else 0
-    element = precision_of(job.schedule.dtype).element_bytes
+    precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
+    element, gradient = precision.element_bytes, precision.gradient_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
-    compute = compute_scratch_bytes(model, block.kind, length, size, element, layout.tensor)
+    compute = compute_scratch_bytes(
+        model, block.kind, length, size, element, layout.tensor, gradient
+    )
     apart = trains_tied(job) and layout.pipeline > 1
-    return compute + lanes_scratch_bytes(layout.data, layout.tensor, tied=apart)
+    kernels = kernels_scratch_bytes(element)
+    return compute + kernels + lanes_scratch_bytes(layout.data, layout.tensor, tied=apart)
 
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:
@@ -159,19 +173,19 @@ def parameter_balanced_layers(job: JobSpec, layout: LayoutSpec) -> tuple[int, ..
 @lru_cache(maxsize=256)
 def _parameter_balanced(model: ModelSpec, stages: int) -> tuple[int, ...]:
     parts = blocks(model)
-    layers, one = model.layers, parts[1].params
+    layers, layer = model.layers, parts[1].params
     fixed = [0] * stages
     fixed[0] += parts[0].params
     fixed[-1] += parts[-1].params
-    caps = sorted({f + one * n for f in set(fixed) for n in range(layers + 1)} | set(fixed))
-    cap = next(c for c in caps if c >= max(fixed) and _held(c, fixed, one) >= layers)
-    counts = [(cap - f) // one for f in fixed]
+    caps = sorted({f + layer * n for f in set(fixed) for n in range(layers + 1)} | set(fixed))
+    cap = next(c for c in caps if c >= max(fixed) and _held(c, fixed, layer) >= layers)
+    counts = [(cap - f) // layer for f in fixed]
     while sum(counts) > layers:
-        load = [f + n * one for f, n in zip(fixed, counts, strict=True)]
+        load = [f + n * layer for f, n in zip(fixed, counts, strict=True)]
         fullest = max(load[s] for s in range(stages) if counts[s])
         counts[max(s for s in range(stages) if counts[s] and load[s] == fullest)] -= 1
     return tuple(counts)
 
 
-def _held(cap: int, fixed: list[int], one: int) -> int:
-    return sum((cap - f) // one for f in fixed)
+def _held(cap: int, fixed: list[int], layer: int) -> int:
+    return sum((cap - f) // layer for f in fixed)

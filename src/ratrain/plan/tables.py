@@ -4,61 +4,66 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
+from io import StringIO
+from textwrap import wrap
+from typing import TYPE_CHECKING, Any
 
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.build import Candidate
+from ratrain.plan.measured_blocks import left_out_words, measured_words
 from ratrain.plan.ranges import runs
 from ratrain.plan.search import Search, Tried
+from ratrain.plan.sizes import gradients_in
+
+if TYPE_CHECKING:
+    from rich.table import Table
 
 WIDTH = 80
 
 
-def degrees(one: Candidate) -> str:
+def degrees(candidate: Candidate) -> str:
     """ "p 16 x d 16 x t 1": pipeline, data, tensor; "t 4+s" with sequence parallelism; virtual
     stages where there are any."""
-    layout = one.layout
+    layout = candidate.layout
     divided = "+s" if layout.sequence_parallel else ""
     virtual = f" x v {layout.virtual}" if layout.virtual > 1 else ""
     return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{divided}{virtual}"
 
 
-def headline(one: Candidate) -> list[str]:
+def headline(candidate: Candidate) -> list[str]:
     """A configuration in lines of at most 80 columns."""
-    where = "sharded" if one.mode.sharded_gradients else "local"
+    where = "sharded" if candidate.mode.sharded_gradients else "local"
     lines = [
-        f"pipeline {one.layout.pipeline} x data {one.layout.data} x tensor {one.layout.tensor}"
-        + (f", {one.layout.virtual} stages a rank" if one.layout.virtual > 1 else ""),
-        f"micro-batches of {one.job.batch.micro_batch}, {one.micro_batches} a replica",
-        f"layers of stages: {runs(one.layers)}",
-        f"activations by stage: {runs([mode.value for mode in one.recovery])}",
-        f"sharding level {one.mode.sharding}, gradients {where}",
+        f"pipeline {candidate.layout.pipeline} x data {candidate.layout.data} x tensor "
+        f"{candidate.layout.tensor}"
+        + (f", {candidate.layout.virtual} stages per rank" if candidate.layout.virtual > 1 else ""),
+        f"micro-batches of {candidate.job.batch.micro_batch}, {candidate.micro_batches} per "
+        f"replica",
+        f"layers of stages: {runs(candidate.layers)}",
+        f"activations by stage: {runs([mode.value for mode in candidate.recovery])}",
+        f"sharding level {candidate.mode.sharding}, gradients "
+        f"{where}{gradients_in(candidate.job.schedule)}",
     ]
-    if one.layout.sequence_parallel:
+    if candidate.layout.sequence_parallel:
         lines.insert(1, "sequence parallelism: each tensor group divides its sequences")
-    if any(mode.value == "forward" for mode in one.recovery):
-        lines[-1] += f", recovery buffer {one.buffer}"
-    if one.reversed_kinds:
+    if any(mode.value == "forward" for mode in candidate.recovery):
+        lines[-1] += f", recovery buffer {candidate.buffer}"
+    if candidate.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
+    lines += measured_words(candidate.job, candidate.layout)
     return [part for line in lines for part in wrapped(line)]
 
 
 def wrapped(line: str, indent: str = "  ") -> list[str]:
     """A line cut at spaces into lines of at most 80 columns."""
-    found: list[str] = []
-    while len(line) > WIDTH:
-        cut = line.rfind(" ", len(indent), WIDTH)
-        cut = cut if cut > len(indent) else WIDTH
-        found.append(line[:cut])
-        line = indent + line[cut:].strip()
-    return [*found, line]
+    return wrap(line, WIDTH, subsequent_indent=indent) or [""]
 
 
-def search_text(found: Search, top: int) -> list[str]:
+def search_text(search: Search, top: int) -> list[str]:
     """The best plan, and the runner-ups beside it."""
-    best, job = found.best, found.job
+    best, job = search.best, search.job
     tokens = job.batch.sequences * job.model.sequence_length
-    budget = format_bytes(job.budget_bytes)
+    budget = " or ".join(format_bytes(size) for size in reversed(job.budgets))
     head = f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
     return [
         *wrapped(
@@ -67,77 +72,119 @@ def search_text(found: Search, top: int) -> list[str]:
         ),
         "",
         *headline(best.candidate),
-        f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; memory "
-        f"{format_bytes(best.bound_bytes)} of {budget} on any timing",
+        f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; proven peak "
+        f"{format_bytes(best.bound_bytes)} per rank (budget {budget})",
         "",
-        *table(found.tried[:top]),
+        *table(search.tried[:top]),
         "",
-        f"{found.checks:,} configurations checked against memory, {found.fitting:,} fit "
-        f"({format_time(found.check_s)})",
-        f"{len(found.tried)} simulated, {100 * found.mean_gap:.1f} % from the closed form on "
-        f"average; {format_time(found.total_s)} in all",
+        f"{search.checks:,} configurations checked against memory, {search.fitting:,} fit "
+        f"({format_time(search.check_s)})",
+        f"{search.simulated} simulated, {100 * search.mean_gap:.1f} % from the closed form on "
+        f"average; {format_time(search.total_s)} in all",
+        *(part for line in left_out_words(job) for part in wrapped(line)),
     ]
 
 
 def table(tried: Sequence[Tried]) -> list[str]:
-    """Plans by rank: what they are, and what each loses against the first."""
-    lines = ["   step      loses   memory    micro  states     layout, recovery"]
-    for one in tried:
-        plan = one.candidate
+    """Plans, best first: what they are, and what each loses against the first. The last column
+    breaks where it is too long."""
+    rows = plain_table(
+        ("step", True),
+        ("loses", True),
+        ("memory", True),
+        ("micro", True),
+        ("states", False),
+        ("layout, recovery", False),
+    )
+    for row in tried:
+        plan = row.candidate
         where = "sharded" if plan.mode.sharded_gradients else "local"
         modes = Counter(mode.value for mode in plan.recovery)
         recovery = ", ".join(f"{mode} {count}" for mode, count in modes.items())
-        lines.append(
-            f"{format_time(one.step_s):>7} {100 * (one.step_s / tried[0].step_s - 1):8.2f} % "
-            f"{format_bytes(one.bound_bytes):>8} {plan.job.batch.micro_batch:8d}  "
-            f"{plan.mode.sharding} {where:<7}  {degrees(plan)}, {recovery}"
+        rows.add_row(
+            format_time(row.step_s),
+            f"{100 * (row.step_s / tried[0].step_s - 1):.2f} %",
+            format_bytes(row.bound_bytes),
+            f"{plan.job.batch.micro_batch}",
+            f"{plan.mode.sharding} {where}",
+            f"{degrees(plan)}, {recovery}",
         )
-    return [line[:WIDTH] for line in lines]
+    return rendered(rows)
 
 
-def candidate_json(one: Candidate) -> dict[str, Any]:
-    layout = one.layout
+def plain_table(*columns: tuple[str, bool], breaks: int = -1) -> Table:
+    """A table without lines, in plain letters. A column is (heading, whether it holds numbers);
+    only the one that `breaks` goes over several lines where the table would be too wide."""
+    from rich.table import Table
+
+    made = Table(box=None, pad_edge=False, padding=(0, 2, 0, 0))
+    for number, (heading, numbers) in enumerate(columns):
+        made.add_column(
+            heading,
+            justify="right" if numbers else "left",
+            no_wrap=number != breaks % len(columns),
+            overflow="fold",
+            header_style="",
+        )
+    return made
+
+
+def rendered(made: Table) -> list[str]:
+    """A table in lines of at most 80 columns, the same in a terminal and in a pipe."""
+    from rich.console import Console
+
+    console = Console(width=WIDTH, file=StringIO(), color_system=None, highlight=False)
+    with console.capture() as captured:
+        console.print(made, markup=False)
+    return [line.rstrip() for line in captured.get().splitlines()]
+
+
+def candidate_json(candidate: Candidate) -> dict[str, Any]:
+    layout = candidate.layout
     return {
         "pipeline": layout.pipeline,
         "data": layout.data,
         "tensor": layout.tensor,
         "virtual": layout.virtual,
         "sequence_parallel": layout.sequence_parallel,
-        "layers_per_stage": list(one.layers),
-        "micro_batch": one.job.batch.micro_batch,
-        "micro_batches": one.micro_batches,
-        "recovery": [mode.value for mode in one.recovery],
-        "recovery_buffer": one.buffer,
-        "sharding": one.mode.sharding,
-        "gradients": "sharded" if one.mode.sharded_gradients else "local",
-        "reversed_kinds": one.reversed_kinds,
+        "layers_per_stage": list(candidate.layers),
+        "micro_batch": candidate.job.batch.micro_batch,
+        "micro_batches": candidate.micro_batches,
+        "recovery": [mode.value for mode in candidate.recovery],
+        "recovery_buffer": candidate.buffer,
+        "sharding": candidate.mode.sharding,
+        "gradients": "sharded" if candidate.mode.sharded_gradients else "local",
+        "dtype": candidate.job.schedule.dtype,
+        "gradient_dtype": candidate.job.schedule.gradient_dtype,
+        "reversed_kinds": candidate.reversed_kinds,
+        "measured_times": measured_words(candidate.job, layout),
     }
 
 
-def tried_json(one: Tried) -> dict[str, Any]:
+def tried_json(tried: Tried) -> dict[str, Any]:
     return {
-        "plan": candidate_json(one.candidate),
-        "step_time_s": one.step_s,
-        "estimate_s": one.estimate_s,
-        "bound_bytes": one.bound_bytes,
+        "plan": candidate_json(tried.candidate),
+        "step_time_s": tried.step_s,
+        "estimate_s": tried.estimate_s,
+        "bound_bytes": tried.bound_bytes,
     }
 
 
-def search_json(found: Search, top: int) -> dict[str, Any]:
+def search_json(search: Search, top: int) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    job = found.job
+    job = search.job
     tokens = job.batch.sequences * job.model.sequence_length
     return {
         "model": job.model.spec.name,
         "cluster": job.cluster.spec.name,
         "devices": job.cluster.devices,
-        "budget_bytes": job.budget_bytes,
-        "tokens_per_s": tokens / found.best.step_s,
-        "plans": [tried_json(one) for one in found.tried[:top]],
-        "checked": found.checks,
-        "fitting": found.fitting,
-        "simulated": len(found.tried),
-        "mean_gap": found.mean_gap,
-        "check_time_s": found.check_s,
-        "search_time_s": found.total_s,
+        "budget_bytes": list(job.budgets),
+        "tokens_per_s": tokens / search.best.step_s,
+        "plans": [tried_json(tried) for tried in search.tried[:top]],
+        "checked": search.checks,
+        "fitting": search.fitting,
+        "simulated": search.simulated,
+        "mean_gap": search.mean_gap,
+        "check_time_s": search.check_s,
+        "search_time_s": search.total_s,
     }

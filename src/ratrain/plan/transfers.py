@@ -36,11 +36,6 @@ def tensor_sums_s(
     return sums.alone_s(link.bandwidth_bytes_per_s)
 
 
-def sums_in_compute(device: DeviceKind) -> bool:
-    """Whether the device's library runs sums on the compute stream: they are part of its ops."""
-    return device.kernels is not None and device.kernels.blocking_sums
-
-
 def stage_message(
     boundary_bytes: int,
     link: Link,
@@ -52,12 +47,13 @@ def stage_message(
 
     Where the sequence is divided, each rank sends its part (arXiv 2205.05198). Else without a
     kernel model each rank sends all of it, and libraries with one send a part each, which the
-    receiving group gathers over its own links (arXiv 2104.04473, section 4.1).
+    receiving group gathers over its own links (arXiv 2104.04473, section 4.1), unless they are
+    said to send whole messages.
     """
     tensor, divided = placement.layout.tensor, placement.layout.sequence_parallel
     if divided and device.kernels is None:
         boundary_bytes //= tensor
-    if device.kernels is None or tensor == 1:
+    if device.kernels is None or tensor == 1 or (device.kernels.whole_sends and not divided):
         blocking = device.kernels is not None and device.kernels.blocking_sends
         return message(boundary_bytes, link, blocking=blocking)
     gather = NOTHING

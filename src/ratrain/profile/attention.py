@@ -6,7 +6,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from ratrain.profile.clock import median_s
+from ratrain.profile.doubt import Watch
 from ratrain.profile.products import gpu_present, torch_installed
 
 SHAPES = ((1, 8, 256, 64), (1, 8, 1024, 64), (1, 8, 1024, 128))
@@ -28,6 +28,11 @@ class AttentionTime:
     backward_s: float
 
     @property
+    def figure(self) -> str:
+        shape = self.sequences, self.heads, self.tokens, self.head_dim
+        return attention_figure(self.device, self.dtype, shape)
+
+    @property
     def forward_flops(self) -> float:
         """Two products of 2 s^2 d for each head, half of it causal (docs/costs-blocks.md)."""
         return 2 * self.sequences * self.heads * self.tokens**2 * self.head_dim
@@ -38,27 +43,43 @@ class AttentionTime:
         return 3 * self.forward_flops / (self.forward_s + self.backward_s)
 
 
-def attention_times() -> Iterator[AttentionTime]:
+def attention_figure(device: str, dtype: str, shape: tuple[int, int, int, int]) -> str:
+    """What an attention is called in messages."""
+    sequences, heads, tokens, head_dim = shape
+    return f"attention torch {device} {dtype} {sequences} x {heads} heads, {tokens} x {head_dim}"
+
+
+def attention_times(watch: Watch) -> Iterator[AttentionTime]:
     """Every shape on the CPU, and on a GPU where there is one."""
     if not torch_installed():
         return
     for dtype in ("fp32", "bf16"):
         for shape in SHAPES:
-            yield _timed("cpu", dtype, *shape)
+            yield _timed(watch, "cpu", dtype, shape)
     if gpu_present():
         for dtype in ("fp16", "bf16"):
             for shape in GPU_SHAPES:
-                yield _timed("cuda", dtype, *shape)
+                yield _timed(watch, "cuda", dtype, shape)
+
+
+def attention_count() -> int:
+    """How many shapes `attention_times` measures."""
+    if not torch_installed():
+        return 0
+    return 2 * len(SHAPES) + (2 * len(GPU_SHAPES) if gpu_present() else 0)
 
 
 def _timed(
-    device: str, dtype: str, sequences: int, heads: int, tokens: int, head_dim: int
+    watch: Watch, device: str, dtype: str, shape: tuple[int, int, int, int]
 ) -> AttentionTime:
-    forward, both = _work(device, dtype, (sequences, heads, tokens, head_dim))
-    forward_s = median_s(forward, within_s=0.3)
+    figure = attention_figure(device, dtype, shape)
+    forward, both = _work(device, dtype, shape)
+    forward_s = watch.median_s(figure, forward, within_s=0.3)
     # A backward cannot run without its forward, so its time is a difference.
-    backward_s = max(median_s(both, within_s=0.6) - forward_s, 0.0)
-    return AttentionTime(device, dtype, sequences, heads, tokens, head_dim, forward_s, backward_s)
+    both_s = watch.median_s(figure, both, within_s=0.6)
+    if both_s <= forward_s:
+        watch.doubt(figure, "forward and backward took no longer than forward alone")
+    return AttentionTime(device, dtype, *shape, forward_s, max(both_s - forward_s, 0.0))
 
 
 def _work(

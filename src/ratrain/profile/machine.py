@@ -1,23 +1,32 @@
-"""The whole profile: measured piece by piece, and written as a cluster file."""
+"""The whole profile, measured piece by piece; which of its figures to doubt."""
 
 from __future__ import annotations
 
 import platform
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, replace
+from typing import TypeVar
 
+from ratrain.describe.layer_profile import LayerProfile
+from ratrain.errors import SpecError
 from ratrain.profile import links, memory, products
-from ratrain.profile.attention import AttentionTime, attention_times
+from ratrain.profile.attention import AttentionTime, attention_count, attention_times
+from ratrain.profile.doubt import Doubt, Watch
 from ratrain.profile.links import MessageTime
 from ratrain.profile.products import ProductTime
 
 Progress = Callable[[int, int], None]
-STEPS = 6
+T = TypeVar("T")
+OTHER_PARTS = 4
+"""Memory, messages, disk, launch."""
+ABOVE = 1.2
+"""How far a rate may lie above what bounds it: measurements are not exact."""
 
 
 @dataclass(frozen=True)
 class MachineProfile:
-    """What was measured, and in `missing` what was not and why."""
+    """What was measured, and in `missing` what was not and why. `doubts` names the figures that
+    something disturbed or that cannot be."""
 
     name: str
     products: tuple[ProductTime, ...]
@@ -33,31 +42,50 @@ class MachineProfile:
     disk_read_bytes_per_s: float
     missing: tuple[str, ...]
     attention: tuple[AttentionTime, ...] = ()
+    doubts: tuple[Doubt, ...] = ()
+    device: str = "cpu"  # what the file describes: cpu, or cuda
+    layers: tuple[LayerProfile, ...] = ()
+
+    @property
+    def figures(self) -> int:
+        """How many figures were measured."""
+        layers = sum(len(entry.times) for entry in self.layers)
+        return len(self.products) + len(self.attention) + len(self.messages) + layers + 4
+
+    def why(self, *figures: str) -> str:
+        """Why to doubt the first of these figures that is doubted; "" where none is."""
+        reasons = {doubt.figure: doubt.why for doubt in self.doubts}
+        return next((reasons[figure] for figure in figures if figure in reasons), "")
 
 
-def measure(progress: Progress | None = None) -> MachineProfile:
-    """This machine's profile."""
-    report = progress or _quiet
-    report(0, STEPS)
-    times = tuple(products.product_times())
-    report(1, STEPS)
-    memory_rate, copies = memory.memory_bytes_per_s(), memory.device_copy_bytes_per_s()
-    report(2, STEPS)
-    messages = links.message_times()
+def measure(progress: Progress | None = None, device: str = "cpu") -> MachineProfile:
+    """This machine's profile: of its CPU, all of its cores, or of its first GPU."""
+    if device == "cuda" and not products.gpu_present():
+        raise SpecError("torch sees no CUDA device", place="--device", fix="use --device cpu")
+    watch = Watch()
+    report = _Counted(progress, products.product_count() + attention_count() + OTHER_PARTS)
+    times = tuple(report.each(products.product_times(watch)))
+    capacity, memory_rate = (
+        memory.gpu_memory(watch)
+        if device == "cuda"
+        else (memory.capacity_bytes(), memory.memory_bytes_per_s(watch))
+    )
+    copies = memory.device_copy_bytes_per_s(watch)
+    report.next()
+    messages = links.message_times(watch)
     latency_s, bandwidth = links.latency_and_bandwidth(messages)
-    report(3, STEPS)
-    written, read = memory.disk_bytes_per_s()
-    report(4, STEPS)
-    start_s = products.launch_s()
-    report(5, STEPS)
-    attention = tuple(attention_times())
-    report(6, STEPS)
-    return MachineProfile(
+    report.next()
+    written, read = memory.disk_bytes_per_s(watch)
+    report.next()
+    start_s = products.launch_s(watch)
+    report.next()
+    attention = tuple(report.each(attention_times(watch)))
+    profile = MachineProfile(
         name=platform.machine() or "machine",
         products=times,
         launch_s=start_s,
         memory_bytes_per_s=memory_rate,
-        capacity_bytes=memory.capacity_bytes(),
+        capacity_bytes=capacity,
         device_copy_bytes_per_s=copies,
         messages=tuple(messages),
         latency_s=latency_s,
@@ -67,109 +95,68 @@ def measure(progress: Progress | None = None) -> MachineProfile:
         disk_read_bytes_per_s=read,
         missing=tuple(_missing()),
         attention=attention,
+        device=device,
     )
+    return replace(profile, doubts=tuple(_first_of_each([*watch.doubts, *implausible(profile)])))
 
 
-def _quiet(_done: int, _total: int) -> None:
-    """Progress that nobody watches."""
+def implausible(profile: MachineProfile) -> Iterator[Doubt]:
+    """Figures that cannot be true beside the others."""
+    fastest: dict[tuple[str, str], float] = {}
+    for time in profile.products:
+        kind = time.device, time.dtype
+        fastest[kind] = max(fastest.get(kind, 0.0), time.flops_rate)
+    for time in profile.attention:
+        bound = fastest.get((time.device, time.dtype))
+        if bound is not None and time.flops_rate > ABOVE * bound:
+            share = time.flops_rate / bound
+            yield Doubt(time.figure, f"{share:.1f} times the rate of the fastest product")
+    rates = {
+        memory.DISK_WRITE: profile.disk_write_bytes_per_s,
+        memory.DISK_READ: profile.disk_read_bytes_per_s,
+        profile.messages[-1].figure: profile.bandwidth_bytes_per_s,
+    }
+    for figure, rate in rates.items():
+        if rate > ABOVE * profile.memory_bytes_per_s:
+            yield Doubt(figure, "faster than a copy in memory")
+
+
+def _first_of_each(doubts: Iterable[Doubt]) -> Iterator[Doubt]:
+    seen: set[str] = set()
+    for doubt in doubts:
+        if doubt.figure not in seen:
+            seen.add(doubt.figure)
+            yield doubt
+
+
+class _Counted:
+    """Reports how many parts are measured."""
+
+    def __init__(self, progress: Progress | None, total: int) -> None:
+        self._progress, self._done, self._total = progress, 0, total
+        self._report()
+
+    def next(self) -> None:
+        """One more."""
+        self._done += 1
+        self._report()
+
+    def each(self, parts: Iterable[T]) -> Iterator[T]:
+        """The parts, each counted once it is there."""
+        for part in parts:
+            self.next()
+            yield part
+
+    def _report(self) -> None:
+        if self._progress is not None:
+            self._progress(self._done, self._total)
 
 
 def _missing() -> Iterator[str]:
     if not products.torch_installed():
         yield "products in fp16 and bf16, and on a GPU: torch is not installed"
-        yield "attention: torch is not installed; it is priced as other products"
+        yield "attention: torch is not installed; it is costed like other products"
         yield "copies between host and GPU memory: torch is not installed"
     elif not products.gpu_present():
         yield "anything on a GPU, and copies to and from it: torch sees none"
     yield "links to other machines: one machine was measured, over its loopback"
-
-
-def cluster_toml(profile: MachineProfile) -> str:
-    """A cluster file: this machine's CPU, all of its cores, as one device; its loopback as link.
-
-    Rates are the fastest product of each dtype on the CPU; peaks are not measured and stand at
-    the same figure. Every product and message is listed in comments.
-    """
-    rates, attention = _cpu_rates(profile), _attention_rates(profile)
-    lines = [
-        '# Written by `ratrain profile`. A job names it: [cluster] name = "this-file.toml"',
-        'name = "profiled"',
-        'source = "ratrain profile, this machine"',
-        "",
-        "[[device]]",
-        f'name = "{profile.name}-cpu"',
-        f'launch = "{profile.launch_s * 1e6:.3f}us"',
-        'launch_source = "measured: a numpy product of one element"',
-        "memory_efficiency = 1.0",
-        'memory_efficiency_source = "the bandwidth below is what a copy reached"',
-        "",
-        "[[device.tiers]]",
-        'name = "RAM"',
-        f'capacity = "{profile.capacity_bytes / 1e9:.3f}GB"',
-        f'bandwidth = "{profile.memory_bytes_per_s / 1e9:.3f}GB/s"',
-        'source = "capacity: as the system says; bandwidth: measured, a large copy"',
-        "",
-        "[[device.tiers]]",
-        'name = "disk"',
-        f'capacity = "{profile.disk_free_bytes / 1e9:.3f}GB"',
-        f'bandwidth = "{profile.disk_write_bytes_per_s / 1e9:.3f}GB/s"',
-        'source = "measured: free bytes of the temporary folder; written and flushed there"',
-    ]
-    for dtype, rate in rates.items():
-        source = "measured: the fastest product on the CPU; the peak is not known"
-        lines += [
-            "",
-            "[[device.rates]]",
-            f'dtype = "{dtype}"',
-            f'peak = "{max(rate, attention.get(dtype, 0.0)) / 1e9:.3f}GFLOP/s"',
-            f'gemm = "{rate / 1e9:.3f}GFLOP/s"',
-        ]
-        if dtype in attention:
-            lines.append(f'attention = "{attention[dtype] / 1e9:.3f}GFLOP/s"')
-            source += "; attention: both directions of the longest causal one"
-        lines.append(f'source = "{source}"')
-    lines += [
-        "",
-        "[[host]]",
-        'name = "this"',
-        f'device = "{profile.name}-cpu"',
-        "devices = 1",
-        "count = 1  # raise it for more machines like this one",
-        "",
-        "[links.room]",
-        f'latency = "{profile.latency_s * 1e6:.3f}us"',
-        f'bandwidth = "{profile.bandwidth_bytes_per_s / 1e9:.3f}GB/s"',
-        'source = "measured: two processes over a loopback socket; no other machine was reached"',
-        "",
-        *_comments(profile),
-    ]
-    return "\n".join(lines) + "\n"
-
-
-def _cpu_rates(profile: MachineProfile) -> dict[str, float]:
-    """FLOP/s of the fastest product of each dtype."""
-    found: dict[str, float] = {}
-    for time in profile.products:
-        if time.device == "cpu":
-            found[time.dtype] = max(found.get(time.dtype, 0.0), time.flops_rate)
-    return found
-
-
-def _attention_rates(profile: MachineProfile) -> dict[str, float]:
-    """FLOP/s of the last, largest attention of each dtype on the CPU."""
-    return {time.dtype: time.flops_rate for time in profile.attention if time.device == "cpu"}
-
-
-def _comments(profile: MachineProfile) -> Iterator[str]:
-    for time in profile.products:
-        what = f"{time.library} {time.device} {time.dtype} {time.m} x {time.n} x {time.k}"
-        yield f"# product {what}: {time.time_s * 1e6:.1f} us, {time.flops_rate / 1e9:.1f} GFLOP/s"
-    for time in profile.attention:
-        what = f"{time.sequences} x {time.heads} heads, {time.tokens} x {time.head_dim}"
-        took = f"{time.forward_s * 1e6:.1f} us forward, {time.backward_s * 1e6:.1f} us backward"
-        rate = f"{time.flops_rate / 1e9:.1f} GFLOP/s"
-        yield f"# attention torch {time.device} {time.dtype} {what}: {took}, {rate}"
-    for message in profile.messages:
-        yield f"# message {message.size_bytes} bytes: {message.time_s * 1e6:.1f} us"
-    for reason in profile.missing:
-        yield f"# not measured: {reason}"

@@ -11,21 +11,23 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.profile.clock import median_s
+from ratrain.profile.doubt import Watch
 from ratrain.profile.products import gpu_present
 
 COPY_BYTES = 256_000_000
 DISK_BYTES = 256_000_000
+MEMORY_COPY, DEVICE_COPY = "memory copy", "copies to and from the GPU"
+DISK_WRITE, DISK_READ = "disk write", "disk read"
 
 
-def memory_bytes_per_s() -> float:
+def memory_bytes_per_s(watch: Watch) -> float:
     """Bytes read and written a second by a copy far larger than the caches."""
     source = np.ones(COPY_BYTES // 8)
     target = np.empty_like(source)
-    return 2 * source.nbytes / median_s(lambda: np.copyto(target, source))
+    return 2 * source.nbytes / watch.median_s(MEMORY_COPY, lambda: np.copyto(target, source))
 
 
-def device_copy_bytes_per_s() -> tuple[float, float] | None:
+def device_copy_bytes_per_s(watch: Watch) -> tuple[float, float] | None:
     """Bytes a second from pinned host memory to the GPU and back; None without a GPU."""
     if not gpu_present():
         return None
@@ -40,9 +42,25 @@ def device_copy_bytes_per_s() -> tuple[float, float] | None:
             target.copy_(source, non_blocking=True)
             torch.cuda.synchronize()
 
-        return COPY_BYTES / median_s(work)
+        return COPY_BYTES / watch.median_s(DEVICE_COPY, work)
 
     return copy(device, host), copy(host, device)
+
+
+def gpu_memory(watch: Watch) -> tuple[int, float]:
+    """(bytes of the GPU's memory, bytes read and written a second by a copy inside it)."""
+    import torch as module  # pyright: ignore[reportMissingImports]
+
+    torch: Any = module
+    source = torch.empty(COPY_BYTES, dtype=torch.uint8, device="cuda")
+    target = torch.empty_like(source)
+
+    def work() -> None:
+        target.copy_(source)
+        torch.cuda.synchronize()
+
+    capacity = int(torch.cuda.get_device_properties(0).total_memory)
+    return capacity, 2 * COPY_BYTES / watch.median_s(MEMORY_COPY, work)
 
 
 def capacity_bytes() -> int:
@@ -55,23 +73,26 @@ def disk_free_bytes() -> int:
     return shutil.disk_usage(tempfile.gettempdir()).free
 
 
-def disk_bytes_per_s(folder: Path | None = None) -> tuple[float, float]:
+def disk_bytes_per_s(watch: Watch, folder: Path | None = None) -> tuple[float, float]:
     """Bytes a second written (and flushed to the device) and read again, in a temporary file.
 
     The kernel is asked to drop its copy before the read; where it does not, the read is memory's.
+    What the kernel's own threads do for the disk counts as others' work.
     """
     piece = os.urandom(DISK_BYTES // 16)
     with tempfile.NamedTemporaryFile(dir=folder, prefix="ratrain-profile-") as file:
         began = time.perf_counter()
-        for _ in range(16):
-            file.write(piece)
-        file.flush()
-        os.fsync(file.fileno())
+        with watch.over(DISK_WRITE):
+            for _ in range(16):
+                file.write(piece)
+            file.flush()
+            os.fsync(file.fileno())
         written_s = time.perf_counter() - began
         if hasattr(os, "posix_fadvise"):
             os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_DONTNEED)
         file.seek(0)
         began = time.perf_counter()
-        while file.read(len(piece)):
-            pass
+        with watch.over(DISK_READ):
+            while file.read(len(piece)):
+                pass
         return DISK_BYTES / written_s, DISK_BYTES / (time.perf_counter() - began)

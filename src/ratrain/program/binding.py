@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.actions import Kind
+from ratrain.program.families import SEND_SLOTS
+from ratrain.program.kind import Kind, kinds
 from ratrain.program.setup import Setup
-from ratrain.program.states import SEND_SLOTS, States
+from ratrain.program.states import States
 from ratrain.program.units import Bools, Ints
 
 WRITE, READ, FREE = 0, 1, 2
@@ -28,44 +30,67 @@ class Uses:
     mode: Ints
 
 
-class Binding:
-    """State numbers for the rules, and the uses collected so far. Lives while a table is made.
+@dataclass(frozen=True)
+class Ops:
+    """Some ops, and what each is about: unit, micro-batch, and step of the program's period."""
 
-    `g` counts units, `m` micro-batches; every method works on arrays of them.
+    op: Ints
+    unit: Ints
+    micro_batch: Ints
+    step: Ints
+
+    def __len__(self) -> int:
+        return len(self.op)
+
+    def where(self, chosen: Bools | Ints) -> Ops:
+        """Those chosen."""
+        return Ops(self.op[chosen], self.unit[chosen], self.micro_batch[chosen], self.step[chosen])
+
+    def about(self, unit: Ints) -> Ops:
+        """The same ops, about other units."""
+        return Ops(self.op, unit, self.micro_batch, self.step)
+
+
+@dataclass(frozen=True)
+class Ref:
+    """A version of a state, for each of some ops."""
+
+    state: Ints
+    version: Ints
+
+    def next(self) -> Ref:
+        """The version after."""
+        return Ref(self.state, self.version + 1)
+
+
+class Binding:
+    """States for the rules, and the uses collected so far. Lives while a table is made.
+
+    Every method takes `Ops` and answers with a `Ref`: for each op the state that it is about.
     """
 
-    def __init__(self, setup: Setup, states: States, kind: Ints, g: Ints, m: Ints) -> None:
+    def __init__(self, setup: Setup, states: States, kind: Ints, ops: Ops) -> None:
         self.setup = setup
         self.states = states
         self.unit = states.units
-        self._start = {family.name: family.start for family in states.families}
+        self._kind, self._ops = kind, ops
         self._uses: list[tuple[Ints, Ints, Ints, int]] = []
-        made = np.isin(kind, (Kind.B, Kind.W))
-        self._transit = self._slot_turns(g, m, made, states.slots["transit"])
-        gathers = np.isin(kind, (Kind.Gather_F, Kind.Gather_B))
-        self._gathers = {
-            word: self._slot_turns(g, m, gathers, states.slots["gathered"], kind == word)
-            for word in (Kind.Gather_F, Kind.Gather_B)
-        }
-        forward = (kind == Kind.F) & self.unit.has_output[g]
-        self._partial = self._slot_turns(g, m, forward, states.slots["partial"])
-        backward = np.isin(kind, (Kind.B, Kind.I)) & self.unit.has_input[g]
-        self._partialb = self._slot_turns(g, m, backward, states.slots["partialb"])
+        self._turns: dict[tuple[str, int], Ints] = {}
+        self._renewals: dict[str, Ints] = {}
 
     # ---- what the rules declare ---------------------------------------------------------
 
-    def reads(self, op: Ints, state: Ints, version: Ints | int) -> None:
-        self._use(op, state, version, READ)
+    def reads(self, ops: Ops, what: Ref) -> None:
+        self._use(ops, what, READ)
 
-    def writes(self, op: Ints, state: Ints, version: Ints | int) -> None:
-        self._use(op, state, version, WRITE)
+    def writes(self, ops: Ops, what: Ref) -> None:
+        self._use(ops, what, WRITE)
 
-    def frees(self, op: Ints, state: Ints, version: Ints | int) -> None:
-        self._use(op, state, version, FREE)
+    def frees(self, ops: Ops, what: Ref) -> None:
+        self._use(ops, what, FREE)
 
-    def _use(self, op: Ints, state: Ints, version: Ints | int, mode: int) -> None:
-        versions = np.broadcast_to(np.asarray(version, dtype=np.int64), op.shape)
-        self._uses.append((op, state, versions, mode))
+    def _use(self, ops: Ops, what: Ref, mode: int) -> None:
+        self._uses.append((ops.op, what.state, what.version, mode))
 
     def uses(self) -> Uses:
         """Everything declared so far."""
@@ -75,124 +100,185 @@ class Binding:
         mode = np.repeat([use[3] for use in self._uses], [len(use[0]) for use in self._uses])
         return Uses(op, state, version, mode)
 
-    # ---- states by name -----------------------------------------------------------------
+    # ---- states of each sort ------------------------------------------------------------
 
-    def view(self, g: Ints) -> Ints:
-        return self._start["view"] + g
+    def cell(self, family: str, ops: Ops, version: int = 1) -> Ref:
+        """A state that each unit has for each micro-batch of a step."""
+        cells = self.states.by_name[family]
+        place = self.unit.place(ops.unit, ops.micro_batch)
+        state = cells.start + ops.step * cells.count + self.states.unit_cell[ops.unit] + place
+        return Ref(state, np.full(len(ops), version, dtype=np.int64))
 
-    def shard_view(self, g: Ints) -> Ints:
-        return self._start["shard_view"] + g
+    def of_unit(self, family: str, ops: Ops, version: Ints | int = 1) -> Ref:
+        """A state that each unit has in each step."""
+        cells = self.states.by_name[family]
+        state = cells.start + ops.step * cells.count + ops.unit
+        return Ref(state, np.broadcast_to(np.asarray(version, dtype=np.int64), state.shape))
 
-    def optimizer(self, g: Ints) -> Ints:
-        return self._start["optimizer"] + g
+    def lasting(self, family: str, ops: Ops) -> Ref:
+        """A state that each unit has all the time, as the ops' step finds it."""
+        start = self.states.by_name[family].start
+        return Ref(start + ops.unit, self._renewed_before(family)[ops.step, ops.unit])
 
-    def gradient(self, g: Ints) -> Ints:
-        return self._start["gradient"] + g
+    def at_step_end(self, family: str, ops: Ops) -> Ref:
+        """The same as the ops' step leaves it."""
+        before = self.lasting(family, ops)
+        if not self.setup.averages:
+            return before.next()
+        return Ref(before.state, before.version + self._renewed_in(family)[ops.step, ops.unit])
 
-    def shard(self, g: Ints) -> Ints:
-        return self._start["shard"] + g
+    def part_slot(self, family: str, ops: Ops) -> Ref:
+        """The slot that a micro-batch takes, of a part of a stage."""
+        count = self.unit.micro_batches[ops.unit]
+        turn = ops.step * count + self.unit.place(ops.unit, ops.micro_batch)
+        start = self.states.by_name[family].start
+        state = start + self.unit.part[ops.unit] * SEND_SLOTS + turn % SEND_SLOTS
+        return Ref(state, turn // SEND_SLOTS + 1)
 
-    def input(self, g: Ints, m: Ints) -> Ints:
-        return self._start["input"] + self.states.unit_cell[g] + m
+    def rank_slot(
+        self, family: str, ops: Ops, takers: Callable[[Binding], Bools], asked: Kind | None = None
+    ) -> Ref:
+        """The slot, of those that a rank's ops take in turn, that a (unit, micro-batch) has.
 
-    def saved(self, g: Ints, m: Ints) -> Ints:
-        return self._start["saved"] + self.states.unit_cell[g] + m
+        `takers` says which of all ops take a slot; where a cell's ops take several, the one that
+        the op of kind `asked` takes.
+        """
+        key = family, -1 if asked is None else int(asked)
+        if key not in self._turns:
+            self._turns[key] = self._slot_turns(family, takers(self), asked)
+        slots, rank = self.states.slots[family], self.unit.rank[ops.unit]
+        turn = self._turns[key][self._cells(ops)]
+        first = np.cumsum(slots) - slots
+        start = self.states.by_name[family].start
+        many = np.maximum(slots[rank], 1)
+        state = start + first[rank] + turn % many
+        return Ref(state, np.where(turn < 0, NEVER, turn // many + 1))
 
-    def arrives_in_slot(self, g: Ints) -> Bools:
+    # ---- states that several kinds share ------------------------------------------------
+
+    def gathered_per_use(self, unit: Ints) -> Bools:
+        """Level 3: units whose view exists only while it is used."""
+        return self.unit.reduced[unit] & (self.setup.sharding == 3)
+
+    def gathered_per_step(self, unit: Ints) -> Bools:
+        """Levels 1 and 2: units whose updated view is gathered once a step."""
+        return self.unit.reduced[unit] & (self.setup.sharding in (1, 2))
+
+    def reduced_per_micro_batch(self, unit: Ints) -> Bools:
+        return self.unit.reduced[unit] & self.setup.per_micro_batch
+
+    def view(self, ops: Ops) -> Ref:
+        return self.lasting("view", ops)
+
+    def kept_view(self, ops: Ops) -> Ref:
+        """What a rank keeps of a view from step to step: all of it, or its share."""
+        whole, share = self.lasting("view", ops), self.lasting("shard_view", ops)
+        return Ref(
+            np.where(self.gathered_per_use(ops.unit), share.state, whole.state), whole.version
+        )
+
+    def new_view(self, ops: Ops) -> Ref:
+        """The same as the ops' step leaves it."""
+        return Ref(self.kept_view(ops).state, self.at_step_end("view", ops).version)
+
+    def gradient(self, ops: Ops, version: Ints | int) -> Ref:
+        return self.of_unit("gradient", ops, version)
+
+    def of_all_replicas(self, ops: Ops) -> Ref:
+        """A unit's gradient with every micro-batch and every replica in it, of one copy where the
+        unit is tied."""
+        complete = self.unit.micro_batches[ops.unit] + self.unit.reduced[ops.unit]
+        return self.gradient(ops, complete)
+
+    def reduced(self, ops: Ops) -> Ref:
+        """A unit's reduced gradient, of both copies where the unit is tied."""
+        whole, g = self.of_all_replicas(ops), ops.unit
+        share = self.of_unit("shard", ops, self.unit.micro_batches[g])
+        sharded = self.reduced_per_micro_batch(g)
+        return Ref(
+            np.where(sharded, share.state, whole.state),
+            np.where(sharded, share.version, whole.version + (self.unit.tied_to[g] >= 0)),
+        )
+
+    def arrives_in_slot(self, unit: Ints) -> Bools:
         """Whether the gradient of a unit's output arrives from another rank, into a slot. Split
-        backward keeps gradients until their W, longer than slots allow: it has a cell for each."""
-        return self.unit.next_is_remote[g] & (not self.setup.split_backward)
+        backward keeps gradients until their W, longer than slots allow: it has a cell for each,
+        and so have orders that say that gradients wait long (`arrival_places`)."""
+        apart = self.setup.split_backward or self.setup.arrival_places
+        return self.unit.next_is_remote[unit] & (not apart)
 
-    def outgrad(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The state, and its version, that holds the gradient of a unit's output."""
-        cell = self._start["outgrad"] + self.states.unit_cell[g] + m
-        slot = self._start["recvg"] + self.unit.stage[g] * SEND_SLOTS + m % SEND_SLOTS
-        arrives = self.arrives_in_slot(g)
-        return np.where(arrives, slot, cell), np.where(arrives, m // SEND_SLOTS + 1, 1)
+    def outgrad(self, ops: Ops) -> Ref:
+        """What holds the gradient of a unit's output."""
+        cell, slot = self.cell("outgrad", ops), self.part_slot("recvg", ops)
+        arrives = self.arrives_in_slot(ops.unit)
+        return Ref(
+            np.where(arrives, slot.state, cell.state), np.where(arrives, slot.version, cell.version)
+        )
 
-    def partial(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The slot, and its version, of a rank's part of a forward's sum."""
-        return self._slot("partial", self._partial, g, m)
+    # ---- ops ----------------------------------------------------------------------------
 
-    def partialb(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The slot, and its version, of a rank's part of a backward's sum."""
-        return self._slot("partialb", self._partialb, g, m)
+    def is_any(self, *kinds: Kind) -> Bools:
+        """Which of all ops are of these kinds."""
+        return np.isin(self._kind, [int(kind) for kind in kinds])
 
-    def sendx(self, stage: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The slot, and its version, from which a stage's output is sent."""
-        return self._start["sendx"] + stage * SEND_SLOTS + m % SEND_SLOTS, m // SEND_SLOTS + 1
+    def every(self) -> Ops:
+        """All ops of the program."""
+        return self._ops
 
-    def sendg(self, stage: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The slot, and its version, from which the gradient of a stage's input is sent."""
-        return self._start["sendg"] + stage * SEND_SLOTS + m % SEND_SLOTS, m // SEND_SLOTS + 1
+    def with_units_of_rank(self, ops: Ops) -> Ops:
+        """Ops about a rank, repeated for every unit of it."""
+        return _repeated(
+            ops, [np.flatnonzero(self.unit.rank == r) for r in self.unit.rank[ops.unit]]
+        )
 
-    def transit(self, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The slot, and its version, that the gradient of a unit and micro-batch passes."""
-        return self._slot("transit", self._transit, g, m)
+    def with_units_of_part(self, ops: Ops) -> Ops:
+        """Ops about a stage, repeated for every unit of the rank's part of it."""
+        first, last = self.unit.first_of_part[ops.unit], self.unit.last_of_part[ops.unit]
+        return _repeated(ops, [np.arange(a, b + 1) for a, b in zip(first, last, strict=True)])
 
-    def gathered(self, word: Kind, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        """The slot, and its version, into which `word` gathers a unit's view."""
-        return self._slot("gathered", self._gathers[word], g, m)
+    # ---- turns --------------------------------------------------------------------------
 
-    def saved_version(self, g: Ints) -> Ints:
-        """The version of `saved` that is complete: recovery under tensor parallelism makes two."""
-        return 1 + (self.unit.recovered[g] & (self.setup.tensor > 1))
+    def _cells(self, ops: Ops) -> Ints:
+        place = self.unit.place(ops.unit, ops.micro_batch)
+        return ops.step * self.states.cells + self.states.unit_cell[ops.unit] + place
 
-    def of_all_replicas(self, g: Ints) -> Ints:
-        """The version of a unit's gradient that has every micro-batch and every replica in it, of
-        one copy where the unit is tied."""
-        return self.unit.micro_batches[g] + self.setup.reduces
-
-    def reduced(self, g: Ints) -> tuple[Ints, Ints]:
-        """The state, and its version, that holds a unit's reduced gradient, of both copies where
-        the unit is tied."""
-        if self.setup.per_micro_batch:
-            return self.shard(g), self.unit.micro_batches[g]
-        return self.gradient(g), self.of_all_replicas(g) + (self.unit.tied_to[g] >= 0)
-
-    def units_of_rank(self, op: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints, Ints]:
-        """A barrier's ops, repeated for every unit of their ranks: (op, unit, micro-batch)."""
-        rows = [np.flatnonzero(self.unit.rank == rank) for rank in self.unit.rank[g]]
-        return _repeated(op, rows, m)
-
-    def units_of_stage(self, op: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints, Ints]:
-        """A barrier's ops, repeated for every unit of their stages: (op, unit, micro-batch)."""
-        first, last = self.unit.first_of_stage[g], self.unit.last_of_stage[g]
-        return _repeated(op, [np.arange(a, b + 1) for a, b in zip(first, last, strict=True)], m)
-
-    # ---- slots --------------------------------------------------------------------------
-
-    def _slot_turns(
-        self, g: Ints, m: Ints, taking: Bools, slots: Ints, asked: Bools | None = None
-    ) -> Ints:
-        """For each (unit, micro-batch) cell, its turn among its rank's ops that take a slot; where
-        a cell's ops take several, that of those `asked` for.
+    def _slot_turns(self, family: str, taking: Bools, asked: Kind | None) -> Ints:
+        """For each (unit, micro-batch) cell of each step, its turn among its rank's ops that take
+        a slot; where a cell's ops take several, that of the kind `asked`.
 
         Ops are numbered lane by lane, so their numbers have the order of the lane. A cell that
         no op serves has turn -1.
         """
-        turns = np.full(int(self.unit.micro_batches.sum()), -1, dtype=np.int64)
-        if not slots.any():
+        turns = np.full(self.states.cells * self.setup.period, -1, dtype=np.int64)
+        if not self.states.slots[family].any():
             return turns
         chosen = np.flatnonzero(taking)
-        rank = self.unit.rank[g[chosen]]
+        rank = self.unit.rank[self._ops.unit[chosen]]
         by_rank = np.argsort(rank, kind="stable")
         first = np.searchsorted(rank[by_rank], rank[by_rank])
         turn = np.empty(len(chosen), dtype=np.int64)
         turn[by_rank] = np.arange(len(chosen)) - first
-        served = np.ones(len(chosen), bool) if asked is None else asked[chosen]
-        ops = chosen[served]
-        turns[self.states.unit_cell[g[ops]] + m[ops]] = turn[served]
+        served = slice(None) if asked is None else self._kind[chosen] == asked
+        turns[self._cells(self._ops.where(chosen[served]))] = turn[served]
         return turns
 
-    def _slot(self, name: str, turns: Ints, g: Ints, m: Ints) -> tuple[Ints, Ints]:
-        slots, rank = self.states.slots[name], self.unit.rank[g]
-        turn = turns[self.states.unit_cell[g] + m]
-        first = np.cumsum(slots) - slots
-        state = self._start[name] + first[rank] + turn % slots[rank]
-        return state, np.where(turn < 0, NEVER, turn // slots[rank] + 1)
+    def _renewed_in(self, family: str) -> Ints:
+        """Steps x units: how often a lasting family's states are written in a step."""
+        writes = np.zeros((self.setup.period, len(self.unit.rank)), dtype=np.int64)
+        if self.setup.period > 1 or self.setup.averages:
+            chosen = self.is_any(*(kind for kind in kinds() if family in kind.renews))
+            np.add.at(writes, (self._ops.step[chosen], self._ops.unit[chosen]), 1)
+        return writes
+
+    def _renewed_before(self, family: str) -> Ints:
+        """Steps x units: how often a lasting family's states have been written before a step."""
+        if family not in self._renewals:
+            writes = self._renewed_in(family)
+            self._renewals[family] = np.cumsum(writes, axis=0) - writes
+        return self._renewals[family]
 
 
-def _repeated(op: Ints, rows: list[Ints], m: Ints) -> tuple[Ints, Ints, Ints]:
-    counts = [len(row) for row in rows]
-    return np.repeat(op, counts), np.concatenate(rows), np.repeat(m, counts)
+def _repeated(ops: Ops, units: list[Ints]) -> Ops:
+    counts = [len(row) for row in units]
+    repeated = ops.where(np.repeat(np.arange(len(ops)), counts))
+    return repeated.about(np.concatenate(units) if units else repeated.unit)

@@ -20,17 +20,22 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import MESSAGES, Kind
-from ratrain.program.program import Program, plain_program
-from ratrain.program.setup import Replica, Setup, Stage, Unit
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, kind_named
+from ratrain.program.plain import plain_program
+from ratrain.program.program import Program
+from ratrain.program.setup import Replica, Setup, Unit, stage
 from ratrain.program.walk import walk
+from ratrain.readers.csv import csv_rows
+from ratrain.readers.files import shown
 
 Step = tuple[Kind, int, int]
 """(kind, stage, micro-batch), as skeletons yield it."""
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
-_DERIVED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", *(kind.name for kind in MESSAGES))
-_CELL = re.compile(r"(\d+)([A-Z_]+?)(\d*)")
+_MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
+_DERIVED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", *(kind.name for kind in _MESSAGES))
+_CELL = re.compile(r"(\d{1,6})([A-Z_]{1,40}?)(\d{0,7})", re.ASCII)
 
 
 # ---- writing ----------------------------------------------------------------------------
@@ -58,13 +63,13 @@ def _cell(step: Step) -> str:
     return f"{stage}{kind.name}{micro_batch}"
 
 
-def _folded(program: Program, rank: int, actions: Iterable[tuple[int, ...]]) -> Iterator[Step]:
-    """Ops of units as ops of stages: a stage's op stands where its last unit's did."""
-    units = {number: len(stage.units) for number, stage in program.stages_of(rank)}
+def _folded(program: Program, rank: int, actions: Iterable[Action]) -> Iterator[Step]:
+    """Ops of units as ops of stages: a stage's op takes the place of its last unit's."""
+    units = {number: len(member.units) for number, member in program.held_by(rank)}
     left: dict[Step, int] = {}
-    for kind, stage, _, micro_batch in actions:
-        step = Kind(kind), stage, micro_batch
-        left[step] = left.get(step, 1 if step[0] in MESSAGES else units[stage]) - 1
+    for kind, number, _, micro_batch, _ in actions:
+        step = kind, number, micro_batch
+        left[step] = left.get(step, 1 if kind.is_message else units[number]) - 1
         if not left[step]:
             yield step
 
@@ -83,10 +88,10 @@ def _in_running_order(program: Program) -> dict[int, list[Step]]:
         raise ProgramError(
             "a program that cannot run has no CSV with messages", fix="run `ratrain verify` on it"
         )
-    actions: dict[int, list[tuple[int, ...]]] = {}
+    actions: dict[int, list[Action]] = {}
     for op in walked.order[walked.order < len(table)].tolist():
         action = table.action(op)
-        if action.kind in COMPUTE or action.kind in MESSAGES:
+        if action.kind in COMPUTE or action.kind.is_message:
             actions.setdefault(int(table.rank[op]), []).append(action)
     return {rank: list(_folded(program, rank, rows)) for rank, rows in actions.items()}
 
@@ -152,13 +157,21 @@ def _aligned(orders: Mapping[int, list[Step]]) -> Iterator[tuple[int, list[Step 
 def read_csv(text: str, place: str = "") -> dict[int, list[Step]]:
     """The compute order of every rank; a `ProgramError` names the row, the cell and the word."""
     orders: dict[int, list[Step]] = {}
-    for rank, row in enumerate(csv.reader(io.StringIO(text))):
+    rows = (row for row in csv_rows(text, place) if row.cells)  # blank lines are no ranks
+    for rank, row in enumerate(rows):
         orders[rank] = []
-        for column, cell in enumerate(row):
+        for column, cell in enumerate(row.cells):
             where = f"row {rank + 1}, cell {column + 1}"
             step = _step(cell.strip(), f"{place}, {where}" if place else where)
             if step is not None:
                 orders[rank].append(step)
+        if not orders[rank]:
+            where = f"row {rank + 1}"
+            raise ProgramError(
+                f"rank {rank} computes nothing",
+                place=f"{place}, {where}" if place else where,
+                fix="leave the row out, or give the rank its actions",
+            )
     return orders
 
 
@@ -167,17 +180,25 @@ def _step(word: str, place: str) -> Step | None:
         return None
     match = _CELL.fullmatch(word)
     if match is None:
-        known = "one action a cell, e.g. 2F0 (overlapped actions like (0F1;1B0)OVERLAP_F_B are not"
-        raise ProgramError(f"{word!r} is not an action", place=place, fix=f"write {known} known)")
+        known = (
+            "one action per cell, e.g. 2F0 (overlapped actions like (0F1;1B0)OVERLAP_F_B are not"
+        )
+        raise ProgramError(
+            f"{shown(word)} is not an action", place=place, fix=f"write {known} known)"
+        )
     stage, name, micro_batch = match.groups()
     if name in _DERIVED:
         return None
     if name not in {kind.name for kind in COMPUTE}:
         names = ", ".join([*(kind.name for kind in COMPUTE), *_DERIVED])
-        raise ProgramError(f"{word!r} names no kind of action", place=place, fix=f"use {names}")
+        raise ProgramError(
+            f"{shown(word)} does not name a kind of action", place=place, fix=f"use {names}"
+        )
     if not micro_batch:
-        raise ProgramError(f"{word!r} names no micro-batch", place=place, fix=f"write {word}0")
-    return Kind[name], int(stage), int(micro_batch)
+        raise ProgramError(
+            f"{word!r} does not name a micro-batch", place=place, fix=f"write {word}0"
+        )
+    return kind_named(name), int(stage), int(micro_batch)
 
 
 def csv_setup(orders: Mapping[int, Iterable[Step]], unit: Unit, place: str = "") -> Setup:
@@ -186,23 +207,36 @@ def csv_setup(orders: Mapping[int, Iterable[Step]], unit: Unit, place: str = "")
     rank_of: dict[int, int] = {}
     micro_batches, split = 0, False
     for rank, steps in orders.items():
-        for kind, stage, micro_batch in steps:
-            if rank_of.setdefault(stage, rank) != rank:
+        for kind, number, micro_batch in steps:
+            if rank_of.setdefault(number, rank) != rank:
                 raise ProgramError(
-                    f"stage {stage} is on rank {rank_of[stage]} and on rank {rank}",
+                    f"stage {number} is on rank {rank_of[number]} and on rank {rank}",
                     place=place,
                     fix="keep a stage on one rank",
                 )
             micro_batches = max(micro_batches, micro_batch + 1)
             split |= kind is Kind.I
+    ops = sum(len(list(steps)) for steps in orders.values())
+    if micro_batches > ops:
+        raise ProgramError(
+            f"micro-batch {micro_batches - 1:,} is named, and there are {ops:,} actions",
+            place=place,
+            fix="number micro-batches from 0, leaving none out",
+        )
     if sorted(rank_of) != list(range(len(rank_of))) or not rank_of:
         missing = sorted(set(range(max(rank_of, default=0) + 1)) - set(rank_of))
-        raise ProgramError(f"no rank computes stages {missing}", place=place)
+        names = f"stage {missing[0]}" if missing else "any stage"
+        raise ProgramError(
+            f"no rank computes {names}", place=place, fix="number stages from 0, leaving none out"
+        )
     stages = tuple(
-        Stage(rank_of[stage], (replace(unit, name=str(stage)),), output_bytes=unit.input_bytes)
-        for stage in range(len(rank_of))
+        stage(rank_of[number], (replace(unit, name=str(number)),), unit.input_bytes)
+        for number in range(len(rank_of))
     )
-    return Setup((Replica(stages, micro_batches),), split_backward=split)
+    try:
+        return Setup((Replica(stages, micro_batches),), split_backward=split)
+    except ProgramError as error:
+        raise ProgramError(error.what, place=place, fix=error.fix) from None
 
 
 def program_of_csv(text: str, unit: Unit, place: str = "") -> Program:

@@ -7,6 +7,8 @@ the reads, then at most one free. From this come four kinds of waiting:
     READ       a read waits for the write of its version
     FREE       a free waits for the reads of its version
     OVERWRITE  the write of the next version waits for the reads of this one, or for its free
+
+Waiting for an op further ahead on the same lane is left out: the lane says it.
 """
 
 from __future__ import annotations
@@ -14,6 +16,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import numpy as np
+import numpy.typing as npt
 
 from ratrain.program.binding import FREE, READ, WRITE, Uses
 from ratrain.program.states import States
@@ -28,7 +31,7 @@ class EdgeList:
 
     source: Ints
     target: Ints
-    kind: Ints
+    kind: npt.NDArray[np.int8]
     state: Ints
 
 
@@ -49,13 +52,12 @@ class Edges:
 
 def derive_edges(uses: Uses, states: States, lane: Ints) -> Edges:
     """The `Edges` of ops that use states. `lane` names each op's lane; ops are in lane order."""
-    order = _by_state_and_version(uses)
-    state, version = uses.state[order], uses.version[order]
-    mode, op = uses.mode[order], uses.op[order]
+    order, state, version, mode = _by_state_and_version(uses)
+    op = uses.op[order]
     writes = np.bincount(state[mode == WRITE], minlength=len(states.rank))
 
     # A block is one version of one state.
-    changes = np.r_[True, (state[1:] != state[:-1]) | (version[1:] != version[:-1])]
+    changes = np.append(True, (state[1:] != state[:-1]) | (version[1:] != version[:-1]))
     block = np.cumsum(changes) - 1
     blocks = int(block[-1]) + 1
     block_state, block_version = state[changes], version[changes]
@@ -80,22 +82,22 @@ def derive_edges(uses: Uses, states: States, lane: Ints) -> Edges:
     carried = states.persistent[block_state] & (block_version == 0)
     previous_writer = np.where(carried, last_writer[block_state], -1)
 
-    inside = _Collector(op, state)
+    inside = _Collector(op, state, lane, across=False)
     inside.add(writer[read_block], reads, READ_EDGE)
     inside.add(freer[read_block], reads, FREE_EDGE, reverse=True)
     inside.add(writer[unread], freer[unread], FREE_EDGE)
-    across = _Collector(op, state)
+    across = _Collector(op, state, lane, across=True)
     across.add(previous_writer[read_block], reads, READ_EDGE)
-    for found, ending in ((inside, closer), (across, next_closer)):
+    for edges, ending in ((inside, closer), (across, next_closer)):
         kept = np.where(freer[read_block] < 0, ending[read_block], -1)
-        found.add(kept, reads, OVERWRITE_EDGE, reverse=True)
-        found.add(np.where(freer >= 0, freer, -1), ending, OVERWRITE_EDGE)
-        found.add(np.where(unread & (freer < 0), writer, -1), ending, OVERWRITE_EDGE)
+        edges.add(kept, reads, OVERWRITE_EDGE, reverse=True)
+        edges.add(np.where(freer >= 0, freer, -1), ending, OVERWRITE_EDGE)
+        edges.add(np.where(unread & (freer < 0), writer, -1), ending, OVERWRITE_EDGE)
 
     lost = (mode != WRITE) & (writer[block] < 0) & ~carried[block]
     return Edges(
-        inside=inside.with_lanes(lane, across=False),
-        across=across.with_lanes(lane, across=True),
+        inside=inside.with_lanes(),
+        across=across.with_lanes(),
         unwritten=order[lost],
         written_twice=order[second_writer],
         freed_twice=order[second_freer],
@@ -103,53 +105,68 @@ def derive_edges(uses: Uses, states: States, lane: Ints) -> Edges:
     )
 
 
-def _by_state_and_version(uses: Uses) -> Ints:
-    """Rows of uses by state, version and mode. One integer holds all of it and the row, where it
-    fits: sorting plain integers is several times faster than sorting by columns."""
+def _by_state_and_version(uses: Uses) -> tuple[Ints, Ints, Ints, Ints]:
+    """Rows of uses by state, version and mode, and these three. One integer holds all of it and the
+    row, where it fits: sorting plain integers is several times faster than sorting by columns."""
     rows = len(uses.op)
     row_bits = max(rows - 1, 1).bit_length()
     version_bits = int(uses.version.max(initial=1)).bit_length()
     if int(uses.state.max(initial=1)).bit_length() + version_bits + 2 + row_bits > 62:
-        return np.lexsort((uses.mode, uses.version, uses.state))
+        order = np.lexsort((uses.mode, uses.version, uses.state))
+        return order, uses.state[order], uses.version[order], uses.mode[order]
     key = (uses.state << version_bits) | uses.version
     key = ((key << 2 | uses.mode) << row_bits) | np.arange(rows)
     key.sort()
-    return key & ((1 << row_bits) - 1)
+    order = key & ((1 << row_bits) - 1)
+    key >>= row_bits
+    mode = key & 3
+    key >>= 2
+    return order, key >> version_bits, key & ((1 << version_bits) - 1), mode
 
 
 class _Collector:
-    """Edges found so far, as pairs of rows of the sorted uses."""
+    """Edges found so far, as ops and the states that they are about."""
 
-    def __init__(self, op: Ints, state: Ints) -> None:
-        self._op, self._state = op, state
-        self._found: list[tuple[Ints, Ints, int]] = []
+    def __init__(self, op: Ints, state: Ints, lane: Ints, *, across: bool) -> None:
+        self._op, self._state, self._lane, self._across = op, state, lane, across
+        self._edges: list[tuple[Ints, Ints, Ints, int]] = []
 
     def add(self, source: Ints, target: Ints, kind: int, *, reverse: bool = False) -> None:
-        """Edges from source to target rows, where both exist (-1: does not)."""
-        exist = (source >= 0) & (target >= 0)
-        pair = (target[exist], source[exist]) if reverse else (source[exist], target[exist])
-        self._found.append((*pair, kind))
+        """Edges between rows of the sorted uses, from source to target, where both exist (-1: does
+        not) and the order of lanes does not say so already."""
+        exist = np.flatnonzero((source >= 0) & (target >= 0))
+        before, after = (target, source) if reverse else (source, target)
+        rows = before[exist]
+        sources, targets = self._op[rows], self._op[after[exist]]
+        new = np.flatnonzero(~self._implied(sources, targets))
+        self._edges.append((sources[new], targets[new], self._state[rows[new]], kind))
 
-    def with_lanes(self, lane: Ints, *, across: bool) -> EdgeList:
+    def _implied(self, source: Ints, target: Ints) -> Bools:
+        """Edges to later ops of the same lane. One to the very next op stays: an op's followers are
+        released in the order of its edges, and the simulator's ties depend on it."""
+        lane = self._lane
+        same = lane[source] == lane[target]
+        if self._across:
+            is_end = np.append(lane[1:] != lane[:-1], True)
+            return same & ~(is_end[source] & np.roll(is_end, 1)[target])
+        return (source == target) | (same & (target > source + 1))
+
+    def with_lanes(self) -> EdgeList:
         """What was found, and the lane edges: neighbours, or a lane's end to its next start."""
-        same = lane[1:] == lane[:-1]
-        if across:
-            before, after = np.flatnonzero(np.r_[~same, True]), np.flatnonzero(np.r_[True, ~same])
+        same = self._lane[1:] == self._lane[:-1]
+        if self._across:
+            before = np.flatnonzero(np.append(~same, True))
+            after = np.flatnonzero(np.append(True, ~same))
         else:
             before = np.flatnonzero(same)
             after = before + 1
-        rows = np.concatenate([source for source, _, _ in self._found])
-        source = self._op[rows]
-        target = self._op[np.concatenate([target for _, target, _ in self._found])]
-        kind = np.repeat(
-            np.array([kind for *_, kind in self._found]), [len(pair[0]) for pair in self._found]
-        )
-        other = (source != target) | across
+        edges = [(before, after, np.full(len(before), -1), LANE_EDGE), *self._edges]
+        source, target, state, kinds = zip(*edges, strict=True)
         return EdgeList(
-            np.r_[before, source[other]],
-            np.r_[after, target[other]],
-            np.r_[np.full(len(before), LANE_EDGE), kind[other]],
-            np.r_[np.full(len(before), -1), self._state[rows][other]],
+            np.concatenate(source),
+            np.concatenate(target),
+            np.repeat(np.array(kinds, dtype=np.int8), [len(rows) for rows in source]),
+            np.concatenate(state),
         )
 
 

@@ -14,9 +14,10 @@ from typing import TYPE_CHECKING
 
 import numpy as np
 
-from ratrain.program.actions import LANE_OF, Kind, Lane
+from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.units import Ints
 from ratrain.program.walk import walk
+from ratrain.timeline.palette import class_of
 
 if TYPE_CHECKING:
     from rich.text import Text
@@ -24,8 +25,6 @@ if TYPE_CHECKING:
     from ratrain.program.program import Program
     from ratrain.program.table import Table
 
-UNIT_TIMES = {Kind.F: 1, Kind.R: 1, Kind.B: 2, Kind.I: 1, Kind.W: 1}
-COLOURS = {Kind.F: "cyan", Kind.R: "yellow", Kind.B: "green", Kind.I: "green", Kind.W: "magenta"}
 NEVER = -1
 
 
@@ -40,7 +39,7 @@ class Clock:
 def unit_clock(table: Table) -> Clock:
     """The `Clock` of one step: every op starts as soon as all it waits for has ended."""
     n = len(table)
-    takes = np.array([UNIT_TIMES.get(kind, 0) for kind in Kind], dtype=np.int64)[table.kind]
+    takes = np.array([kind.picture_width for kind in kinds()], dtype=np.int64)[table.kind]
     followers: list[list[int]] = [[] for _ in range(n)]
     sources: list[int] = table.edges.inside.source.tolist()
     targets: list[int] = table.edges.inside.target.tolist()
@@ -59,14 +58,14 @@ def unit_clock(table: Table) -> Clock:
 
 def _together(table: Table, order: list[int]) -> Iterator[list[int]]:
     """Ops in running order; members of a group, which stand side by side in it, as one."""
-    found: list[int] = []
+    group: list[int] = []
     for op in order:
-        if found and not (table.group[op] >= 0 and table.group[op] == table.group[found[0]]):
-            yield found
-            found = []
-        found.append(op)
-    if found:
-        yield found
+        if group and not (table.group[op] >= 0 and table.group[op] == table.group[group[0]]):
+            yield group
+            group = []
+        group.append(op)
+    if group:
+        yield group
 
 
 @dataclass(frozen=True)
@@ -121,7 +120,8 @@ def _fill(line: Text, row: list[Block], cell: int, shown: int) -> None:
         end = min(block.end, shown)
         room = (end - block.start) * cell
         body = block.label.ljust((block.end - block.start) * cell - 1, "-") + " "
-        style = "bold reverse red" if block.marked else COLOURS[block.kind]
+        colour = class_of("compute", block.kind.name).terminal or "cyan"
+        style = "bold reverse red" if block.marked else colour
         line.append(body[:room], style=style)
         at = end
     line.append((".".ljust(cell)) * (shown - at), style="dim")
@@ -135,7 +135,7 @@ def _blocks(table: Table, clock: Clock, marks: set[int]) -> dict[int, list[Block
     last: dict[int, tuple[int, ...]] = {}
     for op in np.flatnonzero(table.lane == Lane.COMPUTE).tolist():
         rank, action = int(table.rank[op]), table.action(op)
-        if action.kind not in UNIT_TIMES:
+        if not action.kind.picture_width:
             continue
         start, end, row = int(clock.start[op]), int(clock.end[op]), rows[rank]
         key = action.kind, action.stage, action.micro_batch
@@ -176,7 +176,7 @@ def _notes(table: Table, marks: set[int], whole: int, shown: int) -> Iterator[st
     if shown < whole:
         yield f"cut at time {shown} of {whole}"
     for op in sorted(marks):
-        if op >= 0 and LANE_OF[Kind(int(table.kind[op]))] is not Lane.COMPUTE:
+        if op >= 0 and Kind(int(table.kind[op])).lane is not Lane.COMPUTE:
             yield f"! {table.word(op)} on rank {table.rank[op]}, lane {_lane(table, op)}"
 
 

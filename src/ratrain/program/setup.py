@@ -1,8 +1,9 @@
-"""What a program is about: replicas of stages of units, and how many bytes each state has.
+"""What a program is about: replicas of stages of members, and how many bytes each state has.
 
 A unit is what one op works on: an embedding, a layer (or several, or a whole stage where
-nothing finer is asked for), a head. Everything that the rules need to know stands here, so a
-program's text with this header is complete.
+nothing finer is asked for), a head. A stage is consecutive units; each of its members holds all of
+them and computes some of the micro-batches. Everything that the rules need to know is here, so
+a program's text with this header is complete.
 """
 
 from __future__ import annotations
@@ -14,9 +15,12 @@ from functools import cached_property
 
 from ratrain.errors import ProgramError
 
+HOST = "host"
+"""The name of the memory tier below the device's, to which states are offloaded."""
+
 
 class Recovery(StrEnum):
-    """When the activations that backward needs come back."""
+    """When the activations that backward needs come back (activation recomputation)."""
 
     NONE = "none"  # forward saves them
     BACKWARD = "backward"  # computed again once the gradient has arrived
@@ -40,8 +44,8 @@ class Accumulation(StrEnum):
 class Unit:
     """One unit of a stage and the bytes of its states on one rank.
 
-    `name` is its identity across replicas ("e", "7", "h", or "0-3" for layers 0 to 3): the
-    data-parallel collectives of replicas that are simulated apart meet by it.
+    `name` is its identity across replicas ("e", "7", "h", or "0-3" for layers 0 to 3): the ranks
+    that hold a unit of one name reduce its gradient together.
     """
 
     name: str
@@ -57,44 +61,110 @@ class Unit:
 
 
 @dataclass(frozen=True)
-class Stage:
-    """Consecutive units on one rank. `output_bytes` is the tensor sent to the next stage."""
+class Member:
+    """A rank (with `tensor` above 1: a tensor-parallel group, whose ranks behave alike, so that
+    one stands for all) that holds a stage's units, and the micro-batches that it computes."""
 
     rank: int  # within the replica
     units: tuple[Unit, ...]
-    output_bytes: int = 0
+    output_bytes: int = 0  # of the tensor sent to the next stage
     recovery: Recovery = Recovery.NONE
+    tensor: int = 1
+    serves: tuple[int, ...] | None = None  # micro-batches, ascending; None: all
+    offloads: bool = False  # units' inputs wait for backward in host memory
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Consecutive units, and who computes them."""
+
+    members: tuple[Member, ...]
+
+    @property
+    def only(self) -> Member:
+        """The member, where there is one."""
+        (member,) = self.members
+        return member
+
+    @property
+    def names(self) -> tuple[str, ...]:
+        return tuple(unit.name for unit in self.members[0].units)
+
+    def member_at(self, rank: int) -> Member | None:
+        """The member on a rank of the replica."""
+        return next((member for member in self.members if member.rank == rank), None)
+
+    def member_for(self, micro_batch: int) -> Member:
+        """The member that computes a micro-batch."""
+        return next(
+            member
+            for member in self.members
+            if member.serves is None or micro_batch in member.serves
+        )
+
+
+def stage(
+    rank: int,
+    units: tuple[Unit, ...],
+    output_bytes: int = 0,
+    recovery: Recovery = Recovery.NONE,
+    *,
+    tensor: int = 1,
+) -> Stage:
+    """A stage of one member, which computes every micro-batch."""
+    return Stage((Member(rank, units, output_bytes, recovery, tensor),))
 
 
 @dataclass(frozen=True)
 class Replica:
-    """One pipeline. `count` identical ones exist; they behave alike, so one stands for all."""
+    """One copy of the model. `count` identical ones exist; they behave alike, so one stands for
+    all."""
 
     stages: tuple[Stage, ...]
     micro_batches: int
     count: int = 1
 
-    @property
+    @cached_property
     def ranks(self) -> int:
-        return 1 + max(stage.rank for stage in self.stages)
+        return 1 + max(member.rank for stage in self.stages for member in stage.members)
+
+    def serves(self, member: Member) -> tuple[int, ...] | range:
+        """The micro-batches that a member computes."""
+        return range(self.micro_batches) if member.serves is None else member.serves
+
+
+@dataclass(frozen=True)
+class Budget:
+    """Bytes of one memory tier ("": the device's) on some ranks, the last one included."""
+
+    first_rank: int
+    last_rank: int
+    tier: str
+    size_bytes: int
 
 
 @dataclass(frozen=True)
 class Setup:
-    """The header of a program."""
+    """The header of a program. A budget of `budgets` goes before `budget_bytes`."""
 
     replicas: tuple[Replica, ...]
-    tensor: int = 1  # ranks of a tensor-parallel group; they behave alike, so one stands for all
-    sharding: int = 0  # 0 nothing, 1 optimizer, 2 and gradients, 3 and views
+    sharding: int = 0  # ZeRO stage: 0 nothing, 1 optimizer, 2 and gradients, 3 and views
     accumulation: Accumulation = Accumulation.LOCAL
     split_backward: bool = False  # I and W in place of B
     recovery_buffer: int = 2  # units whose activations may be held recovered at once
     transit_slots: int = 0  # unreduced gradients held at once; 0: as many as units
     bucket_bytes: int | None = None  # a gradient leaves in pieces of this size; None: whole
     budget_bytes: int | None = None  # per rank, of the tier below
-    tier: str = "memory"
+    tier: str = "memory"  # of the device
     tied: bool = False  # the first and the last unit hold one matrix, each a copy of it
     sequence_parallel: bool = False  # a tensor group divides the tensors between units
+    arrival_places: bool = False  # a gradient that arrives has a place of its own, not a slot
+    gathers_per_pass: bool = False  # level 3 gathers a view once for all micro-batches of a pass
+    period: int = 1  # steps that the program spells out
+    averages: bool = False  # replicas update alone, and average their weights once a period
+    forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
+    notes: tuple[str, ...] = ()  # of third-party passes, for their rules and families
+    budgets: tuple[Budget, ...] = ()
 
     def __post_init__(self) -> None:
         _check(self)
@@ -121,43 +191,84 @@ class Setup:
         """Which replica a program rank belongs to."""
         return max(i for i, first in enumerate(self.first_rank) if first <= rank)
 
+    @cached_property
+    def tensor(self) -> int:
+        """The largest tensor-parallel degree of any member."""
+        return max(member.tensor for member in self.members)
+
+    @cached_property
+    def members(self) -> tuple[Member, ...]:
+        return tuple(
+            member
+            for replica in self.replicas
+            for stage in replica.stages
+            for member in stage.members
+        )
+
     @property
     def devices(self) -> int:
         """Devices that the program stands for."""
-        return sum(replica.ranks * replica.count for replica in self.replicas) * self.tensor
+        total = 0
+        for replica in self.replicas:
+            degree = {m.rank: m.tensor for stage in replica.stages for m in stage.members}
+            total += sum(degree.values()) * replica.count
+        return total
 
-    @property
+    @cached_property
+    def holders(self) -> dict[str, int]:
+        """For each unit's name how many ranks hold it: folded replicas counted, a tensor group as
+        one."""
+        holders: dict[str, int] = {}
+        for replica in self.replicas:
+            for stage in replica.stages:
+                for name in stage.names:
+                    holders[name] = holders.get(name, 0) + replica.count * len(stage.members)
+        return holders
+
+    def is_reduced(self, name: str) -> bool:
+        """Whether a unit's gradient needs a reduction."""
+        return self.holders[name] > 1 and not self.averages
+
+    @cached_property
     def reduces(self) -> bool:
-        """Whether gradients need a reduction at all."""
-        return self.data > 1
+        """Whether any gradient needs a reduction."""
+        return not self.averages and max(self.holders.values()) > 1
 
     @property
     def gathers(self) -> bool:
         """Whether updated views are gathered once a step (levels 1 and 2)."""
-        return self.data > 1 and self.sharding in (1, 2)
+        return self.reduces and self.sharding in (1, 2)
 
     @property
     def gathers_per_use(self) -> bool:
-        """Whether views are gathered for every use (level 3)."""
-        return self.data > 1 and self.sharding == 3
+        """Whether views are gathered for their uses, and let go (level 3)."""
+        return self.reduces and self.sharding == 3
 
     @property
     def per_micro_batch(self) -> bool:
         """Whether gradients are reduced micro-batch by micro-batch."""
-        return self.data > 1 and self.accumulation is Accumulation.SHARDED
+        return self.reduces and self.accumulation is Accumulation.SHARDED
 
-    def with_recovery(self, recovery: Recovery) -> Setup:
-        """The same setup with every stage in one recovery mode."""
-        return self.with_stages(lambda stage, _last: replace(stage, recovery=recovery))
+    def budget_of(self, rank: int, tier: str = "") -> int | None:
+        """The budget of a program rank in a tier ("": the device's); None: no limit."""
+        for budget in self.budgets:
+            if budget.tier == tier and budget.first_rank <= rank <= budget.last_rank:
+                return budget.size_bytes
+        return None if tier else self.budget_bytes
 
-    def with_stages(self, change: Callable[[Stage, bool], Stage]) -> Setup:
-        """The same setup with `change(stage, is_last)` applied to every stage."""
+    def with_members(self, change: Callable[[Member, bool], Member]) -> Setup:
+        """The same setup with `change(member, is_of_last_stage)` applied to every member."""
         replicas = tuple(
             replace(
                 replica,
                 stages=tuple(
-                    change(stage, index == len(replica.stages) - 1)
-                    for index, stage in enumerate(replica.stages)
+                    Stage(
+                        tuple(
+                            change(member, number == len(replica.stages) - 1)
+                            for member in stage.members
+                        )
+                    )
+                    for number, stage in enumerate(replica.stages)
                 ),
             )
             for replica in self.replicas
@@ -166,9 +277,9 @@ class Setup:
 
 
 def _check(setup: Setup) -> None:
-    """What no program can mend: a header that contradicts itself."""
+    """What no program can repair: a header that contradicts itself."""
     if not 0 <= setup.sharding <= 3:
-        raise ProgramError(f"sharding level {setup.sharding}", fix="use 0, 1, 2 or 3")
+        raise ProgramError(f"sharding level {setup.sharding}", fix="use sharding 0, 1, 2 or 3")
     if setup.recovery_buffer < 1:
         raise ProgramError("a recovery buffer holds at least one unit", fix="set it to 1 or more")
     if setup.accumulation is Accumulation.SHARDED and setup.sharding < 2:
@@ -176,31 +287,109 @@ def _check(setup: Setup) -> None:
             "sharded accumulation needs sharded gradients",
             fix="use sharding 2 or 3, or local accumulation",
         )
+    if setup.period < 1:
+        raise ProgramError("a program needs at least one step", fix="set period to 1 or more")
+    if setup.averages and setup.sharding:
+        raise ProgramError(
+            "replicas that average their weights hold all of their states",
+            fix="use sharding 0",
+        )
     for number, replica in enumerate(setup.replicas):
-        ranks = {stage.rank for stage in replica.stages}
-        if ranks != set(range(len(ranks))):
-            raise ProgramError(f"replica {number}: ranks {sorted(ranks)} leave a gap")
-        if replica.micro_batches < 1 or replica.count < 1:
-            raise ProgramError(f"replica {number} needs a micro-batch and a count of 1 or more")
-        if any(not stage.units for stage in replica.stages):
-            raise ProgramError(f"replica {number} has a stage without units")
-        if any(u.scores_bytes > u.saved_bytes for stage in replica.stages for u in stage.units):
-            raise ProgramError(
-                f"replica {number} has a unit with more scores than it saves",
-                fix="scores_bytes are a part of saved_bytes",
-            )
+        _check_replica(number, replica)
     _check_tied(setup)
     _check_replicas_agree(setup)
+
+
+def _check_replica(number: int, replica: Replica) -> None:
+    what = f"replica {number}"
+    if not replica.stages or not all(stage.members for stage in replica.stages):
+        raise ProgramError(
+            f"{what} has no stage, or a stage without a member", fix="add a stage line"
+        )
+    ranks = {member.rank for stage in replica.stages for member in stage.members}
+    if ranks != set(range(len(ranks))):
+        raise ProgramError(
+            f"{what}: ranks {sorted(ranks)} leave a gap", fix="number ranks from 0, none left out"
+        )
+    if replica.micro_batches < 1 or replica.count < 1:
+        raise ProgramError(
+            f"{what} needs a micro-batch and a count of 1 or more", fix="set both to 1 or more"
+        )
+    for place, stage in enumerate(replica.stages):
+        _check_stage(f"{what}, stage {place}", stage, replica.micro_batches)
+    for before, after in zip(replica.stages, replica.stages[1:], strict=False):
+        _check_boundary(what, before, after, replica)
+
+
+def _check_stage(what: str, stage: Stage, micro_batches: int) -> None:
+    if any(not member.units for member in stage.members):
+        raise ProgramError(f"{what} has no units", fix="give each stage a unit")
+    if len({tuple(unit.name for unit in member.units) for member in stage.members}) > 1:
+        raise ProgramError(
+            f"{what} has members that hold different units", fix="give all members the same units"
+        )
+    if any(u.scores_bytes > u.saved_bytes for member in stage.members for u in member.units):
+        raise ProgramError(
+            f"{what} has a unit with more scores than it saves",
+            fix="scores_bytes are a part of saved_bytes",
+        )
+    if any(member.tensor < 1 for member in stage.members):
+        raise ProgramError(f"{what} has a member without a rank", fix="use tensor 1 or more")
+    if len({member.rank for member in stage.members}) < len(stage.members):
+        raise ProgramError(f"{what} has two members on one rank", fix="join them")
+    if len(stage.members) == 1 and stage.members[0].serves is None:
+        return
+    served = [m for member in stage.members for m in (member.serves or ())]
+    if sorted(served) != list(range(micro_batches)):
+        raise ProgramError(
+            f"{what}: its members serve micro-batches {served}, not each of {micro_batches} once",
+            fix="let each micro-batch be served by one member",
+        )
+    for member in stage.members:
+        if not member.serves:
+            raise ProgramError(
+                f"{what}: the member on rank {member.rank} serves no micro-batch",
+                fix="leave its rank out",
+            )
+        if list(member.serves) != sorted(member.serves):
+            raise ProgramError(
+                f"{what}: the member on rank {member.rank} serves micro-batches out of order",
+                fix="list them in ascending order",
+            )
+
+
+def _check_boundary(what: str, before: Stage, after: Stage, replica: Replica) -> None:
+    """Either all tensors between two stages stay on their rank, or none does: which it is must
+    not depend on the micro-batch."""
+    if len(before.members) == len(after.members) == 1:
+        return
+    shared = {m.rank for m in before.members} & {m.rank for m in after.members}
+    if not shared:
+        return
+    same = all(
+        before.member_for(m).rank == after.member_for(m).rank for m in range(replica.micro_batches)
+    )
+    if not same:
+        raise ProgramError(
+            f"{what}: ranks {sorted(shared)} hold two neighbouring stages, and some of their "
+            "micro-batches change rank in between",
+            fix="let neighbouring stages share all of their ranks and micro-batches, or no rank",
+        )
 
 
 def _check_tied(setup: Setup) -> None:
     if not setup.tied:
         return
     for number, replica in enumerate(setup.replicas):
-        if sum(len(stage.units) for stage in replica.stages) < 2:
+        if sum(len(stage.names) for stage in replica.stages) < 2:
             raise ProgramError(
                 f"replica {number} has one unit, which cannot be tied to itself",
-                fix="cut the model into an embedding and a head, at least",
+                fix="divide the model into at least an embedding and a head",
+            )
+        if max(len(stage.members) for stage in replica.stages) > 1:
+            raise ProgramError(
+                f"replica {number} ties its ends, and has a stage of several members",
+                fix="use one member per stage, or untie the ends",
             )
     if setup.per_micro_batch:
         raise ProgramError(
@@ -210,31 +399,38 @@ def _check_tied(setup: Setup) -> None:
 
 
 def _check_replicas_agree(setup: Setup) -> None:
-    if len(setup.replicas) == 1:
-        return
     names = [
-        [unit.name for stage in replica.stages for unit in stage.units]
-        for replica in setup.replicas
+        [name for stage in replica.stages for name in stage.names] for replica in setup.replicas
     ]
     for number, other in enumerate(names[1:], start=1):
         if other != names[0]:
             raise ProgramError(
-                f"replica {number} cuts the model into other units than replica 0",
-                fix="use one unit a layer, so that gradients can meet layer by layer",
+                f"replica {number} divides the model into different units than replica 0",
+                fix="use one unit per layer, so that gradients can be reduced layer by layer",
             )
-    if setup.per_micro_batch and len({r.micro_batches for r in setup.replicas}) > 1:
+    counts = {
+        len(replica.serves(member))
+        for replica in setup.replicas
+        for stage in replica.stages
+        for member in stage.members
+    }
+    if setup.per_micro_batch and len(counts) > 1:
         raise ProgramError(
-            "replicas with unequal micro-batch counts cannot reduce once a micro-batch",
+            "replicas with unequal micro-batch counts cannot reduce once per micro-batch",
             fix="use local accumulation",
         )
-    # A gather for every use is a meeting for every use: replicas that use a unit in another
-    # order, or another number of times, would wait for each other for ever.
+    # A gather for every use is a meeting for every use: ranks that use a unit in another order, or
+    # another number of times, would wait for each other for ever.
     shapes = {
-        (replica.micro_batches, tuple((s.rank, len(s.units)) for s in replica.stages))
+        (
+            replica.micro_batches,
+            tuple((m.rank, len(m.units), m.serves) for s in replica.stages for m in s.members),
+        )
         for replica in setup.replicas
     }
-    if setup.gathers_per_use and len(shapes) > 1:
+    alike = len(shapes) == 1 and len(counts) == 1
+    if setup.gathers_per_use and not setup.gathers_per_pass and not alike:
         raise ProgramError(
             "replicas of unequal stages or micro-batch counts cannot gather views for every use",
-            fix="use sharding 2, or cut all replicas alike",
+            fix="use sharding 2, gather once per pass, or divide all replicas alike",
         )

@@ -2,18 +2,21 @@
 
 A skeleton yields, for one rank, (kind, stage, micro-batch) in the order in which the rank
 computes. Messages, state work and everything else come from `plain_program` and from passes.
-To write a schedule: write a function like `one_f_one_b`, add it to `SKELETONS`.
+To write a schedule: write a function like `one_f_one_b`, and declare it with what it needs.
 """
 
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from math import lcm
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import Kind
-from ratrain.program.program import Program, plain_program
+from ratrain.plugins import Registry
+from ratrain.program.kind import Kind
+from ratrain.program.plain import plain_program
+from ratrain.program.program import Program
 from ratrain.program.setup import Replica, Setup
 
 Steps = Iterator[tuple[Kind, int, int]]
@@ -22,7 +25,8 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 
 @dataclass(frozen=True)
 class Place:
-    """Where in the pipeline a rank stands."""
+    """A rank's position in the pipeline. Where a stage has several members, `rank` is the place
+    that they share, and micro-batches are counted among a member's own."""
 
     rank: int
     ranks: int
@@ -55,7 +59,7 @@ def one_f_one_b(place: Place) -> Steps:
 
 
 def interleaved(place: Place) -> Steps:
-    """1F1B over several stages a rank, micro-batches in groups of the pipeline's length.
+    """1F1B over several stages per rank, micro-batches in groups of the pipeline's length.
 
     Narayanan et al. 2021, arXiv 2104.04473, section 2.2. Shorter ramps, more messages.
     """
@@ -109,47 +113,180 @@ def zb_h1(place: Place) -> Steps:
         yield W, place.rank, waiting.popleft()
 
 
+def breadth_first(place: Place) -> Steps:
+    """All micro-batches of a stage, then the rank's next stage; backward the other way round.
+
+    Lamy-Poirier 2022, arXiv 2211.05953 (LoopedBFS). Backward goes in ascending micro-batch order
+    as everywhere here, so that gradients have the same bits. A unit's gradient is complete early,
+    and its view is used by all micro-batches at once; every micro-batch is held.
+    """
+    for chunk in range(place.chunks):
+        for micro_batch in range(place.micro_batches):
+            yield F, chunk * place.ranks + place.rank, micro_batch
+    for chunk in reversed(range(place.chunks)):
+        for micro_batch in range(place.micro_batches):
+            yield B, chunk * place.ranks + place.rank, micro_batch
+
+
+Held = Callable[[Place], list[tuple[int, ...]]]
+"""The fullest moments of a rank: for each how many micro-batches it holds of each of its stages."""
+
+
+@dataclass(frozen=True)
+class Fixed:
+    """For what alone an order out of a file exists."""
+
+    file: str
+    ranks: int
+    chunks: int
+    micro_batches: int
+
+    @property
+    def words(self) -> str:
+        each = "" if self.chunks == 1 else f" of {self.chunks} stages each"
+        return f"{self.ranks} ranks{each} and {self.micro_batches} micro-batches"
+
+
 @dataclass(frozen=True)
 class Skeleton:
-    """A compute order by name. `split_backward`: it uses I and W in place of B."""
+    """A compute order, and what it declares of itself.
+
+    `held`: what a rank keeps in flight; None: read off the order. `arrival_places`: gradients of
+    outputs arrive long before backward takes them, so that two slots would block the sender.
+    `multiple`: what the micro-batches must be a multiple of, for that many ranks; None: any number.
+    `repeats`: after how many micro-batches the middle of the order repeats itself, for that many
+    ranks and chunks; None: it has no such middle, and a shorter program says nothing of a longer
+    one. `fixed`: for what alone it exists; None: for all.
+    """
 
     order: Callable[[Place], Steps]
-    split_backward: bool = False
-    chunks: bool = False  # whether a rank may hold several stages
+    split_backward: bool = False  # it uses I and W in place of B
+    chunks: bool = False  # a rank may hold several stages
+    arrival_places: bool = False
+    held: Held | None = None
+    multiple: Callable[[int], int] | None = None
+    repeats: Callable[[int, int], int] | None = None
+    fixed: Fixed | None = None
+
+    def takes(self, micro_batches: int, ranks: int, chunks: int) -> bool:
+        """Whether the order exists for that many micro-batches, ranks and stages per rank."""
+        if self.fixed is not None:
+            asked = ranks, chunks, micro_batches
+            return asked == (self.fixed.ranks, self.fixed.chunks, self.fixed.micro_batches)
+        return self.multiple is None or micro_batches % self.multiple(ranks) == 0
+
+    def stride(self, ranks: int, chunks: int) -> int | None:
+        """After how many micro-batches the order repeats itself and exists again; None: never."""
+        if self.repeats is None:
+            return None
+        return lcm(self.repeats(ranks, chunks), self.multiple(ranks) if self.multiple else 1)
+
+    def shortened(self, micro_batches: int, wanted: int, ranks: int, chunks: int) -> int:
+        """As many micro-batches less some repetitions: about as many as wanted, and at least two
+        repetitions. All of them, where the order has none."""
+        stride = self.stride(ranks, chunks)
+        if stride is None:
+            return micro_batches
+        left_out = max(0, micro_batches - max(wanted, 2 * stride)) // stride
+        return micro_batches - left_out * stride
+
+    @property
+    def doc(self) -> str:
+        """What it is, in one line."""
+        return (self.order.__doc__ or "").strip().partition("\n")[0]
 
 
-SKELETONS: dict[str, Skeleton] = {
-    "gpipe": Skeleton(gpipe),
-    "1f1b": Skeleton(one_f_one_b),
-    "interleaved": Skeleton(interleaved, chunks=True),
-    "zb-h1": Skeleton(zb_h1, split_backward=True),
-}
+SKELETONS: Registry[Skeleton] = Registry("skeleton")
+
+
+def declare_skeleton(name: str, skeleton: Skeleton) -> None:
+    """Makes a compute order known by a name."""
+    SKELETONS.declare(name, skeleton)
+
+
+def _every_micro_batch(_ranks: int, _chunks: int) -> int:
+    return 1
+
+
+def _every_round(ranks: int, _chunks: int) -> int:
+    return ranks
+
+
+def _held_1f1b(place: Place) -> list[tuple[int, ...]]:
+    return [(min(place.ranks - place.rank, place.micro_batches),)]
+
+
+def _held_all(place: Place) -> list[tuple[int, ...]]:
+    return [(place.micro_batches,) * place.chunks]
+
+
+declare_skeleton("gpipe", Skeleton(gpipe, held=_held_all))
+declare_skeleton("1f1b", Skeleton(one_f_one_b, held=_held_1f1b, repeats=_every_micro_batch))
+declare_skeleton(
+    "interleaved",
+    Skeleton(interleaved, chunks=True, multiple=lambda ranks: ranks, repeats=_every_round),
+)
+declare_skeleton("zb-h1", Skeleton(zb_h1, split_backward=True, repeats=_every_micro_batch))
+declare_skeleton(
+    "breadth-first",
+    Skeleton(breadth_first, chunks=True, arrival_places=True, held=_held_all),
+)
 
 
 def build(name: str, setup: Setup) -> Program:
     """The plain program of a skeleton for a setup."""
     skeleton = SKELETONS[name]
+    for what in ("split_backward", "arrival_places"):
+        if getattr(setup, what) != getattr(skeleton, what):
+            raise ProgramError(
+                f"{name} needs {what} {'yes' if getattr(skeleton, what) else 'no'}",
+                fix=f"set {what} accordingly",
+            )
     orders: dict[int, Steps] = {}
     for index, replica in enumerate(setup.replicas):
-        chunks = _chunks(name, skeleton, replica)
-        for rank in range(replica.ranks):
-            place = Place(rank, replica.ranks, chunks, replica.micro_batches)
-            orders[setup.first_rank[index] + rank] = skeleton.order(place)
-    if setup.split_backward != skeleton.split_backward:
-        raise ProgramError(
-            f"{name} {'splits' if skeleton.split_backward else 'does not split'} backward",
-            fix=f"set split_backward to {skeleton.split_backward}",
-        )
+        for rank, order in _orders(name, skeleton, replica).items():
+            orders[setup.first_rank[index] + rank] = order
     return plain_program(setup, orders, name)
 
 
-def _chunks(name: str, skeleton: Skeleton, replica: Replica) -> int:
-    stages, ranks = len(replica.stages), replica.ranks
-    if any(stage.rank != number % ranks for number, stage in enumerate(replica.stages)):
-        raise ProgramError("stages must go round the ranks in order")
-    if stages % ranks or (stages > ranks and not skeleton.chunks):
+def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]:
+    """The compute order of each rank of a replica."""
+    places = _places(replica)
+    stages, positions = len(replica.stages), 1 + max(places.values())
+    if any(
+        places[member.rank] != number % positions
+        for number, stage in enumerate(replica.stages)
+        for member in stage.members
+    ):
+        raise ProgramError("stages must be placed on the ranks in order")
+    if stages % positions or (stages > positions and not skeleton.chunks):
         raise ProgramError(
-            f"{name} cannot place {stages} stages on {ranks} ranks",
-            fix="use one stage a rank, or the interleaved skeleton",
+            f"{name} cannot place {stages} stages on {positions} ranks",
+            fix="use one stage per rank, or a skeleton with several, such as interleaved",
         )
-    return stages // ranks
+    orders: dict[int, Steps] = {}
+    for rank, position in places.items():
+        member = replica.stages[position].member_at(rank)
+        assert member is not None
+        served = replica.serves(member)
+        place = Place(position, positions, stages // positions, len(served))
+        orders[rank] = _numbered(skeleton.order(place), served)
+    return orders
+
+
+def _places(replica: Replica) -> dict[int, int]:
+    """For each rank the first stage that it is a member of."""
+    places: dict[int, int] = {}
+    for number, stage in enumerate(replica.stages):
+        for member in stage.members:
+            places.setdefault(member.rank, number)
+    return dict(sorted(places.items()))
+
+
+def _numbered(steps: Steps, served: Sequence[int]) -> Steps:
+    """Steps with the replica's numbers of micro-batches in place of the member's own."""
+    if isinstance(served, range):
+        yield from steps
+        return
+    for kind, stage, place in steps:
+        yield kind, stage, served[place]

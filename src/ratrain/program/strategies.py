@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
-from ratrain.errors import SpecError
+from ratrain.errors import ProgramError, SpecError
+from ratrain.plugins import Registry
+from ratrain.program.passes.averaging import average_weights
 from ratrain.program.passes.clipping import clip_global_norm
+from ratrain.program.passes.offloading import offload_inputs
 from ratrain.program.passes.recovery import (
     recover_at_backward,
     recover_by_stage,
     recover_forward,
 )
 from ratrain.program.passes.saving import save_states
-from ratrain.program.passes.sharding import accumulate_sharded, shard_states
+from ratrain.program.passes.sharding import accumulate_sharded, gather_once, shard_states
 from ratrain.program.passes.state_pipeline import layerwise_state_pipeline, update_prefetch
 from ratrain.program.passes.tensor import tensor_collectives
 from ratrain.program.passes.tied import tie_embeddings
@@ -25,13 +28,40 @@ from ratrain.program.skeletons import SKELETONS, build
 LAYERWISE = "layerwise-state-pipeline"
 PREFETCH = "update-prefetch"
 FORWARD_RECOVERY = "forward-recovery"
+BACKWARD_RECOVERY = "backward-recovery"
 PASSES = (FORWARD_RECOVERY, LAYERWISE, PREFETCH)
 """The three passes that RATrain adds to 1F1B, by the names that `--without` takes."""
+
+FURTHER_PASSES: Registry[Callable[[Program], Program]] = Registry("pass")
+"""Passes that a strategy may add to those, by name."""
+
+_BUILT_IN = (FORWARD_RECOVERY, BACKWARD_RECOVERY, LAYERWISE, PREFETCH)
+
+
+def declare_pass(name: str, make: Callable[[Program], Program]) -> None:
+    """Makes a pass known by a name, for `[schedule] passes`."""
+    if name in _BUILT_IN:
+        raise ProgramError(f"the pass {name} is declared twice", fix="choose another name")
+    FURTHER_PASSES.declare(name, make)
+
+
+declare_pass("offload-inputs", offload_inputs)
+declare_pass("gather-once", gather_once)
+
+
+def known_passes() -> tuple[str, ...]:
+    """Every name that `[schedule] passes` takes."""
+    return (*_BUILT_IN, *FURTHER_PASSES)
+
+
+def _is_pass(name: str) -> bool:
+    return name in _BUILT_IN or name in FURTHER_PASSES
 
 
 @dataclass(frozen=True)
 class Strategy:
-    """What a name stands for."""
+    """What a name stands for: a skeleton, how activations are recovered where they do not fit, who
+    owns which states (the sharding level, ZeRO's stage), and passes."""
 
     doc: str
     recovery: Recovery
@@ -39,7 +69,9 @@ class Strategy:
     layerwise: bool
     prefetch: bool
     skeleton: str = "1f1b"
-    recovers_heads: bool = False  # backward-time recovery checkpoints whole stages
+    recovers_heads: bool = False  # recovery checkpoints whole stages, heads too
+    recovers_all: bool = False  # also stages whose activations would fit
+    further: tuple[str, ...] = ()  # passes by name, in order
 
 
 _RATRAIN = Strategy(
@@ -50,13 +82,32 @@ _RATRAIN = Strategy(
     prefetch=True,
 )
 
-STRATEGIES: dict[str, Strategy] = {
+STRATEGIES: Registry[Strategy] = Registry("strategy")
+
+
+def declare_strategy(name: str, strategy: Strategy) -> None:
+    """Makes a strategy known by a name, for `[schedule] name` and `--schedule`. Its skeleton and
+    its passes must be declared."""
+    if strategy.skeleton not in SKELETONS:
+        raise ProgramError(
+            f"the strategy {name} names the skeleton {strategy.skeleton}, which is not declared",
+            fix=f"declare it first, or {_nearest(strategy.skeleton, SKELETONS)}",
+        )
+    for further in strategy.further:
+        if further not in FURTHER_PASSES:
+            raise ProgramError(
+                f"the strategy {name} names the pass {further}, which is not declared",
+                fix=f"declare it first, or {_nearest(further, FURTHER_PASSES)}",
+            )
+    STRATEGIES.declare(name, strategy)
+
+
+_OURS: dict[str, Strategy] = {
     "ratrain": _RATRAIN,
     "backward-checkpoint": replace(
         _RATRAIN,
         doc="ratrain, but activations are recovered when backward arrives",
         recovery=Recovery.BACKWARD,
-        recovers_heads=True,
     ),
     "full-save": replace(
         _RATRAIN, doc="ratrain, but every activation is kept", recovery=Recovery.NONE
@@ -64,11 +115,17 @@ STRATEGIES: dict[str, Strategy] = {
     "zero3-heavy": replace(
         _RATRAIN, doc="ratrain with views sharded too: gathered for every use", sharding=3
     ),
+    "pe-zero": replace(
+        _RATRAIN,
+        doc="breadth-first with views sharded, gathered once per pass: pipeline-efficient ZeRO",
+        sharding=3,
+        skeleton="breadth-first",
+        further=("gather-once",),
+    ),
     "tensor-parallel-heavy": replace(
         _RATRAIN,
         doc="tensor parallelism over a host in place of pipeline depth, backward-time recovery",
         recovery=Recovery.BACKWARD,
-        recovers_heads=True,
     ),
     "tuned": Strategy(
         "the best pipeline x data x sharding without the three passes: all state work at the end",
@@ -76,7 +133,6 @@ STRATEGIES: dict[str, Strategy] = {
         sharding=2,
         layerwise=False,
         prefetch=False,
-        recovers_heads=True,
     ),
     "baseline-1f1b": Strategy(
         "plain 1F1B, optimizer sharded, backward-time recovery, all state work at the end",
@@ -84,7 +140,6 @@ STRATEGIES: dict[str, Strategy] = {
         sharding=1,
         layerwise=False,
         prefetch=False,
-        recovers_heads=True,
     ),
     "megatron": Strategy(
         "1F1B, whole layers recovered when backward arrives, nothing sharded, all at the end",
@@ -92,9 +147,16 @@ STRATEGIES: dict[str, Strategy] = {
         sharding=0,
         layerwise=False,
         prefetch=False,
+        recovers_all=True,
     ),
     "megatron-interleaved": Strategy(
-        "megatron with several stages a rank", Recovery.BACKWARD, 0, False, False, "interleaved"
+        "megatron with several stages per rank",
+        Recovery.BACKWARD,
+        0,
+        False,
+        False,
+        "interleaved",
+        recovers_all=True,
     ),
     "gpipe": Strategy("GPipe, everything kept", Recovery.NONE, 1, False, False, "gpipe"),
     "1f1b": Strategy("1F1B, everything kept", Recovery.NONE, 1, False, False),
@@ -102,6 +164,23 @@ STRATEGIES: dict[str, Strategy] = {
         "interleaved 1F1B, everything kept", Recovery.NONE, 1, False, False, "interleaved"
     ),
     "zb-h1": Strategy("zero-bubble H1, everything kept", Recovery.NONE, 1, False, False, "zb-h1"),
+    "breadth-first": replace(
+        _RATRAIN,
+        doc="ratrain in breadth-first order: all micro-batches of a stage, then the next stage",
+        skeleton="breadth-first",
+    ),
+}
+
+_IN_PAPER = ("backward-checkpoint", "tensor-parallel-heavy", "tuned", "baseline-1f1b")
+"""The paper's own baselines also recover what would fit: for its reproduction alone."""
+_AS_IN_PAPER = {
+    f"paper-{name}": replace(
+        _OURS[name],
+        doc=f"{name} as the RATrain paper describes it: every stage and its head recovered",
+        recovers_heads=True,
+        recovers_all=True,
+    )
+    for name in _IN_PAPER
 }
 
 
@@ -112,27 +191,70 @@ def strategy(name: str, without: tuple[str, ...] = (), *, file: str = "") -> Str
     """
     if name not in STRATEGIES:
         raise SpecError(
-            f"no strategy {name!r}",
+            f"unknown strategy {name!r}",
             place=f"{file} [schedule] name".strip(),
             fix=_nearest(name, STRATEGIES),
         )
-    found = STRATEGIES[name]
+    chosen = STRATEGIES[name]
     for left_out in without:
         if left_out == FORWARD_RECOVERY:
-            if found.recovery is Recovery.FORWARD:
-                found = replace(found, recovery=Recovery.BACKWARD, recovers_heads=True)
+            if chosen.recovery is Recovery.FORWARD:
+                chosen = replace(chosen, recovery=Recovery.BACKWARD)
         elif left_out == LAYERWISE:
             # Update-prefetch orders the per-layer tasks that this pass makes: both go.
-            found = replace(found, layerwise=False, prefetch=False)
+            chosen = replace(chosen, layerwise=False, prefetch=False)
         elif left_out == PREFETCH:
-            found = replace(found, prefetch=False)
+            chosen = replace(chosen, prefetch=False)
+        elif left_out in chosen.further:
+            kept = tuple(further for further in chosen.further if further != left_out)
+            chosen = replace(chosen, further=kept)
         else:
             raise SpecError(
                 f"no pass {left_out!r} to leave out",
                 place=f"{file} [schedule] without".strip(),
-                fix=_nearest(left_out, PASSES),
+                fix=_nearest(left_out, (*PASSES, *chosen.further)),
             )
-    return found
+    return chosen
+
+
+def combined(
+    base: Strategy, skeleton: str | None, passes: tuple[str, ...] | None, *, file: str = ""
+) -> Strategy:
+    """A strategy on another skeleton, or with exactly these passes in place of its own."""
+    if skeleton is not None:
+        if skeleton not in SKELETONS:
+            raise SpecError(
+                f"unknown skeleton {skeleton!r}",
+                place=f"{file} [schedule] skeleton".strip(),
+                fix=_nearest(skeleton, SKELETONS),
+            )
+        base = replace(base, skeleton=skeleton)
+    if passes is None:
+        return base
+    place = f"{file} [schedule] passes".strip()
+    for name in passes:
+        if not _is_pass(name):
+            raise SpecError(
+                f"unknown pass {name!r}", place=place, fix=_nearest(name, known_passes())
+            )
+    if PREFETCH in passes and LAYERWISE not in passes:
+        raise SpecError(
+            f"{PREFETCH} orders the tasks that {LAYERWISE} makes",
+            place=place,
+            fix=f"add {LAYERWISE!r}",
+        )
+    recovery = Recovery.NONE
+    if BACKWARD_RECOVERY in passes:
+        recovery = Recovery.BACKWARD
+    if FORWARD_RECOVERY in passes:
+        recovery = Recovery.FORWARD
+    return replace(
+        base,
+        recovery=recovery,
+        layerwise=LAYERWISE in passes,
+        prefetch=PREFETCH in passes,
+        further=tuple(name for name in passes if name in FURTHER_PASSES),
+    )
 
 
 @dataclass(frozen=True)
@@ -144,41 +266,47 @@ class Choices:
     accumulation: Accumulation = Accumulation.LOCAL
     bucket_bytes: int | None = None
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
+    average_steps: int = 0  # replicas average their weights every this many steps; 0: never
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
     tie: bool = False  # embedding and head are one matrix: their gradients add up
 
 
-def apply_strategy(found: Strategy, setup: Setup, choices: Choices) -> Program:
-    """The program of a strategy for a setup: skeleton first, then its passes in order.
-
-    `setup.tensor` is the tensor-parallel degree; its units' bytes are those of one rank.
-    """
-    skeleton = SKELETONS[found.skeleton]
-    degree = setup.tensor
-    plain = replace(setup, tensor=1, split_backward=skeleton.split_backward, sharding=0)
-    program = build(found.skeleton, plain)
+def apply_strategy(chosen: Strategy, setup: Setup, choices: Choices) -> Program:
+    """The program of a strategy for a setup: skeleton first, then its passes in order."""
+    skeleton = SKELETONS[chosen.skeleton]
+    plain = replace(
+        setup,
+        split_backward=skeleton.split_backward,
+        arrival_places=skeleton.arrival_places,
+        sharding=0,
+    )
+    program = build(chosen.skeleton, plain)
     if choices.recovery is not None:
-        program = recover_at_backward(program, heads=found.recovers_heads)
+        program = recover_at_backward(program, heads=chosen.recovers_heads)
         program = recover_by_stage(program, choices.recovery)
-    elif found.recovery is not Recovery.NONE and not choices.keep_all:
-        program = recover_at_backward(program, heads=found.recovers_heads)
-        if found.recovery is Recovery.FORWARD:
+    elif chosen.recovery is not Recovery.NONE and not choices.keep_all:
+        program = recover_at_backward(program, heads=chosen.recovers_heads)
+        if chosen.recovery is Recovery.FORWARD:
             program = recover_forward(program, lambda _, last: last and choices.exempt_last)
-    program = tensor_collectives(program, degree)
-    program = shard_states(program, found.sharding)
-    if choices.accumulation is Accumulation.SHARDED and found.sharding >= 2:
+    program = tensor_collectives(program)
+    program = shard_states(program, chosen.sharding)
+    if choices.accumulation is Accumulation.SHARDED and chosen.sharding >= 2:
         program = accumulate_sharded(program)
-    if found.layerwise:
+    if chosen.layerwise:
         program = layerwise_state_pipeline(program, choices.bucket_bytes)
-        if found.prefetch:
+        if chosen.prefetch:
             program = update_prefetch(program)
+    for name in chosen.further:
+        program = FURTHER_PASSES[name](program)
     if choices.clip:
         program = clip_global_norm(program)
     if choices.save:
         program = save_states(program)
     if choices.tie:
         program = tie_embeddings(program)
+    if choices.average_steps:
+        program = average_weights(program, choices.average_steps)
     return program
 
 
@@ -186,3 +314,7 @@ def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)
     return f"did you mean {close[0]!r}?" if close else f"use one of {', '.join(names)}"
+
+
+for _name, _strategy in {**_OURS, **_AS_IN_PAPER}.items():
+    declare_strategy(_name, _strategy)

@@ -5,31 +5,34 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import chain
 
 import numpy as np
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import LANE_OF, MESSAGES, NONE, Action, Kind, Lane, format_action
-from ratrain.program.binding import Binding, Uses
+from ratrain.program.actions import NONE, Action, format_action
+from ratrain.program.binding import Binding, Ops, Uses
+from ratrain.program.columns import as_columns
 from ratrain.program.edges import Edges, derive_edges
+from ratrain.program.graph import Chains, Waiting, chains_of
+from ratrain.program.kind import Kind, Lane, Partners, kinds, kinds_where
 from ratrain.program.rules import RULES
 from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
-from ratrain.program.units import Ints
+from ratrain.program.units import Bools, Ints
 
 
 @dataclass(frozen=True)
 class Table:
-    """One step of a program in columns. Ops are numbered rank by rank, lane by lane, in order."""
+    """A program in columns. Ops are numbered rank by rank, lane by lane, in order."""
 
     setup: Setup
     states: States
     kind: Ints
     rank: Ints
     lane: Ints
-    unit: Ints  # over all replicas: the `g` of the rules
+    unit: Ints  # over all members: the `g` of the rules
     micro_batch: Ints
+    step: Ints  # of the program's period
     uses: Uses
 
     def __len__(self) -> int:
@@ -37,15 +40,38 @@ class Table:
 
     @cached_property
     def edges(self) -> Edges:
-        """Who waits for whom, in one step and from one step to the next."""
+        """Who waits for whom, in one period and from one period to the next."""
         return derive_edges(self.uses, self.states, self.rank * len(Lane) + self.lane)
 
     @cached_property
     def group(self) -> Ints:
         """Ops that must happen together share a number: a send and its receive, a collective of
-        replicas that are simulated apart, the TieSyncs of a replica, the ClipNorms of all ranks.
+        members that are spelled out apart, the TieSyncs of a replica, the ClipNorms of all ranks.
         -1: alone."""
         return _groups(self)
+
+    @cached_property
+    def chains(self) -> Chains:
+        """The waiting graph without the ops that only wait for the one before them."""
+        return chains_of(self.waiting)
+
+    @property
+    def waiting(self) -> Waiting:
+        """The ops as a waiting graph is made of them."""
+        return Waiting(self.edges, self.group, self.rank, self.lane, self.setup.ranks)
+
+    @property
+    def last_step(self) -> Bools:
+        """Ops of the last step that the program spells out."""
+        return self.step == self.setup.period - 1
+
+    def where(self, condition: str) -> Bools:
+        """Ops whose kind has a property of `Kind`, by the property's name."""
+        return kinds_where(condition)[self.kind]
+
+    def is_any(self, *wanted: Kind) -> Bools:
+        """Ops of these kinds."""
+        return np.isin(self.kind, [int(kind) for kind in wanted])
 
     def action(self, op: int) -> Action:
         """The action of an op."""
@@ -56,6 +82,7 @@ class Table:
             int(units.stage_in_replica[g]),
             int(units.unit_in_stage[g]),
             int(self.micro_batch[op]),
+            int(self.step[op]),
         )
 
     def word(self, op: int) -> str:
@@ -63,105 +90,162 @@ class Table:
         units = self.states.units
         g = int(self.unit[op])
         return format_action(
-            self.action(op), int(units.last_of_stage[g] - units.first_of_stage[g]) + 1
+            self.action(op), int(units.last_of_part[g] - units.first_of_part[g]) + 1
         )
 
 
 def bind(setup: Setup, lanes: Mapping[tuple[int, Lane], tuple[Action, ...]]) -> Table:
     """The columns of a program. A `ProgramError` names an action that its header does not allow."""
-    keys = sorted(key for key in lanes if lanes[key])
-    counts = [len(lanes[key]) for key in keys]
-    flat = np.fromiter(
-        chain.from_iterable(chain.from_iterable(lanes[key] for key in keys)),
-        dtype=np.int64,
-        count=4 * sum(counts),
-    ).reshape(-1, 4)
-    kind, stage, unit, micro_batch = (np.ascontiguousarray(column) for column in flat.T)
-    rank = np.repeat(np.array([rank for rank, _ in keys], dtype=np.int64), counts)
-    lane = np.repeat(np.array([lane for _, lane in keys], dtype=np.int64), counts)
+    rows = as_columns(lanes).rows
+    keys = sorted(key for key in rows if len(rows[key]))
+    counts = [len(rows[key]) for key in keys]
+    if not keys:
+        raise ProgramError("the program has no op", fix="write rank lines, e.g. rank 0 compute 0F0")
+    flat = np.concatenate([rows[key] for key in keys])
+    words = _Words(
+        np.repeat(np.array([rank for rank, _ in keys], dtype=np.int64), counts),
+        np.repeat(np.array([lane for _, lane in keys], dtype=np.int64), counts),
+        *(column.astype(np.int64) for column in flat.T),
+    )
     states = number_states(setup)
-    g = _unit_numbers(setup, states, kind, rank, lane, stage, unit, micro_batch)
-    binding = Binding(setup, states, kind, g, micro_batch)
-    for word in Kind:
-        ops = np.flatnonzero(kind == word)
-        if len(ops):
-            RULES[word](binding, ops, g[ops], micro_batch[ops])
-    return Table(setup, states, kind, rank, lane, g, micro_batch, binding.uses())
+    g = _unit_numbers(setup, states, words)
+    ops = Ops(np.arange(len(g)), g, words.micro_batch, words.step)
+    binding = Binding(setup, states, words.kind, ops)
+    for kind in kinds():
+        chosen = np.flatnonzero(words.kind == kind)
+        if len(chosen):
+            RULES[kind](binding, ops.where(chosen))
+    return Table(
+        setup,
+        states,
+        words.kind,
+        words.rank,
+        words.lane,
+        g,
+        words.micro_batch,
+        words.step,
+        binding.uses(),
+    )
 
 
-_NEEDS_MICRO_BATCH = frozenset(
-    {
-        *(Kind.F, Kind.B, Kind.I, Kind.W, Kind.R, *MESSAGES, Kind.Gather_F, Kind.Gather_B),
-        *(Kind.AllReduce_F, Kind.AllReduce_R, Kind.AllReduce_B),
-    }
-)
+@dataclass(frozen=True)
+class _Words:
+    """The words of all lanes as columns, before they are checked."""
+
+    rank: Ints
+    lane: Ints
+    kind: Ints
+    stage: Ints
+    unit: Ints
+    micro_batch: Ints
+    step: Ints
 
 
-def _unit_numbers(
-    setup: Setup,
-    states: States,
-    kind: Ints,
-    rank: Ints,
-    lane: Ints,
-    stage: Ints,
-    unit: Ints,
-    micro_batch: Ints,
-) -> Ints:
-    """The `g` of every op, after checking that each op may stand where it stands."""
-    units = states.units
+def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
+    """The `g` of every op, after checking that each op may be where it is."""
+    units, kind, rank = states.units, words.kind, words.rank
     if len(rank) and int(rank.max()) >= setup.ranks:
-        raise ProgramError(f"rank {rank.max()} is not one of the setup's {setup.ranks}")
+        raise ProgramError(
+            f"rank {rank.max()} is not one of the setup's {setup.ranks}",
+            place=f"rank {rank.max()}",
+            fix=f"number ranks from 0 to {setup.ranks - 1}, or give its replica more stages",
+        )
     replica_of_rank = np.array([setup.replica_of(r) for r in range(setup.ranks)], dtype=np.int64)
     stages = np.array([len(replica.stages) for replica in setup.replicas], dtype=np.int64)
     first_stage = np.cumsum(stages) - stages
     replica = replica_of_rank[rank]
-    known = stage < stages[replica]
-    number = np.where(known, first_stage[replica] + stage, 0)
-    first_unit = np.flatnonzero(units.unit_in_stage == 0)
-    g = first_unit[number] + unit
-    known &= first_unit[number] + unit <= units.last_of_stage[first_unit[number]]
-    g = np.where(known, g, first_unit[number])
+    exists = words.stage < stages[replica]
+    number = np.where(exists, first_stage[replica] + words.stage, 0)
+    first_unit, held = _first_units(states, number, rank)
+    g = first_unit + words.unit
+    known = exists & (g <= units.last_of_part[first_unit])
+    g = np.where(known, g, first_unit)
 
-    per_micro_batch = np.isin(kind, list(_NEEDS_MICRO_BATCH)) | (
-        setup.per_micro_batch & np.isin(kind, [Kind.GradSync, Kind.AllBackward])
-    )
-    in_range = (micro_batch >= 0) & (micro_batch < units.micro_batches[g])
-    lane_of = np.array([LANE_OF[word] for word in Kind], dtype=np.int64)
+    m, step = words.micro_batch, words.step
+    reductions = kinds_where("is_reduction")[kind] & setup.per_micro_batch & units.reduced[g]
+    per_micro_batch = kinds_where("names_micro_batch")[kind] | reductions
+    most = max(replica.micro_batches for replica in setup.replicas)
+    served = (m >= 0) & (m < most)
+    place = units.place(g, np.where(served, m, 0))
+    in_range = served & (place >= 0) & (place < units.micro_batches[g])
+    lane_of = np.array([word.lane for word in kinds()], dtype=np.int64)
     for wrong, what in (
         (~known, "names a stage or unit that the setup does not have"),
-        (units.rank[g] != rank, "stands on a rank that does not hold its stage"),
-        (lane_of[kind] != lane, "stands on the wrong lane"),
+        (~held, "is on a rank that does not hold its stage"),
+        (lane_of[kind] != words.lane, "is on the wrong lane"),
         (per_micro_batch & ~in_range, "names a micro-batch that the setup does not have"),
-        (~per_micro_batch & (micro_batch != NONE), "belongs to no micro-batch"),
-        ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is tied to none"),
+        (~per_micro_batch & (m != NONE), "belongs to no micro-batch"),
+        ((kind == Kind.TieSync) & (units.tied_to[g] < 0), "names a unit that is not tied"),
+        ((step < 0) | (step >= setup.period), "names a step that the program does not have"),
     ):
         if wrong.any():
             op = int(np.flatnonzero(wrong)[0])
             action = Action(
-                Kind(int(kind[op])), int(stage[op]), int(unit[op]), int(micro_batch[op])
+                Kind(int(kind[op])),
+                int(words.stage[op]),
+                int(words.unit[op]),
+                int(m[op]),
+                int(step[op]),
             )
-            place = f"rank {rank[op]} {Lane(int(lane[op])).word}"
-            raise ProgramError(f"{format_action(action, 2)} {what}", place=place)
+            place_of_op = f"rank {rank[op]} {Lane(int(words.lane[op])).word}"
+            raise ProgramError(
+                f"{format_action(action, 2)} {what}",
+                place=place_of_op,
+                fix="move the op, or leave it out",
+            )
     return g
 
 
+def _first_units(states: States, stage: Ints, rank: Ints) -> tuple[Ints, Bools]:
+    """For each op the first unit of its stage on its rank, and whether the rank holds the stage;
+    if not, the first of the stage anywhere."""
+    units = states.units
+    starts = np.flatnonzero(units.unit_in_stage == 0)
+    any_of_stage = np.full(int(units.stage.max()) + 1, -1, dtype=np.int64)
+    any_of_stage[units.stage[starts][::-1]] = starts[::-1]
+    first = any_of_stage[stage]
+    held = units.rank[first] == rank
+    elsewhere = np.flatnonzero(~held)
+    if len(elsewhere):
+        ranks = int(units.rank.max()) + 1
+        keys = units.stage[starts] * ranks + units.rank[starts]
+        order = np.argsort(keys)
+        wanted = stage[elsewhere] * ranks + rank[elsewhere]
+        place = np.minimum(np.searchsorted(keys[order], wanted), len(keys) - 1)
+        matches = keys[order][place] == wanted
+        first[elsewhere[matches]] = starts[order[place[matches]]]
+        held[elsewhere[matches]] = True
+    return first, held
+
+
 def _groups(table: Table) -> Ints:
-    units = table.states.units
+    units, kind = table.states.units, table.kind
     group = np.full(len(table), -1, dtype=np.int64)
-    cells = int(units.micro_batches.max()) + 1
+    cells = int(max(replica.micro_batches for replica in table.setup.replicas)) + 1
     stage = units.stage[table.unit]
+    within = table.step * cells + table.micro_batch
+    cells *= table.setup.period
     for send, receive, back in ((Kind.SEND_F, Kind.RECV_F, 1), (Kind.SEND_B, Kind.RECV_B, -1)):
         for word, sender in ((send, stage), (receive, stage - back)):
-            ops = table.kind == word
-            key = (sender * cells + table.micro_batch) * 2 + (back > 0)
+            ops = kind == word
+            key = (sender * cells + within) * 2 + (back > 0)
             group[ops] = key[ops]
-    if len(table.setup.replicas) > 1:
-        per_replica = np.bincount(units.replica)[0]
-        shared = np.isin(table.kind, [Kind.GradSync, Kind.PrefetchW, Kind.Gather_F, Kind.Gather_B])
-        key = (table.unit % per_replica * len(Kind) + table.kind) * cells + table.micro_batch + 1
+    if len(np.unique(units.same)) < len(units.same):
+        shared = np.array([k.partners is Partners.HOLDERS for k in kinds()])[kind]
+        alone = np.bincount(units.same)[units.same] == 1
+        shared &= ~alone[table.unit]
+        place = units.place(table.unit, np.maximum(table.micro_batch, 0))
+        turn = table.step * cells + np.where(table.micro_batch == NONE, NONE, place) + 1
+        key = (units.same[table.unit] * len(RULES) + kind) * (cells + 1) * 2 + turn
         group[shared] = (key + (int(stage.max()) + 2) * cells * 2)[shared]
-    group[table.kind == Kind.ClipNorm] = group.max(initial=-1) + 1
-    ties = np.flatnonzero(table.kind == Kind.TieSync)
+    for word in kinds():
+        if word.partners is Partners.EVERYONE:
+            for step in range(table.setup.period):
+                chosen = (kind == word) & (table.step == step)
+                if chosen.any():
+                    group[chosen] = group.max(initial=-1) + 1
+    ties = np.flatnonzero(kind == Kind.TieSync)
     apart = units.rank[table.unit[ties]] != units.rank[units.tied_to[table.unit[ties]]]
-    group[ties[apart]] = group.max(initial=-1) + 1 + units.replica[table.unit[ties[apart]]]
+    tie = units.replica[table.unit[ties]] * table.setup.period + table.step[ties]
+    group[ties[apart]] = group.max(initial=-1) + 1 + tie[apart]
     return group

@@ -1,7 +1,8 @@
-"""Every unit of every replica in one row of columns: what `g` counts in the rules."""
+"""Every unit of every member in one row of columns: what `g` counts in the rules."""
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from dataclasses import dataclass
 
 import numpy as np
@@ -17,66 +18,143 @@ RECOVERY_CODE = {mode: code for code, mode in enumerate(Recovery)}
 
 @dataclass(frozen=True)
 class Units:
-    """Columns over units. Ranks and stages are numbered over all replicas."""
+    """Columns over units. Ranks, stages and parts are numbered over all replicas; a part is one
+    member's share of a stage. Unit numbers are rows of these columns, -1 for none."""
 
     replica: Ints
     rank: Ints
     stage: Ints
     stage_in_replica: Ints
+    part: Ints
     unit_in_stage: Ints
-    first_of_stage: Ints
-    last_of_stage: Ints
-    micro_batches: Ints
+    first_of_part: Ints
+    last_of_part: Ints
+    micro_batches: Ints  # that its member computes
     recovery: Ints  # a RECOVERY_CODE
     recovered: Bools
+    tensor: Ints
+    offloaded: Bools  # its input waits for backward in host memory
+    same: Ints  # units of one name have one number
+    holders: Ints  # ranks that hold a unit of its name
+    reduced: Bools  # its gradient is reduced over its holders
     has_input: Bools  # all but the model's first unit
     has_output: Bools  # all but the model's last unit
-    next_is_local: Bools
-    next_is_remote: Bools
-    previous_is_local: Bools
-    previous_is_remote: Bools
-    tied_to: Ints  # the unit that holds a copy of the same matrix; -1: none
+    next_unit: Ints  # the one that takes its output, on the same rank
+    previous_unit: Ints  # the one that takes its input's gradient, on the same rank
+    tied_to: Ints  # the unit that holds a copy of the same matrix
+    position: Ints | None  # parts x micro-batches: the place among its own; None: all have all
+
+    @property
+    def next_is_local(self) -> Bools:
+        return self.next_unit >= 0
+
+    @property
+    def next_is_remote(self) -> Bools:
+        return self.has_output & (self.next_unit < 0)
+
+    @property
+    def previous_is_local(self) -> Bools:
+        return self.previous_unit >= 0
+
+    @property
+    def previous_is_remote(self) -> Bools:
+        return self.has_input & (self.previous_unit < 0)
+
+    def place(self, g: Ints, m: Ints) -> Ints:
+        """The place of a micro-batch among those that a unit's member computes."""
+        return m if self.position is None else self.position[self.part[g], m]
+
+    def first_micro_batch(self, g: Ints) -> Ints:
+        """The first of the micro-batches that a unit's member computes."""
+        if self.position is None:
+            return np.zeros_like(g)
+        return (self.position[self.part[g]] == 0).argmax(axis=1)
 
 
 def unit_columns(setup: Setup) -> Units:
     """The `Units` of a setup."""
-    rows: list[tuple[int, ...]] = []
-    stage_number = 0
+    rows = list(_rows(setup))
+    columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
+    replica, rank, stage = columns[:3]
+    last_stage = np.array([len(r.stages) - 1 for r in setup.replicas], dtype=np.int64)[replica]
+    stage_in_replica, first, last = columns[3], columns[6], columns[7]
+    number = np.arange(len(replica))
+    has_input = (stage_in_replica > 0) | (number > first)
+    has_output = (stage_in_replica < last_stage) | (number < last)
+    following = _next_units(rank, stage, first, number, has_output, last)
+    preceding = np.full(len(number), -1, dtype=np.int64)
+    preceding[following[following >= 0]] = number[following >= 0]
+    names = [unit.name for member in setup.members for unit in member.units]
+    _, same = np.unique(np.array(names), return_inverse=True)
+    holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
+    return Units(
+        *columns[:10],
+        recovered=columns[10].astype(bool),
+        tensor=columns[11],
+        offloaded=(columns[12] & columns[10]).astype(bool) & has_input,
+        same=same.astype(np.int64),
+        holders=holders,
+        reduced=(holders > 1) & (not setup.averages),
+        has_input=has_input,
+        has_output=has_output,
+        next_unit=following,
+        previous_unit=preceding,
+        tied_to=_tied_to(setup, has_input, has_output),
+        position=_positions(setup),
+    )
+
+
+def _rows(setup: Setup) -> Iterator[tuple[int, ...]]:
+    stage_number = part = row = 0
     for index, replica in enumerate(setup.replicas):
         base = setup.first_rank[index]
         for local, stage in enumerate(replica.stages):
-            first, last = len(rows), len(rows) + len(stage.units) - 1
-            head = (index, base + stage.rank, stage_number, local)
-            for number, unit in enumerate(stage.units):
-                recovered = unit.recoverable and stage.recovery.again
-                code = RECOVERY_CODE[stage.recovery]
-                rows.append(
-                    (*head, number, first, last, replica.micro_batches, code, int(recovered))
-                )
+            for member in stage.members:
+                first, last = row, row + len(member.units) - 1
+                head = (index, base + member.rank, stage_number, local, part)
+                count, code = len(replica.serves(member)), RECOVERY_CODE[member.recovery]
+                for number, unit in enumerate(member.units):
+                    recovered = unit.recoverable and member.recovery.again
+                    tail = (count, code, int(recovered), member.tensor, int(member.offloads))
+                    yield (*head, number, first, last, *tail)
+                row, part = last + 1, part + 1
             stage_number += 1
-    columns = [np.array(column, dtype=np.int64) for column in zip(*rows, strict=True)]
-    replica_of, rank = columns[0], columns[1]
-    has_input = np.r_[False, replica_of[1:] == replica_of[:-1]]
-    has_output = np.r_[has_input[1:], False]
-    next_is_local = has_output & np.r_[rank[1:] == rank[:-1], False]
-    previous_is_local = np.r_[False, next_is_local[:-1]]
-    return Units(
-        *columns[:9],
-        recovered=columns[9].astype(bool),
-        has_input=has_input,
-        has_output=has_output,
-        next_is_local=next_is_local,
-        next_is_remote=has_output & ~next_is_local,
-        previous_is_local=previous_is_local,
-        previous_is_remote=has_input & ~previous_is_local,
-        tied_to=_tied_to(setup, has_input, has_output),
-    )
+
+
+def _next_units(
+    rank: Ints, stage: Ints, first: Ints, number: Ints, has_output: Bools, last: Ints
+) -> Ints:
+    """For each unit the one behind it, where that is on the same rank."""
+    inside = number < last
+    following = np.where(inside, number + 1, -1)
+    ends = np.flatnonzero(~inside & has_output)
+    starts = np.flatnonzero(first == number)
+    ranks = int(rank.max()) + 1
+    at = np.full(int(stage.max() + 1) * ranks + ranks, -1, dtype=np.int64)
+    at[stage[starts] * ranks + rank[starts]] = starts
+    following[ends] = at[(stage[ends] + 1) * ranks + rank[ends]]
+    return following
+
+
+def _positions(setup: Setup) -> Ints | None:
+    if all(member.serves is None for member in setup.members):
+        return None
+    most = max(replica.micro_batches for replica in setup.replicas)
+    rows: list[Ints] = []
+    for replica in setup.replicas:
+        for stage in replica.stages:
+            for member in stage.members:
+                served = np.array(replica.serves(member), dtype=np.int64)
+                row = np.full(most, -1, dtype=np.int64)
+                row[served] = np.arange(len(served))
+                rows.append(row)
+    return np.array(rows)
 
 
 def _tied_to(setup: Setup, has_input: Bools, has_output: Bools) -> Ints:
     """Each replica's first unit and its last belong together, where the setup is tied."""
-    found = np.full(len(has_input), -1, dtype=np.int64)
+    partner = np.full(len(has_input), -1, dtype=np.int64)
     if setup.tied:
         first, last = np.flatnonzero(~has_input), np.flatnonzero(~has_output)
-        found[first], found[last] = last, first
-    return found
+        partner[first], partner[last] = last, first
+    return partner

@@ -12,20 +12,20 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from enum import StrEnum
 
 import numpy as np
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import Kind, Lane
 from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
+from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
 from ratrain.program.table import Table
-from ratrain.program.units import Ints
+from ratrain.program.units import Bools, Ints
 from ratrain.program.walk import STEPS, walk
 
 
@@ -63,10 +63,12 @@ class Finding:
 
 @dataclass(frozen=True)
 class Verdict:
-    """What the verifier found; `bounds` is empty where the program cannot run at all."""
+    """What the verifier found; without bounds where the program cannot run at all. `bounds` are of
+    the device's memory, one for each rank; `lower_bounds` of the tiers below it that are used."""
 
     findings: tuple[Finding, ...]
     bounds: tuple[PeakBound, ...]
+    lower_bounds: tuple[PeakBound, ...] = ()
 
     @property
     def sound(self) -> bool:
@@ -76,6 +78,15 @@ class Verdict:
 def verify(program: Program | Table) -> Verdict:
     """The verdict on a program."""
     table = program.table if isinstance(program, Program) else program
+    return verdict_on(table, peak_bounds)
+
+
+Bounding = Callable[[Table, Ints], tuple[PeakBound, ...]]
+"""Bounds the memory of a table's ops, given a complete walk of its chains."""
+
+
+def verdict_on(table: Table, bounding: Bounding) -> Verdict:
+    """The verdict on a table, its memory bounded by `bounding`."""
     findings = [
         *_uses(table),
         *_gradients(table),
@@ -86,14 +97,15 @@ def verify(program: Program | Table) -> Verdict:
         *_message_order(table),
         *_lane_order(table),
     ]
-    walked = walk(table)
+    walked = walk(table.chains.graph)
     if len(walked.stuck):
         if not findings:
-            findings = [_deadlock(table, walked.stuck)]
+            findings = [_deadlock(table, walk(table).stuck)]
         return Verdict(tuple(findings), ())
-    bounds = peak_bounds(table, walked.order)
+    bounds = bounding(table, walked.order)
     findings += _budget(table, bounds)
-    return Verdict(tuple(findings), bounds)
+    ranks = table.setup.ranks
+    return Verdict(tuple(findings), bounds[:ranks], bounds[ranks:])
 
 
 def require_sound(program: Program | Table) -> Verdict:
@@ -124,7 +136,8 @@ def _uses(table: Table) -> Iterator[Finding]:
         what = f"{verb} {states.name(state)}, which no op has written"
         if gradients[state]:
             what = f"{verb} {states.name(state)} before all its micro-batches are in it"
-            if table.setup.tied and states.units.tied_to[state - states.start("gradient")] >= 0:
+            g = (state - states.start("gradient")) % len(states.units.rank)
+            if table.setup.tied and states.units.tied_to[g] >= 0:
                 what += ", and its other copy's"
         yield _finding(table, rule, op, state, what)
     for rows, rule, verb in (
@@ -146,13 +159,11 @@ def _uses(table: Table) -> Iterator[Finding]:
 def _gradients(table: Table) -> Iterator[Finding]:
     """Reductions, updates and barriers that read a gradient before its last micro-batch."""
     uses, states = table.uses, table.states
-    readers = [Kind.UpdateShard, Kind.AllSynced, Kind.ClipNorm]
-    if not table.setup.per_micro_batch:
-        readers += [Kind.GradSync, Kind.AllBackward]
+    readers = table.where("needs_whole_gradient")
+    if table.setup.per_micro_batch:
+        readers &= ~table.where("is_reduction")
     rows = np.flatnonzero(
-        _gradient_states(table)[uses.state]
-        & (uses.mode == READ)
-        & np.isin(table.kind[uses.op], readers)
+        _gradient_states(table)[uses.state] & (uses.mode == READ) & readers[uses.op]
     )
     due = states.units.micro_batches[table.unit[uses.op[rows]]]
     yield from _untied(table, rows)
@@ -170,17 +181,18 @@ def _untied(table: Table, rows: Ints) -> Iterator[Finding]:
     if not table.setup.tied:
         return
     uses, units = table.uses, table.states.units
-    g = uses.state[rows] - table.states.start("gradient")
-    ahead = np.isin(table.kind[uses.op[rows]], [Kind.AllBackward, Kind.GradSync])
+    family = table.states.by_name["gradient"]
+    g = (uses.state[rows] - family.start) % family.count
+    ahead = table.where("is_reduction")[uses.op[rows]]
     late = (units.tied_to[g] >= 0) & ~ahead & (uses.version[rows] >= units.micro_batches[g])
-    due = units.micro_batches[g] + table.setup.reduces + 1
+    due = units.micro_batches[g] + units.reduced[g] + 1
     for row in rows[late & (uses.version[rows] < due)].tolist():
         op, state = int(uses.op[row]), int(uses.state[row])
         what = f"reads {table.states.name(state)} without its other copy's"
         yield _finding(table, Rule.INCOMPLETE_GRADIENT, op, state, what)
 
 
-def _gradient_states(table: Table) -> np.ndarray[tuple[int], np.dtype[np.bool_]]:
+def _gradient_states(table: Table) -> Bools:
     names = [family.name in ("gradient", "shard") for family in table.states.families]
     return np.array(names)[table.states.family]
 
@@ -190,46 +202,72 @@ def _forwards(table: Table) -> Iterator[Finding]:
     recovered last unit computes forward is the loss, which nothing reads."""
     units, states = table.states.units, table.states
     forwards = np.flatnonzero(table.kind == Kind.F)
-    cells = states.unit_cell[table.unit[forwards]] + table.micro_batch[forwards]
-    seen = np.bincount(cells, minlength=int(units.micro_batches.sum()))
+    g = table.unit[forwards]
+    cells = states.unit_cell[g] + units.place(g, table.micro_batch[forwards])
+    cells += table.step[forwards] * states.cells
+    seen = np.bincount(cells, minlength=states.cells * table.setup.period)
     last = np.full(len(seen), -1, dtype=np.int64)
     last[cells] = forwards
     for cell in np.flatnonzero(seen != 1).tolist():
-        g = int(np.searchsorted(states.unit_cell, cell, side="right")) - 1
-        name = states.name(states.start("saved") + cell).removeprefix("saved")
+        step, inside = divmod(cell, states.cells)
+        g = int(np.searchsorted(states.unit_cell, inside, side="right")) - 1
+        name = f"[{states.cell_name(inside)}{f', step {step}' if step else ''}]"
         op = int(last[cell])
         message = f"{seen[cell]} forwards of unit and micro-batch {name}, in place of one"
         yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
 
 
 def _renewals(table: Table) -> Iterator[Finding]:
-    """Views that compute reads and optimizer shards, which a step must renew exactly once."""
-    uses, states = table.uses, table.states
-    writes = np.bincount(uses.state[uses.mode == WRITE], minlength=len(states.rank))
-    view = "shard_view" if table.setup.gathers_per_use else "view"
+    """Views that compute reads and optimizer shards, which each step must renew at least once."""
+    if table.setup.forward_only:
+        return
+    states, period = table.states, table.setup.period
     for family in states.families:
-        if family.name not in (view, "optimizer"):
+        if family.name not in ("view", "shard_view", "optimizer"):
             continue
-        for state in range(family.start, family.start + family.count):
-            if not writes[state]:
-                message = f"nothing renews {states.name(state)} in a step"
-                rank = int(states.rank[state])
-                yield Finding(Rule.NOT_UPDATED, rank, -1, states.name(state), message)
+        due = _must_be_renewed(table, family.name)
+        steps = _steps_that_write(table, family.start, family.count)
+        for unit in np.flatnonzero(due & (steps < period)).tolist():
+            state = family.start + unit
+            times = "in a step" if period == 1 else f"in {period - steps[unit]} of {period} steps"
+            message = f"nothing renews {states.name(state)} {times}"
+            yield Finding(
+                Rule.NOT_UPDATED, int(states.rank[state]), -1, states.name(state), message
+            )
+
+
+def _must_be_renewed(table: Table, family: str) -> Bools:
+    """Units of which a family's state is in use."""
+    units = table.states.units
+    if family == "optimizer":
+        return np.ones(len(units.rank), bool)
+    sharded = units.reduced & (table.setup.sharding == 3)
+    return sharded if family == "shard_view" else ~sharded
+
+
+def _steps_that_write(table: Table, start: int, count: int) -> Ints:
+    """For each state of a lasting family, in how many of the program's steps it is written."""
+    uses = table.uses
+    rows = (uses.mode == WRITE) & (uses.state >= start) & (uses.state < start + count)
+    written = np.zeros((table.setup.period, count), bool)
+    written[table.step[uses.op[rows]], uses.state[rows] - start] = True
+    return written.sum(axis=0)
 
 
 def _saves(table: Table) -> Iterator[Finding]:
     """Units that a checkpoint misses, or has more than once. A program may save none."""
     units = table.states.units
-    saves = np.flatnonzero(table.kind == Kind.Save)
-    if not len(saves):
-        return
-    counts = np.bincount(table.unit[saves], minlength=len(units.rank))
-    last = np.full(len(counts), -1, dtype=np.int64)
-    last[table.unit[saves]] = saves
-    for g in np.flatnonzero(counts != 1).tolist():
-        name = table.states.name(table.states.start("optimizer") + g).removeprefix("optimizer")
-        message = f"{counts[g]} saves of unit {name}, in place of one"
-        yield Finding(Rule.INCOMPLETE_SAVE, int(units.rank[g]), int(last[g]), name, message)
+    for step in range(table.setup.period):
+        saves = np.flatnonzero((table.kind == Kind.Save) & (table.step == step))
+        if not len(saves):
+            continue
+        counts = np.bincount(table.unit[saves], minlength=len(units.rank))
+        last = np.full(len(counts), -1, dtype=np.int64)
+        last[table.unit[saves]] = saves
+        for g in np.flatnonzero(counts != 1).tolist():
+            name = table.states.name(table.states.start("optimizer") + g).removeprefix("optimizer")
+            message = f"{counts[g]} saves of unit {name}, in place of one"
+            yield Finding(Rule.INCOMPLETE_SAVE, int(units.rank[g]), int(last[g]), name, message)
 
 
 # ---- messages and collectives -----------------------------------------------------------
@@ -243,23 +281,29 @@ def _partners(table: Table) -> Iterator[Finding]:
     if not len(together):
         return
     _, inverse, counts = np.unique(table.group[together], return_inverse=True, return_counts=True)
-    kind = table.kind[together]
-    expected = np.full(len(kind), len(table.setup.replicas))
-    expected[(kind <= Kind.RECV_B) | (kind == Kind.TieSync)] = 2
-    expected[kind == Kind.ClipNorm] = table.setup.ranks
+    expected = _expected_partners(table)[together]
     for op in together[counts[inverse] != expected].tolist():
-        word = Kind(int(table.kind[op]))
-        if word in (Kind.SEND_F, Kind.SEND_B):
+        kind = Kind(int(table.kind[op]))
+        if kind in (Kind.SEND_F, Kind.SEND_B):
             rule, missing = Rule.MISSING_RECEIVE, "has no receive"
-        elif word in (Kind.RECV_F, Kind.RECV_B):
+        elif kind in (Kind.RECV_F, Kind.RECV_B):
             rule, missing = Rule.MISSING_SEND, "has no send"
-        elif word is Kind.TieSync:
+        elif kind.partners is Partners.TIED:
             rule, missing = Rule.MISSING_PARTNER, "is missing for the other copy"
-        elif word is Kind.ClipNorm:
+        elif kind.partners is Partners.EVERYONE:
             rule, missing = Rule.MISSING_PARTNER, "is not there once on every rank"
         else:
-            rule, missing = Rule.MISSING_PARTNER, "is missing on another replica"
+            rule, missing = Rule.MISSING_PARTNER, "is missing on another rank that holds the unit"
         yield _finding(table, rule, op, -1, missing)
+
+
+def _expected_partners(table: Table) -> Ints:
+    """For each op of a group, how many ops the group should have."""
+    units = table.states.units
+    spelled_out = np.bincount(units.same)[units.same][table.unit]
+    by_kind = {Partners.HOLDERS: 0, Partners.EVERYONE: table.setup.ranks}
+    expected = np.array([by_kind.get(kind.partners, 2) for kind in kinds()], dtype=np.int64)
+    return np.where(expected[table.kind] == 0, spelled_out, expected[table.kind])
 
 
 def _message_order(table: Table) -> Iterator[Finding]:
@@ -361,13 +405,14 @@ def _circle(table: Table, stuck: set[int]) -> tuple[list[int], list[int], list[i
 
 
 def _budget(table: Table, bounds: tuple[PeakBound, ...]) -> Iterator[Finding]:
-    budget = table.setup.budget_bytes
     for bound in bounds:
+        tier = bound.tier or table.setup.tier
+        budget = table.setup.budget_of(bound.rank, bound.tier)
         if budget is None or bound.total_bytes <= budget:
             continue
         family, size = max(bound.by_family.items(), key=lambda item: item[1])
         message = (
-            f"rank {bound.rank} can need {bound.total_bytes:,} bytes of {table.setup.tier}, "
+            f"rank {bound.rank} can need {bound.total_bytes:,} bytes of {tier}, "
             f"{bound.total_bytes - budget:,} over its budget of {budget:,}; "
             f"most of it is {family} ({size:,} bytes)"
         )

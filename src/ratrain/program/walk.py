@@ -15,6 +15,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
+from ratrain.program.graph import Graph, graph_of
 from ratrain.program.units import Ints
 
 if TYPE_CHECKING:
@@ -45,19 +46,20 @@ class Drift:
     late: npt.NDArray[np.int32]
 
 
-def walk(table: Table, *, compiled: bool = True) -> Walk:
-    """The `Walk` of two steps of a program."""
-    total = len(table) * STEPS
-    group, sizes = dense_groups(table)
+def walk(program: Table | Graph, *, compiled: bool = True) -> Walk:
+    """The `Walk` of two steps of a program, or of a waiting graph."""
+    graph = _graph(program)
+    total = len(graph) * STEPS
+    group, sizes = dense_groups(graph)
     c = library("program", "walk_c") if compiled else None
     order = np.empty(total, dtype=np.int64)
     if c is None:
-        reached = _walk(table, group, sizes, order)
+        reached = _walk(graph, group, sizes, order)
     else:
         c.ratrain_walk.restype = ctypes.c_int64
         reached = c.ratrain_walk(
-            *_sizes(table),
-            *_edges(table),
+            *_sizes(graph),
+            *_edges(graph),
             c_long(len(sizes)),
             address(group),
             address(sizes),
@@ -70,22 +72,20 @@ def walk(table: Table, *, compiled: bool = True) -> Walk:
     return Walk(order[:reached], np.flatnonzero(stuck))
 
 
-def drift(table: Table, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
+def drift(program: Table | Graph, order: Ints, ranks: range, *, compiled: bool = True) -> Drift:
     """The `Drift` of every node against the compute lanes of at most WIDTH ranks. `order` is a
     complete walk."""
-    column = np.where((table.lane == 0) & (table.rank < ranks.stop), table.rank - ranks.start, -1)
-    owner = np.maximum(column, -1)
-    place, length = np.zeros(len(table), dtype=np.int64), np.zeros(WIDTH, dtype=np.int64)
-    for number in range(len(ranks)):
-        mine = np.flatnonzero(owner == number)
-        place[mine] = np.arange(len(mine))
-        length[number] = len(mine)
-    group, _ = dense_groups(table)
+    graph = _graph(program)
+    here = (graph.owner >= ranks.start) & (graph.owner < ranks.stop)
+    owner = np.where(here, graph.owner - ranks.start, -1)
+    length = np.zeros(WIDTH, dtype=np.int64)
+    length[: len(ranks)] = graph.lengths[ranks.start : ranks.stop]
+    group, _ = dense_groups(graph)
     early = np.empty((len(order), WIDTH), dtype=np.int32)
     late = np.empty((len(order), WIDTH), dtype=np.int32)
     c = library("program", "walk_c") if compiled else None
     if c is None:
-        _drift(table, group, order, owner, place, length, early, late)
+        _drift(graph, group, order, owner, length, early, late)
         return Drift(early, late)
     if c.ratrain_drift_width() != WIDTH:
         raise AssertionError("walk.c and walk.py disagree; install again")
@@ -94,34 +94,38 @@ def drift(table: Table, order: Ints, ranks: range, *, compiled: bool = True) -> 
         address(group),
         address(order),
         address(owner),
-        address(place),
+        address(graph.place),
         address(length),
         address(early),
         address(late),
     )
-    if c.ratrain_drift(*_sizes(table), *_edges(table), *arrays) < 0:
+    if c.ratrain_drift(*_sizes(graph), *_edges(graph), *arrays) < 0:
         raise MemoryError("bounding the memory of the program")
     return Drift(early, late)
 
 
-def dense_groups(table: Table) -> tuple[Ints, Ints]:
+def dense_groups(program: Table | Graph) -> tuple[Ints, Ints]:
     """Groups numbered 0, 1, ... (-1: alone), and how many members each has."""
-    together = np.flatnonzero(table.group >= 0)
-    group = np.full(len(table), -1, dtype=np.int64)
-    _, inverse, sizes = np.unique(table.group[together], return_inverse=True, return_counts=True)
+    together = np.flatnonzero(program.group >= 0)
+    group = np.full(len(program), -1, dtype=np.int64)
+    _, inverse, sizes = np.unique(program.group[together], return_inverse=True, return_counts=True)
     group[together] = inverse
     return group, sizes.astype(np.int64)
+
+
+def _graph(program: Table | Graph) -> Graph:
+    return program if isinstance(program, Graph) else graph_of(program.waiting)
 
 
 # ---- the call into C --------------------------------------------------------------------
 
 
-def _sizes(table: Table) -> tuple[ctypes.c_int64, ctypes.c_int64]:
-    return c_long(len(table)), c_long(STEPS)
+def _sizes(graph: Graph) -> tuple[ctypes.c_int64, ctypes.c_int64]:
+    return c_long(len(graph)), c_long(STEPS)
 
 
-def _edges(table: Table) -> tuple[Any, ...]:
-    inside, across = table.edges.inside, table.edges.across
+def _edges(graph: Graph) -> tuple[Any, ...]:
+    inside, across = graph.inside, graph.across
     return (
         *(c_long(len(inside.source)), address(inside.source), address(inside.target)),
         *(c_long(len(across.source)), address(across.source), address(across.target)),
@@ -131,11 +135,11 @@ def _edges(table: Table) -> tuple[Any, ...]:
 # ---- the same in Python -----------------------------------------------------------------
 
 
-def _followers(table: Table) -> list[list[int]]:
+def _followers(graph: Graph) -> list[list[int]]:
     """For each node, the nodes that wait for it."""
-    n = len(table)
+    n = len(graph)
     found: list[list[int]] = [[] for _ in range(n * STEPS)]
-    for edges, shift in ((table.edges.inside, 0), (table.edges.across, 1)):
+    for edges, shift in ((graph.inside, 0), (graph.across, 1)):
         sources: list[int] = edges.source.tolist()
         targets: list[int] = edges.target.tolist()
         for step in range(STEPS - shift):
@@ -144,9 +148,9 @@ def _followers(table: Table) -> list[list[int]]:
     return found
 
 
-def _walk(table: Table, group: Ints, sizes: Ints, order: Ints) -> int:
-    n = len(table)
-    followers = _followers(table)
+def _walk(graph: Graph, group: Ints, sizes: Ints, order: Ints) -> int:
+    n = len(graph)
+    followers = _followers(graph)
     waits = [0] * len(followers)
     for targets in followers:
         for target in targets:
@@ -177,17 +181,16 @@ def _walk(table: Table, group: Ints, sizes: Ints, order: Ints) -> int:
 
 
 def _drift(
-    table: Table,
+    graph: Graph,
     group: Ints,
     order: Ints,
     owner: Ints,
-    place: Ints,
     length: Ints,
     early: npt.NDArray[np.int32],
     late: npt.NDArray[np.int32],
 ) -> None:
-    n = len(table)
-    followers = _followers(table)
+    n = len(graph)
+    followers = _followers(graph)
     early[:], late[:] = 0, length * STEPS
     together: list[list[int]] = []
     for node in order.tolist():
@@ -204,7 +207,7 @@ def _drift(
         if column < 0:
             return bounds
         handed = bounds.copy()
-        handed[column] = node // n * length[column] + place[node % n] + ended
+        handed[column] = node // n * length[column] + graph.place[node % n] + ended
         return handed
 
     for nodes in together:

@@ -11,17 +11,19 @@ and the head as one layer each.
 
 from __future__ import annotations
 
-import csv
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib import resources
 
 import numpy as np
 
-from ratrain.program.actions import BARRIERS, MESSAGES, Action, Kind, Lane
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Stage, Unit
+from ratrain.program.setup import Replica, Setup, Unit, stage
 from ratrain.program.skeletons import SKELETONS, build
+from ratrain.readers.csv import csv_table
+from ratrain.readers.files import read_text
 from ratrain.simulate.costs import Costs, OpCosts, costs_of_ops, fixed_work
 from ratrain.simulate.engine import run
 
@@ -52,8 +54,10 @@ class Setting:
 
 def settings() -> tuple[Setting, ...]:
     """The rows of the table."""
-    path = resources.files("ratrain.data") / "measured" / "zero_bubble_pipeline.csv"
-    return tuple(_setting(row) for row in csv.DictReader(path.read_text().splitlines()))
+    name = "zero_bubble_pipeline.csv"
+    with resources.as_file(resources.files("ratrain.data") / "measured" / name) as path:
+        text = read_text(path)
+    return tuple(_setting(row) for row, _ in csv_table(text, name))
 
 
 def _setting(row: dict[str, str]) -> Setting:
@@ -79,7 +83,7 @@ def bubble_rate(setting: Setting, skeleton: str, *, as_published: bool = False) 
         program = waits_left_out(program)
     table = program.table
     ran = run(table, _costs(setting, program), _NO_LINKS, steps=1)
-    compute = np.isin(table.kind, [Kind.F, Kind.B, Kind.I, Kind.W])
+    compute = table.is_any(Kind.F, Kind.B, Kind.I, Kind.W)
     return 1 - setting.busy_s / float(ran.end_s[compute].max())
 
 
@@ -107,7 +111,7 @@ def plain(setting: Setting, skeleton: str) -> Program:
     """The plain program of a skeleton in a setting."""
     chunks = setting.chunks if SKELETONS[skeleton].chunks else 1
     stages = tuple(
-        Stage(number % setting.ranks, (Unit(str(number)),))
+        stage(number % setting.ranks, (Unit(str(number)),))
         for number in range(setting.ranks * chunks)
     )
     replica = Replica(stages, setting.micro_batches)
@@ -122,7 +126,7 @@ def _costs(setting: Setting, program: Program) -> OpCosts:
         Kind.B: (setting.input_gradient_s + setting.weight_gradient_s) / parts,
         Kind.I: setting.input_gradient_s / parts,
         Kind.W: setting.weight_gradient_s / parts,
-        **dict.fromkeys([*MESSAGES, *BARRIERS, Kind.UpdateShard], 0.0),
+        **{k: 0.0 for k in kinds() if k.is_message or k.is_barrier or k is Kind.UpdateShard},
         Kind.SEND_F: setting.message_s,
         Kind.SEND_B: setting.message_s,
     }

@@ -8,6 +8,7 @@ predicted.json  the timeline of the simulator; measured.json: of the ranks
 report.json     prediction against measurement, memory, weights' checksums
 checkpoints/    complete ones only
 notes.txt       what went otherwise than expected: damaged checkpoints passed over
+secret          32 bytes that ranks prove to each other, for the owner's eyes alone
 logs/           what each rank printed
 """
 
@@ -16,34 +17,92 @@ from __future__ import annotations
 import json
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Annotated, Any
 
+from ratrain.cost.precision import precision_words
+from ratrain.describe.amounts import Count, FileName, Name, Note, Steps
+from ratrain.describe.overrides import MOST_CHARS
+from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
 from ratrain.program.program import Program
-from ratrain.program.text import read_text, write_text
+from ratrain.program.repeating import Repeating
+from ratrain.program.text import read_any, write_text
+from ratrain.readers import files
+from ratrain.readers.json import read_json_table
+from ratrain.readers.limits import PROGRAM_BYTES
+from ratrain.runtime import run_files
 from ratrain.runtime.seats import Seats
+from ratrain.runtime.secret import write_secret
 from ratrain.timeline.timeline import write_whole
 
 FORMAT = "ratrain run 1"
+MARKER = "run.json"
+"""The file that makes a folder a run's."""
+MOST_RANKS = 1 << 16
+"""Processes of one run."""
+Part = Annotated[int, Rule(low=0, high=1 << 18)]
+Override = Annotated[str, Rule(high=MOST_CHARS)]
 
 
 @dataclass(frozen=True)
 class RunSpec:
     """What a rank needs to know besides the job and the program."""
 
-    job_path: str  # absolute: relative names in the job are relative to it
-    pipeline: int
-    data: int
-    replica_class: tuple[int, ...]
-    first_rank: tuple[int, ...]
-    micro_batch: int
-    dtype: str
-    threads: int  # of torch, a rank
-    end_step: int
-    record_steps: int = 4  # the last steps whose every op is recorded
+    job_path: FileName  # absolute: relative names in the job are relative to it
+    pipeline: Count
+    data: Count
+    replica_class: tuple[Part, ...]
+    first_rank: tuple[Part, ...]
+    micro_batch: Count
+    dtype: Name
+    threads: Count  # of torch, a rank
+    end_step: Steps
+    record_steps: Count = 4  # the last steps whose every op is recorded
     calibrate: bool = True
     allocator: bool = True  # count what the process allocates, and hold it to the budget
-    tensor: int = 1
+    tensor: Count = 1
+    gradient_dtype: Note = ""  # in which gradients add up; "" (of earlier versions): `dtype`
+    overrides: tuple[Override, ...] = ()  # of the job file's values, as `--set` has them
+    devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
+
+    def __post_init__(self) -> None:
+        ranks = self.pipeline * self.data * self.tensor
+        if ranks > MOST_RANKS:
+            raise SpecError(
+                f"the run has {ranks:,} ranks; the maximum is {MOST_RANKS:,}",
+                place="pipeline",
+                fix="start the run again: this folder is damaged",
+            )
+        different = len(set(self.devices))
+        if self.devices and not different == len(self.devices) == ranks:
+            raise SpecError(
+                f"{ranks} ranks are on {different} different devices",
+                place="devices",
+                fix="start the run again: this folder is damaged",
+            )
+        if len(self.replica_class) != self.data:
+            raise SpecError(
+                f"{len(self.replica_class)} replicas have a class, the run has {self.data}",
+                place="replica_class",
+                fix="start the run again: this folder is damaged",
+            )
+        if any(number >= len(self.first_rank) for number in self.replica_class):
+            raise SpecError(
+                f"the last class of replicas is {len(self.first_rank) - 1}, but one replica "
+                f"names a later one",
+                place="replica_class",
+                fix="start the run again: this folder is damaged",
+            )
+
+    @property
+    def precision(self) -> str:
+        """The numbers of the run, in words."""
+        return precision_words(self.dtype, self.gradient_dtype or self.dtype)
+
+    @property
+    def device_numbers(self) -> tuple[int, ...]:
+        """The number of each world rank's device in the cluster."""
+        return self.devices or tuple(range(self.seats.world_size))
 
     @property
     def seats(self) -> Seats:
@@ -55,6 +114,11 @@ class RunFolder:
     """Names of the files of a run."""
 
     path: Path
+
+    @property
+    def holds_run(self) -> bool:
+        """Whether a run was prepared here."""
+        return (self.path / MARKER).exists() and self.program.exists()
 
     @property
     def metrics(self) -> Path:
@@ -73,8 +137,17 @@ class RunFolder:
         return self.path / "logs"
 
     @property
+    def secret(self) -> Path:
+        """What proves that a rank belongs to the run; its owner alone may read it."""
+        return self.path / "secret"
+
+    def log(self, rank: int) -> Path:
+        """What a rank printed, attempt after attempt."""
+        return self.logs / f"rank-{rank:05d}.log"
+
+    @property
     def stop_request(self) -> Path:
-        """Exists when somebody asked the run to stop behind the current step."""
+        """Exists when someone asked the run to stop after the current step."""
         return self.path / "stop-requested"
 
     @property
@@ -102,32 +175,39 @@ class RunFolder:
         """A file of one rank's: `what` is "records", "failure", ..."""
         return self.path / "ranks" / f"{what}-{rank:05d}.json"
 
-    def write_spec(self, spec: RunSpec, program: Program) -> None:
-        """Makes the folder, with all that ranks read."""
+    def write_spec(self, spec: RunSpec, program: Program | Repeating) -> None:
+        """Makes the folder, with all that ranks read, and a new secret."""
         try:
             for folder in (self.path, self.logs, self.path / "ranks", self.checkpoints):
                 folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise SpecError(
-                f"cannot be made: {error.strerror}",
-                place=str(self.path),
-                fix="name a folder with --run that you may write to",
-            ) from error
+            raise cannot_be_made(self.path, error) from error
+        write_secret(self.secret)
         write_whole(self.program, write_text(program))
-        write_whole(
-            self.path / "run.json", json.dumps({"format": FORMAT, **asdict(spec)}, indent=2)
-        )
+        write_whole(self.path / MARKER, json.dumps({"format": FORMAT, **asdict(spec)}, indent=2))
 
     def read_spec(self) -> RunSpec:
-        body = self.read_json(self.path / "run.json")
+        """What run.json says."""
+        path = self.path / MARKER
+        if not files.exists(path):
+            raise SpecError(
+                f"is not a run's folder: it has no {MARKER}",
+                place=str(self.path),
+                fix="give a run's folder, such as runs/quickstart-ratrain",
+            )
+        body, place = read_json_table(path)
         if body.pop("format", None) != FORMAT:
             raise self._another_version()
         try:
-            for key in ("replica_class", "first_rank"):
-                body[key] = tuple(body[key])
-            return RunSpec(**body)
-        except (KeyError, TypeError) as error:
-            raise self._another_version() from error
+            spec = load(RunSpec, body, place)
+            files.check_name(spec.job_path, f"{path} job_path")
+            return spec
+        except SpecError as error:
+            raise SpecError(
+                f"is not a run of this version, or is damaged: {error.what}",
+                place=error.place,
+                fix=self._another_version().fix,
+            ) from error
 
     def _another_version(self) -> SpecError:
         return SpecError(
@@ -137,28 +217,29 @@ class RunFolder:
         )
 
     def read_program(self) -> Program:
-        return read_text(self.program.read_text(), str(self.program))
+        program = self.kept_program()
+        return program.written_out() if isinstance(program, Repeating) else program
+
+    def kept_program(self) -> Program | Repeating:
+        """The program as short as its text."""
+        return read_any(files.read_text(self.program, PROGRAM_BYTES), str(self.program))
 
     def read_metrics(self) -> list[dict[str, Any]]:
-        """The lines of the metrics; a step that was done again after a restart counts once, as it
-        went last. A half-written last line is left out."""
-        found: dict[int, dict[str, Any]] = {}
-        for line in self.metrics.read_text().splitlines() if self.metrics.exists() else []:
-            try:
-                row = cast("dict[str, Any]", json.loads(line))
-            except ValueError:
-                continue
-            found[int(row["step"])] = row
-        return [found[step] for step in sorted(found)]
+        """A row for each step, with what its validation added. A step that was done again after a
+        restart counts once, as it went last. A half-written last line is left out."""
+        if not files.exists(self.metrics):
+            return []
+        steps: dict[int, dict[str, Any]] = {}
+        added: dict[int, dict[str, Any]] = {}
+        for row in run_files.read_metrics(self.metrics):
+            (steps if "loss" in row else added)[row["step"]] = row
+        return [{**added.get(step, {}), **steps[step]} for step in sorted(steps)]
 
-    @staticmethod
-    def read_json(path: Path) -> dict[str, Any]:
-        """A file of the folder; a `SpecError` names what is wrong with it."""
-        try:
-            return cast("dict[str, Any]", json.loads(path.read_text()))
-        except OSError as error:
-            raise SpecError(
-                f"cannot be read: {error.strerror}", place=str(path), fix="name a run's folder"
-            ) from error
-        except ValueError as error:
-            raise SpecError(f"is damaged: {error}", place=str(path)) from error
+
+def cannot_be_made(folder: Path, error: OSError) -> SpecError:
+    """The error for a run's folder that cannot be created."""
+    return SpecError(
+        f"cannot be created: {error.strerror}",
+        place=str(folder),
+        fix="choose a folder with --run that you can write to",
+    )

@@ -73,11 +73,15 @@ class Seats:
 
 def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
     """The `Seats` of a program; `members[c]` are the replicas that class c stands for."""
-    class_of = {data: number for number, own in enumerate(members) for data in own}
+    class_of = {
+        data: number for number, class_members in enumerate(members) for data in class_members
+    }
     ranks = {replica.ranks for replica in setup.replicas}
     if len(ranks) > 1:
         raise SpecError(
-            "replicas of unequal depth are not run yet", place="plan", fix="cut all replicas alike"
+            "replicas of unequal depth cannot run yet",
+            place="plan",
+            fix="divide all replicas alike",
         )
     return Seats(
         pipeline=ranks.pop(),

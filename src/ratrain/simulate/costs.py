@@ -9,7 +9,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import Kind
+from ratrain.program.kind import Kind
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.actions import Kind
+from ratrain.program.kind import Kind, kind_names
 from ratrain.program.table import Table
 from ratrain.simulate.engine import Run
 from ratrain.simulate.result import Window
@@ -27,7 +27,7 @@ class CriticalPart:
 def critical_path(table: Table, run: Run, window: Window) -> tuple[CriticalPart, ...]:
     """The path that ends at the steady step's boundary, back to the boundary before it."""
     n = len(table)
-    ends = np.flatnonzero(np.isin(table.kind, [Kind.B, Kind.W])) + window.step * n
+    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W)) + window.step * n
     node = int(ends[run.end_s[ends].argmax()])
     end_s = float(run.end_s[node])
     began_s = end_s - window.length_s
@@ -40,7 +40,7 @@ def critical_path(table: Table, run: Run, window: Window) -> tuple[CriticalPart,
     op = nodes % n
     begins_s = np.maximum(run.start_s[nodes], began_s)
     time_s = np.append(begins_s[1:], begins_s[0] + window.length_s) - begins_s
-    changes = np.flatnonzero(np.diff(table.rank[op] * len(Kind) + table.kind[op])) + 1
+    changes = np.flatnonzero(np.diff(table.rank[op] * len(kind_names()) + table.kind[op])) + 1
     return tuple(
         CriticalPart(
             rank=int(table.rank[part[0]]),

@@ -25,9 +25,10 @@ typedef struct {
     Event *heap; i64 heap_size, heap_room;
     double *debt, *idle; /* idle: since when debt is worked off; negative while a compute op runs */
     i64 seq, history;
-    /* flows: a transfer that is under way, in the list of each of its two links */
+    /* flows: a transfer that is under way, in the list of each of its two links. An op ends in one
+     * step before it begins in the next, so there is one flow of each op: flow_node says which. */
     double *left, *speed, *since; i32 *stamp;
-    i64 *next_a, *next_b, *prev_a, *prev_b, *first; i32 *count;
+    i64 *flow_node, *next_a, *next_b, *prev_a, *prev_b, *first; i32 *count;
     double now; int failed;
 } Sim;
 
@@ -66,7 +67,7 @@ static Event pop(Sim *s) {
     return top;
 }
 
-/* A link's list holds a flow either by its a-side or by its b-side: entry = node * 2 + side. */
+/* A link's list holds a flow either by its a-side or by its b-side: entry = op * 2 + side. */
 static i64 *next_of(Sim *s, i64 entry) { return entry & 1 ? &s->next_b[entry >> 1] : &s->next_a[entry >> 1]; }
 static i64 *prev_of(Sim *s, i64 entry) { return entry & 1 ? &s->prev_b[entry >> 1] : &s->prev_a[entry >> 1]; }
 
@@ -95,12 +96,12 @@ static double share(Sim *s, i64 op) {
 /* The flows of a link change pace: settle what has passed, say anew when each will end. */
 static void repace(Sim *s, i32 link) {
     for (i64 entry = s->first[link]; entry >= 0; entry = *next_of(s, entry)) {
-        i64 node = entry >> 1; double speed = share(s, node % s->n);
-        if (speed == s->speed[node]) continue;
-        s->left[node] -= s->speed[node] * (s->now - s->since[node]);
-        if (s->left[node] < 0) s->left[node] = 0;
-        s->since[node] = s->now; s->speed[node] = speed;
-        push(s, s->now + s->left[node] / speed, node, ++s->stamp[node], FLOW_ENDS);
+        i64 op = entry >> 1; double speed = share(s, op);
+        if (speed == s->speed[op]) continue;
+        s->left[op] -= s->speed[op] * (s->now - s->since[op]);
+        if (s->left[op] < 0) s->left[op] = 0;
+        s->since[op] = s->now; s->speed[op] = speed;
+        push(s, s->now + s->left[op] / speed, s->flow_node[op], ++s->stamp[op], FLOW_ENDS);
     }
 }
 
@@ -125,9 +126,10 @@ static void begin(Sim *s, i64 node) {
     if (s->compute_rank[op] >= 0) s->idle[r] = -1;
     if (s->volume[op] > 0) {
         i32 a = s->link_a[op], b = s->link_b[op];
-        s->left[node] = s->volume[op]; s->since[node] = s->now; s->speed[node] = 0;
-        join(s, a, node * 2);
-        if (b >= 0) join(s, b, node * 2 + 1);
+        s->left[op] = s->volume[op]; s->since[op] = s->now; s->speed[op] = 0;
+        s->flow_node[op] = node;
+        join(s, a, op * 2);
+        if (b >= 0) join(s, b, op * 2 + 1);
         repace(s, a);
         if (b >= 0) repace(s, b);
         return;
@@ -159,13 +161,14 @@ i64 ratrain_simulate(
     i64 *members = malloc(sizeof(i64) * (size_t)(groups * steps + 1)), *chain = malloc(sizeof(i64) * nodes);
     s->heap_room = 1024; s->heap = malloc(sizeof(Event) * 1024);
     s->debt = calloc((size_t)ranks + 1, sizeof(double)); s->idle = calloc((size_t)ranks + 1, sizeof(double));
-    s->left = malloc(sizeof(double) * nodes); s->speed = malloc(sizeof(double) * nodes);
-    s->since = malloc(sizeof(double) * nodes); s->stamp = calloc(nodes, sizeof(i32));
-    s->next_a = malloc(sizeof(i64) * nodes); s->next_b = malloc(sizeof(i64) * nodes);
-    s->prev_a = malloc(sizeof(i64) * nodes); s->prev_b = malloc(sizeof(i64) * nodes);
+    s->left = malloc(sizeof(double) * ops); s->speed = malloc(sizeof(double) * ops);
+    s->since = malloc(sizeof(double) * ops); s->stamp = calloc(ops, sizeof(i32));
+    s->flow_node = malloc(sizeof(i64) * ops);
+    s->next_a = malloc(sizeof(i64) * ops); s->next_b = malloc(sizeof(i64) * ops);
+    s->prev_a = malloc(sizeof(i64) * ops); s->prev_b = malloc(sizeof(i64) * ops);
     s->first = malloc(sizeof(i64) * (size_t)(links + 1)); s->count = calloc((size_t)links + 1, sizeof(i32));
     if (!start1 || !start2 || !out1 || !out2 || !waits || !missing || !members || !chain || !s->heap ||
-        !s->debt || !s->idle || !s->left || !s->speed || !s->since || !s->stamp || !s->next_a || !s->next_b ||
+        !s->debt || !s->idle || !s->left || !s->speed || !s->since || !s->stamp || !s->flow_node || !s->next_a || !s->next_b ||
         !s->prev_a || !s->prev_b || !s->first || !s->count) goto done;
     for (i64 l = 0; l < links; l++) s->first[l] = -1;
     for (i64 r = 0; r < ranks; r++) { peak[r] = memory[r]; peak_seq[r] = -1; }
@@ -190,10 +193,10 @@ i64 ratrain_simulate(
         s->now = e.time;
         i64 node = e.node, k = node / n, op = node - k * n;
         if (e.what == FLOW_ENDS) {
-            if (e.stamp != s->stamp[node]) continue;
+            if (e.stamp != s->stamp[op]) continue;
             i32 a = link_a[op], b = link_b[op];
-            leave(s, a, node * 2);
-            if (b >= 0) leave(s, b, node * 2 + 1);
+            leave(s, a, op * 2);
+            if (b >= 0) leave(s, b, op * 2 + 1);
             repace(s, a);
             if (b >= 0) repace(s, b);
             push(s, s->now + fixed[op], node, 0, OP_ENDS);
@@ -235,7 +238,7 @@ i64 ratrain_simulate(
 done:
     free(start1); free(start2); free(out1); free(out2); free(waits); free(missing); free(members);
     free(chain); free(s->heap); free(s->debt); free(s->idle); free(s->left); free(s->speed); free(s->since);
-    free(s->stamp); free(s->next_a); free(s->next_b); free(s->prev_a); free(s->prev_b);
+    free(s->stamp); free(s->flow_node); free(s->next_a); free(s->next_b); free(s->prev_a); free(s->prev_b);
     free(s->first); free(s->count);
     return result;
 }

@@ -20,9 +20,10 @@ import numpy.typing as npt
 
 from ratrain.compiled import address, c_long, library
 from ratrain.errors import ProgramError
-from ratrain.program.actions import Lane
 from ratrain.program.binding import FREE, WRITE
 from ratrain.program.edges import EdgeList
+from ratrain.program.families import DEVICE
+from ratrain.program.kind import Lane
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 from ratrain.program.walk import dense_groups
@@ -87,10 +88,12 @@ def _blank(nodes: int, ranks: int, steps: int) -> Run:
     return Run(steps, *columns, ints(ranks), ints(ranks))
 
 
-def memory_changes(table: Table) -> tuple[Ints, Ints, Ints]:
-    """(bytes born when an op begins, bytes freed when it ends, bytes standing on each rank)."""
+def memory_changes(table: Table, tier: str = DEVICE) -> tuple[Ints, Ints, Ints]:
+    """Of one tier: (bytes born when an op begins, bytes freed when it ends, bytes standing on each
+    rank)."""
     uses, states = table.uses, table.states
-    passing = ~states.persistent[uses.state]
+    here = states.in_tier(tier)
+    passing = (here & ~states.persistent)[uses.state]
     size = states.size_bytes[uses.state]
     changes: list[Ints] = []
     for chosen in (
@@ -100,10 +103,9 @@ def memory_changes(table: Table) -> tuple[Ints, Ints, Ints]:
         # float64 sums are exact below 2^53 bytes, far above any device
         summed = np.bincount(uses.op[chosen], weights=size[chosen], minlength=len(table))
         changes.append(summed.astype(np.int64))
+    kept = here & states.persistent
     standing = np.bincount(
-        states.rank[states.persistent],
-        weights=states.size_bytes[states.persistent],
-        minlength=table.setup.ranks,
+        states.rank[kept], weights=states.size_bytes[kept], minlength=table.setup.ranks
     )
     return changes[0], changes[1], standing.astype(np.int64)
 

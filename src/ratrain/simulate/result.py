@@ -6,13 +6,14 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ratrain.program.actions import MESSAGES, Kind, Lane
 from ratrain.program.binding import FREE, WRITE
+from ratrain.program.families import DEVICE
+from ratrain.program.kind import Kind, Lane, Waiting
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run
-from ratrain.simulate.waiting import WAITS, Waiting, waiting_times
+from ratrain.simulate.waiting import WAITS, waiting_times
 
 
 @dataclass(frozen=True)
@@ -49,7 +50,7 @@ def steady_window(table: Table, run: Run) -> Window:
     into the next step is counted once.
     """
     n = len(table)
-    ends = np.flatnonzero(np.isin(table.kind, [Kind.B, Kind.W]))
+    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W))
     boundary = [float(run.end_s[step * n + ends].max()) for step in range(run.steps)]
     if run.steps == 1:
         return Window(0, float(run.end_s.max()), steady=False)
@@ -99,13 +100,13 @@ def _tails(table: Table, run: Run, step: int, lane: Ints) -> list[float]:
     n, ranks = len(table), table.setup.ranks
     if step == 0:
         return [0.0] * ranks
-    backward = lane[np.isin(table.kind[lane], [Kind.B, Kind.W])] + (step - 1) * n
+    backward = lane[table.is_any(Kind.B, Kind.W)[lane]] + (step - 1) * n
     last_s = np.zeros(ranks)
     np.maximum.at(last_s, table.rank[backward % n], run.end_s[backward])
     ready_s = last_s.copy()
     is_first = np.zeros(n, dtype=bool)
     is_first[lane[np.flatnonzero(np.diff(table.rank[lane], prepend=-1))]] = True
-    is_state_work = (table.kind > Kind.R) & ~np.isin(table.kind, list(MESSAGES))
+    is_state_work = table.where("is_state_work")
     for edges, shift in ((table.edges.inside, step * n), (table.edges.across, (step - 1) * n)):
         own = table.rank[edges.source] == table.rank[edges.target]
         source = edges.source[is_first[edges.target] & is_state_work[edges.source] & own]
@@ -114,7 +115,7 @@ def _tails(table: Table, run: Run, step: int, lane: Ints) -> list[float]:
 
 
 def _peak_items(table: Table, run: Run) -> list[dict[str, int]]:
-    """What each rank's memory held at its peak, by family of states."""
+    """What each rank's device memory held at its peak, by family of states."""
     states, uses, n = table.states, table.uses, len(table)
     ranks, families = table.setup.ranks, len(states.families)
 
@@ -123,8 +124,9 @@ def _peak_items(table: Table, run: Run) -> list[dict[str, int]]:
         sizes = states.size_bytes[state]
         return np.bincount(cell, sizes, minlength=ranks * families).astype(np.float64)
 
-    items = by_rank_and_family(np.flatnonzero(states.persistent))
-    passing = ~states.persistent[uses.state]
+    here = states.in_tier(DEVICE)
+    items = by_rank_and_family(np.flatnonzero(here & states.persistent))
+    passing = (here & ~states.persistent)[uses.state]
     births = np.flatnonzero(passing & (uses.mode == WRITE) & (uses.version == 1))
     deaths = np.flatnonzero(passing & (uses.mode == FREE))
     for rows, sequence, sign in ((births, run.start_seq, 1), (deaths, run.end_seq, -1)):

@@ -5,15 +5,15 @@ from __future__ import annotations
 import time
 from dataclasses import dataclass
 
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane, Waiting
 from ratrain.program.program import Program
+from ratrain.program.repeating import Repeating
 from ratrain.program.verify import Verdict, verify
 from ratrain.simulate.costs import Costs, costs_of_ops
 from ratrain.simulate.critical import CriticalPart, critical_path
 from ratrain.simulate.engine import Progress, Run, run
 from ratrain.simulate.memory import memory_curves
 from ratrain.simulate.result import RankTimes, Window, rank_times, steady_window
-from ratrain.simulate.waiting import Waiting
 from ratrain.timeline.timeline import MemoryCurve, Span, Timeline
 
 STEPS = 4
@@ -31,6 +31,7 @@ class Simulation:
     critical: tuple[CriticalPart, ...]
     run: Run
     wall_time_s: float  # of the simulation itself, without building and proving the program
+    drawn_out_to: Repeating | None = None  # the long program that all times are of
 
     @property
     def step_time_s(self) -> float:
@@ -101,6 +102,13 @@ def simulate(
     )
 
 
+def step_time_s(program: Program, costs: Costs, *, steps: int = STEPS) -> float:
+    """The step time of a program that is proved already, and nothing else."""
+    table = program.table
+    rates = costs.link_rate_bytes_per_s
+    return steady_window(table, run(table, costs_of_ops(table, costs), rates, steps)).length_s
+
+
 def timeline_of(simulation: Simulation, *, steps: int = 2) -> Timeline:
     """The last steps of a simulation as a timeline, starting at zero."""
     table, ran, n = simulation.program.table, simulation.run, len(simulation.program.table)
@@ -122,7 +130,8 @@ def timeline_of(simulation: Simulation, *, steps: int = 2) -> Timeline:
         source="simulate",
         spans=spans,
         memory=tuple(
-            MemoryCurve(rank, table.setup.tier, *curve)
-            for rank, curve in enumerate(memory_curves(table, ran, first, origin_s))
+            MemoryCurve(rank, tier or table.setup.tier, *curve)
+            for tier in table.states.tiers
+            for rank, curve in enumerate(memory_curves(table, ran, first, origin_s, tier))
         ),
     )

@@ -6,10 +6,10 @@ from collections.abc import Iterator
 from textwrap import wrap
 from typing import Any
 
-from ratrain.describe.units import format_bytes, format_time
+from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.program.kind import Waiting
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
-from ratrain.simulate.waiting import Waiting
 
 WIDTH = 80
 _BAR = 24
@@ -28,7 +28,7 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         "step_time_s": simulation.step_time_s,
         "tokens_per_s": tokens / simulation.step_time_s,
         "peak_bytes": {setup.tier: simulation.peak_bytes},
-        "bound_bytes": {setup.tier: simulation.bound_bytes},
+        "bound_bytes": {setup.tier: simulation.bound_bytes, **_bounds_below(simulation)},
         "budget_bytes": {setup.tier: setup.budget_bytes},
         "bubble_fraction": simulation.bubble_fraction,
         "exposed_s": {kind.value: time_s for kind, time_s in simulation.exposed_s.items()},
@@ -56,6 +56,14 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         "ops_simulated": simulation.ops_simulated,
         "wall_time_s": simulation.wall_time_s,
     }
+
+
+def _bounds_below(simulation: Simulation) -> dict[str, int]:
+    """The largest bound of any rank in each tier below the device's."""
+    bounds: dict[str, int] = {}
+    for bound in simulation.verdict.lower_bounds:
+        bounds[bound.tier] = max(bounds.get(bound.tier, 0), bound.total_bytes)
+    return bounds
 
 
 def _rank_json(times: RankTimes) -> dict[str, Any]:
@@ -93,14 +101,15 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     budget = setup.budget_bytes
     step = format_time(simulation.step_time_s)
     yield f"step {step}, {tokens / simulation.step_time_s:,.1f} tokens/s"
-    memory = f"{format_bytes(simulation.peak_bytes)} at its peak"
+    memory = f"peak memory {format_bytes(simulation.peak_bytes)} per rank"
     if simulation.bound_bytes:
-        memory += f", {format_bytes(simulation.bound_bytes)} on any timing"
+        memory += f", proven peak {format_bytes(simulation.bound_bytes)}"
     if budget is not None:
-        memory += (
-            f", of {format_bytes(budget)}: {'fits' if simulation.feasible else 'DOES NOT FIT'}"
-        )
-    yield f"memory {memory}"
+        fits = "fits" if simulation.feasible else "DOES NOT FIT"
+        memory += f" (budget {format_bytes(budget)}): {fits}"
+    yield memory
+    for tier, size_bytes in _bounds_below(simulation).items():
+        yield f"proven peak in {tier} memory {format_bytes(size_bytes)} per rank"
     exposed = ", ".join(
         f"{kind.value} {format_time(time_s)}"
         for kind, time_s in simulation.exposed_s.items()
@@ -113,13 +122,13 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
     yield "# compute  + recovery  ! exposed communication  . bubble"
-    yield f"{'rank':4}  {'one step':{_BAR}}  {'busy':>7} {'peak':>9}  most of it"
+    yield f"{'rank':4}  {'one step':{_BAR}}  {'busy':>7} {'peak':>9}  largest item"
     rows = list(simulation.ranks)
     shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
     skipped = len(rows) - len(shown)
     for times in shown:
         if skipped and times is rows[-7]:
-            yield f"  ...     {skipped} ranks between"
+            yield f"  ...     {counted(skipped, 'more rank')}"
         item, size = max(times.peak_items.items(), key=lambda pair: pair[1])
         bar = _bar(times, simulation.step_time_s)
         busy = 100 * times.compute_s / simulation.step_time_s
@@ -167,12 +176,12 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     if folded or setup.tensor > 1:
         alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
         group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
-        said = f"simulated: {alike}{group}; the others are alike and behave the same"
+        said = f"simulated: {alike}{group}; the others are identical"
         yield from wrap(said, WIDTH, subsequent_indent="    ")
     rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
     yield (
-        f"{simulation.ops_simulated:,} ops of {simulation.run.steps} steps in "
+        f"{counted(simulation.ops_simulated, 'op')} of {counted(simulation.run.steps, 'step')} in "
         f"{format_time(simulation.wall_time_s)} ({rate / 1e6:.1f} million ops/s)"
     )
     if not simulation.window.steady:
-        yield "not steady yet: the last two steps differ; simulate more steps (--steps)"
+        yield "not steady yet: the last two steps differ; simulate more (--steps)"

@@ -2,44 +2,16 @@
 
 from __future__ import annotations
 
-from enum import StrEnum
-
 import numpy as np
 
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane, Waiting
+from ratrain.program.kind import kinds as all_kinds
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run
 
-
-class Waiting(StrEnum):
-    """What a rank's compute lane waits for when it does not compute."""
-
-    BUBBLE = "bubble"  # other stages: their tensors are not made yet
-    MESSAGE = "message"  # a tensor of another stage, under way
-    REDUCE = "reduce"  # a gradient reduction
-    GATHER = "gather"  # a weight gather
-    TENSOR = "tensor"  # sums inside a tensor group
-    UPDATE = "update"  # the optimizer, and the norm before it
-    DISK = "disk"  # a checkpoint of the step before
-
-
 WAITS = tuple(Waiting)
-
-_WAIT_OF_LANE = {
-    Lane.COMPUTE: Waiting.BUBBLE,
-    Lane.SEND_F: Waiting.MESSAGE,
-    Lane.RECV_F: Waiting.MESSAGE,
-    Lane.SEND_B: Waiting.MESSAGE,
-    Lane.RECV_B: Waiting.MESSAGE,
-    Lane.REDUCE: Waiting.REDUCE,
-    Lane.GATHER: Waiting.GATHER,
-    Lane.TENSOR: Waiting.TENSOR,
-    Lane.UPDATE: Waiting.UPDATE,
-    Lane.DISK: Waiting.DISK,
-}
-_WAIT_NUMBER = np.array([WAITS.index(_WAIT_OF_LANE[lane]) for lane in Lane])
 
 
 def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
@@ -51,6 +23,7 @@ def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
     """
     n, ranks, kinds = len(table), table.setup.ranks, len(WAITS)
     bubble = WAITS.index(Waiting.BUBBLE)
+    numbers = np.array([WAITS.index(kind.waiting) for kind in all_kinds()])
     found = np.zeros(ranks * kinds)
 
     def add(rank: Ints, kind: Ints | int, time_s: Floats) -> None:
@@ -67,7 +40,7 @@ def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
         op, cause, rank = op[own], cause[own], rank[own]
         until_s, free_s = until_s[own], free_s[own]
         began_s = np.clip(run.start_s[cause], free_s, until_s)
-        add(rank, _WAIT_NUMBER[table.lane[op]], until_s - began_s)
+        add(rank, numbers[table.kind[op]], until_s - began_s)
         more = began_s > free_s
         cause, rank = run.cause[cause[more]], rank[more]
         until_s, free_s = began_s[more], free_s[more]

@@ -53,22 +53,17 @@ class Comparison:
     first_length_s: float
     second_length_s: float
 
-    @property
-    def relative_difference(self) -> float:
-        """(second - first) / first of the whole length."""
-        return self.second_length_s / self.first_length_s - 1
-
 
 def compare(first: Timeline, second: Timeline) -> Comparison:
     """The `Comparison` of two timelines; they must have ops in common."""
-    one, other = _by_key(first), _by_key(second)
-    common = [key for key in one if key in other]
+    spans, other_spans = _by_key(first), _by_key(second)
+    common = [key for key in spans if key in other_spans]
     if not common:
         raise TimelineError(
             "the two timelines have no op in common",
             fix="compare timelines of the same program",
         )
-    ops = tuple(OpDifference(*key, one[key], other[key]) for key in common)
+    ops = tuple(OpDifference(*key, spans[key], other_spans[key]) for key in common)
     sums: dict[str, list[float]] = defaultdict(lambda: [0, 0.0, 0.0])
     for op in ops:
         row = sums[kind_of(op.word)]
@@ -78,8 +73,8 @@ def compare(first: Timeline, second: Timeline) -> Comparison:
     return Comparison(
         ops=ops,
         kinds=tuple(KindDifference(kind, int(n), a, b) for kind, (n, a, b) in sums.items()),
-        missing=tuple(span for key, span in one.items() if key not in other),
-        extra=tuple(span for key, span in other.items() if key not in one),
+        missing=tuple(span for key, span in spans.items() if key not in other_spans),
+        extra=tuple(span for key, span in other_spans.items() if key not in spans),
         first_length_s=_length(first),
         second_length_s=_length(second),
     )
@@ -94,15 +89,19 @@ def one_step(
 ) -> Timeline:
     """The spans of a step, as step `as_step`, from the moment when its first compute op begins.
     `ranks` picks ranks and renames them: {old: new}."""
-    own = [s for s in timeline.spans if s.step == step and (ranks is None or s.rank in ranks)]
-    if not own:
+    step_spans = [
+        s for s in timeline.spans if s.step == step and (ranks is None or s.rank in ranks)
+    ]
+    if not step_spans:
         held = sorted({span.step for span in timeline.spans})
         raise TimelineError(
             f"has no op of step {step}",
             place=f"timeline of {timeline.source}",
             fix=f"ask for one of steps {held[0]} to {held[-1]}" if held else "record some steps",
         )
-    origin_s = min((s.start_s for s in own if s.lane == "compute"), default=own[0].start_s)
+    origin_s = min(
+        (s.start_s for s in step_spans if s.lane == "compute"), default=step_spans[0].start_s
+    )
     spans = (
         Span(
             as_step,
@@ -112,7 +111,7 @@ def one_step(
             s.start_s - origin_s,
             s.end_s - origin_s,
         )
-        for s in own
+        for s in step_spans
     )
     return Timeline(timeline.source, tuple(spans))
 

@@ -6,19 +6,20 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import Any
 
+from ratrain.timeline.compare import kind_of
+from ratrain.timeline.palette import class_of
 from ratrain.timeline.timeline import Timeline
 
-_COLOUR = {"F": "good", "B": "bad", "I": "bad", "W": "terrible", "R": "yellow"}
 _MICROSECONDS = 1e6
 
 
 def perfetto_trace(timeline: Timeline) -> str:
-    """JSON text: a process a rank, a thread a lane, a counter for each rank's memory."""
+    """JSON text: a process for each rank, a thread for each lane, a counter for its memory."""
     return perfetto_traces({"": timeline})
 
 
 def perfetto_traces(timelines: Mapping[str, Timeline]) -> str:
-    """Several timelines in one trace; each title stands before its ranks' names."""
+    """Several timelines in one trace; each title precedes its ranks' names."""
     events: list[dict[str, Any]] = []
     first = 0
     for title, timeline in timelines.items():
@@ -57,9 +58,9 @@ def _spans(timeline: Timeline, first: int) -> Iterator[dict[str, Any]]:
             "dur": span.length_s * _MICROSECONDS,
             "args": {"step": span.step},
         }
-        kind = next((c for c in span.word if c.isalpha()), "")
-        if span.lane == "compute" and kind in _COLOUR:
-            event["cname"] = _COLOUR[kind]
+        colour = class_of(span.lane, kind_of(span.word)).trace
+        if colour:
+            event["cname"] = colour
         yield event
 
 

@@ -8,15 +8,30 @@ bytes from each time on.
 from __future__ import annotations
 
 import json
+import os
+import stat
+from collections.abc import Iterator, Mapping
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import Any, Literal, cast
 
-from ratrain.errors import TimelineError
+from ratrain.describe.amounts import Name
+from ratrain.describe.strict import load
+from ratrain.errors import SpecError, TimelineError
+from ratrain.readers.files import check_name, check_regular, shown, unwritable
+from ratrain.readers.json import as_table, read_json_table
+from ratrain.readers.limits import NAME_BYTES, TIMELINE_BYTES
+from ratrain.readers.place import Place
 
 FORMAT = "ratrain-timeline"
 VERSION = 1
+_PARTIAL = ".partial"
+_MOST = 10**15
+"""No second, byte or number of a rank is more."""
+
+Kinds = tuple[type[Any], ...]
+"""Types that the values of a column may have."""
 
 _CURVE = {"time_s": (int, float), "size_bytes": (int,)}
 _COLUMNS = {
@@ -89,55 +104,112 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
 
 
 def write_whole(path: Path, text: str) -> None:
-    """Writes a file under another name and renames it, so that no half file is ever seen."""
-    partial = path.with_name(path.name + ".partial")
+    """Writes a file under another name and renames it, so that no half file is ever seen. What is
+    no file, such as /dev/stdout, is written in place: a rename would put a file in its place.
+    """
+    check_name(path)
+    short = path.name.encode()[: NAME_BYTES - len(_PARTIAL)].decode(errors="ignore")
+    partial = path.parent / f"{short}{_PARTIAL}"
     try:
-        partial.write_text(text)
+        if _is_special(path):
+            # Without O_NONBLOCK, opening a pipe without a reader blocks forever.
+            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+            os.set_blocking(handle, True)
+            with os.fdopen(handle, "w", encoding="utf-8") as file:
+                file.write(text)
+            return
+        partial.write_text(text, encoding="utf-8")
         partial.replace(path)
     except OSError as error:
         with suppress(OSError):
             partial.unlink(missing_ok=True)
-        raise TimelineError(
-            f"cannot be written: {error.strerror}",
-            place=str(path),
-            fix="name a folder that exists and has room",
-        ) from error
+        raise unwritable(path, error) from error
+
+
+def _is_special(path: Path) -> bool:
+    """Whether there is something of that name that is no regular file; a folder is an error."""
+    try:
+        mode = path.stat().st_mode
+    except OSError:
+        return False
+    if stat.S_ISDIR(mode):
+        check_regular(path, mode, "cannot be written")
+    return not stat.S_ISREG(mode)
 
 
 def read_timeline(path: Path) -> Timeline:
     """The timeline of a file; a `TimelineError` says what is wrong with it."""
     try:
-        body = cast(dict[str, Any], json.loads(path.read_text()))
-        if body.get("format") != FORMAT or body.get("version") != VERSION:
-            raise TimelineError(
+        table, place = read_json_table(path, TIMELINE_BYTES)
+        if table.get("format") != FORMAT or table.get("version") != VERSION:
+            raise SpecError(
                 f"is not a {FORMAT} file of version {VERSION}",
                 place=str(path),
-                fix="write it anew with this version of ratrain",
+                fix="write it again with this version of ratrain",
             )
-        rows = zip(*(_column(body["spans"], key) for key in _COLUMNS), strict=True)
-        return Timeline(
-            source=str(body["source"]),
-            spans=tuple(Span(*row) for row in rows),
-            memory=tuple(
-                MemoryCurve(c["rank"], c["tier"], *(tuple(_column(c, key)) for key in _CURVE))
-                for c in body["memory"]
-            ),
-        )
-    except OSError as error:
-        raise TimelineError(f"cannot be read: {error.strerror}", place=str(path)) from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        file = load(_File, table, place)
+        columns = _columns(file.spans, _COLUMNS, place.at("spans"))
+        _check_times(columns[-2], columns[-1], place.at("spans", "end_s"))
+        spans = tuple(Span(*row) for row in zip(*columns, strict=True))
+        return Timeline(file.source, spans, tuple(_curves(file.memory, place.at("memory"))))
+    except SpecError as error:
         raise TimelineError(
-            f"is damaged ({type(error).__name__}: {error})",
-            place=str(path),
-            fix="write it anew",
+            error.what, place=error.place, fix=error.fix, more=error.more
         ) from error
 
 
-def _column(columns: dict[str, Any], key: str) -> list[Any]:
-    """A column of a file, all of the type that it must have."""
-    types = _CURVE.get(key) or _COLUMNS[key]
-    column = columns[key]
-    for row, value in enumerate(column):
-        if type(value) not in types:
-            raise TypeError(f"{key} of row {row} is {value!r}")
-    return column
+@dataclass(frozen=True)
+class _File:
+    format: Literal["ratrain-timeline"]
+    version: Literal[1]
+    source: Name
+    spans: Any
+    memory: Any
+
+
+def _curves(rows: Any, place: Place) -> Iterator[MemoryCurve]:
+    if not isinstance(rows, list):
+        raise _wrong(f"{shown(rows)} is not a list", place)
+    for number, row in enumerate(cast("list[Any]", rows)):
+        curve, here = as_table(row, place.at(number))
+        rank, tier = curve.get("rank"), curve.get("tier")
+        if type(rank) is not int or not 0 <= rank < _MOST:
+            raise _wrong(f"{shown(rank)} is not a rank", here.at("rank"))
+        if not isinstance(tier, str):
+            raise _wrong(f"{shown(tier)} is not a tier", here.at("tier"))
+        time_s, size_bytes = _columns(curve, _CURVE, here)
+        yield MemoryCurve(rank, tier, tuple(time_s), tuple(size_bytes))
+
+
+def _columns(value: Any, kinds: Mapping[str, Kinds], place: Place) -> list[list[Any]]:
+    """The columns of a table, in the order of `kinds`: equally long, each value of its kind."""
+    table, _ = as_table(value, place)
+    columns = [_column(table.get(key), kind, place.at(key)) for key, kind in kinds.items()]
+    for key, column in zip(kinds, columns, strict=True):
+        if len(column) != len(columns[0]):
+            raise _wrong(
+                f"has {len(column)} rows, {next(iter(kinds))} has {len(columns[0])}", place.at(key)
+            )
+    return columns
+
+
+def _column(column: Any, types: Kinds, place: Place) -> list[Any]:
+    if not isinstance(column, list):
+        raise _wrong(f"{shown(column)} is not a list", place)
+    for row, value in enumerate(cast("list[Any]", column)):
+        kind = cast("type[Any]", type(value))
+        if kind not in types or (kind is not str and not -_MOST < value < _MOST):
+            raise _wrong(f"{shown(value)} is not allowed there", place.at(row))
+        if kind is int and float not in types and value < 0:
+            raise _wrong(f"{value} is below 0", place.at(row))
+    return cast("list[Any]", column)
+
+
+def _check_times(starts_s: list[float], ends_s: list[float], place: Place) -> None:
+    for row, (start_s, end_s) in enumerate(zip(starts_s, ends_s, strict=True)):
+        if end_s < start_s:
+            raise _wrong(f"an op ends at {end_s} s and begins at {start_s} s", place.at(row))
+
+
+def _wrong(what: str, place: Place) -> SpecError:
+    return SpecError(what, place=str(place), fix="write it again: this file is damaged")

@@ -1,91 +1,123 @@
-"""Published memory figures beside the formulas of cost/: first stages and allocator peaks."""
+"""What the product proves for a measured run's memory, with what its framework keeps besides.
+
+A row becomes a job; its program is built and proved (`verify`) with the bytes of the row's
+framework in its units, and billed by the planner's closed formulas with the same bytes. Beside
+both is the bound of the program as we would run it, without any framework.
+"""
 
 from __future__ import annotations
 
-from dataclasses import replace
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import cached_property
 
-from ratrain.cost.activations import (
-    Recompute,
-    gpt_first_stage_bytes,
-    gpt_layer_activation_bytes,
-    gpt_parameter_optimizer_bytes,
-    layer_activation_bytes,
-    loss_peak_bytes,
-)
-from ratrain.cost.blocks import total_params
-from ratrain.describe.model import ModelSpec
-from ratrain.describe.presets import model_preset
-from ratrain.validate.rows import gpt, shipped_cells
-from ratrain.validate.score import Pair
+import numpy as np
 
-GIB = 2**30
-WEIGHT_AND_GRADIENT_BYTES = 6  # bf16 weight, fp32 main gradient
-OPTIMIZER_BYTES = 12  # fp32 master weight and two moments, divided over the replicas
-RECOMPUTED: dict[str, Recompute] = {"act_none": "none", "act_selective_sp": "selective"}
-ASSUMED_DEVICES = 256  # not stated with the peaks; the published allocation agrees with it
+from ratrain.plan.bill import bill
+from ratrain.plan.case import Case, case_of
+from ratrain.plan.enumerate import Group, StateMode, kinds_of_block
+from ratrain.program.setup import Accumulation, Setup, Unit
+from ratrain.program.strategies import apply_strategy
+from ratrain.program.units import RECOVERY_CODE
+from ratrain.program.verify import verify
+from ratrain.validate.frameworks import Framework, held_by, held_units
+from ratrain.validate.predict import job_of
+from ratrain.validate.rows import Run
 
 
-def korthikanti_pairs() -> list[Pair]:
-    """Figure 1 of arXiv 2205.05198: the first stage, in GiB; 175B on p = 8, three stages a rank."""
-    found: list[Pair] = []
-    for row in shipped_cells("korthikanti_memory_gib"):
-        model = model_preset(f"gpt-{row['model'].lower()}")
-        micro_batch, pipeline, virtual = (4, 1, 1) if row["model"] == "22B" else (1, 8, 3)
-        states = gpt_parameter_optimizer_bytes(model, 8, pipeline)
-        found.append(_gib(f"{row['model']} parameters + optimizer", row["param_opt"], states))
-        for column, recompute in RECOMPUTED.items():
-            layer = gpt_layer_activation_bytes(
-                model,
-                2048,
-                micro_batch,
-                8,
-                recompute=recompute,
-                sequence_parallel=recompute == "selective",
-            )
-            held = gpt_first_stage_bytes(layer, model.layers, pipeline, virtual)
-            found.append(_gib(f"{row['model']} {column}", row[column], held))
-    return found
+@dataclass(frozen=True)
+class MeasuredPeak:
+    """A published figure. `runs`: what it may be of, where its source leaves something open.
+
+    `rank` and `families`: whose bytes, and which of them; left out: the fullest rank, and all.
+    """
+
+    label: str
+    runs: tuple[Run, ...]
+    framework: Framework
+    dropout: bool
+    measured_bytes: float
+    rank: int | None = None
+    families: tuple[str, ...] = ()
+    held_out: bool = False
 
 
-def peak_pairs() -> list[Pair]:
-    """Allocator peaks of Megatron-LM's golden 15B runs, in GB: one a GPU model."""
-    return [
-        Pair(f"15B {row['gpu']}", float(row["peak_GB"]), _peak_bytes(row) / 1e9)
-        for row in shipped_cells("megatron_peak_memory")
-    ]
+@dataclass(frozen=True)
+class PredictedPeak:
+    """Bytes: the proof and the bill with the framework, and the proof of our own program."""
+
+    proof_bytes: float
+    bill_bytes: float
+    own_bytes: float
 
 
-def fifteen_b() -> ModelSpec:
-    """The 15B model of Megatron-LM's golden files."""
-    return replace(
-        gpt(32, 6144, 48, 256_000, 4096),
-        name="15b",
-        kv_heads=8,
-        activation="squared-relu",
-        tied_embeddings=False,
-        position="rope",
+STATES = ("view", "optimizer")
+ACTIVATIONS = ("input", "saved")
+
+
+def predicted_peak(peak: MeasuredPeak, run: Run) -> PredictedPeak:
+    """The prediction for a peak, if it was of this run."""
+    case = case_of(job_of(run))
+    framework = peak.framework
+    held = held_by(framework, case.setup, case.job, dropout=peak.dropout)
+    fixed_bytes = 0 if peak.families else framework.fixed_bytes
+    return PredictedPeak(
+        _proof_bytes(case, held, peak) + fixed_bytes,
+        _bill_bytes(case, peak) + fixed_bytes,
+        _proof_bytes(case, case.setup, peak),
     )
 
 
-def _peak_bytes(row: dict[str, str]) -> float:
-    """States, every layer's activations, and what the loss holds at its highest.
-
-    n/t (6 + 12/D) + L a(s, b, t) + s b V/t (2 + 4 + 2): all micro-batches end before the next
-    one starts (pipeline 1), and the peak stands where backward enters the logits.
-    """
-    model, tensor, micro_batch = fifteen_b(), int(row["tp"]), int(row["mbs"])
-    owners = ASSUMED_DEVICES // tensor
-    params = total_params(model) / tensor
-    layer = layer_activation_bytes(model, 4096, micro_batch, tensor=tensor, sequence_parallel=True)
-    states = params * (WEIGHT_AND_GRADIENT_BYTES + OPTIMIZER_BYTES / owners)
-    return states + model.layers * layer + loss_peak_bytes(model, 4096, micro_batch, tensor)
+def _proof_bytes(case: Case, setup: Setup, peak: MeasuredPeak) -> float:
+    bounds = verify(apply_strategy(case.strategy, setup, case.choices)).bounds
+    chosen = [bounds[peak.rank]] if peak.rank is not None else bounds
+    return max(_sum(bound.by_family, peak.families) for bound in chosen)
 
 
-def _gib(label: str, published: str, size_bytes: float) -> Pair:
-    return Pair(label, float(published), size_bytes / GIB)
+def _sum(sizes: Mapping[str, int], families: tuple[str, ...]) -> int:
+    return sum(size for name, size in sizes.items() if not families or name in families)
 
 
-MEMORY_TABLES = {
-    "korthikanti_memory_gib": korthikanti_pairs,
-    "megatron_peak_memory": peak_pairs,
-}
+@dataclass(frozen=True)
+class _HeldGroup(Group):
+    """A planner's group whose units hold a framework's bytes."""
+
+    framework: Framework
+    dropout: bool
+
+    @cached_property
+    def units(self) -> tuple[Unit, Unit, Unit]:
+        blocks = kinds_of_block(self.job)
+        embedding, layer, head = held_units(
+            self.framework, super().units, blocks, self.job, dropout=self.dropout
+        )
+        return embedding, layer, head
+
+
+def _bill_bytes(case: Case, peak: MeasuredPeak) -> float:
+    """The planner's bill of the case, as a group of one row."""
+    setup, layout = case.program.setup, case.layout
+    stages = setup.replicas[0].stages
+    recovery = np.array([[RECOVERY_CODE[stage.only.recovery] for stage in stages]])
+    layers = [sum(unit.recoverable for unit in stage.only.units) for stage in stages]
+    sharded = setup.accumulation is Accumulation.SHARDED
+    group = _HeldGroup(
+        job=case.job,
+        layout=layout,
+        placement=case.placement,
+        strategy=case.strategy,
+        reversed_kinds=False,
+        layers=np.array([layers], dtype=np.int64),
+        modes=(StateMode(case.strategy.sharding, sharded),),
+        mode=np.zeros(1, dtype=np.int64),
+        buffer=np.array([setup.recovery_buffer], dtype=np.int64),
+        times={},
+        framework=peak.framework,
+        dropout=peak.dropout,
+    )
+    items = bill(group, recovery).items
+    by_rank = [
+        _sum({name: int(size[0, rank]) for name, size in items.items()}, peak.families)
+        for rank in range(layout.pipeline)
+    ]
+    return max(by_rank) if peak.rank is None else by_rank[peak.rank]

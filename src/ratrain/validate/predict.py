@@ -17,30 +17,30 @@ from ratrain.describe.job import (
 from ratrain.describe.presets import cluster_preset, load_cluster
 from ratrain.plan.case import case_of
 from ratrain.simulate.simulate import simulate
-from ratrain.validate.rows import MeasuredRun
+from ratrain.validate.rows import Run
 
 ROUNDS = 3
 """A step grows by the same time with each round of micro-batches once the pipeline is full: long
-steps are simulated with 3 and 4 rounds and drawn out (`_drawn_out_s`)."""
+steps are simulated with 3 and 4 rounds and extrapolated (`_extrapolated_s`)."""
 
 
-def predicted_s(run: MeasuredRun) -> float:
+def predicted_s(run: Run) -> float:
     """Seconds of one step of the run."""
-    micro_batches = run.sequences // (run.data * run.micro_batch)
+    micro_batches = run.micro_batches
     per_round = run.pipeline * run.virtual if run.virtual > 1 else run.pipeline
     short, longer = ROUNDS * per_round, (ROUNDS + 1) * per_round
     if micro_batches <= longer:
         return simulated_s(run, micro_batches)
-    return _drawn_out_s(run, micro_batches, short, longer)
+    return _extrapolated_s(run, micro_batches, short, longer)
 
 
-def simulated_s(run: MeasuredRun, micro_batches: int) -> float:
+def simulated_s(run: Run, micro_batches: int) -> float:
     """Seconds of a step of the run with this many micro-batches."""
     case = case_of(job_of(replace(run, sequences=micro_batches * run.data * run.micro_batch)))
     return simulate(case.program, case.costs, steps=2).step_time_s
 
 
-def job_of(run: MeasuredRun) -> JobSpec:
+def job_of(run: Run) -> JobSpec:
     """The job of a run. The budget is the device's memory; whether it fits is not asked here."""
     interleaved = run.virtual > 1
     name = "megatron-interleaved" if interleaved else "megatron"
@@ -49,7 +49,12 @@ def job_of(run: MeasuredRun) -> JobSpec:
     named = run.cluster
     cluster = load_cluster(Path(named)) if named.endswith(".toml") else cluster_preset(named)
     layout = LayoutSpec(
-        run.pipeline, run.data, run.tensor, run.virtual, sequence_parallel=run.sequence_parallel
+        run.pipeline,
+        run.data,
+        run.tensor,
+        run.virtual,
+        layers=run.layers or "equal",
+        sequence_parallel=run.sequence_parallel,
     )
     job = JobSpec(
         ModelChoice(run.model, run.sequence),
@@ -58,16 +63,20 @@ def job_of(run: MeasuredRun) -> JobSpec:
         layout,
         ScheduleSpec(
             name,
-            sharding=0,
+            sharding=run.sharding,
             gradient_accumulation="local",
+            # Megatron-LM's own: fp16 without a flag that asks for fp32, in bf16 always fp32.
+            gradient_dtype="fp16" if run.dtype == "fp16" else "fp32",
             recovery="selective" if run.recompute == "selective" else "auto",
+            dtype=run.dtype,
+            backend="described",
         ),
     )
     check_job(job)
     return job
 
 
-def _drawn_out_s(run: MeasuredRun, micro_batches: int, short: int, longer: int) -> float:
+def _extrapolated_s(run: Run, micro_batches: int, short: int, longer: int) -> float:
     """t(n) = t(short) + (n - short) (t(longer) - t(short)) / (longer - short)."""
     first_s, second_s = simulated_s(run, short), simulated_s(run, longer)
     return first_s + (micro_batches - short) * (second_s - first_s) / (longer - short)

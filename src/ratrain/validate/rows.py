@@ -5,11 +5,9 @@ A user's table is a CSV file with one run a line. docs/accuracy.md lists the col
 
 from __future__ import annotations
 
-import csv
-import io
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from importlib.resources import files
+from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Literal, TypeVar
 
@@ -17,6 +15,11 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_preset
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
+from ratrain.readers.csv import csv_table
+from ratrain.readers.faults import Faults
+from ratrain.readers.files import read_text, shown
+from ratrain.readers.limits import TABLE_BYTES
+from ratrain.readers.numbers import real, whole
 
 Recompute = Literal["none", "selective", "full"]
 Word = TypeVar("Word", bound=str)
@@ -32,6 +35,7 @@ COLUMNS: dict[str, str] = {
     "pp": "pipeline depth (left out: 1)",
     "dp": "data degree (left out: gpus / tp / pp)",
     "vstage_layers": "layers of a virtual stage, for interleaving (left out: none)",
+    "stage_layers": "layers of each stage, as 4-7-7-6 (left out: equal)",
     "model": "a preset; or give layers, hidden and heads of a GPT",
     "layers": "layers of a GPT",
     "hidden": "its width",
@@ -40,14 +44,25 @@ COLUMNS: dict[str, str] = {
     "sequence": "tokens of a sequence (left out: 2048)",
     "recompute": "none, selective or full (left out: full)",
     "sequence_parallel": "yes or no (left out: no)",
+    "sharding": "state sharding level, 0 to 3 (left out: 0)",
+    "dtype": "a dtype of the cluster's devices (left out: fp16)",
     "cluster": "a cluster preset or file (left out: a100-80g-dgx)",
     "held_out": "yes: not used to calibrate (left out: yes)",
 }
 
 
+MOST: dict[str, int] = {
+    **dict.fromkeys(("gpus", "tp", "pp", "dp"), 1 << 18),
+    **{"gbs": 10**9, "mbs": 10**6, "vstage_layers": 10_000, "layers": 10_000},
+    **{"hidden": 1 << 20, "heads": 1 << 16, "vocab": 1 << 24, "sequence": 1 << 27},
+}
+"""The largest whole number that a cell of each column may hold."""
+MOST_SECONDS = 1e9
+
+
 @dataclass(frozen=True)
-class MeasuredRun:
-    """One measured step. `held_out`: no constant of its cluster was fitted on it."""
+class Run:
+    """One configuration that someone ran. `layers`: of each stage; () for equal."""
 
     label: str
     model: ModelSpec
@@ -59,10 +74,11 @@ class MeasuredRun:
     pipeline: int
     data: int
     virtual: int
+    layers: tuple[int, ...]
     recompute: Recompute
     sequence_parallel: bool
-    measured_s: float
-    held_out: bool
+    sharding: int
+    dtype: str
 
     @property
     def choice(self) -> tuple[object, ...]:
@@ -70,11 +86,29 @@ class MeasuredRun:
         devices = self.tensor * self.pipeline * self.data
         return self.model, self.cluster, self.sequence, self.sequences, devices
 
+    @property
+    def micro_batches(self) -> int:
+        """Micro-batches of a replica in one step."""
+        return self.sequences // (self.data * self.micro_batch)
+
+
+@dataclass(frozen=True)
+class MeasuredRun:
+    """A run and its measured step. `held_out`: no constant of its cluster was fitted on it."""
+
+    run: Run
+    measured_s: float
+    held_out: bool
+
 
 def gpt(layers: int, hidden: int, heads: int, vocab: int, sequence: int) -> ModelSpec:
     """A GPT of Megatron-LM's shape: MLP of 4 h, tied embeddings, learned positions, biases."""
     if hidden % heads:
-        raise SpecError(f"{heads} heads do not divide the width {hidden}", fix="correct the row")
+        raise SpecError(
+            f"{heads} heads do not divide the width {hidden}",
+            place="heads",
+            fix="use a divisor of hidden",
+        )
     return ModelSpec(
         name=f"gpt-{layers}x{hidden}",
         family="gpt2",
@@ -100,60 +134,53 @@ def gpt(layers: int, hidden: int, heads: int, vocab: int, sequence: int) -> Mode
 
 def shipped_cells(name: str) -> tuple[dict[str, str], ...]:
     """The cells of one of the project's own tables."""
-    text = (files("ratrain.data.measured") / f"{name}.csv").read_text(encoding="utf-8")
-    return tuple(csv.DictReader(io.StringIO(text)))
+    with as_file(files("ratrain.data.measured") / f"{name}.csv") as path:
+        text = read_text(path, TABLE_BYTES)
+    return tuple(cells for cells, _ in csv_table(text, f"{name}.csv"))
 
 
-def user_runs(path: Path) -> tuple[MeasuredRun, ...]:
-    """The runs of a user's table. An unknown column or a wrong cell is a SpecError."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise SpecError(f"cannot read the table: {error}", place=str(path)) from None
-    reader = csv.DictReader(io.StringIO(text))
-    for column in reader.fieldnames or ():
-        if column not in COLUMNS:
-            place = f"{path}:1"
-            raise SpecError(f"unknown column {column!r}", place=place, fix=nearest(column, COLUMNS))
-    found = tuple(_located(row, f"{path}:{line}", path.parent) for line, row in _lines(reader))
-    if not found:
+def user_runs(path: Path, check: Callable[[Run], object]) -> tuple[MeasuredRun, ...]:
+    """The runs of a user's table. All that is wrong is one SpecError: unknown columns, wrong cells,
+    and what `check` finds of a run."""
+    runs: list[MeasuredRun] = []
+    faults = Faults()
+    for cells, row in csv_table(read_text(path, TABLE_BYTES), str(path), COLUMNS):
+        with faults:
+            runs.append(_located(cells, row.place, path.parent, check))
+    faults.raise_all()
+    if not runs:
         raise SpecError("the table has no rows", place=str(path), fix="add a line for each run")
-    return found
+    return tuple(runs)
 
 
-def _lines(reader: csv.DictReader[str]) -> Iterable[tuple[int, Cells]]:
-    """Each row with its line in the file; a cell too many or too few is left to `run_of`."""
-    for row in reader:
-        cells = {key: (value or "").strip() for key, value in row.items() if key in COLUMNS}
-        yield reader.line_num, cells
-
-
-def _located(cells: Cells, place: str, base: Path) -> MeasuredRun:
+def _located(cells: Cells, place: str, base: Path, check: Callable[[Run], object]) -> MeasuredRun:
+    """The run of a row; an error has the row's place before its column."""
     if cells.get("cluster", "").endswith(".toml"):
         cells = {**cells, "cluster": str(base / cells["cluster"])}
     try:
-        return run_of(cells)
+        measured = measured_run(cells)
+        check(measured.run)
     except SpecError as error:
         raise SpecError(error.what, place=f"{place} {error.place}".strip(), fix=error.fix) from None
+    return measured
 
 
-def run_of(cells: Cells) -> MeasuredRun:
-    """The run of a row's cells, every column of `COLUMNS`."""
+def measured_run(cells: Cells) -> MeasuredRun:
+    """The measured run of a row's cells, every column of `COLUMNS`."""
+    held_out = _word(cells, "held_out", "yes", ("yes", "no")) == "yes"
+    return MeasuredRun(run_of(cells), _measured_s(cells), held_out)
+
+
+def run_of(cells: Cells) -> Run:
+    """The run that a row's cells describe."""
     tensor, pipeline = _whole(cells, "tp", 1), _whole(cells, "pp", 1)
-    data = _whole(cells, "dp", 0) or _data(cells, tensor * pipeline)
+    data = _data(cells, tensor * pipeline)
     model = _model(cells)
-    each = _whole(cells, "vstage_layers", 0)
-    virtual = model.layers // (pipeline * each) if each else 1
-    if each and virtual * pipeline * each != model.layers:
-        raise SpecError(
-            f"stages of {each} layers on {pipeline} ranks do not add up to {model.layers}",
-            place="vstage_layers",
-            fix="use a divisor of layers / pp",
-        )
-    recompute: Recompute = _word(cells, "recompute", "full", ("none", "selective", "full"))
+    layers = _stage_layers(cells, model, pipeline)
+    virtual = len(layers) // pipeline if layers else _virtual(cells, model, pipeline)
     label = f"{model.name} tp{tensor} dp{data} pp{pipeline}"
     label += f"x{virtual}" if virtual > 1 else ""
-    return MeasuredRun(
+    return Run(
         label=f"{label} mbs{_whole(cells, 'mbs', 1)} gbs{_whole(cells, 'gbs')}",
         model=model,
         cluster=cells.get("cluster") or "a100-80g-dgx",
@@ -164,51 +191,130 @@ def run_of(cells: Cells) -> MeasuredRun:
         pipeline=pipeline,
         data=data,
         virtual=virtual,
-        recompute=recompute,
+        layers=layers,
+        recompute=_word(cells, "recompute", "full", ("none", "selective", "full")),
         sequence_parallel=_word(cells, "sequence_parallel", "no", ("yes", "no")) == "yes",
-        measured_s=_measured_s(cells),
-        held_out=_word(cells, "held_out", "yes", ("yes", "no")) == "yes",
+        sharding=int(_word(cells, "sharding", "0", ("0", "1", "2", "3"))),
+        dtype=cells.get("dtype") or "fp16",
     )
 
 
+def _virtual(cells: Cells, model: ModelSpec, pipeline: int) -> int:
+    """Stages of a rank, from the layers of each."""
+    each = _whole(cells, "vstage_layers", 0)
+    virtual = model.layers // (pipeline * each) if each else 1
+    if each and virtual * pipeline * each != model.layers:
+        raise SpecError(
+            f"stages of {each} layers on {pipeline} ranks do not add up to {model.layers}",
+            place="vstage_layers",
+            fix="use a divisor of layers / pp",
+        )
+    return virtual
+
+
+def _stage_layers(cells: Cells, model: ModelSpec, pipeline: int) -> tuple[int, ...]:
+    """The layers of each stage where a row says them, else ()."""
+    text = cells.get("stage_layers", "")
+    parts = text.split("-") if text else []
+    if not all(part.isascii() and part.isdecimal() for part in parts):
+        raise SpecError(
+            f"{shown(text)} is not a list of layers",
+            place="stage_layers",
+            fix="write it as 4-7-7-6",
+        )
+    if any(len(part) > 5 for part in parts):
+        raise SpecError(
+            f"{shown(text)} has a stage of more layers than any model",
+            place="stage_layers",
+            fix="write it as 4-7-7-6",
+        )
+    layers = tuple(int(part) for part in parts)
+    if layers and (sum(layers) != model.layers or len(layers) % pipeline):
+        raise SpecError(
+            f"{shown(text)} has {len(layers)} stages and {sum(layers)} layers, for {pipeline} "
+            f"ranks and {model.layers} layers",
+            place="stage_layers",
+            fix="list the layers of every stage",
+        )
+    return layers
+
+
 def _model(cells: Cells) -> ModelSpec:
-    if cells.get("model"):
-        return model_preset(cells["model"])
-    vocab = _whole(cells, "vocab", GPT_VOCAB)
-    layers, hidden, heads = (_whole(cells, column) for column in ("layers", "hidden", "heads"))
-    return gpt(layers, hidden, heads, vocab, _whole(cells, "sequence", 2048))
+    """The preset that the row names, which what it says besides must agree with, or its GPT."""
+    if not cells.get("model"):
+        vocab = _whole(cells, "vocab", GPT_VOCAB)
+        layers, hidden, heads = (_whole(cells, column) for column in ("layers", "hidden", "heads"))
+        return gpt(layers, hidden, heads, vocab, _whole(cells, "sequence", 2048))
+    model = model_preset(cells["model"])
+    for column in ("layers", "hidden", "heads", "vocab"):
+        size: int = getattr(model, column)
+        if _whole(cells, column, size) != size:
+            raise SpecError(
+                f"{cells[column]} {column}, but {model.name} has {size}",
+                place=column,
+                fix="leave the cell empty, or leave model empty",
+            )
+    return model
 
 
 def _data(cells: Cells, inner: int) -> int:
-    devices = _whole(cells, "gpus")
+    """The data degree: the row's own, or what its devices make; both must agree."""
+    given = _whole(cells, "dp", 0)
+    devices = _whole(cells, "gpus", given * inner or None)
+    if given and devices != given * inner:
+        raise SpecError(
+            f"{devices} devices, but tp x pp x dp is {given * inner}",
+            place="gpus",
+            fix=f"write {given * inner}, or leave dp empty",
+        )
     if devices % inner:
         raise SpecError(
-            f"{devices} devices do not divide into groups of tp x pp = {inner}", place="gpus"
+            f"{devices} devices do not divide into groups of tp x pp = {inner}",
+            place="gpus",
+            fix=f"use {-(-devices // inner) * inner}",
         )
     return devices // inner
 
 
 def _measured_s(cells: Cells) -> float:
+    if cells.get("iter_ms") and cells.get("iter_s"):
+        raise SpecError(
+            "both iter_s and iter_ms are given", place="iter_ms", fix="leave one of them empty"
+        )
     if cells.get("iter_ms"):
-        return _number(cells, "iter_ms", float) / 1e3
-    return _number(cells, "iter_s", float)
+        return _seconds(cells, "iter_ms") / 1e3
+    return _seconds(cells, "iter_s")
+
+
+def _seconds(cells: Cells, column: str) -> float:
+    text = cells.get(column, "")
+    try:
+        number = real(text)
+    except ValueError:
+        number = 0.0
+    if not 1e-9 < number < MOST_SECONDS:
+        raise SpecError(
+            f"{shown(text)} is not a number above 0 and below {MOST_SECONDS:,.0f}",
+            place=column,
+            fix=f"write the {COLUMNS[column]}",
+        )
+    return number
 
 
 def _whole(cells: Cells, column: str, otherwise: int | None = None) -> int:
-    if otherwise is not None and not cells.get(column):
-        return otherwise
-    return int(_number(cells, column, int))
-
-
-def _number(cells: Cells, column: str, kind: Callable[[str], float]) -> float:
+    """A whole number; `otherwise` stands for an empty cell."""
     text = cells.get(column, "")
+    if otherwise is not None and not text:
+        return otherwise
+    most = MOST[column]
     try:
-        number = kind(text)
+        return whole(text, 1, most)
     except ValueError:
-        number = 0.0
-    if not 0 < number < float("inf"):
-        raise SpecError(f"{text!r} is not a number above 0", place=column, fix=COLUMNS[column])
-    return number
+        raise SpecError(
+            f"{shown(text)} is not a whole number from 1 to {most:,}",
+            place=column,
+            fix=f"write the {COLUMNS[column]}",
+        ) from None
 
 
 def _word(cells: Cells, column: str, otherwise: Word, choices: tuple[Word, ...]) -> Word:
@@ -216,4 +322,4 @@ def _word(cells: Cells, column: str, otherwise: Word, choices: tuple[Word, ...])
     for choice in choices:
         if choice == text:
             return choice
-    raise SpecError(f"{text!r} is not a choice", place=column, fix=nearest(text, choices))
+    raise SpecError(f"{shown(text)} is not a choice", place=column, fix=nearest(text, choices))

@@ -9,10 +9,12 @@ measured, less 1; a table's is the mean over its groups, and the worst.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 import numpy.typing as npt
+
+from ratrain.describe.strict import FrozenMap
 
 Floats = npt.NDArray[np.float64]
 
@@ -26,6 +28,8 @@ class Pair:
     predicted: float
     held_out: bool = True
     choice: tuple[object, ...] = ()  # rows that agree are alternatives; empty: none
+    between: tuple[float, float] | None = None  # predictions of all that the source leaves open
+    beside: FrozenMap[float] = field(default_factory=FrozenMap[float])  # other predictions
 
     @property
     def error(self) -> float:

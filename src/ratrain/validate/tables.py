@@ -7,7 +7,8 @@ from pathlib import Path
 
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
-from ratrain.validate.rows import MeasuredRun, run_of, shipped_cells, user_runs
+from ratrain.validate.predict import job_of
+from ratrain.validate.rows import Cells, MeasuredRun, measured_run, shipped_cells, user_runs
 
 LARGE_PARAMS_B = 100
 """Models of Narayanan et al. above this many billion parameters were held out of the fit."""
@@ -16,7 +17,7 @@ LARGE_PARAMS_B = 100
 def sc21() -> tuple[MeasuredRun, ...]:
     """Narayanan et al. 2021, arXiv 2104.04473, table 1."""
     return tuple(
-        run_of(
+        measured_run(
             {
                 **row,
                 "iter_s": row["iter_s_derived"],
@@ -29,7 +30,7 @@ def sc21() -> tuple[MeasuredRun, ...]:
 
 def korthikanti() -> tuple[MeasuredRun, ...]:
     """Korthikanti et al. 2022, arXiv 2205.05198, tables 3 and 5: full, then selective."""
-    found: list[MeasuredRun] = []
+    runs: list[MeasuredRun] = []
     for row in shipped_cells("korthikanti_iteration"):
         interleaved = row["model"] == "175B"
         cells = {
@@ -38,16 +39,16 @@ def korthikanti() -> tuple[MeasuredRun, ...]:
             "vstage_layers": "4" if interleaved else "",  # x3: 96 layers on 8 x 3 stages
             "held_out": "yes" if interleaved else "no",
         }
-        found.append(run_of({**cells, "iter_s": row["full_s"]}))
+        runs.append(measured_run({**cells, "iter_s": row["full_s"]}))
         selective = {"recompute": "selective", "sequence_parallel": "yes"}
-        found.append(run_of({**cells, "iter_s": row["new_s"], **selective}))
-    return tuple(found)
+        runs.append(measured_run({**cells, "iter_s": row["new_s"], **selective}))
+    return tuple(runs)
 
 
 def vtrain_multi() -> tuple[MeasuredRun, ...]:
     """VIA-Research/vTrain, several hosts: not one row was used to calibrate."""
     return tuple(
-        run_of({**row, "cluster": "a100-deepspeed", "held_out": "yes"})
+        measured_run({**row, "cluster": "a100-deepspeed", "held_out": "yes"})
         for row in shipped_cells("vtrain_multi_node")
     )
 
@@ -63,7 +64,58 @@ def vtrain_single() -> tuple[MeasuredRun, ...]:
         "recompute": "none",
         "held_out": "no",
     }
-    return tuple(run_of({**row, **fixed}) for row in shipped_cells("vtrain_single_node"))
+    return tuple(measured_run({**row, **fixed}) for row in shipped_cells("vtrain_single_node"))
+
+
+def amp() -> tuple[MeasuredRun, ...]:
+    """AMP (NeurIPS 2022), its homogeneous trials: 16 T4. Not one row was used to calibrate."""
+    fixed = {
+        "model": "gpt2-345m",
+        "sequence": "1024",
+        "cluster": "t4-deepspeed",
+        "recompute": "none",
+    }
+    return tuple(
+        measured_run({**row, **fixed, "stage_layers": amp_layers(row["cut"])})
+        for row in shipped_cells("amp_t4")
+    )
+
+
+AMP_SLOTS = 30
+AMP_LAYERS = range(2, 26)
+"""AMP counts 30 slots: 2 before the 24 layers and 4 behind them. A cut is the first slot of each
+stage but the first."""
+
+
+def amp_layers(cut: str) -> str:
+    """Layers of each stage, from a cut such as "9 15 21"."""
+    ends = [*map(int, cut.split()), AMP_SLOTS]
+    begins = [0, *ends[:-1]]
+    return "-".join(
+        str(sum(slot in AMP_LAYERS for slot in range(begin, end)))
+        for begin, end in zip(begins, ends, strict=True)
+    )
+
+
+def sailor() -> tuple[MeasuredRun, ...]:
+    """Sailor (SOSP 2025), its homogeneous runs on GH200. Not one row was used to calibrate."""
+    return tuple(measured_run(sailor_cells(row)) for row in shipped_cells("sailor_gh200"))
+
+
+def sailor_cells(row: Cells) -> dict[str, str]:
+    """A row of that table. Its slots count the embedding and the head as a layer each."""
+    layers = [int(slots) for slots in row["slots"].split("-")]
+    layers[0], layers[-1] = layers[0] - 1, layers[-1] - 1
+    if len(layers) == 1:
+        layers = [int(row["slots"]) - 2]
+    return {
+        **row,
+        "stage_layers": "-".join(map(str, layers)),
+        "sequence": "2048",
+        "cluster": "gh200-deepspeed",
+        "recompute": "none",
+        "dtype": "fp32",
+    }
 
 
 TIME_TABLES: dict[str, Callable[[], tuple[MeasuredRun, ...]]] = {
@@ -71,13 +123,17 @@ TIME_TABLES: dict[str, Callable[[], tuple[MeasuredRun, ...]]] = {
     "korthikanti_iteration": korthikanti,
     "vtrain_multi_node": vtrain_multi,
     "vtrain_single_node": vtrain_single,
+    "amp_t4": amp,
+    "sailor_gh200": sailor,
 }
 
 
 def runs_of(name: str) -> tuple[MeasuredRun, ...]:
     """The runs of a shipped table, or of a user's CSV file."""
     if name.endswith(".csv"):
-        return user_runs(Path(name))
+        return user_runs(Path(name), job_of)
     if name not in TIME_TABLES:
-        raise SpecError(f"no table {name!r}", place="TABLE", fix=nearest(name, list(TIME_TABLES)))
+        raise SpecError(
+            f"unknown table {name!r}", place="TABLE", fix=nearest(name, list(TIME_TABLES))
+        )
     return TIME_TABLES[name]()

@@ -12,6 +12,7 @@ from xml.etree import ElementTree
 import pytest
 from click.testing import CliRunner
 
+from ratrain.chip.noc.picture import curve_svg
 from ratrain.cli.noc import command
 
 
@@ -41,13 +42,24 @@ def test_sweep_prints_a_curve_and_draws_it(tmp_path: Path) -> None:
     assert 0.5 < data["saturation"] < 0.7
 
 
+def test_a_curve_shows_every_latency_at_its_own_height_with_its_number() -> None:
+    line = [(0.1, 13.0), (0.3, 17.6), (0.35, 600.9), (0.4, 1739.2), (0.5, float("nan"))]
+    root = ElementTree.fromstring(curve_svg({"8x8": line}, "latency"))
+    space = "{http://www.w3.org/2000/svg}"
+    heights = [float(dot.attrib["cy"]) for dot in root.iter(f"{space}circle")]
+    assert heights == sorted(heights, reverse=True)
+    assert len(set(heights)) == 4
+    texts = [text.text for text in root.iter(f"{space}text")]
+    assert {"13.0", "17.6", "601", "1,739"} <= set(texts)
+
+
 def test_collective_compares_algorithms_and_shows_the_steps(tmp_path: Path) -> None:
     page = tmp_path / "steps.html"
     text = noc("collective", "reduce", "--shape", "4x1", "--steps", str(page))
-    assert "equal numpy" in text and fits(text)
+    assert "equal to numpy" in text and fits(text)
     html = page.read_text()
     assert "<script>" in html and "http" not in html.replace("http://www.w3.org", "")
-    rows = noc_json("collective", "reduce", "--shape", "4x1")
+    rows = noc_json("collective", "reduce", "--shape", "4x1")["outcomes"]
     assert [r["algorithm"] for r in rows] == ["hw", "seq", "tree"]
     assert rows[0]["combines"] == 3 * 64 and rows[0]["clusters_checked"] == 1
 
@@ -65,7 +77,7 @@ def test_gemm_shows_the_models_and_a_simulation(flow: str) -> None:
 
 def test_costs_are_a_table_for_planners() -> None:
     assert fits(noc("costs"))
-    assert noc_json("costs")[0]["hop_cycles"] == 4.0
+    assert noc_json("costs")["costs"][0]["hop_cycles"] == 4.0
 
 
 def test_reproduce_sets_every_figure_beside_ours() -> None:
@@ -85,7 +97,7 @@ def test_reproduce_sets_every_figure_beside_ours() -> None:
         (("collective", "reduce", "--shape", "3x1"), "power-of-two"),
         (("collective", "reduce", "--algorithm", "magic"), "hw, seq, tree"),
         (("collective", "reduce", "--size", "lots"), "is not a size"),
-        (("collective", "reduce", "--format", "fp128"), "no format"),
+        (("collective", "reduce", "--format", "fp128"), "unknown format"),
         (("collective", "reduce", "--no-dca", "--algorithm", "hw"), "Direct Compute Access"),
         (("sweep", "--loads", "2"), "load of 2.0"),
         (("sweep", "--loads", "0.5:0.1:0.1"), "is not a list of loads"),

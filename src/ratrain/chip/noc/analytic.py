@@ -62,12 +62,6 @@ def multicast_seq(n: int, c: int, r: int, batch: float) -> float:
     return ALPHA_MEMORY + batch + steps * (ALPHA_STEP + batch + DELTA_MULTICAST)
 
 
-def multicast_naive(n: int, c: int, r: int) -> float:
-    """One transfer after the other to all c r clusters (eq 1)."""
-    count = c * r
-    return ALPHA_MEMORY + n + (count - 1) * (ALPHA_CLUSTER + n + DELTA_MULTICAST)
-
-
 def best_seq(n: int, c: int, r: int) -> float:
     """The better of the two divisors of n around B* = sqrt(n (alpha + delta) / steps)."""
     hops = c - 1 if r == 1 else c + r - 1

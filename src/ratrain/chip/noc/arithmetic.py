@@ -61,8 +61,8 @@ def _extreme(
     # Not np.fmin: it turns a signalling NaN and a number into NaN, RISC-V into the number.
     better = np.maximum(x, y) if largest else np.minimum(x, y)
     better = np.where(np.isnan(x), y, np.where(np.isnan(y), x, better))
-    both, one = np.signbit(x) & np.signbit(y), np.signbit(x) | np.signbit(y)
-    zero = np.where(both if largest else one, -0.0, 0.0)
+    both, either = np.signbit(x) & np.signbit(y), np.signbit(x) | np.signbit(y)
+    zero = np.where(both if largest else either, -0.0, 0.0)
     return np.where((x == 0) & (y == 0), zero, better)
 
 

@@ -38,8 +38,8 @@ _INT = ctypes.c_int64
 def _library() -> ctypes.CDLL:
     """The shared object built beside this file."""
     folder = Path(__file__).parent
-    found = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
-    path = next((p for p in found if p.exists()), None)
+    candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
+    path = next((p for p in candidates if p.exists()), None)
     if path is None:
         raise ChipError(
             "the compiled mesh simulator is missing",

@@ -145,12 +145,12 @@ class _Collective:
     def _values(self) -> dict[Place, NDArray[np.uint8]]:
         rng = np.random.default_rng(self.request.seed)
         form, count = self.request.form, self.room // self.request.form.width_bytes
-        found: dict[Place, NDArray[np.uint8]] = {}
+        payloads: dict[Place, NDArray[np.uint8]] = {}
         for place in self.group.members:
             drawn = rng.standard_normal(count) if form.is_float else rng.integers(-50, 50, count)
-            found[place] = encode(drawn, form)
-            self.system.workload.write(place, 0, found[place])
-        return found
+            payloads[place] = encode(drawn, form)
+            self.system.workload.write(place, 0, payloads[place])
+        return payloads
 
     def _expect(self, place: Place, offset: int, data: NDArray[np.uint8]) -> None:
         if self.request.values:
@@ -158,9 +158,9 @@ class _Collective:
 
     def _check(self) -> int:
         for place, (offset, data) in self.expected.items():
-            found = self.system.workload.read(place, offset, data.size)
-            if not np.array_equal(found, data):
-                wrong = int(np.flatnonzero(found != data)[0])
+            received = self.system.workload.read(place, offset, data.size)
+            if not np.array_equal(received, data):
+                wrong = int(np.flatnonzero(received != data)[0])
                 raise ChipError(
                     f"byte {wrong} differs from numpy", place=f"cluster {place}", fix="report this"
                 )
@@ -213,8 +213,8 @@ class _Collective:
         build = schedules.tree_reduce if r.algorithm == "tree" else schedules.chain_reduce
         steps = build(group, self.block, r.batches, beat)
         if r.values:
-            own = {p: v[: self.block].copy() for p, v in self.start.items()}
-            summed = schedules.replay_sums(steps, own, group.corner, self.op, r.form)
+            blocks = {p: v[: self.block].copy() for p, v in self.start.items()}
+            summed = schedules.replay_sums(steps, blocks, group.corner, self.op, r.form)
             self._expect(group.corner, 0, summed)
         return self._steps(steps, {}, in_place=False)
 

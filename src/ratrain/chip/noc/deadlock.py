@@ -55,7 +55,7 @@ def tree(mesh: MeshSpec, worm: Worm) -> dict[Port, Port | None]:
     columns, rows = masked(dx, mx), masked(dy, my)
     for corner in (worm.src, (columns[0], rows[0]), (columns[-1], rows[-1])):
         mesh.node(*corner)
-    found: dict[Port, Port | None] = {}
+    parents: dict[Port, Port | None] = {}
 
     def walk(
         x: int, y: int, step: int, end: int, vertical: bool, above: Port | None
@@ -64,7 +64,7 @@ def tree(mesh: MeshSpec, worm: Worm) -> dict[Port, Port | None]:
         while (y if vertical else x) != end:
             name = ("N" if step > 0 else "S") if vertical else ("E" if step > 0 else "W")
             port = (x, y, name, worm.vc)
-            found[port] = above
+            parents[port] = above
             above = port
             x, y = (x, y + step) if vertical else (x + step, y)
             if not vertical:
@@ -76,14 +76,14 @@ def tree(mesh: MeshSpec, worm: Worm) -> dict[Port, Port | None]:
     walk(sx, sy, -1, min(columns[0], sx), False, None)
     for x in columns:
         if sy in rows:
-            found[x, sy, "L", worm.vc] = reached[x]
+            parents[x, sy, "L", worm.vc] = reached[x]
         for step, end in ((1, rows[-1]), (-1, rows[0])):
             above = reached[x]
             for y in range(sy, end, step):
                 above = walk(x, y, step, y + step, True, above)
                 if y + step in rows:
-                    found[x, y + step, "L", worm.vc] = above
-    return found
+                    parents[x, y + step, "L", worm.vc] = above
+    return parents
 
 
 def check(mesh: MeshSpec, worms: Sequence[Worm]) -> Verdict:
@@ -148,13 +148,13 @@ def lost_operands(reduction: RowReduction) -> list[tuple[Place, str]]:
     """Routers where more than two inputs meet: the two-input unit would lose operands there."""
     (x0, y0), (mx, my), (dx, dy) = reduction.corner, reduction.mask, reduction.dst
     xs, ys = masked(x0, mx), masked(y0, my)
-    found: list[tuple[Place, str]] = []
+    lost: list[tuple[Place, str]] = []
     for y in ys:
         for x in range(min(*xs, dx), max(*xs, dx) + 1):
-            found += _crowded(x, y, xs, ys, (dx, dy))
+            lost += _crowded(x, y, xs, ys, (dx, dy))
     for y in set(range(min(*ys, dy), max(*ys, dy) + 1)) - set(ys):
-        found += _crowded(dx, y, xs, ys, (dx, dy))
-    return found
+        lost += _crowded(dx, y, xs, ys, (dx, dy))
+    return lost
 
 
 def serialise_reductions(reductions: Sequence[RowReduction]) -> list[list[int]]:
@@ -201,12 +201,12 @@ def _routers(reduction: RowReduction) -> set[Place]:
 
 
 def _ancestors(parents: dict[Port, Port | None], port: Port) -> set[Port]:
-    found: set[Port] = set()
+    ancestors: set[Port] = set()
     at: Port | None = port
     while at is not None:
-        found.add(at)
+        ancestors.add(at)
         at = parents[at]
-    return found
+    return ancestors
 
 
 def _ordered(

@@ -17,7 +17,6 @@ from ratrain.chip.noc.workload import After, Place, Workload
 from ratrain.errors import SpecError
 
 Done = list[After]
-OKAY = 0
 
 
 @dataclass(frozen=True)
@@ -35,10 +34,9 @@ class Group:
 
 def submesh(chip: ChipSpec, column: int, row: int, columns: int, rows: int) -> Group:
     """Clusters from (column, row) on; sizes are powers of two, the corner a multiple of them."""
-    bad = (
-        column % columns or row % rows or column + columns > chip.columns or row + rows > chip.rows
-    )
-    if columns & (columns - 1) or rows & (rows - 1) or bad:
+    powers = all(size > 0 and not size & (size - 1) for size in (columns, rows))
+    inside = column + columns <= chip.columns and row + rows <= chip.rows
+    if not powers or not inside or column % columns or row % rows:
         raise SpecError(
             f"{columns}x{rows} clusters at ({column},{row}) of {chip.columns}x{chip.rows}",
             place="group",

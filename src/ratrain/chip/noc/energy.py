@@ -40,12 +40,9 @@ PRESETS = {
 }
 
 FclAccounting = Literal["corrected", "as published", "all charged"]
-FCL_ACCOUNTING: dict[FclAccounting, str] = {
-    "corrected": "the paper's operation counts",
-    "as published": "the authors' file, where the beat count overwrites a tile edge and doubles "
-    "the software additions",
-    "all charged": "corrected, with every L1 read and every hop of the hardware reduction",
-}
+"""corrected: the paper's operation counts. As published: the authors' file, where the beat count
+overwrites a tile edge and doubles the software additions. All charged: corrected, with every L1
+read and every hop of the hardware reduction."""
 
 
 @dataclass(frozen=True)

@@ -169,8 +169,8 @@ class _Summa:
         return columns if self.order == "phases" else self._join(rows, columns)
 
     @staticmethod
-    def _join(one: Waiting, other: Waiting) -> Waiting:
-        return {p: [*one.get(p, []), *other.get(p, [])] for p in one.keys() | other.keys()}
+    def _join(first: Waiting, second: Waiting) -> Waiting:
+        return {p: [*first.get(p, []), *second.get(p, [])] for p in first.keys() | second.keys()}
 
     def _place_tiles(self) -> None:
         for i in range(self.iterations):
@@ -239,12 +239,12 @@ def simulate_fcl(
     else:
         steps = schedules.tree_reduce(whole, tile, batches, chip.wide_bytes)
         StepPlayer(system, incoming_at=room).play(whole, steps, ready)
-        own = {p: v.copy() for p, v in partial.items()}
+        partials = {p: v.copy() for p, v in partial.items()}
         offset = 0
-        expected = schedules.replay_sums(steps, own, whole.corner, Opcode.FP_ADD, Format.FP64)
+        expected = schedules.replay_sums(steps, partials, whole.corner, Opcode.FP_ADD, Format.FP64)
     result = run(system.workload)
-    found = system.workload.read(whole.corner, offset, tile)
-    _same(decode(found, Format.FP64), decode(expected, Format.FP64), whole.corner)
+    received = system.workload.read(whole.corner, offset, tile)
+    _same(decode(received, Format.FP64), decode(expected, Format.FP64), whole.corner)
     return GemmRun(
         "fcl", hardware, chip.columns, edge, result.last_cycle, cycles, len(whole.members), result
     )
@@ -274,8 +274,8 @@ def _hardware_reduce(
     return 2 * room, fold(sums, Opcode.FP_ADD, Format.FP64)
 
 
-def _same(found: NDArray[np.generic], truth: NDArray[np.generic], place: Place) -> None:
-    if not np.array_equal(found, truth):
+def _same(result: NDArray[np.generic], truth: NDArray[np.generic], place: Place) -> None:
+    if not np.array_equal(result, truth):
         raise ChipError(
             "the product differs from numpy's", place=f"cluster {place}", fix="report this"
         )

@@ -6,6 +6,9 @@ All files are self-contained; north is up, as the mesh counts its rows.
 from __future__ import annotations
 
 import json
+import math
+from collections.abc import Iterable, Iterator
+from dataclasses import dataclass
 from html import escape
 from string import Template
 
@@ -14,6 +17,7 @@ from numpy.typing import NDArray
 
 from ratrain.chip.noc.mesh import Run
 from ratrain.chip.noc.spec import MeshSpec
+from ratrain.timeline import palette
 
 Loads = NDArray[np.float64]
 """[row, column, port N E S W L]: flits per cycle."""
@@ -239,40 +243,99 @@ show(0);
 
 
 def curve_svg(series: dict[str, list[tuple[float, float]]], title: str) -> str:
-    """Latency over offered load, one line per series; latencies are cut at 8 times the lowest."""
-    palette = ["#1b6ca8", "#c4452f", "#2f8f4e", "#8a5fb0"]
-    floor = min((y for points in series.values() for _, y in points), default=1.0)
-    top, right = 8 * floor, max((x for points in series.values() for x, _ in points), default=1.0)
-    width, height, left, base = 520, 320, 56, 280
-
-    def place(x: float, y: float) -> tuple[float, float]:
-        return left + (width - left - 20) * x / right, base - (base - 40) * min(y, top) / top
-
+    """Latency over offered load, one line for each series, on a logarithmic axis: near saturation
+    a latency is a hundred times that of an idle mesh. Every point carries its number."""
+    points = [point for line in series.values() for point in line]
+    axis = _LogAxis.of([cycles for _, cycles in points], low=_BASE, high=_TOP)
+    right = max((load for load, _ in points), default=1.0)
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {width} {height}" width="{width}" '
-        f'height="{height}" font-family="sans-serif" font-size="11">',
-        f'<rect width="{width}" height="{height}" fill="white"/>',
-        f'<text x="{left}" y="20" font-size="13">{escape(title)}</text>',
-        f'<path d="M{left} 40V{base}H{width - 20}" fill="none" stroke="#333"/>',
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {_WIDTH} {_HEIGHT}" '
+        f'width="{_WIDTH}" height="{_HEIGHT}" font-family="sans-serif" font-size="11">',
+        f'<rect width="{_WIDTH}" height="{_HEIGHT}" fill="{palette.BACKGROUND.light}"/>',
+        f'<text x="{_LEFT}" y="20" font-size="13">{escape(title)}</text>',
+        *_grid(axis, right),
     ]
-    for share in (0.25, 0.5, 0.75, 1.0):
-        x, y = place(right * share, top * share)
+    for number, (name, every) in enumerate(series.items()):
+        line = [point for point in every if math.isfinite(point[1])]
+        colour = palette.SERIES[number % len(palette.SERIES)].light
+        parts += _line(line, axis, right, colour)
         parts.append(
-            f'<text x="{x:.1f}" y="{base + 14}" text-anchor="middle">{right * share:.2g}</text>'
-        )
-        parts.append(
-            f'<text x="{left - 6}" y="{y + 4:.1f}" text-anchor="end">{top * share:.0f}</text>'
-        )
-    parts.append(
-        f'<text x="{width - 20}" y="{base + 30}" text-anchor="end">'
-        "offered flits per node and cycle</text>"
-    )
-    parts.append('<text x="8" y="28">cycles</text>')
-    for number, (name, points) in enumerate(series.items()):
-        colour = palette[number % len(palette)]
-        path = " ".join("{:.1f},{:.1f}".format(*place(x, y)) for x, y in points)
-        parts.append(f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>')
-        parts.append(
-            f'<text x="{left + 10}" y="{54 + 14 * number}" fill="{colour}">{escape(name)}</text>'
+            f'<text x="{_LEFT + 10}" y="{54 + 14 * number}" fill="{colour}">{escape(name)}</text>'
         )
     return "\n".join([*parts, "</svg>\n"])
+
+
+_WIDTH, _HEIGHT, _LEFT, _BASE, _TOP = 560, 340, 56, 296, 40
+
+
+@dataclass(frozen=True)
+class _LogAxis:
+    """A logarithmic axis from `first` to `last`, drawn from pixel `low` up to pixel `high`."""
+
+    first: float
+    last: float
+    low: float
+    high: float
+
+    @classmethod
+    def of(cls, values: Iterable[float], *, low: float, high: float) -> _LogAxis:
+        known = [value for value in values if value > 0 and math.isfinite(value)] or [1.0]
+        return cls(min(known) / 1.25, max(known) * 1.25, low, high)
+
+    def place(self, value: float) -> float:
+        share = math.log(max(value, self.first) / self.first) / math.log(self.last / self.first)
+        return self.low - (self.low - self.high) * min(share, 1.0)
+
+    def ticks(self) -> list[float]:
+        """1, 2 and 5 of each power of ten; powers alone where those are many."""
+        decades = range(math.floor(math.log10(self.first)), math.ceil(math.log10(self.last)) + 1)
+        steps = (1, 2, 5) if len(decades) <= 4 else (1,)
+        every = [step * 10.0**decade for decade in decades for step in steps]
+        return [tick for tick in every if self.first <= tick <= self.last]
+
+
+def _grid(axis: _LogAxis, right: float) -> Iterator[str]:
+    for tick in axis.ticks():
+        y, line = axis.place(tick), palette.LINE.light
+        yield f'<path d="M{_LEFT} {y:.1f}H{_WIDTH - 20}" stroke="{line}"/>'
+        yield f'<text x="{_LEFT - 6}" y="{y + 4:.1f}" text-anchor="end">{tick:,g}</text>'
+    for share in (0.25, 0.5, 0.75, 1.0):
+        x = _across(right * share, right)
+        yield (
+            f'<text x="{x:.1f}" y="{_BASE + 14}" text-anchor="middle">{right * share:.2g}</text>'
+        )
+    yield (
+        f'<path d="M{_LEFT} {_TOP}V{_BASE}H{_WIDTH - 20}" fill="none" '
+        f'stroke="{palette.INK.light}"/>'
+    )
+    yield (
+        f'<text x="{_WIDTH - 20}" y="{_BASE + 30}" text-anchor="end">'
+        "offered flits per node and cycle</text>"
+    )
+    yield '<text x="8" y="34">cycles (logarithmic)</text>'
+
+
+def _line(
+    line: list[tuple[float, float]], axis: _LogAxis, right: float, colour: str
+) -> Iterator[str]:
+    places = [(_across(load, right), axis.place(cycles)) for load, cycles in line]
+    path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
+    yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
+    for (x, y), (load, cycles) in zip(places, line, strict=True):
+        said = f"{load:g} flits per node and cycle: {cycles:,.1f} cycles"
+        yield (
+            f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">'
+            f"<title>{said}</title></circle>"
+        )
+        yield (
+            f'<text x="{x - 5:.1f}" y="{y - 6:.1f}" text-anchor="end" '
+            f'fill="{palette.MUTED.light}">{_short(cycles)}</text>'
+        )
+
+
+def _across(load: float, right: float) -> float:
+    return _LEFT + (_WIDTH - _LEFT - 20) * load / right
+
+
+def _short(cycles: float) -> str:
+    return f"{cycles:,.0f}" if cycles >= 99.95 else f"{cycles:.1f}"

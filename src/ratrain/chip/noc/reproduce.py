@@ -172,6 +172,10 @@ def _area() -> Iterator[Figure]:
 # ---- the simulator ----
 
 
+SIMULATED_FIGURES = 12
+"""How many there are, for progress."""
+
+
 def simulated_figures() -> Iterator[Figure]:
     """The same claims on the cycle-exact chip, one by one as they are ready."""
     chip = ChipSpec(4, 4)
@@ -215,7 +219,7 @@ def _barriers(chip: ChipSpec) -> Iterator[Figure]:
 
 def simulated_speedup(chip: ChipSpec, kind: Kind, c: int, r: int) -> list[float]:
     """Best software over hardware, 1 to 32 KiB, on the simulated chip."""
-    found: list[float] = []
+    speedups: list[float] = []
     for size in analytic.SIZES_BYTES:
         software = min(
             collective(chip, _request(kind, algorithm, size, c, r, batches)).cycles
@@ -223,8 +227,8 @@ def simulated_speedup(chip: ChipSpec, kind: Kind, c: int, r: int) -> list[float]
             if algorithm != "hw"
             for batches in ((1,) if algorithm in ("naive",) else (1, 2, 4, 8))
         )
-        found.append(software / collective(chip, _request(kind, "hw", size, c, r, 1)).cycles)
-    return found
+        speedups.append(software / collective(chip, _request(kind, "hw", size, c, r, 1)).cycles)
+    return speedups
 
 
 def _request(kind: Kind, algorithm: Algorithm, size: int, c: int, r: int, batches: int) -> Request:

@@ -144,20 +144,20 @@ def _summing_chains(chains: list[list[Place]], pieces: list[tuple[int, int]]) ->
 
 def replay_sums(
     steps: list[Step],
-    own: dict[Place, NDArray[np.uint8]],
+    blocks: dict[Place, NDArray[np.uint8]],
     corner: Place,
     op: Opcode,
     form: Format,
 ) -> NDArray[np.uint8]:
-    """What the corner holds after the steps, with numpy only; `own` is overwritten."""
-    received = {p: np.zeros_like(v) for p, v in own.items()}
+    """What the corner holds after the steps, with numpy only; `blocks` is overwritten."""
+    received = {p: np.zeros_like(v) for p, v in blocks.items()}
     for step in steps:
         for action in [a for a in step if isinstance(a, Copy)]:
             part = slice(action.start, action.start + action.size)
-            received[action.target][part] = own[action.source][part]
+            received[action.target][part] = blocks[action.source][part]
         for action in [a for a in step if isinstance(a, Combine)]:
             part = slice(action.start, action.start + action.size)
-            own[action.place][part] = combine(
-                op, form, own[action.place][part], received[action.place][part]
+            blocks[action.place][part] = combine(
+                op, form, blocks[action.place][part], received[action.place][part]
             )
-    return own[corner]
+    return blocks[corner]

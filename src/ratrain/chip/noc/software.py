@@ -10,7 +10,7 @@ from ratrain.chip.noc.schedules import Combine, Copy, Step
 from ratrain.chip.noc.workload import Place
 
 Waiting = dict[Place, Done]
-"""What each cluster has to wait for before it goes on."""
+"""What each cluster has to wait for before it continues."""
 
 
 @dataclass(frozen=True)
@@ -39,11 +39,13 @@ class StepPlayer:
 
     def _act(self, action: Copy | Combine, after: Done) -> Done:
         loop = self.system.chip.endpoint.iteration_cycles if self.is_pipeline else 0
-        own, incoming = self.payload_at + action.start, self.incoming_at + action.start
+        payload, incoming = self.payload_at + action.start, self.incoming_at + action.start
         if isinstance(action, Copy):
             ready = self.system.wait(action.source, loop, after)
-            return self.system.copy(action.source, action.target, own, incoming, action.size, ready)
+            return self.system.copy(
+                action.source, action.target, payload, incoming, action.size, ready
+            )
         ready = self.system.wait(action.place, loop, after)
         return self.system.combine(
-            action.place, incoming, own, action.size, self.op, self.form, ready
+            action.place, incoming, payload, action.size, self.op, self.form, ready
         )

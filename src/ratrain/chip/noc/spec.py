@@ -81,7 +81,7 @@ class MeshSpec:
                 fix="give 1 to 1024 columns and rows, such as 4x4",
             )
         if not 1 <= len(self.planes) <= 8:
-            raise SpecError("a mesh has 1 to 8 planes", place="mesh", fix="name fewer planes")
+            raise SpecError("a mesh has 1 to 8 planes", place="mesh", fix="use fewer planes")
         for plane in self.planes:
             if not 8 <= plane.flit_bytes <= MAX_FLIT_BYTES or plane.flit_bytes % 8:
                 raise SpecError(
@@ -115,18 +115,18 @@ class MeshSpec:
             if plane.name == name:
                 return index
         raise SpecError(
-            f"no plane {name!r}",
+            f"unknown plane {name!r}",
             place="mesh",
-            fix="name one of " + ", ".join(p.name for p in self.planes),
+            fix="use one of " + ", ".join(p.name for p in self.planes),
         )
 
 
 def masked(at: int, mask: int) -> list[int]:
     """The coordinates that equal `at` in every bit not set in `mask`, ascending: 2^bits of them."""
-    found = [at & ~mask]
+    values = [at & ~mask]
     bit = 1
     while bit <= mask:
         if mask & bit:
-            found += [value | bit for value in found]
+            values += [value | bit for value in values]
         bit <<= 1
-    return sorted(found)
+    return sorted(values)

@@ -70,7 +70,11 @@ def destinations(
             raise SpecError("transpose needs a square mesh", place="traffic", fix="use NxN")
         return (src % mesh.columns) * mesh.columns + src // mesh.columns
     if mesh.nodes < 2:
-        raise SpecError("one node has nobody to send to", place="traffic", fix="use a larger mesh")
+        raise SpecError(
+            "a mesh of one node has no other node to send to",
+            place="traffic",
+            fix="use a larger mesh",
+        )
     other = rng.integers(0, mesh.nodes - 1, len(src))
     dst = other + (other >= src)
     if traffic.pattern == "hotspot":
@@ -112,7 +116,8 @@ def measure(
     window: int = 8000,
     drain: int | None = None,
 ) -> LoadPoint:
-    """One point of the curve; traffic goes on for `drain` cycles (one window) after the window."""
+    """One point of the curve; traffic continues for `drain` cycles (one window) after the
+    window."""
     end = warmup + window
     over = end + (window if drain is None else drain)
     workload = draw(mesh, traffic, load, over)
@@ -158,7 +163,7 @@ def sweep(
     window: int = 8000,
     each: Callable[[LoadPoint], None] = lambda _: None,
 ) -> list[LoadPoint]:
-    """The curve; `each` hears of every point as it is measured."""
+    """The curve; `each` is called with every point as it is measured."""
     points: list[LoadPoint] = []
     for load in loads:
         point = measure(mesh, traffic, load, warmup=warmup, window=window)

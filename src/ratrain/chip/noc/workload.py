@@ -220,15 +220,15 @@ class Workload:
         task = len(self._rows)
         self._rows.append(row)
         self._completions.append(completions)
-        for one in after:
-            if not 0 <= one.task < task:
+        for dependency in after:
+            if not 0 <= dependency.task < task:
                 raise SpecError(
-                    f"task {task} waits for task {one.task}, which is not defined before it",
+                    f"task {task} waits for task {dependency.task}, which is not defined before it",
                     place="workload",
                     fix="add the earlier task first",
                 )
-            row[_COLUMN["pending"]] += 1 if one.at else self._completions[one.task]
-            self._edges.append(self._edge(task, one, None))
+            row[_COLUMN["pending"]] += 1 if dependency.at else self._completions[dependency.task]
+            self._edges.append(self._edge(task, dependency, None))
 
     def _check(
         self,

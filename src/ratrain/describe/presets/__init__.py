@@ -7,12 +7,16 @@ from typing import TypeVar
 
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.profiles import with_profiles
-from ratrain.describe.strict import load, nearest, read_toml
+from ratrain.describe.profiles import profile_names, with_profiles
+from ratrain.describe.strict import load, nearest
 from ratrain.errors import SpecError
+from ratrain.plugins import Registry
+from ratrain.readers.toml import read_toml
 
 T = TypeVar("T")
 _HERE = Path(__file__).parent
+_DECLARED: Registry[ClusterSpec] = Registry("cluster")
+"""Clusters that packages of others bring."""
 
 
 def model_names() -> tuple[str, ...]:
@@ -22,7 +26,17 @@ def model_names() -> tuple[str, ...]:
 
 def cluster_names() -> tuple[str, ...]:
     """Names of the cluster presets, sorted."""
-    return _names("clusters")
+    return tuple(sorted((*_names("clusters"), *_DECLARED)))
+
+
+def declare_cluster(path: Path | str) -> None:
+    """Makes a cluster file known as a preset, by the `name` in it."""
+    cluster = load_cluster(Path(path))
+    if cluster.name in (*_names("clusters"), *profile_names()):
+        raise SpecError(
+            f'a cluster "{cluster.name}" already exists', place=str(path), fix="rename it"
+        )
+    _DECLARED.declare(cluster.name, cluster)
 
 
 def model_preset(name: str) -> ModelSpec:
@@ -31,8 +45,14 @@ def model_preset(name: str) -> ModelSpec:
 
 
 def cluster_preset(name: str) -> ClusterSpec:
-    """The cluster preset of that name."""
-    return _preset(ClusterSpec, "clusters", name)
+    """The cluster preset of that name; the name of a device profile is a cluster of one."""
+    if name in profile_names():
+        return _preset(ClusterSpec, "profiles", name)
+    if name in _names("clusters"):
+        return _preset(ClusterSpec, "clusters", name)
+    if name in _DECLARED:
+        return _DECLARED[name]
+    raise _unknown("cluster", name, cluster_names())
 
 
 def load_cluster(path: Path) -> ClusterSpec:
@@ -49,7 +69,11 @@ def _names(folder: str) -> tuple[str, ...]:
 def _preset(kind: type[T], folder: str, name: str) -> T:
     names = _names(folder)
     if name not in names:
-        what = folder.removesuffix("s")
-        raise SpecError(f'there is no {what} "{name}"', place=what, fix=nearest(name, names))
-    table, place = read_toml(_HERE / folder / f"{name}.toml")
-    return load(kind, table, place)
+        raise _unknown(folder.removesuffix("s"), name, names)
+    path = _HERE / folder / f"{name}.toml"
+    table, place = read_toml(path)
+    return load(kind, with_profiles(table, place, path.parent), place)
+
+
+def _unknown(what: str, name: str, names: tuple[str, ...]) -> SpecError:
+    return SpecError(f'there is no {what} "{name}"', place=what, fix=nearest(name, names))

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ratrain.program.actions import NONE, Action, Kind, Lane
+from ratrain.program.actions import NONE, Action
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 
 
@@ -19,7 +20,7 @@ def clip_global_norm(program: Program) -> Program:
     """
 
     def clipped(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        first = min(number for number, _ in program.stages_of(rank))
+        first = min(number for number, _ in program.held_by(rank))
         ordered = list(actions)
         barriers = [action for action in ordered if action.kind is Kind.AllSynced]
         yield from barriers

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 from itertools import groupby
 
-from ratrain.program.actions import Action, Kind, Lane
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Recovery, Stage
+from ratrain.program.setup import Member, Recovery, Setup
 
 _GRADIENT = (Kind.B, Kind.I)
 
@@ -22,46 +23,44 @@ def recover_at_backward(program: Program, *, heads: bool = False) -> Program:
     are recovered as well, as where a whole stage is one checkpoint.
     """
 
-    def mode(stage: Stage, _is_last: bool) -> Stage:
+    def mode(member: Member, _is_last: bool) -> Member:
         units = tuple(
-            replace(u, recoverable=u.recoverable or (heads and u.head)) for u in stage.units
+            replace(u, recoverable=u.recoverable or (heads and u.head)) for u in member.units
         )
-        return replace(stage, recovery=Recovery.BACKWARD, units=units)
+        return replace(member, recovery=Recovery.BACKWARD, units=units)
 
-    setup = program.setup.with_stages(mode)
-    recoverable = _recoverable(program.with_setup(setup))
+    setup = program.setup.with_members(mode)
+    moved = program.with_setup(setup)
 
-    def insert(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+    def insert(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
+        recoverable = _recoverable(moved, rank)
+        found: list[Action] = []
         for action in actions:
-            if action.kind in _GRADIENT and recoverable(_rank, action):
-                yield action._replace(kind=Kind.R)
-            yield action
+            kind, stage, unit, micro_batch, step = action
+            if kind in _GRADIENT and (stage, unit) in recoverable:
+                found.append(Action(Kind.R, stage, unit, micro_batch, step))
+            found.append(action)
+        return found
 
     return program.edit("recover-at-backward", Lane.COMPUTE, by=insert, setup=setup)
 
 
-def recover_forward(program: Program, exempt: Callable[[Stage, bool], bool]) -> Program:
+def recover_forward(program: Program, exempt: Callable[[Member, bool], bool]) -> Program:
     """Forward-side recovery: R leaves the gradient's path and fills the wait before it.
 
     Moves each R of a micro-batch ahead of that micro-batch's first backward, no further than
     the recovery buffer allows; the rest follow one by one as backwards release the buffer. R no
     longer reads the gradient. Safe because R needs the checkpoint and the view alone, and both
-    exist from the micro-batch's forward until its backward. `exempt(stage, is_last)` stages
-    keep their activations and lose their R: a last stage, whose backward follows its own
+    exist from the micro-batch's forward until its backward. `exempt(member, is_of_last_stage)`
+    members keep their activations and lose their R: a last stage, whose backward follows its own
     forward at once, has no wait to fill.
     """
 
-    def mode(stage: Stage, is_last: bool) -> Recovery:
-        return Recovery.NONE if exempt(stage, is_last) else Recovery.FORWARD
+    def mode(member: Member, is_last: bool) -> Member:
+        recovery = Recovery.NONE if exempt(member, is_last) else Recovery.FORWARD
+        return replace(member, recovery=recovery)
 
-    modes = tuple(
-        tuple(
-            mode(stage, number == len(replica.stages) - 1)
-            for number, stage in enumerate(replica.stages)
-        )
-        for replica in program.setup.replicas
-    )
-    return _in_modes(program, modes, "recover-forward")
+    return _in_modes(program, program.setup.with_members(mode), "recover-forward")
 
 
 def recover_by_stage(program: Program, modes: tuple[Recovery, ...]) -> Program:
@@ -71,32 +70,38 @@ def recover_by_stage(program: Program, modes: tuple[Recovery, ...]) -> Program:
     moves those of stages in mode forward as `recover_forward` does, and leaves the others. Safe
     because each stage's activations are its own: no other stage reads them.
     """
-    return _in_modes(program, (modes,) * len(program.setup.replicas), "recover-by-stage")
-
-
-def _in_modes(program: Program, modes: tuple[tuple[Recovery, ...], ...], name: str) -> Program:
+    setup = program.setup
     replicas = tuple(
         replace(
             replica,
             stages=tuple(
-                replace(stage, recovery=mode)
-                for stage, mode in zip(replica.stages, own, strict=True)
+                replace(stage, members=tuple(replace(m, recovery=mode) for m in stage.members))
+                for stage, mode in zip(replica.stages, modes, strict=True)
             ),
         )
-        for replica, own in zip(program.setup.replicas, modes, strict=True)
+        for replica in setup.replicas
     )
-    setup = replace(program.setup, replicas=replicas)
+    return _in_modes(program, replace(setup, replicas=replicas), "recover-by-stage")
+
+
+def _in_modes(program: Program, setup: Setup, name: str) -> Program:
+    """The program, which recovers at backward time, with each member in the setup's mode."""
     moved = program.with_setup(setup)
 
-    def move(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        mode = {number: stage.recovery for number, stage in moved.stages_of(rank)}
-        needed = [a for a in actions if a.kind is not Kind.R or mode[a.stage].again]
+    def move(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterable[Action]:
+        mode = {number: member.recovery for number, member in moved.held_by(rank)}
+        kept = {number for number, recovery in mode.items() if not recovery.again}
+        needed = [a for a in actions if a.kind is not Kind.R or a.stage not in kept]
+        if Recovery.FORWARD not in mode.values():
+            return needed
+        found: list[Action] = []
         for _, group in groupby(needed, key=_backward_block):
             block = list(group)
             if mode[block[0].stage] is Recovery.FORWARD:
-                yield from _ahead(block, setup.recovery_buffer)
+                found += _ahead(block, setup.recovery_buffer)
             else:
-                yield from block
+                found += block
+        return found
 
     return moved.edit(name, Lane.COMPUTE, by=move, setup=setup)
 
@@ -108,23 +113,28 @@ def _backward_block(action: Action) -> tuple[int, int] | int:
     return -1
 
 
-def _ahead(block: list[Action], buffer: int) -> Iterator[Action]:
+def _ahead(block: list[Action], buffer: int) -> list[Action]:
     """One micro-batch's backward with its recoveries first, at most `buffer` of them waiting."""
     recoveries = [action for action in block if action.kind is Kind.R]
     if not recoveries:
-        yield from block
-        return
-    yield from recoveries[:buffer]
+        return block
+    found = recoveries[:buffer]
     coming = iter(recoveries[buffer:])
     recovered = {action.unit for action in recoveries}
     for action in block:
         if action.kind is Kind.R:
             continue
-        yield action
+        found.append(action)
         if action.unit in recovered:
-            yield from (following for following in (next(coming, None),) if following)
+            found.extend(following for following in (next(coming, None),) if following)
+    return found
 
 
-def _recoverable(program: Program) -> Callable[[int, Action], bool]:
-    stages = {rank: dict(program.stages_of(rank)) for rank in range(program.setup.ranks)}
-    return lambda rank, action: stages[rank][action.stage].units[action.unit].recoverable
+def _recoverable(program: Program, rank: int) -> set[tuple[int, int]]:
+    """(stage, unit) of what a rank can recover."""
+    return {
+        (stage, number)
+        for stage, member in program.held_by(rank)
+        for number, unit in enumerate(member.units)
+        if unit.recoverable
+    }

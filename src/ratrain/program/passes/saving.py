@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator
 
-from ratrain.program.actions import Action, Kind, Lane
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 
 

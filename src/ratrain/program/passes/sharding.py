@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
 
-from ratrain.program.actions import Action, Kind, Lane
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.passes.state_pipeline import completion_order
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation
@@ -23,13 +24,15 @@ def shard_states(program: Program, level: int) -> Program:
     setup = replace(program.setup, sharding=level)
 
     def gathers(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
+        is_reduced = _reduced_units(program, rank)
         if setup.gathers_per_use:
-            yield from _gathers_of_uses(program.lane(rank, Lane.COMPUTE))
+            yield from filter(is_reduced, _gathers_of_uses(program.lane(rank, Lane.COMPUTE)))
         elif setup.gathers:
-            following = {Kind.AllSynced: Kind.AllUpdated, Kind.UpdateShard: Kind.PrefetchW}
             for action in program.lane(rank, Lane.UPDATE):
-                if action.kind in following:
-                    yield action._replace(kind=following[action.kind])
+                if action.kind is Kind.AllSynced:
+                    yield action._replace(kind=Kind.AllUpdated)
+                elif action.kind is Kind.UpdateShard and is_reduced(action):
+                    yield action._replace(kind=Kind.PrefetchW)
 
     return program.edit(f"shard-states-{level}", Lane.GATHER, by=gathers, setup=setup)
 
@@ -47,9 +50,11 @@ def accumulate_sharded(program: Program) -> Program:
     sharded = program.with_setup(setup)
 
     def each(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
+        is_reduced = _reduced_units(program, rank)
         blocks: dict[tuple[int, int], list[int]] = {}
         for stage, unit, micro_batch in completion_order(sharded, rank):
-            blocks.setdefault((stage, micro_batch), []).append(unit)
+            if is_reduced(Action(Kind.GradSync, stage, unit, micro_batch)):
+                blocks.setdefault((stage, micro_batch), []).append(unit)
         for (stage, micro_batch), units in blocks.items():
             yield Action(Kind.AllBackward, stage, 0, micro_batch)
             for unit in units:
@@ -58,10 +63,40 @@ def accumulate_sharded(program: Program) -> Program:
     return sharded.edit("accumulate-sharded", Lane.REDUCE, by=each, setup=setup)
 
 
+def gather_once(program: Program) -> Program:
+    """Gather once a pass: at level 3, one gather of a view serves every micro-batch of a pass.
+
+    Takes all but the first Gather_F, and all but the first Gather_B, of a unit away. A view stays
+    until the last micro-batch of the pass has used it, so it pays under orders that take all
+    micro-batches of a stage together (breadth-first): two gathers and one reduction a unit,
+    however many micro-batches there are (pipeline-efficient ZeRO, arXiv 2507.10392). Safe because
+    every use reads the same version of the view. A slot is taken over after its last reader.
+    """
+    setup = replace(program.setup, gathers_per_pass=True)
+
+    def first_of_pass(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+        gathered: set[tuple[Kind, int, int]] = set()
+        for action in actions:
+            key = action.kind, action.stage, action.unit
+            if action.kind not in (Kind.Gather_F, Kind.Gather_B):
+                yield action
+            elif key not in gathered:
+                gathered.add(key)
+                yield action
+
+    return program.edit("gather-once", Lane.GATHER, by=first_of_pass, setup=setup)
+
+
+def _reduced_units(program: Program, rank: int) -> Callable[[Action], bool]:
+    """Whether an action of a rank is about a unit that other ranks hold too."""
+    held, setup = dict(program.held_by(rank)), program.setup
+    return lambda action: setup.is_reduced(held[action.stage].units[action.unit].name)
+
+
 def _gathers_of_uses(compute: Iterable[Action]) -> Iterator[Action]:
     """One Gather ahead of each forward, and one ahead of each backward or the recovery before."""
     gathered: set[tuple[int, int, int]] = set()
-    for kind, stage, unit, micro_batch in compute:
+    for kind, stage, unit, micro_batch, _ in compute:
         if kind is Kind.F:
             yield Action(Kind.Gather_F, stage, unit, micro_batch)
         elif kind in (Kind.R, Kind.B, Kind.I) and (stage, unit, micro_batch) not in gathered:

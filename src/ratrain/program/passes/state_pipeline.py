@@ -5,9 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
-from ratrain.program.actions import BARRIERS, Action, Kind, Lane
+from ratrain.program.actions import NONE, Action
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 
+_ENDING = (Kind.B, Kind.W)
+"""What ends a micro-batch's part of a gradient."""
 TRANSIT_SLOTS = 2
 """Gradients on their way to their owners at once: one leaving, one being filled."""
 
@@ -25,8 +28,10 @@ def layerwise_state_pipeline(program: Program, bucket_bytes: int | None = None) 
     setup = replace(program.setup, transit_slots=TRANSIT_SLOTS, bucket_bytes=bucket_bytes)
 
     def reorder(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
-        place = {key: turn for turn, key in enumerate(completion_order(program, rank))}
         syncs = [action for action in actions if action.kind is Kind.GradSync]
+        if not syncs:
+            return []
+        place = {key: turn for turn, key in enumerate(completion_order(program, rank))}
         return sorted(syncs, key=lambda a: place[a.stage, a.unit, a.micro_batch])
 
     return program.edit("layerwise-state-pipeline", Lane.REDUCE, by=reorder, setup=setup)
@@ -43,7 +48,7 @@ def update_prefetch(program: Program) -> Program:
     """
 
     def without_barriers(rank: int, lane: Lane, actions: Iterable[Action]) -> list[Action]:
-        kept = [action for action in actions if action.kind not in BARRIERS]
+        kept = [action for action in actions if not action.kind.is_barrier]
         if lane is not Lane.UPDATE:
             return kept
         last = {key[:2]: turn for turn, key in enumerate(completion_order(program, rank))}
@@ -61,8 +66,15 @@ def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
     With local accumulation a unit's gradient ends once, with its last micro-batch, and the
     micro-batch is NONE (-1).
     """
-    made = [a for a in program.lane(rank, Lane.COMPUTE) if a.kind in (Kind.B, Kind.W)]
+    compute = program.lane(rank, Lane.COMPUTE)
     if program.setup.per_micro_batch:
+        made = (a for a in compute if a.kind in _ENDING)
         return [(a.stage, a.unit, a.micro_batch) for a in made]
-    last = {(action.stage, action.unit): turn for turn, action in enumerate(made)}
-    return [(*key, -1) for key in sorted(last, key=lambda key: last[key])]
+    units = sum(len(member.units) for _, member in program.held_by(rank))
+    last: dict[tuple[int, int], None] = {}
+    for kind, stage, unit, _, _ in reversed(compute):
+        if kind in _ENDING:
+            last.setdefault((stage, unit))
+            if len(last) == units:
+                break
+    return [(*key, NONE) for key in reversed(last)]

@@ -6,7 +6,8 @@ from collections.abc import Iterable
 from dataclasses import replace
 
 from ratrain.errors import ProgramError
-from ratrain.program.actions import NONE, Action, Kind, Lane
+from ratrain.program.actions import NONE, Action
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 
 _Unit = tuple[int, int]
@@ -36,7 +37,7 @@ def tie_embeddings(program: Program) -> Program:
         ends = _ends(program, rank)
         if lane is not Lane.REDUCE:
             return sorted(actions, key=lambda action: _concerns(action, ends[1]))
-        held = [end for end in ends if end[0] in dict(program.stages_of(rank))]
+        held = [end for end in ends if end[0] in dict(program.held_by(rank))]
         return [*actions, *(Action(Kind.TieSync, *end, NONE) for end in held[:1])]
 
     lanes = (Lane.REDUCE, Lane.UPDATE, Lane.DISK)
@@ -46,7 +47,7 @@ def tie_embeddings(program: Program) -> Program:
 def _ends(program: Program, rank: int) -> tuple[_Unit, _Unit]:
     """The first and the last unit of a rank's replica."""
     stages = program.setup.replicas[program.setup.replica_of(rank)].stages
-    return (0, 0), (len(stages) - 1, len(stages[-1].units) - 1)
+    return (0, 0), (len(stages) - 1, len(stages[-1].names) - 1)
 
 
 def _concerns(action: Action, unit: _Unit) -> bool:

@@ -1,8 +1,8 @@
 """One process of a run: `python -m ratrain.runtime.rank RUN_FOLDER`, started by a launcher.
 
-The launcher (torch's elastic agent, `torchrun`) sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT.
-First, with nothing imported that starts threads: the place in a lab, and the environment that
-must stand before torch is loaded. Then the run. A failure is written to the run folder, in words.
+The launcher (`ratrain train`, torchrun) sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. First,
+with nothing imported that starts threads: the place in a lab, and the environment that must stand
+before torch is loaded. Then the run. A failure is written to the run folder, in words.
 """
 
 from __future__ import annotations
@@ -12,23 +12,40 @@ import json
 import os
 import signal
 import sys
+from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
+
+from ratrain.cost.scratch import KERNELS
+from ratrain.describe.amounts import Count
+from ratrain.describe.strict import load
+from ratrain.errors import SpecError
+from ratrain.readers.json import read_json, read_json_table
+from ratrain.runtime.environment import LAUNCHER
 
 _READY = "RATRAIN_RANK_READY"
 _PR_SET_PDEATHSIG = 1
 _START = "use `ratrain train JOB`, or `torchrun ... -m ratrain.runtime.rank RUN_FOLDER`"
 
 
+@dataclass(frozen=True)
+class _Wanted:
+    """What of run.json must be known before torch is loaded."""
+
+    threads: Count
+    allocator: bool
+
+
 def main(folder: Path) -> None:
     """The whole life of a rank; ends the process."""
     rank = int(_variable("RANK"))
-    if not (folder / "run.json").exists():
-        sys.exit(f"{folder}: is no run's folder: there is no run.json\n  fix: {_START}")
-    if os.environ.get(_READY) != str(os.getpid()):
+    wanted = _wanted(folder)
+    if wanted is None and os.environ.get("WORLD_SIZE", "1") == "1":
+        sys.exit(f"{folder}: is not a run's folder: it has no run.json\n  fix: {_START}")
+    if wanted is not None and os.environ.get(_READY) != str(os.getpid()):
         _end_with_launcher()
         _enter_lab(folder, rank)
-        _begin_again(folder)
+        _begin_again(folder, wanted)
     from ratrain.runtime.rank.rank_run import run_rank
 
     os._exit(run_rank(folder, rank))
@@ -45,6 +62,8 @@ def _end_with_launcher() -> None:
     """From now on this process ends when its launcher does, however that ends (Linux, prctl(2))."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    if os.environ.get(LAUNCHER, str(os.getppid())) != str(os.getppid()):
+        sys.exit("the launcher has ended already")
 
 
 def _enter_lab(folder: Path, rank: int) -> None:
@@ -54,25 +73,33 @@ def _enter_lab(folder: Path, rank: int) -> None:
         return
     from ratrain.lab.place import VARIABLE, enter, place_from_env
 
-    place = place_from_env({VARIABLE: json.dumps(json.loads(places.read_text())[rank])})
+    place = place_from_env({VARIABLE: json.dumps(read_json(places)[0][rank])})
     if place is not None:
         enter(place)
         os.environ["GLOO_SOCKET_IFNAME"] = place.interface
 
 
-def _begin_again(folder: Path) -> None:
-    """Starts this very process anew in the environment that torch needs from the beginning: its
+def _wanted(folder: Path) -> _Wanted | None:
+    """What run.json says; None where it cannot be read, which the run then tells all ranks."""
+    try:
+        return load(_Wanted, *read_json_table(folder / "run.json"), strict=False)
+    except SpecError:
+        return None
+
+
+def _begin_again(folder: Path, wanted: _Wanted) -> None:
+    """Restarts this process in the environment that torch needs from the beginning: its
     threads, an allocator that counts, and large blocks returned to the system when freed."""
-    spec = json.loads((folder / "run.json").read_text())
     environment = dict(os.environ)
     environment[_READY] = str(os.getpid())
-    environment["OMP_NUM_THREADS"] = str(spec["threads"])
+    environment["OMP_NUM_THREADS"] = str(wanted.threads)
+    environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # as scratch counts
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: fewer faults a step
     # torch's own record of the last 2,000 transfers: megabytes that no budget knows of.
     environment.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
-    preload = _allocator() if spec["allocator"] else None
+    preload = _allocator() if wanted.allocator else None
     if preload is not None:
         before = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = f"{preload}:{before}" if before else str(preload)
@@ -82,8 +109,8 @@ def _begin_again(folder: Path) -> None:
 
 def _allocator() -> Path | None:
     """The library of `allocator.c`, found without importing torch."""
-    found = find_spec("ratrain.runtime.step")
-    roots = list(found.submodule_search_locations or []) if found else []
+    package = find_spec("ratrain.runtime.step")
+    roots = list(package.submodule_search_locations or []) if package else []
     libraries = [path for root in roots for path in Path(root).glob("allocator_c.*.so")]
     return libraries[0] if libraries else None
 

@@ -1,8 +1,9 @@
-"""Where a run begins: behind the newest checkpoint that every rank can read, else at step 0.
+"""Where a run begins: from the latest checkpoint that every rank can read, else at step 0.
 
-A checkpoint's files are looked over at once, its blocks when they are read. Each rank reads parts
-of its own, so damage may show on one rank alone: the ranks agree on each checkpoint before they
-use it, and all pass over one that any of them found damaged.
+A checkpoint's files are looked over at once, on every disk that it was saved to, its blocks when
+they are read. Each rank reads what it owns, so damage may show on one rank alone: the ranks agree
+on each checkpoint before they use it, and all pass over one that any of them found damaged. What a
+rank holds besides, the copies of what other replicas own, it then gets from them.
 """
 
 from __future__ import annotations
@@ -10,28 +11,53 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict
+from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
-from ratrain.checkpoint.listing import latest, listed
+from ratrain.checkpoint.listing import listed, none_whole
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
-from ratrain.errors import CheckpointError
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.runtime.rank.company import Company
+from ratrain.runtime.rank.meeting import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.step.states import Source
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree, stored_sizes
+
+
+@dataclass(frozen=True)
+class Together:
+    """The ranks that look for a beginning, seen from one of them."""
+
+    rank: int
+    company: Company
+    everybody: Everybody
+
+    def agreed(self, problem: CheckpointError | None) -> list[str]:
+        """Every rank's problem, in words; what lies on another host's disk is raised at once, since
+        no older checkpoint would be any better."""
+        mine: dict[str, object] = {}
+        if problem is not None:
+            mine = {"what": problem.what, "place": problem.place, "fix": problem.fix}
+        mine["elsewhere"] = isinstance(problem, SavedElsewhere)
+        told = told_by_all(self.everybody(json.dumps(mine)))
+        for rank, each in enumerate(told):
+            if each["elsewhere"]:
+                what = f"{self.company.place(rank)} cannot resume: {each['what']}"
+                raise SavedElsewhere(what, place=each["place"], fix=each["fix"])
+        return [each["what"] for each in told if "what" in each]
 
 
 def begun(
@@ -39,45 +65,66 @@ def begun(
     job: JobSpec,
     spec: RunSpec,
     data: Mapping[str, Any],
+    together: Together,
     build: Callable[[Begin], RankRun],
 ) -> RankRun:
     """What `build` makes of where the run begins; `data` is the identity of what it trains on. All
     ranks call this together."""
-    problems: list[str] = []
-    division = spec.seats.seat(dist.get_rank()).division
-    for path in _candidates(folder):
-        found, problem = _built(path, job, data, division, build)
-        said = [one for one in _everybody(problem) if one]
-        if found is not None and not said:
-            _note(folder, path, problems)
-            return found
-        problems += said[:1]
-        del found
+    division = spec.seats.seat(together.rank).division
+    paths, problems = candidates(folder, together)
+    for path in paths:
+        run, problem = _built(path, job, data, division, build)
+        told = together.agreed(problem)
+        if run is not None and not told:
+            if together.company.keeps(together.rank):
+                _note(folder, path, problems)
+            run.complete()
+            return run
+        problems += told[:1]
+        del run
         gc.collect()  # the states of the attempt given up
     if problems:
-        raise CheckpointError(
-            f"no checkpoint of the run can be read: {problems[0]}",
-            place=str(folder.checkpoints),
-            fix="move the folder's checkpoints away to begin from the start",
-        )
-    return build(Begin(0, _fresh(job, spec, division), job.train.loss_scale))
+        raise none_whole(folder.checkpoints, problems)
+    run = build(Begin(0, _fresh(job, spec, division), job.train.loss_scale))
+    together.agreed(None)
+    run.complete()
+    return run
 
 
-def _candidates(folder: RunFolder) -> list[Path]:
-    """The whole checkpoints, newest first, as rank 0 sees them; damage to all is an error."""
-    names: list[str] = []
-    problem = ""
-    if dist.get_rank() == 0:
-        try:
-            latest(folder.checkpoints, skip_damaged=True)
-            whole = [one for one in listed(folder.checkpoints) if one.manifest is not None]
-            names = [one.path.name for one in reversed(whole)]
-        except CheckpointError as error:
-            problem = str(error)
-    body = json.loads(_everybody(json.dumps([names, problem]))[0])
-    if body[1]:
-        raise CheckpointError(body[1])
-    return [folder.checkpoints / name for name in body[0]]
+def candidates(folder: RunFolder, together: Together) -> tuple[list[Path], list[str]]:
+    """The checkpoints that are whole on every disk, newest first; what is wrong with the others."""
+    mine: dict[str, dict[str, str]] = {"whole": {}, "damaged": {}}
+    if together.company.keeps(together.rank):
+        for each in listed(folder.checkpoints):
+            if each.manifest is not None:
+                mine["whole"][each.path.name] = each.manifest.identity
+            else:
+                mine["damaged"][each.path.name] = each.problem
+    told = told_by_all(together.everybody(json.dumps(mine)))
+    disks = {together.company.names[rank]: told[rank] for rank in together.company.disks}
+    names = {name for disk in disks.values() for kind in disk.values() for name in kind}
+    paths: list[Path] = []
+    problems: list[str] = []
+    for name in sorted(names, reverse=True):
+        problem = _problem_of(name, disks)
+        if problem:
+            problems.append(f"{name}: {problem}")
+        else:
+            paths.append(folder.checkpoints / name)
+    return paths, problems
+
+
+def _problem_of(name: str, disks: Mapping[str, dict[str, dict[str, str]]]) -> str:
+    """Why a checkpoint is not whole on every disk, by their hosts; "" where it is."""
+    for host, disk in disks.items():
+        if name in disk["damaged"]:
+            where = f" (host {host})" if len(disks) > 1 else ""
+            return disk["damaged"][name] + where
+        if name not in disk["whole"]:
+            return f"it is not on the disk of host {host}"
+    if len({disk["whole"][name] for disk in disks.values()}) > 1:
+        return "the hosts' disks hold parts of different checkpoints of this step"
+    return ""
 
 
 def _built(
@@ -86,15 +133,17 @@ def _built(
     data: Mapping[str, Any],
     division: Division,
     build: Callable[[Begin], RankRun],
-) -> tuple[RankRun | None, str]:
-    """The run behind a checkpoint, or why it cannot be read."""
+) -> tuple[RankRun | None, CheckpointError | None]:
+    """The run that resumes from a checkpoint, or why that cannot be read."""
     try:
         checkpoint = open_checkpoint(path, verify=False)
     except CheckpointError as error:
-        return None, error.what
+        return None, error
     meta, model = checkpoint.manifest.meta, job.model.spec
     degree = stored_degree(meta.units)
-    checkpoint.expect(model.name, config_hash(job), stored_sizes(model, degree))
+    # A model without a name is called after its folder, which may have been moved.
+    named = replace(model, name=meta.model)
+    checkpoint.expect(meta.model, config_hash(named), stored_sizes(model, degree))
     require_same(meta.state, data, job.path, path)
     parts = StoredParts(
         model, degree, lambda *where: torch.from_numpy(checkpoint.read_range(*where))
@@ -104,13 +153,21 @@ def _built(
             Begin(
                 meta.step,
                 _saved(parts, division),
-                float(meta.state.get("loss_scale", job.train.loss_scale)),
+                _loss_scale(job, meta.state),
                 int(meta.state.get("good_steps", 0)),
                 meta.step - int(meta.state.get("updates", meta.step)),
             )
-        ), ""
+        ), None
     except CheckpointError as error:
-        return None, f"{path.name}: {error.what}"
+        error.what = f"{path.name}: {error.what}"
+        return None, error
+
+
+def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
+    """The dynamic scale as it was saved; one that never changes as the job has it now."""
+    if job.train.overflow == "unit":
+        return job.train.loss_scale
+    return float(state.get("loss_scale", job.train.loss_scale))
 
 
 def _saved(parts: StoredParts, division: Division) -> Source:
@@ -138,25 +195,16 @@ def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
 
 
 def _note(folder: RunFolder, used: Path, problems: list[str]) -> None:
-    """Leaves a line for the user where damaged checkpoints were passed over."""
-    whole = {path.name for path in folder.checkpoints.glob("step-*[0-9]")}
-    later = sorted(name for name in whole if name > used.name)
-    if later and dist.get_rank() == 0:
-        because = f": {'; '.join(problems)}" if problems else ""
+    """Leaves a line for the user where newer checkpoints were passed over."""
+    if problems:
+        names = [problem.split(":")[0] for problem in problems]
         folder.add_note(
-            f"{', '.join(later)} {'is' if len(later) == 1 else 'are'} damaged and passed over"
-            f"{because}; the run goes on behind {used.name}"
+            f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} damaged and "
+            f"skipped: {'; '.join(problems)}; the run resumes from {used.name}"
         )
 
 
-def _everybody(words: str) -> list[str]:
-    """Every rank's words, by rank, over the group that waits longest."""
-    found: list[Any] = [None] * dist.get_world_size()
-    dist.all_gather_object(found, words)
-    return found
-
-
-def config_hash(job: JobSpec) -> str:
+def config_hash(model: ModelSpec) -> str:
     """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
-    body = {k: v for k, v in asdict(job.model.spec).items() if k != "source"}
+    body = {k: v for k, v in asdict(model).items() if k != "source"}
     return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()

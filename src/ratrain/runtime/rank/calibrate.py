@@ -11,7 +11,7 @@ import torch
 
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibrate_compute import unit_times
 from ratrain.runtime.rank.calibrate_links import (
     collective_times,
@@ -74,9 +74,11 @@ def calibrate(
     )
 
 
-def gathered(own: Calibration, network: Network) -> list[Calibration]:
+def gathered(calibration: Calibration, network: Network) -> list[Calibration]:
     """All ranks' calibrations, by world rank."""
-    return [read_calibration(body) for body in network.exchange_bytes(write_calibration(own))]
+    return [
+        read_calibration(body) for body in network.exchange_bytes(write_calibration(calibration))
+    ]
 
 
 def _random_batch(boundary: tuple[int, int, int], vocab: int, device: torch.device) -> MicroBatch:

@@ -2,7 +2,7 @@
 
 A pass is one micro-batch forward through the rank's units and back, with the rank's own recovery
 modes, so that caches and the allocator are as warm as they will be and no more. Gradients are
-made anew in each pass, as in each step; what that costs is shared among a step's micro-batches.
+made again in each pass, as in each step; what that costs is shared among a step's micro-batches.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Schedule
 from ratrain.runtime.step.states import Graph, RankStates, UnitState
@@ -81,6 +82,7 @@ def unit_times(
             input_gradient_s=mean("I", index),
             weight_gradient_s=mean("W", index) + made_s,
             update_s=_update_s(unit, train),
+            narrowing_s=_narrowing_s(unit, states),
             elements=unit.padded,
             scratch_bytes=scratch[index],
         )
@@ -170,8 +172,22 @@ def _back(
     unit.weights.attach_gradient(None)
 
 
+def _narrowing_s(unit: UnitState, states: RankStates) -> float:
+    """Rounding a piece of a gradient for the network, linearly extrapolated to the whole."""
+    if states.gradient_dtype == states.dtype:
+        return 0.0
+    count = min(_UPDATED, unit.padded)
+    took_s: list[float] = []
+    for _ in range(LEAST_PASSES + 1):
+        piece = torch.zeros(count, dtype=states.gradient_dtype, device=states.device)
+        began_s = time.perf_counter()
+        narrowed(piece, states.dtype)
+        took_s.append(time.perf_counter() - began_s)
+    return fmean(took_s[1:]) * unit.padded / count
+
+
 def _update_s(unit: UnitState, train: TrainSpec) -> float:
-    """The optimizer on copies of a piece of the part, drawn on to the whole."""
+    """The optimizer on copies of a piece of the part, linearly extrapolated to the whole."""
     part = unit.part
     count = min(_UPDATED, part.end - part.begin)
     copies = [tensor[:count].clone() for tensor in (part.weights, part.moment1, part.moment2)]

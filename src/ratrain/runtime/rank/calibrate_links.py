@@ -11,7 +11,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratrain.program.actions import Lane
+from ratrain.models.parameters import ALIGN, aligned
+from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibrate_processor import working
 from ratrain.runtime.rank.calibration import LinkTimes
 from ratrain.runtime.seats import Seat, Seats
@@ -61,12 +62,18 @@ def _message(device: torch.device, transfer: Callable[[Tensor], None], beside: i
 
 
 def collective_times(device: torch.device, network: Network, seats: Seats) -> LinkTimes:
-    """Reduce-scatters of two sizes: bytes that one rank sends, over time."""
+    """Reduce-scatters of two sizes: bytes that one rank sends, over time. As in a step, the buffer
+    is padded until all replicas own as much of it."""
 
     def reduce(flat: Tensor) -> None:
         network.reduce(flat, flat[: len(flat) // seats.data])
 
-    return _two_sizes(device, reduce, element_share=(seats.data - 1) / seats.data)
+    return _two_sizes(
+        device,
+        reduce,
+        element_share=(seats.data - 1) / seats.data,
+        multiple_of=ALIGN * seats.data,
+    )
 
 
 def tensor_times(device: torch.device, network: Network, tensor: int) -> LinkTimes | None:
@@ -78,15 +85,19 @@ def tensor_times(device: torch.device, network: Network, tensor: int) -> LinkTim
 
 
 def _two_sizes(
-    device: torch.device, transfer: Callable[[Tensor], None], *, element_share: float
+    device: torch.device,
+    transfer: Callable[[Tensor], None],
+    *,
+    element_share: float,
+    multiple_of: int = 1,
 ) -> LinkTimes:
-    """The fixed time and the rate, from two sizes. `element_share`: sent, of the elements given."""
+    """The fixed time and the rate, from two sizes. `element_share`: sent, of the elements given,
+    whose number is a multiple of `multiple_of`."""
     took_s: list[float] = []
     worked_s: list[float] = []
     sent: list[float] = []
     for elements in (_SMALL, _LARGE):
-        tensor = torch.zeros(elements * 4, dtype=torch.uint8, device=device)
-        tensor = tensor.view(torch.float32)
+        tensor = torch.zeros(aligned(elements, multiple_of), dtype=torch.float32, device=device)
         transfer(tensor)
         worked_before_s = time.process_time()
         took_s.append(median_s(lambda tensor=tensor: transfer(tensor)))

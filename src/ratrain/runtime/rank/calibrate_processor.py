@@ -32,7 +32,7 @@ class Processor:
 
     @property
     def delay_s_per_cpu_s(self) -> float:
-        """Seconds that compute stands still for each second of processor time spent beside it.
+        """Seconds that compute stalls for each second of processor time spent beside it.
 
         Work beside compute wants one processor more. What the share lacks of both, clamp(busy + 1 -
         share, 0, 1), is taken in turns: a second of processor time is 1 / share seconds of such

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
-from typing import Any
+
+from ratrain.readers.json import as_table, parse_json
 
 
 @dataclass(frozen=True)
@@ -17,6 +18,7 @@ class UnitTimes:
     input_gradient_s: float
     weight_gradient_s: float
     update_s: float
+    narrowing_s: float  # of a gradient that travels in fewer bits than it adds up in
     elements: int  # of the flat buffer
     scratch_bytes: int
 
@@ -54,20 +56,20 @@ def write_calibration(calibration: Calibration) -> bytes:
 
 def read_calibration(body: bytes) -> Calibration:
     """What `write_calibration` wrote."""
-    found: dict[str, Any] = json.loads(body)
+    table, _ = as_table(*parse_json(body, "a rank's calibration"))
 
     def link(name: str) -> LinkTimes | None:
-        return None if found[name] is None else LinkTimes(**found[name])
+        return None if table[name] is None else LinkTimes(**table[name])
 
     return Calibration(
-        found["program_rank"],
-        tuple(UnitTimes(**row) for row in found["units"]),
+        table["program_rank"],
+        tuple(UnitTimes(**row) for row in table["units"]),
         link("message"),
         link("message_back"),
         link("arrival"),
         link("arrival_back"),
         link("collective"),
-        found["exchange_s"],
-        found["delay_s_per_cpu_s"],
+        table["exchange_s"],
+        table["delay_s_per_cpu_s"],
         link("tensor"),
     )

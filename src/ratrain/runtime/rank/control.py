@@ -13,7 +13,7 @@ from dataclasses import dataclass, fields
 
 import torch
 
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane
 from ratrain.runtime.step.network import Network
 
 
@@ -22,6 +22,8 @@ class RankReport:
     """What one rank says about one step. NaN: nothing to say."""
 
     loss_sum: float  # over the tokens of its replica; on the (first) rank with the head
+    counted: float  # tokens of its replica that count in this step; there too
+    counted_ahead: float  # the same of the step after the next one
     step_time_s: float
     compute_s: float
     recovery_s: float
@@ -33,6 +35,7 @@ class RankReport:
     allocated_peak_bytes: float
     resident_bytes: float
     gradient_norm: float
+    skipped_updates: float  # of its units in the step before, where each decides by itself
     stop: float  # 1: this rank was asked to stop
 
 
@@ -48,11 +51,12 @@ class Control:
         *,
         first_step: int,
         end_step: int,
+        period: int,
         heard: Callable[[int, Round], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._network = network
-        self._end = end_step
+        self._end, self._period = end_step, period
         self._heard = heard
         self._fail = fail
         self._next = first_step
@@ -95,7 +99,7 @@ class Control:
         self._thread.join()
 
     def abandon(self) -> None:
-        """Wakes whoever waits, when the run has failed."""
+        """Wakes all waiters when the run has failed."""
         with self._changed:
             self._failed = True
             self._changed.notify_all()
@@ -108,21 +112,23 @@ class Control:
                     self._changed.wait_for(lambda: self._failed or self._next in self._posted)
                     if self._failed:
                         return
-                    own = self._posted.pop(step)
-                heard = self._exchange(own)
+                    own_report = self._posted.pop(step)
+                heard = self._exchange(own_report)
                 self._heard(step, heard)
                 with self._changed:
                     if any(report.stop for report in heard):
-                        # No lane can be further than the step after this one.
-                        self._end = min(self._end, step + 2)
+                        # No lane can be further than the step after this one; a period that has
+                        # begun is finished.
+                        ends = -(-(step + 2) // self._period) * self._period
+                        self._end = min(self._end, ends)
                     self._next = step + 1
                     self._changed.notify_all()
         except BaseException as error:
             self.abandon()
             self._fail(error)
 
-    def _exchange(self, own: RankReport) -> Round:
+    def _exchange(self, report: RankReport) -> Round:
         names = [field.name for field in fields(RankReport)]
-        values = torch.tensor([getattr(own, name) for name in names], dtype=torch.float64)
+        values = torch.tensor([getattr(report, name) for name in names], dtype=torch.float64)
         rows = self._network.exchange(None, values)
         return tuple(RankReport(*row.tolist()) for row in rows)

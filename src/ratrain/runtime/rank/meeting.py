@@ -1,110 +1,331 @@
-"""Where the ranks of one attempt find each other, and nothing that an earlier attempt left.
+"""Where the ranks of one attempt find each other, and no one else.
 
-torch's elastic agent keeps one key-value store for all attempts of a run (since 2.5, pytorch
-issue 135712), and counts restarts on each machine by itself. So rank 0 names each attempt anew,
-and a rank believes in a name only when rank 0 has answered it there.
+Rank 0 listens; every other rank proves the run's secret to it, and says where it will listen
+itself. When all have come, and answer, rank 0 tells each of them the name of this attempt, drawn at
+random, and where everybody listens. The secret of all later connections is derived from that name,
+so ranks of an earlier attempt, and whatever was recorded of one, open nothing.
+
+    rank -> 0   (the words of its proof) {"rank", "world_size", "port"}
+    0 -> rank   an empty frame, which the rank sends back: it is still there
+    0 -> rank   {"attempt", "book": [[address, port], ...]}, by rank
+
+Nothing listens beyond this machine unless the ranks are on several.
 """
 
 from __future__ import annotations
 
-import os
+import ipaddress
+import json
+import secrets
+import select
 import socket
+import threading
 import time
-from datetime import timedelta
-from uuid import uuid4
+from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import Any
 
-import torch.distributed as dist
-from torch.distributed.distributed_c10d import PrefixStore, Store
-from torch.distributed.rendezvous import rendezvous
-
-from ratrain.errors import RunFailed
-
-_NAME = "ratrain-attempt"
-_PAUSE_S = 0.02
-_KNOCK_S = 0.25
-_AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
-"""Set by torch's agents, whose store is there before any rank is."""
+from ratrain.errors import HandshakeFailed, RunFailed, SpecError, TransportError
+from ratrain.proof import derived
+from ratrain.readers.json import as_table, parse_json
+from ratrain.runtime.environment import ADDRESS, PORT, Launch
+from ratrain.runtime.rank.door import Door, call
+from ratrain.runtime.step.circle import Circle
+from ratrain.runtime.step.connection import Connection
 
 REACH_S = 60.0
-"""So long a rank looks for the store. Where rank 0 makes it (a launcher other than torch's), the
-ranks must begin this close to each other."""
+"""How long a rank looks for rank 0: ranks must start within this time of each other."""
+_KNOCK_S = 0.25
+_CALL_S = 5.0
+_LONGER_S = 1.0
+"""More than rank 0 waits: it knows which rank did not come."""
+_LOOK_S = 0.2
+_ANSWER_S = 20.0
+_MAX_BOOK = 1 << 20
+_BACKLOG = 512
 
 
-def join(backend: str, timeout_s: float) -> None:
-    """Makes torch's default group of the ranks of this attempt; RANK and WORLD_SIZE are set."""
-    timeout = timedelta(seconds=timeout_s)
-    patience_s = min(timeout_s, REACH_S)
-    # torch tries twice, and logs a page for each time that it meets nobody.
-    _await_listener(patience_s)
-    try:
-        found = rendezvous(
-            "env://", timeout=timeout if _hosts() else timedelta(seconds=patience_s / 2)
-        )
-        shared, rank, world_size = next(iter(found))
-    except (dist.DistError, ValueError) as error:
-        raise _unreached(str(error).splitlines()[0]) from error
-    shared.set_timeout(timeout)
-    store = attempt_store(shared, rank, world_size, timeout_s)
-    dist.init_process_group(backend, store=store, rank=rank, world_size=world_size, timeout=timeout)
+Everybody = Callable[[str], list[str]]
+"""Every rank's words, by rank. All ranks call it together."""
 
 
-def _hosts() -> bool:
-    """Whether this process makes the store itself: rank 0 of a launcher that has none."""
-    return os.environ["RANK"] == "0" and os.environ.get(_AGENT_STORE) != "True"
+@dataclass(frozen=True)
+class Meeting:
+    """All ranks of an attempt. `key`: of their connections; `book`: where each listens; `listener`:
+    this rank's own; `circle`: for words to everybody while the run is set up."""
+
+    rank: int
+    world_size: int
+    key: bytes
+    book: tuple[tuple[str, int], ...]
+    listener: socket.socket
+    circle: Circle
+
+    def everybody(self, words: str) -> list[str]:
+        """Every rank's words, by rank."""
+        return [heard.decode() for heard in self.circle.exchange(words.encode())]
 
 
-def _await_listener(patience_s: float) -> None:
-    """Returns when anybody answers where the launcher's store should be."""
-    address, port = os.environ.get("MASTER_ADDR", ""), os.environ.get("MASTER_PORT", "")
-    if _hosts() or not (address and port.isdigit() and int(port) < 1 << 16):
-        return  # torch names what is missing
-    end_s = time.monotonic() + patience_s
-    while True:
-        try:
-            left_s = max(end_s - time.monotonic(), _PAUSE_S)
-            socket.create_connection((address, int(port)), timeout=left_s).close()
+def meet(launch: Launch, secret: bytes, patience_s: float) -> Meeting:
+    """Returns when all ranks of this attempt are there. `patience_s`: how long to wait for that,
+    and later on for words."""
+    key = derived(secret, b"ratrain meeting")
+    if launch.rank == 0:
+        return _Host(launch, key, patience_s).meet()
+    return _Guest(launch, key, patience_s).meet()
+
+
+class _Host:
+    """Rank 0's side."""
+
+    def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
+        self._launch, self._key, self._patience_s = launch, key, patience_s
+        self._changed = threading.Condition(threading.RLock())
+        self._guests: dict[int, Connection] = {}
+        self._addresses: dict[int, tuple[str, int]] = {}
+        self._asks = False
+
+    def meet(self) -> Meeting:
+        world_size = self._launch.world_size
+        with _meeting_listener(self._launch) as listener:
+            host = listener.getsockname()[0]
+            door = Door(listener, self._key, self._answer, self._came)
+            try:
+                end_s = time.monotonic() + self._patience_s
+                self._wait(end_s)
+                while not self._all_answer():
+                    self._wait(end_s)
+            finally:
+                door.close()
+        doorstep = listen(host)
+        attempt = secrets.token_bytes(16)
+        book = (doorstep.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
+        body = json.dumps({"attempt": attempt.hex(), "book": book}).encode()
+        for guest in self._guests.values():
+            guest.patience_s = self._patience_s
+            guest.send(body)
+        circle = Circle(0, world_size, self._guests)
+        return Meeting(0, world_size, derived(self._key, attempt), book, doorstep, circle)
+
+    @property
+    def _others(self) -> range:
+        return range(1, self._launch.world_size)
+
+    def _wait(self, end_s: float) -> None:
+        with self._changed:
+            while len(self._guests) < len(self._others):
+                if time.monotonic() > end_s:
+                    missing = [rank for rank in self._others if rank not in self._guests]
+                    raise _nobody_came(self._launch, missing, self._patience_s)
+                self._changed.wait(_LOOK_S)
+                self._forget_the_gone()
+
+    def _all_answer(self) -> bool:
+        """Whether all guests are ranks that still wait; those that are not are forgotten."""
+        guests = dict(self._guests)
+        self._asks = True
+        for guest in guests.values():
+            with suppress(TransportError):
+                guest.send(b"")
+        for rank, guest in guests.items():
+            try:
+                guest.receive(memoryview(b""))
+            except TransportError:
+                self._forget(rank)
+        self._asks = False
+        return len(self._guests) == len(self._others)
+
+    def _forget_the_gone(self) -> None:
+        """A guest that speaks before it is asked is no rank, and one that ended is none now."""
+        if self._asks:
             return
-        except OSError as error:
-            if time.monotonic() + _KNOCK_S > end_s:
-                said = error.strerror or str(error)
-                raise _unreached(f"{said}, for {patience_s:g} s") from error
-        time.sleep(_KNOCK_S)
+        poll = select.poll()
+        for guest in self._guests.values():
+            poll.register(guest.fd, select.POLLIN)
+        gone = {fd for fd, _ in poll.poll(0)}
+        for rank, guest in list(self._guests.items()):
+            if guest.fd in gone:
+                self._forget(rank)
+
+    def _forget(self, rank: int) -> None:
+        with self._changed:
+            self._guests.pop(rank).close()
+
+    def _answer(self, words: bytes) -> bytes:
+        rank, _ = self._read(words)
+        with self._changed:
+            self._forget_the_gone()
+            if rank in self._guests:
+                raise HandshakeFailed(f"rank {rank} has already connected")
+        return b"{}"
+
+    def _came(self, words: bytes, guest: socket.socket) -> None:
+        rank, port = self._read(words)
+        with self._changed:
+            if rank in self._guests:
+                guest.close()
+                return
+            self._addresses[rank] = guest.getpeername()[0], port
+            self._guests[rank] = Connection(guest, 0, rank, _ANSWER_S)
+            self._changed.notify_all()
+
+    def _read(self, words: bytes) -> tuple[int, int]:
+        body = _body(words)
+        rank, port, world_size = (body.get(name) for name in ("rank", "port", "world_size"))
+        ours = self._launch.world_size
+        if world_size != ours:
+            raise HandshakeFailed(
+                f"a rank of a run of {world_size} ranks connected to a run of {ours}"
+            )
+        if not (isinstance(rank, int) and 0 < rank < ours):
+            raise HandshakeFailed(f"rank {rank!r} is not one of {ours} ranks")
+        if not (isinstance(port, int) and 0 < port < 1 << 16):
+            raise HandshakeFailed(f"{port!r} is not a port")
+        return rank, port
 
 
-def _unreached(why: str) -> RunFailed:
-    address, port = os.environ.get("MASTER_ADDR", "?"), os.environ.get("MASTER_PORT", "?")
+class _Guest:
+    """The side of any other rank."""
+
+    def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
+        self._launch, self._key = launch, key
+        self._patience_s = patience_s
+
+    def meet(self) -> Meeting:
+        reach_s = time.monotonic() + min(self._patience_s, REACH_S)
+        end_s = time.monotonic() + self._patience_s + _LONGER_S
+        welcomed = False
+        while True:
+            try:
+                sock, listener = self._call(end_s if welcomed else reach_s)
+                try:
+                    welcomed = True
+                    return self._listen_to(sock, listener, end_s)
+                except (TransportError, OSError):
+                    sock.close()
+                    listener.close()
+                    raise
+            except (TransportError, OSError) as error:
+                now_s = time.monotonic()
+                if welcomed and now_s > end_s - _KNOCK_S:
+                    raise _nobody_came(self._launch, [], self._patience_s) from error
+                if not welcomed and now_s > reach_s - _KNOCK_S:
+                    raise self._unreached(error) from error
+            time.sleep(_KNOCK_S)
+
+    def _call(self, end_s: float) -> tuple[socket.socket, socket.socket]:
+        """A connection to rank 0, which knows us, and our own listener."""
+        launch, left_s = self._launch, max(end_s - time.monotonic(), _KNOCK_S)
+        deadline_s = time.monotonic() + min(left_s, _CALL_S)
+        source = (launch.own_address, 0) if launch.own_address else None
+        sock = socket.create_connection(
+            (launch.address, launch.port), timeout=min(left_s, _CALL_S), source_address=source
+        )
+        listener: socket.socket | None = None
+        try:
+            listener = listen(sock.getsockname()[0])
+            port = listener.getsockname()[1]
+            body = {"rank": launch.rank, "world_size": launch.world_size, "port": port}
+            call(sock, self._key, json.dumps(body).encode(), deadline_s)
+        except BaseException:
+            sock.close()
+            if listener is not None:
+                listener.close()
+            raise
+        return sock, listener
+
+    def _listen_to(self, sock: socket.socket, listener: socket.socket, end_s: float) -> Meeting:
+        launch = self._launch
+        left_s = max(end_s - time.monotonic(), _KNOCK_S)
+        upwards = Connection(sock, launch.rank, 0, left_s)
+        words = b""
+        while not words:
+            words = upwards.receive_bytes(_MAX_BOOK)
+            if not words:
+                upwards.send(b"")
+        body = _body(words)
+        attempt, book = bytes.fromhex(str(body.get("attempt"))), _book(body, launch.world_size)
+        upwards.patience_s = self._patience_s
+        circle = Circle(launch.rank, launch.world_size, {0: upwards})
+        key = derived(self._key, attempt)
+        return Meeting(launch.rank, launch.world_size, key, book, listener, circle)
+
+    def _unreached(self, error: Exception) -> RunFailed:
+        said = error.what if isinstance(error, TransportError) else str(error)
+        if isinstance(error, OSError):
+            said = error.strerror or said
+        launch = self._launch
+        return RunFailed(
+            f"rank 0 was not reached at {launch.meeting_place}: {said}, for "
+            f"{min(self._patience_s, REACH_S):g} s",
+            place=f"rank {launch.rank}",
+            fix="check that rank 0 runs, that MASTER_ADDR is its machine's address on every "
+            "machine, "
+            f"and that its firewall lets the port through ({PORT} sets another)",
+        )
+
+
+def _meeting_listener(launch: Launch) -> socket.socket:
+    """Where the others come to: inherited from the launcher, or opened here."""
+    if launch.listener is not None:
+        return socket.socket(fileno=launch.listener)
+    address = launch.own_address or launch.address
+    try:
+        host = socket.getaddrinfo(address, launch.port, type=socket.SOCK_STREAM)[0][4][0]
+        if launch.ranks_here is not None and not launch.one_host and _is_loopback(str(host)):
+            raise SpecError(
+                f"{address} is {host} here, which ranks on other machines cannot reach",
+                place="MASTER_ADDR",
+                fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
+            )
+        return listen(str(host), launch.port)
+    except OSError as error:
+        raise RunFailed(
+            f"cannot listen at {address}, port {launch.port}: {error.strerror or error}",
+            place="rank 0",
+            fix=f"MASTER_ADDR must be an address of rank 0's machine ({ADDRESS} there sets "
+            f"another one), and the port must be free ({PORT} sets another)",
+        ) from error
+
+
+def listen(host: str, port: int = 0) -> socket.socket:
+    """A socket that listens at one address, and at no other."""
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    return socket.create_server((host, port), family=family, backlog=_BACKLOG)
+
+
+def _is_loopback(host: str) -> bool:
+    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+
+
+def _book(body: Mapping[str, Any], world_size: int) -> tuple[tuple[str, int], ...]:
+    try:
+        book = tuple((str(address), int(port)) for address, port in body["book"])
+    except (KeyError, TypeError, ValueError) as error:
+        raise TransportError(f"rank 0's list of addresses is damaged: {error}") from error
+    if len(book) != world_size:
+        raise TransportError(f"rank 0's list has {len(book)} addresses for {world_size} ranks")
+    return book
+
+
+def told_by_all(words: Sequence[str]) -> list[dict[str, Any]]:
+    """The tables that all ranks have exchanged, by rank."""
+    return [as_table(*parse_json(text, f"rank {rank}"))[0] for rank, text in enumerate(words)]
+
+
+def _body(data: bytes) -> dict[str, Any]:
+    try:
+        body, _ = as_table(*parse_json(data, "a rank's greeting"))
+    except SpecError as error:
+        raise HandshakeFailed(f"the message is not a JSON object: {error.what}") from error
+    return body
+
+
+def _nobody_came(launch: Launch, missing: list[int], patience_s: float) -> RunFailed:
+    who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
     return RunFailed(
-        f"the launcher's store was not reached at MASTER_ADDR {address}, MASTER_PORT {port}: {why}",
-        place=f"rank {os.environ['RANK']}",
-        fix="see that RANK, WORLD_SIZE, MASTER_ADDR and MASTER_PORT are the launcher's, and "
-        "that its machine can be reached",
+        f"waited {patience_s:g} s for {who if missing else f'all {launch.world_size} ranks'}",
+        place=f"rank {launch.rank}",
+        fix="check that every machine runs its ranks and can reach rank 0's machine",
     )
-
-
-def attempt_store(shared: Store, rank: int, world_size: int, timeout_s: float) -> Store:
-    """A part of the store that all ranks of this attempt have, and no earlier one had."""
-    own = uuid4().hex
-    if rank == 0:
-        shared.set(_NAME, own)
-    end_s = time.monotonic() + timeout_s
-    while time.monotonic() < end_s:
-        name = _read(shared, _NAME)
-        if name:
-            shared.set(f"{name}/came-{rank}", own)
-            if rank == 0:
-                came = [_read(shared, f"{name}/came-{other}") for other in range(world_size)]
-                if all(came):
-                    shared.set(f"{name}/together", ",".join(came))
-            if own in _read(shared, f"{name}/together").split(","):
-                return PrefixStore(name, shared)
-        time.sleep(_PAUSE_S)
-    raise RunFailed(
-        f"waited {timeout_s:g} s for all {world_size} ranks to come",
-        place=f"rank {rank}",
-        fix="see that every machine runs its ranks and reaches MASTER_ADDR",
-    )
-
-
-def _read(store: Store, key: str) -> str:
-    """The value of a key, "" where it has none; `get` alone would wait for one."""
-    return store.get(key).decode() if store.check([key]) else ""

@@ -1,14 +1,18 @@
-"""One line a step in the run's metrics file, written by rank 0 from the control round."""
+"""A line for each step in the run's metrics file, written by rank 0 from the control round, and one
+more after a step that is validated."""
 
 from __future__ import annotations
 
 import json
+import threading
 import time
 from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ratrain.describe.job import JobSpec
+from ratrain.readers.json_lines import end_last_line
 from ratrain.runtime.rank.control import RankReport, Round
+from ratrain.runtime.rank.validation import Validated
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.optimizer import learning_rate
 
@@ -30,24 +34,17 @@ _RANK_FIELDS = (
 )
 
 
-class MetricsLog:
-    """Appends to the metrics file; a line is written whole. `charts` get each row too."""
+class StepRows:
+    """Makes a row of each control round."""
 
-    def __init__(
-        self,
-        folder: RunFolder,
-        job: JobSpec,
-        budget_bytes: int | None,
-        charts: Sequence[Tracker] = (),
-    ) -> None:
-        self._file = folder.metrics.open("a", buffering=1)
-        self._job, self._budget_bytes, self._charts = job, budget_bytes, charts
+    def __init__(self, job: JobSpec, budget_bytes: int | None) -> None:
+        self._job, self._budget_bytes = job, budget_bytes
         self._tokens = job.batch.sequences * job.model.sequence_length
 
-    def write(self, step: int, reports: Round) -> None:
-        """The line of a step."""
+    def row(self, step: int, reports: Round) -> Row:
+        """The row of a step."""
         step_time_s = max(report.step_time_s for report in reports)
-        loss = loss_of(reports, self._tokens)
+        loss, counted = loss_of(reports), counted_of(reports)
         norms = [r.gradient_norm for r in reports if r.gradient_norm == r.gradient_norm]
         body: Row = {
             "step": step,
@@ -55,6 +52,7 @@ class MetricsLog:
             "loss_bits": loss.hex(),
             "learning_rate": learning_rate(self._job.train, step),
             "tokens": self._tokens,
+            "counted_tokens": counted,
             "step_time_s": step_time_s,
             "tokens_per_s": self._tokens / step_time_s,
             "time_s": time.time(),
@@ -62,11 +60,44 @@ class MetricsLog:
             "ranks": [_rank_row(report) for report in reports],
         }
         if norms:
-            # Clipping may end after a step's compute does, so a step tells of the one before it.
+            # Clipping may end after a step's compute does, so a step reports the one before it.
             body["gradient_norm_before"] = norms[0]
-        self._file.write(json.dumps(body) + "\n")
-        for chart in self._charts:
-            chart.write(body)
+        if self._job.train.overflow == "unit":
+            body["skipped_updates_before"] = int(sum(report.skipped_updates for report in reports))
+        return body
+
+
+def validation_row(step: int, validated: Validated) -> Row:
+    """What is added to the row of the step before `step`."""
+    return {
+        "step": step - 1,
+        "validation_loss": validated.loss,
+        "validation_loss_bits": validated.loss.hex(),
+        "validation_tokens": validated.tokens,
+        "time_s": time.time(),
+    }
+
+
+def is_validation(row: Row) -> bool:
+    """Whether a line has only what validation adds to a step."""
+    return "loss" not in row
+
+
+class MetricsLog:
+    """Appends to the metrics file; a line is written whole. `charts` get each row too."""
+
+    def __init__(self, folder: RunFolder, charts: Sequence[Tracker] = ()) -> None:
+        self._file = folder.metrics.open("a", buffering=1, encoding="utf-8")
+        end_last_line(folder.metrics)
+        self._charts = charts
+        self._one_at_a_time = threading.Lock()
+
+    def write(self, row: Row) -> None:
+        """A step's line, or its validation's; from any thread."""
+        with self._one_at_a_time:
+            self._file.write(json.dumps(row) + "\n")
+            for chart in self._charts:
+                chart.write(row)
 
     def close(self) -> None:
         """Closes the charts, which may keep back what they got last."""
@@ -87,9 +118,16 @@ def exposed_fraction(rank: Row) -> float:
     return sum(rank[name] or 0.0 for name in EXPOSED) / (rank["step_time_s"] or 1.0)
 
 
-def loss_of(reports: Round, tokens: int) -> float:
-    """The step's loss: all replicas' sums, added in the order of ranks, over all tokens."""
-    return sum(r.loss_sum for r in reports if r.loss_sum == r.loss_sum) / tokens
+def loss_of(reports: Round) -> float:
+    """The step's loss: all replicas' sums, added in the order of ranks, over the tokens that
+    count."""
+    total = sum(r.loss_sum for r in reports if r.loss_sum == r.loss_sum)
+    return total / max(1, counted_of(reports))
+
+
+def counted_of(reports: Round) -> int:
+    """Tokens of all replicas that count in the step."""
+    return int(sum(r.counted for r in reports if r.counted == r.counted))
 
 
 def _rank_row(report: RankReport) -> dict[str, float | None]:

@@ -1,4 +1,4 @@
-"""A rank's run from its folder: everything found, put together, run, and told."""
+"""A rank's run from its folder: everything found, put together, run, and reported."""
 
 from __future__ import annotations
 
@@ -6,107 +6,188 @@ import json
 import os
 import traceback
 from collections.abc import Callable
-from contextlib import closing
-from dataclasses import asdict
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
+from ratrain.checkpoint.best import read_best
+from ratrain.checkpoint.folder import step_name
+from ratrain.corpus.held_out import HeldOut
 from ratrain.corpus.identity import KEY, identity_of
-from ratrain.corpus.of_job import data_of_job
+from ratrain.corpus.of_job import JobData
 from ratrain.corpus.samples import Samples
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
-from ratrain.runtime.failures import tell
-from ratrain.runtime.rank.beginning import begun, config_hash
+from ratrain.runtime.environment import launch_of
+from ratrain.runtime.failures import status_of, tell
+from ratrain.runtime.ownership import Claim
+from ratrain.runtime.rank.agreement import Reading, agree, read_run
+from ratrain.runtime.rank.beginning import Together, begun, config_hash
 from ratrain.runtime.rank.calibrate import calibrate, gathered
+from ratrain.runtime.rank.company import Company
 from ratrain.runtime.rank.control import Round
-from ratrain.runtime.rank.meeting import join
-from ratrain.runtime.rank.metrics import MetricsLog
+from ratrain.runtime.rank.meeting import Meeting, meet
+from ratrain.runtime.rank.metrics import MetricsLog, Row, StepRows, validation_row
+from ratrain.runtime.rank.networks import leave, network_of, require_network
 from ratrain.runtime.rank.run_costs import costs_of_run
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
+from ratrain.runtime.rank.validation import HeldOutShare, Validated
+from ratrain.runtime.rank.voice import Voice
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat
+from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
-from ratrain.runtime.step.network import TorchNetwork
+from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.states import DTYPES
 from ratrain.runtime.step.tensor_parts import stored_sizes
-from ratrain.runtime.step.tied import require_tied
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
 
 JOINING_S = 120.0
 """Processes may begin this long after each other, however impatient the job is later on."""
+TOKENISING_S = 3600.0
+"""One host may have to tokenise the data that another has ready."""
+
+
+@dataclass(frozen=True)
+class Stand:
+    """What a rank knows and may do once all have agreed."""
+
+    folder: RunFolder
+    spec: RunSpec
+    job: JobSpec
+    program: Program
+    data: JobData
+    seat: Seat
+    company: Company
+    claim: Claim
+    voice: Voice
 
 
 def run_rank(path: Path, rank: int) -> int:
     """Runs a rank; the exit status. What went wrong is in the folder's failure file."""
     folder = RunFolder(path)
-    # One that an earlier attempt left would be told again.
-    folder.rank_file(rank, "failure").unlink(missing_ok=True)
+    tenancy, voice = Tenancy(folder, rank), Voice(rank)
+    if tenancy.settled:
+        _forget_failure(folder, rank)
     try:
-        _run(folder, rank)
+        _run(folder, rank, tenancy, voice)
         return 0
     except Exception as error:
         if not isinstance(error, RatrainError):
             traceback.print_exc()
-        return tell(folder, rank, error)
+        status = tell(folder, rank, error) if tenancy.settled else status_of(error)
+        voice.fail(folder, error)
+        return status
+    finally:
+        tenancy.close()
 
 
-def _run(folder: RunFolder, rank: int) -> None:
-    spec = folder.read_spec()
-    torch.set_num_threads(spec.threads)
-    job = load_job(spec.job_path)
-    program = folder.read_program()
-    require_tied(job.model.spec, program)
-    seat = spec.seats.seat(rank)
+def _forget_failure(folder: RunFolder, rank: int) -> None:
+    """What an earlier attempt left would be reported again."""
+    folder.rank_file(rank, "failure").unlink(missing_ok=True)
+
+
+def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
     device = _device(rank)
-    backend = "nccl" if device.type == "cuda" else "gloo"
-    backends = "gloo" if backend == "gloo" else "cpu:gloo,cuda:nccl"
-    join(backends, max(job.train.timeout_s, JOINING_S))
-    network = TorchNetwork(
-        spec.seats,
-        seat,
-        backend=backend,
-        timeout_s=job.train.timeout_s,
-        tied=program.setup.tied,
+    reading = read_run(folder)
+    timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
+    meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
+    meeting.circle.wait_up_to(TOKENISING_S)
+    stand = _agreed(folder, rank, reading, meeting, tenancy, voice)
+    meeting.circle.wait_up_to(timeout_s)
+    require_network(stand.job.train, device, stand.company)
+    torch.set_num_threads(stand.spec.threads)
+    network = network_of(
+        folder, stand.job.train, stand.program, stand.spec.seats, stand.seat, device, meeting
     )
-    if rank != 0:
-        _train(folder, job, program, spec, seat, device, network, lambda _step, _reports: None)
-        return
-    budget_bytes = program.setup.budget_bytes
-    with closing(MetricsLog(folder, job, budget_bytes, own_trackers(folder.path))) as log:
-        _train(folder, job, program, spec, seat, device, network, log.write)
+    rows = StepRows(stand.job, stand.program.setup.budget_bytes)
+    with ExitStack() as closing:
+        log: MetricsLog | None = None
+        if rank == 0:
+            log = MetricsLog(folder, own_trackers(folder.path))
+            closing.callback(log.close)
+
+        def heard(step: int, reports: Round) -> None:
+            stand.claim.require_seen()
+            if log is not None or voice.speaks:
+                told(rows.row(step, reports))
+
+        def told(row: Row) -> None:
+            if log is not None:
+                log.write(row)
+            voice.show(row)
+
+        _train(stand, device, meeting, network, heard, told)
+
+
+def _secret(folder: RunFolder, reading: Reading) -> bytes:
+    """The run's secret; where it is missing because all is, what was read says so better."""
+    try:
+        return read_secret(folder.secret)
+    except RatrainError as error:
+        raise reading.problem or error from None
+
+
+def _agreed(
+    folder: RunFolder,
+    rank: int,
+    reading: Reading,
+    meeting: Meeting,
+    tenancy: Tenancy,
+    voice: Voice,
+) -> Stand:
+    """What all ranks have agreed on; raises the same error on all of them where they have not."""
+    reading = reading.with_data(voice.counting("tokenising"))
+    company = agree(folder, reading, meeting.everybody)
+    voice.stands(company.speaks(rank))
+    voice.say(company.words(rank))
+    spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
+    assert spec is not None and job is not None and program is not None and data is not None
+    company = tenancy.settle(company, meeting.everybody, disks=job.checkpoint.disks, say=voice.say)
+    _forget_failure(folder, rank)
+    if len(company.disks) > 1:
+        voice.say(
+            f"{folder.path} is on {len(company.disks)} disks; each holds the parts of its hosts"
+        )
+    seat = spec.seats.seat(rank)
+    return Stand(folder, spec, job, program, data, seat, company, tenancy.claim, voice)
 
 
 def _train(
-    folder: RunFolder,
-    job: JobSpec,
-    program: Program,
-    spec: RunSpec,
-    seat: Seat,
+    stand: Stand,
     device: torch.device,
-    network: TorchNetwork,
+    meeting: Meeting,
+    network: Network,
     heard: Callable[[int, Round], None],
+    told: Callable[[Row], None],
 ) -> None:
-    """All of a rank's run once its network stands; `heard` gets every control round."""
+    """All of a rank's run once its network is connected; `heard` gets every control round, `told`
+    what validation adds to the metrics."""
+    folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = Allocator(device)
-    data = data_of_job(job)
-    identity = identity_of(data.prepared)
-    batches = _batches(data.samples, program, spec, seat, device)
+    identity = identity_of(stand.data.prepared)
+    batches = _batches(stand, device)
+    best = read_best(folder.path)
+
+    def validated(step: int, validation: Validated) -> None:
+        told(validation_row(step, validation))
+        saver.validated(step, validation.loss)
 
     def built(begin: Begin) -> RankRun:
         return RankRun(
-            job,
-            program,
-            spec,
-            seat,
+            stand.job,
+            stand.program,
+            stand.spec,
+            stand.seat,
             network,
             batches,
             begin,
@@ -114,26 +195,35 @@ def _train(
             heard=heard,
             stop_asked=folder.stop_request.exists,
             allocator=allocator,
+            held_out=_held_out(stand, device),
+            validated=validated,
         )
 
-    run = begun(folder, job, spec, identity, built)
-    dist.barrier()  # from here on a rank that is silent for the job's timeout is taken for lost
-    _calibrate(folder, job, program, spec, seat, run, network, allocator)
-    run.save_with(
-        CheckpointSaver(
-            _save_spec(job, spec, folder, identity),
-            seat.world_rank,
-            run.states,
-            network,
-            run.ops.clipping.state_after,
-            run.is_last,
-        )
+    together = Together(rank, stand.company, meeting.everybody)
+    run = begun(folder, stand.job, stand.spec, identity, together, built)
+    meeting.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
+    meeting.circle.close()
+    _calibrate(stand, run, network, allocator)
+    saver = CheckpointSaver(
+        _save_spec(stand, identity),
+        rank,
+        stand.company,
+        run.states,
+        network,
+        state_after=run.ops.clipping.state_after,
+        is_last=run.is_last,
+        require_owned=stand.claim.require,
+        saved=lambda step: voice.say(f"saved {step_name(step)}"),
     )
+    run.save_with(saver)
+    before = best and (best.step, best.validation_loss)
+    voice.begin(run.first_step, stand.spec.end_step, before)
     run.run()
     body = {**run.records(), "memory": run.memory()}
-    write_whole(folder.rank_file(seat.world_rank, "records"), json.dumps(body))
-    network.exchange(None, torch.zeros(1))  # nobody leaves while another still talks
-    dist.destroy_process_group()
+    write_whole(folder.rank_file(rank, "records"), json.dumps(body))
+    network.exchange(None, torch.zeros(1))  # no rank leaves while another still communicates
+    leave(folder, meeting)
+    voice.say(f"done: step {run.end_step} of {stand.spec.end_step}")
 
 
 def _device(rank: int) -> torch.device:
@@ -145,65 +235,67 @@ def _device(rank: int) -> torch.device:
     return torch.device("cpu")
 
 
-def _batches(
-    samples: Samples, program: Program, spec: RunSpec, seat: Seat, device: torch.device
-) -> ReplicaBatches:
+def _batches(stand: Stand, device: torch.device) -> ReplicaBatches:
     """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    counts = [program.setup.replicas[c].micro_batches for c in spec.replica_class]
+    return _share(stand, stand.data.samples, device)
+
+
+def _held_out(stand: Stand, device: torch.device) -> HeldOutShare | None:
+    """The same of the held-out batches."""
+    held_out = stand.data.held_out
+    return held_out and HeldOutShare(_share(stand, held_out, device), held_out.batches)
+
+
+def _share(stand: Stand, source: Samples | HeldOut, device: torch.device) -> ReplicaBatches:
+    spec, seat = stand.spec, stand.seat
+    counts = [stand.program.setup.replicas[c].micro_batches for c in spec.replica_class]
     first = sum(counts[: seat.data]) * spec.micro_batch
-    own = counts[seat.data] * spec.micro_batch
+    sequences = counts[seat.data] * spec.micro_batch
 
     def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
-        batch = samples.batch(step, begin, count)
+        batch = source.batch(step, begin, count)
         return batch.tokens, batch.targets
 
-    return ReplicaBatches(read, first, own, spec.micro_batch, device)
+    return ReplicaBatches(read, first, sequences, spec.micro_batch, device, count=source.counted)
 
 
-def _save_spec(
-    job: JobSpec, spec: RunSpec, folder: RunFolder, identity: dict[str, Any]
-) -> SaveSpec:
+def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:
+    job = stand.job
     return SaveSpec(
-        run=folder.path,
+        run=stand.folder.path,
         every=job.checkpoint.every,
+        validated_every=job.train.validate_every,
         keep=job.checkpoint.keep,
         model=job.model.spec.name,
-        config_hash=config_hash(job),
-        unit_sizes=stored_sizes(job.model.spec, spec.tensor),
+        config_hash=config_hash(job.model.spec),
+        unit_sizes=stored_sizes(job.model.spec, stand.spec.tensor),
         state={KEY: identity},
     )
 
 
-def _calibrate(
-    folder: RunFolder,
-    job: JobSpec,
-    program: Program,
-    spec: RunSpec,
-    seat: Seat,
-    run: RankRun,
-    network: TorchNetwork,
-    allocator: Allocator,
-) -> None:
+def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocator) -> None:
     """Times this run's ops, and leaves rank 0's prediction in the folder."""
-    if not spec.calibrate:
+    if not stand.spec.calibrate:
         return
-    own = calibrate(
+    stand.voice.say("timing the ops of a step")
+    mine = calibrate(
         run.schedule,
         run.states,
         network,
-        spec.seats,
-        seat,
-        job.train,
+        stand.spec.seats,
+        stand.seat,
+        stand.job.train,
         run.sizes.boundary,
-        job.model.spec.vocab,
+        stand.job.model.spec.vocab,
         allocator,
     )
-    found = gathered(own, network)
-    if seat.world_rank == 0:
-        element_bytes = torch.empty(0, dtype=DTYPES[spec.dtype]).element_size()
-        costs = costs_of_run(program, found, element_bytes)
-        simulation = simulate(program, costs)
-        write_timeline(timeline_of(simulation), folder.predicted)
+    calibrations = gathered(mine, network)
+    if stand.seat.world_rank == 0:
+        element_bytes = torch.empty(0, dtype=DTYPES[stand.spec.dtype]).element_size()
+        agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
+        costs = costs_of_run(stand.program, calibrations, element_bytes, agrees=agrees)
+        simulation = simulate(stand.program, costs)
+        write_timeline(timeline_of(simulation), stand.folder.predicted)
         body = {
             "step_time_s": simulation.step_time_s,
             "ranks": [
@@ -218,7 +310,7 @@ def _calibrate(
             ],
             "bound_bytes": [bound.total_bytes for bound in simulation.verdict.bounds],
             "bound_items": [bound.by_family for bound in simulation.verdict.bounds],
-            "calibration": [asdict(one) for one in found],
+            "calibration": [asdict(each) for each in calibrations],
         }
-        write_whole(folder.path / "prediction.json", json.dumps(body, indent=1))
+        write_whole(stand.folder.path / "prediction.json", json.dumps(body, indent=1))
     network.exchange(None, torch.zeros(1))

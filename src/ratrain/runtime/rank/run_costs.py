@@ -8,9 +8,9 @@ from statistics import fmean
 
 import numpy as np
 
-from ratrain.program.actions import BARRIERS, Kind
+from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Stage
+from ratrain.program.setup import Member
 from ratrain.program.units import Ints
 from ratrain.runtime.rank.calibration import Calibration, LinkTimes, UnitTimes
 from ratrain.runtime.step.tensor_peers import sent_of_sum
@@ -22,28 +22,38 @@ ReadLink = Callable[[Calibration], LinkTimes | None]
 _NO_LINK = LinkTimes(0.0, 1e12, 0.0, 0.0)
 
 
-def costs_of_run(program: Program, found: list[Calibration], element_bytes: int) -> Costs:
-    """The simulator's costs, from all calibrations; ranks that a program folds are averaged."""
-    measured = _Measured(program, found)
-    work = {kind: fixed_work(measured.zero) for kind in BARRIERS}
-    work |= _compute(measured)
-    work |= _messages(measured)
-    work |= _sums(measured)
-    work |= _states(measured, element_bytes)
+def costs_of_run(
+    program: Program, calibrations: list[Calibration], element_bytes: int, *, agrees: bool = False
+) -> Costs:
+    """The simulator's costs, from all calibrations; ranks that a program folds are averaged.
+    `agrees`: owners of a unit agree after its reduction on whether it overflowed."""
+    measured = _Measured(program, calibrations)
+    priced: dict[str, Work] = {Cost.NOTHING: fixed_work(measured.zero)}
+    priced |= _compute(measured)
+    priced |= _messages(measured)
+    priced |= _sums(measured)
+    priced |= _states(measured, element_bytes, agrees)
+    # What no calibration measures takes no time: copies to host memory, and costs that custom
+    # modules declare.
+    work = {kind: priced.get(kind.cost, priced[Cost.NOTHING]) for kind in kinds()}
+    # What a recovered unit hands on is not read: nothing is summed.
+    work[Kind.AllReduce_R] = priced[Cost.NOTHING]
+    work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s))
     return Costs(work, measured.rates())
 
 
 class _Measured:
     """All ranks' calibrations, read for each of a program's units."""
 
-    def __init__(self, program: Program, found: list[Calibration]) -> None:
+    def __init__(self, program: Program, calibrations: list[Calibration]) -> None:
         self.setup, self.units = program.setup, program.table.states.units
-        self.exchange_s = fmean(c.exchange_s for c in found)
+        self.exchange_s = fmean(c.exchange_s for c in calibrations)
         self._of_rank = [
-            [c for c in found if c.program_rank == rank] for rank in range(self.setup.ranks)
+            [c for c in calibrations if c.program_rank == rank] for rank in range(self.setup.ranks)
         ]
         rank = self.units.rank
-        self._place = [g - int(np.flatnonzero(rank == rank[g])[0]) for g in range(len(rank))]
+        # Several stages of a rank have other ranks' units between them.
+        self._place = [int((rank[:g] == rank[g]).sum()) for g in range(len(rank))]
         self.zero = np.zeros(len(rank))
         self.delay_s_per_cpu_s = self._each(lambda c, _: c.delay_s_per_cpu_s)
 
@@ -89,7 +99,7 @@ class _Measured:
 
     def rates(self) -> Floats:
         """Each port's: the fastest that its rank reached in anything."""
-        found = np.ones(2 * self.setup.ranks)
+        port_rates = np.ones(2 * self.setup.ranks)
         for rank, calibrations in enumerate(self._of_rank):
             rates = [
                 link.rate_bytes_per_s
@@ -97,26 +107,31 @@ class _Measured:
                 for link in (c.message, c.message_back, c.collective, c.tensor)
                 if link is not None
             ]
-            found[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
-        return found
+            port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
+        return port_rates
 
-    def stages(self) -> list[Stage]:
-        """Each unit's."""
-        places = zip(self.units.replica.tolist(), self.units.stage_in_replica.tolist(), strict=True)
-        return [self.setup.replicas[replica].stages[stage] for replica, stage in places]
+    def members(self) -> list[Member]:
+        """The member that holds each unit."""
+        return [member for member in self.setup.members for _ in member.units]
 
     def port_of_stage(self, ahead: int) -> Ints:
-        """The port into the rank that holds the stage so many ahead of each unit's; of one that
+        """The port into the rank that holds the stage that many ahead of each unit's; of one that
         does not exist, any."""
-        found: list[int] = []
+        ports: list[int] = []
         for replica, stage in zip(
             self.units.replica.tolist(), self.units.stage_in_replica.tolist(), strict=True
         ):
             stages = self.setup.replicas[replica].stages
             other = stage + ahead
-            rank = stages[other].rank if 0 <= other < len(stages) else 0
-            found.append(2 * (self.setup.first_rank[replica] + rank) + 1)
-        return np.array(found, dtype=np.int64)
+            rank = stages[other].only.rank if 0 <= other < len(stages) else 0
+            ports.append(2 * (self.setup.first_rank[replica] + rank) + 1)
+        return np.array(ports, dtype=np.int64)
+
+    @property
+    def beside(self) -> Floats:
+        """What compute loses to a second of this rank's own work on another lane. These are seconds
+        of that work, not of processors: it takes no more than itself."""
+        return np.minimum(1.0, self.delay_s_per_cpu_s)
 
     @property
     def own_port(self) -> Ints:
@@ -124,57 +139,62 @@ class _Measured:
         return 2 * self.units.rank + 1
 
 
-def _compute(measured: _Measured) -> dict[Kind, Work]:
+def _compute(measured: _Measured) -> dict[Cost, Work]:
     column = measured.column
     update_s = column(lambda t: t.update_s)
-    # Seconds of the optimizer's, not of processors: it takes no more than itself from compute.
-    beside = np.minimum(1.0, measured.delay_s_per_cpu_s)
     return {
-        Kind.F: fixed_work(column(lambda t: t.forward_s)),
-        Kind.R: fixed_work(column(lambda t: t.recovery_s)),
-        Kind.B: fixed_work(column(lambda t: t.backward_s)),
-        Kind.I: fixed_work(column(lambda t: t.input_gradient_s)),
-        Kind.W: fixed_work(column(lambda t: t.weight_gradient_s)),
-        Kind.UpdateShard: replace(fixed_work(update_s), interrupt_s=update_s * beside),
+        Cost.FORWARD: fixed_work(column(lambda t: t.forward_s)),
+        Cost.BACKWARD: fixed_work(column(lambda t: t.backward_s)),
+        Cost.INPUT_GRADIENT: fixed_work(column(lambda t: t.input_gradient_s)),
+        Cost.WEIGHT_GRADIENT: fixed_work(column(lambda t: t.weight_gradient_s)),
+        Cost.UPDATE: replace(fixed_work(update_s), interrupt_s=update_s * measured.beside),
     }
 
 
-def _messages(measured: _Measured) -> dict[Kind, Work]:
+def _messages(measured: _Measured) -> dict[Cost, Work]:
     """Between stages: activations forward, their gradients back."""
-    stages = measured.stages()
-    outputs = np.array([stage.output_bytes for stage in stages], dtype=np.float64)
-    inputs = np.array([stage.units[0].input_bytes for stage in stages], dtype=np.float64)
+    members = measured.members()
+    outputs = np.array([member.output_bytes for member in members], dtype=np.float64)
+    inputs = np.array([member.units[0].input_bytes for member in members], dtype=np.float64)
     following, previous = measured.port_of_stage(+1), measured.port_of_stage(-1)
     return {
-        Kind.SEND_F: measured.over(outputs, lambda c: c.message, following),
-        Kind.SEND_B: measured.over(inputs, lambda c: c.message_back, previous),
-        Kind.RECV_F: measured.arriving(inputs, lambda c: c.arrival),
-        Kind.RECV_B: measured.arriving(outputs, lambda c: c.arrival_back),
+        Cost.SEND_OUTPUT: measured.over(outputs, lambda c: c.message, following),
+        Cost.SEND_GRADIENT: measured.over(inputs, lambda c: c.message_back, previous),
+        Cost.RECEIVE_INPUT: measured.arriving(inputs, lambda c: c.arrival),
+        Cost.RECEIVE_GRADIENT: measured.arriving(outputs, lambda c: c.arrival_back),
     }
 
 
-def _sums(measured: _Measured) -> dict[Kind, Work]:
+def _sums(measured: _Measured) -> dict[Cost, Work]:
     """A unit's last sum, of one boundary tensor; sums inside a unit are in its compute."""
     degree, nothing = measured.setup.tensor, fixed_work(measured.zero)
     last = nothing
     if degree > 1:
-        boundary_bytes = max(stage.units[0].input_bytes for stage in measured.stages())
+        boundary_bytes = max(member.units[0].input_bytes for member in measured.members())
         volume = measured.zero + boundary_bytes * sent_of_sum(degree)
         last = measured.over(volume, lambda c: c.tensor, measured.own_port)
-    # A recovered unit's output is not needed.
-    return {Kind.AllReduce_F: last, Kind.AllReduce_B: last, Kind.AllReduce_R: nothing}
+    return {Cost.TENSOR_SUM: last}
 
 
-def _states(measured: _Measured, element_bytes: int) -> dict[Kind, Work]:
+def _states(measured: _Measured, element_bytes: int, agrees: bool) -> dict[Cost, Work]:
     """Gradients and views between replicas and between tied copies, clipping, saving."""
     data, sharding = measured.setup.data, measured.setup.sharding
     unit_bytes = measured.column(lambda t: t.elements) * element_bytes
-    reduced = gathered = fixed_work(measured.zero)
+    reduced = gathered = averaged = fixed_work(measured.zero)
     if data > 1:
         part = unit_bytes * (data - 1) / data
         gathered = measured.over(part, lambda c: c.collective, measured.own_port)
         both = part * (1 if sharding else 2)  # level 0 gathers what it has reduced
         reduced = measured.over(both, lambda c: c.collective, measured.own_port)
+        fp32 = 3 * 4 * measured.column(lambda t: t.elements)  # weights and two moments
+        sent_bytes = 2 * fp32 * (data - 1) / data
+        averaged = measured.over(sent_bytes, lambda c: c.collective, measured.own_port)
+        narrowing_s = measured.column(lambda t: t.narrowing_s)
+        reduced = replace(
+            reduced,
+            fixed_s=reduced.fixed_s + narrowing_s + agrees * measured.exchange_s,
+            interrupt_s=reduced.interrupt_s + narrowing_s * measured.beside,
+        )
     tied = tie_work(
         measured.units,
         unit_bytes / (data if sharding else 1),
@@ -182,11 +202,10 @@ def _states(measured: _Measured, element_bytes: int) -> dict[Kind, Work]:
         lambda sent, into: measured.over(sent, lambda c: c.message or c.message_back, into),
     )
     return {
-        Kind.GradSync: reduced,
-        Kind.PrefetchW: gathered,
-        Kind.Gather_F: gathered,
-        Kind.Gather_B: gathered,
-        Kind.TieSync: tied,
-        Kind.ClipNorm: fixed_work(measured.zero + 2 * measured.exchange_s),
-        Kind.Save: fixed_work(measured.zero),
+        Cost.REDUCE: reduced,
+        Cost.GATHER: gathered,
+        Cost.AVERAGE: averaged,
+        Cost.TIE: tied,
+        Cost.NORM: fixed_work(measured.zero + 2 * measured.exchange_s),
+        Cost.SAVE: fixed_work(measured.zero),
     }

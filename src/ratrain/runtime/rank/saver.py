@@ -2,22 +2,27 @@
 
 A Save reads the states of one unit between its update and the next one. In steps that do not
 save it does nothing. The first Save of a saving step opens the rank's file, the last one closes
-it; then rank 0 commits, so a checkpoint is complete or absent.
+it; then the first rank on each disk writes the manifest and gives the checkpoint its name, so it is
+complete or absent.
 """
 
 from __future__ import annotations
 
 import json
+import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ratrain.checkpoint.best import Best, read_best, write_best
 from ratrain.checkpoint.entries import KINDS, Entry, clipped
-from ratrain.checkpoint.folder import begin, commit, rank_path
+from ratrain.checkpoint.folder import begin, partial_path, publish, rank_path, seal
 from ratrain.checkpoint.listing import prune
-from ratrain.checkpoint.manifest import Meta, RankRecord
+from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
 from ratrain.checkpoint.shard_writer import ShardWriter
+from ratrain.readers.json import as_table, parse_json
+from ratrain.runtime.rank.company import Company
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.states import RankStates, UnitState
 
@@ -27,7 +32,8 @@ class SaveSpec:
     """What to save, when, and how it is named."""
 
     run: Path
-    every: int  # steps; 0: only behind the last one
+    every: int  # steps; 0: only after the last one
+    validated_every: int  # steps that are validated are saved too; 0: none besides the last
     keep: int
     model: str
     config_hash: str
@@ -37,20 +43,26 @@ class SaveSpec:
 
 class CheckpointSaver:
     """One rank's saver. `is_last(step)` may wait until it is agreed whether a step is the last;
-    `state_after(step)` is what goes into the manifest beside the tensors."""
+    `state_after(step)` is what goes into the manifest beside the tensors; `require_owned` raises
+    where the run's folder is another launch's by now; `saved` hears the steps that were saved."""
 
     def __init__(
         self,
         spec: SaveSpec,
         rank: int,
+        company: Company,
         states: RankStates,
         network: Network,
+        *,
         state_after: Callable[[int], Mapping[str, float]],
         is_last: Callable[[int], bool],
+        require_owned: Callable[[], None],
+        saved: Callable[[int], None],
     ) -> None:
-        self._spec, self._rank, self._states = spec, rank, states
+        self._spec, self._rank, self._company, self._states = spec, rank, company, states
+        self._keeps, self._saved = company.keeps(rank), saved
         self._network, self._is_last = network, is_last
-        self._state_after = state_after
+        self._state_after, self._require_owned = state_after, require_owned
         self._writer: ShardWriter | None = None
         self._partial = Path()
         self._left: set[str] = set()
@@ -73,15 +85,19 @@ class CheckpointSaver:
             self._close(step)
 
     def _is_due(self, step: int) -> bool:
-        every = self._spec.every
-        return bool(every and (step + 1) % every == 0) or self._is_last(step)
+        for every in (self._spec.every, self._spec.validated_every):
+            if every and (step + 1) % every == 0:
+                return True
+        return self._is_last(step)
 
     def _open(self, step: int) -> None:
-        """Rank 0 makes the partial folder; every rank then opens its file in it."""
-        made = ""
-        if self._rank == 0:
-            made = str(begin(self._spec.run, step + 1))
-        self._partial = Path(self._network.exchange_bytes(made.encode())[0].decode())
+        """The first rank on each disk makes the partial folder; every rank opens its file in it."""
+        run = self._spec.run
+        if self._keeps:
+            self._require_owned()
+            begin(run, step + 1)
+        self._network.exchange_bytes(b"")
+        self._partial = partial_path(run, step + 1)
         entries = [entry for unit in self._states.units for entry, _ in _parts(unit)]
         self._writer = ShardWriter(rank_path(self._partial, self._rank), entries)
         self._left = {unit.name for unit in self._states.units}
@@ -90,11 +106,45 @@ class CheckpointSaver:
         assert self._writer is not None
         record = self._writer.finish()
         self._writer = None
-        found = self._network.exchange_bytes(json.dumps(record.as_json()).encode())
-        if self._rank == 0:
-            records = [RankRecord.of_json(json.loads(body)) for body in found]
-            commit(self._partial, records, self._meta(step))
-            prune(self._spec.run / "checkpoints", self._spec.keep)
+        body = {"record": record.as_json(), "now_s": time.time()}
+        told = [
+            as_table(*parse_json(row, "a rank's record"))[0]
+            for row in self._network.exchange_bytes(json.dumps(body).encode())
+        ]
+        if self._keeps:
+            self._require_owned()
+            records = sorted(
+                (RankRecord.of_json(row["record"]) for row in told), key=lambda each: each.file
+            )
+            spread = self._company.spread(self._rank)
+            seal(
+                self._partial,
+                Manifest(self._meta(step), told[0]["now_s"], tuple(records), spread),
+            )
+        self._everywhere()
+        if self._keeps:
+            publish(self._partial)
+        self._everywhere()
+        if self._keeps:
+            prune(self._spec.run, self._spec.keep, upto=step + 1)
+        self._saved(step + 1)
+
+    def validated(self, step: int, loss: float) -> None:
+        """Names what was saved after that many steps as the best, where it is; then the one before
+        it may go. To be called when nothing is being saved."""
+        if not self._keeps:
+            return
+        self._require_owned()
+        best = read_best(self._spec.run)
+        if best is None or loss < best.validation_loss:
+            write_best(self._spec.run, Best(step, loss))
+            prune(self._spec.run, self._spec.keep, upto=step)
+
+    def _everywhere(self) -> None:
+        """Waits for the other disks: none shows a checkpoint before all have their part, or removes
+        an old one before all show the new one."""
+        if len(self._company.disks) > 1:
+            self._network.exchange_bytes(b"")
 
     def _meta(self, step: int) -> Meta:
         spec, state = self._spec, {**self._spec.state, **self._state_after(step)}
@@ -103,13 +153,13 @@ class CheckpointSaver:
 
 def _parts(unit: UnitState) -> list[tuple[Entry, object]]:
     """What a rank writes of a unit: its own share of each kind, without padding."""
-    found: list[tuple[Entry, object]] = []
+    parts: list[tuple[Entry, object]] = []
     buffers = unit.part.weights, unit.part.moment1, unit.part.moment2
     for kind, buffer in zip(KINDS, buffers, strict=True):
         size = unit.unit.layout.size
-        entry = clipped(unit.stored_name, kind, unit.own.start, unit.own.stop, size)
+        entry = clipped(unit.stored_name, kind, unit.owned.start, unit.owned.stop, size)
         if entry is not None:
-            begin_ = unit.own.start - unit.part.begin
+            begin_ = unit.owned.start - unit.part.begin
             part = buffer[begin_ : begin_ + entry.elements]
-            found.append((entry, part.detach().cpu().numpy()))
-    return found
+            parts.append((entry, part.detach().cpu().numpy()))
+    return parts

@@ -12,10 +12,8 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
-from ratrain.runtime.rank.metrics import Row, Tracker, exposed_fraction
-
-FOLLOWED = "RATRAIN_FOLLOWED"
-"""The environment variable that tells ranks that their launcher draws the curves."""
+from ratrain.runtime.environment import FOLLOWED
+from ratrain.runtime.rank.metrics import Row, Tracker, exposed_fraction, is_validation
 
 WANDB_PROJECT = "WANDB_PROJECT"
 """The environment variable that asks for Weights & Biases, as its own tools read it."""
@@ -23,12 +21,12 @@ WANDB_PROJECT = "WANDB_PROJECT"
 
 def trackers(folder: Path) -> list[Tracker]:
     """TensorBoard's where it is installed; Weights & Biases' where it is and has a project."""
-    found: list[Tracker] = []
+    chosen: list[Tracker] = []
     if find_spec("tensorboard"):
-        found.append(TensorBoard(folder / "tensorboard"))
+        chosen.append(TensorBoard(folder / "tensorboard"))
     if wandb_project():
-        found.append(WeightsAndBiases(folder))
-    return found
+        chosen.append(WeightsAndBiases(folder))
+    return chosen
 
 
 def own_trackers(folder: Path) -> list[Tracker]:
@@ -42,8 +40,10 @@ def wandb_project() -> str:
 
 
 def scalars(row: Row) -> dict[str, float]:
-    """The figures of a step, by the name that a chart has."""
-    found: dict[str, float] = {
+    """The figures of a step or of its validation, by the name that a chart has."""
+    if is_validation(row):
+        return {"validation_loss": row["validation_loss"]}
+    figures: dict[str, float] = {
         "loss": row["loss"],
         "learning_rate": row["learning_rate"],
         "tokens_per_s": row["tokens_per_s"],
@@ -51,12 +51,12 @@ def scalars(row: Row) -> dict[str, float]:
         "exposed_fraction": max(map(exposed_fraction, row["ranks"])),
     }
     if "gradient_norm_before" in row:
-        found["gradient_norm_before"] = row["gradient_norm_before"]
+        figures["gradient_norm_before"] = row["gradient_norm_before"]
     for number, rank in enumerate(row["ranks"]):
         for name in ("ledger_peak_bytes", "allocated_peak_bytes"):
             if rank[name]:
-                found[f"{name}/rank_{number}"] = rank[name]
-    return found
+                figures[f"{name}/rank_{number}"] = rank[name]
+    return figures
 
 
 _FLUSH_S = 10

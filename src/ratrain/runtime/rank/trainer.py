@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -11,16 +11,17 @@ import torch
 
 from ratrain.describe.job import JobSpec
 from ratrain.models.units import Unit, unit_of
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.runtime.rank.control import Control, RankReport, Round
+from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
-from ratrain.runtime.seats import Seat
+from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes, Ran
-from ratrain.runtime.step.ledger import Ledger
+from ratrain.runtime.step.ledger import ledgers_of
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import RankOps, Saver, Sizes
 from ratrain.runtime.step.optimizer import LossScale
@@ -43,8 +44,33 @@ class Begin:
     skipped_steps: int = 0  # of those before: their gradients were not finite
 
 
+class CountedTokens:
+    """How many tokens divide a step's loss, for the few steps that ops may be in: those that count
+    on these ranks' replicas."""
+
+    def __init__(self, ranks: Sequence[int]) -> None:
+        self._ranks = ranks
+        self._by_step: dict[int, int] = {}
+
+    def take(self, step: int, told: Sequence[float]) -> None:
+        """What each rank reported of a step, by rank; NaN: nothing."""
+        counts = [told[rank] for rank in self._ranks]
+        self._by_step[step] = int(sum(count for count in counts if count == count))
+        self._by_step.pop(step - 4, None)
+
+    def of(self, step: int) -> int:
+        return self._by_step[step]
+
+
+def _dividing(seats: Seats, seat: Seat, averages: bool) -> list[int]:
+    """The ranks whose tokens a rank's loss is divided by: all, since replicas share each gradient;
+    where they average weights instead they train alone in between, on their own tokens."""
+    return [each.world_rank for each in seats.all() if not averages or each.data == seat.data]
+
+
 class RankRun:
-    """A rank that is ready to run. `heard` is called with every control round."""
+    """A rank that is ready to run. `heard` is called with every control round, `validated` with the
+    loss on held-out sequences and the number of steps before it."""
 
     def __init__(
         self,
@@ -60,6 +86,8 @@ class RankRun:
         heard: Callable[[int, Round], None],
         stop_asked: Callable[[], bool],
         allocator: Allocator,
+        held_out: HeldOutShare | None = None,
+        validated: Callable[[int, Validated], None] = lambda *_: None,
     ) -> None:
         self._job, self._spec, self._seat = job, spec, seat
         self._stop_asked = stop_asked
@@ -68,11 +96,12 @@ class RankRun:
         self._begin = begin
         self._step_began_s = time.perf_counter()
         setup = program.setup
-        self._budget_bytes = setup.budget_bytes
+        self._budget_bytes = setup.budget_of(seat.program_rank)
         self.sizes = self._sizes()
+        self._counted = CountedTokens(_dividing(spec.seats, seat, setup.averages))
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
-        persistent = self.schedule.persistent
-        self.ledger = Ledger(persistent, setup.budget_bytes, setup.tier)
+        self.ledgers = ledgers_of(self.schedule)
+        self.ledger = self.ledgers.device
         self.states: RankStates = rank_states(
             self.schedule,
             spec.seats,
@@ -80,6 +109,7 @@ class RankRun:
             self._unit,
             begin.source,
             DTYPES[spec.dtype],
+            DTYPES[spec.gradient_dtype or spec.dtype],
             device,
         )
         timeout_s = job.train.timeout_s
@@ -95,13 +125,43 @@ class RankRun:
                 job.train.clip_norm,
                 LossScale(begin.loss_scale, begin.good_steps) if scaled else None,
                 begin.skipped_steps,
+                by_unit=scaled and job.train.overflow == "unit",
             ),
+            self._counted.of,
         )
         self.lanes = Lanes(
-            self.schedule, self._execute, self.ledger, timeout_s=timeout_s, meet=self.ops.meet
+            self.schedule, self._execute, self.ledgers, timeout_s=timeout_s, meet=self.ops.meet
         )
-        self._heard = heard
+        self._heard, self._validated = heard, validated
+        self._validation = held_out and Validation(
+            program,
+            seat,
+            self.states,
+            network,
+            held_out,
+            job.train,
+            self.sizes,
+            self.ops.clipping,
+            self.ledgers,
+        )
+        self._segment = (begin.step, begin.step)  # the steps between two validations
+        self._reached = begin.step
+        self._batches = batches
+        self._tells = seat.division.rank == 0 and any(unit.last for unit in self.schedule.units)
         self.control: Control | None = None
+
+    @property
+    def first_step(self) -> int:
+        return self._begin.step
+
+    @property
+    def end_step(self) -> int:
+        """The step before which the run ends, as far as is agreed by now."""
+        return self._spec.end_step if self.control is None else self.control.end_step
+
+    def complete(self) -> None:
+        """Gets from the other replicas what this rank holds of theirs; all of them call it."""
+        self.states.complete(self._network)
 
     def save_with(self, saver: Saver) -> None:
         """Save ops go to this saver."""
@@ -114,24 +174,59 @@ class RankRun:
 
     def run(self) -> None:
         """All steps, from the beginning to the end that control decides."""
+        first = self._begin.step
+        for step in (first, first + 1):
+            mine = torch.tensor([self._counted_here(step)], dtype=torch.float64)
+            heard = self._network.exchange(None, mine)
+            self._counted.take(step, [float(row[0]) for row in heard])
         control = Control(
             self._network,
-            first_step=self._begin.step,
+            first_step=first,
             end_step=self._spec.end_step,
-            heard=self._heard,
-            fail=self.lanes.fail,
+            period=self.schedule.period,
+            heard=self._take,
+            fail=self._fail,
         )
         self.control = control
         self._allocator.reset_peak()
         if self._budget_bytes is not None:
-            self._allocator.limit(self._budget_bytes)
-        self._step_began_s = time.perf_counter()
+            # Host memory is this process' own too: what waits there is allocated like the rest.
+            below = [budget for tier in self.ledgers.others if (budget := self._budget(tier))]
+            if len(below) == len(self.ledgers.others):
+                self._allocator.limit(self._budget_bytes + sum(below))
         self.lanes.record_last(self._spec.record_steps)
         try:
-            self.lanes.run(self._begin.step, self._gate, failed=control.abandon)
+            while first < self._spec.end_step:
+                self._run_segment(first, control)
+                if self._reached == first:
+                    break  # the run was asked to stop
+                first = self._reached
+                if self._validation is not None and self._is_validated(first):
+                    self._validated(first, self._validation.run())
             control.finish()
         finally:
             control.abandon()
+
+    def _run_segment(self, first: int, control: Control) -> None:
+        """Steps up to the next validation, or to the end."""
+        every = self._job.train.validate_every if self._validation else 0
+        upto = (first // every + 1) * every if every else self._spec.end_step
+        self._segment = first, min(upto, self._spec.end_step)
+        self._step_began_s = time.perf_counter()
+        self.lanes.run(first, self._gate, failed=control.abandon)
+
+    def _is_validated(self, step: int) -> bool:
+        every = self._job.train.validate_every
+        return step == self._spec.end_step or bool(every and step % every == 0)
+
+    def _fail(self, error: BaseException) -> None:
+        """Stops all lanes with an error found elsewhere."""
+        self.lanes.fail(error)
+        if self._validation is not None:
+            self._validation.lanes.fail(error)
+
+    def _budget(self, tier: str) -> int | None:
+        return self.schedule.program.setup.budget_of(self.schedule.rank, tier)
 
     def records(self) -> dict[str, Any]:
         """Every op of the last steps, as words with times."""
@@ -160,28 +255,44 @@ class RankRun:
             "rank": self._seat.world_rank,
             **asdict(self.ledger.peak),
             "ledger_waits": self.ledger.waits,
+            "tiers": {tier: asdict(ledger.peak) for tier, ledger in self.ledgers.others.items()},
             "allocated_peak_bytes": self._allocator.peak_bytes if self._allocator.counts else None,
             "resident_bytes": resident_bytes(),
         }
+
+    def _take(self, step: int, reports: Round) -> None:
+        """A control round: it ends before any lane begins the step after the next one."""
+        self._counted.take(step + 2, [report.counted_ahead for report in reports])
+        self._heard(step, reports)
+
+    def _counted_here(self, step: int) -> float:
+        """What of this rank's replica counts; NaN where another rank of the replica reports it."""
+        return float(self._batches.counted(step)) if self._tells else NAN
 
     def _execute(self, op: Any, step: int) -> None:
         self.ops.execute(op, step)
 
     def _gate(self, lane: Lane, step: int) -> bool:
-        """Between two steps of a lane; the compute lane reports on the one behind it."""
+        """Between two steps of a lane; the compute lane reports on the one before."""
         assert self.control is not None
-        if lane is Lane.COMPUTE and step > self._begin.step:
+        first, upto = self._segment
+        if lane is Lane.COMPUTE and step > first:
             self.control.post(step - 1, self._report(step - 1))
-        return self.control.gate(lane, step)
+        goes = step < upto and self.control.gate(lane, step)
+        if lane is Lane.COMPUTE and not goes:
+            self._reached = step
+        return goes
 
     def _report(self, step: int) -> RankReport:
         now_s = time.perf_counter()
         times = self.lanes.take_times()
         losses = self.ops.losses.pop(step, None)
         waited = times.waited_s
-        first = self._seat.division.rank == 0  # all ranks of a tensor group have the same losses
+        # All ranks of a tensor group have the same losses: the first reports them.
         report = RankReport(
-            loss_sum=sum(float(loss) for loss in losses) if losses and first else NAN,
+            loss_sum=sum(float(loss) for loss in losses) if losses and self._tells else NAN,
+            counted=self._counted_here(step),
+            counted_ahead=self._counted_here(step + 2),
             step_time_s=now_s - self._step_began_s,
             compute_s=times.compute_s,
             recovery_s=times.recovery_s,
@@ -193,6 +304,7 @@ class RankRun:
             allocated_peak_bytes=float(self._allocator.peak_bytes),
             resident_bytes=float(resident_bytes()),
             gradient_norm=self.ops.gradient_norm.pop(step - 1, NAN),
+            skipped_updates=float(self.ops.skipped_updates.pop(step - 1, 0)),
             stop=float(self._stop_asked()),
         )
         self._step_began_s = now_s
@@ -210,5 +322,4 @@ class RankRun:
         length, spec = self._job.model.sequence_length, self._job.model.spec
         return Sizes(
             boundary=(self._spec.micro_batch, length, spec.hidden),
-            tokens=self._job.batch.sequences * length,
         )

@@ -7,6 +7,7 @@ from typing import Any
 
 from ratrain.errors import TimelineError
 from ratrain.runtime.run.merge import merge_records
+from ratrain.runtime.run_files import read_prediction
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
 from ratrain.timeline.compare import (
@@ -37,7 +38,7 @@ class RunDifference:
     def worst(self, count: int = WORST) -> list[OpDifference]:
         """The ops whose length is furthest from the predicted one. Saves are given no time, so
         they are not predicted at all; a send ends when the network has taken its bytes, so that
-        its receive tells of the transfer."""
+        its receive shows the transfer."""
         timed = [
             op for op in self.ops.ops if op.first.length_s > 0 and not op.lane.startswith("send")
         ]
@@ -45,16 +46,18 @@ class RunDifference:
         return by_size[:count]
 
 
-def difference_of(folder: RunFolder, step: int | None = None) -> RunDifference:
+def difference_of(
+    folder: RunFolder, step: int | None = None, recorded: Timeline | None = None
+) -> RunDifference:
     """The `RunDifference` of a run; `step` (from 1) is one of the recorded ones, by default that
-    of median length."""
+    of median length. `recorded` is what `merge_records` gives, where it is at hand."""
     spec = folder.read_spec()
-    measured = merge_records(folder, spec)
+    measured = recorded or merge_records(folder, spec)
     if measured is None:
         raise TimelineError(
-            "no op of this run was recorded: the last steps of a run are, when it ends",
+            "no op of this run was recorded: a run records its last steps when it finishes",
             place=str(folder.path),
-            fix="let the run come to its end: `ratrain train JOB --resume`",
+            fix="let the run finish: `ratrain train JOB --resume`",
         )
     if not folder.predicted.exists():
         raise TimelineError(
@@ -63,28 +66,42 @@ def difference_of(folder: RunFolder, step: int | None = None) -> RunDifference:
             fix="run it without --no-calibrate",
         )
     predicted = read_timeline(folder.predicted)
+    if not predicted.spans:
+        raise TimelineError(
+            "contains no ops",
+            place=str(folder.predicted),
+            fix="run it again: `ratrain train JOB --resume` predicts again",
+        )
     lengths = step_times(measured)
     chosen = typical_step(measured) if step is None else step - 1
     last = max(span.step for span in predicted.spans)
-    ours = one_step(measured, chosen, ranks=_first_members(spec.seats))
+    ours = one_step(measured, chosen, ranks=first_members(spec.seats))
     theirs = one_step(predicted, last)
+    try:
+        ops = compare(theirs, ours)
+    except TimelineError as error:
+        raise TimelineError(
+            f"{error.what}: the predicted one, and step {chosen + 1} as measured",
+            place=str(folder.predicted),
+            fix="run it again: `ratrain train JOB --resume` predicts again",
+        ) from None
     return RunDifference(
         step=chosen + 1,
         predicted=theirs,
         measured=ours,
-        ops=compare(theirs, ours),
-        predicted_step_s=folder.read_json(folder.path / "prediction.json")["step_time_s"],
+        ops=ops,
+        predicted_step_s=read_prediction(folder.path / "prediction.json", 0)["step_time_s"],
         measured_step_s=lengths.get(chosen),
     )
 
 
-def as_json(found: RunDifference) -> dict[str, Any]:
+def as_json(difference: RunDifference) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
     return {
-        "step": found.step,
-        "predicted_step_s": found.predicted_step_s,
-        "measured_step_s": found.measured_step_s,
-        "ratio": _ratio(found.predicted_step_s, found.measured_step_s),
+        "step": difference.step,
+        "predicted_step_s": difference.predicted_step_s,
+        "measured_step_s": difference.measured_step_s,
+        "ratio": _ratio(difference.predicted_step_s, difference.measured_step_s),
         "kinds": [
             {
                 "kind": kind.kind,
@@ -93,7 +110,7 @@ def as_json(found: RunDifference) -> dict[str, Any]:
                 "measured_s": kind.second_s,
                 "ratio": _ratio(kind.first_s, kind.second_s),
             }
-            for kind in found.ops.kinds
+            for kind in difference.ops.kinds
         ],
         "worst": [
             {
@@ -105,20 +122,19 @@ def as_json(found: RunDifference) -> dict[str, Any]:
                 "predicted_start_s": op.first.start_s,
                 "measured_start_s": op.second.start_s,
             }
-            for op in found.worst()
+            for op in difference.worst()
         ],
-        "missing": [span.word for span in found.ops.missing],
-        "extra": [span.word for span in found.ops.extra],
+        "missing": [span.word for span in difference.ops.missing],
+        "extra": [span.word for span in difference.ops.extra],
     }
 
 
-def _first_members(seats: Seats) -> dict[int, int]:
+def first_members(seats: Seats) -> dict[int, int]:
     """{world rank: program rank} of the first rank that plays each part."""
-    found: dict[int, int] = {}
+    first: dict[int, int] = {}
     for seat in seats.all():
-        if seat.program_rank not in found.values():
-            found[seat.world_rank] = seat.program_rank
-    return found
+        first.setdefault(seat.program_rank, seat.world_rank)
+    return {world_rank: program_rank for program_rank, world_rank in first.items()}
 
 
 def _ratio(predicted: float, measured: float | None) -> float | None:

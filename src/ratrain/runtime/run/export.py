@@ -2,41 +2,105 @@
 
 from __future__ import annotations
 
-import shutil
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
-from ratrain.corpus.tokenizer import BYTES
+from torch import Tensor
+
+from ratrain.corpus.tokenizer import BYTES, HuggingFaceTokenizer, Tokenizer, tokenizer_of
 from ratrain.errors import SpecError
-from ratrain.models.huggingface import write_model
-from ratrain.runtime.run.trained import trained_model
+from ratrain.models.huggingface import require_no_weights, write_model
+from ratrain.models.huggingface_folder import (
+    config_of_folder,
+    copy_beside_model,
+    copy_tokenizer,
+    dtype_of,
+)
+from ratrain.models.huggingface_names import config_of
+from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.runtime.run.trained import TOKENIZER, TrainedModel, trained_model
 from ratrain.runtime.step.states import DTYPES
 
 
 @dataclass(frozen=True)
 class Exported:
-    """What was written."""
+    """What was written. `source`: the folder whose config was kept, where there was one."""
 
     step: int | None
     size_bytes: int
+    dtype: str
+    source: Path | None
 
 
-def export_run(run: Path, out: Path, dtype: str, step: int | None = None) -> Exported:
-    """Writes the weights of a run's checkpoint, and its tokenizer where that is a file."""
-    found = trained_model(run, step)
+def export_run(
+    run: Path,
+    out: Path,
+    dtype: str | None = None,
+    step: int | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Exported:
+    """Writes the weights of a run's checkpoint, with what the folder that it began from says of the
+    model and holds beside it, and its tokenizer where that is a file. `dtype` None: that of the
+    folder's config, else fp32. `progress` takes parameters written and their number."""
+    model = trained_model(run, step)
+    weights = model.source if progress is None else _counted(model, progress)
+    tokenizer = _tokenizer(model)
+    source, config = _config(model, tokenizer)
+    dtype = dtype or dtype_of(config) or "fp32"
+    require_no_weights(out)
     try:
-        write_model(out, found.spec, DTYPES[dtype], found.source)
-        if found.tokenizer != BYTES:
-            _copy_tokenizer(found.base / found.tokenizer, out)
+        if source is not None:
+            copy_beside_model(source, out)
+        if isinstance(tokenizer, HuggingFaceTokenizer):
+            copy_tokenizer(_file(model), out, tokenizer.end_token)
+        write_model(out, model.spec, DTYPES[dtype], weights, config=config)
     except OSError as error:
         raise SpecError(
-            f"cannot be written: {error.strerror}", place=str(out), fix="name another folder"
+            f"cannot be written: {error.strerror}", place=str(out), fix="choose another folder"
         ) from error
-    return Exported(found.step, sum(path.stat().st_size for path in out.glob("*.safetensors")))
+    size_bytes = sum(path.stat().st_size for path in out.glob("*.safetensors"))
+    return Exported(model.step, size_bytes, dtype, source)
 
 
-def _copy_tokenizer(path: Path, out: Path) -> None:
-    folder = path if path.is_dir() else path.parent
-    shutil.copyfile(folder / "tokenizer.json" if path.is_dir() else path, out / "tokenizer.json")
-    if (folder / "tokenizer_config.json").exists():
-        shutil.copyfile(folder / "tokenizer_config.json", out / "tokenizer_config.json")
+def _config(model: TrainedModel, tokenizer: Tokenizer) -> tuple[Path | None, dict[str, Any]]:
+    """The folder that the model began from and its config, where it is there still; else a config
+    that says what is known."""
+    for path in model.configs:
+        config = config_of_folder(path, model.spec)
+        if config is not None:
+            if config.get("eos_token_id") is None:
+                config["eos_token_id"] = tokenizer.end_id
+            return path.parent, config
+    return None, config_of(model.spec, tokenizer.end_id)
+
+
+def _tokenizer(model: TrainedModel) -> Tokenizer:
+    if model.tokenizer != BYTES and not _file(model).exists():
+        raise SpecError(
+            "the tokenizer that the run was trained with is gone",
+            place=str(_file(model)),
+            fix="put it back: an export includes a copy of it",
+        )
+    return tokenizer_of(model.tokenizer, model.base)
+
+
+def _file(model: TrainedModel) -> Path:
+    """The tokenizer.json of a model that has one."""
+    path = model.base / model.tokenizer
+    return path / TOKENIZER if path.is_dir() else path
+
+
+def _counted(model: TrainedModel, progress: Callable[[int, int], None]) -> Callable[[str], Tensor]:
+    """The model's source of units, which says how far it was read."""
+    sizes = {name: unit_layout(model.spec, name).size for name in unit_names(model.spec)}
+    total, done = sum(sizes.values()), 0
+
+    def source(unit: str) -> Tensor:
+        nonlocal done
+        progress(done, total)
+        done += sizes[unit]
+        return model.source(unit)
+
+    return source

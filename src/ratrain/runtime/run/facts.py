@@ -1,4 +1,4 @@
-"""What a run is, as its folder tells it: the layout found, what was asked for, who ran it when.
+"""What a run is, as its folder says: the layout found, what was asked for, who ran it when.
 
 case.json        layout, proof and settings of the job as they were at the beginning
 attempts.jsonl   one line each time the run was started or resumed: when, from which step, versions
@@ -14,58 +14,60 @@ import time
 from dataclasses import asdict, dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Annotated, Any
 
 from ratrain import __version__
+from ratrain.describe.amounts import Natural
 from ratrain.describe.job import JobSpec
-from ratrain.errors import SpecError
+from ratrain.describe.strict import Rule, load
+from ratrain.plan.case import Case
+from ratrain.program.verify import Verdict
+from ratrain.readers.files import exists
+from ratrain.readers.json_lines import end_last_line, read_json_lines
+from ratrain.runtime.run_files import CASE_FORMAT, read_case
 from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.seats import Seats
 from ratrain.timeline.timeline import write_whole
-
-if TYPE_CHECKING:
-    from ratrain.runtime.run.prepare import PreparedRun
-
-FORMAT = "ratrain case 1"
 
 
 @dataclass(frozen=True)
 class Attempt:
     """One start of a run. `began_s`: seconds since 1970."""
 
-    began_s: float
-    first_step: int
+    began_s: Annotated[float, Rule(low=0, high=1e12)]
+    first_step: Natural
     lab: bool
-    restarts: int
+    restarts: Natural
     versions: dict[str, str]
 
 
-def write_facts(prepared: PreparedRun, folder: RunFolder) -> None:
-    """Writes case.json beside the program that it tells of."""
-    setup = prepared.program.setup
+def write_facts(
+    folder: RunFolder, given: JobSpec, case: Case, seats: Seats, verdict: Verdict
+) -> None:
+    """Writes case.json beside the program that it describes. `given`: the job as its file says."""
+    setup, model_file = case.proved.program.setup, given.model.file
     body = {
-        "format": FORMAT,
-        "facts": prepared.case.facts(),
-        "headline": prepared.case.headline(),
-        "settings": settings_of(prepared.case.job),
-        "ranks": [asdict(seat) for seat in prepared.spec.seats.all()],
+        "format": CASE_FORMAT,
+        "facts": case.facts(),
+        "headline": case.headline(),
+        "settings": settings_of(given),
+        "model_file": None if model_file is None else str(model_file.resolve()),
+        "ranks": [asdict(seat) for seat in seats.all()],
         "tier": setup.tier,
-        "budget_bytes": setup.budget_bytes,
-        "bound_bytes": [bound.total_bytes for bound in prepared.verdict.bounds],
-        "bound_items": [bound.by_family for bound in prepared.verdict.bounds],
+        "budget_bytes": [setup.budget_of(rank) for rank in range(setup.ranks)],
+        "bound_bytes": [bound.total_bytes for bound in verdict.bounds],
+        "bound_items": [bound.by_family for bound in verdict.bounds],
     }
     write_whole(_case_file(folder), json.dumps(body, indent=1))
 
 
 def read_facts(folder: RunFolder) -> dict[str, Any]:
     """What case.json says."""
-    body = folder.read_json(_case_file(folder))
-    if body.get("format") != FORMAT:
-        raise SpecError("is not a run of this version", place=str(_case_file(folder)))
-    return body
+    return read_case(_case_file(folder))
 
 
 def settings_of(job: JobSpec) -> dict[str, Any]:
-    """The job's own numbers, table by table, as JSON has them."""
+    """What a job says, table by table, as JSON has it."""
     tables: dict[str, Any] = {
         "model": {
             **{key: value for key, value in asdict(job.model.spec).items() if key != "source"},
@@ -75,14 +77,18 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
         "train": asdict(job.train),
         "data": None if job.data is None else asdict(job.data),
         "checkpoint": asdict(job.checkpoint),
+        "cluster": {"name": job.cluster.spec.name, "devices": job.cluster.devices},
+        "layout": None if job.layout is None else asdict(job.layout),
+        "schedule": asdict(job.schedule),
     }
-    return json.loads(json.dumps(tables))
+    return json.loads(json.dumps(tables))  # as a file would give them: lists for tuples
 
 
 def begin_attempt(folder: RunFolder, first_step: int, *, lab: bool, restarts: int) -> Attempt:
     """Notes in the folder that the run is started now."""
     attempt = Attempt(time.time(), first_step, lab, restarts, versions())
-    with _attempts_file(folder).open("a") as file:
+    with _attempts_file(folder).open("a", encoding="utf-8") as file:
+        end_last_line(_attempts_file(folder))
         file.write(json.dumps(asdict(attempt)) + "\n")
     return attempt
 
@@ -90,24 +96,22 @@ def begin_attempt(folder: RunFolder, first_step: int, *, lab: bool, restarts: in
 def attempts(folder: RunFolder) -> list[Attempt]:
     """Every start of the run, oldest first."""
     path = _attempts_file(folder)
-    lines = path.read_text().splitlines() if path.exists() else []
-    try:
-        return [Attempt(**json.loads(line)) for line in lines]
-    except (ValueError, TypeError) as error:
-        raise SpecError(f"is damaged: {error}", place=str(path), fix="remove it") from error
+    if not exists(path):
+        return []
+    return [load(Attempt, row, place) for row, place in read_json_lines(path, half=True)]
 
 
 def versions() -> dict[str, str]:
     """What runs here: this package, torch, Python, the machine, and the commit where there is
     one."""
-    found = {
+    installed = {
         "ratrain": __version__,
         "torch": _package("torch"),
         "python": sys.version.split()[0],
         "platform": platform.platform(),
         "git": _commit(),
     }
-    return {name: value for name, value in found.items() if value}
+    return {name: value for name, value in installed.items() if value}
 
 
 def _package(name: str) -> str:

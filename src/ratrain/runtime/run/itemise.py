@@ -11,7 +11,8 @@ from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ratrain.program.actions import Kind, Lane
+from ratrain.errors import TimelineError
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.runtime.seats import Seats
 from ratrain.timeline.timeline import Timeline
@@ -27,6 +28,7 @@ KINDS = ("compute", "recovery", "stages", "tensor", "reduce", "gather", "update"
 """`stages`: other stages and their tensors; `tensor`: sums inside a tensor group; `other`: between
 ops nothing is awaited, or a save."""
 
+_RECORD_AGAIN = "train a few more steps: `ratrain train JOB --resume --steps N` records them"
 _Node = tuple[int, int]
 """(step, row of the program's table)."""
 
@@ -48,8 +50,8 @@ class _Waits:
 
     def of(self, node: _Node) -> list[_Node]:
         step, op = node
-        own = [(step, other) for other in self.inside.get(op, ())]
-        return own + [(step - 1, other) for other in self.across.get(op, ())]
+        inside = [(step, other) for other in self.inside.get(op, ())]
+        return inside + [(step - 1, other) for other in self.across.get(op, ())]
 
 
 def measured_kinds(
@@ -59,27 +61,42 @@ def measured_kinds(
     add up to the time between the ends of the two steps' last compute ops."""
     ranks = _ranks(program, seats, measured)
     waits = _waits(program)
-    found: list[dict[str, float]] = []
+    kinds: list[dict[str, float]] = []
     for seat in seats.all():
         lane = _compute_lane(program, seat.program_rank)
+        _require_recorded(program, ranks[seat.world_rank], lane, step, seat.world_rank)
         row = _step(program, ranks[seat.world_rank], waits, lane, step)
-        found.append({kind: row[kind] for kind in KINDS})
-    return found
+        kinds.append({kind: row[kind] for kind in KINDS})
+    return kinds
+
+
+def _require_recorded(
+    program: Program, rank: _Rank, lane: Sequence[int], step: int, world_rank: int
+) -> None:
+    """A TimelineError where an op of the step, or the last one before it, was not recorded."""
+    needed = [*((step, op) for op in lane), *([(step - 1, lane[-1])] if lane else [])]
+    missing = [node for node in needed if node not in rank.end_s]
+    what = "the program has no op of this rank" if not lane else ""
+    if missing:
+        past, op = missing[0]
+        what = f"{program.table.word(op)} of step {past} was not recorded"
+    if what:
+        raise TimelineError(what, place=f"rank {world_rank}", fix=_RECORD_AGAIN)
 
 
 def _step(
     program: Program, rank: _Rank, waits: _Waits, lane: Sequence[int], step: int
 ) -> dict[str, float]:
     """One rank's step, from its last compute op of the step before to that of this one."""
-    found: dict[str, float] = defaultdict(float)
+    seconds: dict[str, float] = defaultdict(float)
     free_s = rank.end_s[step - 1, lane[-1]]
     for op in lane:
         node = step, op
-        _divide(program, rank, waits, node, free_s, found)
+        _divide(program, rank, waits, node, free_s, seconds)
         kind = "recovery" if program.table.kind[op] == Kind.R else "compute"
-        found[kind] += rank.end_s[node] - rank.start_s[node]
+        seconds[kind] += rank.end_s[node] - rank.start_s[node]
         free_s = rank.end_s[node]
-    return found
+    return seconds
 
 
 def _divide(
@@ -88,7 +105,7 @@ def _divide(
     waits: _Waits,
     node: _Node,
     free_s: float,
-    found: dict[str, float],
+    seconds: dict[str, float],
 ) -> None:
     """Adds a wait, from `free_s` until an op begins, to what it was for."""
     until_s, late = rank.start_s[node], "other"
@@ -99,13 +116,13 @@ def _divide(
         node = max(causes, key=rank.end_s.__getitem__)
         ended_s = min(rank.end_s[node], until_s)
         began_s = min(max(rank.start_s[node], free_s), ended_s)
-        found[late] += until_s - ended_s
-        found[_KIND_OF_LANE.get(Lane(int(program.table.lane[node[1]])), "stages")] += (
+        seconds[late] += until_s - ended_s
+        seconds[_KIND_OF_LANE.get(Lane(int(program.table.lane[node[1]])), "stages")] += (
             ended_s - began_s
         )
         # An op that could begin later than all it waited for on its own rank waited for others.
         until_s, late = began_s, "stages"
-    found[late] += max(until_s - free_s, 0.0)
+    seconds[late] += max(until_s - free_s, 0.0)
 
 
 def _ranks(program: Program, seats: Seats, measured: Timeline) -> list[_Rank]:
@@ -115,28 +132,36 @@ def _ranks(program: Program, seats: Seats, measured: Timeline) -> list[_Rank]:
         for op in range(len(table))
     }
     parts = [seat.program_rank for seat in seats.all()]
-    found = [_Rank() for _ in parts]
+    period = program.setup.period
+    ranks = [_Rank() for _ in parts]
     for span in measured.spans:
-        node = span.step, rows[parts[span.rank], span.lane, span.word]
-        found[span.rank].start_s[node] = span.start_s
-        found[span.rank].end_s[node] = span.end_s
-    return found
+        op = rows.get((parts[span.rank], span.lane, span.word))
+        if op is None:
+            raise TimelineError(
+                f"{span.word} on lane {span.lane} is not an op of the run's program",
+                place=f"rank {span.rank}, step {span.step}",
+                fix=_RECORD_AGAIN,
+            )
+        node = span.step // period, op
+        ranks[span.rank].start_s[node] = span.start_s
+        ranks[span.rank].end_s[node] = span.end_s
+    return ranks
 
 
 def _waits(program: Program) -> _Waits:
     table = program.table
 
-    def own(source: Sequence[int], target: Sequence[int]) -> dict[int, list[int]]:
-        found: dict[int, list[int]] = defaultdict(list)
-        for one, other in zip(source, target, strict=True):
-            if table.rank[one] == table.rank[other]:
-                found[other].append(one)
-        return found
+    def same_rank(source: Sequence[int], target: Sequence[int]) -> dict[int, list[int]]:
+        awaited: dict[int, list[int]] = defaultdict(list)
+        for source_op, target_op in zip(source, target, strict=True):
+            if table.rank[source_op] == table.rank[target_op]:
+                awaited[target_op].append(source_op)
+        return awaited
 
     inside, across = table.edges.inside, table.edges.across
     return _Waits(
-        own(inside.source.tolist(), inside.target.tolist()),
-        own(across.source.tolist(), across.target.tolist()),
+        same_rank(inside.source.tolist(), inside.target.tolist()),
+        same_rank(across.source.tolist(), across.target.tolist()),
     )
 
 

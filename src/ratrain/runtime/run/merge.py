@@ -1,7 +1,7 @@
 """What every rank recorded, as one timeline: measured.json.
 
 A transfer has partners: a message its sender, a collective its group's ranks, a sum of tied copies
-the other end. Its span begins when the last of them has begun, so that it tells the transfer and
+the other end. Its span begins when the last of them has begun, so that it shows the transfer and
 not the wait for the others.
 Ranks' clocks are put together by each machine's own time of day.
 """
@@ -13,7 +13,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ratrain.program.actions import Kind, Lane
+from ratrain.program.kind import Kind, Lane
+from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
@@ -41,9 +42,9 @@ def merge_records(folder: RunFolder, spec: RunSpec) -> Timeline | None:
     if not all(path.exists() for path in paths):
         return None
     ran = [
-        one
+        op
         for seat, path in zip(spec.seats.all(), paths, strict=True)
-        for one in _ran(seat, folder.read_json(path))
+        for op in _ran(seat, read_records(path, seat.world_rank))
     ]
     return timeline_of_records(ran) if ran else None
 
@@ -59,17 +60,16 @@ def write_measured(folder: RunFolder, spec: RunSpec) -> Timeline | None:
 def timeline_of_records(ran: Iterable[_Ran]) -> Timeline:
     """Spans that begin with their last partner; the first one at zero."""
     rows = list(ran)
-    began = {(one.seat.world_rank, one.step, _meeting(one.word)): one.start_s for one in rows}
+    began = {(op.seat.world_rank, op.step, _meeting(op.word)): op.start_s for op in rows}
     seats = {
-        (one.seat.pipeline, one.seat.data, one.seat.division.rank): one.seat.world_rank
-        for one in rows
+        (op.seat.pipeline, op.seat.data, op.seat.division.rank): op.seat.world_rank for op in rows
     }
     senders = _stage_ranks(rows)
-    starts = [_start_s(one, began, seats, senders) for one in rows]
+    starts = [_start_s(op, began, seats, senders) for op in rows]
     origin_s = min(starts)
     spans = [
-        Span(one.step, one.seat.world_rank, one.lane, one.word, at - origin_s, one.end_s - origin_s)
-        for one, at in zip(rows, starts, strict=True)
+        Span(op.step, op.seat.world_rank, op.lane, op.word, at - origin_s, op.end_s - origin_s)
+        for op, at in zip(rows, starts, strict=True)
     ]
     return Timeline("runtime", tuple(sorted(spans, key=lambda span: span.start_s)))
 
@@ -88,21 +88,19 @@ def _meeting(word: str) -> str:
 
 def _stage_ranks(rows: Iterable[_Ran]) -> dict[int, int]:
     """The pipeline rank of each stage that sends."""
-    return {
-        int(one.word.split("SEND")[0]): one.seat.pipeline for one in rows if "SEND_" in one.word
-    }
+    return {int(op.word.split("SEND")[0]): op.seat.pipeline for op in rows if "SEND_" in op.word}
 
 
 def _start_s(
-    one: _Ran,
+    op: _Ran,
     began: Mapping[tuple[int, int, str], float],
     seats: Mapping[tuple[int, int, int], int],
     stage_ranks: Mapping[int, int],
 ) -> float:
     """When an op and all of its partners had begun; never behind its end."""
-    partners = [one.seat.world_rank]
-    pipeline, data, tensor = one.seat.pipeline, one.seat.data, one.seat.division.rank
-    word = one.word
+    partners = [op.seat.world_rank]
+    pipeline, data, tensor = op.seat.pipeline, op.seat.data, op.seat.division.rank
+    word = op.word
     received = _RECEIVE.fullmatch(word)
     if received is not None:
         stage, way, micro_batch = received.groups()
@@ -110,11 +108,11 @@ def _start_s(
         word = f"{source}SEND_{way}{micro_batch}"
         sender = seats.get((stage_ranks.get(source, -1), data, tensor))
         partners = [] if sender is None else [sender]
-    elif one.lane in _COLLECTIVES:
+    elif op.lane in _COLLECTIVES:
         partners = [rank for (p, _, t), rank in seats.items() if (p, t) == (pipeline, tensor)]
-    elif one.lane == Lane.TENSOR.word:
+    elif op.lane == Lane.TENSOR.word:
         partners = [rank for (p, d, _), rank in seats.items() if (p, d) == (pipeline, data)]
     if _meeting(word) == _TIE:
         partners = [rank for (_, d, t), rank in seats.items() if (d, t) == (data, tensor)]
-    times = [began.get((rank, one.step, _meeting(word)), one.start_s) for rank in partners]
-    return min(max([one.start_s, *times]), one.end_s)
+    times = [began.get((rank, op.step, _meeting(word)), op.start_s) for rank in partners]
+    return min(max([op.start_s, *times]), op.end_s)

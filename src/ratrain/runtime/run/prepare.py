@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import os
 import shutil
-from dataclasses import dataclass, replace
+import textwrap
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec, load_job
@@ -13,13 +14,15 @@ from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.plan_file import load_plan, to_candidate
-from ratrain.program.actions import Kind
-from ratrain.program.passes.clipping import clip_global_norm
-from ratrain.program.passes.saving import save_states
+from ratrain.plan.search import Progress
+from ratrain.program.bounds import PeakBound
+from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
-from ratrain.program.setup import Recovery
-from ratrain.program.verify import Verdict, verify
-from ratrain.runtime.run.facts import write_facts
+from ratrain.program.settled import Proved
+from ratrain.program.setup import Recovery, Setup
+from ratrain.program.verify import Rule, Verdict, verify
+from ratrain.runtime.run.facts import attempts, write_facts
+from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import seats_of
 
@@ -36,39 +39,70 @@ class RunRequest:
     threads: int | None = None
     calibrate: bool = True
     record_steps: int = 8
+    overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
 
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is proved and may start."""
+    """A run that is proved and may start. `given`: the job as its file says it; `case.job` has
+    besides what the command line said and a plan chose: schedule, layout, micro-batch."""
 
+    given: JobSpec
     case: Case
-    program: Program
-    verdict: Verdict
+    proved: Proved
     spec: RunSpec
+
+    @property
+    def verdict(self) -> Verdict:
+        return self.proved.verdict
+
+    @property
+    def program(self) -> Program:
+        """The program, written out."""
+        return self.case.program
 
     @property
     def world_size(self) -> int:
         return self.spec.seats.world_size
 
+    def seating(self) -> list[str]:
+        """Which rank belongs on which device, where that is not the cluster's order."""
+        if not self.spec.devices:
+            return []
+        placed = [
+            f"{rank} on {device.index} ({device.kind.name})"
+            for rank, device in enumerate(self.case.placement.devices)
+        ]
+        return textwrap.wrap(f"ranks on devices: {', '.join(placed)}", 80, subsequent_indent="  ")
+
     def proof(self) -> list[str]:
         """What was proved about memory, in words."""
-        bound = max(one.total_bytes for one in self.verdict.bounds)
-        budget = self.program.setup.budget_bytes
-        said = f"proved: at most {format_bytes(bound)} a rank on any timing"
-        return [said + (f", of {format_bytes(budget)}: fits" if budget else "")]
+        bounds, setup = self.verdict.bounds, self.proved.program.setup
+        worst = max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1))
+        budget = setup.budget_of(worst.rank)
+        said = f"proven peak {format_bytes(worst.total_bytes)} per rank"
+        return [said + (f" (budget {format_bytes(budget)}): fits" if budget else "")]
 
 
-def prepare_run(request: RunRequest) -> PreparedRun:
-    """The `PreparedRun` of a request; an error names what does not fit or cannot be run."""
-    job = _job(request)
-    case = _case(job, request)
+def prepare_run(request: RunRequest, progress: Progress | None = None) -> PreparedRun:
+    """The `PreparedRun` of a request; an error names what does not fit or cannot be run.
+
+    `progress` takes plans simulated and their number at most, where the job has no layout.
+    """
+    given = _given(request)
+    job = _with_flags(given, request)
+    case = _case(job, request, progress)
     _require_runnable(case, request)
-    program = _complete(case.program, job)
-    check_divides(case.job.model.spec, program.setup.tensor)
-    seats = seats_of(program.setup, [own.members for own in case.placement.classes])
-    verdict = verify(program)
-    _require_fit(verdict, program)
+    proved = case.proved
+    setup, verdict = proved.program.setup, proved.verdict
+    asked = request.plan_path or f"{request.job_path} [layout]"
+    check_divides(case.job.model.spec, setup.tensor, f"{asked} tensor")
+    seats = seats_of(setup, [replica_class.members for replica_class in case.placement.classes])
+    _require_fit(verdict, setup, str(asked))
+    require_whole_periods(case.job, setup.period, request.steps or job.train.steps)
+    if job.data is not None and job.data.validation:
+        validation = forward_only(case.program)
+        _require_fit(verify(validation), validation.setup, str(asked))
     spec = RunSpec(
         job_path=str(request.job_path.resolve()),
         pipeline=seats.pipeline,
@@ -77,36 +111,65 @@ def prepare_run(request: RunRequest) -> PreparedRun:
         first_rank=seats.first_rank,
         tensor=seats.tensor,
         micro_batch=case.job.batch.micro_batch,
-        dtype=job.schedule.dtype,
+        dtype=case.job.schedule.dtype,
+        gradient_dtype=case.job.schedule.gradient_dtype,
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
         calibrate=request.calibrate,
+        overrides=request.overrides,
+        devices=_devices(case),
     )
-    return PreparedRun(case, program, verdict, spec)
+    return PreparedRun(given, case, proved, spec)
 
 
-def write_run(prepared: PreparedRun, folder: RunFolder) -> None:
-    """Makes the run's folder; one that holds another run's checkpoints is left alone."""
+def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
+    """Makes the run's folder, which must be ours (see ownership.py); one that holds a run is left
+    alone, unless that failed before its first step. `job_files`: a folder with the job's own files,
+    which move into the run's."""
     if folder.metrics.exists():
         raise SpecError(
-            "holds a run already",
+            "already holds a run",
             place=str(folder.path),
-            fix="continue it with --resume, or name another folder with --run",
+            fix="continue it with --resume, or choose another folder with --run",
         )
-    folder.write_spec(prepared.spec, prepared.program)
-    write_facts(prepared, folder)
-    shutil.copyfile(prepared.spec.job_path, folder.path / "job.toml")
+    if folder.holds_run and not attempts(folder):
+        raise SpecError(
+            "holds a run that was prepared and has not started yet",
+            place=str(folder.path),
+            fix="start it with --resume or torchrun, remove it, or choose another folder with "
+            "--run",
+        )
+    spec, kept = prepared.spec, folder.path / "job.toml"
+    if job_files is not None:
+        spec = replace(spec, job_path=str(kept.resolve()))
+    folder.write_spec(spec, prepared.proved.program)
+    job = Path(prepared.spec.job_path)
+    for path in (job,) if job_files is None else job_files.iterdir():
+        shutil.copyfile(path, kept if path.name == job.name else folder.path / path.name)
+    seats, verdict = prepared.spec.seats, prepared.verdict
+    write_facts(folder, prepared.given, prepared.case, seats, verdict)
 
 
-def _job(request: RunRequest) -> JobSpec:
-    job = load_job(request.job_path)
+def _devices(case: Case) -> tuple[int, ...]:
+    """The devices that a plan or the planner chose, by world rank; () for the cluster's order."""
+    chosen = tuple(device.index for device in case.placement.devices)
+    return () if chosen == tuple(range(len(chosen))) else chosen
+
+
+def _given(request: RunRequest) -> JobSpec:
+    job = load_job(request.job_path, request.overrides)
     if job.data is None:
         raise SpecError(
             "there is no [data] to train on",
             place=str(request.job_path),
             fix='add [data] with files = ["corpus/*.txt"]',
         )
+    require_trainable(job)
+    return job
+
+
+def _with_flags(job: JobSpec, request: RunRequest) -> JobSpec:
     schedule = job.schedule
     if request.schedule is not None:
         schedule = replace(schedule, name=request.schedule)
@@ -115,26 +178,50 @@ def _job(request: RunRequest) -> JobSpec:
     return replace(job, schedule=schedule)
 
 
-def _case(job: JobSpec, request: RunRequest) -> Case:
+def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
     if request.plan_path is None:
-        return case_of(job)
+        return case_of(job, progress)
     planned = to_candidate(load_plan(request.plan_path), str(request.plan_path))
-    trained = replace(planned.job, train=job.train, data=job.data, checkpoint=job.checkpoint)
+    # With the job's path: its data is beside the job, wherever the plan is.
+    trained = replace(
+        planned.job, path=job.path, train=job.train, data=job.data, checkpoint=job.checkpoint
+    )
     case = case_of_candidate(replace(planned, job=trained))
-    if case.job.batch.sequences != job.batch.sequences:
+    _require_same_job(planned.job, job, str(request.plan_path))
+    if (planned.job.train.clip_norm is None) != (job.train.clip_norm is None):
+        clips = "clips" if planned.job.train.clip_norm else "does not clip"
         raise SpecError(
-            f"the plan is for {case.job.batch.sequences} sequences, the job has "
-            f"{job.batch.sequences}",
+            f"the plan {clips} gradients by their norm, but the job's [train] says otherwise",
             place=str(request.plan_path),
-            fix="plan again",
-        )
-    if case.job.model.spec != job.model.spec:
-        raise SpecError(
-            f"the plan is for {case.job.model.spec.name}, the job trains {job.model.spec.name}",
-            place=str(request.plan_path),
-            fix="plan again",
+            fix="plan again from this job",
         )
     return case
+
+
+def _require_same_job(planned: JobSpec, job: JobSpec, plan: str) -> None:
+    """Refuses a plan that was made for another job: what it proves would not be what runs."""
+    in_plan, in_job = _decided_in_both(planned), _decided_in_both(job)
+    for what, value in in_plan.items():
+        if value != in_job[what]:
+            raise SpecError(
+                f"the plan has {what} = {value!r}, the job has {in_job[what]!r}",
+                place=plan,
+                fix="plan again",
+            )
+
+
+def _decided_in_both(job: JobSpec) -> dict[str, object]:
+    """What a plan file and a job file both say. A model is called otherwise in another folder."""
+    model = asdict(job.model.spec)
+    del model["name"], model["source"]
+    return {
+        "sequences": job.batch.sequences,
+        "overflow": job.train.overflow,
+        "sequence_length": job.model.sequence_length,
+        "dtype": job.schedule.dtype,
+        "gradient_dtype": job.schedule.gradient_dtype,
+        **model,
+    }
 
 
 def _require_runnable(case: Case, request: RunRequest) -> None:
@@ -148,36 +235,37 @@ def _require_runnable(case: Case, request: RunRequest) -> None:
         )
     if case.choices.recovery and Recovery.SELECTIVE in case.choices.recovery:
         raise SpecError(
-            "selective recovery cannot run yet; nor would it free anything, because attention here "
+            "selective recovery cannot run yet, and would free nothing: attention here "
             "keeps no scores",
             place=f"{plan or f'{file} [schedule]'} recovery",
             fix='write "none"' if plan else 'write recovery = "keep-all"',
         )
 
 
-def _complete(program: Program, job: JobSpec) -> Program:
-    """The program with clipping where it is asked for, and with its Saves."""
-    kinds = {action.kind for lane in program.lanes.values() for action in lane}
-    clips = job.train.clip_norm is not None or job.schedule.dtype == "fp16"
-    if clips and Kind.ClipNorm not in kinds:
-        program = clip_global_norm(program)
-    if Kind.Save not in kinds:
-        program = save_states(program)
-    return program
-
-
-def _require_fit(verdict: Verdict, program: Program) -> None:
+def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:
     if verdict.sound:
         return
-    worst = max(verdict.bounds, key=lambda bound: bound.total_bytes, default=None)
-    if worst is None:
-        raise Infeasible("; ".join(finding.message for finding in verdict.findings[:3]))
+    broken = [f for f in verdict.findings if f.rule is not Rule.OVER_BUDGET]
+    if broken:
+        raise Infeasible(
+            "the program cannot run: " + "; ".join(finding.message for finding in broken[:3]),
+            place=place,
+            fix="choose another schedule, and report this one as a bug",
+        )
+    finding = verdict.findings[0]
+    bounds = [b for b in (*verdict.bounds, *verdict.lower_bounds) if b.rank == finding.rank]
+    worst = next(b for b in bounds if b.total_bytes > (_budget(setup, b) or b.total_bytes))
     item = max(worst.by_family, key=lambda name: worst.by_family[name])
-    budget = program.setup.budget_bytes or 0
+    budget = _budget(setup, worst) or 0
     raise Infeasible(
-        f"rank {worst.rank} can need {format_bytes(worst.total_bytes)}, "
-        f"{format_bytes(worst.total_bytes - budget)} more than the budget; {item} takes "
-        f"{format_bytes(worst.by_family[item])} of it",
-        fix="leave [layout] out, so that a layout that fits is looked for; "
-        "`ratrain plan` says what would fit",
+        f"rank {worst.rank} can need {format_bytes(worst.total_bytes)} of "
+        f"{worst.tier or setup.tier}, {format_bytes(worst.total_bytes - budget)} more than "
+        f"the budget; {item} takes {format_bytes(worst.by_family[item])} of it",
+        place=place,
+        fix="remove [layout] to have RATrain find one that fits; `ratrain "
+        "plan` shows what would fit",
     )
+
+
+def _budget(setup: Setup, bound: PeakBound) -> int | None:
+    return setup.budget_of(bound.rank, bound.tier)

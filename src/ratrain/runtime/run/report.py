@@ -8,13 +8,16 @@ from statistics import fmean, median
 from typing import Any
 
 from ratrain.checkpoint.listing import listed
+from ratrain.errors import ProgramError, SpecError, TimelineError
+from ratrain.readers.files import exists
 from ratrain.runtime.rank.metrics import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records, write_measured
+from ratrain.runtime.run_files import read_prediction, read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.timeline.compare import step_times, typical_step
-from ratrain.timeline.timeline import write_whole
+from ratrain.timeline.timeline import Timeline, write_whole
 
 FORMAT = "ratrain report 1"
 WARM_UP_STEPS = 2
@@ -28,20 +31,23 @@ _SIMULATED = {
 }
 
 
-def report_of(folder: RunFolder) -> dict[str, Any]:
+def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, Any]:
     """The report of the run's last attempt. The step time is the median of the last half of its
     steps, without its first two. Kinds are means over ranks, of the recorded step of median
-    length."""
+    length. `recorded` is what `merge_records` gives, where it is at hand."""
     spec, facts = folder.read_spec(), read_facts(folder)
+    recorded = recorded or merge_records(folder, spec)
     rows, last = folder.read_metrics(), attempts(folder)[-1:]
+    _require_agreement(folder, spec, facts, rows)
     counted = counted_rows(rows, last[0] if last else None)
-    predicted = _prediction(folder)
+    predicted = prediction_of(folder, spec)
     memory = [_memory(folder, spec, facts, rows, rank) for rank in range(spec.seats.world_size)]
     return {
         "format": FORMAT,
         "run": str(folder.path),
         "job": spec.job_path,
         "facts": facts["facts"],
+        "precision": spec.precision,
         "versions": last[0].versions if last else {},
         "lab": bool(last and last[0].lab),
         "steps": {
@@ -50,51 +56,99 @@ def report_of(folder: RunFolder) -> dict[str, Any]:
             "counted": [counted[0]["step"] + 1, counted[-1]["step"] + 1] if counted else None,
         },
         "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"]} if rows else None,
+        "validation": _validation(rows),
+        "skipped_updates": sum(row.get("skipped_updates_before", 0) for row in rows),
         "step_time_s": _step_times(counted, predicted),
         "tokens_per_s": median(row["tokens_per_s"] for row in counted) if counted else None,
-        "kinds": _kinds(folder, spec, counted, predicted),
+        "kinds": _kinds(folder, spec, counted, predicted, recorded),
         "memory": memory,
         "checkpoints": [
             {
-                "path": str(one.path),
-                "step": one.step,
-                "complete": one.manifest is not None,
-                "size_bytes": one.manifest.size_bytes if one.manifest else None,
+                "path": str(checkpoint.path),
+                "step": checkpoint.step,
+                "complete": checkpoint.manifest is not None,
+                "size_bytes": checkpoint.manifest.size_bytes if checkpoint.manifest else None,
             }
-            for one in listed(folder.checkpoints)
+            for checkpoint in listed(folder.checkpoints)
         ],
     }
 
 
+def _validation(rows: Sequence[Row]) -> dict[str, Any] | None:
+    """The last and the best loss on held-out text, after how many steps; None where none was
+    measured."""
+    losses = [(row["step"] + 1, row["validation_loss"]) for row in rows if "validation_loss" in row]
+    if not losses:
+        return None
+    best = min(losses, key=lambda each: each[1])
+    return {
+        "last": {"step": losses[-1][0], "loss": losses[-1][1]},
+        "best": {"step": best[0], "loss": best[1]},
+    }
+
+
+def _require_agreement(
+    folder: RunFolder, spec: RunSpec, facts: dict[str, Any], rows: Sequence[Row]
+) -> None:
+    """A SpecError where files of the folder have different numbers of ranks."""
+    fix = "start the run again: a file in this folder is damaged or belongs to another run"
+    case, here = facts["facts"], f"{folder.path / 'case.json'} facts"
+    for key in ("pipeline", "data", "tensor"):
+        if case[key] != getattr(spec, key):
+            raise SpecError(
+                f"is {case[key]}, run.json has {getattr(spec, key)}", place=f"{here}.{key}", fix=fix
+            )
+    for row in rows:
+        ranks = spec.seats.world_size
+        if len(row["ranks"]) != ranks:
+            raise SpecError(
+                f"step {row['step']} has {len(row['ranks'])} ranks, run.json has {ranks}",
+                place=str(folder.metrics),
+                fix=fix,
+            )
+    wanted = 1 + _last_program_rank(spec)
+    for key in ("budget_bytes", "bound_bytes", "bound_items"):
+        if len(facts[key]) < wanted:
+            raise SpecError(
+                f"has {len(facts[key])} ranks, run.json has {wanted}",
+                place=f"{folder.path / 'case.json'} {key}",
+                fix=fix,
+            )
+
+
 def write_report(folder: RunFolder) -> dict[str, Any]:
     """Writes report.json and measured.json; returns what is in the former."""
-    body = report_of(folder)
-    write_measured(folder, folder.read_spec())
+    recorded = write_measured(folder, folder.read_spec())
+    body = report_of(folder, recorded)
     write_whole(folder.report, json.dumps(body, indent=1))
     return body
 
 
 def counted_rows(rows: Sequence[Row], attempt: Attempt | None) -> list[Row]:
     """The steps that stand for the run: the last half, without the first two of the attempt."""
-    own = [row for row in rows if attempt is None or row["time_s"] >= attempt.began_s]
-    return own[max(WARM_UP_STEPS, len(own) // 2) :] or own[-1:]
+    attempted = [row for row in rows if attempt is None or row["time_s"] >= attempt.began_s]
+    return attempted[max(WARM_UP_STEPS, len(attempted) // 2) :] or attempted[-1:]
 
 
 def _step_times(counted: Sequence[Row], predicted: dict[str, Any] | None) -> dict[str, Any]:
     times = [row["step_time_s"] for row in counted]
-    found = {
+    times_json = {
         "predicted": predicted["step_time_s"] if predicted else None,
         "measured": median(times) if times else None,
         "fastest": min(times, default=None),
         "slowest": max(times, default=None),
     }
-    return {**found, "ratio": _ratio(found["predicted"], found["measured"])}
+    return {**times_json, "ratio": _ratio(times_json["predicted"], times_json["measured"])}
 
 
 def _kinds(
-    folder: RunFolder, spec: RunSpec, counted: Sequence[Row], predicted: dict[str, Any] | None
+    folder: RunFolder,
+    spec: RunSpec,
+    counted: Sequence[Row],
+    predicted: dict[str, Any] | None,
+    recorded: Timeline | None,
 ) -> list[dict[str, Any]]:
-    measured = _measured_kinds(folder, spec, counted)
+    measured = _measured_kinds(folder, spec, counted, recorded)
     simulated = _predicted_kinds(spec, predicted)
     return [
         {
@@ -107,13 +161,21 @@ def _kinds(
     ]
 
 
-def _measured_kinds(folder: RunFolder, spec: RunSpec, counted: Sequence[Row]) -> dict[str, float]:
+def _measured_kinds(
+    folder: RunFolder, spec: RunSpec, counted: Sequence[Row], timeline: Timeline | None
+) -> dict[str, float]:
     """From the ops of a typical recorded step. A run that did not come to its end has recorded
     none: then from the metrics, which give a wait to the lane that ended last."""
-    timeline = merge_records(folder, spec)
     if timeline is not None and step_times(timeline):
         step = typical_step(timeline)
-        ranks = measured_kinds(folder.read_program(), spec.seats, timeline, step)
+        try:
+            ranks = measured_kinds(folder.read_program(), spec.seats, timeline, step)
+        except ProgramError as error:
+            place = f"{folder.program}, {error.place}"
+            raise ProgramError(error.what, place=place, fix=error.fix) from error
+        except TimelineError as error:
+            place = f"{folder.path / 'ranks'}, {error.place}"
+            raise TimelineError(error.what, place=place, fix=error.fix) from error
         return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
     if not counted:
         return {}
@@ -121,17 +183,24 @@ def _measured_kinds(folder: RunFolder, spec: RunSpec, counted: Sequence[Row]) ->
     def mean(row: Row, kind: str) -> float:
         return fmean(rank.get(f"{kind}_s") or 0.0 for rank in row["ranks"])
 
-    found = {kind: median(mean(row, kind) for row in counted) for kind in KINDS[:-1]}
-    return {**found, "other": _median_s(counted) - sum(found.values())}
+    medians = {kind: median(mean(row, kind) for row in counted) for kind in KINDS[:-1]}
+    return {**medians, "other": _median_s(counted) - sum(medians.values())}
 
 
 def _predicted_kinds(spec: RunSpec, predicted: dict[str, Any] | None) -> dict[str, float]:
     if predicted is None:
         return {}
-    ranks = [predicted["ranks"][seat.program_rank] for seat in spec.seats.all()]
-    found = {kind: fmean(_simulated(rank, kind) for rank in ranks) for kind in KINDS[:-1]}
-    rest = predicted["step_time_s"] - sum(found.values())
-    return {**found, "other": rest if abs(rest) > 1e-9 else 0.0}
+    step_s = predicted["step_time_s"]
+    parts = [simulated_kinds(rank, step_s) for rank in predicted["ranks"]]
+    ranks = [parts[seat.program_rank] for seat in spec.seats.all()]
+    return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
+
+
+def simulated_kinds(rank: dict[str, Any], step_s: float) -> dict[str, float]:
+    """Seconds of each of `KINDS` in one rank's predicted step, as prediction.json has them."""
+    kinds = {kind: _simulated(rank, kind) for kind in KINDS[:-1]}
+    rest_s = step_s - sum(kinds.values())
+    return {**kinds, "other": rest_s if abs(rest_s) > 1e-9 else 0.0}
 
 
 def _median_s(counted: Sequence[Row]) -> float:
@@ -150,9 +219,14 @@ def _ratio(predicted: float | None, measured: float | None) -> float | None:
     return measured / predicted if predicted and predicted > 1e-9 and measured is not None else None
 
 
-def _prediction(folder: RunFolder) -> dict[str, Any] | None:
+def prediction_of(folder: RunFolder, spec: RunSpec) -> dict[str, Any] | None:
+    """What prediction.json says; None where the run was not calibrated."""
     path = folder.path / "prediction.json"
-    return folder.read_json(path) if path.exists() else None
+    return read_prediction(path, 1 + _last_program_rank(spec)) if exists(path) else None
+
+
+def _last_program_rank(spec: RunSpec) -> int:
+    return max(seat.program_rank for seat in spec.seats.all())
 
 
 def _memory(
@@ -161,7 +235,9 @@ def _memory(
     """One rank's bytes: proved, held by the ledger, taken from the allocator; what is allowed."""
     program_rank = spec.seats.seat(rank).program_rank
     path = folder.rank_file(rank, "records")
-    told: dict[str, Any] = folder.read_json(path)["memory"] if path.exists() else {}
+    told: dict[str, Any] = {}
+    if exists(path):
+        told = read_records(path, rank).get("memory") or {}
 
     def most(name: str, of: Callable[[Row], float | None]) -> int | None:
         values = [value for row in rows if (value := of(row["ranks"][rank]))]
@@ -170,7 +246,7 @@ def _memory(
     return {
         "rank": rank,
         "program_rank": program_rank,
-        "budget_bytes": facts["budget_bytes"],
+        "budget_bytes": facts["budget_bytes"][program_rank],
         "bound_bytes": facts["bound_bytes"][program_rank],
         "bound_items": facts["bound_items"][program_rank],
         "ledger_peak_bytes": most("size_bytes", lambda row: row["ledger_peak_bytes"]),

@@ -20,7 +20,7 @@ _NAMES = {
 }
 _SHOWN_RANKS = 16
 _RARE = ("recovery", "tensor")
-"""Kinds that are left out where a run has none of them."""
+"""Kinds that are shown only if a run has any."""
 
 
 def report_text(report: dict[str, Any]) -> list[str]:
@@ -34,7 +34,20 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     if loss is None:
         yield f"{done}: nothing was measured"
         return
-    yield f"{done}; loss {loss['first']:.4f} -> {loss['last']:.4f}"
+    precision = "" if report["precision"] == "fp32" else f"; {report['precision']}"
+    yield f"{done}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}"
+    if report["skipped_updates"]:
+        yield (
+            f"{report['skipped_updates']:,} updates of a unit's part were skipped: a gradient "
+            "overflowed; if there are many, lower [train] loss_scale"
+        )
+    validation = report["validation"]
+    if validation is not None:
+        last, best = validation["last"], validation["best"]
+        yield (
+            f"validation loss {last['loss']:.4f} after step {last['step']}; best "
+            f"{best['loss']:.4f} after step {best['step']}"
+        )
 
 
 def _times(report: dict[str, Any]) -> Iterator[str]:
@@ -51,12 +64,12 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
         )
     first, last = counted
     yield (
-        f"{report['tokens_per_s']:,.0f} tokens/s; medians of steps {first} to {last} "
-        f"({format_time(step['fastest'])} to {format_time(step['slowest'])});"
+        f"{report['tokens_per_s']:,.0f} tokens/s. Step: median of steps {first} to {last} "
+        f"({format_time(step['fastest'])} to {format_time(step['slowest'])})."
     )
-    yield "kinds: means over ranks, in a typical one of the last steps"
+    yield "Indented rows: means over ranks, in one typical step."
     if step["predicted"] is None:
-        yield "not predicted: the run was not calibrated"
+        yield "No prediction: the run was not calibrated."
 
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
@@ -70,7 +83,7 @@ def _time(time_s: float | None) -> str:
 
 def _memory(report: dict[str, Any]) -> Iterator[str]:
     rows = report["memory"]
-    yield f"{'memory':10}{'proved':>12}{'ledger':>12}{'allocated':>12}{'budget':>12}"
+    yield f"{'memory':10}{'proven':>12}{'ledger':>12}{'allocated':>12}{'budget':>12}"
     for row in rows[:_SHOWN_RANKS]:
         yield f"{'rank ' + str(row['rank']):10}" + "".join(
             f"{_size(row[key]):>12}"
@@ -81,7 +94,7 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     worst = max(rows, key=lambda row: row["bound_bytes"])
     items = sorted(worst["bound_items"].items(), key=lambda item: -item[1])
     said = ", ".join(f"{name} {format_bytes(size)}" for name, size in items if size)
-    yield from wrap(f"rank {worst['rank']} at its most: {said}", 80, subsequent_indent="  ")
+    yield from wrap(f"rank {worst['rank']} at its peak: {said}", 80, subsequent_indent="  ")
 
 
 def _size(size_bytes: float | None) -> str:
@@ -89,7 +102,9 @@ def _size(size_bytes: float | None) -> str:
 
 
 def _places(report: dict[str, Any]) -> Iterator[str]:
-    saved = [one for one in report["checkpoints"] if one["complete"]]
-    said = ", ".join(f"step {one['step']} ({_size(one['size_bytes'])})" for one in saved)
+    saved = [checkpoint for checkpoint in report["checkpoints"] if checkpoint["complete"]]
+    said = ", ".join(
+        f"step {checkpoint['step']} ({_size(checkpoint['size_bytes'])})" for checkpoint in saved
+    )
     yield from wrap(f"checkpoints  {said or 'none'}", 80, subsequent_indent=" " * 13)
     yield f"run          {report['run']}"

@@ -1,4 +1,4 @@
-"""A run that goes on: what its folder has, what may change, and where it begins again."""
+"""A resumed run: what its folder has, what may change, and where it resumes."""
 
 from __future__ import annotations
 
@@ -11,16 +11,22 @@ from ratrain.checkpoint.listing import latest, read_manifest
 from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.overrides import combined
 from ratrain.errors import SpecError
+from ratrain.program.actions import Kind
+from ratrain.program.program import Program
+from ratrain.program.repeating import Repeating
 from ratrain.runtime.run.facts import read_facts, settings_of
 from ratrain.runtime.run.prepare import RunRequest
-from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
+from ratrain.runtime.run_folder import RunFolder, RunSpec, cannot_be_made
+from ratrain.runtime.step.tied import require_tied
 
 
 @dataclass(frozen=True)
 class ResumedRun:
-    """A run whose program stands; it goes on behind `checkpoint`, where there is one. `changes`: in
-    words, what the job file says otherwise than when the run began."""
+    """A run whose program is fixed; it resumes after `checkpoint`, where there is one. `changes`:
+    in words, what the job file says otherwise than when the run began."""
 
     job: JobSpec
     spec: RunSpec
@@ -47,65 +53,110 @@ class ResumedRun:
 def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     """The `ResumedRun` of a folder. Its program and layout go on; the job file is read again for
     all else, and must be of the same model, batch and sequence length."""
-    _refuse_other_program(request, folder)
+    _refuse_other_program(request)
     spec, facts = folder.read_spec(), read_facts(folder)
-    job = load_job(request.job_path)
+    overrides = combined(spec.overrides, request.overrides)
+    job = load_job(request.job_path, overrides)
     now, then = settings_of(job), facts["settings"]
     for table in ("model", "batch"):
         for key in now[table]:
-            if now[table][key] != then[table].get(key):
+            # A model without a name is called after its folder, which may have been moved.
+            if key != "name" and now[table][key] != then[table].get(key):
                 raise SpecError(
                     f"[{table}] {key} is {now[table][key]!r}, the run has {then[table].get(key)!r}",
                     place=str(request.job_path),
-                    fix="give the job that the run was made from, or begin a run of its own",
+                    fix="use the job that the run was made from, or start a new run",
                 )
-    found = latest(folder.checkpoints, skip_damaged=True)
+    require_trainable(job)
+    kept = folder.kept_program()
+    program = kept.short if isinstance(kept, Repeating) else kept  # it has every kind of op
+    require_tied(job.model.spec, program)
+    _require_clipping(job, program)
+    if spec.dtype == "fp16":
+        _require_same_overflow(job, then["train"].get("overflow", "step"))
+    end_step = _end_step(request, spec, now, then)
+    require_whole_periods(job, program.setup.period, end_step)
+    newest = latest(folder.checkpoints, skip_damaged=True)
     spec = replace(
         spec,
         job_path=str(request.job_path.resolve()),
-        end_step=_end_step(request, spec, now, then),
+        end_step=end_step,
         threads=request.threads or spec.threads,
         calibrate=request.calibrate,
+        overrides=overrides,
     )
     return ResumedRun(
         job,
         spec,
         list(facts["headline"]),
-        found.path if found else None,
-        tuple(one.path.name for one in found.skipped) if found else (),
+        newest.path if newest else None,
+        tuple(checkpoint.path.name for checkpoint in newest.skipped) if newest else (),
         tuple(_changes(now, then)),
     )
 
 
+def _require_clipping(job: JobSpec, program: Program) -> None:
+    """Refuses to clip in a run whose program has no op for it."""
+    kinds = {action.kind for lane in program.lanes.values() for action in lane}
+    if job.train.clip_norm is not None and Kind.ClipNorm not in kinds:
+        raise SpecError(
+            "the run started without clipping, and its program cannot change",
+            place=f"{job.path} [train] clip_norm",
+            fix="remove it, or start a new run without --resume",
+        )
+
+
+def _require_same_overflow(job: JobSpec, began: str) -> None:
+    """Refuses another rule of what an overflow skips: the program waits for all gradients or does
+    not, and gradients are scaled back accordingly."""
+    if job.train.overflow != began:
+        raise SpecError(
+            f'the run began with overflow = "{began}", and its program cannot change',
+            place=f"{job.path} [train] overflow",
+            fix=f'set it to "{began}", or start a new run without --resume',
+        )
+
+
 def newest_run(parent: Path, name: str) -> Path:
     """The folder of the newest run of this name: name, name-2, name-3, ..."""
-    found = _numbered(parent, name)
-    if not found:
+    runs = _numbered(parent, name)
+    if not runs:
         raise SpecError(
-            "there is no run to resume", place=str(parent / name), fix="name its folder with --run"
+            "there is no run to resume", place=str(parent / name), fix="give its folder with --run"
         )
-    return found[max(found)]
+    return runs[max(runs)]
 
 
 def fresh_run(parent: Path, name: str) -> Path:
-    """The first folder of this name that is not there yet."""
-    found = _numbered(parent, name)
-    number = max(found, default=0) + 1
-    return parent / (name if number == 1 else f"{name}-{number}")
+    """A folder that is made now, and was not there before: name, name-2, name-3, ..."""
+    number = max(_numbered(parent, name), default=0) + 1
+    while True:
+        path = parent / (name if number == 1 else f"{name}-{number}")
+        try:
+            parent.mkdir(parents=True, exist_ok=True)
+            path.mkdir()
+            return path
+        except FileExistsError as error:
+            if not parent.is_dir():
+                raise cannot_be_made(path, error) from error
+            number += 1  # another launch's, made at this moment
+        except OSError as error:
+            raise cannot_be_made(path, error) from error
 
 
 def _numbered(parent: Path, name: str) -> dict[int, Path]:
-    found: dict[int, Path] = {}
-    for path in parent.glob(f"{name}*"):
+    """The folders of a name by their numbers."""
+    numbered: dict[int, Path] = {}
+    for path in parent.iterdir() if parent.is_dir() else ():
         rest = path.name.removeprefix(name)
-        if not rest:
-            found[1] = path
-        elif rest[0] == "-" and rest[1:].isdigit():
-            found[int(rest[1:])] = path
-    return found
+        if path.name == name:
+            numbered[1] = path
+        elif rest != path.name and rest[0] == "-" and rest[1:].isdigit():
+            numbered[int(rest[1:])] = path
+    return numbered
 
 
-def _refuse_other_program(request: RunRequest, folder: RunFolder) -> None:
+def _refuse_other_program(request: RunRequest) -> None:
     given = {
         "--schedule": request.schedule,
         "--without": request.without,
@@ -114,15 +165,19 @@ def _refuse_other_program(request: RunRequest, folder: RunFolder) -> None:
     for flag, value in given.items():
         if value:
             raise SpecError(
-                "a run that is resumed goes on with its own program",
+                "a resumed run continues with its own program",
                 place=flag,
-                fix=f"leave {flag} out, or begin a run of its own without --resume",
+                fix=f"leave {flag} out, or start a new run without --resume",
             )
-    if not (folder.path / "run.json").exists():
+
+
+def require_run(folder: RunFolder) -> None:
+    """Refuses a folder that holds no run."""
+    if not folder.holds_run:
         raise SpecError(
-            "is no run's folder: there is no run.json",
+            "is not a run's folder: it has no run.json",
             place=str(folder.path),
-            fix="name the run's folder with --run, or leave --resume out",
+            fix="give the run's folder with --run, or remove --resume",
         )
 
 
@@ -134,10 +189,29 @@ def _end_step(request: RunRequest, spec: RunSpec, now: dict[str, Any], then: dic
     return steps if steps != then["train"]["steps"] else spec.end_step
 
 
+_READ_AGAIN = ("train", "data", "checkpoint")
+_KEPT = ("cluster", "layout", "schedule")
+"""Tables that a run's program was made from."""
+
+
 def _changes(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    used = [line for table in _READ_AGAIN for line in _differences(table, now, then)]
+    kept = [
+        f"{line}; a run's program cannot change"
+        for table in _KEPT
+        if table in then  # earlier versions did not keep them
+        for line in _differences(table, now, then)
+    ]
+    return used + kept
+
+
+def _differences(table: str, now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+    """What one table says now and did not say when the run began."""
+    before, after = then[table] or {}, now[table] or {}
+    if not (before and after):
+        return [f"[{table}] was added" if after else f"[{table}] was removed"] * (before != after)
     return [
-        f"[{table}] {key} is {now[table][key]!r}, was {(then[table] or {}).get(key)!r}"
-        for table in ("train", "data", "checkpoint")
-        for key in now[table] or {}
-        if now[table][key] != (then[table] or {}).get(key)
+        f"[{table}] {key} is {value!r}, was {before.get(key)!r}"
+        for key, value in after.items()
+        if value != before.get(key)
     ]

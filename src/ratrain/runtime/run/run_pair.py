@@ -41,6 +41,7 @@ class RunPair:
     checkpoint_step: int | None
     weights: tuple[Difference, ...] | None
     problem: str
+    precision: tuple[str, str]
     step_time_s: tuple[float, float]  # medians over the steps that count in a report
 
     @property
@@ -70,6 +71,7 @@ def compare_runs(
         checkpoint_step=opened[0].manifest.meta.step if opened else None,
         weights=compare(*opened, progress) if opened and not problem else None,
         problem=problem,
+        precision=(first.read_spec().precision, second.read_spec().precision),
         step_time_s=(_median_s(first, rows[0]), _median_s(second, rows[1])),
     )
 
@@ -99,6 +101,7 @@ def as_json(pair: RunPair) -> dict[str, Any]:
         "weights": None
         if pair.weights is None
         else [{**asdict(each), "identical": each.identical} for each in pair.weights],
+        "precision": list(pair.precision),
         "step_time_s": list(pair.step_time_s),
         "time_ratio": pair.time_ratio,
     }
@@ -108,7 +111,7 @@ def _rows(folder: RunFolder) -> list[Row]:
     rows = folder.read_metrics()
     if not rows:
         raise SpecError(
-            "there are no steps to compare", place=str(folder.metrics), fix="name a run's folder"
+            "there are no steps to compare", place=str(folder.metrics), fix="give a run's folder"
         )
     return rows
 
@@ -116,11 +119,11 @@ def _rows(folder: RunFolder) -> list[Row]:
 def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
     """Why two checkpoints cannot be compared; "" where they can."""
     if opened is None:
-        return "no checkpoint of one step in both"
-    first, second = (dict(one.manifest.meta.units) for one in opened)
+        return "no step has a checkpoint in both"
+    first, second = (dict(checkpoint.manifest.meta.units) for checkpoint in opened)
     if first != second:
-        return "they are cut otherwise: other models, or other tensor groups"
-    return "" if opened[0].kinds == opened[1].kinds else "they hold other kinds of state"
+        return "they are divided differently: other models, or other tensor groups"
+    return "" if opened[0].kinds == opened[1].kinds else "they hold different kinds of state"
 
 
 def _median_s(folder: RunFolder, rows: list[Row]) -> float:
@@ -132,7 +135,11 @@ def _median_s(folder: RunFolder, rows: list[Row]) -> float:
 def _common_checkpoint(first: RunFolder, second: RunFolder) -> tuple[Checkpoint, Checkpoint] | None:
     """The checkpoints of the newest step that both have saved whole."""
     saved = [
-        {one.step: one.path for one in listed(folder.checkpoints) if one.manifest is not None}
+        {
+            checkpoint.step: checkpoint.path
+            for checkpoint in listed(folder.checkpoints)
+            if checkpoint.manifest is not None
+        }
         for folder in (first, second)
     ]
     common = sorted(set(saved[0]) & set(saved[1]))

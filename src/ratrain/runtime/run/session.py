@@ -7,22 +7,25 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
+from ratrain.checkpoint.best import read_best
 from ratrain.checkpoint.folder import step_of
 from ratrain.checkpoint.listing import latest
-from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.job import JobSpec
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
+from ratrain.runtime.ownership import Claim
+from ratrain.runtime.rank.progress import Progress, ProgressMeter
 from ratrain.runtime.rank.trackers import trackers
 from ratrain.runtime.run.facts import begin_attempt
 from ratrain.runtime.run.launch import launch
-from ratrain.runtime.run.watch import Follower, Progress, ProgressMeter
+from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 
 @dataclass(frozen=True)
 class Ending:
     """How an attempt ended. `step`: that of the newest checkpoint; `stopped`: before its end,
-    because somebody asked for it."""
+    because someone asked for it."""
 
     step: int
     stopped: bool
@@ -32,6 +35,7 @@ def run_session(
     folder: RunFolder,
     spec: RunSpec,
     *,
+    claim: Claim,
     lab: Lab | None,
     restarts: int,
     first_step: int,
@@ -39,7 +43,9 @@ def run_session(
 ) -> Ending:
     """Launches the ranks and watches them. `show` gets a step's `Progress`, or None where there is
     nothing new, and whether a stop was asked for."""
-    follower, meter = Follower(folder), ProgressMeter(spec.end_step)
+    best = read_best(folder.path)
+    before = best and (best.step, best.validation_loss)
+    follower, meter = Follower(folder), ProgressMeter(spec.end_step, before)
     _clear_measurements(folder)
     begin_attempt(folder, first_step, lab=lab is not None, restarts=restarts)
     charts = trackers(folder.path)
@@ -55,7 +61,7 @@ def run_session(
             show(None, stopping)
 
     try:
-        launch(folder, spec, lab=lab, restarts=restarts, tick=tick)
+        launch(folder, spec, claim=claim, lab=lab, restarts=restarts, tick=tick)
     finally:
         for chart in charts:
             chart.close()
@@ -65,8 +71,8 @@ def run_session(
 
 def newest_step(folder: RunFolder) -> int:
     """The step of the newest whole checkpoint; 0 where there is none."""
-    found = latest(folder.checkpoints, skip_damaged=True)
-    return (step_of(found.path) or 0) if found else 0
+    newest = latest(folder.checkpoints, skip_damaged=True)
+    return (step_of(newest.path) or 0) if newest else 0
 
 
 def _clear_measurements(folder: RunFolder) -> None:
@@ -79,16 +85,17 @@ def _clear_measurements(folder: RunFolder) -> None:
 
 @contextmanager
 def lab_if_possible(
-    cluster: ClusterSpec, devices: int, wanted: bool, say: Callable[[str], None]
+    job: JobSpec, spec: RunSpec, wanted: bool, say: Callable[[str], None]
 ) -> Generator[Lab | None]:
-    """The cluster file's devices made of this machine, where that is wanted and possible."""
+    """The devices of a run's cluster made of this machine, where that is wanted and possible: as
+    many as there are up to the last that a rank runs on."""
     reasons = missing() if wanted else []
     if reasons:
-        say(f"no lab here: {'; '.join(reasons)}. Running without its limits.")
+        say(f"no lab on this machine: {'; '.join(reasons)}. Running without its limits.")
     if not wanted or reasons:
         yield None
         return
-    with Lab(cluster, devices) as lab:
+    with Lab(job.cluster.spec, 1 + max(spec.device_numbers)) as lab:
         yield lab
 
 

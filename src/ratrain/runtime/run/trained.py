@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
@@ -13,19 +12,20 @@ from torch import Tensor
 from ratrain.checkpoint.folder import step_name
 from ratrain.checkpoint.listing import latest
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
-from ratrain.corpus.tokenizer import BYTES
+from ratrain.corpus.tokenizer import BYTES, Tokenizer
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import WHOLE
 from ratrain.models.huggingface import read_range
+from ratrain.models.huggingface_config import CONFIG
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
-from ratrain.runtime.run.facts import read_facts
+from ratrain.runtime.run_files import trained_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree
 
-CONFIG = "config.json"
+TOKENIZER = "tokenizer.json"
 
 
 @dataclass(frozen=True)
@@ -37,15 +37,16 @@ class TrainedModel:
     source: Callable[[str], Tensor]  # a unit's whole flat buffer, fp32
     tokenizer: str  # as a job names it
     base: Path  # where a relative name of the tokenizer starts
+    configs: tuple[Path, ...]  # config.json files that described the model when training began
     step: int | None  # of a run's checkpoint
 
     def views(self) -> dict[str, Weights]:
         """Every unit's weights, in memory."""
-        found: dict[str, Weights] = {}
+        views: dict[str, Weights] = {}
         for name in unit_names(self.spec):
-            found[name] = Weights(unit_layout(self.spec, name))
-            found[name].attach_view(self.source(name))
-        return found
+            views[name] = Weights(unit_layout(self.spec, name))
+            views[name].attach_view(self.source(name))
+        return views
 
 
 def trained_model(path: Path, step: int | None = None) -> TrainedModel:
@@ -56,11 +57,24 @@ def trained_model(path: Path, step: int | None = None) -> TrainedModel:
     return _of_run(RunFolder(path), step)
 
 
+def prompt_tokens(trained: TrainedModel, tokenizer: Tokenizer, prompt: str) -> list[int]:
+    """The prompt's tokens; a SpecError where the model does not know one of them."""
+    tokens: list[int] = tokenizer.encode(prompt).tolist()
+    vocab = trained.spec.vocab
+    unknown = next((token for token in tokens if not 0 <= token < vocab), None)
+    if unknown is not None:
+        raise SpecError(
+            f"gives the prompt token {unknown}, but the model has tokens 0 to {vocab - 1}",
+            place=str(trained.base / trained.tokenizer),
+            fix="use the tokenizer that the model was trained with",
+        )
+    return tokens
+
+
 def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
-    run, facts = folder.read_spec(), read_facts(folder)
-    fields: dict[str, Any] = dict(facts["settings"]["model"])
-    sequence_length = fields.pop("sequence_length")
-    spec = ModelSpec(**fields, source=str(folder.path))
+    run = folder.read_spec()
+    case = trained_case(folder.path / "case.json")
+    spec = case.model
     checkpoint = checkpoint_of(folder, step)
     parts = StoredParts(
         spec,
@@ -71,12 +85,17 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
     def source(unit: str) -> Tensor:
         return parts.read_range(unit, WHOLE, "weights", 0, unit_layout(spec, unit).size)
 
+    base = Path(run.job_path).parent
+    configs = [base / case.weights / CONFIG] if case.weights else []
+    if case.model_file:
+        configs.append(Path(case.model_file))
     return TrainedModel(
         spec=spec,
-        sequence_length=sequence_length,
+        sequence_length=case.sequence_length,
         source=source,
-        tokenizer=facts["settings"]["data"]["tokenizer"],
-        base=Path(run.job_path).parent,
+        tokenizer=case.tokenizer,
+        base=base,
+        configs=tuple(configs),
         step=checkpoint.manifest.meta.step,
     )
 
@@ -88,9 +107,14 @@ def _of_hugging_face(folder: Path) -> TrainedModel:
         layout = unit_layout(spec, unit)
         return read_range(folder, spec, unit, layout, 0, layout.size)
 
-    own = (folder / "tokenizer.json").exists()
     return TrainedModel(
-        spec, spec.max_positions, source, "tokenizer.json" if own else BYTES, folder, None
+        spec=spec,
+        sequence_length=spec.max_positions,
+        source=source,
+        tokenizer=TOKENIZER if (folder / TOKENIZER).exists() else BYTES,
+        base=folder,
+        configs=(folder / CONFIG,),
+        step=None,
     )
 
 
@@ -101,8 +125,8 @@ def checkpoint_of(folder: RunFolder, step: int | None = None) -> Checkpoint:
         path = folder.checkpoints / step_name(step)
         if path.exists():
             return open_checkpoint(path, verify=False)
-    elif (found := latest(folder.checkpoints)) is not None:
-        return open_checkpoint(found.path, verify=False)
+    elif (newest := latest(folder.checkpoints)) is not None:
+        return open_checkpoint(newest.path, verify=False)
     raise SpecError(
         "there is no checkpoint" + ("" if step is None else f" of step {step}"),
         place=str(folder.checkpoints),

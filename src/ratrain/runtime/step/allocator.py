@@ -1,6 +1,6 @@
 """What this process allocates for tensors: counted, and held to a limit.
 
-On the CPU a small preloaded library (allocator.c) stands in front of the C library's allocator;
+On the CPU a small preloaded library (allocator.c) sits in front of the C library's allocator;
 on CUDA torch's own allocator does both. Where neither is there, nothing is known or limited.
 """
 
@@ -58,7 +58,7 @@ class Allocator:
 
 
 def _preloaded() -> ctypes.CDLL | None:
-    """The library, where it stands in front of this process's allocator."""
+    """The library, where it sits in front of this process's allocator."""
     library = ctypes.CDLL(None)
     try:
         for name in ("ratrain_held_bytes", "ratrain_peak_bytes"):

@@ -8,22 +8,33 @@ import numpy as np
 import numpy.typing as npt
 import torch
 
+from ratrain.models.head import IGNORED
 from ratrain.models.units import MicroBatch
 
 Ints = npt.NDArray[np.int64]
 ReadSamples = Callable[[int, int, int], tuple[Ints, Ints]]
 """(step, first position in the global batch, count) -> tokens and targets."""
+CountTargets = Callable[[int, int, int], int]
+"""The same -> how many of the targets count: those that are not masked (-100)."""
 
 
 class ReplicaBatches:
     """A replica's share of each step's global batch, by position. Two steps are kept: the lanes
-    of a rank may be one step apart."""
+    of a rank may be one step apart. `count` may know without reading what counts."""
 
     def __init__(
-        self, read: ReadSamples, first: int, sequences: int, micro_batch: int, device: torch.device
+        self,
+        read: ReadSamples,
+        first: int,
+        sequences: int,
+        micro_batch: int,
+        device: torch.device,
+        *,
+        count: CountTargets | None = None,
     ) -> None:
         self._read, self._first, self._sequences = read, first, sequences
         self._size, self._device = micro_batch, device
+        self._count = count or self._counted_by_reading
         self._steps: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
     def micro_batch(self, step: int, micro_batch: int) -> MicroBatch:
@@ -31,6 +42,17 @@ class ReplicaBatches:
         tokens, targets = self._step(step)
         rows = slice(micro_batch * self._size, (micro_batch + 1) * self._size)
         return MicroBatch(tokens[rows], targets[rows])
+
+    def counted(self, step: int) -> int:
+        """How many of the replica's targets in a step count."""
+        return self._count(step, self._first, self._sequences)
+
+    def forget(self) -> None:
+        """Lets go of what is kept: steps may be counted from the start again."""
+        self._steps.clear()
+
+    def _counted_by_reading(self, step: int, first: int, count: int) -> int:
+        return int((self._read(step, first, count)[1] != IGNORED).sum())
 
     def _step(self, step: int) -> tuple[torch.Tensor, torch.Tensor]:
         if step not in self._steps:

@@ -3,20 +3,35 @@ and what a checkpoint must know of that."""
 
 from __future__ import annotations
 
+from torch import Tensor
+
+from ratrain.cost.scratch import UPDATE_ELEMENTS
 from ratrain.runtime.step.optimizer import LossScale
 
 
+def is_finite(gradient: Tensor) -> bool:
+    """Whether no element is infinite or NaN. Memory beside it: that of a chunk."""
+    return all(bool(chunk.isfinite().all()) for chunk in gradient.split(UPDATE_ELEMENTS))
+
+
 class Clipping:
-    """Settled once a step where the program has a ClipNorm; else every step updates, unscaled."""
+    """Settled once a step where the program has a ClipNorm; else every step updates. Units that
+    decide by themselves (`[train] overflow = "unit"`) keep the loss scale of the beginning."""
 
     def __init__(
-        self, clip_norm: float | None, loss_scale: LossScale | None, skipped_steps: int
+        self,
+        clip_norm: float | None,
+        loss_scale: LossScale | None,
+        skipped_steps: int,
+        *,
+        by_unit: bool = False,
     ) -> None:
         self._clip_norm = clip_norm
         self.loss_scale = loss_scale
         self._skipped_steps = skipped_steps  # of all before, since step 0
         self.skips = False
-        self.factor = 1.0
+        self.by_unit = by_unit
+        self.factor = 1 / loss_scale.scale if by_unit and loss_scale else 1.0
         """What the step's gradients are multiplied by."""
         self._state_after: dict[int, dict[str, float]] = {}
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import threading
 from collections import defaultdict
 
-from ratrain.program.actions import Lane
+from ratrain.program.kind import Lane
 from ratrain.runtime.step.schedule import LocalOp
 
 
@@ -26,7 +26,7 @@ class Completions:
         self._stopped = False
 
     def wait(self, op: LocalOp, turn: int) -> bool:
-        """Waits until all that the op waits for has ended in its turn-th step; False: stopped."""
+        """Waits until all that the op waits for has ended in its turn-th period; False: stopped."""
         with self._lock:
             while not self._stopped:
                 missing = self._missing(op, turn)

@@ -11,9 +11,9 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-from ratrain.program.actions import Kind, Lane
+from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.step.completions import Completions
-from ratrain.runtime.step.ledger import Ledger, Stopped
+from ratrain.runtime.step.ledger import Ledgers, Stopped
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 
 Execute = Callable[[LocalOp, int], None]
@@ -53,7 +53,7 @@ class Lanes:
         self,
         schedule: Schedule,
         execute: Execute,
-        ledger: Ledger,
+        ledger: Ledgers,
         *,
         timeout_s: float,
         meet: Meet | None = None,
@@ -72,10 +72,14 @@ class Lanes:
         self._times = StepTimes()
 
     def run(self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None) -> None:
-        """Runs steps from `first_step` until the gate says no; raises what any lane raised.
-        `failed` is called when a lane fails: it must wake lanes that wait in the gate."""
+        """Runs steps from `first_step`, where a period begins, until the gate says no; raises what
+        any lane raised. `failed` is called when a lane fails: it must wake lanes that wait in the
+        gate. May be called again, when all ranks have ended the steps before."""
         self._first_step = first_step
         self._failed = failed
+        self._completions = Completions(len(self._schedule.ops))
+        if self._failure is not None:
+            raise self._failure
         others = [lane for lane in self._schedule.lanes if lane is not Lane.COMPUTE]
         threads = [
             threading.Thread(target=self._lane, args=(lane, gate), name=lane.word, daemon=True)
@@ -108,13 +112,12 @@ class Lanes:
         return [ran for records in self._records.values() for ran in records]
 
     def _lane(self, lane: Lane, gate: Gate) -> None:
-        ops = self._schedule.lanes.get(lane, ())
         step = self._first_step
         try:
             while gate(lane, step):
                 oldest = step - self._kept_steps
                 self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
-                for op in ops:
+                for op in self._schedule.of_step(lane, step):
                     self._one(op, step)
                 step += 1
         except Stopped:
@@ -124,7 +127,8 @@ class Lanes:
 
     def _one(self, op: LocalOp, step: int) -> None:
         reached_s = time.perf_counter()
-        if not self._completions.wait(op, step - self._first_step):
+        turn = (step - self._first_step) // self._schedule.period
+        if not self._completions.wait(op, turn):
             raise Stopped
         if self._meet is not None:
             self._meet(op)

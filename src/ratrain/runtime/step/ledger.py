@@ -1,4 +1,4 @@
-"""The ledger: every state's bytes, by family, under a hard budget.
+"""The ledger: every state's bytes, by family and memory tier, under a hard budget.
 
 An op asks before it brings states to life, and waits while they would not fit. The verifier has
 proved that no wait is for ever; one that is all the same ends with an error, not with a hang.
@@ -12,7 +12,8 @@ from collections.abc import Iterable
 from dataclasses import dataclass
 
 from ratrain.errors import Infeasible
-from ratrain.runtime.step.schedule import Held, held_sum
+from ratrain.program.families import DEVICE
+from ratrain.runtime.step.schedule import Held, Schedule, held_sum
 
 
 class Stopped(Exception):
@@ -25,6 +26,53 @@ class Peak:
 
     size_bytes: int
     items: dict[str, int]
+
+
+class Ledgers:
+    """Counts one rank's states, each tier by itself."""
+
+    def __init__(self, device: Ledger, **others: Ledger) -> None:
+        self.device = device
+        self._of = {DEVICE: device, **others}
+
+    @property
+    def others(self) -> dict[str, Ledger]:
+        """The ledgers of tiers below the device, by name."""
+        return {tier: ledger for tier, ledger in self._of.items() if tier != DEVICE}
+
+    def take(self, states: tuple[Held, ...], who: str, timeout_s: float) -> None:
+        """Holds these states from now on; waits until they fit."""
+        for tier, part in _by_tier(states).items():
+            self._of[tier].take(part, who, timeout_s)
+
+    def give(self, states: tuple[Held, ...]) -> None:
+        """Holds these states no longer."""
+        for tier, part in _by_tier(states).items():
+            self._of[tier].give(part)
+
+    def stop(self) -> None:
+        """Those who wait for memory, now or later, wait no longer."""
+        for ledger in self._of.values():
+            ledger.stop()
+
+
+def ledgers_of(schedule: Schedule) -> Ledgers:
+    """A rank's ledgers, holding what exists all the time."""
+    setup, persistent = schedule.program.setup, _by_tier(schedule.persistent)
+    tiers = {state.tier for op in schedule.ops for state in op.births} | set(persistent)
+
+    def ledger(tier: str) -> Ledger:
+        budget = setup.budget_of(schedule.rank, tier)
+        return Ledger(persistent.get(tier, ()), budget, tier or setup.tier)
+
+    return Ledgers(ledger(DEVICE), **{tier: ledger(tier) for tier in tiers - {DEVICE}})
+
+
+def _by_tier(states: tuple[Held, ...]) -> dict[str, tuple[Held, ...]]:
+    if all(state.tier == DEVICE for state in states):
+        return {DEVICE: states} if states else {}
+    tiers = dict.fromkeys(state.tier for state in states)
+    return {tier: tuple(state for state in states if state.tier == tier) for tier in tiers}
 
 
 class Ledger:
@@ -63,7 +111,7 @@ class Ledger:
                         f"{who} waited {timeout_s:g} s for {size:,} bytes of {self._tier}; "
                         f"{self._total:,} of {self._budget_bytes:,} are held: {self.items()}",
                         place=who,
-                        fix="this is a fault of the program's proof: please report it",
+                        fix="this is a bug in the program's proof: please report it",
                     )
             self._add(states)
 
@@ -78,7 +126,7 @@ class Ledger:
             self._room.notify_all()
 
     def stop(self) -> None:
-        """Whoever waits for memory, now or later, waits no longer: nobody will give it back."""
+        """Those who wait for memory, now or later, wait no longer: none will be freed."""
         with self._room:
             self._stopped = True
             self._room.notify_all()

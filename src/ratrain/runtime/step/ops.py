@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import threading
+from collections import Counter
 from collections.abc import Callable
 from contextlib import nullcontext
 from dataclasses import dataclass
+from functools import partial
+from importlib import import_module
 from typing import Protocol
 
 import torch
@@ -15,16 +19,18 @@ from ratrain.cost.scratch import UPDATE_ELEMENTS
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
-from ratrain.program.actions import Kind, Lane
-from ratrain.program.setup import Setup, Stage
-from ratrain.runtime.step.clipping import Clipping
+from ratrain.program.kind import Kind, Lane
+from ratrain.program.setup import Setup
+from ratrain.runtime.step.clipping import Clipping, is_finite
+from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import Graph, RankStates, UnitState
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradient
 
 _SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
-"""The norm takes so many at once: as fp64, with their squares, what the optimizer widens later."""
+"""The norm takes this many at once: as fp64, with their squares, what the optimizer widens
+later."""
 
 
 class Batches(Protocol):
@@ -44,11 +50,12 @@ class Sizes:
     """Shapes and counts that ops need."""
 
     boundary: tuple[int, int, int]  # micro-batch, sequence, hidden
-    tokens: int  # counted in one step over all replicas
 
 
 class RankOps:
-    """The ops of one rank. `losses[step]` are sums over tokens, micro-batch by micro-batch."""
+    """The ops of one rank. `losses[step]` are sums over tokens, micro-batch by micro-batch;
+    `counted(step)` is how many tokens count in a step, over all replicas that share its gradients:
+    each has the same weight, whichever replica and micro-batch it is in."""
 
     def __init__(
         self,
@@ -59,6 +66,7 @@ class RankOps:
         train: TrainSpec,
         sizes: Sizes,
         clipping: Clipping,
+        counted: Callable[[int], int],
     ) -> None:
         self._setup: Setup = schedule.program.setup
         self._states = states
@@ -67,62 +75,60 @@ class RankOps:
         self.saver: Saver | None = None
         self._train = train
         self._sizes = sizes
+        self._counted = counted
         self.clipping = clipping
         self._rank_of_stage = _rank_of_stage(schedule)
         self._stage_units = _units_of_stages(schedule)
+        self._uses = threading.Lock()
+        self._used_once: set[tuple[int, int]] = set()  # offloaded inputs with one use to come
         self.losses: dict[int, list[Tensor]] = {}
         self.gradient_norm: dict[int, float] = {}
-        self._do: dict[Kind, Callable[[LocalOp, int], None]] = {
-            Kind.F: self._forward,
-            Kind.R: self._recover,
-            Kind.B: self._backward,
-            Kind.I: self._input_gradient,
-            Kind.W: self._weight_gradient,
-            Kind.SEND_F: self._send_forward,
-            Kind.RECV_F: self._receive_forward,
-            Kind.SEND_B: self._send_backward,
-            Kind.RECV_B: self._receive_backward,
-            Kind.GradSync: self._grad_sync,
-            Kind.UpdateShard: self._update_shard,
-            Kind.PrefetchW: self._prefetch_view,
-            Kind.AllReduce_F: self._sum_outputs,
-            Kind.AllReduce_B: self._sum_gradients,
-            Kind.Gather_F: self._gather,
-            Kind.Gather_B: self._gather,
-            Kind.ClipNorm: self._clip_norm,
-            Kind.Save: self._save,
-            Kind.TieSync: self._tie_sync,
-        }
+        self.skipped_updates: Counter[int] = Counter()
+        self._do = {kind: self._method(kind) for kind in {op.kind for op in schedule.ops}}
 
     def execute(self, op: LocalOp, step: int) -> None:
         """Does an op's work; barriers do nothing but wait, and have waited by now."""
-        work = self._do.get(op.kind)
+        work = self._do[op.kind]
         if work is not None:
             work(op, step)
 
+    def _method(self, kind: Kind) -> Callable[[LocalOp, int], None] | None:
+        """What runs a kind: a method of this class, or a third party's "module:function", which
+        is called with this object too."""
+        if ":" not in kind.method:
+            return getattr(self, kind.method) if kind.method else None
+        module, _, name = kind.method.partition(":")
+        return partial(getattr(import_module(module), name), self)
+
     # ---- compute ------------------------------------------------------------------------
 
-    def _forward(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def forward(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         key = op.unit, op.micro_batch
-        output, graph = self._run(unit, op, step, keep=not unit.local.recovered)
+        keep = not (unit.local.recovered or self._setup.forward_only)
+        output, graph = self._run(unit, op, step, keep=keep)
         if graph is not None:
             self._states.saved[key] = graph
+        if self._setup.forward_only:
+            self._states.inputs.pop(key, None)
         if unit.local.last:
             self.losses.setdefault(step, []).append(output.detach())
         elif self._setup.tensor > 1:
             self._states.partial[key] = output.detach()
         else:
             self._hand_on(op, output.detach())
+        if unit.local.offloaded and not self._setup.forward_only:
+            self._let_input_go(key)
+        self._let_view_go(unit, op, Kind.Gather_F)
 
     def _hand_on(self, op: LocalOp, output: Tensor) -> None:
-        if self._unit(op).local.next_is_local:
+        if self.unit(op).local.next_is_local:
             self._states.inputs[op.unit + 1, op.micro_batch] = output
         else:
             self._states.sendx[op.stage, op.micro_batch] = output
 
-    def _recover(self, op: LocalOp, step: int) -> None:
-        _, graph = self._run(self._unit(op), op, step, keep=True)
+    def recover(self, op: LocalOp, step: int) -> None:
+        _, graph = self._run(self.unit(op), op, step, keep=True)
         self._states.saved[op.unit, op.micro_batch] = graph
 
     def _run(
@@ -131,7 +137,9 @@ class RankOps:
         """A unit's forward, with the graph that backward needs or without."""
         self._attach_view(unit, op)
         batch = self._batches.micro_batch(step, op.micro_batch)
-        given = self._states.inputs.get((op.unit, op.micro_batch))
+        away = unit.local.offloaded and op.kind is not Kind.F
+        inputs = self._states.fetched if away else self._states.inputs
+        given = inputs.get((op.unit, op.micro_batch))
         leaf = self._no_input() if given is None else given.detach()
         with nullcontext() if keep else torch.no_grad():
             if keep:
@@ -139,43 +147,44 @@ class RankOps:
             output = unit.unit.forward(unit.weights, leaf, batch)
         return output, Graph(get_gradient_edge(output), leaf) if keep else None
 
-    def _backward(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def backward(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         self._attach_view(unit, op)
         unit.weights.attach_gradient(self._gradient_place(unit, op))
-        self._hand_back(op, self._through_graph(op))
+        self._hand_back(op, self._through_graph(op, step))
         unit.weights.attach_gradient(None)
         self._free_activations(op)
+        self._let_view_go(unit, op, Kind.Gather_B)
 
-    def _input_gradient(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def input_gradient(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         self._attach_view(unit, op)
         deferred = unit.weights.defer()
-        self._hand_back(op, self._through_graph(op))
+        self._hand_back(op, self._through_graph(op, step))
         unit.weights.stop_deferring()
         self._states.saved[op.unit, op.micro_batch] = deferred
+        self._let_view_go(unit, op, Kind.Gather_B)
 
-    def _weight_gradient(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def weight_gradient(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         unit.weights.attach_gradient(self._gradient_place(unit, op))
         Weights.play(self._states.saved.pop((op.unit, op.micro_batch)))
         unit.weights.attach_gradient(None)
         self._free_activations(op)
 
-    def _through_graph(self, op: LocalOp) -> Tensor | None:
+    def _through_graph(self, op: LocalOp, step: int) -> Tensor | None:
         """The gradient of a unit's input; weight gradients go their own way."""
         graph: Graph = self._states.saved.pop((op.unit, op.micro_batch))
-        if self._unit(op).local.last:
-            seed = torch.tensor(
-                self.clipping.scale / self._sizes.tokens, device=self._states.device
-            )
+        if self.unit(op).local.last:
+            tokens = max(1, self._counted(step))  # where none counts, every gradient is zero
+            seed = torch.tensor(self.clipping.scale / tokens, device=self._states.device)
         else:
             seed = self._states.outgrads[op.unit, op.micro_batch]
         (gradient,) = torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
         return gradient
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
-        if self._unit(op).local.first:
+        if self.unit(op).local.first:
             return
         assert gradient is not None
         if self._setup.tensor > 1:
@@ -184,7 +193,7 @@ class RankOps:
             self._hand_to_previous(op, gradient)
 
     def _hand_to_previous(self, op: LocalOp, gradient: Tensor) -> None:
-        if self._unit(op).local.previous_is_local:
+        if self.unit(op).local.previous_is_local:
             self._states.outgrads[op.unit - 1, op.micro_batch] = gradient
         else:
             self._states.sendg[op.stage, op.micro_batch] = gradient
@@ -192,6 +201,7 @@ class RankOps:
     def _free_activations(self, op: LocalOp) -> None:
         key = op.unit, op.micro_batch
         self._states.inputs.pop(key, None)
+        self._states.fetched.pop(key, None)
         self._states.outgrads.pop(key, None)
 
     def _gradient_place(self, unit: UnitState, op: LocalOp) -> Tensor:
@@ -205,22 +215,34 @@ class RankOps:
         return unit.gradient
 
     def _attach_view(self, unit: UnitState, op: LocalOp) -> None:
-        if self._setup.gathers_per_use:
+        if not unit.local.gathered:
+            return
+        if self._setup.gathers_per_pass:
+            gather = Kind.Gather_F if op.kind is Kind.F else Kind.Gather_B
+            unit.weights.attach_view(unit.passing[gather])
+        else:
             unit.weights.attach_view(self._states.gathered[op.gathered][: unit.padded])
 
+    def _let_view_go(self, unit: UnitState, op: LocalOp, gather: Kind) -> None:
+        """After the last use in a pass of what was gathered for all of it."""
+        is_last = op.micro_batch == unit.local.micro_batches - 1
+        if self._setup.gathers_per_pass and unit.local.gathered and is_last:
+            unit.weights.attach_view(None)
+            del unit.passing[gather]
+
     def _no_input(self) -> Tensor:
-        """Stands in for the input of the model's first unit, which has none."""
+        """A placeholder for the input of the model's first unit, which has none."""
         return torch.empty(0, dtype=self._states.dtype, device=self._states.device)
 
     # ---- sums over the tensor group -----------------------------------------------------
     # The last sum of a unit's forward, and of its backward. Sums in the middle of a unit block
     # its compute op. A recovered unit's last sum is its output, which backward does not read: so
-    # AllReduce_R does nothing.
+    # `AllReduce_R` does nothing.
 
-    def _sum_outputs(self, op: LocalOp, step: int) -> None:
+    def sum_output(self, op: LocalOp, step: int) -> None:
         self._hand_on(op, self._summed(self._states.partial, op))
 
-    def _sum_gradients(self, op: LocalOp, step: int) -> None:
+    def sum_gradient(self, op: LocalOp, step: int) -> None:
         self._hand_to_previous(op, self._summed(self._states.partialb, op))
 
     def _summed(self, parts: dict[tuple[int, int], Tensor], op: LocalOp) -> Tensor:
@@ -235,30 +257,30 @@ class RankOps:
     def meet(self, op: LocalOp) -> None:
         """A send and its receive happen together, in the program's proof of memory too: room for
         what arrives is taken when its sender is there, not when the lane is free to receive. With
-        slots the room is there already."""
+        slots the memory is already there."""
         if op.kind is Kind.RECV_F:
             self._network.await_sender(op.lane, self._rank_of_stage[op.stage - 1])
-        elif op.kind is Kind.RECV_B and self._setup.split_backward:
+        elif op.kind is Kind.RECV_B and self._arrives_apart:
             self._network.await_sender(op.lane, self._rank_of_stage[op.stage + 1])
 
-    def _send_forward(self, op: LocalOp, step: int) -> None:
+    def send_output(self, op: LocalOp, step: int) -> None:
         self._network.announce(op.lane, self._rank_of_stage[op.stage + 1])
         tensor = self._states.sendx.pop((op.stage, op.micro_batch))
         self._network.send(op.lane, tensor, self._rank_of_stage[op.stage + 1])
 
-    def _receive_forward(self, op: LocalOp, step: int) -> None:
+    def receive_input(self, op: LocalOp, step: int) -> None:
         tensor = self._boundary()
         self._network.receive(op.lane, tensor, self._rank_of_stage[op.stage - 1])
         first, _ = self._stage_units[op.stage]
         self._states.inputs[first, op.micro_batch] = tensor
 
-    def _send_backward(self, op: LocalOp, step: int) -> None:
-        if self._setup.split_backward:
+    def send_gradient(self, op: LocalOp, step: int) -> None:
+        if self._arrives_apart:
             self._network.announce(op.lane, self._rank_of_stage[op.stage - 1])
         tensor = self._states.sendg.pop((op.stage, op.micro_batch))
         self._network.send(op.lane, tensor, self._rank_of_stage[op.stage - 1])
 
-    def _receive_backward(self, op: LocalOp, step: int) -> None:
+    def receive_gradient(self, op: LocalOp, step: int) -> None:
         tensor = self._boundary()
         self._network.receive(op.lane, tensor, self._rank_of_stage[op.stage + 1])
         _, last = self._stage_units[op.stage]
@@ -269,34 +291,99 @@ class RankOps:
             self._sizes.boundary, dtype=self._states.dtype, device=self._states.device
         )
 
+    @property
+    def _arrives_apart(self) -> bool:
+        """Whether gradients that arrive take memory then: they have no slots."""
+        return self._setup.split_backward or self._setup.arrival_places
+
+    # ---- inputs in host memory ----------------------------------------------------------
+
+    def offload_input(self, op: LocalOp, step: int) -> None:
+        key = op.unit, op.micro_batch
+        made = self._states.inputs[key]
+        self._states.hosted[key] = made.to("cpu", copy=True)
+        self._let_input_go(key)
+
+    def fetch_input(self, op: LocalOp, step: int) -> None:
+        key = op.unit, op.micro_batch
+        hosted = self._states.hosted.pop(key)
+        self._states.fetched[key] = hosted.to(self._states.device, copy=True)
+
+    def _let_input_go(self, key: tuple[int, int]) -> None:
+        """When forward has used an input and it has been copied, its slot is free."""
+        with self._uses:
+            if key in self._used_once:
+                self._used_once.remove(key)
+                del self._states.inputs[key]
+            else:
+                self._used_once.add(key)
+
     # ---- states -------------------------------------------------------------------------
 
-    def _grad_sync(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def grad_sync(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         if not self._setup.per_micro_batch:
-            assert unit.gradient is not None
-            self._network.reduce(unit.gradient, unit.gradient[unit.own])
+            gradient = self._narrow(unit)
+            self._network.reduce(gradient, gradient[unit.owned])
             if not self._setup.sharding:
-                self._network.gather(Lane.REDUCE, unit.gradient)
+                self._network.gather(Lane.REDUCE, gradient)
+            else:
+                self._agree_on_overflow(unit)
             return
-        flat = self._states.transit[op.transit][: unit.padded]
-        own = flat[unit.own]
-        self._network.reduce(flat, own)
+        flat = narrowed(self._states.transit[op.transit][: unit.padded], self._states.dtype)
+        share = flat[unit.owned]
+        self._network.reduce(flat, share)
         if op.micro_batch == 0:
-            unit.shard = own.clone()
+            unit.shard = share.to(self._states.gradient_dtype, copy=True)
         else:
             assert unit.shard is not None
-            unit.shard += own
+            unit.shard += share
+        if op.micro_batch == unit.local.micro_batches - 1:
+            self._agree_on_overflow(unit)
 
-    def _tie_sync(self, op: LocalOp, step: int) -> None:
-        unit, last = self._unit(op), self._states.units[-1]
-        own = tied_gradient(unit)
+    def _agree_on_overflow(self, unit: UnitState) -> None:
+        """Where units decide by themselves: whether any owner's part of the sum has overflowed."""
+        if not self.clipping.by_unit:
+            return
+        flags = torch.zeros(self._setup.data, device=self._states.device)
+        flags[self._replica(unit)] = float(not is_finite(self._reduced(unit, share_only=True)))
+        self._network.gather(Lane.REDUCE, flags)
+        unit.overflowed = bool(flags.any())
+
+    def _replica(self, unit: UnitState) -> int:
+        """The number of this rank's replica: that of the part which it owns."""
+        return unit.owned.start // (unit.owned.stop - unit.owned.start)
+
+    def tie_sync(self, op: LocalOp, step: int) -> None:
+        unit, last = self.unit(op), self._states.units[-1]
+        self._narrow(unit)  # on one rank too, so that a pipeline's depth changes no bit
+        gradient = tied_gradient(unit)
         if unit.local.first and last.local.last:
-            add_here(own, tied_gradient(last))
-        elif len(own):  # the last owner's part may be all padding, at both ends
-            self._network.add_copies(own)
+            self._narrow(last)
+            add_here(gradient, tied_gradient(last))
+        elif len(gradient):  # the last owner's part may be all padding, at both ends
+            self._network.add_copies(gradient)
 
-    def _clip_norm(self, op: LocalOp, step: int) -> None:
+    def average_weights(self, op: LocalOp, step: int) -> None:
+        """Master weights and moments become their mean over the replicas, and the view follows."""
+        unit = self.unit(op)
+        part = unit.part
+        for buffer in (part.weights, part.moment1, part.moment2):
+            mean = buffer[unit.owned]
+            self._network.reduce(buffer, mean)
+            mean /= self._setup.data
+            self._network.gather(Lane.REDUCE, buffer)
+        assert unit.view is not None
+        if unit.view.data_ptr() != part.weights.data_ptr():
+            unit.view.copy_(part.weights)
+
+    def _narrow(self, unit: UnitState) -> Tensor:
+        """A unit's gradient in the run's own dtype, in which it is sent."""
+        assert unit.gradient is not None
+        unit.gradient = narrowed(unit.gradient, self._states.dtype)
+        return unit.gradient
+
+    def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
         total = sum(float(value) for row in self._exchanged(squares) for value in row)
@@ -305,7 +392,7 @@ class RankOps:
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
         matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
-        share, total = self._reduced(unit, own=True), torch.zeros((), dtype=torch.float64)
+        share, total = self._reduced(unit, share_only=True), torch.zeros((), dtype=torch.float64)
         tied = self._setup.tied and unit.local.last
         for piece in counted_once(unit) if tied else unit.counted:
             for part in share[piece].split(_SQUARED_ELEMENTS):
@@ -319,10 +406,10 @@ class RankOps:
         padded[: len(squares)] = squares
         return [row.tolist() for row in self._network.exchange(Lane.UPDATE, padded)]
 
-    def _update_shard(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def update_shard(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         clipping = self.clipping
-        if not clipping.skips:
+        if not self._skips(unit, step):
             done = clipping.updates_before(step)
             unit.part.update(self._reduced(unit), self._train, step, done, clipping.factor)
         target = unit.shard_view
@@ -334,44 +421,58 @@ class RankOps:
         # From here on the new weights stand for the gradient: it is not read again.
         unit.gradient = unit.shard = None
 
-    def _reduced(self, unit: UnitState, *, own: bool = False) -> Tensor:
+    def _skips(self, unit: UnitState, step: int) -> bool:
+        """Whether a unit's update is left out because a gradient overflowed: any, or its own."""
+        if not self.clipping.by_unit:
+            return self.clipping.skips
+        shared, unit.overflowed = unit.overflowed, None
+        overflowed = not is_finite(self._reduced(unit)) if shared is None else shared
+        self.skipped_updates[step] += overflowed
+        return overflowed
+
+    def _reduced(self, unit: UnitState, *, share_only: bool = False) -> Tensor:
         """The reduced gradient of the part that this rank updates, or only of its own share."""
         if unit.shard is not None:
             return unit.shard
         assert unit.gradient is not None
-        return unit.gradient[unit.own if own else slice(unit.part.begin, unit.part.end)]
+        return unit.gradient[unit.owned if share_only else slice(unit.part.begin, unit.part.end)]
 
-    def _prefetch_view(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def prefetch_view(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         assert unit.view is not None
         self._network.gather(Lane.GATHER, unit.view)
 
-    def _gather(self, op: LocalOp, step: int) -> None:
-        unit = self._unit(op)
+    def gather(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
         assert unit.shard_view is not None
-        slot = self._states.gathered[op.gathered][: unit.padded]
-        slot[unit.own] = unit.shard_view
+        if self._setup.gathers_per_pass:
+            slot = torch.empty(unit.padded, dtype=self._states.dtype, device=self._states.device)
+            unit.passing[op.kind] = slot
+        else:
+            slot = self._states.gathered[op.gathered][: unit.padded]
+        slot[unit.owned] = unit.shard_view
         self._network.gather(Lane.GATHER, slot)
 
-    def _save(self, op: LocalOp, step: int) -> None:
+    def save(self, op: LocalOp, step: int) -> None:
         if self.saver is not None:
-            self.saver.save(self._unit(op), step)
+            self.saver.save(self.unit(op), step)
 
-    def _unit(self, op: LocalOp) -> UnitState:
+    def unit(self, op: LocalOp) -> UnitState:
+        """The unit that an op is about."""
         return self._states.units[op.unit]
 
 
 def _rank_of_stage(schedule: Schedule) -> list[int]:
     """The pipeline rank of each stage."""
     setup = schedule.program.setup
-    stages: tuple[Stage, ...] = setup.replicas[setup.replica_of(schedule.rank)].stages
-    return [stage.rank for stage in stages]
+    stages = setup.replicas[setup.replica_of(schedule.rank)].stages
+    return [stage.only.rank for stage in stages]
 
 
 def _units_of_stages(schedule: Schedule) -> dict[int, tuple[int, int]]:
     """(first, last) unit index of each stage of the rank."""
-    found: dict[int, tuple[int, int]] = {}
+    ends: dict[int, tuple[int, int]] = {}
     for unit in schedule.units:
-        first, _ = found.get(unit.stage, (unit.index, unit.index))
-        found[unit.stage] = first, unit.index
-    return found
+        first, _ = ends.get(unit.stage, (unit.index, unit.index))
+        ends[unit.stage] = first, unit.index
+    return ends

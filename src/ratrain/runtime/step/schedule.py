@@ -13,21 +13,23 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.program.actions import Kind, Lane
 from ratrain.program.binding import FREE, WRITE
 from ratrain.program.edges import EdgeList
+from ratrain.program.families import DEVICE
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Stage, Unit
+from ratrain.program.setup import Member, Unit
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 
 
 @dataclass(frozen=True)
 class Held:
-    """Bytes of one state, under its family's name."""
+    """Bytes of one state, under its family's name; `tier` "" is the device's own."""
 
     family: str
     size_bytes: int
+    tier: str = DEVICE
 
 
 @dataclass(frozen=True)
@@ -40,9 +42,10 @@ class LocalOp:
     unit: int  # index among the rank's units
     stage: int
     micro_batch: int
+    step: int  # of the program's period
     word: str
-    waits: tuple[int, ...]  # of the same step
-    waits_before: tuple[int, ...]  # of the step before
+    waits: tuple[int, ...]  # of the same period
+    waits_before: tuple[int, ...]  # of the period before
     births: tuple[Held, ...]
     deaths: tuple[Held, ...]
     transit: int  # the slot for an unreduced gradient that it uses; -1: none
@@ -59,10 +62,12 @@ class LocalUnit:
     recovered: bool
     first: bool  # of the model
     last: bool
-    first_of_stage: bool
-    last_of_stage: bool
+    first_of_part: bool
+    last_of_part: bool
     next_is_local: bool
     previous_is_local: bool
+    offloaded: bool
+    gathered: bool  # its view exists only while it is used (level 3)
     micro_batches: int
 
 
@@ -78,14 +83,31 @@ class Schedule:
 
     @cached_property
     def lanes(self) -> dict[Lane, tuple[LocalOp, ...]]:
-        found: dict[Lane, list[LocalOp]] = defaultdict(list)
+        lanes: dict[Lane, list[LocalOp]] = defaultdict(list)
         for op in self.ops:
-            found[op.lane].append(op)
-        return {lane: tuple(ops) for lane, ops in found.items()}
+            lanes[op.lane].append(op)
+        return {lane: tuple(ops) for lane, ops in lanes.items()}
 
     @property
-    def stages(self) -> list[tuple[int, Stage]]:
-        return self.program.stages_of(self.rank)
+    def period(self) -> int:
+        """Steps that the program spells out."""
+        return self.program.setup.period
+
+    def of_step(self, lane: Lane, step: int) -> tuple[LocalOp, ...]:
+        """A lane's ops of a step, counted from the run's beginning."""
+        return self._by_step.get((lane, step % self.period), ())
+
+    @cached_property
+    def _by_step(self) -> dict[tuple[Lane, int], tuple[LocalOp, ...]]:
+        ops_by_step: dict[tuple[Lane, int], list[LocalOp]] = defaultdict(list)
+        for op in self.ops:
+            ops_by_step[op.lane, op.step].append(op)
+        return {key: tuple(ops) for key, ops in ops_by_step.items()}
+
+    @property
+    def held(self) -> list[tuple[int, Member]]:
+        """(stage number, member) for each stage that the rank holds."""
+        return self.program.held_by(self.rank)
 
 
 def schedule_of(program: Program, rank: int) -> Schedule:
@@ -107,6 +129,7 @@ def schedule_of(program: Program, rank: int) -> Schedule:
             unit=local_unit[int(table.unit[op])],
             stage=int(table.states.units.stage_in_replica[table.unit[op]]),
             micro_batch=int(table.micro_batch[op]),
+            step=int(table.step[op]),
             word=table.word(op),
             waits=waits[index],
             waits_before=waits_before[index],
@@ -124,13 +147,17 @@ def schedule_of(program: Program, rank: int) -> Schedule:
 def _waits(table: Table, edges: EdgeList, number: Ints) -> dict[int, tuple[int, ...]]:
     """For each of the rank's ops the ops of its other lanes that it waits for. Its own lane's
     order holds by itself, and other ranks are heard through messages alone."""
-    own = (number[edges.source] >= 0) & (number[edges.target] >= 0)
-    own &= table.lane[edges.source] != table.lane[edges.target]
-    found: dict[int, set[int]] = defaultdict(set)
-    pairs = zip(number[edges.target[own]].tolist(), number[edges.source[own]].tolist(), strict=True)
+    across_lanes = (number[edges.source] >= 0) & (number[edges.target] >= 0)
+    across_lanes &= table.lane[edges.source] != table.lane[edges.target]
+    awaited: dict[int, set[int]] = defaultdict(set)
+    pairs = zip(
+        number[edges.target[across_lanes]].tolist(),
+        number[edges.source[across_lanes]].tolist(),
+        strict=True,
+    )
     for target, source in pairs:
-        found[target].add(source)
-    return defaultdict(tuple, {op: tuple(sorted(sources)) for op, sources in found.items()})
+        awaited[target].add(source)
+    return defaultdict(tuple, {op: tuple(sorted(sources)) for op, sources in awaited.items()})
 
 
 _SLOTS = ("transit", "gathered")
@@ -153,7 +180,7 @@ def _uses(
             slots[op, family.name] = int(before.sum())
         if states.persistent[state]:
             continue
-        held = Held(family.name, int(states.size_bytes[state]))
+        held = Held(family.name, int(states.size_bytes[state]), family.tier)
         if uses.mode[row] == WRITE and uses.version[row] == 1:
             births[op].append(held)
         elif uses.mode[row] == FREE:
@@ -164,27 +191,30 @@ def _uses(
 def _persistent(table: Table, rank: int) -> tuple[Held, ...]:
     states = table.states
     rows = np.flatnonzero(states.persistent & (states.rank == rank) & (states.size_bytes > 0))
-    sums: dict[str, int] = defaultdict(int)
+    sums: dict[tuple[str, str], int] = defaultdict(int)
     for state in rows.tolist():
-        sums[states.families[int(states.family[state])].name] += int(states.size_bytes[state])
-    return tuple(Held(name, size) for name, size in sums.items())
+        family = states.families[int(states.family[state])]
+        sums[family.name, family.tier] += int(states.size_bytes[state])
+    return tuple(Held(name, size, tier) for (name, tier), size in sums.items())
 
 
 def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
     units = program.table.states.units
-    replica = program.setup.replicas[program.setup.replica_of(rank)]
+    held = dict(program.held_by(rank))
     stage = int(units.stage_in_replica[g])
     return LocalUnit(
         index=index,
-        unit=replica.stages[stage].units[int(units.unit_in_stage[g])],
+        unit=held[stage].units[int(units.unit_in_stage[g])],
         stage=stage,
         recovered=bool(units.recovered[g]),
         first=not bool(units.has_input[g]),
         last=not bool(units.has_output[g]),
-        first_of_stage=bool(units.first_of_stage[g] == g),
-        last_of_stage=bool(units.last_of_stage[g] == g),
+        first_of_part=bool(units.first_of_part[g] == g),
+        last_of_part=bool(units.last_of_part[g] == g),
         next_is_local=bool(units.next_is_local[g]),
         previous_is_local=bool(units.previous_is_local[g]),
+        offloaded=bool(units.offloaded[g]),
+        gathered=bool(units.reduced[g]) and program.setup.sharding == 3,
         micro_batches=int(units.micro_batches[g]),
     )
 

@@ -13,8 +13,10 @@ from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
 from ratrain.runtime.step.tensor_parts import stored_name
@@ -41,12 +43,15 @@ class UnitState:
     weights: Weights
     division: Division
     padded: int  # elements of the flat buffers
-    own: slice  # the part that this rank owns in a reduction
+    owned: slice  # the part that this rank owns in a reduction
     part: OwnedPart
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3
     gradient: Tensor | None = None
     shard: Tensor | None = None  # sharded accumulation
+    overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
+    passing: dict[Kind, Tensor] = field(default_factory=dict[Kind, Tensor])
+    """Views gathered for a whole pass, by the kind that gathered them."""
 
     @property
     def name(self) -> str:
@@ -58,39 +63,63 @@ class UnitState:
         return stored_name(self.name, self.division)
 
     @property
+    def replicated(self) -> list[Tensor]:
+        """Buffers of the whole unit, of which this rank owns a part."""
+        part = self.part
+        whole = [] if self.view is None else [self.view]
+        if part.end - part.begin > self.owned.stop - self.owned.start:  # nothing is sharded
+            whole += [part.moment1, part.moment2]
+            if self.view is None or self.view.data_ptr() != part.weights.data_ptr():
+                whole.append(part.weights)
+        return whole if self.owned != slice(0, self.padded) else []
+
+    @property
     def counted(self) -> list[slice]:
         """Pieces of the own share whose gradients the global norm counts on this rank: vectors
         that all ranks of a tensor group have count on the first alone."""
-        share = self.own
+        share = self.owned
         if self.division.rank == 0:
             return [slice(0, share.stop - share.start)]
         return [
-            slice(one.offset + low - share.start, one.offset + high - share.start)
-            for one, low, high in self.unit.layout.overlaps(share.start, share.stop)
-            if one.cut is not None
+            slice(tensor.offset + low - share.start, tensor.offset + high - share.start)
+            for tensor, low, high in self.unit.layout.overlaps(share.start, share.stop)
+            if tensor.cut is not None
         ]
 
 
 @dataclass
 class RankStates:
-    """Everything that one rank holds. Keys of activations are (unit index, micro-batch)."""
+    """Everything that one rank holds. Gradients add up in `gradient_dtype` and are sent in `dtype`,
+    rounded once, when their sum over micro-batches is complete. Keys of activations are (unit
+    index, micro-batch)."""
 
     units: list[UnitState]
     dtype: torch.dtype
+    gradient_dtype: torch.dtype
     device: torch.device
     transit: list[Tensor]
     gathered: list[Tensor]
     inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     saved: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
     outgrads: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    # Inputs that wait in host memory, and those that are back from there.
+    fetched: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    hosted: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     sendx: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     sendg: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     # This rank's parts of sums over its tensor group, until they are summed.
     partial: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     partialb: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
 
+    def complete(self, network: Network) -> None:
+        """Fills what this rank holds and others own, from them. All replicas call this together,
+        once each has read what it owns."""
+        for unit in self.units:
+            for buffer in unit.replicated:
+                network.gather(Lane.GATHER, buffer)
+
     def new_gradient(self, unit: UnitState) -> Tensor:
-        return torch.zeros(unit.padded, dtype=self.dtype, device=self.device)
+        return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
 
 
 def rank_states(
@@ -100,9 +129,11 @@ def rank_states(
     make_unit: Callable[[str], Unit],
     source: Source,
     dtype: torch.dtype,
+    gradient_dtype: torch.dtype,
     device: torch.device,
 ) -> RankStates:
-    """The states of a rank, weights and moments filled from `source`, range by range."""
+    """The states of a rank. What it owns of weights and moments is read from `source`, range by
+    range; the rest is for `RankStates.complete`."""
     setup = schedule.program.setup
     units = [
         _unit_state(local, setup, seats, seat, make_unit, source, dtype, device)
@@ -110,12 +141,14 @@ def rank_states(
     ]
     largest = max(unit.padded for unit in units)
 
-    def slots(count: int) -> list[Tensor]:
+    def slots(count: int, dtype: torch.dtype) -> list[Tensor]:
         return [torch.zeros(largest, dtype=dtype, device=device) for _ in range(count)]
 
-    transit = slots(1 + max(op.transit for op in schedule.ops))
-    gathered = slots(1 + max(op.gathered for op in schedule.ops))
-    return RankStates(units, dtype, device, transit, gathered)
+    transit = slots(1 + max(op.transit for op in schedule.ops), gradient_dtype)
+    # Views that are gathered for a whole pass come and go with it.
+    turns = 0 if setup.gathers_per_pass else 1 + max(op.gathered for op in schedule.ops)
+    gathered = slots(turns, dtype)
+    return RankStates(units, dtype, gradient_dtype, device, transit, gathered)
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
@@ -138,36 +171,39 @@ def _unit_state(
     unit = make_unit(local.unit.name)
     layout = unit.layout
     alike = _cut_alike(local.unit.name, setup)
-    padded = max(make_unit(one).layout.padded(seats.data) for one in alike)
+    padded = max(make_unit(replica_unit).layout.padded(seats.data) for replica_unit in alike)
     begin, end = owned_range(padded, seats.data, seat.data)
-    own = slice(begin, end)
+    share = slice(begin, end)
     if not (setup.sharding and seats.data > 1):
         begin, end = 0, padded
     name = local.unit.name
 
-    def fetch(kind: str, low: int, high: int) -> Tensor:
+    def owned(kind: str, low: int, high: int) -> Tensor:
+        """The range [low, high) of a buffer, of which what this rank owns is read."""
         values = torch.zeros(high - low, dtype=torch.float32, device=device)
-        known = min(high, layout.size)
-        if known > low:
-            values[: known - low] = source(name, kind, low, known).to(device)
+        known = min(share.stop, layout.size)
+        if known > share.start:
+            values[share.start - low : known - low] = source(name, kind, share.start, known).to(
+                device
+            )
         return values
 
     view = shard_view = None
-    if setup.gathers_per_use:
-        shard_view = fetch("weights", begin, end).to(dtype)
-        master = shard_view if dtype == torch.float32 else fetch("weights", begin, end)
+    if local.gathered:
+        shard_view = owned("weights", begin, end).to(dtype)
+        master = shard_view if dtype == torch.float32 else owned("weights", begin, end)
     else:
-        view = fetch("weights", 0, padded).to(dtype)
-        master = view[begin:end] if dtype == torch.float32 else fetch("weights", begin, end)
+        view = owned("weights", 0, padded).to(dtype)
+        master = view[begin:end] if dtype == torch.float32 else owned("weights", begin, end)
     part = OwnedPart(
         begin,
         end,
         layout.decay_end,
         master,
-        fetch("moment1", begin, end),
-        fetch("moment2", begin, end),
+        owned("moment1", begin, end),
+        owned("moment2", begin, end),
     )
     weights = Weights(layout)
     if view is not None:
         weights.attach_view(view)
-    return UnitState(local, unit, weights, seat.division, padded, own, part, view, shard_view)
+    return UnitState(local, unit, weights, seat.division, padded, share, part, view, shard_view)

@@ -39,8 +39,8 @@ def stored_sizes(spec: ModelSpec, degree: int) -> dict[str, int]:
 
 def stored_degree(names: Iterable[str]) -> int:
     """The degree of the tensor groups that wrote these names."""
-    found = {int(match[3]) for name in names if (match := _NAME.match(name))}
-    return max(found, default=1)
+    degrees = {int(match[3]) for name in names if (match := _NAME.match(name))}
+    return max(degrees, default=1)
 
 
 def divisions(degree: int) -> list[Division]:

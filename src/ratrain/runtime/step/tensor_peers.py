@@ -8,15 +8,17 @@ taken changes no bit: each element is the sum of the parts, rank 0's first.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
-import torch.distributed as dist
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.division import Division
-from ratrain.runtime.step.exchange import add_up, exchange, pieces, wait_all
+from ratrain.runtime.step.sums import add_up, pieces
+
+Swap = Callable[[Sequence[Tensor], Sequence[Tensor]], None]
+"""Sends one tensor to each other rank of the group, and fills another with what each sends."""
 
 SMALL_BYTES = 1 << 14
 """Up to here a turn takes longer than the bytes."""
@@ -25,9 +27,8 @@ SMALL_BYTES = 1 << 14
 class TensorPeers:
     """One rank's place in its tensor group, over connections of one lane."""
 
-    def __init__(self, rank: int, peers: Sequence[int], group: dist.ProcessGroup) -> None:
-        self.division = Division(rank, len(peers))
-        self._peers, self._group = list(peers), group
+    def __init__(self, division: Division, swap: Swap) -> None:
+        self.division, self._swap = division, swap
 
     def sum_(self, part: Tensor) -> None:
         """Replaces every rank's `part` by the sum of all. It must be contiguous."""
@@ -38,11 +39,13 @@ class TensorPeers:
             return
         for piece in pieces(flat, CHUNK_BYTES * self.division.degree):
             shares = list(piece.tensor_split(self.division.degree))
-            own = shares[self.division.rank]
-            heard = [own if self._is_own(rank) else torch.empty_like(own) for rank in self._ranks]
+            share = shares[self.division.rank]
+            heard = [
+                share if self._is_own(rank) else torch.empty_like(share) for rank in self._ranks
+            ]
             self._exchange(shares, heard)
-            add_up(heard, own)
-            self._exchange([own] * self.division.degree, shares)
+            add_up(heard, share)
+            self._exchange([share] * self.division.degree, shares)
 
     def gather(self, values: Tensor) -> list[Tensor]:
         """Every rank's `values`, by rank."""
@@ -60,9 +63,7 @@ class TensorPeers:
     def _exchange(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
         """Sends `out[r]` to rank r, and fills `into[r]` with what r sends, for all others."""
         others = [rank for rank in self._ranks if not self._is_own(rank)]
-        peers = [self._peers[rank] for rank in others]
-        sent, heard = [out[rank] for rank in others], [into[rank] for rank in others]
-        wait_all(exchange(self._group, peers, sent, heard))
+        self._swap([out[rank] for rank in others], [into[rank] for rank in others])
 
 
 def sent_of_sum(degree: int) -> float:

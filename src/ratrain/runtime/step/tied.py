@@ -18,7 +18,7 @@ from ratrain.errors import SpecError
 from ratrain.models.embedding import TABLE
 from ratrain.models.head import LOGITS
 from ratrain.models.shapes import EMBEDDING, HEAD
-from ratrain.program.actions import Kind
+from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.units import Ints, Units
 from ratrain.runtime.step.states import UnitState
@@ -32,7 +32,7 @@ def require_tied(model: ModelSpec, program: Program) -> None:
     version, which added them up ahead of the reduction."""
     if not model.tied_embeddings:
         return
-    fix = "begin a run of its own, without --resume"
+    fix = "start a new run, without --resume"
     if not program.setup.tied:
         what = f"{model.name} ties its embedding and its head, and this run's program does not"
         raise SpecError(what, place="program", fix=fix)
@@ -64,7 +64,7 @@ def add_here(embedding: Tensor, head: Tensor) -> None:
 
 def counted_once(unit: UnitState) -> list[slice]:
     """Of the pieces of a head's own share that the norm counts, what the embedding's does not."""
-    matrix, share = tied_range(unit), unit.own
+    matrix, share = tied_range(unit), unit.owned
     begin, end = matrix.start - share.start, matrix.stop - share.start
     parts = [
         (slice(piece.start, min(piece.stop, begin)), slice(max(piece.start, end), piece.stop))

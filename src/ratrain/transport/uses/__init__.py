@@ -1,1 +1,1 @@
-"""Three real uses of the transport: weights to inference, KV-cache pages, expert tokens."""
+"""Uses of the transport: weights to inference, KV-cache pages, expert tokens, network checks."""

@@ -15,10 +15,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import Infeasible, SpecError
-from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.engine import Engine
-from ratrain.transport.memory import Region
-from ratrain.transport.transfer import Transfer
+from ratrain.transport.engine.transfer import Transfer
+from ratrain.transport.memory.regions import Region
+from ratrain.transport.surface.engine import Engine
+from ratrain.transport.wire.address import Address, Descriptor
 
 Floats = npt.NDArray[np.float32]
 Ints = npt.NDArray[np.int64]

@@ -15,12 +15,13 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import Infeasible, TransportError
-from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.engine import Engine
-from ratrain.transport.groups import ImmBlock
-from ratrain.transport.memory import Region
-from ratrain.transport.paging import Pages
-from ratrain.transport.transfer import Transfer
+from ratrain.readers.json import parse_json
+from ratrain.transport.engine.transfer import Transfer
+from ratrain.transport.memory.pages import Pages
+from ratrain.transport.memory.regions import Region
+from ratrain.transport.surface.engine import Engine
+from ratrain.transport.surface.groups import ImmBlock
+from ratrain.transport.wire.address import Address, Descriptor
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +41,7 @@ class Ticket:
     @staticmethod
     def from_bytes(data: bytes) -> Ticket:
         """The ticket that `to_bytes` wrote."""
-        place, pages, page_bytes, imm = json.loads(data)
+        place, pages, page_bytes, imm = parse_json(data, "ticket")[0]
         return Ticket(Descriptor.from_bytes(place.encode()), tuple(pages), page_bytes, imm)
 
 
@@ -68,7 +69,7 @@ class PagePool:
         return len(self._free)
 
     def reserve(self, count: int) -> Ticket:
-        """A ticket for `count` pages; Infeasible when the pool has not so many free."""
+        """A ticket for `count` pages; Infeasible when the pool has too few free."""
         if count > len(self._free):
             raise Infeasible(
                 f"{count} pages wanted, {len(self._free)} free", fix="release requests first"

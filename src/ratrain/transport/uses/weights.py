@@ -16,10 +16,10 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import SpecError, TransportError
-from ratrain.transport.address import Address, Descriptor
-from ratrain.transport.engine import Engine
-from ratrain.transport.memory import Region
-from ratrain.transport.transfer import Transfer
+from ratrain.transport.engine.transfer import Transfer
+from ratrain.transport.memory.regions import Region
+from ratrain.transport.surface.engine import Engine
+from ratrain.transport.wire.address import Address, Descriptor
 
 Bytes = npt.NDArray[np.uint8]
 
@@ -139,7 +139,7 @@ class Subscriber:
         if covered != size_of(self._held):
             raise SpecError(
                 f"the sources hold {covered} of {size_of(self._held)} bytes",
-                fix="name each byte's holder once",
+                fix="list each byte's holder once",
             )
         counter = self._engine.counter(self._block.values[0], sources=list(sources))
         try:

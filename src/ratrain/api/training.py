@@ -1,0 +1,138 @@
+"""Training on real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import replace
+from pathlib import Path
+from tempfile import TemporaryDirectory
+
+from ratrain.api.jobs import Job, job_of, require_file
+from ratrain.api.plans import Plan
+from ratrain.api.runs import Run, run_of
+from ratrain.corpus.of_job import data_of_job
+from ratrain.corpus.prepare import Prepared
+from ratrain.describe.job import JobSpec
+from ratrain.runtime.rank.progress import Progress
+from ratrain.runtime.run.prepare import RunRequest, prepare_run
+from ratrain.runtime.run.ready import Launcher, ReadyRun
+from ratrain.runtime.run.report import write_report
+from ratrain.runtime.run.resume import fresh_run
+from ratrain.runtime.run.session import lab_if_possible, run_session
+
+RUNS = Path("runs")
+_COMMAND = "ratrain.train"
+StepProgress = Progress
+"""A step's figures: step, loss, tokens per second, step time, memory per rank, time left."""
+
+
+def train(
+    job: Job | str | Path,
+    *,
+    run: str | Path | None = None,
+    steps: int | None = None,
+    plan: Plan | str | Path | None = None,
+    resume: Run | str | Path | None = None,
+    threads: int | None = None,
+    lab: bool = False,
+    restarts: int = 0,
+    calibrate: bool = True,
+    on_step: Callable[[StepProgress], None] | None = None,
+    progress: Callable[[int, int], None] | None = None,
+) -> Run:
+    """Trains a job with processes on this machine, as `ratrain train` does, and returns the run.
+
+    Plans the job where it has no layout, proves that it fits, starts one process per rank, times
+    their ops to predict the step, trains, saves checkpoints. Interrupting the notebook (or Ctrl-C)
+    finishes the current step and saves; the run is returned, and `train(job, resume=run)` continues
+    with exactly the same losses. A second interrupt stops at once.
+
+    job: a job with [data], or its file. Ranks read the file: see `Job.using` for what may differ.
+    run: the folder to make. Left out: runs/JOB-SCHEDULE in the current folder.
+    steps: train up to this step. Left out: the job's.
+    plan: one of `ratrain.plan(job)`, or a plan file, in place of the job's layout.
+    resume: a run, or its folder, to continue from its latest checkpoint.
+    threads: PyTorch threads per rank. Left out: processors / ranks.
+    lab: emulate the cluster file's links and limits (needs root).
+    restarts: automatic restarts after a failure, at most.
+    calibrate: time ops first; without, there is no prediction.
+    on_step: called after every step with its figures. What it raises ends the run.
+    progress: called with plans simulated and their number at most, where the job is planned.
+
+    Raises a `RatrainError`: the job is wrong (`SpecError`), it does not fit (`Infeasible`), a
+    checkpoint cannot be read or written (`CheckpointError`), a rank failed (`RunFailed`), another
+    launch that still runs owns the folder (`RunTaken`).
+    """
+    job = job_of(job)
+    path = require_file(job)
+    notes: list[str] = []
+    with ExitStack() as owning:
+        if isinstance(plan, Plan):
+            plans = owning.enter_context(TemporaryDirectory())
+            plan = plan.save(Path(plans) / "plan.json")
+        request = RunRequest(
+            path,
+            plan_path=Path(plan) if plan is not None else None,
+            steps=steps,
+            threads=threads,
+            calibrate=calibrate,
+            overrides=job.overrides,
+        )
+        launcher = Launcher(_COMMAND, _quiet, _tokenised, owning)
+        if resume is None:
+            folder = None if run is None else Path(run)
+            ready = _new(launcher, job, request, folder, progress)
+        else:
+            ready = launcher.resumed(
+                request, resume.folder if isinstance(resume, Run) else Path(resume)
+            )
+        if ready.step < ready.spec.end_step:
+            _launch(ready, lab, restarts, on_step, notes)
+        return run_of(ready.folder, write_report(ready.folder), notes)
+
+
+def _new(
+    launcher: Launcher,
+    job: Job,
+    request: RunRequest,
+    run: Path | None,
+    progress: Callable[[int, int], None] | None,
+) -> ReadyRun:
+    chosen = job.spec.schedule
+    request = replace(request, schedule=chosen.name, without=chosen.without)
+    prepared = prepare_run(request, progress)
+    launcher.tokenise(prepared.case.job)
+    name = f"{job.name}-{prepared.case.job.schedule.name}"
+    return launcher.new(prepared, run or fresh_run(RUNS, name))
+
+
+def _tokenised(job: JobSpec) -> Prepared:
+    return data_of_job(job).prepared
+
+
+def _quiet(_line: str) -> None:
+    """A notebook shows the run that is returned, not how it was made ready."""
+
+
+def _launch(
+    ready: ReadyRun,
+    lab: bool,
+    restarts: int,
+    on_step: Callable[[StepProgress], None] | None,
+    notes: list[str],
+) -> None:
+    def show(progress: StepProgress | None, _stopping: bool) -> None:
+        if progress is not None and on_step is not None:
+            on_step(progress)
+
+    with lab_if_possible(ready.job, ready.spec, lab, notes.append) as place:
+        run_session(
+            ready.folder,
+            ready.spec,
+            claim=ready.claim,
+            lab=place,
+            restarts=restarts,
+            first_step=ready.step,
+            show=show,
+        )

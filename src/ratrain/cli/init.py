@@ -1,0 +1,91 @@
+"""`ratrain init`: files to begin with, which run as they are."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import click
+
+from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH, Whole
+
+_json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
+
+
+@click.group()
+def command() -> None:
+    """Write a starter file: a job, or a cluster file of this machine. It lists
+    every possible value with a comment, and runs as it is.
+
+    \b
+    Examples:
+      ratrain init job
+      ratrain init cluster
+    """
+
+
+@command.command()
+@click.argument("file", type=PATH, default=Path("job.toml"))
+@click.option(
+    "--model",
+    metavar="NAME|FOLDER",
+    help="A preset, or a Hugging Face folder. [default: tiny-llama]",
+)
+@click.option(
+    "--data", multiple=True, metavar="FILE", help="Training text. [default: a new text.jsonl]"
+)
+@click.option("--cluster", metavar="NAME|FILE", help="[default: a new this-machine.toml]")
+@click.option("--devices", type=Whole(1, 1 << 18), help="Use the first N devices. [default: all]")
+@_json
+def job(
+    file: Path,
+    model: str | None,
+    data: tuple[str, ...],
+    cluster: str | None,
+    devices: int | None,
+    as_json: bool,
+) -> None:
+    """Write a job to FILE [job.toml] that `ratrain train` runs as it is.
+
+    Without --data, about 4 MB of Python's own manual and library are written
+    beside it as text.jsonl; without --cluster, a file of this machine,
+    this-machine.toml. Existing files are used and left unchanged.
+
+    \b
+    Examples:
+      ratrain init job
+      ratrain init job fine.toml --model ~/models/SmolLM-135M --data notes.jsonl
+    """
+    from ratrain.cli.starting import JobFiles, write_job
+
+    wanted = JobFiles(model or "tiny-llama", data, cluster, devices)
+    written = write_job(file, wanted, made_by="ratrain init job")
+    _told("init job", written, as_json, f"try it: ratrain train {file}")
+
+
+@command.command()
+@click.argument("file", type=PATH, default=Path("this-machine.toml"))
+@_json
+def cluster(file: Path, as_json: bool) -> None:
+    """Write a cluster file of this machine to FILE [this-machine.toml].
+
+    Its devices are the GPUs that torch sees, else the processor; rates and memory
+    bandwidth are measured for a few seconds. `ratrain profile` measures more.
+
+    \b
+    Example: ratrain init cluster here.toml
+    """
+    from ratrain.cli.starting import write_cluster, write_new
+
+    text = write_cluster()
+    write_new(file, text)
+    _told("init cluster", [file], as_json, f"show it: ratrain clusters {file}")
+
+
+def _told(verb: str, written: list[Path], as_json: bool, following: str) -> None:
+    if as_json:
+        print_json(verb, {"written": [str(path) for path in written]})
+        return
+    for path in written:
+        click.echo(f"wrote {path}")
+    click.echo(following)

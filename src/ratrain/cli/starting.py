@@ -1,0 +1,145 @@
+"""The files that `ratrain init` writes, and `ratrain train --model ... --data ...` runs."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from ratrain.describe.model import ModelSpec
+
+CLUSTER, TEXT = "this-machine.toml", "text.jsonl"
+_LENGTH = 512
+"""Tokens in a sequence, where the model has as many positions."""
+
+
+@dataclass(frozen=True)
+class JobFiles:
+    """What a job is to be about, as the command line has it. Names of files are relative to the
+    current folder; without `data` and `cluster` files are written for them."""
+
+    model: str
+    data: Sequence[str] = ()
+    cluster: str | None = None
+    devices: int | None = None
+
+
+def write_job(file: Path, wanted: JobFiles, *, made_by: str) -> list[Path]:
+    """Writes a job and what it needs beside it; returns what was written."""
+    from ratrain.corpus.sources import sources_of
+    from ratrain.describe.starter import Starter, job_text
+
+    if wanted.data:
+        sources_of(tuple(wanted.data), place="--data")
+    folder = file.parent
+    require_new(file)
+    spec, model, weights_folder = _model(wanted.model)
+    written: list[Path] = []
+    data = tuple(_absolute(name) for name in wanted.data)
+    cluster = wanted.cluster
+    if cluster is None:
+        cluster = CLUSTER
+        if not (folder / CLUSTER).exists():
+            text = write_cluster()
+            write_new(folder / CLUSTER, text)
+            written.append(folder / CLUSTER)
+    elif cluster.endswith(".toml"):
+        cluster = _absolute(cluster)
+    devices, dtype = _devices(folder, cluster, wanted.devices)
+    if not data:
+        data = (TEXT,)
+        if not (folder / TEXT).exists():
+            written += _write_text(folder / TEXT)
+    text = job_text(
+        Starter(
+            model,
+            min(_LENGTH, spec.max_positions),
+            cluster,
+            devices,
+            dtype,
+            data,
+            tokenizer=str(weights_folder)
+            if weights_folder and (weights_folder / "tokenizer.json").exists()
+            else "bytes",
+            weights=str(weights_folder)
+            if weights_folder and any(weights_folder.glob("*.safetensors"))
+            else None,
+            made_by=made_by,
+        )
+    )
+    write_new(file, text)
+    return [file, *written]
+
+
+def write_cluster() -> str:
+    """The text of this machine's cluster file."""
+    from ratrain.cli.progress import progress
+    from ratrain.profile.starter import cluster_text, look
+
+    with progress("looking at this machine", "parts") as tick:
+        return cluster_text(look(tick))
+
+
+def write_new(file: Path, text: str) -> None:
+    """Writes a file that is not there yet."""
+    from ratrain.errors import SpecError
+    from ratrain.timeline.timeline import write_whole
+
+    require_new(file)
+    if not file.parent.is_dir():
+        raise SpecError("no such folder", place=str(file.parent), fix="create it first")
+    write_whole(file, text)
+
+
+def require_new(file: Path) -> None:
+    from ratrain.errors import SpecError
+
+    if file.exists():
+        raise SpecError(
+            "already exists", place=str(file), fix="choose another file, or remove this one"
+        )
+
+
+def _model(name: str) -> tuple[ModelSpec, str, Path | None]:
+    """The model, its name in a job, and its folder where it has one."""
+    from ratrain.describe.huggingface import load_config
+    from ratrain.describe.presets import model_preset
+    from ratrain.errors import SpecError
+
+    path = Path(name).expanduser()
+    if path.name == "config.json" or path.is_dir() or "/" in name:
+        folder = (path.parent if path.name == "config.json" else path).resolve()
+        return load_config(folder / "config.json"), str(folder / "config.json"), folder
+    try:
+        return model_preset(name), name, None
+    except SpecError as error:
+        what = f"{error.what}, and no folder of that name"
+        raise SpecError(what, place="--model", fix=error.fix) from None
+
+
+def _devices(folder: Path, cluster: str, asked: int | None) -> tuple[int, str]:
+    """How many devices a job takes, and what it computes in: bf16 where they have memory of their
+    own, beside the host's, and a rate for it."""
+    from ratrain.describe.presets import cluster_preset, load_cluster
+
+    is_file = cluster.endswith(".toml")
+    spec = load_cluster(folder / cluster) if is_file else cluster_preset(cluster)
+    count = asked or spec.size or 1
+    kind = spec.devices(count)[0].kind
+    dtypes = [rate.dtype for rate in kind.rates]
+    if "bf16" in dtypes and kind.memory.name != "RAM":
+        return count, "bf16"
+    return count, "fp32" if "fp32" in dtypes else dtypes[0]
+
+
+def _absolute(name: str) -> str:
+    return str(Path(name).expanduser().absolute())
+
+
+def _write_text(file: Path) -> list[Path]:
+    from ratrain.corpus.sample_text import write_sample_text
+
+    sample = write_sample_text(file)
+    return [sample.file, sample.note]

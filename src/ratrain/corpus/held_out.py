@@ -1,0 +1,41 @@
+"""Held-out samples: each once, in their order, in batches as large as a training step's."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from ratrain.corpus.samples import Batch, Samples
+
+MASKED = -100
+"""A target that does not count."""
+
+
+@dataclass(frozen=True)
+class HeldOut:
+    """The samples of held-out text, which are not shuffled. What the last batch lacks is filled up
+    with sequences of which no target counts."""
+
+    samples: Samples
+
+    @property
+    def batches(self) -> int:
+        return -(-self.samples.count // self.samples.sequences)
+
+    def batch(self, number: int, offset: int, count: int) -> Batch:
+        """Sequences `offset` to `offset + count` of a batch."""
+        known = self._known(number, offset, count)
+        first = number * self.samples.sequences + offset
+        places = np.arange(first, first + count, dtype=np.int64)
+        batch = self.samples.at(np.where(np.arange(count) < known, places, 0))
+        batch.targets[known:] = MASKED
+        return batch
+
+    def counted(self, number: int, offset: int, count: int) -> int:
+        """How many of these sequences' targets count."""
+        return self._known(number, offset, count) * self.samples.sequence_length
+
+    def _known(self, number: int, offset: int, count: int) -> int:
+        left = self.samples.count - number * self.samples.sequences - offset
+        return min(max(left, 0), count)

@@ -1,0 +1,91 @@
+"""Backends: what executes a program, by name.
+
+A job, a plan file and a run name their backend. What a backend counts and can do decides what a
+program holds: its scratch memory, the pieces in which gradients leave, the barrier of a global
+norm, checkpoints, tied copies. So what is planned and simulated on a backend is what runs on it, op
+for op. A third-party package may `declare_backend`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratrain.errors import SpecError
+
+
+@dataclass(frozen=True)
+class Backend:
+    """What a backend counts and can do."""
+
+    name: str
+    doc: str
+    trains: bool  # `ratrain train` runs it
+    dtypes: tuple[str, ...]
+    counts_scratch: bool  # memory that ops need beside states
+    bucket_bytes: int | None  # an unreduced gradient leaves in pieces of this size; None: whole
+    checks_overflow: bool  # fp16 waits for the norm of all gradients before any update
+    saves: bool  # checkpoints are ops of the program
+    ties: bool  # tied embeddings are two copies whose gradients are added up
+    divides_vectors: bool  # a tensor group divides vectors too, not matrices alone
+    keeps_scores: bool  # attention's scores are kept where a device's kernels say so
+    divides_sequences: bool  # sequence parallelism
+    divides_everything: bool  # MLP and vocabulary must be multiples of the tensor degree
+
+
+BACKENDS: dict[str, Backend] = {}
+
+
+def declare_backend(backend: Backend) -> None:
+    """Makes a backend known by its name."""
+    if backend.name in BACKENDS:
+        raise SpecError(f"the backend {backend.name} is declared twice", fix="choose another name")
+    BACKENDS[backend.name] = backend
+
+
+def backend_named(name: str, place: str = "") -> Backend:
+    """The backend of a name."""
+    if name not in BACKENDS:
+        raise SpecError(
+            f"unknown backend {name!r}", place=place, fix=f"use one of {', '.join(BACKENDS)}"
+        )
+    return BACKENDS[name]
+
+
+BUCKET_BYTES = 25_000_000
+"""A gradient leaves in pieces of 25 MB: the default bucket of torch's DistributedDataParallel."""
+
+declare_backend(
+    Backend(
+        "torch",
+        "RATrain's own runtime on PyTorch: what `ratrain train` runs",
+        trains=True,
+        dtypes=("fp32", "bf16", "fp16"),
+        counts_scratch=True,
+        bucket_bytes=None,
+        checks_overflow=True,
+        saves=True,
+        ties=True,
+        divides_vectors=False,
+        keeps_scores=False,
+        divides_sequences=False,
+        divides_everything=True,
+    )
+)
+declare_backend(
+    Backend(
+        "described",
+        "a framework that is only described, for published runs: it cannot train, and scratch "
+        "memory, overflow checks, checkpoints and tied copies are left out",
+        trains=False,
+        dtypes=("fp32", "bf16", "fp16", "fp8"),
+        counts_scratch=False,
+        bucket_bytes=BUCKET_BYTES,
+        checks_overflow=False,
+        saves=False,
+        ties=False,
+        divides_vectors=True,
+        keeps_scores=True,
+        divides_sequences=True,
+        divides_everything=False,
+    )
+)

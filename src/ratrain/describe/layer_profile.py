@@ -1,0 +1,140 @@
+"""A layer profile: how long a device took for a layer, an embedding or a head, as measured.
+
+Each entry holds the times of one shape at one sequence length, tensor degree and dtype, for one
+micro-batch size or several. docs/describe.md, "Layer profile", explains the keys.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from typing import Annotated, Literal
+
+from ratrain.describe.amounts import Count, Name, TimeS, Tokens, Width
+from ratrain.describe.model import ModelSpec
+from ratrain.describe.strict import Rule
+from ratrain.errors import SpecError
+
+HeadsOrNone = Annotated[int, Rule(low=0, high=1 << 16)]
+WidthOrNone = Annotated[int, Rule(low=0, high=1 << 24)]
+BlockName = Literal["layer", "embedding", "head"]
+
+
+@dataclass(frozen=True)
+class BlockShape:
+    """What a block's time depends on: of a layer its widths and heads; of an embedding or a head
+    `hidden` and `vocab`. `kv_heads` left out: as `heads`; `head_dim`: hidden / heads."""
+
+    hidden: Width
+    ffn: WidthOrNone = 0
+    heads: HeadsOrNone = 0
+    kv_heads: HeadsOrNone = 0
+    head_dim: WidthOrNone = 0
+    gated_mlp: bool = True
+    vocab: WidthOrNone = 0
+
+    def __str__(self) -> str:
+        if self.vocab:
+            return f"hidden {self.hidden}, vocabulary {self.vocab}"
+        kind = "" if self.gated_mlp else "plain "
+        grouped = f" ({self.kv_heads} kv)" if self.kv_heads not in (0, self.heads) else ""
+        return f"hidden {self.hidden}, {kind}MLP {self.ffn}, {self.heads} heads{grouped}"
+
+    @property
+    def whole(self) -> BlockShape:
+        """The shape with what was left out filled in."""
+        if self.vocab or not self.heads:
+            return self
+        return replace(
+            self,
+            kv_heads=self.kv_heads or self.heads,
+            head_dim=self.head_dim or self.hidden // self.heads,
+        )
+
+
+@dataclass(frozen=True)
+class BlockCase:
+    """A block in the conditions that one entry is about."""
+
+    block: BlockName
+    shape: BlockShape
+    sequence: int
+    tensor: int
+    dtype: str
+    sequence_parallel: bool = False
+
+    def __str__(self) -> str:
+        degree = f", tensor {self.tensor}" if self.tensor > 1 else ""
+        divided = " with divided sequences" if self.sequence_parallel else ""
+        return f"{self.block} ({self.shape}), {self.sequence} tokens{degree}{divided}, {self.dtype}"
+
+
+@dataclass(frozen=True)
+class MeasuredTime:
+    """Forward and backward of one micro-batch; the backward without recomputation."""
+
+    micro_batch: Count
+    forward_s: TimeS
+    backward_s: TimeS
+
+
+@dataclass(frozen=True)
+class LayerProfile:
+    """Times of one block by micro-batch size. `sums`: whether they include the all-reduces of the
+    tensor group. `update_s`: one optimizer step on the rank's parameters of the block."""
+
+    shape: BlockShape
+    sequence: Tokens
+    times: tuple[MeasuredTime, ...]
+    source: str
+    block: BlockName = "layer"
+    tensor: Count = 1
+    dtype: Name = "fp16"
+    sequence_parallel: bool = False
+    sums: Literal["apart", "included"] = "apart"
+    update_s: TimeS | None = None  # left out: priced by the memory's bandwidth
+
+    def __post_init__(self) -> None:
+        for key in ("ffn", "heads") if self.block == "layer" else ("vocab",):
+            if not getattr(self.shape, key):
+                raise self._wrong("shape", f"its shape lacks {key}", f"add {key} to shape")
+        if not self.times:
+            raise self._wrong("times", "it has no times", "add times")
+        sizes: set[int] = set()
+        for number, time in enumerate(self.times):
+            here = f"times.{number}"
+            if time.micro_batch in sizes:
+                raise self._wrong(
+                    here, f"micro-batch {time.micro_batch} is given twice", "keep one"
+                )
+            sizes.add(time.micro_batch)
+            # An embedding's input needs no gradient; everything else takes time.
+            if not time.forward_s or not (time.backward_s or self.block == "embedding"):
+                raise self._wrong(
+                    here,
+                    f"micro-batch {time.micro_batch} takes 0 seconds",
+                    "leave out what was not measured",
+                )
+
+    @property
+    def case(self) -> BlockCase:
+        """What only one entry of a device may be about."""
+        return BlockCase(
+            self.block,
+            self.shape.whole,
+            self.sequence,
+            self.tensor,
+            self.dtype,
+            self.sequence_parallel,
+        )
+
+    def _wrong(self, key: str, what: str, fix: str) -> SpecError:
+        return SpecError(f"{self.case}: {what}", place=key, fix=fix)
+
+
+def shape_of(model: ModelSpec, block: BlockName) -> BlockShape:
+    """The shape of a model's layer, embedding or head."""
+    if block != "layer":
+        return BlockShape(model.hidden, vocab=model.vocab)
+    return BlockShape(
+        model.hidden, model.ffn, model.heads, model.kv_heads, model.head_dim, model.gated_mlp
+    )

@@ -1,0 +1,114 @@
+"""A JSON schema of what the strict loader takes, from the same type hints, for editors.
+
+Draft 2020-12. A quantity is a string of a number and one of its units; its bounds cannot be
+expressed there, and are left to the loader. A field's comment in the source becomes its
+description."""
+
+from __future__ import annotations
+
+import dataclasses
+import inspect
+import re
+import types
+from functools import cache
+from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
+
+from ratrain.describe import units
+from ratrain.describe.strict import SAMPLES, Field, FrozenMap, Rule, bounds_of, fields_of
+
+DRAFT = "https://json-schema.org/draft/2020-12/schema"
+_UNITS = {
+    "bytes": units.BYTES,
+    "bytes_per_s": units.BYTES_RATE,
+    "s": units.TIME,
+    "flops": units.FLOPS_RATE,
+}
+_NUMBER = r"^\s*\+?(\d[\d_]*\.?\d*|\.\d+)([eE][+-]?\d{1,3})?\s*"
+_FIELD = re.compile(r"    (\w+)\s*:[^#]*(?:#\s*(.*))?$")
+
+
+def schema_of(kind: type[Any], title: str) -> dict[str, Any]:
+    """The schema of a file that `load(kind, ...)` reads."""
+    return {"$schema": DRAFT, "title": title, **_dataclass(kind)}
+
+
+def _dataclass(kind: type[Any]) -> dict[str, Any]:
+    fields = fields_of(kind)
+    comments = _comments(kind)
+    schema: dict[str, Any] = {
+        "type": "object",
+        "properties": {key: _field(kind, each, comments) for key, each in fields.items()},
+        "required": [key for key, each in fields.items() if each.required],
+        "additionalProperties": False,
+    }
+    if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
+        schema["description"] = inspect.cleandoc(kind.__doc__)
+    return schema
+
+
+def _field(kind: type[Any], field: Field, comments: dict[str, str]) -> dict[str, Any]:
+    schema = _hint(field.hint, Rule())
+    if comment := comments.get(field.name):
+        schema["description"] = comment
+    default = next(f.default for f in dataclasses.fields(kind) if f.name == field.name)
+    rule = _rule(field.hint)
+    if isinstance(default, (bool, int, float, str)) and not (rule and rule.quantity):
+        schema["default"] = default
+    return schema
+
+
+def _hint(hint: Any, rule: Rule) -> dict[str, Any]:
+    origin = get_origin(hint)
+    if origin is Annotated:
+        return _hint(hint.__origin__, _rule(hint) or rule)
+    if origin in (Union, types.UnionType):
+        branches = [_hint(each, rule) for each in get_args(hint) if each is not type(None)]
+        return branches[0] if len(branches) == 1 else {"anyOf": branches}
+    if origin is Literal:
+        return {"enum": list(get_args(hint))}
+    if origin is tuple:
+        return {"type": "array", "items": _hint(get_args(hint)[0], rule)}
+    if origin in (FrozenMap, dict):
+        inner = get_args(hint)[-1]
+        names = {"propertyNames": {"enum": list(rule.keys)}} if rule.keys else {}
+        plain = dataclasses.replace(rule, keys=())
+        return {"type": "object", "additionalProperties": _hint(inner, plain), **names}
+    if dataclasses.is_dataclass(hint):
+        return _dataclass(cast("type[Any]", hint))
+    return {} if hint is Any else _plain(hint, rule)
+
+
+def _plain(hint: Any, rule: Rule) -> dict[str, Any]:
+    if rule.quantity:
+        names = "|".join(re.escape(name) for name in sorted(_UNITS[rule.quantity], key=len))
+        pattern = f"{_NUMBER}({names})\\s*$"
+        return {"type": "string", "pattern": pattern, "examples": [SAMPLES[rule.quantity]]}
+    if hint is bool:
+        return {"type": "boolean"}
+    low, high = bounds_of(hint, rule)
+    if hint is str:
+        return {"type": "string", "minLength": int(low), "maxLength": int(high)}
+    whole = hint is int
+    bounds: dict[str, float] = {"minimum": low, "maximum": high}
+    if whole:
+        bounds = {name: int(bound) for name, bound in bounds.items()}
+    return {"type": "integer" if whole else "number", **bounds}
+
+
+def _rule(hint: Any) -> Rule | None:
+    for part in (hint, *get_args(hint)):
+        for rule in getattr(part, "__metadata__", ()):
+            if isinstance(rule, Rule):
+                return rule
+    return None
+
+
+@cache
+def _comments(kind: type[Any]) -> dict[str, str]:
+    """The comment behind each field in the source; none where the source is not there."""
+    try:
+        lines = inspect.getsource(kind).splitlines()
+    except (OSError, TypeError):
+        return {}
+    matches = (_FIELD.match(line) for line in lines)
+    return {match[1]: match[2] for match in matches if match and match[2]}

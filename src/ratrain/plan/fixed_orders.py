@@ -1,0 +1,106 @@
+"""Compute orders out of a file: a schedule in PyTorch pipelining's CSV, as a skeleton like others.
+
+`[schedule] skeleton = "mine.csv"` names it. It says its ranks, stages per rank and micro-batches,
+so it exists for these alone. Messages, state work and everything else come from the setup and the
+passes, as for any skeleton.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from hashlib import sha256
+from pathlib import Path
+
+from ratrain.errors import ProgramError, SpecError
+from ratrain.program.csv import Step, csv_setup, read_csv
+from ratrain.program.kind import Kind
+from ratrain.program.setup import Unit
+from ratrain.program.skeletons import SKELETONS, Fixed, Place, Skeleton, declare_skeleton
+from ratrain.readers.files import read_text
+from ratrain.readers.limits import PROGRAM_BYTES
+
+ENDING = ".csv"
+
+
+def fixed_order(path: Path) -> str:
+    """The name of the skeleton that a file says; it is declared now, if it was not before."""
+    text = read_text(path, PROGRAM_BYTES)
+    name = f"{path.stem}@{sha256(text.encode()).hexdigest()[:8]}"
+    if name not in SKELETONS:
+        try:
+            declare_skeleton(name, _skeleton(read_csv(text, str(path)), path))
+        except ProgramError as error:
+            raise SpecError(error.what, place=error.place or str(path), fix=error.fix) from error
+    return name
+
+
+def file_of(skeleton: str) -> str:
+    """How a plan file names a skeleton: one out of a file by its path, others by their name."""
+    fixed = SKELETONS[skeleton].fixed
+    return skeleton if fixed is None else fixed.file
+
+
+def _skeleton(orders: Mapping[int, Sequence[Step]], path: Path) -> Skeleton:
+    """A skeleton that yields these orders."""
+    setup = csv_setup(orders, Unit("stage"), str(path))
+    (replica,) = setup.replicas
+    ranks = len(orders)
+    chunks, left_over = divmod(len(replica.stages), ranks)
+    if left_over:
+        raise ProgramError(
+            f"{len(replica.stages)} stages cannot be divided equally among {ranks} ranks",
+            fix="give each rank the same number of stages",
+        )
+    for rank, steps in orders.items():
+        _require_whole(
+            rank, steps, [rank + c * ranks for c in range(chunks)], replica.micro_batches
+        )
+    fixed = Fixed(str(path.resolve()), ranks, chunks, replica.micro_batches)
+
+    def order(place: Place) -> Iterator[Step]:
+        asked = place.ranks, place.chunks, place.micro_batches
+        if asked != (ranks, chunks, replica.micro_batches):
+            raise ProgramError(
+                f"{path.name} is written for {fixed.words}, not for {Fixed('', *asked).words}",
+                fix=f"use {fixed.words}",
+            )
+        yield from orders[place.rank]
+
+    order.__doc__ = f"The order of {path.name}, for {fixed.words}."
+    return Skeleton(
+        order,
+        split_backward=setup.split_backward,
+        chunks=chunks > 1,
+        arrival_places=not setup.split_backward,
+        fixed=fixed,
+    )
+
+
+def _require_whole(
+    rank: int, steps: Sequence[Step], stages: Sequence[int], micro_batches: int
+) -> None:
+    """Each micro-batch once forward and once backward in each of the rank's stages, and backward
+    in ascending order, in which gradients add up to the same bits in every schedule."""
+    backward = [Kind.I, Kind.W] if any(kind is Kind.I for kind, _, _ in steps) else [Kind.B]
+    everything = list(range(micro_batches))
+    for number in stages:
+        for kind in (Kind.F, *backward):
+            batches = [m for k, s, m in steps if k is kind and s == number]
+            if sorted(batches) != everything:
+                raise ProgramError(
+                    f"row {rank + 1} has {kind.name} of stage {number} for micro-batches "
+                    f"{batches[:8]}, not for each of {micro_batches} once",
+                    fix=f"rank r of {len(stages)} stages each computes stages r, r + ranks, ...",
+                )
+            if kind is not Kind.F and batches != everything:
+                raise ProgramError(
+                    f"row {rank + 1} has {kind.name} of stage {number} out of order: gradients "
+                    "add up from micro-batch 0 on",
+                    fix="let backward take micro-batches in ascending order",
+                )
+    expected = len(stages) * micro_batches * (1 + len(backward))
+    if len(steps) != expected:
+        raise ProgramError(
+            f"row {rank + 1} has {len(steps)} actions of compute, not {expected}",
+            fix=f"keep {', '.join(k.name for k in (Kind.F, *backward))} of its own stages only",
+        )

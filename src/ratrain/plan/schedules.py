@@ -1,0 +1,229 @@
+"""Every strategy of the registry, and so every compute order, on one job and one layout."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from typing import Any
+
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.errors import ProgramError, RatrainError
+from ratrain.plan.case import case_of
+from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.planned import planned
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import STRATEGIES, strategy
+from ratrain.simulate.long import simulate_proved
+
+Progress = Callable[[int, int], None]
+MOST_OPS = 500_000
+"""Ops of compute up to which an order that does not repeat is written out to be compared."""
+VIRTUAL = 2
+"""Stages per rank of an interleaved order where the job's layout has one."""
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What was proved and simulated of a strategy: the whole program, in full size."""
+
+    step_s: float
+    bound_bytes: int
+    bubble: float  # share of rank time spent waiting for other stages
+    fits: bool
+    stages_per_rank: int
+
+
+@dataclass(frozen=True)
+class ComparedSchedule:
+    """A strategy on the job. Without `predicted`, `problem` says why it cannot run it."""
+
+    name: str
+    order: str  # the compute order (skeleton)
+    doc: str
+    predicted: Predicted | None
+    problem: str
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """All strategies on one layout, those that fit first, each group fastest first."""
+
+    job: JobSpec
+    layout: LayoutSpec
+    rows: tuple[ComparedSchedule, ...]
+
+    @property
+    def tokens(self) -> int:
+        return self.job.batch.sequences * self.job.model.sequence_length
+
+    @property
+    def fastest_s(self) -> float | None:
+        """The step of the fastest that fits."""
+        return next(
+            (row.predicted.step_s for row in self.rows if _fits(row) and row.predicted), None
+        )
+
+
+def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Comparison:
+    """The `Comparison` of a job. One without a layout is planned first, as its own strategy."""
+    if job.layout is None:
+        job = planned(job).best.candidate.job
+    assert job.layout is not None
+    names = list(STRATEGIES)
+    rows: list[ComparedSchedule] = []
+    for number, name in enumerate(names):
+        if progress is not None:
+            progress(number, len(names))
+        rows.append(_compared(job, job.layout, name))
+    if progress is not None:
+        progress(len(names), len(names))
+    return Comparison(job, job.layout, tuple(sorted(rows, key=_order)))
+
+
+def _order(row: ComparedSchedule) -> tuple[int, float]:
+    if row.predicted is None:
+        return 2, 0.0
+    return (0 if row.predicted.fits else 1), row.predicted.step_s
+
+
+def _fits(row: ComparedSchedule) -> bool:
+    return row.predicted is not None and row.predicted.fits
+
+
+def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
+    """One strategy with the job's budget and batch; what the job leaves out belongs to its own."""
+    chosen = strategy(name)
+    without = job.schedule.without if name == job.schedule.name else ()
+    schedule = replace(job.schedule, name=name, without=without)
+    if name != job.schedule.name:  # these too ask something of the job's own strategy
+        schedule = replace(
+            schedule,
+            sharding=None,
+            gradient_accumulation="auto",
+            recovery="auto",
+            skeleton=None,
+            passes=None,
+        )
+    compared = replace(job, schedule=schedule)
+    try:
+        chosen = strategy_of(compared)
+        _require_short(compared, layout, chosen.skeleton)
+        case = case_of(replace(compared, layout=_layout(job, layout, chosen.skeleton)))
+        simulation = simulate_proved(case.proved, case.costs)
+    except RatrainError as error:
+        return ComparedSchedule(name, chosen.skeleton, chosen.doc, None, error.what)
+    predicted = Predicted(
+        simulation.step_time_s,
+        simulation.bound_bytes,
+        simulation.bubble_fraction,
+        simulation.feasible,
+        case.layout.virtual,
+    )
+    return ComparedSchedule(name, chosen.skeleton, chosen.doc, predicted, "")
+
+
+def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:
+    """Refuses an order that would have to be written out and is too long for a comparison."""
+    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
+    ops = 2 * (job.model.spec.layers + 2) * micro_batches
+    if SKELETONS[order].repeats is None and ops > MOST_OPS:
+        raise ProgramError(
+            f"{order} has no middle that repeats, and its {ops:,} ops of compute are too many to "
+            f"compare; at most {MOST_OPS:,} are. Simulate it alone, or with fewer sequences"
+        )
+
+
+def _layout(job: JobSpec, layout: LayoutSpec, order: str) -> LayoutSpec:
+    """The layout with as many stages per rank as a compute order takes."""
+    if SKELETONS[order].chunks:
+        enough = job.model.spec.layers >= VIRTUAL * layout.pipeline
+        if layout.virtual == 1 and layout.pipeline > 1 and enough:
+            return replace(layout, virtual=VIRTUAL, layers="balanced")
+        return layout
+    return layout if layout.virtual == 1 else replace(layout, virtual=1, layers="balanced")
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """Every figure, with its unit in its key."""
+    layout = comparison.layout
+    return {
+        "model": comparison.job.model.spec.name,
+        "cluster": comparison.job.cluster.spec.name,
+        "devices": comparison.job.cluster.devices,
+        "pipeline": layout.pipeline,
+        "data": layout.data,
+        "tensor": layout.tensor,
+        "micro_batch": comparison.job.batch.micro_batch,
+        "budget_bytes": comparison.job.budgets[0],
+        "schedules": [_row_json(row, comparison.tokens) for row in comparison.rows],
+    }
+
+
+def _row_json(row: ComparedSchedule, tokens: int) -> dict[str, Any]:
+    body: dict[str, Any] = {"schedule": row.name, "order": row.order, "doc": row.doc}
+    if row.predicted is None:
+        return {**body, "fits": False, "problem": row.problem}
+    return {
+        **body,
+        "fits": row.predicted.fits,
+        "step_time_s": row.predicted.step_s,
+        "tokens_per_s": tokens / row.predicted.step_s,
+        "bound_bytes": row.predicted.bound_bytes,
+        "bubble_fraction": row.predicted.bubble,
+        "stages_per_rank": row.predicted.stages_per_rank,
+    }
+
+
+def comparison_text(comparison: Comparison) -> Iterator[str]:
+    """One table in lines of at most 80 columns, and why some strategies cannot run the job."""
+    from textwrap import wrap
+
+    from rich.table import Table
+
+    from ratrain.describe.units import format_bytes, format_time
+    from ratrain.plan.tables import WIDTH, plain_table, rendered
+
+    job, layout, fastest_s = comparison.job, comparison.layout, comparison.fastest_s
+    yield from wrap(
+        f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: pipeline "
+        f"{layout.pipeline} x data {layout.data} x tensor {layout.tensor}, micro-batches of "
+        f"{job.batch.micro_batch}; memory budget {format_bytes(job.budgets[0])}",
+        WIDTH,
+        subsequent_indent="  ",
+    )
+    yield ""
+    table: Table = plain_table(
+        ("schedule", False),
+        ("order", False),
+        ("step", True),
+        ("loses", True),
+        ("memory", True),
+        ("fits", False),
+        breaks=0,
+    )
+    for row in comparison.rows:
+        mark = "* " if row.name == job.schedule.name else "  "
+        known = row.predicted
+        if known is None:
+            table.add_row(mark + row.name, row.order, "-", "-", "-", "-")
+            continue
+        more = "-" if fastest_s is None else f"{100 * (known.step_s / fastest_s - 1):.1f} %"
+        stages = f" x{known.stages_per_rank}" if known.stages_per_rank > 1 else ""
+        table.add_row(
+            mark + row.name,
+            row.order + stages,
+            format_time(known.step_s),
+            more,
+            format_bytes(known.bound_bytes),
+            "yes" if known.fits else "NO",
+        )
+    yield from rendered(table)
+    yield ""
+    yield from wrap(
+        "*: the job's own. x2: stages per rank. loses: time, against the fastest that fits. "
+        "memory: proven peak of the fullest rank.",
+        WIDTH,
+    )
+    for row in comparison.rows:
+        if row.problem:
+            yield from wrap(f"{row.name}: {row.problem}", WIDTH, subsequent_indent="  ")

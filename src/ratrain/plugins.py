@@ -1,0 +1,120 @@
+"""Third-party packages that bring schedules, passes and clusters, and the registries that
+they add to.
+
+A package says so with an entry point of the group `ratrain.plugins`: a module, which declares when
+it is imported, or a function without arguments, which declares when it is called (docs/plugins.md).
+They are loaded once per process, at the first use of a name that RATrain does not know itself, and
+whenever names are listed: what is built in works, and stays quick, whatever else is installed.
+"""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator, Mapping
+from types import ModuleType
+from typing import TYPE_CHECKING, TypeVar
+
+from ratrain.errors import PluginError, ProgramError, RatrainError
+
+if TYPE_CHECKING:
+    from importlib.metadata import EntryPoint
+
+GROUP = "ratrain.plugins"
+T = TypeVar("T")
+
+
+class Registry(Mapping[str, T]):
+    """What has a name, with what plugins add. `what` is the word for it in messages."""
+
+    def __init__(self, what: str) -> None:
+        self._what = what
+        self._known: dict[str, T] = {}
+
+    def declare(self, name: str, value: T) -> None:
+        """Makes it known; a name can be declared once."""
+        if name in self._known:
+            raise ProgramError(
+                f"the {self._what} {name} is declared twice", fix="choose another name"
+            )
+        self._known[name] = value
+
+    def __delitem__(self, name: str) -> None:
+        """Takes a declaration back: for tests, which must leave none behind."""
+        del self._known[name]
+
+    def __getitem__(self, name: str) -> T:
+        if name not in self._known:
+            load_plugins()
+        return self._known[name]
+
+    def __contains__(self, name: object) -> bool:
+        if name not in self._known:
+            load_plugins()
+        return name in self._known
+
+    def __iter__(self) -> Iterator[str]:
+        load_plugins()
+        return iter(tuple(self._known))
+
+    def __len__(self) -> int:
+        load_plugins()
+        return len(self._known)
+
+
+class _Loading:
+    """Whether plugins were loaded, and what went wrong then."""
+
+    def __init__(self) -> None:
+        self.lock = threading.RLock()
+        self.begun = False
+        self.failure: PluginError | None = None
+
+
+_LOADING = _Loading()
+
+
+def load_plugins() -> None:
+    """Loads all plugins, unless that was done. One that cannot be loaded is a `PluginError` which
+    names its package, now and whenever plugins are asked for again."""
+    with _LOADING.lock:
+        if not _LOADING.begun:
+            _LOADING.begun = True  # first: a plugin may itself look into a registry
+            for entry in _entry_points():
+                try:
+                    _load(entry)
+                except PluginError as error:
+                    _LOADING.failure = _LOADING.failure or error
+    if _LOADING.failure is not None:
+        raise _LOADING.failure.with_traceback(None)
+
+
+def _entry_points() -> list[EntryPoint]:
+    """In the order of their packages' names, so that it is the same in every process."""
+    from importlib.metadata import entry_points
+
+    return sorted(entry_points(group=GROUP), key=lambda entry: (_package(entry), entry.name))
+
+
+def _load(entry: EntryPoint) -> None:
+    try:
+        loaded = entry.load()
+        if callable(loaded):
+            loaded()
+        elif not isinstance(loaded, ModuleType):
+            raise TypeError(f"{entry.value} is neither a module nor a function")
+    except (Exception, SystemExit) as error:
+        if isinstance(error, RatrainError):
+            what = f"{error.place}: {error.what}" if error.place else error.what
+        else:
+            what = f"{type(error).__name__}: {error}"
+        package = _package(entry)
+        raise PluginError(
+            f"the plugin {entry.name!r} ({entry.value}) cannot be loaded: {what}",
+            place=f"package {package}",
+            fix=f"fix or update {package.partition(' ')[0]}, or uninstall it",
+        ) from error
+
+
+def _package(entry: EntryPoint) -> str:
+    """The name and version of the package that brings it."""
+    return f"{entry.dist.name} {entry.dist.version}" if entry.dist else "?"

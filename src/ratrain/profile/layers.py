@@ -1,0 +1,221 @@
+"""A model's embedding, layer and head on this machine: the functions that training runs, timed.
+
+With a tensor degree, one rank's part is timed alone: the sums of its group cost nothing here, so
+entries say `sums = "apart"` and the planner adds them over the links. A time is that of the fastest
+pass: whatever else runs on the machine only adds.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from statistics import median
+from typing import Any
+
+from ratrain.describe.layer_profile import (
+    BlockCase,
+    BlockName,
+    LayerProfile,
+    MeasuredTime,
+    shape_of,
+)
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+from ratrain.profile.clock import BLOCKS
+from ratrain.profile.doubt import Doubt, Watch
+from ratrain.profile.products import gpu_present, torch_installed
+
+LEAST_PASSES, WITHIN_S = 3, 1.0
+"""Passes of one block: at least this many, and more until this much time has passed."""
+UNITS: dict[BlockName, str] = {"layer": "0", "embedding": "e", "head": "h"}
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class LayersAsked:
+    """Which blocks to time: those of a model, for micro-batches of some sizes."""
+
+    model: ModelSpec
+    sequence: int
+    micro_batches: tuple[int, ...]
+    tensor: int = 1
+    dtype: str = "fp32"
+    device: str = "cpu"
+
+
+@dataclass(frozen=True)
+class LayersTimed:
+    """The entries of a model's layer, embedding and head, and which of their times to doubt."""
+
+    entries: tuple[LayerProfile, ...]
+    doubts: tuple[Doubt, ...]
+
+
+def layer_figure(case: BlockCase, micro_batch: int) -> str:
+    """What the times of a block are called in messages."""
+    return f"{case}, micro-batch {micro_batch}"
+
+
+def layer_profiles(asked: LayersAsked, progress: Progress | None = None) -> LayersTimed:
+    """Times a model's blocks; the machine should have nothing else to do."""
+    _require_measurable(asked)
+    watch, done, total = Watch(), 0, len(UNITS) * len(asked.micro_batches)
+    entries: list[LayerProfile] = []
+    for block in UNITS:
+        shape = shape_of(asked.model, block)
+        case = BlockCase(block, shape.whole, asked.sequence, asked.tensor, asked.dtype)
+        times: list[MeasuredTime] = []
+        for size in asked.micro_batches:
+            forward_s, backward_s = _passes(asked, block, size, watch, layer_figure(case, size))
+            times.append(MeasuredTime(size, min(forward_s), min(backward_s)))
+            done += 1
+            if progress:
+                progress(done, total)
+        entries.append(
+            LayerProfile(
+                shape,
+                asked.sequence,
+                tuple(times),
+                f"measured: ratrain profile, {asked.model.name} in torch on {asked.device}",
+                block,
+                asked.tensor,
+                asked.dtype,
+            )
+        )
+    return LayersTimed(tuple(entries), tuple(watch.doubts))
+
+
+def _require_measurable(asked: LayersAsked) -> None:
+    if not torch_installed():
+        raise SpecError("layers are timed in torch, which is not installed", place="--layers",
+                        fix="pip install 'ratrain[train]'")  # fmt: skip
+    if asked.device == "cuda" and not gpu_present():
+        raise SpecError("torch sees no CUDA device", place="--device", fix="use --device cpu")
+    from ratrain.models.division import check_divides
+    from ratrain.models.shapes import check_trainable
+
+    check_trainable(asked.model)
+    check_divides(asked.model, asked.tensor)
+
+
+def _passes(
+    asked: LayersAsked, block: BlockName, size: int, watch: Watch, figure: str
+) -> tuple[Sequence[float], Sequence[float]]:
+    """Seconds of one block's forwards and of its backwards, after one pass to warm up."""
+    forward, backward, settle = _work(asked, block, size)
+    forward_s: list[float] = []
+    backward_s: list[float] = []
+
+    def one_pass() -> None:
+        start_s = time.perf_counter()
+        output = forward()
+        settle()
+        middle_s = time.perf_counter()
+        backward(output)
+        settle()
+        forward_s.append(middle_s - start_s)
+        backward_s.append(time.perf_counter() - middle_s)
+
+    one_pass()
+    forward_s.clear()
+    backward_s.clear()
+    with watch.over(figure) as blocks_s:
+        began_s = time.perf_counter()
+        while len(forward_s) < LEAST_PASSES or time.perf_counter() - began_s < WITHIN_S:
+            one_pass()
+        passes_s = [sum(both) for both in zip(forward_s, backward_s, strict=True)]
+        ends = [len(passes_s) * number // BLOCKS for number in range(BLOCKS + 1)]
+        blocks_s += [median(passes_s[start:end]) for start, end in pairwise(ends)]
+    return forward_s, backward_s
+
+
+def _work(
+    asked: LayersAsked, block: BlockName, size: int
+) -> tuple[Callable[[], Any], Callable[[Any], None], Callable[[], None]]:
+    """(a forward, its backward given the output, waiting for the device) on tensors made once."""
+    import torch as module  # pyright: ignore[reportMissingImports]
+
+    from ratrain.models.units import MicroBatch, unit_of
+    from ratrain.models.weights import Weights
+
+    torch: Any = module
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[asked.dtype]
+    made: dict[str, Any] = {"dtype": kind, "device": asked.device}
+    spec, length = asked.model, asked.sequence
+    group = _Alone(asked.tensor) if asked.tensor > 1 else None
+    unit = unit_of(spec, UNITS[block], sequence_length=length, group=group)
+    weights = Weights(unit.layout)
+    weights.attach_view(torch.randn(unit.layout.size, **made).mul_(0.02))
+    weights.attach_gradient(torch.zeros(unit.layout.size, **made))
+    tokens = torch.randint(0, spec.vocab, (size, length), device=asked.device)
+    batch = MicroBatch(tokens, tokens)
+    shape = (0,) if block == "embedding" else (size, length, spec.hidden)
+    x = torch.randn(shape, **made).requires_grad_(True)
+    seed = torch.ones((), device=asked.device)
+    if block != "head":
+        seed = torch.randn((size, length, spec.hidden), **made).mul_(1e-3)
+
+    def backward(output: Any) -> None:
+        torch.autograd.grad([output], [x], [seed], allow_unused=True)
+
+    def settle() -> None:
+        if asked.device == "cuda":
+            torch.cuda.synchronize()
+
+    return lambda: unit.forward(weights, x, batch), backward, settle
+
+
+class _Alone:
+    """The first rank of a tensor group whose others are not there: sums are left out."""
+
+    def __init__(self, degree: int) -> None:
+        from ratrain.models.division import Division
+
+        self.division = Division(0, degree)
+
+    def sum_(self, part: Any) -> None:
+        """Nothing: the group's sums are counted apart."""
+
+    def gather(self, values: Any) -> list[Any]:
+        """As if all ranks had the same."""
+        return [values] * self.division.degree
+
+
+def profile_toml(entries: Sequence[LayerProfile], mark: Callable[[str], str]) -> list[str]:
+    """The entries as `[[device.layer_profile]]` tables of a cluster file. `mark`: the comment
+    behind a figure of that name, where it is doubtful."""
+    lines: list[str] = []
+    for entry in entries:
+        shape = entry.shape
+        keys = {"hidden": shape.hidden, "vocab": shape.vocab}
+        if entry.block == "layer":
+            keys = {
+                "hidden": shape.hidden,
+                "ffn": shape.ffn,
+                "heads": shape.heads,
+                "kv_heads": shape.kv_heads,
+                "head_dim": shape.head_dim,
+            }
+        inside = ", ".join(f"{key} = {value}" for key, value in keys.items())
+        lines += [
+            "",
+            "[[device.layer_profile]]",
+            f'block = "{entry.block}"',
+            f"shape = {{{inside}}}",
+            f"sequence = {entry.sequence}",
+            f"tensor = {entry.tensor}",
+            f'dtype = "{entry.dtype}"',
+            "times = [",
+            *(
+                f"  {{micro_batch = {time.micro_batch}, "
+                f'forward = "{time.forward_s * 1e3:.6g}ms", '
+                f'backward = "{time.backward_s * 1e3:.6g}ms"}},'
+                f"{mark(layer_figure(entry.case, time.micro_batch))}"
+                for time in entry.times
+            ),
+            "]",
+            f'source = "{entry.source}"',
+        ]
+    return lines

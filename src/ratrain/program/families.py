@@ -1,0 +1,294 @@
+"""Families of states, open: each is declared once, with what numbers it, its size and its tier.
+
+Verifier, bounds, ledger, simulator and reports derive from the declaration. A third-party package
+may `declare_family` further ones, sized by functions of a `Sizing`.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from functools import cached_property
+
+import numpy as np
+
+from ratrain.errors import ProgramError
+from ratrain.program.setup import HOST, Recovery, Setup
+from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units
+
+SEND_SLOTS = 2
+"""Tensors of one part of a stage and one direction on their way at once: one leaving (or being
+read), and one being made (or arriving). As many parts of sums, of one rank and direction."""
+
+NO_STATES: Ints = np.zeros(0, dtype=np.int64)
+"""The sizes of a family that a program has nothing of."""
+
+DEVICE = ""
+"""The tier of the device's own memory: its name is in the setup."""
+
+
+class Per(StrEnum):
+    """What numbers the states of a family."""
+
+    UNIT = "unit"
+    CELL = "unit x micro-batch"
+    PART_SLOT = "stage slot"  # SEND_SLOTS for each part of a stage
+    RANK_SLOT = "slot"  # taken in turn by a rank's ops
+
+
+@dataclass(frozen=True)
+class Sizing:
+    """What sizes follow from."""
+
+    setup: Setup
+    units: Units
+
+    def of(self, name: str) -> Ints:
+        """A size of each unit, by its name in `Unit`."""
+        return np.array([getattr(u, name) for u in self._described], dtype=np.int64)
+
+    @cached_property
+    def outputs(self) -> Ints:
+        """What each unit hands on: the next unit's input, or the tensor its stage sends."""
+        sizes: list[int] = []
+        for member in self.setup.members:
+            sizes += [unit.input_bytes for unit in member.units[1:]] + [member.output_bytes]
+        return np.array(sizes, dtype=np.int64)
+
+    @cached_property
+    def scores(self) -> Ints:
+        """Selective recovery: scores are not kept, and exist for one unit while it makes them."""
+        selective = self.units.recovery == RECOVERY_CODE[Recovery.SELECTIVE]
+        return self.of("scores_bytes") * selective
+
+    @cached_property
+    def starts(self) -> Bools:
+        """The first unit of each part."""
+        return self.units.unit_in_stage == 0
+
+    @cached_property
+    def ends(self) -> Bools:
+        """The last unit of each part."""
+        return np.r_[self.starts[1:], True]
+
+    @cached_property
+    def units_gathered_per_use(self) -> Bools:
+        """Level 3: units whose view exists only while it is used."""
+        return self.units.reduced & (self.setup.sharding == 3)
+
+    def shared(self, size_bytes: Ints) -> Ints:
+        """An owner's part of a state that its unit's holders divide evenly, rounded up."""
+        return -(-size_bytes // self.units.holders)
+
+    def largest_on_rank(self, sizes: Ints, chosen: Bools, slots: Sequence[int]) -> list[list[int]]:
+        """For each rank its slots, each as large as the largest of its chosen units'."""
+        rows = [sizes[(self.units.rank == rank) & chosen] for rank in range(self.setup.ranks)]
+        return [
+            [int(row.max())] * count if len(row) else []
+            for row, count in zip(rows, slots, strict=True)
+        ]
+
+    @property
+    def every_rank(self) -> range:
+        return range(self.setup.ranks)
+
+    @property
+    def _described(self) -> list[object]:
+        return [unit for member in self.setup.members for unit in member.units]
+
+
+Sizes = Callable[[Sizing], Ints]
+Slots = Callable[[Sizing], list[list[int]]]
+
+
+@dataclass(frozen=True)
+class Declared:
+    """A family's declaration. `sizes`: bytes for each unit, for each part, or for each rank a list
+    of its slots' bytes. `persistent`: exists before the step and after it."""
+
+    name: str
+    per: Per
+    sizes: Sizes | Slots
+    persistent: bool
+    tier: str = DEVICE
+
+
+FAMILIES: dict[str, Declared] = {}
+
+
+def declare_family(
+    name: str, per: Per, sizes: Sizes | Slots, *, persistent: bool = False, tier: str = DEVICE
+) -> None:
+    """Declares a family of states."""
+    if name in FAMILIES:
+        raise ProgramError(f"the family {name} is declared twice", fix="choose another name")
+    FAMILIES[name] = Declared(name, per, sizes, persistent, tier)
+
+
+# ---- what outlives a step ---------------------------------------------------------------
+
+
+def _scratch(s: Sizing) -> list[list[int]]:
+    """For each rank what its most wasteful op needs, always counted: ops run one at a time."""
+    sizes = s.of("scratch_bytes") + s.scores
+    rows = s.largest_on_rank(sizes, np.ones(len(sizes), bool), [1] * s.setup.ranks)
+    return [[size for size in row if size] for row in rows]
+
+
+def _view(s: Sizing) -> Ints:
+    return s.of("view_bytes") * ~s.units_gathered_per_use
+
+
+def _shard_view(s: Sizing) -> Ints:
+    return s.shared(s.of("view_bytes")) * s.units_gathered_per_use
+
+
+def _optimizer(s: Sizing) -> Ints:
+    whole = s.of("optimizer_bytes")
+    return np.where(s.units.reduced & (s.setup.sharding > 0), s.shared(whole), whole)
+
+
+def _transit(s: Sizing) -> list[list[int]]:
+    """For each rank, its slots for gradients that are not reduced yet."""
+    if not s.setup.per_micro_batch:
+        return [[] for _ in s.every_rank]
+    gradient = s.of("gradient_bytes")
+    piece = np.minimum(gradient, s.setup.bucket_bytes) if s.setup.bucket_bytes else gradient
+    rows = [piece[(s.units.rank == rank) & s.units.reduced].tolist() for rank in s.every_rank]
+    if not s.setup.transit_slots:
+        return rows
+    return [[max(row)] * s.setup.transit_slots if row else [] for row in rows]
+
+
+def _gathered(s: Sizing) -> list[list[int]]:
+    """For each rank, slots for gathered views: those in use, and one on its way. Recovery ahead
+    of backward keeps a view in use for every unit of its buffer. Where a gather serves a whole
+    pass, slots say how many views may exist at once, and the views' bytes are states of their
+    own."""
+    if s.setup.gathers_per_pass:
+        return [[0] * count for count in _views_of_two_stages(s)]
+    return s.largest_on_rank(s.of("view_bytes"), s.units_gathered_per_use, _slots_in_use(s))
+
+
+def _views_of_two_stages(s: Sizing) -> list[int]:
+    """For each rank: views of a stage in use, and of the next one on their way."""
+    counts: list[int] = []
+    for rank in s.every_rank:
+        mine = (s.units.rank == rank) & s.units_gathered_per_use
+        stages = np.unique(s.units.stage[mine], return_counts=True)[1].tolist()
+        pairs = [a + b for a, b in itertools.pairwise(stages)]
+        counts.append(max(pairs, default=stages[0] + 1) if stages else 0)
+    return counts
+
+
+def _pass_view(s: Sizing) -> Ints:
+    if not s.setup.gathers_per_pass:
+        return NO_STATES
+    return s.of("view_bytes") * s.units_gathered_per_use
+
+
+def _slots_in_use(s: Sizing) -> list[int]:
+    """For each rank: one more than its units that recovery keeps ready for backward."""
+    ahead = s.units.recovery == RECOVERY_CODE[Recovery.FORWARD]
+    return [
+        1 + (s.setup.recovery_buffer if ahead[s.units.rank == rank].any() else 1)
+        for rank in s.every_rank
+    ]
+
+
+def _partial(s: Sizing) -> list[list[int]]:
+    return _parts_of_sums(s, s.outputs, s.units.has_output)
+
+
+def _partialb(s: Sizing) -> list[list[int]]:
+    return _parts_of_sums(s, s.of("input_bytes"), s.units.has_input)
+
+
+def _parts_of_sums(s: Sizing, size: Ints, summed: Bools) -> list[list[int]]:
+    """For each rank, its slots for parts of sums: one being summed, one being made. A part is
+    whole, also where each rank keeps a share of the sum alone (sequence parallelism)."""
+    if s.setup.sequence_parallel:
+        size = size * s.units.tensor
+    return s.largest_on_rank(size, summed & (s.units.tensor > 1), [SEND_SLOTS] * s.setup.ranks)
+
+
+# ---- what a step makes and frees --------------------------------------------------------
+
+
+def _gradient(s: Sizing) -> Ints:
+    return s.of("gradient_bytes")
+
+
+def _shard(s: Sizing) -> Ints:
+    return s.shared(s.of("gradient_bytes"))
+
+
+def _input(s: Sizing) -> Ints:
+    return s.of("input_bytes")
+
+
+def _saved(s: Sizing) -> Ints:
+    return s.of("saved_bytes") - s.scores
+
+
+def _outgrad(s: Sizing) -> Ints:
+    return s.outputs
+
+
+def _sendx(s: Sizing) -> Ints:
+    return (s.outputs * s.units.next_is_remote)[s.ends]
+
+
+def _sendg(s: Sizing) -> Ints:
+    return (s.of("input_bytes") * s.units.previous_is_remote)[s.starts]
+
+
+def _recvg(s: Sizing) -> Ints:
+    return _sendx(s) * (not (s.setup.split_backward or s.setup.arrival_places))
+
+
+# ---- inputs that wait in host memory ----------------------------------------------------
+
+
+def _staged(s: Sizing) -> list[list[int]]:
+    """Inputs made on the rank, until they are copied: one being copied, one being made."""
+    local = s.units.offloaded & s.units.previous_is_local
+    return s.largest_on_rank(s.of("input_bytes"), local, [SEND_SLOTS] * s.setup.ranks)
+
+
+def _arrived(s: Sizing) -> Ints:
+    return (s.of("input_bytes") * (s.units.offloaded & s.units.previous_is_remote))[s.starts]
+
+
+def _hosted(s: Sizing) -> Ints:
+    return s.of("input_bytes") * s.units.offloaded if s.units.offloaded.any() else NO_STATES
+
+
+def _fetched(s: Sizing) -> list[list[int]]:
+    return s.largest_on_rank(s.of("input_bytes"), s.units.offloaded, _slots_in_use(s))
+
+
+declare_family("scratch", Per.RANK_SLOT, _scratch, persistent=True)
+declare_family("view", Per.UNIT, _view, persistent=True)
+declare_family("shard_view", Per.UNIT, _shard_view, persistent=True)
+declare_family("optimizer", Per.UNIT, _optimizer, persistent=True)
+declare_family("transit", Per.RANK_SLOT, _transit, persistent=True)
+declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
+declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
+declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
+declare_family("gradient", Per.UNIT, _gradient)
+declare_family("shard", Per.UNIT, _shard)
+declare_family("input", Per.CELL, _input)
+declare_family("saved", Per.CELL, _saved)
+declare_family("outgrad", Per.CELL, _outgrad)
+declare_family("sendx", Per.PART_SLOT, _sendx, persistent=True)
+declare_family("sendg", Per.PART_SLOT, _sendg, persistent=True)
+declare_family("recvg", Per.PART_SLOT, _recvg, persistent=True)
+declare_family("passing_f", Per.UNIT, _pass_view)
+declare_family("passing_b", Per.UNIT, _pass_view)
+declare_family("staged", Per.RANK_SLOT, _staged, persistent=True)
+declare_family("arrived", Per.PART_SLOT, _arrived, persistent=True)
+declare_family("hosted", Per.CELL, _hosted, tier=HOST)
+declare_family("fetched", Per.RANK_SLOT, _fetched, persistent=True)

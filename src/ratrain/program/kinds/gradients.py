@@ -1,0 +1,78 @@
+"""State work of a step: gradients to their owners, updates, and new views to everybody."""
+
+from __future__ import annotations
+
+from ratrain.program.binding import Binding, Ops
+from ratrain.program.kind import Cost, Lane, Partners, Scope
+from ratrain.program.kinds.compute import transit
+from ratrain.program.rules import declare
+
+
+def _grad_sync(b: Binding, ops: Ops) -> None:
+    """GradSync: once a step, in place; or once a micro-batch, from transit into the shard."""
+    sharded = b.reduced_per_micro_batch(ops.unit)
+    if sharded.any():
+        each = ops.where(sharded)
+        place = b.unit.place(each.unit, each.micro_batch)
+        b.reads(each, transit(b, each))
+        further = each.where(place > 0)
+        b.reads(further, b.of_unit("shard", further, place[place > 0]))
+        b.writes(each, b.of_unit("shard", each, place + 1))
+    once = ops.where(~sharded)
+    complete = b.unit.micro_batches[once.unit]
+    b.reads(once, b.gradient(once, complete))
+    b.writes(once, b.gradient(once, complete + 1))
+
+
+def _update_shard(b: Binding, ops: Ops) -> None:
+    """UpdateShard: gradient and optimizer in; new optimizer out, and the new weights: as a whole
+    view, as a shard of it (level 3), or in the gradient's place until PrefetchW gathers them."""
+    gradient, optimizer = b.reduced(ops), b.lasting("optimizer", ops)
+    b.reads(ops, gradient)
+    b.reads(ops, optimizer)
+    b.writes(ops, optimizer.next())
+    gathered = b.gathered_per_step(ops.unit)
+    apart = ops.where(gathered)
+    b.writes(apart, b.reduced(apart).next())
+    here = ops.where(~gathered)
+    b.writes(here, b.kept_view(here).next())
+    b.frees(here, b.reduced(here))
+
+
+def _prefetch_view(b: Binding, ops: Ops) -> None:
+    """PrefetchW: updated shards in and freed; the next step's view out, over the old one."""
+    updated = b.reduced(ops).next()
+    b.reads(ops, updated)
+    b.writes(ops, b.view(ops).next())
+    b.frees(ops, updated)
+
+
+declare(
+    "GradSync",
+    Lane.REDUCE,
+    Scope.UNIT_REDUCTION,
+    _grad_sync,
+    partners=Partners.HOLDERS,
+    cost=Cost.REDUCE,
+    method="grad_sync",
+    needs_whole_gradient=True,
+)
+declare(
+    "UpdateShard",
+    Lane.UPDATE,
+    Scope.UNIT,
+    _update_shard,
+    cost=Cost.UPDATE,
+    method="update_shard",
+    needs_whole_gradient=True,
+    renews=("optimizer", "view", "shard_view"),
+)
+declare(
+    "PrefetchW",
+    Lane.GATHER,
+    Scope.UNIT,
+    _prefetch_view,
+    partners=Partners.HOLDERS,
+    cost=Cost.GATHER,
+    method="prefetch_view",
+)

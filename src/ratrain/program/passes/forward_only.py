@@ -1,0 +1,28 @@
+"""Pass about validation: what is left of a training step when nothing is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator
+from dataclasses import replace
+
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, Lane
+from ratrain.program.program import Program
+
+
+def forward_only(program: Program) -> Program:
+    """Forward only: the losses of held-out sequences, on the training step's own ranks and lanes.
+
+    Keeps each rank's forwards in their order, with the messages, sums and gathers that they need,
+    and takes everything else away. A forward frees its input and keeps nothing. Safe because it
+    runs between two steps, when every view is complete and no gradient is under way; its memory
+    is proved like that of any program.
+    """
+    setup = program.setup.with_members(lambda member, _last: replace(member, offloads=False))
+    setup = replace(setup, forward_only=True, period=1, averages=False, tied=False)
+
+    def forwards(_rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
+        kept = (Kind.F, Kind.SEND_F, Kind.RECV_F, Kind.AllReduce_F, Kind.Gather_F)
+        return (action for action in actions if action.kind in kept and action.step == 0)
+
+    return program.edit("forward-only", *Lane, by=forwards, setup=setup)

@@ -1,0 +1,106 @@
+"""The plain program of a compute order: messages where stages meet, all state work at the end."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping
+
+from ratrain.program.actions import NONE, Action
+from ratrain.program.kind import Kind, Lane
+from ratrain.program.program import Program
+from ratrain.program.setup import Member, Replica, Setup
+
+Step = tuple[Kind, int, int]
+Order = Iterable[Step]
+"""The compute order of one rank: (kind, stage, micro-batch), before stages are cut into units."""
+
+
+def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Program:
+    """The plain program of a compute order: what a trainer without further passes does.
+
+    At the step's end every rank waits for its last backward, reduces every gradient, then
+    updates everything, then starts the next step.
+    """
+    lanes: dict[tuple[int, Lane], tuple[Action, ...]] = {}
+    skeleton = Program(setup, {})
+    steps = {rank: list(order) for rank, order in orders.items()}
+    for rank, order in steps.items():
+        held = dict(skeleton.held_by(rank))
+        compute = [action for step in order for action in _spread(held, *step)]
+        forward = [
+            (stage, unit) for stage in sorted(held) for unit in range(len(held[stage].units))
+        ]
+        first = min(held)
+        lanes[rank, Lane.COMPUTE] = (*compute, Action(Kind.AllReady, first, 0, NONE))
+        lanes[rank, Lane.UPDATE] = (
+            Action(Kind.AllSynced, first, 0, NONE),
+            *(Action(Kind.UpdateShard, s, u, NONE) for s, u in forward),
+        )
+        reduced = [(s, u) for s, u in forward if setup.is_reduced(held[s].units[u].name)]
+        if reduced:
+            lanes[rank, Lane.REDUCE] = (
+                Action(Kind.AllBackward, first, 0, NONE),
+                *(Action(Kind.GradSync, s, u, NONE) for s, u in reversed(reduced)),
+            )
+    lanes.update(_messages(setup, steps))
+    return Program(setup, lanes, (name,))
+
+
+def _spread(held: Mapping[int, Member], kind: Kind, stage: int, micro_batch: int) -> list[Action]:
+    """A stage's op as ops of its units: forward in model order, backward against it."""
+    units = range(len(held[stage].units))
+    ordered = units if kind is Kind.F else reversed(units)
+    return [Action(kind, stage, unit, micro_batch) for unit in ordered]
+
+
+def _messages(
+    setup: Setup, orders: Mapping[int, list[Step]]
+) -> dict[tuple[int, Lane], tuple[Action, ...]]:
+    """Sends in the order in which compute makes the tensors. Receives in their sender's order; of
+    several senders, in the order in which the receiver computes what it was sent."""
+    sent: dict[tuple[int, Lane], list[Action]] = {}
+    received: dict[tuple[int, Lane], dict[int, list[Action]]] = {}
+    for index, replica in enumerate(setup.replicas):
+        base = setup.first_rank[index]
+        rank_of = _rank_of(replica, base)
+        for rank in range(base, base + replica.ranks):
+            for kind, stage, micro_batch in orders.get(rank, ()):
+                if kind is Kind.F:
+                    other, send, receive = stage + 1, Kind.SEND_F, Kind.RECV_F
+                elif kind in (Kind.B, Kind.I):
+                    other, send, receive = stage - 1, Kind.SEND_B, Kind.RECV_B
+                else:
+                    continue
+                target = rank_of.get((other, micro_batch), rank)
+                if target == rank:
+                    continue
+                sent.setdefault((rank, send.lane), []).append(Action(send, stage, 0, micro_batch))
+                received.setdefault((target, receive.lane), {}).setdefault(rank, []).append(
+                    Action(receive, other, 0, micro_batch)
+                )
+    messages = {key: tuple(actions) for key, actions in sent.items()}
+    for (rank, lane), by_sender in received.items():
+        messages[rank, lane] = tuple(_merged(by_sender, orders[rank]))
+    return messages
+
+
+def _rank_of(replica: Replica, base: int) -> dict[tuple[int, int], int]:
+    """The program rank that computes each (stage, micro-batch)."""
+    return {
+        (number, micro_batch): base + member.rank
+        for number, stage in enumerate(replica.stages)
+        for member in stage.members
+        for micro_batch in replica.serves(member)
+    }
+
+
+def _merged(by_sender: Mapping[int, list[Action]], order: list[Step]) -> list[Action]:
+    """One rank's receives of one direction, from all who send to it."""
+    received = [action for actions in by_sender.values() for action in actions]
+    if len(by_sender) == 1:
+        return received
+    forward = received[0].kind is Kind.RECV_F
+    turn: dict[tuple[int, int], int] = {}
+    for place, (kind, stage, micro_batch) in enumerate(order):
+        if (kind is Kind.F) == forward:
+            turn.setdefault((stage, micro_batch), place)
+    return sorted(received, key=lambda action: turn[action.stage, action.micro_batch])

@@ -1,0 +1,174 @@
+"""Two ends of a connection prove to each other that they hold the same secret, before anything
+else is read.
+
+    server -> client   magic and version (8), nonce (32)
+    client -> server   length u16, words (at most 16 KiB), nonce (32), MAC (32)
+    server -> client   length u16, words, MAC (32)
+
+MAC = HMAC-SHA256(secret, side | both nonces | words). The secret itself is never sent, both nonces
+are drawn for this connection alone, so nothing recorded from another one is of use, and the server
+reads the client's words only when their MAC is right. What follows is not protected by this: it
+travels as the connection carries it.
+"""
+
+from __future__ import annotations
+
+import hmac
+import secrets
+import socket
+import time
+from collections import Counter
+from collections.abc import Callable
+from contextlib import suppress
+
+from ratrain.errors import HandshakeFailed
+
+SECRET_BYTES = 32
+HEAD_BYTES = 8
+NONCE_BYTES = 32
+MAC_BYTES = 32
+BANNER_BYTES = HEAD_BYTES + NONCE_BYTES
+MAX_WORDS = 16384
+MOST_CALLERS = 64
+
+
+class WordsTooLong(HandshakeFailed):
+    """The other end announced more words than may be read; `size` bytes."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__(f"announced words of {size} bytes")
+        self.size = size
+
+
+def show_banner(sock: socket.socket, head: bytes, deadline_s: float) -> bytes:
+    """The server's first words: who speaks (`head`, 8 bytes). Returns its nonce."""
+    nonce = secrets.token_bytes(NONCE_BYTES)
+    send(sock, head + nonce, deadline_s)
+    return nonce
+
+
+def read_banner(sock: socket.socket, deadline_s: float) -> tuple[bytes, bytes]:
+    """What the server says first: its head, and its nonce."""
+    banner = read(sock, BANNER_BYTES, deadline_s)
+    return banner[:HEAD_BYTES], banner[HEAD_BYTES:]
+
+
+def greet(
+    sock: socket.socket, secret: bytes, nonce: bytes, words: bytes, deadline_s: float
+) -> bytes:
+    """The client's half, behind the server's banner: says `words`, returns the server's."""
+    nonces = nonce + secrets.token_bytes(NONCE_BYTES)
+    mac = _mac(secret, b"client", nonces, words)
+    length = len(words).to_bytes(2, "big")
+    send(sock, length + words + nonces[NONCE_BYTES:] + mac, deadline_s)
+    try:
+        answer = _read_words(sock, deadline_s)
+        mac = read(sock, MAC_BYTES, deadline_s)
+    except ConnectionError as error:
+        raise HandshakeFailed(
+            "the peer refused our hello",
+            fix="give both sides the same secret and version; under TLS, check what sits "
+            "between them",
+        ) from error
+    if not hmac.compare_digest(mac, _mac(secret, b"server", nonces, answer)):
+        raise HandshakeFailed("the peer does not hold our secret", fix="give both the same secret")
+    return answer
+
+
+def welcome(
+    sock: socket.socket,
+    secret: bytes,
+    nonce: bytes,
+    answer: Callable[[bytes], bytes],
+    deadline_s: float,
+) -> bytes:
+    """The server's half, behind its banner: returns the client's words. `answer` makes the
+    server's own from them; a `HandshakeFailed` from it refuses the client."""
+    words = _read_words(sock, deadline_s)
+    tail = read(sock, NONCE_BYTES + MAC_BYTES, deadline_s)
+    nonces = nonce + tail[:NONCE_BYTES]
+    if not hmac.compare_digest(tail[NONCE_BYTES:], _mac(secret, b"client", nonces, words)):
+        raise HandshakeFailed("a client without our secret was refused")
+    answered = answer(words)
+    mac = _mac(secret, b"server", nonces, answered)
+    send(sock, len(answered).to_bytes(2, "big") + answered + mac, deadline_s)
+    return words
+
+
+class Callers:
+    """Connections over which nothing is proved yet, at most a fixed number. One more cuts one off:
+    of the address with most callers, the one that came first. An honest caller needs milliseconds,
+    so those who connect and send nothing keep no one out. The user's lock must be held for each
+    call."""
+
+    def __init__(self, most: int = MOST_CALLERS) -> None:
+        self._most = most
+        self._addresses: dict[socket.socket, str] = {}  # in the order in which they came
+
+    def __len__(self) -> int:
+        return len(self._addresses)
+
+    def add(self, caller: socket.socket, address: str) -> None:
+        """One more."""
+        if len(self) >= self._most:
+            ((busiest, _),) = Counter(self._addresses.values()).most_common(1)
+            first = next(each for each, its in self._addresses.items() if its == busiest)
+            self.remove(first)
+            _hang_up(first)
+        self._addresses[caller] = address
+
+    def remove(self, caller: socket.socket) -> None:
+        """It is heard no longer, or has proved what it must."""
+        self._addresses.pop(caller, None)
+
+    def hang_up(self) -> None:
+        """Cuts all of them off."""
+        for caller in self._addresses:
+            _hang_up(caller)
+
+
+def derived(secret: bytes, purpose: bytes) -> bytes:
+    """A secret for one purpose, of no use for any other."""
+    return hmac.digest(secret, purpose, "sha256")
+
+
+def read(sock: socket.socket, size: int, deadline_s: float) -> bytes:
+    """Exactly that many bytes."""
+    data = b""
+    while len(data) < size:
+        _limit(sock, deadline_s)
+        more = sock.recv(size - len(data))
+        if not more:
+            raise ConnectionResetError("closed during the handshake")
+        data += more
+    return data
+
+
+def send(sock: socket.socket, data: bytes, deadline_s: float) -> None:
+    """All of the bytes."""
+    _limit(sock, deadline_s)
+    sock.sendall(data)
+
+
+def _read_words(sock: socket.socket, deadline_s: float) -> bytes:
+    size = int.from_bytes(read(sock, 2, deadline_s), "big")
+    if size > MAX_WORDS:
+        raise WordsTooLong(size)
+    return read(sock, size, deadline_s)
+
+
+def _mac(secret: bytes, side: bytes, nonces: bytes, words: bytes) -> bytes:
+    return hmac.digest(secret, side + nonces + words, "sha256")
+
+
+def _limit(sock: socket.socket, deadline_s: float) -> None:
+    left_s = deadline_s - time.monotonic()
+    if left_s <= 0:
+        raise TimeoutError("the handshake took too long")
+    sock.settimeout(left_s)
+
+
+def _hang_up(caller: socket.socket) -> None:
+    """Wakes the thread that listens to it, too."""
+    with suppress(OSError):
+        caller.shutdown(socket.SHUT_RDWR)

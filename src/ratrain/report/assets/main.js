@@ -1,0 +1,6 @@
+drawTimeline();
+drawMemory();
+drawProgress();
+drawCandidates();
+addEventListener("scroll", tip.hide, { passive: true });
+document.documentElement.dataset.drawn = "true";

@@ -1,0 +1,1 @@
+"""Runs, plans and jobs read into `contents.py`: the only place of this room that knows them."""

@@ -1,0 +1,176 @@
+"""The search of a job as points of time against memory, and what would help the chosen one."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator
+from dataclasses import replace
+
+import numpy as np
+
+from ratrain.describe.job import JobSpec
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.build import Candidate, candidate
+from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.explain import NEAR, Explanation, binding
+from ratrain.plan.misfit import Misfit, misfits
+from ratrain.plan.placement import Placement
+from ratrain.plan.ranges import runs
+from ratrain.plan.search import Checked, Search, Tried
+from ratrain.plan.sizes import layers_of_stages
+from ratrain.program.setup import Accumulation, Setup
+from ratrain.report.contents import Advice, Candidates, Point
+from ratrain.simulate.simulate import Simulation
+
+COLUMNS, ROWS = 36, 24
+"""Configurations known by closed form alone are drawn once for each cell of such a grid."""
+SLOWEST, FULLEST = 3.0, 2.0
+"""Times the chosen plan's step, and times the budget, up to which configurations are drawn."""
+
+
+def candidate_of(job: JobSpec, placement: Placement, setup: Setup) -> Candidate:
+    """A laid out job, with the setup of its program, as the search sees it."""
+    layers = layers_of_stages(job, placement.layout)
+    layout = replace(placement.layout, layers=layers)
+    sharded = setup.accumulation is Accumulation.SHARDED
+    return Candidate(
+        replace(job, layout=layout),
+        replace(placement, layout=layout),
+        strategy_of(job),
+        tuple(stage.members[0].recovery for stage in setup.replicas[0].stages),
+        StateMode(setup.sharding, sharded),
+        setup.recovery_buffer,
+    )
+
+
+def candidates_of(chosen: Candidate, simulation: Simulation, search: Search) -> Candidates:
+    """Every configuration that was simulated, and of the others one for each neighbourhood."""
+    budget = chosen.job.budgets[0]
+    chosen_point = Point(
+        "chosen", simulation.step_time_s, simulation.bound_bytes, _name(chosen), _details(chosen)
+    )
+    key = _key(chosen)
+    simulated = [
+        Point(
+            "simulated",
+            tried.step_s,
+            tried.bound_bytes,
+            _name(tried.candidate),
+            _details(tried.candidate),
+        )
+        for tried in search.tried
+        if _key(tried.candidate) != key
+    ]
+    estimated = list(_estimated(search, simulation.step_time_s * SLOWEST, budget * FULLEST))
+    left = search.checks - sum(point.stands_for for point in estimated)
+    notes: list[str] = []
+    if estimated:
+        notes.append(
+            f"{len(estimated)} dots represent {sum(p.stands_for for p in estimated):,} "
+            "configurations whose time comes from a closed form."
+        )
+    if left > 0:
+        notes.append(
+            f"{left:,} are not drawn: slower than {SLOWEST:g} times the chosen plan, or "
+            f"needing more than {FULLEST:g} times the budget."
+        )
+    return Candidates(
+        budget_bytes=budget,
+        points=(chosen_point, *simulated, *estimated),
+        checked=search.checks,
+        fitting=search.fitting,
+        simulated=len(search.tried),
+        notes=tuple(notes),
+    )
+
+
+def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterator[Point]:
+    """One point for each cell of the picture: of what fits and of what does not, the fastest."""
+    fastest_s = min((float(checked.step_s.min()) for checked in search.checked), default=slowest_s)
+    decades = max(np.log(slowest_s / fastest_s), 1e-9)
+    cells: dict[tuple[int, int, bool], tuple[float, Checked, int]] = {}
+    counts: Counter[tuple[int, int, bool]] = Counter()
+    for checked in search.checked:
+        budget = checked.group.job.budgets[0]
+        memory = checked.missing_bytes + budget
+        rows = np.flatnonzero((checked.step_s <= slowest_s) & (memory <= fullest_bytes))
+        along = np.log(checked.step_s[rows] / fastest_s) / decades
+        columns = (along * COLUMNS).astype(int).tolist()
+        heights = (memory[rows] / fullest_bytes * ROWS).astype(int).tolist()
+        fits = checked.fits[rows].tolist()
+        for row, *cell in zip(rows.tolist(), columns, heights, fits, strict=True):
+            place = cell[0], cell[1], cell[2]
+            counts[place] += 1
+            step_s = float(checked.step_s[row])
+            if place not in cells or step_s < cells[place][0]:
+                cells[place] = step_s, checked, row
+    for place, (step_s, checked, row) in sorted(cells.items(), key=lambda cell: cell[1][0]):
+        made = candidate(checked.group, row, checked.recovery[row])
+        memory = int(checked.missing_bytes[row]) + checked.group.job.budgets[0]
+        kind = "fits" if place[2] else "misfit"
+        yield Point(kind, step_s, memory, _name(made), _details(made), counts[place])
+
+
+def advice_of(chosen: Candidate, simulation: Simulation, search: Search) -> Advice:
+    """What binds the chosen plan and what would help it."""
+    near = tuple(misfits(search, NEAR))
+    explained = Explanation(chosen, simulation, search, near)
+    return Advice((), binding(explained), tuple(_ways(explained)), "")
+
+
+def _ways(explained: Explanation) -> Iterator[str]:
+    """Plans that fit and are faster, then those that would be faster and do not fit."""
+    step_s = explained.simulation.step_time_s
+    faster: dict[str, Tried] = {}
+    for tried in explained.search.tried:  # of plans that differ in details alone, the fastest
+        if tried.step_s < step_s * 0.999:
+            faster.setdefault(_name(tried.candidate), tried)
+    for name, tried in list(faster.items())[:3]:
+        gain = 100 * (1 - tried.step_s / step_s)
+        yield (
+            f"{name} would take {format_time(tried.step_s)}, {gain:.1f} % less, and fits: at most "
+            f"{format_bytes(tried.bound_bytes)}"
+        )
+    if not faster and explained.search.tried:
+        yield "no faster plan that fits was found"
+    for near in explained.near:
+        yield _near(near)
+
+
+def _near(near: Misfit) -> str:
+    change = near.change or "other degrees"
+    return (
+        f"{_name(near.candidate)} would take {format_time(near.step_s)} and needs "
+        f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where {near.item} takes "
+        f"{format_bytes(near.item_bytes)}; it would fit with {change}"
+    )
+
+
+def _name(candidate: Candidate) -> str:
+    layout = candidate.layout
+    said = f"pipeline {layout.pipeline} x data {layout.data}"
+    said += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
+    said += f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
+    said += ", sequence parallel" if layout.sequence_parallel else ""
+    return f"{said}, micro-batch {candidate.job.batch.micro_batch}"
+
+
+def _details(candidate: Candidate) -> tuple[str, ...]:
+    where = "sharded" if candidate.mode.sharded_gradients else "local"
+    return (
+        f"layers of stages: {runs(candidate.layers)}",
+        f"activations by stage: {runs([mode.value for mode in candidate.recovery])}",
+        f"sharding level {candidate.mode.sharding} (ZeRO-{candidate.mode.sharding}), gradients "
+        f"{where}",
+    )
+
+
+def _key(candidate: Candidate) -> object:
+    layout = replace(candidate.layout, layers=candidate.layers)
+    return (
+        layout,
+        candidate.job.batch.micro_batch,
+        candidate.recovery,
+        candidate.mode,
+        candidate.reversed_kinds,
+    )

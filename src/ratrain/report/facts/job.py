@@ -1,0 +1,220 @@
+"""The page of a plan or a job: what is predicted of it, and what else its search has seen."""
+
+from __future__ import annotations
+
+import shlex
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ratrain.describe.job import load_job
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.plan_file import load_plan, to_candidate
+from ratrain.plan.planned import planned
+from ratrain.plan.search import Search, search
+from ratrain.program.families import DEVICE
+from ratrain.program.kind import Waiting
+from ratrain.report.contents import (
+    Contents,
+    KindTime,
+    Memory,
+    MemoryRow,
+    RankTime,
+    Tile,
+    Times,
+    Verdict,
+)
+from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of
+from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
+from ratrain.report.facts.ops import Ops, OpTimes
+from ratrain.report.facts.stages import ProvedMemory, picture
+from ratrain.report.facts.steps import panel
+from ratrain.report.facts.words import KIND_NAMES, case_facts, left_out_of
+from ratrain.runtime.run.facts import versions
+from ratrain.simulate.long import simulate_proved
+from ratrain.simulate.result import RankTimes
+from ratrain.simulate.simulate import Simulation, timeline_of
+from ratrain.timeline.compare import one_step
+from ratrain.timeline.picture import chosen_ranks
+
+MUCH_FASTER = 10
+"""Percent by which another layout must be faster for this one not to be called good."""
+Progress = Callable[[int, int], None]
+
+
+def contents_of_job(
+    path: Path, progress: Progress | None = None, overrides: Sequence[str] = ()
+) -> Contents:
+    """The `Contents` of a job file (.toml) or a plan file (.json)."""
+    case, search = _case_and_search(path, progress, overrides)
+    simulation = simulate_proved(case.proved, case.costs)
+    program = simulation.program
+    chosen = candidate_of(case.job, case.placement, program.setup)
+    timeline = timeline_of(simulation, steps=1)
+    step = one_step(timeline, max(span.step for span in timeline.spans))
+    ops = Ops(program.table)
+    note = f"a step takes {format_time(simulation.step_time_s)} on the simulator's clock"
+    run = simulation.run
+    times = op_times(ops, run.start_s, run.end_s)
+    panels = (panel("predicted", note, step, ops.critical_path(times, run.steps - 1)),)
+    kind = "plan" if path.suffix == ".json" else "job"
+    job, setup = case.job, program.setup
+    sets = [word for text in overrides for word in ("--set", text)]
+    return Contents(
+        kind=kind,
+        title=f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
+        source=str(path),
+        verdict=_verdict(simulation, search),
+        tiles=_tiles(simulation, case),
+        plan=picture(setup, case.placement, _proved(simulation), case_facts(case.facts())),
+        panels=panels,
+        times=times_of_simulation(simulation),
+        memory=tuple(_memory(simulation, times, tier) for tier in program.table.states.tiers),
+        progress=None,
+        advice=advice_of(chosen, simulation, search),
+        candidates=candidates_of(chosen, simulation, search),
+        checkpoints=None,
+        versions=tuple(versions().items()),
+        left_out=tuple(left_out_of(panels, step, setup)),
+        trace_command=shlex.join(
+            ["ratrain", "simulate", str(path), *sets, "--trace", "trace.json"]
+        ),
+    )
+
+
+def _case_and_search(
+    path: Path, progress: Progress | None, overrides: Sequence[str]
+) -> tuple[Case, Search]:
+    """The case, and the search over the layouts of its job. A job without a layout is planned."""
+    if path.suffix == ".json":
+        given = to_candidate(load_plan(path), str(path))
+        return case_of_candidate(given), search(replace(given.job, layout=None), progress)
+    job = load_job(path, overrides)
+    if job.layout is None:
+        result = planned(job, progress)
+        return case_of_candidate(result.best.candidate), result
+    return case_of(job), search(replace(job, layout=None), progress)
+
+
+def _verdict(simulation: Simulation, search: Search) -> Verdict:
+    budget = simulation.program.setup.budget_bytes
+    step = format_time(simulation.step_time_s)
+    bound = format_bytes(simulation.bound_bytes)
+    if not simulation.feasible:
+        findings = tuple(f"{f.rule}: {f.message}" for f in simulation.verdict.findings)
+        return Verdict("bad", _unfit(simulation, budget), findings)
+    fits = f"Fits: proven to need at most {bound}"
+    fits += f" of {format_bytes(budget)} per device" if budget is not None else " per device"
+    said = f"{fits}. A step is predicted to take {step}."
+    best = search.best if search.tried else None
+    gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
+    if best is not None and gain > 2:
+        said += f" Another layout would take {format_time(best.step_s)}, {gain:.0f} % less."
+    return Verdict("good" if gain < MUCH_FASTER else "plain", said)
+
+
+def _unfit(simulation: Simulation, budget: int | None) -> str:
+    """What the verifier found: the fullest rank where memory is short, else its first finding."""
+    fullest = max(simulation.verdict.bounds, key=lambda bound: bound.total_bytes, default=None)
+    if budget is not None and fullest is not None and fullest.total_bytes > budget:
+        return (
+            f"Does not fit: rank {fullest.rank} can need {format_bytes(fullest.total_bytes)}, "
+            f"{format_bytes(fullest.total_bytes - budget)} more than its budget of "
+            f"{format_bytes(budget)}."
+        )
+    return f"Not sound: {simulation.verdict.findings[0].message}."
+
+
+def _tiles(simulation: Simulation, case: Case) -> tuple[Tile, ...]:
+    budget = simulation.program.setup.budget_bytes
+    ranks, step_s = simulation.ranks, simulation.step_time_s
+    work_s = sum(t.compute_s + t.recovery_s for t in ranks) / len(ranks)
+    recovery_s = sum(t.recovery_s for t in ranks) / len(ranks)
+    return (
+        Tile("Step, predicted", format_time(step_s), f"{case.tokens:,} tokens"),
+        Tile("Throughput", f"{case.tokens / step_s:,.0f} tokens/s", "predicted"),
+        Tile(
+            "Memory, proven",
+            format_bytes(simulation.bound_bytes),
+            f"of {format_bytes(budget)} per device" if budget else "no budget is set",
+        ),
+        Tile(
+            "Computing",
+            f"{100 * work_s / step_s:.1f} %",
+            f"of a rank's step, recovery {100 * recovery_s / step_s:.1f} %",
+        ),
+        Tile("Waiting for stages", f"{100 * simulation.bubble_fraction:.1f} %", "pipeline bubble"),
+    )
+
+
+def _proved(simulation: Simulation) -> ProvedMemory:
+    setup = simulation.program.setup
+    bounds = [bound for bound in simulation.verdict.bounds if bound.tier == DEVICE]
+    return ProvedMemory(
+        [bound.total_bytes for bound in bounds],
+        [bound.by_family for bound in bounds],
+        [setup.budget_of(bound.rank) for bound in bounds],
+    )
+
+
+def times_of_simulation(simulation: Simulation) -> Times:
+    """Where the predicted step goes; means over ranks, and each rank."""
+    ranks = tuple(
+        RankTime(times.rank, kinds_of_rank(times, simulation.step_time_s), {})
+        for times in simulation.ranks
+    )
+    mean_s = {
+        kind: sum(rank.predicted_s[kind] for rank in ranks) / len(ranks) for kind in KIND_NAMES
+    }
+    return Times(
+        simulation.step_time_s,
+        None,
+        tuple(KindTime(kind, name, mean_s[kind], None) for kind, name in KIND_NAMES.items()),
+        ranks,
+        ("means over ranks of the steady step, on the simulator's clock",),
+    )
+
+
+def kinds_of_rank(times: RankTimes, step_s: float) -> dict[str, float]:
+    """One rank's predicted step by kind, as `runtime/run/itemise.py` names them. What a core does
+    for a transfer is time that its compute lane lacks."""
+    waits = times.waiting_s
+    kinds = {
+        "compute": times.compute_s + times.driving_s,
+        "recovery": times.recovery_s,
+        "stages": waits[Waiting.BUBBLE] + waits[Waiting.MESSAGE],
+        "tensor": waits[Waiting.TENSOR],
+        "reduce": waits[Waiting.REDUCE],
+        "gather": waits[Waiting.GATHER],
+        "update": waits[Waiting.UPDATE],
+    }
+    rest_s = step_s - sum(kinds.values())
+    return {**kinds, "other": rest_s if rest_s > 1e-9 * step_s else 0.0}
+
+
+def _memory(simulation: Simulation, times: OpTimes, tier: str) -> Memory:
+    """One tier of every rank: its bound, and its bytes over the steady step."""
+    program, run = simulation.program, simulation.run
+    setup = program.setup
+    shown = chosen_ranks(range(setup.ranks), CURVES)
+    made = curves(program, times, run.steps - 1, shown, "predicted", tier=tier)
+    seen = peaks(made)
+    if tier == DEVICE:
+        seen |= {rank: int(size) for rank, size in enumerate(run.peak_bytes)}
+    rows = tuple(
+        MemoryRow(
+            rank=bound.rank,
+            label=f"rank {bound.rank}",
+            budget_bytes=setup.budget_of(bound.rank, tier),
+            bound_bytes=bound.total_bytes,
+            families=bound.by_family,
+            peak_predicted_bytes=seen.get(bound.rank),
+            ledger_bytes=None,
+            allocated_bytes=None,
+            resident_bytes=None,
+        )
+        for bound in simulation.verdict.bounds
+        if bound.tier == tier
+    )
+    return Memory(tier or setup.tier, rows, tuple(made))

@@ -1,0 +1,220 @@
+"""A run's steps and memory: predicted beside measured, rank by rank."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from functools import cached_property
+from statistics import fmean
+from typing import Any
+
+from ratrain.describe.units import format_time
+from ratrain.errors import TimelineError
+from ratrain.program.program import Program
+from ratrain.report.contents import (
+    Hop,
+    KindTime,
+    Memory,
+    MemoryCurve,
+    MemoryRow,
+    RankTime,
+    TimelinePanel,
+    Times,
+)
+from ratrain.report.facts.memory import CURVES, curves, peaks
+from ratrain.report.facts.ops import Ops, OpTimes
+from ratrain.report.facts.steps import panel
+from ratrain.report.facts.words import KIND_NAMES
+from ratrain.runtime.run.difference import RunDifference, difference_of, first_members
+from ratrain.runtime.run.itemise import measured_kinds
+from ratrain.runtime.run.merge import merge_records
+from ratrain.runtime.run.report import prediction_of, simulated_kinds
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.timeline.compare import one_step, step_times
+from ratrain.timeline.picture import chosen_ranks
+from ratrain.timeline.timeline import Timeline, read_timeline
+
+
+@dataclass(frozen=True)
+class Measured:
+    """What a run's folder has on its steps. Nothing of it need be there: a run that was stopped
+    has recorded no ops, one that was not calibrated is not predicted."""
+
+    folder: RunFolder
+    spec: RunSpec
+    program: Program
+
+    @cached_property
+    def ops(self) -> Ops:
+        return Ops(self.program.table)
+
+    @cached_property
+    def predicted(self) -> Timeline | None:
+        return read_timeline(self.folder.predicted) if self.folder.predicted.exists() else None
+
+    @cached_property
+    def recorded(self) -> Timeline | None:
+        """All recorded steps, by world rank."""
+        return merge_records(self.folder, self.spec)
+
+    @cached_property
+    def difference(self) -> RunDifference | None:
+        """One step as predicted and as measured, where both are known."""
+        try:
+            return difference_of(self.folder, recorded=self.recorded)
+        except TimelineError:
+            return None
+
+    @cached_property
+    def predicted_times(self) -> OpTimes | None:
+        return None if self.predicted is None else self.ops.times(self.predicted)
+
+    @cached_property
+    def measured_times(self) -> OpTimes | None:
+        """Of ranks that play the same part those of the first one."""
+        if self.recorded is None:
+            return None
+        return self.ops.times(self.recorded, first_members(self.spec.seats))
+
+    @cached_property
+    def measured_place(self) -> int | None:
+        """The place of the step that is shown among the recorded ones."""
+        if self.recorded is None or self.difference is None:
+            return None
+        steps = sorted({span.step for span in self.recorded.spans})
+        return steps.index(self.difference.step - 1)
+
+    @cached_property
+    def predicted_path(self) -> tuple[Hop, ...]:
+        times = self.predicted_times
+        return () if times is None else self.ops.critical_path(times, len(times.start_s) - 1)
+
+    @cached_property
+    def measured_path(self) -> tuple[Hop, ...]:
+        times, place = self.measured_times, self.measured_place
+        return () if times is None or place is None else self.ops.critical_path(times, place)
+
+    @cached_property
+    def prediction(self) -> dict[str, Any] | None:
+        return prediction_of(self.folder, self.spec)
+
+
+def panels_of(measured: Measured) -> list[TimelinePanel]:
+    """The predicted step over the measured one, as far as they are known."""
+    both = measured.difference
+    if both is not None:
+        step_s = both.measured_step_s
+        took = "" if step_s is None else f", {format_time(step_s)} long"
+        return [
+            panel(
+                "predicted",
+                _prediction_note(both.predicted_step_s),
+                both.predicted,
+                measured.predicted_path,
+            ),
+            panel("measured", f"step {both.step}{took}", both.measured, measured.measured_path),
+        ]
+    if measured.predicted is None or measured.prediction is None:
+        return []
+    last = max(span.step for span in measured.predicted.spans)
+    note = _prediction_note(measured.prediction["step_time_s"])
+    return [panel("predicted", note, one_step(measured.predicted, last), measured.predicted_path)]
+
+
+def _prediction_note(step_s: float) -> str:
+    return f"a step takes {format_time(step_s)} on the simulator's clock"
+
+
+def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
+    """Where the step's time went: the report's means, and each program rank's share."""
+    step = report["step_time_s"]
+    if step["measured"] is None:
+        return None
+    predicted, seen = _predicted_ranks(measured), _measured_ranks(measured)
+    ranks = sorted({*predicted, *seen})
+    notes = [
+        "means over ranks; measured in one step of typical length among the last ones, from each "
+        "rank's last compute op before it to its last one in it"
+    ]
+    if not seen:
+        notes = ["means over ranks; this run recorded no ops, so waits are those of its metrics"]
+    return Times(
+        step["predicted"],
+        step["measured"],
+        tuple(
+            KindTime(k["kind"], KIND_NAMES[k["kind"]], k["predicted_s"], k["measured_s"])
+            for k in report["kinds"]
+        ),
+        tuple(RankTime(rank, predicted.get(rank, {}), seen.get(rank, {})) for rank in ranks),
+        tuple(notes),
+    )
+
+
+def _predicted_ranks(measured: Measured) -> dict[int, dict[str, float]]:
+    body = measured.prediction
+    if body is None:
+        return {}
+    return {
+        rank: simulated_kinds(times, body["step_time_s"])
+        for rank, times in enumerate(body["ranks"])
+    }
+
+
+def _measured_ranks(measured: Measured) -> dict[int, dict[str, float]]:
+    """Seconds of each kind by program rank; the mean over the ranks that do the same work."""
+    recorded, both = measured.recorded, measured.difference
+    step = None if both is None else both.step - 1
+    if recorded is None or step is None or step not in step_times(recorded):
+        return {}
+    seats = measured.spec.seats
+    rows = measured_kinds(measured.program, seats, recorded, step)
+    of_rank: dict[int, list[dict[str, float]]] = {}
+    for seat, row in zip(seats.all(), rows, strict=True):
+        of_rank.setdefault(seat.program_rank, []).append(row)
+    return {
+        rank: {kind: fmean(row[kind] for row in rank_rows) for kind in KIND_NAMES}
+        for rank, rank_rows in of_rank.items()
+    }
+
+
+def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
+    """Every rank's bound beside its ledger and its allocator, and memory over one step."""
+    made = _curves(measured)
+    predicted = peaks(curve for curve in made if curve.source == "predicted")
+    rows = tuple(
+        MemoryRow(
+            rank=row["rank"],
+            label=_label(row),
+            budget_bytes=row["budget_bytes"],
+            bound_bytes=row["bound_bytes"],
+            families=row["bound_items"],
+            peak_predicted_bytes=predicted.get(row["program_rank"]),
+            ledger_bytes=row["ledger_peak_bytes"],
+            allocated_bytes=row["allocated_peak_bytes"],
+            resident_bytes=row["resident_bytes"],
+        )
+        for row in report["memory"]
+    )
+    return Memory(tier, rows, tuple(made))
+
+
+def _label(row: dict[str, Any]) -> str:
+    same = row["rank"] == row["program_rank"]
+    return f"rank {row['rank']}" + ("" if same else f" (program rank {row['program_rank']})")
+
+
+def _curves(measured: Measured) -> list[MemoryCurve]:
+    """Program ranks over the predicted and over the measured step. The ledger holds what the
+    program's ops write and free, so that the times of the ops say what it held when."""
+    program = measured.program
+    shown = chosen_ranks(range(program.setup.ranks), CURVES)
+    made: list[MemoryCurve] = []
+    predicted, seen, place = (
+        measured.predicted_times,
+        measured.measured_times,
+        measured.measured_place,
+    )
+    if predicted is not None:
+        made += curves(program, predicted, len(predicted.start_s) - 1, shown, "predicted")
+    if seen is not None and place is not None:
+        made += curves(program, seen, place, shown, "measured")
+    return made

@@ -1,0 +1,188 @@
+"""The page of a run, read from its folder."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.report.contents import (
+    Contents,
+    Progress,
+    SavedCheckpoint,
+    Tile,
+    Verdict,
+)
+from ratrain.report.facts.measured import Measured, memory_of, panels_of, times_of
+from ratrain.report.facts.run_plan import advice_of_run, plan_of_run
+from ratrain.report.facts.stages import ProvedMemory, picture
+from ratrain.report.facts.words import case_facts, left_out_of
+from ratrain.report.thin import STEPS, thinned_steps
+from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.run.facts import Attempt, attempts, read_facts
+from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run_folder import RunFolder
+
+SearchProgress = Callable[[int, int], None]
+
+
+def contents_of_run(path: Path, progress: SearchProgress | None = None) -> Contents:
+    """The `Contents` of a run's folder."""
+    folder = RunFolder(path)
+    spec, facts = folder.read_spec(), read_facts(folder)
+    measured = Measured(folder, spec, folder.read_program())
+    report = report_of(folder, measured.recorded)
+    rows, starts = folder.read_metrics(), attempts(folder)
+    setup = measured.program.setup
+    plan = plan_of_run(facts["facts"], spec, measured.program, path, progress)
+    proved = ProvedMemory(
+        facts["bound_bytes"][: setup.ranks],
+        facts["bound_items"][: setup.ranks],
+        [setup.budget_of(rank) for rank in range(setup.ranks)],
+    )
+    panels = tuple(panels_of(measured))
+    shown = measured.difference.measured if measured.difference else measured.predicted
+    times = times_of(measured, report)
+    case = facts["facts"]
+    return Contents(
+        kind="run",
+        title=f"{case['model']} on {case['devices']} x {case['cluster']}",
+        source=str(path),
+        verdict=verdict_of(report, rows),
+        tiles=tuple(_tiles(report, rows)),
+        plan=picture(setup, plan.placement, proved, case_facts(case)),
+        panels=panels,
+        times=times,
+        memory=(memory_of(measured, report, facts["tier"]),),
+        progress=_progress(rows, starts, report),
+        advice=advice_of_run(plan, times, report),
+        candidates=plan.candidates,
+        checkpoints=tuple(
+            SavedCheckpoint(c["step"], c["path"], c["complete"], c["size_bytes"])
+            for c in report["checkpoints"]
+        ),
+        versions=tuple(_versions(starts)),
+        left_out=(
+            *(left_out_of(panels, shown, setup) if shown is not None else ()),
+            *_unrecorded(measured),
+            *plan.left_out,
+            *_steps_left_out(rows),
+        ),
+        trace_command=f"ratrain timeline {path} --trace trace.json",
+    )
+
+
+def verdict_of(report: dict[str, Any], rows: Sequence[Row]) -> Verdict:
+    """Whether the run came to its end, as fast as predicted and inside its memory."""
+    steps, step = report["steps"], report["step_time_s"]
+    if not rows:
+        return Verdict("bad", "No step was finished: see logs/ in the run's folder.")
+    broken = next((row["step"] + 1 for row in rows if not math.isfinite(row["loss"])), None)
+    if broken is not None:
+        return Verdict("bad", f"The loss is not a number from step {broken} on.")
+    done = steps["done"] == steps["end"]
+    said = f"Trained {steps['done']:,} of {steps['end']:,} steps"
+    said += "" if done else ", so it was stopped or failed (--resume continues)"
+    said += f"; loss {report['loss']['first']:.4g} to {report['loss']['last']:.4g}."
+    if step["measured"] is not None:
+        said += f" A step takes {format_time(step['measured'])}{_against(step['ratio'])}."
+    over = [row for row in report["memory"] if _over(row)]
+    if over:
+        worst = max(over, key=lambda row: row["allocated_peak_bytes"])
+        taken = format_bytes(worst["allocated_peak_bytes"])
+        said += f" Rank {worst['rank']} has allocated {taken}, more than its budget."
+    return Verdict("good" if done and not over else "plain", said)
+
+
+def _over(row: dict[str, Any]) -> bool:
+    taken, budget = row["allocated_peak_bytes"], row["budget_bytes"]
+    return taken is not None and budget is not None and taken > budget
+
+
+def _against(ratio: float | None) -> str:
+    if ratio is None:
+        return ""
+    percent = 100 * (ratio - 1)
+    if abs(percent) < 1:
+        return ", as predicted"
+    return f", {abs(percent):.0f} % {'more' if percent > 0 else 'less'} than predicted"
+
+
+def _tiles(report: dict[str, Any], rows: Sequence[Row]) -> Iterator[Tile]:
+    step, loss = report["step_time_s"], report["loss"]
+    if step["measured"] is not None:
+        predicted = step["predicted"]
+        note = "not predicted" if predicted is None else f"predicted {format_time(predicted)}"
+        yield Tile("Step", format_time(step["measured"]), note)
+        first, last = report["steps"]["counted"]
+        yield Tile(
+            "Throughput", f"{report['tokens_per_s']:,.0f} tokens/s", f"median, steps {first}-{last}"
+        )
+    fullest = max(report["memory"], key=lambda row: row["bound_bytes"])
+    budget = fullest["budget_bytes"]
+    yield Tile(
+        "Memory, proven",
+        format_bytes(fullest["bound_bytes"]),
+        f"of {format_bytes(budget)} per device" if budget else "no budget is set",
+    )
+    taken = [row["allocated_peak_bytes"] for row in report["memory"]]
+    if all(size is not None for size in taken):
+        yield Tile("Memory, allocated", format_bytes(max(taken)), "peak of the fullest rank")
+    if loss is not None:
+        yield Tile("Loss", f"{loss['last']:.4f}", f"from {loss['first']:.4f} at step 1")
+    if rows:
+        tokens = sum(row["tokens"] for row in rows)
+        yield Tile("Tokens trained on", f"{tokens:,}", f"{len(rows):,} steps")
+
+
+def _progress(
+    rows: Sequence[Row], starts: Sequence[Attempt], report: dict[str, Any]
+) -> Progress | None:
+    """The run step by step. Of very many steps each stretch's extremes are kept."""
+    if not rows:
+        return None
+    kept = [rows[place] for place in thinned_steps([row["loss"] for row in rows])]
+    return Progress(
+        step=tuple(row["step"] + 1 for row in kept),
+        loss=tuple(row["loss"] if math.isfinite(row["loss"]) else None for row in kept),
+        step_time_s=tuple(row["step_time_s"] for row in kept),
+        tokens_per_s=tuple(row["tokens_per_s"] for row in kept),
+        allocated_bytes=tuple(_fullest(row) for row in kept),
+        starts=tuple(start.first_step + 1 for start in starts[1:]),
+        predicted_step_s=report["step_time_s"]["predicted"],
+        tokens=rows[0]["tokens"],
+        steps=len(rows),
+    )
+
+
+def _fullest(row: Row) -> float | None:
+    taken = [size for rank in row["ranks"] if (size := rank["allocated_peak_bytes"]) is not None]
+    return max(taken) if taken else None
+
+
+def _steps_left_out(rows: Sequence[Row]) -> Iterator[str]:
+    if len(rows) > STEPS:
+        yield (
+            f"Of {len(rows):,} steps, curves show about {STEPS:,}: the lowest and the highest loss "
+            "of each stretch. metrics.jsonl has all."
+        )
+
+
+def _unrecorded(measured: Measured) -> Iterator[str]:
+    if measured.recorded is None:
+        yield "No op was recorded (a run that is stopped records none): nothing measured is drawn."
+    if measured.predicted is None:
+        yield "The run was not calibrated, so nothing is predicted."
+
+
+def _versions(starts: Sequence[Attempt]) -> Iterator[tuple[str, str]]:
+    for number, start in enumerate(starts):
+        if number and start.versions == starts[number - 1].versions:
+            continue
+        behind = f" (from step {start.first_step + 1})" if number else ""
+        for name, version in start.versions.items():
+            yield f"{name}{behind}", version
+    if starts and starts[-1].lab:
+        yield "lab", "slow links and limits of the cluster file, inside one machine"

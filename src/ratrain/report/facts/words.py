@@ -1,0 +1,79 @@
+"""Words that the pages of runs, plans and jobs share."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from ratrain.describe.units import format_time
+from ratrain.program.setup import Setup
+from ratrain.report.contents import TimelinePanel
+from ratrain.report.facts.memory import CURVES
+from ratrain.report.facts.stages import CARDS
+from ratrain.timeline.timeline import Timeline
+
+KIND_NAMES = {
+    "compute": "compute",
+    "recovery": "recovery (recomputation)",
+    "stages": "waiting for other stages",
+    "tensor": "waiting for sums in tensor groups",
+    "reduce": "waiting for gradient reductions",
+    "gather": "waiting for weight gathers",
+    "update": "waiting for the optimizer",
+    "other": "other",
+}
+"""Where a step's time goes, by the names of `runtime/run/itemise.py`."""
+
+
+def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """A case's facts, as `plan/case.py` and a run's case.json have them, in words."""
+    degrees = f"pipeline {facts['pipeline']} x data {facts['data']}"
+    degrees += f" x tensor {facts['tensor']}" if facts["tensor"] > 1 else ""
+    degrees += f", {facts['virtual']} stages per rank" if facts["virtual"] > 1 else ""
+    degrees += ", sequence parallel" if facts["sequence_parallel"] else ""
+    schedule = str(facts["schedule"])
+    if facts["without"]:
+        schedule += f" without {', '.join(facts['without'])}"
+    counts = sorted(set(facts["micro_batches"]))
+    return [
+        ("Layout", degrees),
+        ("Schedule", schedule),
+        ("Activations", str(facts["activations"])),
+        (
+            "Gradients",
+            f"{facts['gradients']}, sharding level {facts['sharding']} (ZeRO-{facts['sharding']})",
+        ),
+        ("Micro-batches", f"{', '.join(map(str, counts))} per replica and step"),
+        ("Sequence length", f"{facts['sequence_length']:,} tokens"),
+    ]
+
+
+def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -> Iterator[str]:
+    """What the page does not show of its timeline and memory."""
+    if panels:
+        ranks = len({span.rank for span in step.spans})
+        drawn = len(panels[0].rows)
+        if drawn < ranks:
+            yield (
+                f"The timeline draws {drawn} of {ranks} ranks: the first, the last, and others "
+                "evenly between."
+            )
+    for panel in panels:
+        if panel.merged_below_s is not None:
+            yield (
+                f"Of {panel.ops:,} ops {panel.title}, those shorter than "
+                f"{format_time(panel.merged_below_s)} are drawn together, each kind by its share."
+            )
+    if setup.ranks > CURVES:
+        yield f"Memory over time is shown of {CURVES} of {setup.ranks} ranks; bounds of all."
+    deepest = max(replica.ranks for replica in setup.replicas)
+    if deepest > CARDS:
+        yield f"The plan's picture has the first {CARDS} of {deepest} ranks of each pipeline."
+    folded = sum(replica.count for replica in setup.replicas) - len(setup.replicas)
+    if folded or setup.tensor > 1:
+        verb = "is" if len(setup.replicas) == 1 else "are"
+        group = f", one rank of each tensor group of {setup.tensor}" if setup.tensor > 1 else ""
+        yield (
+            f"{len(setup.replicas)} of {setup.data} replicas {verb} drawn{group}: the others do "
+            "the same work."
+        )

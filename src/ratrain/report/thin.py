@@ -1,0 +1,29 @@
+"""Long series made short: the extremes of each stretch stay, so that no peak is lost."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+
+STEPS = 3000
+"""Steps of a run that are drawn, about."""
+
+
+def thinned_steps(values: Sequence[float], most: int = STEPS) -> list[int]:
+    """Places of the first and the last value, and of the lowest and highest of each stretch.
+
+    Values that are no numbers are kept all where they begin: a run that went wrong shows it.
+    """
+    count = len(values)
+    if count <= most:
+        return list(range(count))
+    stretches = most // 2
+    kept = {0, count - 1}
+    for stretch in range(stretches):
+        places = range(stretch * count // stretches, (stretch + 1) * count // stretches)
+        finite = [place for place in places if math.isfinite(values[place])]
+        broken = [place for place in places if not math.isfinite(values[place])]
+        if finite:
+            kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
+        kept.update(broken[:1])
+    return sorted(kept)

@@ -1,0 +1,67 @@
+"""The ranks of a run as they stand on hosts, and the disks that the run's folder lies on."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from ratrain.checkpoint.folder import rank_name
+from ratrain.checkpoint.manifest import Spread
+from ratrain.plan.ranges import write_ranges
+
+
+@dataclass(frozen=True)
+class Company:
+    """All tuples are by world rank. A host, and a disk, is called by its first rank."""
+
+    names: tuple[str, ...]  # of the rank's host
+    host: tuple[int, ...]
+    disk: tuple[int, ...]
+
+    @property
+    def hosts(self) -> list[int]:
+        """The first rank of each host."""
+        return sorted(set(self.host))
+
+    @property
+    def disks(self) -> list[int]:
+        """The first rank of each disk."""
+        return sorted(set(self.disk))
+
+    def speaks(self, rank: int) -> bool:
+        """Whether a rank is the first on its host, which reports on the run."""
+        return self.host[rank] == rank
+
+    def keeps(self, rank: int) -> bool:
+        """Whether a rank is the first on its disk, which begins and ends checkpoints there."""
+        return self.disk[rank] == rank
+
+    def place(self, rank: int) -> str:
+        """A rank for people: with its host where there are several."""
+        return f"rank {rank}" + (f" on host {self.names[rank]}" if len(self.hosts) > 1 else "")
+
+    def words(self, rank: int) -> str:
+        """Who is here, for people on a rank's host."""
+        here = [other for other, host in enumerate(self.host) if host == self.host[rank]]
+        if len(self.hosts) == 1:
+            return f"{len(here)} rank{'s' * (len(here) > 1)} on host {self.names[rank]}"
+        return (
+            f"{len(self.names)} ranks on {len(self.hosts)} hosts; {self.names[rank]} has "
+            f"rank{'s' * (len(here) > 1)} {write_ranges(here)}"
+        )
+
+    def spread(self, rank: int) -> Spread | None:
+        """Where a checkpoint's files lie, seen from a rank's disk; None: all on one."""
+        disks = self.disks
+        if len(disks) == 1:
+            return None
+        of_file = {rank_name(other): disks.index(disk) for other, disk in enumerate(self.disk)}
+        return Spread(
+            tuple(self.names[disk] for disk in disks), of_file, disks.index(self.disk[rank])
+        )
+
+
+def hosts_of(marks: Sequence[object]) -> tuple[int, ...]:
+    """The first rank of each rank's host; ranks with the same mark are on one."""
+    first: dict[object, int] = {}
+    return tuple(first.setdefault(mark, rank) for rank, mark in enumerate(marks))

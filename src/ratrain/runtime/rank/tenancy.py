@@ -1,0 +1,129 @@
+"""Whose the run's folder is, and on which disks it lies: settled before any rank writes to it.
+
+Under `ratrain train` the launcher owns the folder and ranks inherit that. Under another launcher
+(torchrun) the first rank on each disk claims it for all; where it is refused, all ranks end with
+the same message, and without a trace in the folder of the run that lives there.
+
+Which ranks share a disk is found out with files that each host's first rank makes for a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Sequence
+from contextlib import suppress
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+from uuid import uuid4
+
+from ratrain.errors import RatrainError, RunFailed, RunTaken
+from ratrain.runtime.ownership import Claim, Say, claim_run, inherited
+from ratrain.runtime.rank.company import Company
+from ratrain.runtime.rank.meeting import Everybody, told_by_all
+from ratrain.runtime.run_folder import RunFolder
+
+_APPEARS_S = 2.0
+"""How long a network file system may take to show another host's new file."""
+_LOOK_S = 0.1
+
+
+class Tenancy:
+    """What a rank may do in the run's folder: nothing, until it is known to be ours."""
+
+    def __init__(self, folder: RunFolder, rank: int) -> None:
+        self._folder, self._rank = folder, rank
+        self._claim = inherited(folder.path)
+        self._settled = self._claim is not None
+
+    @property
+    def settled(self) -> bool:
+        """Whether the folder is ours, so that failures may be written there."""
+        return self._settled
+
+    @property
+    def claim(self) -> Claim:
+        """This launch's, on the disk that this rank sees."""
+        assert self._claim is not None
+        return self._claim
+
+    def settle(self, company: Company, everybody: Everybody, *, disks: str, say: Say) -> Company:
+        """The company with its disks. All ranks call this together, when they have met. `disks` is
+        what the job allows: "shared" or "per-host"."""
+        settled = replace(company, disk=self._disks(company, everybody))
+        if len(settled.disks) > 1 and disks == "shared":
+            raise self._unshared(settled)
+        self._claim_all(settled, everybody, say)
+        if self.claim.is_mine:  # what asked an earlier attempt to stop does not mean this one
+            self._folder.stop_request.unlink(missing_ok=True)
+        self._settled = True
+        return settled
+
+    def close(self) -> None:
+        """Gives the folder free, where this rank has claimed it."""
+        if self._claim is not None and self._claim.is_mine:
+            self._claim.release()
+
+    def _disks(self, company: Company, everybody: Everybody) -> tuple[int, ...]:
+        """For each rank the first one that shares its disk."""
+        name = everybody(uuid4().hex)[0]
+        mine = self._probe(name, self._rank)
+        problem = ""
+        try:
+            if company.speaks(self._rank):
+                mine.parent.mkdir(parents=True, exist_ok=True)
+                mine.touch()
+        except OSError as error:
+            problem = error.strerror or str(error)
+        for rank, told in enumerate(everybody(problem)):
+            if told:
+                raise RunFailed(
+                    f"{company.place(rank)} cannot write to the run's folder: {told}",
+                    place=str(self._folder.path),
+                    fix="let all hosts write to it",
+                )
+        seen = self._first_seen([(rank, self._probe(name, rank)) for rank in company.hosts])
+        seen_by_all = tuple(int(words) for words in everybody(str(seen)))
+        with suppress(OSError):
+            mine.unlink(missing_ok=True)
+        return seen_by_all
+
+    def _probe(self, name: str, rank: int) -> Path:
+        return self._folder.path / "owner" / f"seen-{name}-{rank}"
+
+    def _first_seen(self, probes: Sequence[tuple[int, Path]]) -> int:
+        """The lowest rank whose file is seen here."""
+        end_s = time.monotonic() + _APPEARS_S
+        while True:
+            seen = next((rank for rank, path in probes if path.exists()), self._rank)
+            if seen == probes[0][0] or time.monotonic() > end_s:
+                return seen
+            time.sleep(_LOOK_S)
+
+    def _unshared(self, company: Company) -> RunFailed:
+        apart = company.disks[1]
+        return RunFailed(
+            f"{company.place(apart)} has another folder of this name than {company.place(0)}: a "
+            "file that one has just made in it is not there for the other",
+            place=str(self._folder.path),
+            fix="put the run's folder on a disk that all hosts share; or let each host save its "
+            'part to its own disk: disks = "per-host" in the job\'s [checkpoint]',
+        )
+
+    def _claim_all(self, company: Company, everybody: Everybody, say: Say) -> None:
+        said: dict[str, Any] = {}
+        if company.keeps(self._rank):
+            try:
+                self._claim = self._claim or claim_run(self._folder.path, "torchrun", say)
+                said = {"number": self._claim.number, "token": self._claim.token}
+            except RatrainError as error:
+                said = {"refused": [error.what, error.place, error.fix]}
+        heard = told_by_all(everybody(json.dumps(said)))
+        for keeper in company.disks:
+            if "refused" in heard[keeper]:
+                what, place, fix = heard[keeper]["refused"]
+                where = f"on host {company.names[keeper]} " if len(company.disks) > 1 else ""
+                raise RunTaken(where + what, place=place, fix=fix)
+        mine = heard[company.disk[self._rank]]
+        self._claim = self._claim or Claim(self._folder.path, mine["number"], mine["token"])

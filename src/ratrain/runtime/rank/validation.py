@@ -1,0 +1,89 @@
+"""Validation: the loss on held-out sequences, by the forward part of the run's own program.
+
+It runs between two steps, when all lanes of the rank stand still: then every view is complete and
+nothing else is under way. All ranks do it together, and end with the same number.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+
+from ratrain.describe.train import TrainSpec
+from ratrain.program.kind import Lane
+from ratrain.program.passes.forward_only import forward_only
+from ratrain.program.program import Program
+from ratrain.runtime.seats import Seat
+from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.clipping import Clipping
+from ratrain.runtime.step.lanes import Lanes
+from ratrain.runtime.step.ledger import Ledgers
+from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.ops import RankOps, Sizes
+from ratrain.runtime.step.schedule import schedule_of
+from ratrain.runtime.step.states import RankStates
+
+
+@dataclass(frozen=True)
+class Validated:
+    """The mean loss over the held-out tokens, and how many these are."""
+
+    loss: float
+    tokens: int
+
+
+@dataclass(frozen=True)
+class HeldOutShare:
+    """A replica's share of the held-out batches."""
+
+    batches: ReplicaBatches
+    count: int
+
+
+class Validation:
+    """One rank's part in it."""
+
+    def __init__(
+        self,
+        program: Program,
+        seat: Seat,
+        states: RankStates,
+        network: Network,
+        share: HeldOutShare,
+        train: TrainSpec,
+        sizes: Sizes,
+        clipping: Clipping,
+        ledgers: Ledgers,
+    ) -> None:
+        schedule = schedule_of(forward_only(program), seat.program_rank)
+        self._network, self._share = network, share
+        # All ranks of a tensor group have the same losses: the first reports them.
+        self._tells = seat.division.rank == 0 and any(unit.last for unit in schedule.units)
+        self._ops = RankOps(
+            schedule, states, network, share.batches, train, sizes, clipping, lambda _: 0
+        )
+        self.lanes = Lanes(
+            schedule,
+            self._ops.execute,
+            ledgers,
+            timeout_s=train.timeout_s,
+            meet=self._ops.meet,
+        )
+
+    def run(self) -> Validated:
+        """The loss of all held-out batches; all ranks call this together."""
+        count = self._share.count
+        self.lanes.run(0, lambda _, number: number < count)
+        mine = [0.0, 0.0]
+        if self._tells:
+            losses = self._ops.losses
+            mine = [
+                sum(float(loss) for number in range(count) for loss in losses[number]),
+                float(sum(self._share.batches.counted(number) for number in range(count))),
+            ]
+        self._ops.losses.clear()
+        self._share.batches.forget()
+        told = self._network.exchange(Lane.UPDATE, torch.tensor(mine, dtype=torch.float64))
+        total, tokens = (sum(float(row[column]) for row in told) for column in (0, 1))
+        return Validated(total / max(1.0, tokens), int(tokens))

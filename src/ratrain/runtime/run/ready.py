@@ -1,0 +1,73 @@
+"""A run that is ready to start: new, or resumed, in a folder that is ours."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from contextlib import ExitStack
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratrain.corpus.prepare import Prepared
+from ratrain.describe.job import JobSpec
+from ratrain.runtime.ownership import Claim, claim_run
+from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
+from ratrain.runtime.run.resume import require_run, resume_run
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+
+Say = Callable[[str], None]
+Tokenise = Callable[[JobSpec], Prepared]
+
+
+@dataclass(frozen=True)
+class ReadyRun:
+    """What a launch needs. The run starts after `step`."""
+
+    folder: RunFolder
+    claim: Claim
+    job: JobSpec
+    spec: RunSpec
+    step: int
+
+
+@dataclass(frozen=True)
+class Launcher:
+    """Who makes runs ready: what it is called in a run's claim, where it says what it does, and
+    how it tokenises. Claims end with `owning`."""
+
+    command: str
+    say: Say
+    tokenise: Tokenise
+    owning: ExitStack
+
+    def new(self, prepared: PreparedRun, path: Path, job_files: Path | None = None) -> ReadyRun:
+        """A prepared run in a folder of its own; its text is tokenised by now. `job_files`: a
+        folder with the job's own files, which move into the run's."""
+        folder = RunFolder(path)
+        claim = self._claimed(path)
+        write_run(prepared, folder, job_files)
+        for line in (*prepared.case.headline(), *prepared.seating(), *prepared.proof()):
+            self.say(line)
+        self.say(f"run {path}")
+        return ReadyRun(folder, claim, prepared.case.job, folder.read_spec(), 0)
+
+    def resumed(self, request: RunRequest, path: Path) -> ReadyRun:
+        """The run of a folder, from its latest checkpoint, with its own program."""
+        folder = RunFolder(path)
+        require_run(folder)
+        claim = self._claimed(path)
+        resumed = resume_run(request, folder)
+        for line in resumed.headline:
+            self.say(line)
+        for name in resumed.skipped:
+            self.say(f"{name} is damaged: skipped")
+        for change in resumed.changes:
+            self.say(f"changed since the run began: {change}")
+        if not resumed.finished:
+            resumed.require_same_data(self.tokenise(resumed.job))
+            folder.write_spec(resumed.spec, folder.kept_program())
+            after = f"resuming after step {resumed.step}" if resumed.step else ""
+            self.say(f"run {path}, {after or 'no checkpoint: starting from step 0'}")
+        return ReadyRun(folder, claim, resumed.job, resumed.spec, resumed.step)
+
+    def _claimed(self, path: Path) -> Claim:
+        return self.owning.enter_context(claim_run(path, self.command, self.say))

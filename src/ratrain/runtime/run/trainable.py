@@ -1,0 +1,39 @@
+"""What can be planned and simulated and not trained, refused before anything else is done."""
+
+from __future__ import annotations
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import SpecError
+from ratrain.models.huggingface_config import check_attention
+from ratrain.models.shapes import check_trainable
+
+
+def require_whole_periods(job: JobSpec, period: int, end_step: int) -> None:
+    """Raises SpecError where a run whose replicas average their weights every few steps would
+    end, validate or save between two averages, when they are not alike."""
+    whole = {
+        "[train] steps": end_step,
+        "[train] validate_every": job.train.validate_every,
+        "[checkpoint] every": job.checkpoint.every,
+    }
+    for name, steps in whole.items():
+        if steps % period:
+            raise SpecError(
+                f"replicas are identical only every {period} steps, and this is {steps}",
+                place=f"{job.path} {name}",
+                fix=f"use a multiple of {period}",
+            )
+
+
+def require_trainable(job: JobSpec) -> None:
+    """Raises SpecError where the torch models cannot compute the job's model, or cannot begin from
+    the weights that it names."""
+    model = job.model
+    check_trainable(model.spec)
+    if model.file is not None:
+        check_attention(model.file, model.spec)
+    if job.train.weights is not None:
+        from ratrain.models.huggingface_reader import check_weights  # loads torch
+
+        assert job.path is not None
+        check_weights(job.path.parent / job.train.weights, model.spec)

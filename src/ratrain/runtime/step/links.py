@@ -1,0 +1,87 @@
+"""Which ranks need a connection between them, and for what: a channel's name for each.
+
+Both ends derive the same names. A message's channel is named by its sender, so that each direction
+between two ranks has a connection of its own.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Mapping
+from itertools import pairwise, product
+
+from ratrain.program.kind import Lane
+from ratrain.program.setup import Setup
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.connection import Connection
+
+Need = tuple[int, str]
+"""(the peer's world rank, the channel's name)."""
+Links = Mapping[Need, Connection]
+Hops = Collection[tuple[int, int]]
+"""Pipeline ranks between which activations go, each from the first to the second; gradients go
+back."""
+
+CIRCLES: dict[Lane | None, str] = {None: "control", Lane.UPDATE: "update", Lane.DISK: "disk"}
+DATA = {Lane.REDUCE: "reduce", Lane.GATHER: "gather"}
+TENSOR = {Lane.COMPUTE: "sum in compute", Lane.TENSOR: "sum"}
+COPIES = "copies"
+
+
+def hops_of(setup: Setup) -> Hops:
+    """The `Hops` of a program, and those to neighbours, over which links are calibrated."""
+    hops: set[tuple[int, int]] = set()
+    for replica in setup.replicas:
+        hops.update(pairwise(range(replica.ranks)))
+        for before, after in pairwise(replica.stages):
+            hops.update((a.rank, b.rank) for a, b in product(before.members, after.members))
+    return {(sender, receiver) for sender, receiver in hops if sender != receiver}
+
+
+def message_channel(lane: Lane, sender: int) -> str:
+    """Of messages from the world rank `sender`."""
+    forward = lane in (Lane.SEND_F, Lane.RECV_F)
+    return f"{'activations' if forward else 'gradients'} from {sender}"
+
+
+def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
+    """What each of our networks needs: messages to and from other stages, broadcasts to all
+    ranks."""
+    return [*_messages(seats, seat, hops), *_circles(seats, seat)]
+
+
+def all_needs(seats: Seats, seat: Seat, hops: Hops, *, tied: bool) -> list[Need]:
+    """What the network over sockets needs, for tensors too."""
+    rank, tensor = seat.world_rank, seat.division.rank
+    data = _others(seats.data_group(seat.pipeline, tensor), rank)
+    group = _others(seats.tensor_group(seat.pipeline, seat.data), rank)
+    ends = seats.ends(seat.data, tensor) if tied and seats.pipeline > 1 else []
+    return [
+        *word_needs(seats, seat, hops),
+        *((peer, name) for peer in data for name in DATA.values()),
+        *((peer, name) for peer in group for name in TENSOR.values()),
+        *((peer, COPIES) for peer in _others(ends, rank) if rank in ends),
+    ]
+
+
+def _messages(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
+    needs: list[Need] = []
+    for forward in hops:
+        for lane, (first, second) in ((Lane.SEND_F, forward), (Lane.SEND_B, forward[::-1])):
+            if seat.pipeline in (first, second):
+                sender, receiver = (
+                    seats.world_rank(pipeline, seat.data, seat.division.rank)
+                    for pipeline in (first, second)
+                )
+                peer = receiver if seat.world_rank == sender else sender
+                needs.append((peer, message_channel(lane, sender)))
+    return sorted(set(needs))
+
+
+def _circles(seats: Seats, seat: Seat) -> list[Need]:
+    """Rank 0 with all others."""
+    peers = range(1, seats.world_size) if seat.world_rank == 0 else range(1)
+    return [(peer, name) for peer in peers for name in CIRCLES.values()]
+
+
+def _others(ranks: Iterable[int], rank: int) -> list[int]:
+    return [other for other in ranks if other != rank]

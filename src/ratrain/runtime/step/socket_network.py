@@ -1,0 +1,150 @@
+"""The network between ranks on CPUs: authenticated connections, used by the lanes' own threads.
+
+A message's header tells the receiver that its sender is there; the receiver answers when it has
+room, and the sender ends with that answer. So a send and its receive happen together, as the
+program's proof of memory has it, though the bytes may be on their way before.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import TypeVar
+
+import torch
+from torch import Tensor
+
+from ratrain.models.tensor_group import TensorGroup
+from ratrain.program.kind import Lane
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.circle import circles_of, exchanged
+from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
+from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_channel
+from ratrain.runtime.step.sums import PIECE_BYTES, add_up, pieces
+from ratrain.runtime.step.tensor_peers import TensorPeers
+
+T = TypeVar("T")
+
+_NOTHING = memoryview(b"")
+
+
+class SocketNetwork:
+    """`links` has a connection for each of the rank's needs (`links.all_needs`)."""
+
+    def __init__(self, seats: Seats, seat: Seat, links: Links) -> None:
+        self._seats, self._seat, self._links = seats, seat, links
+        self._circles = circles_of(seats, seat, links)
+        self._data = {lane: self._replicas(name) for lane, name in DATA.items()}
+        self._tensor = self._tensor_groups() if seats.tensor > 1 else {}
+
+    def tensor_group(self, lane: Lane) -> TensorGroup | None:
+        return self._tensor.get(lane)
+
+    def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        to = self._stage(pipeline)
+        link = self._links[to, message_channel(lane, self._seat.world_rank)]
+        move([Leaving(link, bytes_of(tensor))], [Landing(link, _NOTHING)])
+
+    def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        sender = self._stage(pipeline)
+        link = self._links[sender, message_channel(lane, sender)]
+        move([Leaving(link, _NOTHING)], [Landing(link, bytes_of(tensor))])
+
+    def announce(self, lane: Lane, pipeline: int) -> None:
+        """A message's header does it."""
+
+    def await_sender(self, lane: Lane, pipeline: int) -> None:
+        sender = self._stage(pipeline)
+        self._links[sender, message_channel(lane, sender)].await_frame()
+
+    def reduce(self, flat: Tensor, out: Tensor) -> None:
+        """The other replicas' parts leave as fast as their owners take them, while the own one
+        comes in and is added up, piece by piece."""
+        links, replica = self._data[Lane.REDUCE], self._seat.data
+        parts = list(flat.view(self._seats.data, -1))
+        leaving = [
+            Leaving(link, bytes_of(part))
+            for link, part in zip(links, self._others(parts), strict=True)
+        ]
+        places = list(pieces(out, PIECE_BYTES))
+        rooms = [torch.empty_like(places[0]) for _ in links] if places else []
+        for mine, place in zip(pieces(parts[replica], PIECE_BYTES), places, strict=True):
+            landed = [room[: len(place)] for room in rooms]
+            landing = [
+                Landing(link, bytes_of(room), bytes_of(out).nbytes)
+                for link, room in zip(links, landed, strict=True)
+            ]
+            move(leaving, landing, enough_sent=0)
+            landed.insert(replica, mine)
+            add_up(landed, place)
+        move(leaving, [])
+
+    def gather(self, lane: Lane, flat: Tensor) -> None:
+        parts = [bytes_of(part) for part in flat.view(self._seats.data, -1)]
+        mine = parts[self._seat.data]
+        links = self._data[lane]
+        landing = [
+            Landing(link, part) for link, part in zip(links, self._others(parts), strict=True)
+        ]
+        move([Leaving(link, mine) for link in links], landing)
+
+    def add_copies(self, gradient: Tensor) -> None:
+        first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
+        here_first = self._seat.world_rank == first
+        link = self._links[last if here_first else first, COPIES]
+        leaving = Leaving(link, bytes_of(gradient))
+        sent_bytes = 0
+        for mine in pieces(gradient):
+            other = torch.empty_like(mine)
+            sent_bytes += mine.nbytes
+            landing = Landing(link, bytes_of(other), gradient.nbytes)
+            move([leaving], [landing], enough_sent=sent_bytes)  # it is overwritten by the sum
+            add_up((mine, other) if here_first else (other, mine), mine)
+
+    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
+        return exchanged(self._circles[lane], values)
+
+    def exchange_bytes(self, body: bytes) -> list[bytes]:
+        return self._circles[Lane.DISK].exchange(body)
+
+    def _stage(self, pipeline: int) -> int:
+        """The world rank at a pipeline position that this one exchanges messages with."""
+        return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
+
+    def _others(self, of_replicas: Sequence[T]) -> list[T]:
+        """Those of all replicas but the own."""
+        replica = self._seat.data
+        return [*of_replicas[:replica], *of_replicas[replica + 1 :]]
+
+    def _replicas(self, name: str) -> list[Connection]:
+        ranks = self._seats.data_group(self._seat.pipeline, self._seat.division.rank)
+        return [self._links[peer, name] for peer in self._others(ranks)]
+
+    def _tensor_groups(self) -> dict[Lane, TensorPeers]:
+        """One for sums inside a compute op, one for those that are ops of their own."""
+        ranks = self._seats.tensor_group(self._seat.pipeline, self._seat.data)
+        peers = [rank for rank in ranks if rank != self._seat.world_rank]
+        return {
+            lane: TensorPeers(
+                self._seat.division, Swap([self._links[peer, name] for peer in peers])
+            )
+            for lane, name in TENSOR.items()
+        }
+
+
+class Swap:
+    """Sends one tensor to each peer, and fills another with what each sends, at once."""
+
+    def __init__(self, links: Sequence[Connection]) -> None:
+        self._links = links
+
+    def __call__(self, out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        leaving = [Leaving(link, bytes_of(t)) for link, t in zip(self._links, out, strict=True)]
+        landing = [Landing(link, bytes_of(t)) for link, t in zip(self._links, into, strict=True)]
+        move(leaving, landing)
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """The bytes of a tensor where they lie; it must be contiguous."""
+    if not tensor.numel():
+        return _NOTHING
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,182 @@
+"""The network between ranks over torch.distributed: NCCL between GPUs, or gloo by name.
+
+Gloo's listeners take anybody's connection, and NCCL's guard themselves as NCCL does: see
+docs/security.md. The network of our own, `socket_network`, is what ranks on CPUs use.
+"""
+
+from __future__ import annotations
+
+from collections import deque
+from collections.abc import Sequence
+from datetime import timedelta
+from itertools import islice, product
+from typing import TypeVar
+
+import torch
+import torch.distributed as dist
+from torch import Tensor
+
+from ratrain.models.tensor_group import TensorGroup
+from ratrain.program.kind import Lane
+from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.circle import circles_of, exchanged
+from ratrain.runtime.step.links import Links, message_channel
+from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
+from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
+from ratrain.runtime.step.torch_exchange import exchange, wait_all
+
+T = TypeVar("T")
+
+
+class TorchNetwork:
+    """Tensors go over torch.distributed, whose default group must exist; words, and what tells a
+    receiver that its sender is there, over connections of our own: `links` has one for each of
+    `links.word_needs`."""
+
+    def __init__(
+        self,
+        seats: Seats,
+        seat: Seat,
+        links: Links,
+        *,
+        backend: str,
+        timeout_s: float,
+        tied: bool = False,
+    ) -> None:
+        self._seats, self._seat, self._links = seats, seat, links
+        self._circles = circles_of(seats, seat, links)
+        self._timeout = timedelta(seconds=timeout_s)
+        self._message: dict[Lane, dist.ProcessGroup] = {}
+        for lane in (Lane.SEND_F, Lane.SEND_B):
+            for data, tensor in product(range(seats.data), range(seats.tensor)):
+                ranks = seats.replica(data, tensor)
+                group = self._group(ranks, backend)
+                if seat.world_rank in ranks:
+                    self._message[lane] = group
+        self._data: dict[Lane, dist.ProcessGroup] = {}
+        for lane in (Lane.REDUCE, Lane.GATHER):
+            for pipeline, tensor in product(range(seats.pipeline), range(seats.tensor)):
+                ranks = seats.data_group(pipeline, tensor)
+                group = self._group(ranks, backend)
+                if seat.world_rank in ranks:
+                    self._data[lane] = group
+        self._tensor = self._tensor_groups(backend) if seats.tensor > 1 else {}
+        self._copies: dist.ProcessGroup | None = None
+        ends = product(range(seats.data), range(seats.tensor))
+        for data, tensor in ends if tied and seats.pipeline > 1 else ():
+            ranks = seats.ends(data, tensor)
+            group = self._group(ranks, backend)
+            if seat.world_rank in ranks:
+                self._copies = group
+
+    def _group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
+        group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
+        assert isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
+        return group  # type: ignore[return-value]
+
+    def _tensor_groups(self, backend: str) -> dict[Lane, TensorPeers]:
+        """One for sums inside a compute op, one for those that are ops of their own."""
+        seats, seat = self._seats, self._seat
+        groups: dict[Lane, TensorPeers] = {}
+        for lane in (Lane.COMPUTE, Lane.TENSOR):
+            for pipeline, data in product(range(seats.pipeline), range(seats.data)):
+                ranks = seats.tensor_group(pipeline, data)
+                group = self._group(ranks, backend)
+                if seat.world_rank in ranks:
+                    others = [rank for rank in ranks if rank != seat.world_rank]
+                    groups[lane] = TensorPeers(seat.division, _swap(group, others))
+        return groups
+
+    def tensor_group(self, lane: Lane) -> TensorGroup | None:
+        return self._tensor.get(lane)
+
+    def _stage(self, pipeline: int) -> int:
+        """The world rank at a pipeline position that this one exchanges messages with."""
+        return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
+
+    @property
+    def _data_group(self) -> list[int]:
+        return self._seats.data_group(self._seat.pipeline, self._seat.division.rank)
+
+    def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        peer = self._stage(pipeline)
+        dist.send(tensor, peer, group=self._message[_channel(lane)])
+
+    def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
+        peer = self._stage(pipeline)
+        dist.recv(tensor, peer, group=self._message[_channel(lane)])
+
+    def announce(self, lane: Lane, pipeline: int) -> None:
+        rank = self._seat.world_rank
+        self._links[self._stage(pipeline), message_channel(lane, rank)].send(b"")
+
+    def await_sender(self, lane: Lane, pipeline: int) -> None:
+        sender = self._stage(pipeline)
+        self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
+
+    def reduce(self, flat: Tensor, out: Tensor) -> None:
+        parts, replica = list(flat.view(self._seats.data, -1)), self._seat.data
+        columns = list(zip(*(pieces(part, PIECE_BYTES) for part in parts), strict=True))
+        flying = deque(self._leave(column) for column in columns[:PIECES_AHEAD])
+        following = iter(columns[PIECES_AHEAD:])
+        for place, column in zip(pieces(out, PIECE_BYTES), columns, strict=True):
+            landed, works = flying.popleft()
+            wait_all(works)
+            flying.extend(self._leave(column) for column in islice(following, 1))
+            landed.insert(replica, column[replica])
+            add_up(landed, place)
+
+    def _leave(self, column: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
+        """Every replica's part of a piece on its way to its owner, and the own one from all."""
+        leaving = self._others(column)
+        landing = [torch.empty_like(piece) for piece in leaving]
+        peers = self._others(self._data_group)
+        return landing, exchange(self._data[Lane.REDUCE], peers, leaving, landing)
+
+    def _others(self, of_replicas: Sequence[T]) -> list[T]:
+        """Those of all replicas but the own."""
+        replica = self._seat.data
+        return [*of_replicas[:replica], *of_replicas[replica + 1 :]]
+
+    def gather(self, lane: Lane, flat: Tensor) -> None:
+        peers, replica = self._others(self._data_group), self._seat.data
+        parts = list(flat.view(self._seats.data, -1))
+        mine = [parts[replica]] * len(peers)
+        wait_all(exchange(self._data[lane], peers, mine, self._others(parts)))
+
+    def add_copies(self, gradient: Tensor) -> None:
+        first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
+        here_first = self._seat.world_rank == first
+        peer = last if here_first else first
+        chunks = list(pieces(gradient))
+        arriving = self._swap(chunks[0], peer)
+        for number, chunk in enumerate(chunks):
+            other, works = arriving
+            wait_all(works)
+            if number + 1 < len(chunks):
+                arriving = self._swap(chunks[number + 1], peer)
+            add_up((chunk, other) if here_first else (other, chunk), chunk)
+
+    def _swap(self, sent: Tensor, peer: int) -> tuple[Tensor, list[dist.Work]]:
+        """A piece on its way to the peer, and the peer's on its way here."""
+        assert self._copies is not None
+        received = torch.empty_like(sent)
+        return received, exchange(self._copies, [peer], [sent], [received])
+
+    def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
+        return exchanged(self._circles[lane], values)
+
+    def exchange_bytes(self, body: bytes) -> list[bytes]:
+        return self._circles[Lane.DISK].exchange(body)
+
+
+def _channel(lane: Lane) -> Lane:
+    """A message's two ends share one channel."""
+    return Lane.SEND_F if lane in (Lane.SEND_F, Lane.RECV_F) else Lane.SEND_B
+
+
+def _swap(group: dist.ProcessGroup, peers: Sequence[int]) -> Swap:
+    def swap(out: Sequence[Tensor], into: Sequence[Tensor]) -> None:
+        wait_all(exchange(group, peers, out, into))
+
+    return swap

@@ -1,0 +1,157 @@
+"""Long programs simulated by short ones: what repeats takes the same time again and again.
+
+Programs of one more stretch each are simulated. Where the last takes as much longer than the one
+before as that one than the one before it, in all and in each part of every rank's time, and no
+rank's memory peaks higher, every figure is drawn out to the length asked for: the bend, drawn out
+with it, may make a millionth of the step there. Where it makes more, further ones are simulated,
+then longer stretches are tried, and at last the whole program.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from ratrain.program.repeating import Repeating
+from ratrain.program.settled import Proved
+from ratrain.simulate.costs import Costs, Floats
+from ratrain.simulate.critical import CriticalPart
+from ratrain.simulate.engine import Progress
+from ratrain.simulate.result import RankTimes
+from ratrain.simulate.simulate import STEPS, Simulation, simulate
+
+OPS = 4_000_000
+"""Ops of one step above which a program is not simulated whole if it need not be."""
+LINEAR = 1e-6
+"""How far three programs may be off a line when it is drawn out, relative to the step."""
+TRIES = 7
+"""Programs simulated with one stretch between them before it is made longer."""
+
+
+def simulate_proved(
+    proved: Proved, costs: Costs, *, steps: int = STEPS, progress: Progress | None = None
+) -> Simulation:
+    """The `Simulation` of a program that is proved already. One that is kept short is written out
+    as long as that is cheap, and drawn out where it is not."""
+    program, verdict = proved.program, proved.verdict
+    if not isinstance(program, Repeating):
+        return simulate(program, costs, steps=steps, verdict=verdict, progress=progress)
+    if program.ops <= OPS // 4:
+        whole = program.written_out()
+        return simulate(whole, costs, steps=steps, verdict=verdict, progress=progress)
+    return _drawn_out(program, proved, costs, steps, progress)
+
+
+def _drawn_out(
+    program: Repeating, proved: Proved, costs: Costs, steps: int, progress: Progress | None
+) -> Simulation:
+    base, times = _two_rounds(program)
+    middle = max(1, base.ops_of(1) - base.ops_of(0))
+    stretch = max(4, base.ops_of(times) // middle // 8)
+    seen: list[_Figures] = []
+    while base.ops_of(times) <= OPS and times < base.times:
+        made = base.written_out(times)
+        run = simulate(made, costs, steps=steps, verdict=proved.verdict, progress=progress)
+        seen.append(_figures(run))
+        turns = (base.times - times) / stretch
+        if len(seen) > 2 and _on_a_line(seen[-3], seen[-2], seen[-1], turns):
+            return _extended(seen[-2], run, turns + 1, program)
+        if len(seen) == TRIES:
+            seen, stretch = seen[-1:], 4 * stretch
+        del made, run
+        times += stretch
+    whole = program.written_out()
+    return simulate(whole, costs, steps=steps, verdict=proved.verdict, progress=progress)
+
+
+def _two_rounds(program: Repeating) -> tuple[Repeating, int]:
+    """The shortest form known, and how many repetitions make it two rounds of the pipeline."""
+    base = program.origin
+    if base is None:
+        return program, 0
+    depth = max(len(replica.stages) for replica in program.setup.replicas)
+    return base, -(-depth // base.stride)
+
+
+@dataclass(frozen=True)
+class _Figures:
+    """What is drawn out of a simulation, without its program and its run."""
+
+    step_time_s: float
+    ranks: tuple[RankTimes, ...]
+    critical: tuple[CriticalPart, ...]
+    wall_time_s: float
+
+
+def _figures(run: Simulation) -> _Figures:
+    return _Figures(run.step_time_s, run.ranks, run.critical, run.wall_time_s)
+
+
+def _on_a_line(first: _Figures, second: _Figures, third: _Figures, turns: float) -> bool:
+    """Whether step times and every rank's times grow evenly, so that what bend there is makes next
+    to nothing of the step when drawn out by that many turns, and memory peaks no more."""
+
+    def times(figures: _Figures) -> Floats:
+        rows = [
+            (figures.step_time_s, r.compute_s, r.recovery_s, r.driving_s, *r.waiting_s.values())
+            for r in figures.ranks
+        ]
+        return np.array(rows)
+
+    bend = np.abs(times(third) - 2 * times(second) + times(first)).max()
+    step_s = third.step_time_s + turns * (third.step_time_s - second.step_time_s)
+    peaks = [[rank.peak_bytes for rank in figures.ranks] for figures in (second, third)]
+    return bool(bend * max(turns, 1) <= LINEAR * step_s) and peaks[0] == peaks[1]
+
+
+def _extended(run: _Figures, longer: Simulation, turns: float, program: Repeating) -> Simulation:
+    """Two runs on a line, drawn out to the whole program."""
+
+    def line(first: float, second: float) -> float:
+        return first + turns * (second - first)
+
+    ranks = tuple(
+        _rank(before, after, line) for before, after in zip(run.ranks, longer.ranks, strict=True)
+    )
+    return replace(
+        longer,
+        window=replace(longer.window, length_s=line(run.step_time_s, longer.step_time_s)),
+        ranks=ranks,
+        critical=_critical(run, longer, line),
+        wall_time_s=run.wall_time_s + longer.wall_time_s,
+        drawn_out_to=program,
+    )
+
+
+def _rank(before: RankTimes, after: RankTimes, line: Callable[[float, float], float]) -> RankTimes:
+    waiting = {
+        kind: line(before.waiting_s[kind], after.waiting_s[kind]) for kind in after.waiting_s
+    }
+    return replace(
+        after,
+        compute_s=line(before.compute_s, after.compute_s),
+        recovery_s=line(before.recovery_s, after.recovery_s),
+        driving_s=line(before.driving_s, after.driving_s),
+        waiting_s={kind: max(time_s, 0.0) for kind, time_s in waiting.items()},
+    )
+
+
+def _critical(
+    run: _Figures, longer: Simulation, line: Callable[[float, float], float]
+) -> tuple[CriticalPart, ...]:
+    """The longer run's path, its parts summed up by rank and kind and drawn out."""
+
+    def sums(simulation: _Figures | Simulation) -> dict[tuple[int, str], float]:
+        total: dict[tuple[int, str], float] = {}
+        for part in simulation.critical:
+            total[part.rank, part.kind] = total.get((part.rank, part.kind), 0.0) + part.time_s
+        return total
+
+    before, after = sums(run), sums(longer)
+    parts = {(part.rank, part.kind): part for part in reversed(longer.critical)}
+    return tuple(
+        replace(parts[key], time_s=max(line(before.get(key, 0.0), time_s), 0.0))
+        for key, time_s in after.items()
+    )

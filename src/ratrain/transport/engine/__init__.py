@@ -1,0 +1,1 @@
+"""Delivery over any channel: pieces, links, peers, counters, deadlines. No socket, no thread."""

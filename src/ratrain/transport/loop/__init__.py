@@ -1,0 +1,1 @@
+"""Who serves the sockets: waiting threads, a background thread, and one for callbacks."""

@@ -1,0 +1,1 @@
+"""Memory as peers reach it: registered regions, pages, rows of addresses, mapped segments."""

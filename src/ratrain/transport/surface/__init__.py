@@ -1,0 +1,1 @@
+"""What a user holds: the engine, its groups, words and stages."""

@@ -1,0 +1,100 @@
+"""Collectives as messages: what each algorithm sends, and what that takes."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, half, of_messages, ring
+from ratrain.cost.collectives import ring_half
+from ratrain.describe.cluster import Link, SizePoint
+
+FAST = Link(5e-6, 50e9, "a test")
+SLOW = Link(1e-4, 1e9, "a test", shared_by="host", overhead_s=1e-6, collective_s=2e-5)
+BY_SIZE = Link(1e-4, 1e9, "a test", by_size=(SizePoint(1000, 1e7), SizePoint(10**6, 1e9)))
+
+
+def group(per_host: int, hosts: int, across: Link = SLOW, sharing: float = 1.0) -> Group:
+    members = tuple(host for host in range(hosts) for _ in range(per_host))
+    if hosts == 1:
+        return Group(members, FAST, FAST, FAST)
+    shared = across.divided(sharing) if across.shared_by == "host" else across
+    return Group(members, shared, across, FAST, sharing)
+
+
+@pytest.mark.parametrize("name", ALGORITHMS)
+@given(per_host=st.integers(1, 6), hosts=st.integers(1, 6))
+def test_each_rank_sends_all_but_its_own_part_of_a_state(
+    name: str, per_host: int, hosts: int
+) -> None:
+    members = group(per_host, hosts).hosts
+    sent, received = defaultdict[int, float](float), defaultdict[int, float](float)
+    for one in ALGORITHMS[name](members):
+        for source, target in one.messages:
+            sent[source] += one.share * one.times
+            received[target] += one.share * one.times
+    n = len(members)
+    for ends in (sent, received):
+        assert [ends[rank] for rank in range(n)] == pytest.approx([(n - 1) / n] * n)
+
+
+@given(
+    st.integers(2, 8),
+    st.sampled_from([SLOW, BY_SIZE]),
+    st.sampled_from([1.0, 2.0, 8.0]),
+    st.floats(1, 1e10),
+)
+def test_a_rings_messages_come_to_its_closed_formula(
+    hosts: int, across: Link, sharing: float, size_bytes: float
+) -> None:
+    here = group(1, hosts, across, sharing)
+    by_messages, closed = (
+        of_messages(ring, size_bytes, here),
+        ring_half(size_bytes, hosts, here.link),
+    )
+    assert by_messages.volume_bytes == pytest.approx(closed.volume_bytes)
+    assert by_messages.latency_s == pytest.approx(closed.latency_s)
+    assert by_messages.driving_s == pytest.approx(closed.driving_s)
+
+
+def test_ranks_of_one_host_use_the_links_inside_it() -> None:
+    sent = of_messages(ring, 1e9, group(4, 1))
+    assert sent.alone_s(FAST.bandwidth_bytes_per_s) == pytest.approx(3 * (5e-6 + 0.25e9 / 50e9))
+
+
+def test_across_hosts_a_hierarchy_sends_what_one_host_needs() -> None:
+    """Two hosts of four: 1/8 from each rank, in place of 7/8 through each host's link."""
+    here = group(4, 2)
+    whole = 1e9
+    assert half("ring", whole, here).volume_bytes == pytest.approx(7 / 8 * whole)
+    assert half("hierarchical", whole, here).volume_bytes == pytest.approx(4 / 8 * whole)
+    assert half("direct", whole, here).volume_bytes == pytest.approx(16 / 8 * whole)
+
+
+def test_hosts_of_unequal_numbers_have_a_plain_ring() -> None:
+    uneven = Group((0, 0, 1), SLOW, SLOW, FAST)
+    assert half("hierarchical", 1e6, uneven) == of_messages(ring, 1e6, uneven)
+
+
+def test_direct_exchange_is_fast_for_small_states_and_slow_for_large_ones() -> None:
+    here = group(1, 16)
+    assert half("direct", 1e3, here).alone_s(1e9) < half("ring", 1e3, here).alone_s(1e9) / 5
+    many = group(4, 4)
+    assert half("direct", 1e9, many).alone_s(1e9) > half("hierarchical", 1e9, many).alone_s(1e9)
+
+
+@given(st.integers(1, 6), st.integers(1, 6), st.floats(1, 1e10))
+def test_auto_is_the_fastest_of_all(per_host: int, hosts: int, size_bytes: float) -> None:
+    here = group(per_host, hosts)
+    rate = here.link.bandwidth_bytes_per_s
+    fastest = min(half(name, size_bytes, here).alone_s(rate) for name in ALGORITHMS)
+    assert half(AUTO, size_bytes, here).alone_s(rate) == fastest
+
+
+def test_a_group_of_one_sends_nothing() -> None:
+    for name in ALGORITHMS:
+        sent = half(name, 1e9, group(1, 1))
+        assert (sent.latency_s, sent.volume_bytes, sent.driving_s) == (0, 0, 0)

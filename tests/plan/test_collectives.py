@@ -1,0 +1,73 @@
+"""What a job's collective changes: the time of reductions and gathers, and nothing else."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from random_jobs import job
+
+from ratrain.cost.algorithms import ALGORITHMS, AUTO
+from ratrain.describe.cluster import ClusterSpec, HostKind, Link
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.presets import cluster_preset
+from ratrain.describe.strict import FrozenMap
+from ratrain.errors import SpecError
+from ratrain.plan.case import case_of
+from ratrain.plan.planned import planned
+from ratrain.program.kind import Cost
+from ratrain.simulate.simulate import simulate
+
+NAMES = (*ALGORITHMS, AUTO)
+
+
+def two_hosts_of_four() -> ClusterSpec:
+    base = cluster_preset("a100-80g-dgx")
+    hosts = (HostKind("host", base.device[0].name, 4, 2),)
+    links = FrozenMap(
+        {
+            "host": Link(5e-6, 100e9, "a test"),
+            "room": Link(1e-4, 125e6, "a test", shared_by="host"),
+        }
+    )
+    return ClusterSpec("two hosts", "a test", base.device, hosts, links)
+
+
+def on_two_hosts(collective: str, layout: LayoutSpec | None = None) -> JobSpec:
+    one = job("small-llama", "a100-80g-dgx", 8, 32, backend="torch")
+    cluster = replace(one.cluster, spec=two_hosts_of_four())
+    schedule = replace(one.schedule, collective=collective)
+    return replace(one, cluster=cluster, schedule=schedule, layout=layout)
+
+
+def step_s(one: JobSpec) -> float:
+    case = case_of(one)
+    return simulate(case.program, case.costs).step_time_s
+
+
+def test_two_hosts_of_four_reduce_faster_in_a_hierarchy() -> None:
+    times = {name: step_s(on_two_hosts(name, LayoutSpec(1, 8))) for name in NAMES}
+    assert times["hierarchical"] < 0.75 * times["ring"] < times["direct"]
+    assert times[AUTO] <= min(times.values()) * (1 + 1e-9)
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_only_reductions_and_gathers_take_another_time(name: str) -> None:
+    layout = LayoutSpec(2, 2, 2)
+    ring, other = (case_of(on_two_hosts(which, layout)) for which in ("ring", name))
+    for kind, work in other.costs.work.items():
+        before = ring.costs.work[kind]
+        same = np.array_equal(work.fixed_s, before.fixed_s)
+        same = same and np.array_equal(work.volume_bytes, before.volume_bytes)
+        assert same or kind.cost in (Cost.REDUCE, Cost.GATHER, Cost.AVERAGE)
+
+
+def test_a_planned_job_is_never_slower_with_auto() -> None:
+    ring, auto = (planned(on_two_hosts(name)).best for name in ("ring", AUTO))
+    assert auto.step_s <= ring.step_s * (1 + 1e-9)
+
+
+def test_an_unknown_collective_is_named_with_its_place() -> None:
+    with pytest.raises(SpecError, match=r"\[schedule\] collective"):
+        case_of(on_two_hosts("rings", LayoutSpec(1, 8)))

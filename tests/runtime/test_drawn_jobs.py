@@ -1,0 +1,71 @@
+"""Any job trains, or is refused before its ranks start. `make soak` runs many more of these."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from drawn_jobs import MOST_PROCESSES, DrawnJob, draw, run_job
+from runs_made import write_job
+
+from ratrain.errors import RatrainError
+from ratrain.program.strategies import STRATEGIES
+from ratrain.runtime.run.prepare import RunRequest, prepare_run
+
+QUICK = 30
+
+
+def test_drawn_jobs_have_every_schedule_and_every_degree_up_to_seven() -> None:
+    settings = [draw(seed).setting for seed in range(1000)]
+    assert {one.name for one in settings} == set(STRATEGIES)
+    for degree in ("pipeline", "data", "tensor"):
+        assert {getattr(one, degree) for one in settings} == set(range(1, 8))
+    assert max(one.world_size for one in settings) == MOST_PROCESSES
+
+
+def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: Path) -> None:
+    prepared = 0
+    for seed in range(QUICK):
+        setting = replace(draw(seed).setting, files=("text.txt",))
+        try:
+            run = prepare_run(RunRequest(write_job(tmp_path / str(seed), setting)))
+        except RatrainError as error:
+            assert error.place and error.fix, f"{seed}: {error}"
+            continue
+        prepared += 1
+        assert run.world_size <= MOST_PROCESSES
+    assert prepared > QUICK / 2
+
+
+RUN: dict[str, Callable[[DrawnJob], bool]] = {
+    "three replicas": lambda one: one.setting.data == 3 and one.setting.world_size == 3,
+    "seven replicas": lambda one: one.setting.data == 7,
+    "three ranks share each layer": lambda one: (
+        one.setting.tensor == 3 and one.setting.world_size == 3
+    ),
+    "planned, and a rank is killed": lambda one: (
+        one.setting.planned and one.cut == "kill" and one.setting.world_size == 4
+    ),
+    "five replicas, then another layout": lambda one: (
+        one.setting.data == 5 and one.moved is not None
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("what", RUN)
+def test_a_drawn_job_trains_and_resumes_with_the_numbers_of_an_uninterrupted_run(
+    what: str, tmp_path: Path
+) -> None:
+    for seed in itertools.count():
+        drawn = draw(seed)
+        if not RUN[what](drawn):
+            continue
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        if not run_job(drawn, folder).refusal:
+            return

@@ -1,0 +1,73 @@
+"""The skeleton, the pass and the kind of op of docs/extending.md, on real processes."""
+
+from __future__ import annotations
+
+from importlib import import_module
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from crew import Crew
+from extending_page import MODULES, write_files
+from registered import declared_inside
+from runs_made import Setting
+from training import RankResult, train, train_rank
+
+RATRAIN = ("forward-recovery", "layerwise-state-pipeline", "update-prefetch")
+EVERYTHING = Setting(
+    "ratrain",
+    2,
+    2,
+    virtual=2,
+    skeleton="waves",
+    passes=(*RATRAIN, "offload-most", "weight-average"),
+    recovery="everywhere",
+    sequences=16,
+)
+
+
+def with_page(
+    rank: int, world_size: int, setting: Setting, folder: Path, delays: int | None
+) -> RankResult:
+    """One rank of `train`, in a process that knows the page's modules; checks its averages."""
+    with declared_inside(folder / "page"):
+        for name in MODULES:
+            import_module(name)
+        averaging: Any = import_module("weight_average")
+        seen: dict[str, list[torch.Tensor]] = {}
+        add = averaging.add
+
+        def recorded(rank_ops: Any, op: Any, step: int) -> None:
+            unit = rank_ops.unit(op)
+            add(rank_ops, op, step)
+            seen.setdefault(unit.name, []).append(unit.part.weights.clone())
+
+        averaging.add = recorded
+        result = train_rank(rank, world_size, setting, folder, delays)
+        assert set(averaging.averages) == set(seen)
+        for name, weights in seen.items():
+            expected = weights[0].double()
+            for new in weights[1:]:
+                expected = expected + (new.double() - expected) / 100
+            assert len(weights) == setting.steps
+            assert torch.allclose(averaging.averages[name].double(), expected, atol=1e-6)
+        return result
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("delays", [None, 7], ids=["at once", "with delays"])
+def test_what_the_page_adds_trains_with_the_bits_of_plain_1f1b(
+    crew: Crew, tmp_path: Path, delays: int | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plain = Setting("1f1b", 2, 2, sequences=16)
+    usual = train(crew, plain, tmp_path / "plain")
+    monkeypatch.setattr("training.train_rank", with_page)
+    folder = tmp_path / "mine"
+    with declared_inside(write_files(folder / "page")):
+        for name in MODULES:
+            import_module(name)
+        mine = train(crew, EVERYTHING, folder, delays)
+    assert not mine.differences(usual)
+    assert all(p <= b for p, b in zip(mine.ledger_peaks, mine.bounds, strict=True))
+    assert all(0 < p <= b for p, b in zip(mine.host_peaks, mine.host_bounds, strict=True))

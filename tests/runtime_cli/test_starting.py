@@ -1,0 +1,66 @@
+"""From nothing to a trained model: `ratrain init`, and `ratrain train` without a job file."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+from cli_runs import CONFIG, ratrain, write_job
+
+from ratrain.describe.job import load_job
+
+pytestmark = pytest.mark.slow
+
+QUICK = ("--no-calibrate", "--threads", "1")
+
+
+def test_what_init_writes_runs_as_it_is(tmp_path: Path) -> None:
+    made = ratrain(tmp_path, "init", "job", "--json")
+    assert made.status == 0, made.err
+    names = {"job.toml", "this-machine.toml", "text.jsonl", "text.jsonl.LICENCE"}
+    assert set(made.body["written"]) == names == {path.name for path in tmp_path.iterdir()}
+    small = ("--set", "train.steps=2", "--set", "batch.sequences=2")
+    small += ("--set", "model.sequence_length=64")
+    assert ratrain(tmp_path, "plan", "job.toml", *small).status == 0
+    ran = ratrain(tmp_path, "train", "job.toml", *small, *QUICK, "--json")
+    assert ran.status == 0, ran.err
+    assert ran.body["steps"]["done"] == ran.body["steps"]["end"] == 2
+    assert all(len(line) <= 80 for line in ran.err.splitlines())
+    again = ratrain(tmp_path, "init", "job")
+    assert again.status == 2 and "job.toml: already exists" in again.err
+    cluster = ratrain(tmp_path, "init", "cluster")
+    assert cluster.status == 2 and "this-machine.toml: already exists" in cluster.err
+    beside = ratrain(tmp_path, "init", "job", "other.toml", "--json")
+    assert beside.body["written"] == ["other.toml"], "what is there is used"
+
+
+def test_a_model_is_trained_on_text_without_a_job_file(tmp_path: Path) -> None:
+    write_job(tmp_path)
+    small = ("--set", "batch.sequences=2", "--set", "model.sequence_length=32")
+    (tmp_path / "model").mkdir()
+    (tmp_path / "config.json").rename(tmp_path / "model" / "config.json")
+    first = ratrain(
+        tmp_path,
+        *("train", "--model", "model", "--data", "text.txt", "--steps", "2", *small, *QUICK),
+    )
+    assert first.status == 0, first.err
+    run = tmp_path / "runs" / "model-ratrain"
+    job = load_job(run / "job.toml")
+    assert job.train.weights is None and job.model.spec.vocab == CONFIG["vocab_size"]
+    assert ratrain(tmp_path, "export", run, "trained").status == 0
+    tuned = ratrain(
+        tmp_path,
+        *("train", "--model", "trained", "--data", "text.txt", "--steps", "2", *small, *QUICK),
+        "--json",
+    )
+    assert tuned.status == 0, tuned.err
+    tuning = load_job(tmp_path / "runs" / "trained-ratrain" / "job.toml")
+    assert tuning.train.weights == str((tmp_path / "trained").resolve())
+    for arguments, said in (
+        (("train",), "give a JOB, or --model and --data"),
+        (("train", "--model", "model"), "give a JOB, or --model and --data"),
+        (("train", "job.toml", "--data", "text.txt"), "give either JOB or --model and --data"),
+        (("train", "--model", "nothing", "--data", "text.txt"), "--model: there is no model"),
+    ):
+        refused = ratrain(tmp_path, *arguments)
+        assert refused.status == 2 and said in refused.err, refused

@@ -1,0 +1,98 @@
+"""One run of every verb, by its path in the tree of commands, and what it must end with.
+
+The inputs are those that `prepare` writes into a folder; trained runs are the terminals' own
+(test_verbs_in_a_terminal.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+
+import click
+from checkpoint_made import save
+from cli_runs import write_job
+
+from ratrain.cli.main import ratrain
+
+EXAMPLES = Path(__file__).parents[2] / "examples"
+SMALL = str(EXAMPLES / "small.toml")
+
+
+@dataclass(frozen=True)
+class Use:
+    """A command line, and what stands on the last screen when it has ended."""
+
+    arguments: str
+    verdict: str
+    slow: bool = False
+    root: bool = False
+    bars: int = 1  # at once on the screen, at most
+    document: bool = False  # prints JSON in any case, whose texts are as wide as they are
+
+
+USES = {
+    "models": Use("models qwen2.5-32b", "activations of one layer"),
+    "clusters": Use("clusters mixed-sites", "world: "),
+    "schema": Use("schema job", "additionalProperties", document=True),
+    "data": Use("data job.toml --sample 1 --verify", "position 0: sample"),
+    "init job": Use("init job job-{out}.toml", r"try it: ratrain train", slow=True),
+    "init cluster": Use("init cluster cluster-{out}.toml", r"show it", slow=True),
+    "plan": Use(f"plan {SMALL}", r"simulated, .* in all"),
+    "explain": Use(f"explain {SMALL}", "Plans that were simulated"),
+    "schedules": Use(f"schedules {SMALL}", "fits"),
+    "report": Use(f"report {SMALL} --output {{out}}.html", "html"),
+    "program": Use(f"program {SMALL}", "F"),
+    "verify": Use(f"verify {SMALL}", "sound: "),
+    "simulate": Use(f"simulate {SMALL} --picture", "fits"),
+    "train": Use("train job.toml --steps 6", "run +runs/job-ratrain", slow=True, bars=2),
+    "timeline": Use("timeline runs/job-ratrain", "largest differences", slow=True),
+    "compare": Use(
+        "compare runs/job-ratrain runs/job-ratrain-2", "identical bit by bit", slow=True
+    ),
+    "sample": Use("sample runs/job-ratrain --prompt line --tokens 20", "line", slow=True),
+    "export": Use("export runs/job-ratrain {out}", "step 6", slow=True),
+    "noc sweep": Use("noc sweep --mesh 4x4 --loads 0.1,0.2 --window 1000", "link load"),
+    "noc collective": Use("noc collective reduce", "load of the wide links"),
+    "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4"),
+    "noc costs": Use("noc costs", "fp32 and fp16"),
+    "noc reproduce": Use("noc reproduce --models-only", "router area"),
+    "checkpoints": Use("checkpoints saved --verify", "verified"),
+    "lab check": Use("lab check cpu-lab --devices 2", "processors", slow=True, root=True),
+    "lab run": Use("lab run cpu-lab --devices 2 -- hostname", r"\[1\]", root=True),
+    "lab clean": Use("lab clean", "removed|nothing to remove", root=True),
+    "net serve": Use(
+        "net serve --secret-file key --name a --out {out} --idle 0.5", "address is in"
+    ),
+    "net check": Use("net check --local 2 --mib 1", r"\[links.room\]"),
+    "reproduce": Use("reproduce scale-out", "assumed where"),
+    "validate": Use("validate korthikanti_memory_gib --rows", r"%"),
+    "profile": Use("profile", "not measured", slow=True),
+}
+
+
+def leaves(command: click.Command = ratrain, path: str = "") -> Iterator[tuple[str, click.Command]]:
+    """Every command that is no group, by its path in the registry: "noc sweep"."""
+    if not isinstance(command, click.Group):
+        yield path, command
+        return
+    context = click.Context(command)
+    for name in command.list_commands(context):
+        inner = command.get_command(context, name)
+        assert inner is not None
+        yield from leaves(inner, f"{path} {name}".strip())
+
+
+def groups() -> list[str]:
+    """The paths of the commands that hold others."""
+    return sorted({path.rpartition(" ")[0] for path, _ in leaves()} - {""})
+
+
+def prepare(folder: Path) -> Path:
+    """Writes what the command lines name."""
+    write_job(folder)
+    (folder / "key").write_text("a secret of this test alone")
+    save(folder / "saved", 4)
+    save(folder / "saved", 8)
+    return folder

@@ -1,0 +1,101 @@
+"""What users hand in is read by the readers alone: read from the source of every module."""
+
+from __future__ import annotations
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import click
+import pytest
+
+from ratrain.cli.main import ratrain
+from ratrain.cli.options import FilePath
+
+SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
+PARSERS = {
+    "json": {"load", "loads"},
+    "tomllib": {"load", "loads"},
+    "csv": {"reader", "DictReader"},
+    "pickle": {"load", "loads", "Unpickler"},
+    "marshal": {"load", "loads"},
+    "torch": {"load"},
+    "yaml": {"load", "safe_load"},
+    "literal": {"literal_eval"},
+}
+READS = {"read_text", "read_bytes"}
+KERNEL = {
+    "lab/cluster.py",
+    "lab/groups.py",
+    "lab/place.py",
+    "lab/record.py",
+    "profile/doubt.py",
+    "runtime/host.py",
+    "runtime/run/processes.py",
+    "runtime/step/process.py",
+    "transport/wire/nics.py",
+}
+"""These read what the kernel says of processes and networks, in /proc and /sys."""
+OWN = {
+    "corpus/sample_text.py": READS,
+    "report/page.py": READS,
+    "runtime/run/facts.py": {"loads"},
+}
+"""Python's own sources as a text to train on; the page's own scripts and style; a table that was
+made a moment before."""
+MODULES = sorted(path for path in SOURCE.rglob("*.py") if path.parent != SOURCE / "readers")
+
+
+def calls(path: Path) -> list[tuple[str, str, int]]:
+    """(what it is called on, name, line) of every call of an attribute."""
+    tree = ast.parse(path.read_text(encoding="utf-8"))
+    return [
+        (ast.unparse(node.func.value), node.func.attr, node.lineno)
+        for node in ast.walk(tree)
+        if isinstance(node, ast.Call) and isinstance(node.func, ast.Attribute)
+    ]
+
+
+@pytest.mark.parametrize("path", MODULES, ids=lambda path: str(path.relative_to(SOURCE)))
+def test_no_module_but_the_readers_parses_a_format_or_reads_a_file(path: Path) -> None:
+    name = str(path.relative_to(SOURCE))
+    for owner, call, line in calls(path):
+        if call in OWN.get(name, set()):
+            continue
+        assert call not in PARSERS.get(owner, set()), f"{name}:{line} calls {owner}.{call}"
+        reads = call in READS and owner != "files" and name not in KERNEL
+        assert not reads, f"{name}:{line} reads a file: use ratrain.readers.files"
+
+
+def test_the_readers_are_seen_to_parse() -> None:
+    seen = {
+        (owner, call)
+        for path in (SOURCE / "readers").glob("*.py")
+        for owner, call, _ in calls(path)
+    }
+    assert {("json", "loads"), ("tomllib", "loads"), ("csv", "reader")} <= seen
+
+
+def options(command: click.Command, path: str) -> Iterator[tuple[str, click.Parameter]]:
+    """Every option and argument of a command and of those in it."""
+    if isinstance(command, click.Group):
+        context = click.Context(command)
+        for name in command.list_commands(context):
+            inner = command.get_command(context, name)
+            assert inner is not None
+            yield from options(inner, f"{path} {name}")
+    for parameter in command.params:
+        yield f"{path} {parameter.opts[0]}", parameter
+
+
+def test_every_number_on_the_command_line_has_bounds_and_every_path_may_be_one() -> None:
+    names: list[str] = []
+    for name, parameter in options(ratrain, "ratrain"):
+        names.append(name)
+        kind = parameter.type
+        if isinstance(kind, (click.IntRange, click.FloatRange)):
+            assert kind.min is not None and kind.max is not None, f"{name} has no bound"
+        else:
+            assert kind not in (click.INT, click.FLOAT), f"{name} has no bounds"
+        assert not isinstance(kind, (click.File, click.Path)) or isinstance(kind, FilePath), name
+    assert len(names) == len(set(names)) > 100
