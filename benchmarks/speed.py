@@ -32,6 +32,7 @@ from ratrain.program.kind import Kind, kinds
 from ratrain.program.program import Program
 from ratrain.program.setup import Replica, Setup, Unit, stage
 from ratrain.program.skeletons import build
+from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify
 from ratrain.simulate.costs import Costs, costs_of_ops, fixed_work
 from ratrain.simulate.engine import run
@@ -153,6 +154,9 @@ def full_program(runs: int) -> None:
         lambda: simulate(program, costs, verdict=verdict),
         STEPS * ops,
     )
+    text = write_text(program)
+    measure("  text, written", runs, lambda: write_text(program), ops)
+    measure("  text, read", runs, lambda: read_text(text), ops)
 
 
 def commands(runs: int) -> None:
