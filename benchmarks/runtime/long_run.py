@@ -1,6 +1,7 @@
 """2,000 steps on real text, three times: the same bits whatever the schedule and whoever dies.
 
-    python benchmarks/runtime/long_run.py [--steps 2000] [--kills 20] [--folder DIR]
+    python benchmarks/runtime/long_run.py [--steps 2000] [--kills 20] [--between 1 20]
+        [--folder DIR]
 
 1. `ratrain train --schedule ratrain`, and 2. `--schedule baseline-1f1b`: every step's loss and
 the final weights must be equal, bit for bit. 3. The first again, its ranks killed with SIGKILL at
@@ -32,7 +33,6 @@ from ratrain.runtime.run_folder import RunFolder
 
 CASE = Case("long run", model="tiny", pipeline=2, data=2, sequence_length=64, sequences=8)
 SAVE_EVERY = 25
-BETWEEN_KILLS_S = (1.0, 20.0)
 RATRAIN = (sys.executable, "-c", "from ratrain.cli.main import main; main()")
 
 
@@ -46,15 +46,24 @@ class Run:
     took_s: float
 
 
-def train(job: Path, folder: Path, *, schedule: str, restarts: int, kills: int, seed: int) -> Run:
+@dataclass(frozen=True)
+class Kills:
+    """How often ranks are killed, after how many seconds each, and the seed of both."""
+
+    count: int
+    between_s: tuple[float, float]
+    seed: int
+
+
+def train(job: Path, folder: Path, *, schedule: str, kills: Kills) -> Run:
     """One run from its beginning to its end."""
     began_s = time.monotonic()
     log = folder.parent / f"{folder.name}.log"
     command = [*RATRAIN, "train", str(job), "--run", str(folder), "--schedule", schedule]
-    command += ["--restarts", str(restarts), "--no-calibrate", "--threads", "1"]
+    command += ["--restarts", str(2 * kills.count), "--no-calibrate", "--threads", "1"]
     with log.open("wb") as out:
         child = subprocess.Popen(command, stdout=out, stderr=subprocess.STDOUT)
-        killed = _kill_now_and_then(child, kills, random.Random(seed))
+        killed = _kill_now_and_then(child, kills)
         status = child.wait()
     if status:
         sys.exit(f"{schedule}: status {status}\n{log.read_text()[-2000:]}")
@@ -63,12 +72,12 @@ def train(job: Path, folder: Path, *, schedule: str, restarts: int, kills: int, 
     return Run(run, losses, killed, time.monotonic() - began_s)
 
 
-def _kill_now_and_then(child: subprocess.Popen[bytes], kills: int, chance: random.Random) -> int:
+def _kill_now_and_then(child: subprocess.Popen[bytes], kills: Kills) -> int:
     """SIGKILL to one of the child's ranks at random moments; how often it was sent."""
-    sent = 0
-    while sent < kills:
+    chance, sent = random.Random(kills.seed), 0
+    while sent < kills.count:
         try:
-            child.wait(chance.uniform(*BETWEEN_KILLS_S))
+            child.wait(chance.uniform(*kills.between_s))
         except subprocess.TimeoutExpired:
             ranks = [pid for pid in _descendants(child.pid) if _is_rank(pid)]
             if ranks:
@@ -83,9 +92,9 @@ def _kill_now_and_then(child: subprocess.Popen[bytes], kills: int, chance: rando
 def _descendants(pid: int) -> Iterator[int]:
     for path in Path(f"/proc/{pid}/task").glob("*/children"):
         with suppress(OSError):
-            for one in map(int, path.read_text().split()):
-                yield one
-                yield from _descendants(one)
+            for child in map(int, path.read_text().split()):
+                yield child
+                yield from _descendants(child)
 
 
 def _is_rank(pid: int) -> bool:
@@ -94,21 +103,21 @@ def _is_rank(pid: int) -> bool:
     return False
 
 
-def differences(one: Run, other: Run) -> list[str]:
+def differences(first: Run, second: Run) -> list[str]:
     """What is not equal, in words; nothing where all is."""
-    found: list[str] = []
-    if len(one.losses) != len(other.losses):
-        found.append(f"{len(one.losses)} and {len(other.losses)} steps")
-    pairs = enumerate(zip(one.losses, other.losses, strict=False))
-    unlike = [step for step, (a, b) in pairs if a != b]
-    if unlike:
-        found.append(f"losses of {len(unlike)} steps, the first: {unlike[0]}")
-    return found + weight_differences(one.folder, other.folder)
+    unequal: list[str] = []
+    if len(first.losses) != len(second.losses):
+        unequal.append(f"{len(first.losses)} and {len(second.losses)} steps")
+    pairs = enumerate(zip(first.losses, second.losses, strict=False))
+    steps = [step for step, (a, b) in pairs if a != b]
+    if steps:
+        unequal.append(f"losses of {len(steps)} steps, the first: {steps[0]}")
+    return unequal + weight_differences(first.folder, second.folder)
 
 
-def weight_differences(one: RunFolder, other: RunFolder) -> list[str]:
+def weight_differences(first: RunFolder, second: RunFolder) -> list[str]:
     """The same, of the last checkpoints."""
-    ours, theirs = latest(one.checkpoints), latest(other.checkpoints)
+    ours, theirs = latest(first.checkpoints), latest(second.checkpoints)
     if ours is None or theirs is None:
         return ["a checkpoint is missing"]
     return [
@@ -178,6 +187,14 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("--steps", type=int, default=2000)
     asked.add_argument("--kills", type=int, default=20)
+    asked.add_argument(
+        "--between",
+        type=float,
+        nargs=2,
+        default=(1.0, 20.0),
+        metavar=("LEAST", "MOST"),
+        help="seconds between two kills (default 1 20)",
+    )
     asked.add_argument("--seed", type=int, default=1, help="of the moments of the kills")
     asked.add_argument("--folder", type=Path, help="keep the runs there")
     chosen = asked.parse_args()
@@ -186,15 +203,9 @@ def main() -> None:
         base.mkdir(parents=True, exist_ok=True)
         job = write_job(base, chosen.steps)
 
-        def run(name: str, schedule: str, kills: int) -> Run:
-            done = train(
-                job,
-                base / name,
-                schedule=schedule,
-                restarts=2 * kills,
-                kills=kills,
-                seed=chosen.seed,
-            )
+        def run(name: str, schedule: str, count: int) -> Run:
+            kills = Kills(count, tuple(chosen.between), chosen.seed)
+            done = train(job, base / name, schedule=schedule, kills=kills)
             last = float.fromhex(done.losses[-1])
             print(
                 f"{name}: {len(done.losses)} steps in {done.took_s:.0f} s, loss {last:.4f}, "
@@ -209,8 +220,9 @@ def main() -> None:
 
 
 def _judge(name: str, ours: Run, other: Callable[[], Run]) -> None:
-    found = differences(ours, other())
-    print(f"  {name}: " + ("; ".join(found) if found else "losses and weights equal, bit for bit"))
+    unequal = differences(ours, other())
+    verdict = "; ".join(unequal) if unequal else "losses and weights equal, bit for bit"
+    print(f"  {name}: {verdict}")
 
 
 if __name__ == "__main__":

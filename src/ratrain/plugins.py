@@ -1,25 +1,36 @@
-"""Third-party packages that bring schedules, passes and clusters, and the registries that
-they add to.
+"""Code of others that brings schedules, passes, clusters and the rest, and the registries that it
+adds to.
 
-A package says so with an entry point of the group `ratrain.plugins`: a module, which declares when
-it is imported, or a function without arguments, which declares when it is called (docs/plugins.md).
-They are loaded once per process, at the first use of a name that RATrain does not know itself, and
-whenever names are listed: what is built in works, and stays quick, whatever else is installed.
+An installed package says so with an entry point of the group `ratrain.plugins`: a module, which
+declares when it is imported, or a function without arguments, which declares when it is called
+(docs/plugins.md). They are loaded once per process, at the first use of a name that RATrain does
+not know itself, and whenever names are listed: what is built in works, and stays quick, whatever
+else is installed.
+
+Modules that are not installed (docs/extending.md) are named in the environment, which every process
+of a run inherits, and are imported before anything else. A job file cannot name them: a file that
+somebody is given must not choose what code runs.
 """
 
 from __future__ import annotations
 
+import os
 import threading
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from importlib import import_module
+from pathlib import Path
+from traceback import extract_tb
 from types import ModuleType
 from typing import TYPE_CHECKING, TypeVar
 
-from ratrain.errors import PluginError, ProgramError, RatrainError
+from ratrain.errors import PluginError, ProgramError, RatrainError, SpecError
 
 if TYPE_CHECKING:
     from importlib.metadata import EntryPoint
 
 GROUP = "ratrain.plugins"
+EXTENSIONS = "RATRAIN_EXTENSIONS"
+"""The environment's variable: names of modules, with commas between them."""
 T = TypeVar("T")
 
 
@@ -73,6 +84,28 @@ class _Loading:
 _LOADING = _Loading()
 
 
+def load_extensions() -> None:
+    """Imports the modules that the environment names; each declares what it adds, once."""
+    for name in filter(None, map(str.strip, os.environ.get(EXTENSIONS, "").split(","))):
+        if not all(part.isidentifier() for part in name.split(".")):
+            raise SpecError(
+                f"{name!r} is not a module name",
+                place=EXTENSIONS,
+                fix="write names as in `import`, with commas between them",
+            )
+        fix = f"correct it, or take {name} out of {EXTENSIONS}"
+        try:
+            _declare(lambda name=name: import_module(name), f"the module {name!r}", EXTENSIONS, fix)
+        except PluginError as error:
+            if not isinstance(missing := error.__cause__, ModuleNotFoundError):
+                raise
+            raise SpecError(
+                f"no module {missing.name!r}",
+                place=EXTENSIONS,
+                fix="install it, or put its folder on PYTHONPATH",
+            ) from missing
+
+
 def load_plugins() -> None:
     """Loads all plugins, unless that was done. One that cannot be loaded is a `PluginError` which
     names its package, now and whenever plugins are asked for again."""
@@ -96,23 +129,40 @@ def _entry_points() -> list[EntryPoint]:
 
 
 def _load(entry: EntryPoint) -> None:
-    try:
+    def load() -> None:
         loaded = entry.load()
         if callable(loaded):
             loaded()
         elif not isinstance(loaded, ModuleType):
             raise TypeError(f"{entry.value} is neither a module nor a function")
+
+    package = _package(entry)
+    _declare(
+        load,
+        f"the plugin {entry.name!r} ({entry.value})",
+        f"package {package}",
+        f"fix or update {package.partition(' ')[0]}, or uninstall it",
+    )
+
+
+def _declare(load: Callable[[], object], subject: str, place: str, fix: str) -> None:
+    """Runs code of others. Whatever goes wrong in it is one `PluginError`, which names the line."""
+    try:
+        load()
     except (Exception, SystemExit) as error:
-        if isinstance(error, RatrainError):
-            what = f"{error.place}: {error.what}" if error.place else error.what
-        else:
-            what = f"{type(error).__name__}: {error}"
-        package = _package(entry)
-        raise PluginError(
-            f"the plugin {entry.name!r} ({entry.value}) cannot be loaded: {what}",
-            place=f"package {package}",
-            fix=f"fix or update {package.partition(' ')[0]}, or uninstall it",
-        ) from error
+        what = f"{subject} cannot be loaded: {_reason(error)}"
+        raise PluginError(what, place=place, fix=fix) from error
+
+
+def _reason(error: BaseException) -> str:
+    """What an error says, and where in the code of others it was raised."""
+    if isinstance(error, RatrainError):
+        return f"{error.place}: {error.what}" if error.place else error.what
+    reason = f"{type(error).__name__}: {error}"
+    if isinstance(error, SyntaxError):  # its text names file and line
+        return reason
+    *_, (name, line, _, _) = extract_tb(error.__traceback__)
+    return reason if name.startswith("<") else f"{reason} ({Path(name).name}, line {line})"
 
 
 def _package(entry: EntryPoint) -> str:

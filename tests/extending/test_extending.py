@@ -22,12 +22,12 @@ from ratrain.cost.algorithms import ALGORITHMS, Group, half, of_messages
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, load_job
 from ratrain.errors import ProgramError, SpecError
-from ratrain.extensions import VARIABLE
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.gradient_groups import data_group
 from ratrain.plan.placement import place
 from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
 from ratrain.plan.planned import planned
+from ratrain.plugins import EXTENSIONS
 from ratrain.program.kind import Kind, Lane, kind_names
 from ratrain.program.settled import proof_of
 from ratrain.program.setup import HOST
@@ -215,14 +215,14 @@ def test_all_of_the_page_in_one_job_through_the_command_line(tmp_path: Path) -> 
     environment = {
         **os.environ,
         "PYTHONPATH": str(folder),
-        VARIABLE: ",".join(MODULES),
+        EXTENSIONS: ",".join(MODULES),
     }
     script = "from ratrain.cli.main import main; main()"
     command = [sys.executable, "-c", script, "simulate", str(folder / "mine.toml")]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode == 0, run.stderr
     assert "tiny-llama on 4 x here" in run.stdout
-    del environment[VARIABLE]
+    del environment[EXTENSIONS]
     run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
     assert run.returncode != 0
     assert "waves" in run.stderr
@@ -230,10 +230,30 @@ def test_all_of_the_page_in_one_job_through_the_command_line(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("name", ["no_such_module", "..no_such_module", "no_such_module/x"])
 def test_a_module_that_is_not_there_is_named(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
-    monkeypatch.setenv(VARIABLE, f"json, {name}")
+    monkeypatch.setenv(EXTENSIONS, f"json, {name}")
     result = CliRunner().invoke(ratrain, ["models"])
     assert isinstance(result.exception, SpecError)
     assert "no_such_module" in str(result.exception)
+
+
+@pytest.mark.parametrize(
+    ("code", "reason"),
+    [
+        ("def x(:", "SyntaxError: invalid syntax (broken.py, line 1)"),
+        ("\n1 / 0", "ZeroDivisionError: division by zero (broken.py, line 2)"),
+        ("raise SystemExit(5)", "SystemExit: 5 (broken.py, line 1)"),
+    ],
+)
+def test_a_broken_module_is_one_error_that_names_its_line(
+    tmp_path: Path, code: str, reason: str
+) -> None:
+    (tmp_path / "broken.py").write_text(code)
+    environment = {**os.environ, "PYTHONPATH": str(tmp_path), EXTENSIONS: "broken"}
+    script = "from ratrain.cli.main import main; main()"
+    command = [sys.executable, "-c", script, "models"]
+    run = subprocess.run(command, env=environment, capture_output=True, text=True, check=False)
+    assert run.returncode == 2 and run.stdout == "" and "Traceback" not in run.stderr
+    assert reason in run.stderr and f"take broken out of {EXTENSIONS}" in run.stderr
 
 
 @pytest.mark.usefixtures("page")
@@ -276,7 +296,7 @@ def test_what_the_page_adds_trains_through_the_command_line(tmp_path: Path) -> N
     further = '\n[train]\nsteps = 3\n\n[data]\nfiles = ["text.txt"]\n'
     job = folder / "mine.toml"
     job.write_text(job.read_text() + further)
-    environment = {**os.environ, "PYTHONPATH": str(folder), VARIABLE: ",".join(MODULES)}
+    environment = {**os.environ, "PYTHONPATH": str(folder), EXTENSIONS: ",".join(MODULES)}
     script = "from ratrain.cli.main import main; main()"
     command = [sys.executable, "-c", script, "train", str(job), "--json"]
     run = subprocess.run(

@@ -169,3 +169,37 @@ def test_the_norm_takes_a_tree_of_messages_over_the_farthest_link(layout: Layout
 def test_one_device_has_nobody_to_agree_with_on_the_norm() -> None:
     case = case_of(laid_out(LayoutSpec(1), dtype="fp16"))
     assert not case.costs.work[Kind.ClipNorm].fixed_s.any()
+
+
+# ---- sums of a tensor group -------------------------------------------------------------
+
+
+def costs_on(backend: str) -> tuple[Case, dict[Kind, np.ndarray]]:
+    """A job's case on two tensor ranks per stage, and what its ops take, alone on their links."""
+    tensor_job = laid_out(LayoutSpec(2, 1, 2), schedule="backward-checkpoint")
+    case = case_of(on_backend(tensor_job, backend))
+    costs = case.costs
+    rates = np.append(costs.link_rate_bytes_per_s, np.inf)
+    times_s = {k: w.fixed_s + w.volume_bytes / rates[w.link] for k, w in costs.work.items()}
+    return case, times_s
+
+
+def test_on_our_runtime_compute_waits_for_a_layers_inner_sum_and_the_op_carries_the_last() -> None:
+    case, on_torch = costs_on("torch")
+    _, described = costs_on("described")
+    kinds = [block.kind for block in blocks(case.job.model.spec)]
+    layers = np.array([kind == "layer" for kind in kinds])
+    last_s = on_torch[Kind.AllReduce_F]
+    assert np.all(last_s[layers] > 0)
+    assert described[Kind.AllReduce_F][layers] == pytest.approx(2 * last_s[layers])
+    assert described[Kind.AllReduce_F][~layers] == pytest.approx(last_s[~layers])
+    for kind in (Kind.F, Kind.R, Kind.B, Kind.I):
+        inner_s = on_torch[kind] - described[kind]
+        assert inner_s[layers] == pytest.approx(last_s[layers])
+        assert inner_s[~layers] == pytest.approx(0)
+    assert on_torch[Kind.W] == pytest.approx(described[Kind.W])
+
+
+def test_a_recovered_units_last_sum_takes_no_time_where_nobody_makes_it() -> None:
+    assert not costs_on("torch")[1][Kind.AllReduce_R].any()
+    assert costs_on("described")[1][Kind.AllReduce_R].all()

@@ -25,7 +25,7 @@ from ratrain.cli.mistakes import (
     write_out,
 )
 from ratrain.errors import RatrainError
-from ratrain.extensions import load_extensions
+from ratrain.plugins import load_extensions
 
 VERBS: dict[str, str] = {
     "models": "the models RATrain knows, layer by layer",

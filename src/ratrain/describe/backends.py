@@ -30,6 +30,7 @@ class Backend:
     keeps_scores: bool  # attention's scores are kept where a device's kernels say so
     divides_sequences: bool  # sequence parallelism
     divides_everything: bool  # MLP and vocabulary must be multiples of the tensor degree
+    sums_in_compute: bool  # a tensor group's sums inside a unit are part of its compute ops
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -69,6 +70,7 @@ declare_backend(
         keeps_scores=False,
         divides_sequences=False,
         divides_everything=True,
+        sums_in_compute=True,
     )
 )
 declare_backend(
@@ -87,5 +89,6 @@ declare_backend(
         keeps_scores=True,
         divides_sequences=True,
         divides_everything=False,
+        sums_in_compute=False,
     )
 )

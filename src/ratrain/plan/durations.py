@@ -10,17 +10,17 @@ import numpy as np
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, tree_all_reduce
-from ratrain.cost.compute import BlockTimes, block_times, reduced_bytes_per_param, update
-from ratrain.cost.gpu_layer import Execution
+from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.cost.precision import SAVED_BYTES, precision_of
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.compute_times import placed_times
 from ratrain.plan.gradient_groups import Half, data_half
 from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
-from ratrain.plan.transfers import stage_message, tensor_sums, tensor_sums_s
-from ratrain.program.kind import Cost, kinds
+from ratrain.plan.transfers import stage_message, sums_of_op, tensor_sums
+from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.setup import HOST, Recovery, Setup, Unit
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
@@ -132,7 +132,10 @@ def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
         priced[Cost.TIE] = _ties(job, placement, setup, units, ports)
     for name, seconds in OWN_COSTS.items():
         priced[name] = _declared(seconds, placement, setup, units)
-    return Costs({k: priced[k.cost] for k in kinds() if k.cost in priced}, ports.rate)
+    work = {k: priced[k.cost] for k in kinds() if k.cost in priced}
+    if job.backend.sums_in_compute:
+        work[Kind.AllReduce_R] = zero  # what a recovered unit hands on is not read
+    return Costs(work, ports.rate)
 
 
 _COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
@@ -179,27 +182,19 @@ def _places_of_class(
 
     boundary = boundary_bytes(job)
     places: list[_Place] = []
-    known: dict[tuple[str, str, float, Execution], BlockTimes] = {}
+    known: dict[tuple[int, str, bool], BlockTimes] = {}
     precision = precision_of(job.schedule.dtype)
     for stage, parts in enumerate(stages):
         kind = placement.kind(alike.kinds[rank_of[stage]])
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
         mode = setup.replicas[number].stages[stage].only.recovery
-        execution = Execution(layout.sequence_parallel, mode is Recovery.SELECTIVE)
+        selective = mode is Recovery.SELECTIVE
         reduced = reduced_bytes_per_param(kind, job.schedule.dtype)
         for block in parts:
-            sums_s = tensor_sums_s(block.kind, boundary, placement, rank_of[stage])
-            key = (kind.name, block.kind, sums_s, execution)
+            key = (rank_of[stage], block.kind, selective)
             if key not in known:
-                known[key] = block_times(
-                    block,
-                    kind,
-                    micro_batch=job.batch.micro_batch,
-                    sequence=job.model.sequence_length,
-                    dtype=job.schedule.dtype,
-                    tensor=layout.tensor,
-                    execution=execution,
-                    sums_s=sums_s,
+                known[key] = placed_times(
+                    job, placement, block, kind, rank_of[stage], selective=selective
                 )
             places.append(
                 _Place(
@@ -270,7 +265,8 @@ def _collectives(
     def sums(unit: _Place, link: Link) -> Transfer:
         if unit.times.sums_inside:
             return NOTHING
-        return tensor_sums(unit.kind, unit.boundary_bytes, placement.layout, link)
+        count = sums_of_op(job, unit.kind)
+        return tensor_sums(count, unit.boundary_bytes, placement.layout, link)
 
     return {
         Cost.REDUCE: reduction,

@@ -17,18 +17,17 @@ from pathlib import Path
 import numpy as np
 
 from ratrain.cost.blocks import Block, blocks
-from ratrain.cost.compute import BlockTimes, block_times
-from ratrain.cost.gpu_layer import Execution
+from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.plan.compute_times import placed_times
 from ratrain.plan.fixed_orders import ENDING, fixed_order
 from ratrain.plan.gradient_groups import require_collective
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import (
-    boundary_bytes,
     layers_of_stages,
     parameter_balanced_layers,
     passed_bytes,
@@ -36,7 +35,6 @@ from ratrain.plan.sizes import (
     trains_tied,
     unit_of,
 )
-from ratrain.plan.transfers import tensor_sums_s
 from ratrain.program.setup import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy, combined, strategy
@@ -374,20 +372,11 @@ def times_by_kind(job: JobSpec, placement: Placement) -> Times:
     stage_of = {
         name: stage for alike in placement.classes for stage, name in enumerate(alike.kinds)
     }
-    boundary, layout = boundary_bytes(job), placement.layout
     scores = stores_scores(job)
 
     def time(name: str, block: Block, selective: bool) -> BlockTimes:
-        return block_times(
-            block,
-            placement.kind(name),
-            micro_batch=job.batch.micro_batch,
-            sequence=job.model.sequence_length,
-            dtype=job.schedule.dtype,
-            tensor=layout.tensor,
-            execution=Execution(layout.sequence_parallel, selective),
-            sums_s=tensor_sums_s(block.kind, boundary, placement, stage_of[name]),
-        )
+        device, pipeline = placement.kind(name), stage_of[name]
+        return placed_times(job, placement, block, device, pipeline, selective=selective)
 
     def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
         embedding, layer, head = (time(name, block, False) for block in kinds_of_block(job))

@@ -42,7 +42,7 @@ from ratrain.plan.gradient_groups import data_half
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
 from ratrain.plan.sizes import boundary_bytes
-from ratrain.plan.transfers import stage_message, tensor_sums
+from ratrain.plan.transfers import stage_message, sums_of_op, tensor_sums
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -132,9 +132,9 @@ class _Pace:
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not time.sums_inside:
-                whole = tensor_sums(kind, boundary, layout, tensor)
-                summed_s = whole.alone_s(tensor.bandwidth_bytes_per_s)
-                summed_driving_s = whole.driving_s
+                sums = tensor_sums(sums_of_op(group.job, kind), boundary, layout, tensor)
+                summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
+                summed_driving_s = sums.driving_s
             updated = update(time, params, 1, device)
             return _Unit(
                 time.forward_s,
@@ -214,12 +214,14 @@ class _Pace:
         layer_f, layer_b = self._column(1, "forward_s"), self._column(1, "backward_s")
         sums = self._column(1, "sums_s")
         drive = self._column(1, "sums_driving_s")
+        # A recovered unit's last sum is not made where ops carry that alone: nobody reads it.
+        recovered = 0.0 if self.group.job.backend.sums_in_compute else 1.0
         plain = layers * (layer_b + sums + drive)
-        late = plain + layers * (layer_f + sums + drive)
+        late = plain + layers * (layer_f + recovered * (sums + drive))
         buffer = np.minimum(self.group.buffer[:, None], layers)
         early = np.where(recovery == FORWARD, buffer * layer_f, 0.0)
         hidden = (layers - buffer) * np.maximum(layer_f, sums) + buffer * sums
-        ahead = early + layers * (layer_b + 2 * drive) + hidden
+        ahead = early + layers * (layer_b + (1 + recovered) * drive) + hidden
         time_s = np.where(recovery == BACKWARD, late, np.where(recovery == FORWARD, ahead, plain))
         slower_s = self._column(1, "selective_s") - layer_b
         time_s = time_s + (recovery == SELECTIVE) * layers * slower_s

@@ -5,7 +5,7 @@ from __future__ import annotations
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.describe.cluster import DeviceKind, Link
-from ratrain.describe.job import LayoutSpec
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
 
 SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
@@ -13,26 +13,33 @@ SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
 (Shoeybi et al. 2019, arXiv 1909.08053)."""
 
 
-def tensor_sums(kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:
-    """What a block's sums send in one direction, for one micro-batch.
+def sums_of_op(job: JobSpec, kind: BlockKind) -> int:
+    """How many of a block's sums an op on the tensor lane carries in one direction: all, or the
+    last, where the others are part of the backend's compute ops."""
+    return 1 if job.backend.sums_in_compute else SUMS[kind]
+
+
+def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:
+    """What that many sums of a block send, for one micro-batch.
 
     With sequence parallelism a sum is a reduce-scatter and an all-gather, each started by itself
     (arXiv 2205.05198, section 4.2.2). Each gather is counted beside a sum: the head's first with
     the embedding. Not counted: inputs gathered again in backward, beneath its products.
     """
     if layout.sequence_parallel:
-        return ring_half(boundary_bytes, layout.tensor, link).times(2 * SUMS[kind])
-    return ring_all_reduce(boundary_bytes, layout.tensor, link).times(SUMS[kind])
+        return ring_half(boundary_bytes, layout.tensor, link).times(2 * count)
+    return ring_all_reduce(boundary_bytes, layout.tensor, link).times(count)
 
 
 def tensor_sums_s(
     kind: BlockKind, boundary_bytes: int, placement: Placement, pipeline: int
 ) -> float:
-    """Seconds of a block's sums on a pipeline rank, its link used by nothing else."""
+    """Seconds of all sums of a block in one direction on a pipeline rank, its link used by nothing
+    else."""
     if placement.layout.tensor == 1:
         return 0.0
     link = placement.tensor_link(pipeline)
-    sums = tensor_sums(kind, boundary_bytes, placement.layout, link)
+    sums = tensor_sums(SUMS[kind], boundary_bytes, placement.layout, link)
     return sums.alone_s(link.bandwidth_bytes_per_s)
 
 

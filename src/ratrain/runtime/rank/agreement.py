@@ -23,7 +23,7 @@ from ratrain.corpus.prepare import Progress
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.describe.tables import as_json
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.extensions import load_extensions
+from ratrain.plugins import load_extensions
 from ratrain.program.program import Program
 from ratrain.readers import files
 from ratrain.readers.limits import PROGRAM_BYTES
