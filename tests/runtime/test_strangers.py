@@ -98,10 +98,15 @@ def held_before_the_meeting(folder: RunFolder, run: Callable[[], None]) -> Gener
     try:
         wait_until(lambda: 1 in ranks_of(folder))
         os.kill(ranks_of(folder)[1], signal.SIGSTOP)
-        others = [0, 2, 3]
-        wait_until(lambda: len(ranks_of(folder)) == 4)
-        wait_until(lambda: all(listening([ranks_of(folder)[rank]]) for rank in others), 60)
-        yield [ranks_of(folder)[rank] for rank in others]
+        doors: dict[int, int] = {}
+
+        def all_doors_open() -> bool:
+            doors.clear()
+            doors.update((rank, pid) for rank, pid in ranks_of(folder).items() if rank != 1)
+            return len(doors) == 3 and all(listening([pid]) for pid in doors.values())
+
+        wait_until(all_doors_open)
+        yield [doors[rank] for rank in (0, 2, 3)]
     finally:
         with suppress(KeyError, ProcessLookupError):
             os.kill(ranks_of(folder)[1], signal.SIGCONT)
