@@ -14,6 +14,7 @@ Nothing listens beyond this machine unless the ranks are on several.
 
 from __future__ import annotations
 
+import errno
 import ipaddress
 import json
 import secrets
@@ -207,6 +208,8 @@ class _Guest:
                     listener.close()
                     raise
             except (TransportError, OSError) as error:
+                if self._has_no_loopback(error):
+                    raise self._without_loopback(error) from error
                 now_s = time.monotonic()
                 if welcomed and now_s > end_s - _KNOCK_S:
                     raise _nobody_came(self._launch, [], self._patience_s) from error
@@ -250,6 +253,18 @@ class _Guest:
         circle = Circle(launch.rank, launch.world_size, {0: upwards})
         key = derived(self._key, attempt)
         return Meeting(launch.rank, launch.world_size, key, book, listener, circle)
+
+    def _has_no_loopback(self, error: Exception) -> bool:
+        """Whether no later call can succeed either: this machine does not even reach itself."""
+        unreachable = isinstance(error, OSError) and error.errno == errno.ENETUNREACH
+        return unreachable and _is_loopback(self._launch.address)
+
+    def _without_loopback(self, error: Exception) -> RunFailed:
+        return RunFailed(
+            f"rank 0 was not reached at {self._launch.meeting_place}: {error}",
+            place=f"rank {self._launch.rank}",
+            fix="bring this machine's loopback interface up: ip link set lo up",
+        )
 
     def _unreached(self, error: Exception) -> RunFailed:
         said = error.what if isinstance(error, TransportError) else str(error)
@@ -296,7 +311,11 @@ def listen(host: str, port: int = 0) -> socket.socket:
 
 
 def _is_loopback(host: str) -> bool:
-    return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    """Whether it is an address, not a name, of the machine itself."""
+    try:
+        return ipaddress.ip_address(host.partition("%")[0]).is_loopback
+    except ValueError:
+        return False
 
 
 def _book(body: Mapping[str, Any], world_size: int) -> tuple[tuple[str, int], ...]:
