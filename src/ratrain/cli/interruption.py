@@ -1,14 +1,15 @@
 """Ctrl-C ends a verb, also where the KeyboardInterrupt that it raises is lost.
 
 Python handles a signal between two instructions of the main thread, whatever that thread is doing.
-In a function that C code calls, the exception can vanish with the other errors that this C code
-drops, and the verb would go on to its end as if nobody had asked. So the request is remembered, and
-raised again at the next progress report and when the verb returns.
+In an object's `__del__`, and in a function that C code calls, the exception is dropped like every
+other, at best with a traceback, and the verb would continue to its end as if nobody had asked. So
+the request is remembered, and raised again at the next progress report and when the verb returns.
 """
 
 from __future__ import annotations
 
 import signal
+import sys
 import threading
 from collections.abc import Generator
 from contextlib import contextmanager
@@ -26,10 +27,12 @@ def remember_interrupts() -> Generator[None]:
         return
     _asked.clear()
     signal.signal(signal.SIGINT, _interrupt)
+    shown, sys.unraisablehook = sys.unraisablehook, _drop_interrupts
     try:
         yield
         raise_if_interrupted()
     finally:
+        sys.unraisablehook = shown
         signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
@@ -37,6 +40,12 @@ def raise_if_interrupted() -> None:
     """Raises KeyboardInterrupt if somebody has pressed Ctrl-C in the block."""
     if _asked.is_set():
         raise KeyboardInterrupt
+
+
+def _drop_interrupts(dropped: sys.UnraisableHookArgs) -> None:
+    """Of what Python cannot raise, shows all but interrupts, which are remembered."""
+    if not issubclass(dropped.exc_type, KeyboardInterrupt):
+        sys.__unraisablehook__(dropped)
 
 
 def _interrupt(_number: int, _frame: FrameType | None) -> None:
