@@ -151,22 +151,22 @@ def faults(manifest: Manifest) -> list[str]:
     """What keeps a manifest's ranges from being each unit's every element once, in words."""
     units = manifest.meta.units
     kinds = {kind for _, kind in manifest.ranges}
-    wanted = {(unit, kind) for unit in units for kind in kinds}
+    expected = {(unit, kind) for unit in units for kind in kinds}
     problems = [
-        f"unit {unit!r} is not one of the model's" for unit, _ in manifest.ranges.keys() - wanted
+        f"unit {unit!r} is not one of the model's" for unit, _ in manifest.ranges.keys() - expected
     ]
     if not kinds:
         problems.append("it holds no tensor")
-    for unit, kind in sorted(wanted):
+    for unit, kind in sorted(expected):
         entries = [stored.entry for _, stored in manifest.ranges.get((unit, kind), [])]
         problems += [
             f"{unit}/{kind} was written for a unit of {entry.size} elements, not {units[unit]}"
             for entry in entries
             if entry.size != units[unit]
         ]
-        for what, begin, end in gaps(entries, units[unit]):
-            said = "is missing" if what == "missing" else "appears twice"
-            problems.append(f"{unit}/{kind} [{begin}, {end}) {said}")
+        for fault, begin, end in gaps(entries, units[unit]):
+            verdict = "is missing" if fault == "missing" else "appears twice"
+            problems.append(f"{unit}/{kind} [{begin}, {end}) {verdict}")
     return problems
 
 
@@ -272,9 +272,9 @@ def _stored(row: Any, header_bytes: int, size_bytes: int) -> StoredEntry:
     return StoredEntry(entry, offset, tuple(_digest_of(numbered, n) for n in numbered))
 
 
-def _require(holds: bool, wrong: str) -> None:
-    if not holds:
-        raise Damage(wrong)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Damage(message)
 
 
 def _whole_of(body: Mapping[str, Any], key: str, low: int, high: int) -> int:
