@@ -139,11 +139,11 @@ def bar_line(meter: Meter, width: int) -> RenderableType:
     words = meter.words()
     while len(words) > 1 and len("  ".join(words)) > width:
         del words[-1]
-    what, *figures = (Text(word, no_wrap=True, overflow="ellipsis") for word in words)
+    title, *figures = (Text(word, no_wrap=True, overflow="ellipsis") for word in words)
     bar_columns = min(width - len("  ".join(words)) - 2, BAR_COLUMNS)
     bar = ProgressBar(meter.total or None, meter.done, bar_columns, pulse=not meter.total)
     line = Table.grid(padding=(0, 2, 0, 0))
-    line.add_row(what, *([bar] if bar_columns >= 4 else []), *figures)
+    line.add_row(title, *([bar] if bar_columns >= 4 else []), *figures)
     return line
 
 
