@@ -174,8 +174,8 @@ def as_trained() -> Iterator[Row]:
         layouts = _layouts(row, row.pipeline, row.clusters // row.pipeline)
         proofs = [case_of(trained(layout_job)).proved.verdict for layout_job in layouts]
         peak_gb = min(max(bound.total_bytes for bound in proof.bounds) for proof in proofs) / 1e9
-        over = peak_gb - BUDGET_BYTES / 1e9
-        note = f"{over:.2f} GB over the budget of 20 GB" if over > 0 else ""
+        excess_gb = peak_gb - BUDGET_BYTES / 1e9
+        note = f"{excess_gb:.2f} GB over the budget of 20 GB" if excess_gb > 0 else ""
         yield Row("as-trained", label, "GB", row.peak_gb, peak_gb, note)
 
 
@@ -231,13 +231,13 @@ def _too_few(row: ScaleRow) -> Row:
             if verdict.sound:
                 return Row("memory", label, "GB", None, worst.total_bytes / 1e9, "fits after all")
             item, size = max(worst.by_family.items(), key=lambda pair: pair[1])
-            over = worst.total_bytes - BUDGET_BYTES
+            excess_bytes = worst.total_bytes - BUDGET_BYTES
             note = (
-                f"infeasible: at best (pipeline {pipeline}) {over / 1e9:.2f} GB over on stage "
-                f"{worst.rank}, of which {item} {size / 1e9:.2f} GB"
+                f"infeasible: at best (pipeline {pipeline}) {excess_bytes / 1e9:.2f} GB over on "
+                f"stage {worst.rank}, of which {item} {size / 1e9:.2f} GB"
             )
-            if nearest is None or over < nearest[0]:
-                nearest = over, note
+            if nearest is None or excess_bytes < nearest[0]:
+                nearest = excess_bytes, note
     assert nearest is not None
     return Row("memory", label, "GB", None, None, nearest[1])
 
