@@ -24,17 +24,17 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """What has a name, with what plugins add. `what` is the word for it in messages."""
+    """What has a name, with what plugins add. `noun` names one of them in messages."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
         self._known: dict[str, T] = {}
 
     def declare(self, name: str, value: T) -> None:
         """Makes it known; a name can be declared once."""
         if name in self._known:
             raise ProgramError(
-                f"the {self._what} {name} is declared twice", fix="choose another name"
+                f"the {self._noun} {name} is declared twice", fix="choose another name"
             )
         self._known[name] = value
 
@@ -104,12 +104,12 @@ def _load(entry: EntryPoint) -> None:
             raise TypeError(f"{entry.value} is neither a module nor a function")
     except (Exception, SystemExit) as error:
         if isinstance(error, RatrainError):
-            what = f"{error.place}: {error.what}" if error.place else error.what
+            problem = f"{error.place}: {error.what}" if error.place else error.what
         else:
-            what = f"{type(error).__name__}: {error}"
+            problem = f"{type(error).__name__}: {error}"
         package = _package(entry)
         raise PluginError(
-            f"the plugin {entry.name!r} ({entry.value}) cannot be loaded: {what}",
+            f"the plugin {entry.name!r} ({entry.value}) cannot be loaded: {problem}",
             place=f"package {package}",
             fix=f"fix or update {package.partition(' ')[0]}, or uninstall it",
         ) from error
