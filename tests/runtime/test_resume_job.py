@@ -39,7 +39,7 @@ def test_a_run_of_a_plan_file_resumes_with_the_plan_s_own_choices(tmp_path: Path
     job = write_job(tmp_path, PLANNED)
     (tmp_path / "text.txt").write_text("some text " * 100)
     request = RunRequest(job)
-    best = planned(prepare_run(request).given).best.candidate
+    best = planned(prepare_run(request).file_job).best.candidate
     (tmp_path / "plan.json").write_text(write_plan(plan_of(best)))
     folder = RunFolder(tmp_path / "run")
     write_run(prepare_run(replace(request, plan_path=tmp_path / "plan.json")), folder)
@@ -112,7 +112,7 @@ def test_a_plan_that_was_made_for_another_job_is_refused(
     change: Setting, what: str, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path / "one", PLANNED)
-    best = planned(prepare_run(RunRequest(job)).given).best.candidate
+    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
     plan = tmp_path / "plan.json"
     plan.write_text(write_plan(plan_of(best)))
     other = write_job(tmp_path / "other", change)
@@ -126,7 +126,7 @@ def test_a_plan_of_a_job_with_relative_names_runs_from_its_own_folder(
     write_job(tmp_path, replace(PLANNED, model=(("_name_or_path", ""),)))
     monkeypatch.chdir(tmp_path)
     job, plan = Path("job.toml"), Path("plan.json")
-    given = prepare_run(RunRequest(job)).given
+    given = prepare_run(RunRequest(job)).file_job
     plan.write_text(write_plan(plan_of(planned(given).best.candidate)))
     prepared = prepare_run(RunRequest(job, plan_path=plan))
     assert prepared.case.facts() == case_of(given).facts() | {

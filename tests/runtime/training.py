@@ -203,7 +203,7 @@ def train_rank(
         ReplicaBatches(setting.samples, first, share, setting.micro_batch, device),
         Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
         device=device,
-        heard=heard,
+        on_round=heard,
         stop_asked=lambda: False,
         allocator=Allocator(device),
         held_out=held_out if setting.validate_every else None,
