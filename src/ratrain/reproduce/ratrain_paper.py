@@ -37,8 +37,8 @@ ASSUMED = (
     "main comparison: 256 clusters, 4096 sequences of 2048 tokens (tokens/s x step time is 2^23 "
     "in every row), equal layers per stage, the pipeline depth of the smallest scale",
     "the row that digests call LLaMA-2-13B has Baichuan2-13B's dimensions: its times fit those",
-    "backward-time recovery computes whole stages again, head included; RATrain never does a head",
-    "recovery, and where gradients add up: the fastest choice that is proved to fit in 20 GB",
+    "backward-time recovery recomputes whole stages, head included; RATrain recomputes no head",
+    "recovery, and where gradients are accumulated: the fastest choice proved to fit in 20 GB",
     "tensor-parallel-heavy: the 4 clusters of a chip as one tensor group, a quarter of the "
     "pipeline's depth, backward-time recovery",
     "zero3-heavy: RATrain with views gathered for every use",
@@ -46,10 +46,10 @@ ASSUMED = (
     "where that fits, else the split with the fewest parameters on the fullest stage",
     "scale-out: pipeline depth 2, 16,384 tokens a cluster",
     "a message takes 36 us of its sender's compute: fitted to the scale-out row, used everywhere",
-    "the exposed tail is the mean over ranks of the time from a rank's last backward until the "
-    "state work ends that its next forward waits for",
-    "planner rows: batches of 2048, 1024 and 1536 sequences, those of a power of two or half "
-    "one that come nearest; 256 clusters",
+    "the exposed tail is the mean over ranks of the time from a rank's last backward to the "
+    "end of the state work that its next forward waits for",
+    "planner rows: batches of 2048, 1024 and 1536 sequences, the nearest of the powers of two "
+    "and the numbers half way between them; 256 clusters",
 )
 
 
@@ -294,7 +294,7 @@ def sensitivity() -> Iterator[Row]:
 
     changes: dict[str, Callable[[JobSpec], JobSpec]] = {
         "as assumed": replace,
-        "heads not computed again": without_heads,
+        "heads not recomputed": without_heads,
         "layers balanced with the head": balanced,
         "an eighth of the batch": fewer,
     }

@@ -50,7 +50,7 @@ def _mark_legend(rows: Sequence[MemoryRow]) -> list[tuple[str, str]]:
     if any(row.allocated_bytes is not None for row in rows):
         return [("mark-seen", "peak allocated, measured")]
     if any(row.peak_predicted_bytes is not None for row in rows):
-        return [("mark-seen", "peak on the predicted timing")]
+        return [("mark-seen", "peak with the predicted times")]
     return []
 
 

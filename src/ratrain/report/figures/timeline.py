@@ -84,7 +84,7 @@ def _totals(panels: Sequence[TimelinePanel]) -> Markup:
     return table(
         head,
         (cells(kind) for kind in names),
-        caption="Ops of one step by kind, and their time added up over all ranks drawn or not",
+        caption="Ops of one step by kind, and their time added up over all ranks, drawn or not",
         text=(0, 1),
     )
 

@@ -144,7 +144,7 @@ def _difference(
                     "it names "
                     "on a shared disk, or copy them from the host that prepared the run",
                 )
-    raise AssertionError("facts with unlike digests are alike")
+    raise AssertionError("facts with different digests are equal")
 
 
 def _short(text: str) -> str:

@@ -126,7 +126,7 @@ def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
         return "no step has a checkpoint in both"
     first, second = (dict(checkpoint.manifest.meta.units) for checkpoint in opened)
     if first != second:
-        return "they are divided differently: other models, or other tensor groups"
+        return "they are divided differently: different models, or different tensor degrees"
     return "" if opened[0].kinds == opened[1].kinds else "they hold different kinds of state"
 
 
