@@ -59,14 +59,14 @@ class RankRecord:
 
     def as_json(self) -> dict[str, Any]:
         stored = [
-            {**asdict(each.entry), "offset": each.offset, "sha256": list(each.sha256)}
-            for each in self.stored
+            {**asdict(tensor.entry), "offset": tensor.offset, "sha256": list(tensor.sha256)}
+            for tensor in self.stored
         ]
         return {**vars(self), "stored": stored}
 
     @staticmethod
     def of_json(body: Any) -> RankRecord:
-        """The record that `as_json` gave; `Damage` says what of it cannot be."""
+        """The record that `as_json` gave; `Damage` says what is wrong with it."""
         _require(isinstance(body, dict), f"a file is {shown(body)}")
         file = _text_of(body, "file")
         _require(Path(file).name == file, f"{shown(file)} is not the name of a file in its folder")
@@ -205,7 +205,7 @@ def parse(text: bytes) -> Manifest:
         )
     files = body.get("files")
     _require(isinstance(files, list), "lists no files")
-    records = tuple(RankRecord.of_json(each) for each in cast("list[Any]", files))
+    records = tuple(RankRecord.of_json(row) for row in cast("list[Any]", files))
     created_s = body.get("created_s")
     _require(
         isinstance(created_s, (int, float)) and abs(created_s) < _MOST_SECONDS,

@@ -175,9 +175,9 @@ def _compare(folder: Path, other: Path, as_json: bool) -> None:
         raise SystemExit(1)
 
 
-def _difference_row(each: Difference) -> dict[str, Any]:
-    largest = each.largest if each.largest < float("inf") else None
-    return {**vars(each), "largest": largest, "identical": each.identical}
+def _difference_row(difference: Difference) -> dict[str, Any]:
+    largest = difference.largest if difference.largest < float("inf") else None
+    return {**vars(difference), "largest": largest, "identical": difference.identical}
 
 
 def _row(checkpoint: Listed) -> dict[str, Any]:

@@ -38,7 +38,7 @@ def command(name: str | None, as_json: bool) -> None:
         else:
             click.echo(_list(clusters))
             click.echo("\ndevice profiles, for `profile =` in a [[device]] of a cluster file")
-            click.echo("\n".join(_profile_line(each.device[0]) for each in profiles))
+            click.echo("\n".join(_profile_line(profile.device[0]) for profile in profiles))
         return
     cluster = load_cluster(Path(name)) if name.endswith(".toml") else cluster_preset(name)
     if as_json:

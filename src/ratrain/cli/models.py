@@ -36,7 +36,7 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
     from ratrain.describe.presets import model_names, model_preset
 
     if name is None:
-        rows = [model_summary(model_preset(each)) for each in model_names()]
+        rows = [model_summary(model_preset(preset)) for preset in model_names()]
         if as_json:
             print_json("models", {"models": rows})
         else:
