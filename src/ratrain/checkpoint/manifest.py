@@ -148,7 +148,7 @@ class Manifest:
 
 
 def faults(manifest: Manifest) -> list[str]:
-    """What keeps a manifest's ranges from being each unit's every element once, in words."""
+    """In words, why a manifest's ranges do not hold every element of each unit exactly once."""
     units = manifest.meta.units
     kinds = {kind for _, kind in manifest.ranges}
     expected = {(unit, kind) for unit in units for kind in kinds}

@@ -54,8 +54,8 @@ def data_of_state(state: Mapping[str, Any], checkpoint: Path) -> Mapping[str, An
 def require_same(
     state: Mapping[str, Any], current: Mapping[str, Any], job: Path | None, checkpoint: Path
 ) -> None:
-    """Refuses to go on with other tokens than those of a checkpoint's `state`; one that does not
-    tell, of an older version, continues with any."""
+    """Refuses to continue with tokens other than those of a checkpoint's `state`. A state of an
+    older version, which does not name its tokens, continues with any."""
     saved = data_of_state(state, checkpoint)
     if saved is None or all(saved.get(key) == current[key] for key in ("sha256", "tokenizer")):
         return

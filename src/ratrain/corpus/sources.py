@@ -19,7 +19,7 @@ TEXT_SUFFIXES = (
     *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".js", ".ts", ".sh"),
     *(".toml", ".yaml", ".yml", ".sql", ".lua", ".rb", ".pl", ".f90", ".jl", ".scala", ".kt"),
 )
-"""Files that are one document as they stand."""
+"""Files that are one document each, unchanged."""
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (

@@ -77,7 +77,7 @@ def run(workload: Workload, *, until: int = NEVER, trace: bool = False, check: b
 
 
 def finish(sim: Simulation, mesh: MeshSpec, status: int) -> Run:
-    """The results of a simulation as they stand."""
+    """The results of a simulation, up to the cycle that it has reached."""
     counters = sim.counters()
     links, combines = sim.links()
     deliveries = sim.deliveries(counters["deliveries"])

@@ -1,4 +1,4 @@
-"""The ranks of a run as they stand on hosts, and the disks that the run's folder lies on."""
+"""Which rank of a run is on which host, and on which disks the run's folder lies."""
 
 from __future__ import annotations
 

@@ -26,7 +26,7 @@ from ratrain.runtime.step.tied import require_tied
 @dataclass(frozen=True)
 class ResumedRun:
     """A run whose program is fixed; it resumes after `checkpoint`, where there is one. `changes`:
-    in words, what the job file says otherwise than when the run began."""
+    in words, what has changed in the job file since the run began."""
 
     job: JobSpec
     spec: RunSpec
@@ -44,14 +44,14 @@ class ResumedRun:
         return self.step >= self.spec.end_step
 
     def require_same_data(self, prepared: Prepared) -> None:
-        """Refuses to go on with other data than the checkpoint's."""
+        """Refuses to continue with data other than the checkpoint's."""
         if self.checkpoint is not None:
             state = read_manifest(self.checkpoint).meta.state
             require_same(state, identity_of(prepared), self.job.path, self.checkpoint)
 
 
 def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
-    """The `ResumedRun` of a folder. Its program and layout go on; the job file is read again for
+    """The `ResumedRun` of a folder. Its program and layout are kept; the job file is read again for
     all else, and must be of the same model, batch and sequence length."""
     _refuse_other_program(request)
     spec, facts = folder.read_spec(), read_facts(folder)
