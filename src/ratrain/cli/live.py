@@ -48,7 +48,7 @@ def live(stream: TextIO, picture: Picture) -> Generator[None]:
 
 
 class _LiveLines:
-    """Draws from a thread of its own, so that clocks keep running while the work reports nothing."""
+    """Draws from a thread of its own, so that clocks run on while no report comes."""
 
     def __init__(self, stream: TextIO, picture: Picture) -> None:
         from rich.console import Console

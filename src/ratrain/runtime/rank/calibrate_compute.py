@@ -29,7 +29,7 @@ from ratrain.runtime.step.schedule import Schedule
 from ratrain.runtime.step.states import Graph, RankStates, UnitState
 
 LEAST_PASSES, LEAST_S = 3, 1.0
-"""Passes are repeated until both are reached; the first, on cold caches and pages, does not count."""
+"""Passes are repeated until both are reached; the first, with cold caches, does not count."""
 _UPDATED = 1 << 20
 """Elements of the piece on which the optimizer is timed."""
 
