@@ -138,13 +138,13 @@ def test_a_trace_is_written_and_a_second_run_gives_the_same_numbers(
     ratrain: Terminal, tmp_path: Path
 ) -> None:
     trace = tmp_path / "small.trace.json"
-    one = json.loads(ratrain("simulate", SMALL, "--trace", trace, "--json").out)
+    first = json.loads(ratrain("simulate", SMALL, "--trace", trace, "--json").out)
     assert json.loads(trace.read_text())["traceEvents"]
     other = json.loads(ratrain("simulate", SMALL, "--json").out)
-    for body in (one, other):
+    for body in (first, other):
         del body["wall_time_s"]
         body.pop("trace", None)
-    assert one == other
+    assert first == other
 
 
 def test_a_program_written_as_text_verifies_from_its_file(
@@ -206,13 +206,13 @@ def test_a_program_too_long_to_draw_says_how_long_and_what_shows_it(
 # ---- what goes wrong --------------------------------------------------------------------
 
 
-def refused(ran: Ran, status: int, *said: str) -> None:
+def refused(ran: Ran, status: int, *messages: str) -> None:
     """One message, the documented status, nothing on stdout, no traceback."""
     assert ran.status == status, ran
     assert ran.out == ""
     assert "Traceback" not in ran.err
     assert ran.err.lower().count("error:") == 1
-    for words in said:
+    for words in messages:
         assert words in ran.err
 
 
@@ -264,7 +264,7 @@ def test_a_file_that_is_not_utf_8_is_named(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ("devices = 4", "devcies = 4", "devices"),
         ("devices = 4", "devices = -4", "devices"),
@@ -283,7 +283,7 @@ def test_a_file_that_is_not_utf_8_is_named(
 )
 @pytest.mark.parametrize("as_json", [False, True])
 def test_a_wrong_key_or_value_is_named_with_the_nearest_right_one(
-    ratrain: Terminal, tmp_path: Path, old: str, new: str, said: str, as_json: bool
+    ratrain: Terminal, tmp_path: Path, old: str, new: str, message: str, as_json: bool
 ) -> None:
     path = changed(tmp_path, old, new)
     ran = ratrain("simulate", path, *(["--json"] if as_json else []))
@@ -291,7 +291,7 @@ def test_a_wrong_key_or_value_is_named_with_the_nearest_right_one(
         body = json.loads(ran.out)
         assert body.keys() == {"schema", "error", "what", "place", "fix", "more"}
         ran = Ran(ran.status, "", ran.err)
-    refused(ran, 2, said)
+    refused(ran, 2, message)
 
 
 @pytest.mark.parametrize("verb", ["program", "simulate"])

@@ -35,17 +35,17 @@ T = TypeVar("T")
 
 
 class Registry(Mapping[str, T]):
-    """What has a name, with what plugins add. `what` is the word for it in messages."""
+    """What has a name, with what plugins add. `noun` names one of them in messages."""
 
-    def __init__(self, what: str) -> None:
-        self._what = what
+    def __init__(self, noun: str) -> None:
+        self._noun = noun
         self._known: dict[str, T] = {}
 
     def declare(self, name: str, value: T) -> None:
         """Makes it known; a name can be declared once."""
         if name in self._known:
             raise ProgramError(
-                f"the {self._what} {name} is declared twice", fix="choose another name"
+                f"the {self._noun} {name} is declared twice", fix="choose another name"
             )
         self._known[name] = value
 

@@ -33,15 +33,15 @@ MOST_CALLERS = 64
 
 
 class WordsTooLong(HandshakeFailed):
-    """The other end announced more words than may be read; `size` bytes."""
+    """The other end announced a longer message than may be read; `size` bytes."""
 
     def __init__(self, size: int) -> None:
-        super().__init__(f"announced words of {size} bytes")
+        super().__init__(f"announced a message of {size} bytes")
         self.size = size
 
 
 def show_banner(sock: socket.socket, head: bytes, deadline_s: float) -> bytes:
-    """The server's first words: who speaks (`head`, 8 bytes). Returns its nonce."""
+    """The server's first message: who speaks (`head`, 8 bytes). Returns its nonce."""
     nonce = secrets.token_bytes(NONCE_BYTES)
     send(sock, head + nonce, deadline_s)
     return nonce
@@ -54,15 +54,15 @@ def read_banner(sock: socket.socket, deadline_s: float) -> tuple[bytes, bytes]:
 
 
 def greet(
-    sock: socket.socket, secret: bytes, nonce: bytes, words: bytes, deadline_s: float
+    sock: socket.socket, secret: bytes, nonce: bytes, message: bytes, deadline_s: float
 ) -> bytes:
-    """The client's half, behind the server's banner: says `words`, returns the server's."""
+    """The client's half, behind the server's banner: sends `message`, returns the server's."""
     nonces = nonce + secrets.token_bytes(NONCE_BYTES)
-    mac = _mac(secret, b"client", nonces, words)
-    length = len(words).to_bytes(2, "big")
-    send(sock, length + words + nonces[NONCE_BYTES:] + mac, deadline_s)
+    mac = _mac(secret, b"client", nonces, message)
+    length = len(message).to_bytes(2, "big")
+    send(sock, length + message + nonces[NONCE_BYTES:] + mac, deadline_s)
     try:
-        answer = _read_words(sock, deadline_s)
+        answer = _read_message(sock, deadline_s)
         mac = read(sock, MAC_BYTES, deadline_s)
     except ConnectionError as error:
         raise HandshakeFailed(
@@ -82,17 +82,17 @@ def welcome(
     answer: Callable[[bytes], bytes],
     deadline_s: float,
 ) -> bytes:
-    """The server's half, behind its banner: returns the client's words. `answer` makes the
-    server's own from them; a `HandshakeFailed` from it refuses the client."""
-    words = _read_words(sock, deadline_s)
+    """The server's half, behind its banner: returns the client's message. `answer` makes the
+    server's own from it; a `HandshakeFailed` from it refuses the client."""
+    message = _read_message(sock, deadline_s)
     tail = read(sock, NONCE_BYTES + MAC_BYTES, deadline_s)
     nonces = nonce + tail[:NONCE_BYTES]
-    if not hmac.compare_digest(tail[NONCE_BYTES:], _mac(secret, b"client", nonces, words)):
+    if not hmac.compare_digest(tail[NONCE_BYTES:], _mac(secret, b"client", nonces, message)):
         raise HandshakeFailed("a client without our secret was refused")
-    answered = answer(words)
+    answered = answer(message)
     mac = _mac(secret, b"server", nonces, answered)
     send(sock, len(answered).to_bytes(2, "big") + answered + mac, deadline_s)
-    return words
+    return message
 
 
 class Callers:
@@ -112,7 +112,7 @@ class Callers:
         """One more."""
         if len(self) >= self._most:
             ((busiest, _),) = Counter(self._addresses.values()).most_common(1)
-            first = next(each for each, its in self._addresses.items() if its == busiest)
+            first = next(sock for sock, its in self._addresses.items() if its == busiest)
             self.remove(first)
             _hang_up(first)
         self._addresses[caller] = address
@@ -137,10 +137,10 @@ def read(sock: socket.socket, size: int, deadline_s: float) -> bytes:
     data = b""
     while len(data) < size:
         _limit(sock, deadline_s)
-        more = sock.recv(size - len(data))
-        if not more:
+        chunk = sock.recv(size - len(data))
+        if not chunk:
             raise ConnectionResetError("closed during the handshake")
-        data += more
+        data += chunk
     return data
 
 
@@ -150,15 +150,15 @@ def send(sock: socket.socket, data: bytes, deadline_s: float) -> None:
     sock.sendall(data)
 
 
-def _read_words(sock: socket.socket, deadline_s: float) -> bytes:
+def _read_message(sock: socket.socket, deadline_s: float) -> bytes:
     size = int.from_bytes(read(sock, 2, deadline_s), "big")
     if size > MAX_WORDS:
         raise WordsTooLong(size)
     return read(sock, size, deadline_s)
 
 
-def _mac(secret: bytes, side: bytes, nonces: bytes, words: bytes) -> bytes:
-    return hmac.digest(secret, side + nonces + words, "sha256")
+def _mac(secret: bytes, side: bytes, nonces: bytes, message: bytes) -> bytes:
+    return hmac.digest(secret, side + nonces + message, "sha256")
 
 
 def _limit(sock: socket.socket, deadline_s: float) -> None:

@@ -67,8 +67,8 @@ def save(
     return commit(partial, records, Meta(step, MODEL, CONFIG, units, state or {"tokens": step * 8}))
 
 
-def same_bits(found: NDArray[np.float32], wanted: NDArray[np.float32]) -> bool:
-    return np.array_equal(found.view(np.uint32), wanted.view(np.uint32))
+def same_bits(actual: NDArray[np.float32], expected: NDArray[np.float32]) -> bool:
+    return np.array_equal(actual.view(np.uint32), expected.view(np.uint32))
 
 
 def holds(checkpoint: Checkpoint) -> bool:

@@ -40,15 +40,15 @@ def run(tmp_path: Path) -> Path:
 
 
 def test_it_says_once_on_which_text_a_run_was_trained(ratrain: Ratrain, tmp_path: Path) -> None:
-    told = {
+    data = {
         "text": "a.txt and 3 more",
         "tokens": 12345,
         "sha256": "ab" * 32,
         "tokenizer": "bytes-1",
     }
     for step in (10, 20):
-        save(tmp_path, step, state={"data": told})
-    save(tmp_path, 30, state={"data": {**told, "text": "b" * 40, "tokenizer": "c" * 66}})
+        save(tmp_path, step, state={"data": data})
+    save(tmp_path, 30, state={"data": {**data, "text": "b" * 40, "tokenizer": "c" * 66}})
     status, out, _ = ratrain(tmp_path)
     assert status == 0
     lines = out.splitlines()
@@ -82,7 +82,7 @@ def test_its_json_carries_what_the_manifest_says(ratrain: Ratrain, run: Path) ->
     status, out, _ = ratrain(run, "--json")
     assert status == 0
     body = json.loads(out)
-    assert [one["step"] for one in body["checkpoints"]] == [80, 100]
+    assert [checkpoint["step"] for checkpoint in body["checkpoints"]] == [80, 100]
     assert body["checkpoints"][1]["ranks"] == 2
     assert body["checkpoints"][1]["state"] == {"tokens": 800}
     assert len(body["unfinished"]) == 1
@@ -100,7 +100,10 @@ def test_verify_finds_the_altered_file_that_a_list_does_not_see(
     assert "step-00000100  DAMAGED\n  rank-00001.safetensors is altered" in out
     status, out, _ = ratrain(run, "--verify", "--json")
     assert status == 7
-    assert [one["complete"] for one in json.loads(out)["checkpoints"]] == [True, False]
+    assert [checkpoint["complete"] for checkpoint in json.loads(out)["checkpoints"]] == [
+        True,
+        False,
+    ]
 
 
 def test_compare_tells_equal_from_unequal_checkpoints(

@@ -136,9 +136,9 @@ def test_latest_passes_over_damage_only_when_asked_and_says_so(kept: Path, tmp_p
     (folder / "step-00000100" / FILES[1]).write_bytes(b"")
     with pytest.raises(CheckpointError, match=FIX):
         latest(run)
-    found = latest(folder, skip_damaged=True)
-    assert found is not None and found.path == folder / "step-00000080"
-    assert [one.problem for one in found.skipped] == [
+    before_it = latest(folder, skip_damaged=True)
+    assert before_it is not None and before_it.path == folder / "step-00000080"
+    assert [skipped.problem for skipped in before_it.skipped] == [
         f"{FILES[1]} has 0 bytes instead of {size_bytes}"
     ]
     (folder / "step-00000080" / NAME).unlink()
@@ -157,12 +157,12 @@ def test_saving_a_step_again_replaces_the_damaged_one(kept: Path, tmp_path: Path
     harmed = run / "checkpoints" / "step-00000100" / FILES[0]
     harmed.write_bytes(harmed.read_bytes()[:-1])
     assert holds(open_checkpoint(save(run, 100, evenly(UNITS, 3))))
-    assert [one.step for one in listed(run)] == [80, 100]
+    assert [checkpoint.step for checkpoint in listed(run)] == [80, 100]
 
 
 def test_a_commit_without_every_element_once_is_refused_and_leaves_nothing(tmp_path: Path) -> None:
     division = [list(entries) for entries in evenly(UNITS, 2)]
-    for harmed, said in (
+    for harmed, message in (
         ([division[0]], r"0/moment1 \[500, 1000\) is missing"),
         ([*division, [Entry("0", "weights", 400, 200, 1000)]], r"0/weights \[400, 500\).*twice"),
         ([*division, [Entry("7", "weights", 0, 9, 9)]], "unit '7' is not one of the model's"),
@@ -173,7 +173,7 @@ def test_a_commit_without_every_element_once_is_refused_and_leaves_nothing(tmp_p
     ):  # fmt: skip
         partial = begin(tmp_path, 1)
         records = write_ranks(partial, 1, harmed)
-        with pytest.raises(CheckpointError, match=said):
+        with pytest.raises(CheckpointError, match=message):
             commit(partial, records, Meta(1, MODEL, CONFIG, UNITS, {}))
         assert list((tmp_path / "checkpoints").iterdir()) == []
 
@@ -190,12 +190,12 @@ def test_a_writer_refuses_what_would_not_be_what_was_announced(tmp_path: Path) -
     entry = Entry("0", "weights", 0, 10, 10)
     good = np.zeros(10, np.float32)
     with ShardWriter(rank_path(begin(tmp_path, 1), 0), [entry]) as writer:
-        for buffer, said in (
+        for buffer, message in (
             (np.zeros(11, np.float32), "44 bytes where 40 remain"),
             (np.zeros(10, np.float64), "format 'd'"),
             (np.zeros(20, np.float32)[::2], "with holes"),
         ):
-            with pytest.raises(CheckpointError, match=said):
+            with pytest.raises(CheckpointError, match=message):
                 writer.write(entry.name, buffer)
         with pytest.raises(CheckpointError, match="no tensor 'x'"):
             writer.write("x", good)

@@ -75,9 +75,9 @@ def messages_until_it_fits(run: Path, give: Callable[[int], None]) -> list[str]:
             assert error.place.startswith(str(folder))
             messages.append(error.what)
         assert [path.name for path in folder.iterdir()] == ["step-00000001"]
-        found = latest(run)
-        assert found is not None
-        assert holds(open_checkpoint(found.path))
+        newest = latest(run)
+        assert newest is not None
+        assert holds(open_checkpoint(newest.path))
 
 
 @pytest.mark.root

@@ -44,10 +44,10 @@ def disks(tmp_path: Path) -> list[Path]:
 def test_each_disk_has_its_part_and_says_where_the_rest_lies(disks: list[Path]) -> None:
     birch, oak = (publish(partial) for partial in sealed(disks, 100))
     for path, here in ((birch, FILES[:1]), (oak, FILES[1:])):
-        (found,) = listed(path.parent)
-        assert found.manifest is not None, found.problem
-        assert [file.file for file in found.manifest.local_files] == here
-        assert [file.file for file in found.elsewhere] == [f for f in FILES if f not in here]
+        (checkpoint,) = listed(path.parent)
+        assert checkpoint.manifest is not None, checkpoint.problem
+        assert [file.file for file in checkpoint.manifest.local_files] == here
+        assert [file.file for file in checkpoint.elsewhere] == [f for f in FILES if f not in here]
         open_checkpoint(path, verify=True)
     first, second = (open_checkpoint(path, verify=False).manifest for path in (birch, oak))
     assert first.identity == second.identity and first != second

@@ -20,11 +20,11 @@ from ratrain.checkpoint.reader import open_checkpoint
 
 def steps_that_hold(run: Path) -> list[int]:
     """The steps under final names, each proved whole and right."""
-    found = listed(run)
-    for one in found:
-        assert one.manifest is not None, one.problem
-        assert holds(open_checkpoint(one.path))
-    return [one.step for one in found]
+    checkpoints = listed(run)
+    for checkpoint in checkpoints:
+        assert checkpoint.manifest is not None, checkpoint.problem
+        assert holds(open_checkpoint(checkpoint.path))
+    return [checkpoint.step for checkpoint in checkpoints]
 
 
 @pytest.mark.slow
@@ -78,11 +78,11 @@ def test_killed_at_random_moments_many_times_it_never_loses_what_it_committed(
         writer.kill()
         lines += writer.stdout.read().splitlines(keepends=True)
         writer.wait()
-        told = [int(line) for line in lines if line.endswith("\n")]
+        steps_told = [int(line) for line in lines if line.endswith("\n")]
         newest = latest(tmp_path)
         assert newest is not None and not newest.skipped
         steps = steps_that_hold(tmp_path)
-        assert steps[-1] - told[-1] in (0, 1)
+        assert steps[-1] - steps_told[-1] in (0, 1)
         committed = steps[-1]
     assert committed >= 40
 
@@ -110,7 +110,9 @@ def test_pruning_never_counts_a_damaged_one_as_kept(tmp_path: Path) -> None:
     folder = tmp_path / "checkpoints"
     (folder / "step-00000030" / "manifest.json").write_text("{}")
     prune(folder, 0)  # none asked for: the newest whole one stays all the same
-    assert [(one.step, one.manifest is not None) for one in listed(folder)] == [
+    assert [
+        (checkpoint.step, checkpoint.manifest is not None) for checkpoint in listed(folder)
+    ] == [
         (20, True),
         (30, False),
     ]

@@ -66,9 +66,9 @@ def test_any_layout_reads_what_any_other_wrote(written: Division, read: Division
     with TemporaryDirectory() as folder:
         checkpoint = open_checkpoint(save(Path(folder), 3, written))
         for entry in (entry for entries in read for entry in entries):
-            found = checkpoint.read_range(entry.unit, entry.kind, entry.begin, entry.end)
+            values = checkpoint.read_range(entry.unit, entry.kind, entry.begin, entry.end)
             wanted = contents(3, entry.unit, entry.kind, entry.size)[entry.begin : entry.end]
-            assert same_bits(found, wanted)
+            assert same_bits(values, wanted)
 
 
 @pytest.mark.usefixtures("block_bytes")
@@ -95,8 +95,8 @@ def test_the_safetensors_library_reads_a_ranks_file(tmp_path: Path) -> None:
             for entry in entries:
                 whole = contents(5, entry.unit, entry.kind, entry.size)
                 assert same_bits(file.get_tensor(entry.name), whole[entry.begin : entry.end])
-                said = f"begin={entry.begin} size={entry.size}"
-                assert file.metadata()[entry.name] == said
+                expected = f"begin={entry.begin} size={entry.size}"
+                assert file.metadata()[entry.name] == expected
 
 
 def test_half_precision_is_stored_as_it_is_and_read_as_float32(tmp_path: Path) -> None:
@@ -124,8 +124,8 @@ def test_padding_is_left_out_so_that_data_degrees_with_other_padding_agree(tmp_p
     partial = begin(tmp_path, 1)
     records = write_ranks(partial, 1, [[entry] for entry in entries if entry])
     path = commit(partial, records, Meta(1, MODEL, CONFIG, {"0": size}, {}))
-    found = open_checkpoint(path).read_range("0", "weights", 500, size)
-    assert same_bits(found, contents(1, "0", "weights", size)[500:])
+    values = open_checkpoint(path).read_range("0", "weights", 500, size)
+    assert same_bits(values, contents(1, "0", "weights", size)[500:])
 
 
 def test_a_record_survives_the_way_to_the_rank_that_commits(tmp_path: Path) -> None:
@@ -140,7 +140,7 @@ def test_a_manifest_reads_back_as_it_was(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("unit", "kind", "first", "last", "said"),
+    ("unit", "kind", "first", "last", "message"),
     [
         ("9", "weights", 0, 1, "units e, 0, 1, h"),
         ("0", "gradient", 0, 1, "kinds moment1, moment2, weights"),
@@ -149,10 +149,10 @@ def test_a_manifest_reads_back_as_it_was(tmp_path: Path) -> None:
     ],
 )
 def test_a_range_that_is_not_there_is_named(
-    tmp_path: Path, unit: str, kind: str, first: int, last: int, said: str
+    tmp_path: Path, unit: str, kind: str, first: int, last: int, message: str
 ) -> None:
     checkpoint = open_checkpoint(save(tmp_path, 1))
-    with pytest.raises(CheckpointError, match=said):
+    with pytest.raises(CheckpointError, match=message):
         checkpoint.read_range(unit, kind, first, last)
 
 

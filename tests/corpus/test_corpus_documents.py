@@ -27,15 +27,15 @@ TEXTS = ["first\r\nline", "über 数 🦀", "\n", "last"]
 
 def read(path: Path, text_key: str = "text") -> list[str]:
     """The documents of a file, their pieces joined."""
-    found, text = [], ""
+    pieces, text = [], ""
     for piece in pieces_of(source_of(path), text_key):
         assert piece.text
         text += piece.text
         if piece.ends:
-            found.append(text)
+            pieces.append(text)
             text = ""
     assert not text, "the last document has no end"
-    return found
+    return pieces
 
 
 # ---- every format -----------------------------------------------------------------------
@@ -114,13 +114,13 @@ def test_a_long_document_comes_in_short_pieces_that_make_it_up(
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(documents, "PIECE_CHARS", piece_chars)
         patch.setattr(documents, "READ_BYTES", read_bytes)
-        one, other = (
+        first, other = (
             [piece.text for piece in pieces_of(source_of(folder / name), "text")]
             for name in ("a.txt", "a.jsonl")
         )
         assert read(folder / "a.txt") == read(folder / "a.jsonl") == ([text] if text else [])
-    assert one == other
-    assert all(len(piece) <= piece_chars for piece in one)
+    assert first == other
+    assert all(len(piece) <= piece_chars for piece in first)
 
 
 # ---- which files ------------------------------------------------------------------------
@@ -177,7 +177,7 @@ def make_binary(path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("make", "pattern", "said"),
+    ("make", "pattern", "message"),
     [
         (make_pipe, "pipe.txt", "not a regular file"),
         (make_folder, "folder", "no state.json"),
@@ -193,12 +193,12 @@ def make_binary(path: Path) -> None:
     ],
 )
 def test_what_cannot_be_data_is_one_message(
-    tmp_path: Path, make: Callable[[Path], None], pattern: str, said: str
+    tmp_path: Path, make: Callable[[Path], None], pattern: str, message: str
 ) -> None:
     make(tmp_path)
     with pytest.raises(SpecError) as caught:
         sources_of((pattern,), tmp_path)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 # ---- what is wrong inside a file --------------------------------------------------------
@@ -207,7 +207,7 @@ GOOD = b'{"text": "x"}\n'
 
 
 @pytest.mark.parametrize(
-    ("content", "line", "said"),
+    ("content", "line", "message"),
     [
         (GOOD + b"\n{bad\n", 3, "not valid JSON"),
         (GOOD + b'["text"]\n', 2, "not a JSON object"),
@@ -222,13 +222,13 @@ GOOD = b'{"text": "x"}\n'
         (b"\x00\x01", 1, "NUL"),
     ],
 )
-def test_a_bad_json_line_is_named(tmp_path: Path, content: bytes, line: int, said: str) -> None:
+def test_a_bad_json_line_is_named(tmp_path: Path, content: bytes, line: int, message: str) -> None:
     path = tmp_path / "a.jsonl"
     path.write_bytes(content)
     with pytest.raises(SpecError) as caught:
         read(path)
     assert caught.value.place.startswith(f"{path}:{line}")
-    assert said in str(caught.value)
+    assert message in str(caught.value)
 
 
 def test_a_line_without_end_is_not_taken_into_memory(
@@ -276,7 +276,7 @@ def a_table(path: Path, table: pa.Table) -> None:
 
 @pytest.mark.parametrize("name", ["a.parquet", "a.arrow"])
 @pytest.mark.parametrize(
-    ("columns", "said"),
+    ("columns", "message"),
     [
         ({"texts": ["x"]}, 'set text_key = "texts"'),
         ({"text": [1]}, "'text' is int64, not text"),
@@ -285,12 +285,12 @@ def a_table(path: Path, table: pa.Table) -> None:
     ],
 )
 def test_a_table_without_texts_is_named(
-    tmp_path: Path, name: str, columns: dict[str, list[Any]], said: str
+    tmp_path: Path, name: str, columns: dict[str, list[Any]], message: str
 ) -> None:
     a_table(tmp_path / name, pa.table(columns))
     with pytest.raises(SpecError) as caught:
         read(tmp_path / name)
-    assert said in str(caught.value)
+    assert message in str(caught.value)
     assert name in caught.value.place
 
 

@@ -24,19 +24,19 @@ def identity(folder: Path, *texts: str) -> dict[str, Any]:
 
 
 def test_the_same_text_in_another_folder_is_the_same_data(tmp_path: Path) -> None:
-    one, other = (identity(tmp_path / name, "some words", "more") for name in "ab")
-    assert one == other
-    assert one["text"] == "0.txt and 1 more" and one["tokenizer"] == "bytes-1"
-    require_same({"data": one}, other, None, CHECKPOINT)
+    first, other = (identity(tmp_path / name, "some words", "more") for name in "ab")
+    assert first == other
+    assert first["text"] == "0.txt and 1 more" and first["tokenizer"] == "bytes-1"
+    require_same({"data": first}, other, None, CHECKPOINT)
 
 
 @pytest.mark.parametrize("texts", [("some word", "more"), ("more", "some words"), ("some words",)])
 def test_another_text_or_order_is_refused_with_a_way_to_go_on(
     texts: tuple[str, ...], tmp_path: Path
 ) -> None:
-    one, other = identity(tmp_path / "a", "some words", "more"), identity(tmp_path / "b", *texts)
+    first, other = identity(tmp_path / "a", "some words", "more"), identity(tmp_path / "b", *texts)
     with pytest.raises(SpecError) as error:
-        require_same({"data": one}, other, Path("job.toml"), CHECKPOINT)
+        require_same({"data": first}, other, Path("job.toml"), CHECKPOINT)
     assert error.value.place == "job.toml [data]"
     assert "step-00000004 was trained on different text: 0.txt and 1 more" in error.value.what
     assert "`ratrain export run OUT`" in error.value.fix

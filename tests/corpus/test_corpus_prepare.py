@@ -199,17 +199,17 @@ DAMAGES = [
 ]
 
 
-@pytest.mark.parametrize(("damage", "said"), DAMAGES, ids=lambda v: getattr(v, "__name__", None))
+@pytest.mark.parametrize(("damage", "message"), DAMAGES, ids=lambda v: getattr(v, "__name__", None))
 def test_a_damaged_store_is_named_and_made_anew(
-    tmp_path: Path, data: DataSpec, damage: object, said: str
+    tmp_path: Path, data: DataSpec, damage: object, message: str
 ) -> None:
     folder = prepare(data, tmp_path).store.folder
     assert callable(damage)
     damage(folder)
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         open_store(folder)
     made = prepare(data, tmp_path)
-    assert said in made.made_because
+    assert message in made.made_because
     assert made.store.tokens.tolist() == STREAM
 
 

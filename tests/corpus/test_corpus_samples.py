@@ -27,8 +27,8 @@ def test_an_epoch_holds_every_sample_once(
     samples: int, seed: int, epoch: int, shuffle: bool
 ) -> None:
     order = SampleOrder(samples, seed, shuffle)
-    found = order.at(np.arange(epoch * samples, (epoch + 1) * samples))
-    assert sorted(found.tolist()) == list(range(samples))
+    samples_read = order.at(np.arange(epoch * samples, (epoch + 1) * samples))
+    assert sorted(samples_read.tolist()) == list(range(samples))
 
 
 @given(st.integers(1, 1 << 50), seeds, st.lists(st.integers(0, 1 << 60), max_size=20))
@@ -54,9 +54,9 @@ def test_the_steps_of_an_epoch_share_no_sample(samples: int, sequences: int, see
 def test_without_shuffling_the_samples_come_in_order_for_ever(
     samples: int, sequences: int, step: int
 ) -> None:
-    found = SampleOrder(samples, 1, shuffle=False).step(step, sequences)
+    samples_read = SampleOrder(samples, 1, shuffle=False).step(step, sequences)
     first = step * sequences
-    assert found.tolist() == [k % samples for k in range(first, first + sequences)]
+    assert samples_read.tolist() == [k % samples for k in range(first, first + sequences)]
 
 
 def test_the_order_is_the_same_on_every_machine_and_in_every_version() -> None:

@@ -87,7 +87,7 @@ def test_samples_are_shown_as_text_that_cannot_move_a_terminal(
 
 
 @pytest.mark.parametrize(
-    ("old", "new", "said"),
+    ("old", "new", "message"),
     [
         ('[data]\nfiles = ["*.txt"]\n', "", "job.toml: the job has no data"),
         ("*.txt", "*.rst", "no file matches"),
@@ -98,13 +98,13 @@ def test_samples_are_shown_as_text_that_cannot_move_a_terminal(
     ],
 )
 def test_what_is_wrong_with_a_jobs_data_is_one_message(
-    ratrain: Call, job: Path, old: str, new: str, said: str
+    ratrain: Call, job: Path, old: str, new: str, message: str
 ) -> None:
     assert old in job.read_text()
     job.write_text(job.read_text().replace(old, new))
     status, out, err = ratrain("data", job)
     assert (status, out) == (2, "")
-    assert said in err
+    assert message in err
     assert "Traceback" not in err
 
 
@@ -156,12 +156,12 @@ def test_the_text_to_begin_with_is_pythons_own_and_names_its_licence(tmp_path: P
 def test_the_text_to_begin_with_is_the_same_each_time_and_never_overwrites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    one = write_sample_text(tmp_path / "text.jsonl").file.read_bytes()
-    assert write_sample_text(tmp_path / "text.jsonl").file.read_bytes() == one
+    content = write_sample_text(tmp_path / "text.jsonl").file.read_bytes()
+    assert write_sample_text(tmp_path / "text.jsonl").file.read_bytes() == content
     monkeypatch.setattr(sample_text, "LIMIT_BYTES", 100_000)
     with pytest.raises(SpecError, match=r"text\.jsonl: the file exists"):
         write_sample_text(tmp_path / "text.jsonl")
-    assert (tmp_path / "text.jsonl").read_bytes() == one
+    assert (tmp_path / "text.jsonl").read_bytes() == content
     with pytest.raises(SpecError, match=r"name it text\.jsonl"):
         write_sample_text(tmp_path / "text.txt")
     with pytest.raises(SpecError, match="cannot be written: No such file"):

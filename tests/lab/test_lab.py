@@ -79,8 +79,8 @@ def test_every_link_is_as_fast_as_its_file_says() -> None:
     with Lab(far, 3) as lab:
         near, other, there = lab.ports
         for source, sink in ((near, other), (other, near), (near, there), (there, other)):
-            found = measure_link(lab, source, sink)
-            assert 0.8 <= found.found_bytes_per_s / found.wanted_bytes_per_s <= 1.05
+            measured = measure_link(lab, source, sink)
+            assert 0.8 <= measured.found_bytes_per_s / measured.wanted_bytes_per_s <= 1.05
 
 
 @pytest.mark.slow
@@ -120,11 +120,11 @@ def test_ranks_of_one_host_share_its_port() -> None:
 @pytest.mark.slow
 def test_a_place_gives_no_more_than_its_processors_and_kills_at_its_memory() -> None:
     with Lab(plain(), 2) as lab:
-        found = measure_share(lab, 1)
-        assert found.found_cpus <= 0.55
-        assert found.found_cpus >= 0.4 or found.starved
-        assert found.found_memory_bytes is not None
-        assert 0.7 <= found.found_memory_bytes / 150e6 <= 1.0
+        share = measure_share(lab, 1)
+        assert share.found_cpus <= 0.55
+        assert share.found_cpus >= 0.4 or share.starved
+        assert share.found_memory_bytes is not None
+        assert 0.7 <= share.found_memory_bytes / 150e6 <= 1.0
         assert (lab.oom_kills(0), lab.oom_kills(1)) == (0, 1)
 
 
@@ -172,10 +172,10 @@ def test_a_process_with_threads_may_not_enter() -> None:
 
 
 def test_two_labs_stand_side_by_side_and_nothing_of_them_is_left() -> None:
-    with Lab(plain(), 2) as one, Lab(plain(), 2) as two:
-        names = [name_of(one), name_of(two)]
+    with Lab(plain(), 2) as first, Lab(plain(), 2) as second:
+        names = [name_of(first), name_of(second)]
         assert names[0] != names[1]
-        assert one.master_address != two.master_address
+        assert first.master_address != second.master_address
         assert all(leftovers(name) for name in names)
     assert [leftovers(name) for name in names] == [[], []]
 
@@ -276,8 +276,8 @@ def test_a_program_that_does_not_exist_is_one_line(small_file: str) -> None:
 @pytest.mark.slow
 def test_check_measures_each_pair_and_each_place(small_file: str) -> None:
     done = run_lab("check", small_file, "--json")
-    found = json.loads(done.stdout)
-    assert [(row["source"], row["target"]) for row in found["links"]] == [(0, 1), (1, 0)]
-    assert all(row["fits"] for row in found["links"])
-    assert [row["oom_kills"] for row in found["places"]] == [1, 1]
-    assert done.returncode == (0 if all(row["fits"] for row in found["places"]) else 1)
+    body = json.loads(done.stdout)
+    assert [(row["source"], row["target"]) for row in body["links"]] == [(0, 1), (1, 0)]
+    assert all(row["fits"] for row in body["links"])
+    assert [row["oom_kills"] for row in body["places"]] == [1, 1]
+    assert done.returncode == (0 if all(row["fits"] for row in body["places"]) else 1)

@@ -63,10 +63,10 @@ def test_every_rank_stands_behind_one_port_with_an_address_of_its_own(
 ) -> None:
     each = link(shared_by="host" if shared else "device")
     small = cluster(device(), host(devices=devices, count=count), each)
-    found = ports(small, count * devices)
-    assert [rank for port in found for rank in port.ranks] == list(range(count * devices))
-    assert len({port.address for port in found}) == len(found)
-    assert len(found) == (count if shared else count * devices)
+    made_ports = ports(small, count * devices)
+    assert [rank for port in made_ports for rank in port.ranks] == list(range(count * devices))
+    assert len({port.address for port in made_ports}) == len(made_ports)
+    assert len(made_ports) == (count if shared else count * devices)
 
 
 def test_devices_that_share_a_host_s_link_share_a_port_and_its_rate_within() -> None:
@@ -77,20 +77,20 @@ def test_devices_that_share_a_host_s_link_share_a_port_and_its_rate_within() -> 
 
 def test_a_port_sends_at_the_rate_of_the_level_that_it_shares_with_the_other_end() -> None:
     far = cluster(device(), host(), host(site="there"), link(), link("world", "20Mbit/s", "device"))
-    found = ports(far, 4)
-    assert found[0].rate_to(found[1]) == 12.5e6
-    assert found[0].rate_to(found[2]) == 2.5e6
-    assert [level for level, _ in found[0].rates_bytes_per_s] == ["room", "world"]
-    lines = wires.shape_lines("lab0", found[0], found, "dst")
+    made_ports = ports(far, 4)
+    assert made_ports[0].rate_to(made_ports[1]) == 12.5e6
+    assert made_ports[0].rate_to(made_ports[2]) == 2.5e6
+    assert [level for level, _ in made_ports[0].rates_bytes_per_s] == ["room", "world"]
+    lines = wires.shape_lines("lab0", made_ports[0], made_ports, "dst")
     assert sum("u32 match ip dst" in line for line in lines) == 3
 
 
 def test_between_unequal_hosts_the_slower_port_counts() -> None:
-    own = '[host.links.room]\nlatency = "1us"\nbandwidth = "10Mbit/s"\nsource = "made up"\n'
-    mixed = cluster(device("a"), device("b"), host("a"), host("b"), own, link())
-    found = ports(mixed, 4)
-    assert found[0].rate_to(found[1]) == 12.5e6
-    assert found[0].rate_to(found[2]) == found[2].rate_to(found[0]) == 1.25e6
+    room_link = '[host.links.room]\nlatency = "1us"\nbandwidth = "10Mbit/s"\nsource = "made up"\n'
+    mixed = cluster(device("a"), device("b"), host("a"), host("b"), room_link, link())
+    made_ports = ports(mixed, 4)
+    assert made_ports[0].rate_to(made_ports[1]) == 12.5e6
+    assert made_ports[0].rate_to(made_ports[2]) == made_ports[2].rate_to(made_ports[0]) == 1.25e6
 
 
 @pytest.mark.parametrize(
@@ -141,9 +141,9 @@ def test_version_two_groups_are_made_where_the_kernel_lets_them(tmp_path: Path) 
     (tmp_path / "cgroup.controllers").write_text("cpuset cpu io memory pids\n")
     (tmp_path / "cgroup.subtree_control").write_text("cpu memory pids\n")
     (inner.parent / "cgroup.subtree_control").write_text("memory pids\n")
-    found = groups.mounts(f"30 23 0:26 / {tmp_path} rw shared:4 - cgroup2 cgroup2 rw\n")
-    assert found[0].version == 2
-    parent = groups.parents(found, "0::/system.slice/my.service\n")
+    mounted = groups.mounts(f"30 23 0:26 / {tmp_path} rw shared:4 - cgroup2 cgroup2 rw\n")
+    assert mounted[0].version == 2
+    parent = groups.parents(mounted, "0::/system.slice/my.service\n")
     assert parent == [groups.Parent(tmp_path, 2, ("cpu", "memory"))]
 
 
@@ -154,8 +154,8 @@ def test_version_one_groups_are_made_below_our_own(tmp_path: Path) -> None:
         f"{n} 23 0:26 / {tmp_path}/{name} rw - cgroup cgroup rw,{name}"
         for n, name in enumerate(("cpu", "memory"))
     ]
-    found = groups.parents(groups.mounts("\n".join(lines)), "4:memory:/ours\n1:cpu:/\n")
-    assert [parent.path for parent in found] == [tmp_path / "cpu", tmp_path / "memory" / "ours"]
+    folders = groups.parents(groups.mounts("\n".join(lines)), "4:memory:/ours\n1:cpu:/\n")
+    assert [parent.path for parent in folders] == [tmp_path / "cpu", tmp_path / "memory" / "ours"]
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="about users who are not root")

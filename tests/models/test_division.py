@@ -42,10 +42,10 @@ def part_of(spec: ModelSpec, name: str, whole: Tensor, division: Division) -> Te
     """One rank's flat buffer, cut out of the whole unit's."""
     layout, all_of = unit_layout(spec, name, division), unit_layout(spec, name).by_name
     flat = torch.zeros(layout.size)
-    for one in layout.parameters:
-        full = all_of[one.name]
-        values = whole[full.offset : full.end].view(full.shape)[one.window]
-        flat[one.offset : one.end] = values.reshape(-1)
+    for parameter in layout.parameters:
+        full = all_of[parameter.name]
+        values = whole[full.offset : full.end].view(full.shape)[parameter.window]
+        flat[parameter.offset : parameter.end] = values.reshape(-1)
     return flat
 
 
@@ -92,8 +92,8 @@ def test_a_divided_model_has_the_loss_and_the_gradients_of_the_whole(
     loss = whole.loss(batch)
     loss.backward()
     for deferred in (False, True):
-        found = in_group(degree, group_step(spec, whole.views, batch, deferred=deferred))
-        for rank, (own_loss, gradients) in enumerate(found):
+        results = in_group(degree, group_step(spec, whole.views, batch, deferred=deferred))
+        for rank, (own_loss, gradients) in enumerate(results):
             assert float(own_loss) == pytest.approx(float(loss.detach()), rel=1e-6)
             for unit, flat in gradients.items():
                 wanted = part_of(spec, unit, whole.gradients[unit], Division(rank, degree))
@@ -102,24 +102,27 @@ def test_a_divided_model_has_the_loss_and_the_gradients_of_the_whole(
 
 def test_what_all_ranks_have_gets_the_same_bits_on_all() -> None:
     spec = DIVISIBLE["grouped"]
-    found = in_group(4, group_step(spec, running(spec).views, batch_of(spec)))
-    assert len({bytes(loss.numpy()) for loss, _ in found}) == 1
+    results = in_group(4, group_step(spec, running(spec).views, batch_of(spec)))
+    assert len({bytes(loss.numpy()) for loss, _ in results}) == 1
     for unit in unit_names(spec):
-        for one in unit_layout(spec, unit, Division(0, 4)).parameters:
-            if one.cut is None:
-                copies = {bytes(grads[unit][one.offset : one.end].numpy()) for _, grads in found}
-                assert len(copies) == 1, f"{unit} {one.name}"
+        for parameter in unit_layout(spec, unit, Division(0, 4)).parameters:
+            if parameter.cut is None:
+                copies = {
+                    bytes(grads[unit][parameter.offset : parameter.end].numpy())
+                    for _, grads in results
+                }
+                assert len(copies) == 1, f"{unit} {parameter.name}"
 
 
 @settings(deadline=None)
 @given(st.sampled_from(EVEN), st.sampled_from(["e", "0", "1", "h"]))
 def test_parts_put_together_are_the_unit(case: tuple[str, int], unit: str) -> None:
     spec, degree = DIVISIBLE[case[0]], case[1]
-    for one in unit_layout(spec, unit).parameters:
-        held = torch.zeros(one.shape)
+    for parameter in unit_layout(spec, unit).parameters:
+        held = torch.zeros(parameter.shape)
         for rank in range(degree):
-            part = unit_layout(spec, unit, Division(rank, degree)).by_name[one.name]
-            assert part.whole_shape == one.shape
+            part = unit_layout(spec, unit, Division(rank, degree)).by_name[parameter.name]
+            assert part.whole_shape == parameter.shape
             assert held[part.window].shape == part.shape
             held[part.window] += 1 if part.cut is not None else 1 / degree
         assert bool((held == 1).all())
@@ -135,8 +138,8 @@ def test_any_range_of_a_part_begins_as_the_same_slice_of_the_whole(data: st.Data
     begin = data.draw(st.integers(0, layout.size))
     end = data.draw(st.integers(begin, layout.size))
     whole = initial_range(spec, unit, full, 0, full.size, seed=1)
-    found = initial_range(spec, unit, layout, begin, end, seed=1)
-    assert torch.equal(found, part_of(spec, unit, whole, division)[begin:end])
+    values = initial_range(spec, unit, layout, begin, end, seed=1)
+    assert torch.equal(values, part_of(spec, unit, whole, division)[begin:end])
 
 
 @pytest.mark.parametrize("name", ["grouped", "baichuan", "tied"])
@@ -153,12 +156,12 @@ def test_a_part_is_read_from_a_hugging_face_folder(name: str, tmp_path: Path) ->
         for division in (Division(0, 2), Division(3, 4)):
             layout = unit_layout(spec, unit, division)
             for begin, end in ((0, layout.size), (5, layout.size - 70)):
-                found = read_range(tmp_path / "model", spec, unit, layout, begin, end)
-                assert torch.equal(found, part_of(spec, unit, whole, division)[begin:end])
+                values = read_range(tmp_path / "model", spec, unit, layout, begin, end)
+                assert torch.equal(values, part_of(spec, unit, whole, division)[begin:end])
 
 
 @pytest.mark.parametrize(
-    ("said", "spec"),
+    ("problem", "spec"),
     [
         ("heads = 6", replace(DIVISIBLE["llama"], heads=6, kv_heads=6)),
         ("kv_heads = 6", replace(DIVISIBLE["llama"], kv_heads=6)),
@@ -167,9 +170,9 @@ def test_a_part_is_read_from_a_hugging_face_folder(name: str, tmp_path: Path) ->
     ],
 )
 def test_a_model_that_cannot_be_shared_evenly_is_refused_with_a_degree_that_can(
-    said: str, spec: ModelSpec
+    problem: str, spec: ModelSpec
 ) -> None:
-    with pytest.raises(SpecError, match=f"has {said}, which 4 ranks") as caught:
+    with pytest.raises(SpecError, match=f"has {problem}, which 4 ranks") as caught:
         check_divides(spec, 4)
     assert caught.value.fix == "use tensor = 3"
     check_divides(spec, 3)
@@ -189,7 +192,7 @@ def test_a_token_that_no_rank_has_is_named() -> None:
         in_group(2, step)
 
 
-def assert_near(found: Tensor, wanted: Tensor, what: str) -> None:
+def assert_near(actual: Tensor, expected: Tensor, name: str) -> None:
     """Within rounding of fp32, of the largest element."""
-    off, largest = float((found - wanted).abs().max()), float(wanted.abs().max())
-    assert off <= 1e-5 * largest, f"{what}: by {off:g} of {largest:g}"
+    off, largest = float((actual - expected).abs().max()), float(expected.abs().max())
+    assert off <= 1e-5 * largest, f"{name}: by {off:g} of {largest:g}"

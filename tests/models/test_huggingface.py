@@ -81,8 +81,8 @@ def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
 def test_a_config_of_transformers_describes_the_same_model(name: str, tmp_path: Path) -> None:
     spec = THEIRS[name]
     their_model(spec).save_pretrained(tmp_path)
-    found = load_config(tmp_path / "config.json")
-    assert replace(found, name=spec.name, source=spec.source) == spec
+    loaded = load_config(tmp_path / "config.json")
+    assert replace(loaded, name=spec.name, source=spec.source) == spec
 
 
 @pytest.mark.parametrize("name", THEIRS)
@@ -104,11 +104,11 @@ def test_loss_and_every_gradient_agree_with_transformers(name: str, tmp_path: Pa
         for parameter in ours.units[unit].layout.parameters:
             tensor = place_of(spec, unit, parameter.name, parameter.shape).tensor
             wanted = model.get_parameter(tensor).grad
-            found = ours.gradient(unit, parameter.name)
+            gradient = ours.gradient(unit, parameter.name)
             if spec.tied_embeddings and len(parameter.shape) == 2 and unit in "eh":
                 head = ours.gradient("h", "head.logits")
-                found = head + ours.gradient("e", "embedding.tokens")
-            assert relative(found, wanted) < 5e-6, (unit, parameter.name)
+                gradient = head + ours.gradient("e", "embedding.tokens")
+            assert relative(gradient, wanted) < 5e-6, (unit, parameter.name)
 
 
 @pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
@@ -120,9 +120,9 @@ def test_sixteen_bits_agree_with_transformers_as_far_as_they_reach(
     model.to(dtype).save_pretrained(tmp_path)
     theirs = model(batch.tokens).logits[:, -1].detach()
     ours = running(GROUPED, read_all(tmp_path, GROUPED), dtype=dtype)
-    found = next_logits(GROUPED, ours.weights, batch.tokens, GROUPED.max_positions)
-    assert found.dtype == dtype
-    assert relative(found, exact) < max(2 * relative(theirs, exact), 0.01)
+    logits = next_logits(GROUPED, ours.weights, batch.tokens, GROUPED.max_positions)
+    assert logits.dtype == dtype
+    assert relative(logits, exact) < max(2 * relative(theirs, exact), 0.01)
 
 
 @pytest.mark.parametrize("name", THEIRS)

@@ -24,8 +24,8 @@ def test_greedy_sampling_writes_what_transformers_writes(tmp_path: Path) -> None
     theirs: Any = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.float32)
     prompt = [7, 3, 21]
     wanted = theirs.generate(torch.tensor([prompt]), max_new_tokens=12, do_sample=False)
-    found = list(sample(QWEN, model.weights, prompt, 12, sequence_length=32))
-    assert found == wanted[0, 3:].tolist()
+    sampled = list(sample(QWEN, model.weights, prompt, 12, sequence_length=32))
+    assert sampled == wanted[0, 3:].tolist()
 
 
 def test_chance_follows_the_softmax_and_the_seed() -> None:
@@ -63,17 +63,17 @@ def test_going_on_from_kept_keys_is_reading_all_again(name: str) -> None:
                 x = unit.forward(model.weights[unit_name], x, batch)
         head: Any = units[-1]
         wanted = head.logits(model.weights["h"], x)[:, -1]
-        found = reader.read(tokens if end == 3 else tokens[:, -1:])
+        logits = reader.read(tokens if end == 3 else tokens[:, -1:])
         assert reader.length == end
-        assert torch.allclose(found, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
+        assert torch.allclose(logits, wanted, rtol=1e-4, atol=1e-4 * wanted.abs().max().item())
 
 
 def test_a_full_sequence_goes_on_from_its_last_half() -> None:
     model = running(LLAMA)
-    found = list(sample(LLAMA, model.weights, [4], 30, sequence_length=8))
-    assert len(found) == 30
+    sampled = list(sample(LLAMA, model.weights, [4], 30, sequence_length=8))
+    assert len(sampled) == 30
     # The first eight read are 4 and seven found; the next is found from the four before it.
-    assert found[8] == next(sample(LLAMA, model.weights, found[4:8], 1, sequence_length=8))
+    assert sampled[8] == next(sample(LLAMA, model.weights, sampled[4:8], 1, sequence_length=8))
 
 
 @pytest.mark.parametrize(("prompt", "temperature"), [([], 0.0), ([1], -1.0), ([1], float("nan"))])

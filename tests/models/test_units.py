@@ -164,12 +164,12 @@ def test_gradients_are_derivatives(spec: ModelSpec, data: st.DataObject) -> None
     direction = torch.randn(model.views[unit].shape, dtype=torch.float64)
     model.loss(batch).backward()
     slope = (model.gradients[unit] * direction).sum().item()
-    step, found = 1e-6, list[float]()
+    step, slopes = 1e-6, list[float]()
     with torch.no_grad():
         for sign in (1, -1):
             model.weights[unit].attach_view(model.views[unit] + sign * step * direction)
-            found.append(model.loss(batch).item())
-    assert (found[0] - found[1]) / (2 * step) == pytest.approx(slope, rel=1e-5)
+            slopes.append(model.loss(batch).item())
+    assert (slopes[0] - slopes[1]) / (2 * step) == pytest.approx(slope, rel=1e-5)
 
 
 @pytest.mark.parametrize("spec", [GROUPED, ALIBI], ids=["grouped", "alibi"])
@@ -227,8 +227,8 @@ def test_attention_of_other_devices_computes_the_same(spec: ModelSpec, length: i
     out, logsumexp = attention(q, k, v, row)
     assert torch.allclose(composed_attention(q, k, v, row), out, rtol=1e-5, atol=1e-6)
     ours = attention_gradients(grad, q, k, v, out, logsumexp, row)
-    for one, other in zip(ours, recomputed_gradients(grad, q, k, v, row), strict=True):
-        assert torch.allclose(one, other, rtol=1e-4, atol=1e-5)
+    for gradient, recomputed in zip(ours, recomputed_gradients(grad, q, k, v, row), strict=True):
+        assert torch.allclose(gradient, recomputed, rtol=1e-4, atol=1e-5)
 
 
 # Bits

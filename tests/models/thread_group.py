@@ -33,14 +33,14 @@ class ThreadGroup:
     def sum_(self, part: Tensor) -> None:
         heard = self.gather(part)
         total = heard[0].clone()
-        for one in heard[1:]:
-            total += one
+        for values in heard[1:]:
+            total += values
         part.copy_(total)
 
     def gather(self, values: Tensor) -> list[Tensor]:
         self._meeting.put[self.division.rank] = values.clone()
         self._meeting.barrier.wait()
-        heard = [one.clone() for one in self._meeting.put if one is not None]
+        heard = [values.clone() for values in self._meeting.put if values is not None]
         self._meeting.barrier.wait()
         return heard
 
@@ -57,9 +57,9 @@ def in_group(degree: int, work: Callable[[ThreadGroup], T]) -> list[T]:
             raise
 
     with ThreadPoolExecutor(degree) as pool:
-        found = [pool.submit(one, rank) for rank in range(degree)]
-    failed = [error for error in (future.exception() for future in found) if error is not None]
+        futures = [pool.submit(one, rank) for rank in range(degree)]
+    failed = [error for error in (future.exception() for future in futures) if error is not None]
     failed.sort(key=lambda error: isinstance(error, BrokenBarrierError))  # which only follows
     if failed:
         raise failed[0]
-    return [future.result() for future in found]
+    return [future.result() for future in futures]

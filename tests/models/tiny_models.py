@@ -60,8 +60,8 @@ class Running:
 
     def gradient(self, unit: str, parameter: str) -> Tensor:
         """The gradient of one parameter, in its shape."""
-        found = self.units[unit].layout.by_name[parameter]
-        return self.gradients[unit][found.offset : found.end].view(found.shape)
+        place = self.units[unit].layout.by_name[parameter]
+        return self.gradients[unit][place.offset : place.end].view(place.shape)
 
 
 def running(

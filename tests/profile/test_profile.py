@@ -80,12 +80,12 @@ def test_attention_is_measured_in_both_directions_where_torch_is() -> None:
     if not torch_installed():
         assert not list(attention_times(Watch()))
         return
-    one = next(iter(attention_times(Watch())))
-    assert one.forward_s > 0
-    assert one.backward_s > 0
-    assert one.flops_rate == pytest.approx(
-        6 * one.sequences * one.heads * one.tokens**2 * one.head_dim
-        / (one.forward_s + one.backward_s)
+    time = next(iter(attention_times(Watch())))
+    assert time.forward_s > 0
+    assert time.backward_s > 0
+    assert time.flops_rate == pytest.approx(
+        6 * time.sequences * time.heads * time.tokens**2 * time.head_dim
+        / (time.forward_s + time.backward_s)
     )  # fmt: skip
 
 
@@ -188,10 +188,10 @@ def test_a_model_s_layers_are_timed_and_read_back_from_the_written_file(
     (device,) = load_cluster(path).device
     assert device.layer_profile[0].shape == shape_of(TINY, "layer")
     for entry in entries:
-        found = measured_time(device, entry.case, 2, TINY.name)
-        assert found is not None
-        assert found.how == "measured"
-        assert found.forward_s > 0
+        time = measured_time(device, entry.case, 2, TINY.name)
+        assert time is not None
+        assert time.how == "measured"
+        assert time.forward_s > 0
 
 
 def test_messages_measured_by_size_are_written_as_the_link_s_bandwidth(tmp_path: Path) -> None:
@@ -199,9 +199,9 @@ def test_messages_measured_by_size_are_written_as_the_link_s_bandwidth(tmp_path:
     path = tmp_path / "this.toml"
     path.write_text(cluster_toml(measured(messages=slow)))
     link = load_cluster(path).links["room"]
-    for one in slow[1:]:
-        time_s = link.latency_s + link.size_s(one.size_bytes) + one.size_bytes / 2e9
-        assert time_s == pytest.approx(one.time_s, rel=1e-6)
+    for doubtful in slow[1:]:
+        time_s = link.latency_s + link.size_s(doubtful.size_bytes) + doubtful.size_bytes / 2e9
+        assert time_s == pytest.approx(doubtful.time_s, rel=1e-6)
 
 
 @pytest.mark.parametrize(

@@ -74,7 +74,7 @@ def test_a_megabyte_of_anything_is_answered_in_two_seconds(name: str, part: str)
 
 
 @pytest.mark.parametrize(
-    ("name", "text", "place", "what", "fix"),
+    ("name", "text", "place", "problem", "fix"),
     [
         ("toml", "a = 1\nb = foo", "f:2", "invalid value", "quotes"),
         ("toml", "[a]\nx = 1\n[b]\n[a]\ny = 1", "f:4 a", "twice, in lines 1 and 4", "leave one"),
@@ -106,12 +106,12 @@ def test_a_megabyte_of_anything_is_answered_in_two_seconds(name: str, part: str)
     ],
 )  # fmt: skip
 def test_what_is_wrong_is_named_with_its_line_key_and_fix(
-    name: str, text: str, place: str, what: str, fix: str
+    name: str, text: str, place: str, problem: str, fix: str
 ) -> None:
     with pytest.raises(RatrainError) as caught:
         PARSERS[name](text)
     assert caught.value.place.startswith(place), caught.value.place
-    assert any(word in caught.value.what for word in what.split("|")), caught.value.what
+    assert any(word in caught.value.what for word in problem.split("|")), caught.value.what
     assert fix in caught.value.fix, caught.value.fix
 
 
@@ -211,7 +211,7 @@ HEADER = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "problem"),
     [
         ({}, ""),
         ({"dtype": "F33"}, "type"),
@@ -223,15 +223,15 @@ HEADER = {"a": {"dtype": "F32", "shape": [2, 3], "data_offsets": [0, 24]}}
     ],
 )
 def test_the_header_of_a_safetensors_file_agrees_with_its_bytes(
-    tmp_path: Path, change: dict[str, object], what: str
+    tmp_path: Path, change: dict[str, object], problem: str
 ) -> None:
     header = json.dumps({"a": {**HEADER["a"], **change}}).encode()
     path = tmp_path / "m.safetensors"
     path.write_bytes(len(header).to_bytes(8, "little") + header + bytes(24))
-    if not what:
+    if not problem:
         assert tensor_header(path)["a"].shape == (2, 3)
         return
-    with pytest.raises(SpecError, match=what) as caught:
+    with pytest.raises(SpecError, match=problem) as caught:
         tensor_header(path)
     assert "m.safetensors" in caught.value.place
 

@@ -117,17 +117,17 @@ def test_every_figure_is_a_table_too(made: tuple[Contents, Path]) -> None:
 
 def test_data_of_a_lane_gives_back_every_box(made: tuple[Contents, Path]) -> None:
     contents, _ = made
-    told = data.data_of(contents)["timeline"][0]
-    for row, drawn in zip(contents.panels[0].rows, told["rows"], strict=True):
+    panel = data.data_of(contents)["timeline"][0]
+    for row, drawn in zip(contents.panels[0].rows, panel["rows"], strict=True):
         flat, at, seen = drawn["lanes"][0], 0, []
         for i in range(0, len(flat), 5):
             at += flat[i]
             begin, at = at, at + flat[i + 1]
             number = "" if flat[i + 4] < 0 else flat[i + 4]
-            seen.append((told["words"][flat[i + 3]] + str(number), begin * told["tick_s"]))
+            seen.append((panel["words"][flat[i + 3]] + str(number), begin * panel["tick_s"]))
         assert [word for word, _ in seen] == [box.word for box in row.compute]
         assert [s for _, s in seen] == pytest.approx(
-            [box.start_s for box in row.compute], abs=2 * told["tick_s"]
+            [box.start_s for box in row.compute], abs=2 * panel["tick_s"]
         )
 
 

@@ -181,11 +181,11 @@ def test_hovering_an_op_says_what_it_is_and_how_long_it_took_in_both(
     )
     chromium.mouse("mouseMoved", left + 3, top + 10)
     chromium.wait("!document.querySelector('.tip').hidden")
-    said = chromium.run("document.querySelector('.tip').innerText")
-    assert "on rank 0" in said
-    assert "forward" in said
-    assert "takes" in said
-    assert "measured: " in said
+    tip = chromium.run("document.querySelector('.tip').innerText")
+    assert "on rank 0" in tip
+    assert "forward" in tip
+    assert "takes" in tip
+    assert "measured: " in tip
 
 
 def test_configurations_are_reached_by_the_arrow_keys(

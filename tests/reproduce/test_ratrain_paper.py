@@ -27,8 +27,8 @@ def ours(section: str, label: str) -> float:
 @pytest.mark.slow
 @pytest.mark.parametrize("model", ["baichuan2-13b", "qwen2.5-32b"])
 def test_strategies_stand_in_the_published_order(model: str) -> None:
-    found = [row for row in MAIN if row.model == model and row.step_s is not None]
-    published = sorted(found, key=lambda row: row.step_s or 0.0)
+    with_times = [row for row in MAIN if row.model == model and row.step_s is not None]
+    published = sorted(with_times, key=lambda row: row.step_s or 0.0)
     times_s = [ours("main", f"{model} {row.strategy}") for row in published]
     assert times_s == sorted(times_s)
     assert len(set(times_s)) == len(times_s)
@@ -71,11 +71,11 @@ def test_the_smallest_scales_peak_within_three_percent(row) -> None:  # pyright:
 @pytest.mark.slow
 @pytest.mark.parametrize("row", SMALLEST, ids=lambda row: row.model)
 def test_half_the_scale_is_infeasible_with_stage_and_item_named(row) -> None:  # pyright: ignore
-    found = rows("memory")[f"{row.model} on {row.too_few}"]
-    assert found.ours is None
-    assert "infeasible" in found.note
-    assert "on stage" in found.note
-    assert "optimizer" in found.note
+    row_found = rows("memory")[f"{row.model} on {row.too_few}"]
+    assert row_found.ours is None
+    assert "infeasible" in row_found.note
+    assert "on stage" in row_found.note
+    assert "optimizer" in row_found.note
 
 
 @pytest.mark.slow

@@ -68,14 +68,14 @@ class Crew:
         """What `work` returned on each rank; the first rank's failure is raised."""
         for end in self._ends[:world_size]:
             end.send((world_size, work, given))
-        found: list[Any] = []
+        answers: list[Any] = []
         for rank, end in enumerate(self._ends[:world_size]):
             if not end.poll(PATIENCE_S):
                 raise AssertionError(f"rank {rank} does not answer: {work.__name__} {given}")
-            found.append(end.recv())
-        for rank, (problem, _) in enumerate(found):
+            answers.append(end.recv())
+        for rank, (problem, _) in enumerate(answers):
             assert not problem, f"rank {rank}: {problem}"
-        return [result for _, result in found]
+        return [result for _, result in answers]
 
 
 _meeting: Meeting | None = None

@@ -201,7 +201,7 @@ def _tuned(setting: Setting, dice: random.Random) -> Setting:
         setting,
         dtype=dtype,
         gradient_dtype=dice.choice((None, None, "fp32", dtype)),
-        without=tuple(one for one in PASSES if dice.random() < 0.15),
+        without=tuple(pass_name for pass_name in PASSES if dice.random() < 0.15),
         sharding=dice.choice((None, 2, 3) if sharded else (None, None, 0, 1, 2, 3)),
         recovery=dice.choice(("auto", "auto", "keep-all", "exempt-last", "everywhere")),
         recovery_buffer=dice.choice((None, None, 1, 3)),
@@ -346,7 +346,7 @@ def _check_moved(setting: Setting, step: int, whole: RunFolder, folder: Path) ->
     run = RunFolder(moved / "run")
     ran = _ratrain(folder, "train", job, "--run", run.path, "--prepare-only")
     _require(ran.status == 0, ran)
-    saved = [one for one in listed(whole.checkpoints) if one.step >= step]
+    saved = [checkpoint for checkpoint in listed(whole.checkpoints) if checkpoint.step >= step]
     shutil.copytree(saved[0].path, run.checkpoints / saved[0].path.name)
     ran = _ratrain(folder, "train", job, "--run", run.path, "--resume", "--no-calibrate")
     _require(ran.status == 0, ran)
@@ -381,8 +381,10 @@ def plainly_trained(job: JobSpec, cache: Path) -> list[float]:
     for unit in unit_names(spec):
         layout = unit_layout(spec, unit)
         flat = initial_range(spec, unit, layout, 0, layout.size, job.train.seed)
-        for one in layout.parameters:
-            leaves[f"{unit}.{one.name}"] = flat[one.offset : one.end].view(one.shape).clone()
+        for parameter in layout.parameters:
+            leaves[f"{unit}.{parameter.name}"] = (
+                flat[parameter.offset : parameter.end].view(parameter.shape).clone()
+            )
     batches: list[tuple[Tensor, Tensor]] = []
     for step in range(job.train.steps):
         tokens, targets = samples.batch(step, 0, job.batch.sequences)

@@ -34,9 +34,9 @@ def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = 
     job = write_job(folder, setting)
     request = RunRequest(job, threads=1, calibrate=calibrate, steps=setting.end_step)
     prepared = prepare_run(request)
-    found = RunFolder(folder / run)
-    write_run(prepared, found)
-    return found
+    run_folder = RunFolder(folder / run)
+    write_run(prepared, run_folder)
+    return run_folder
 
 
 def start(folder: RunFolder, *, restarts: int = 0) -> None:
@@ -61,14 +61,16 @@ def loss_bits(folder: RunFolder) -> list[str]:
 
 def saved_steps(folder: RunFolder) -> list[int]:
     """Steps of the whole checkpoints; none may be damaged."""
-    found = listed(folder.checkpoints)
-    assert all(one.manifest is not None for one in found), [one.problem for one in found]
-    return [one.step for one in found]
+    checkpoints = listed(folder.checkpoints)
+    assert all(checkpoint.manifest is not None for checkpoint in checkpoints), [
+        checkpoint.problem for checkpoint in checkpoints
+    ]
+    return [checkpoint.step for checkpoint in checkpoints]
 
 
-def assert_same_end(one: RunFolder, other: RunFolder) -> None:
+def assert_same_end(first: RunFolder, second: RunFolder) -> None:
     """The newest checkpoints hold the same bits."""
-    a, b = (open_checkpoint(listed(folder.checkpoints)[-1].path) for folder in (one, other))
+    a, b = (open_checkpoint(listed(folder.checkpoints)[-1].path) for folder in (first, second))
     assert a.manifest.meta.step == b.manifest.meta.step
     assert a.manifest.meta.state == b.manifest.meta.state
     assert all(difference.identical for difference in compare(a, b))
@@ -79,7 +81,7 @@ def assert_same_end(one: RunFolder, other: RunFolder) -> None:
 
 def ranks_of(folder: RunFolder) -> dict[int, int]:
     """World rank -> process id, of the processes of a run that live now."""
-    found: dict[int, int] = {}
+    ranks: dict[int, int] = {}
     for entry in Path("/proc").iterdir():
         if not entry.name.isdigit():
             continue
@@ -93,8 +95,8 @@ def ranks_of(folder: RunFolder) -> dict[int, int]:
             continue
         environment = dict(pair.split("=", 1) for pair in pairs if "=" in pair)
         if state not in "ZX" and "RANK" in environment:  # torchrun has the same words
-            found[int(environment["RANK"])] = int(entry.name)
-    return found
+            ranks[int(environment["RANK"])] = int(entry.name)
+    return ranks
 
 
 def wait_until(condition: Callable[[], bool], timeout_s: float = 240.0) -> None:

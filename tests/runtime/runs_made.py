@@ -237,8 +237,8 @@ def _table(name: str, body: dict[str, object]) -> str:
 
 def samples(step: int, first: int, count: int) -> tuple[Ints, Ints]:
     """Tokens and targets of a step's sequences: any, but always the same."""
-    found = np.random.default_rng(step).integers(0, VOCAB, (64, LENGTH + 1))[first : first + count]
-    return found[:, :-1].copy(), found[:, 1:].copy()
+    tokens = np.random.default_rng(step).integers(0, VOCAB, (64, LENGTH + 1))[first : first + count]
+    return tokens[:, :-1].copy(), tokens[:, 1:].copy()
 
 
 def beginning(

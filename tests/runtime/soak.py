@@ -30,8 +30,8 @@ def main() -> None:
     for number, seed in enumerate(range(options.first, options.first + options.jobs), start=1):
         counts[_run(seed, options.keep)] += 1
         left_s = (time.monotonic() - began_s) / number * (options.jobs - number)
-        told = ", ".join(f"{count} {what}" for what, count in sorted(counts.items()))
-        print(f"   {number} of {options.jobs}: {told}; {left_s / 60:.0f} min left", flush=True)
+        outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
+        print(f"   {number} of {options.jobs}: {outcomes}; {left_s / 60:.0f} min left", flush=True)
     sys.exit(1 if counts["wrong"] else 0)
 
 

@@ -37,14 +37,14 @@ def listening(pids: list[int]) -> list[Port]:
     """The TCP ports at which these processes listen, each as its own network namespace has it."""
     ports: list[Port] = []
     for pid in pids:
-        own: set[str] = set()
+        own_words: set[str] = set()
         for handle in Path(f"/proc/{pid}/fd").iterdir():
             with suppress(OSError):
-                own.add(str(handle.readlink()))
+                own_words.add(str(handle.readlink()))
         for table in ("tcp", "tcp6"):
             for line in Path(f"/proc/{pid}/net/{table}").read_text().splitlines()[1:]:
                 fields = line.split()
-                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own:
+                if fields[3] == "0A" and f"socket:[{fields[9]}]" in own_words:
                     ports.append((pid, *_address(fields[1])))
     return ports
 

@@ -28,14 +28,14 @@ from ratrain.runtime.run_folder import RunFolder
 
 def together(count: int, work: Callable[[int, Everybody], Any]) -> list[Any]:
     """What `work` returned or raised for each of some ranks, which are threads here."""
-    barrier, said = threading.Barrier(count, timeout=20), [""] * count
+    barrier, texts = threading.Barrier(count, timeout=20), [""] * count
     ends: list[Any] = [None] * count
 
     def rank(number: int) -> None:
         def everybody(words: str) -> list[str]:
-            said[number] = words
+            texts[number] = words
             barrier.wait()
-            heard = list(said)
+            heard = list(texts)
             barrier.wait()
             return heard
 
@@ -117,7 +117,7 @@ def no_run(folder: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "said"),
+    ("change", "message"),
     [
         (job("learning_rate = 0.01", "learning_rate = 0.02"), "the job's train.learning_rate is 0"),
         (job("steps = 3", "steps = 3\nseed = 1"), "the job's train.seed is "),
@@ -129,12 +129,15 @@ def no_run(folder: Path) -> None:
     ],
 )
 def test_what_one_host_has_otherwise_is_named_on_all_of_them(
-    change: Callable[[Path], None], said: str, copies: list[Path], monkeypatch: pytest.MonkeyPatch
+    change: Callable[[Path], None],
+    message: str,
+    copies: list[Path],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     change(copies[1])
     first, second = agreed(copies, monkeypatch)
     assert isinstance(first, RunFailed) and first.what == second.what
-    assert said in first.what and "rank 1 on host" in first.what and first.fix
+    assert message in first.what and "rank 1 on host" in first.what and first.fix
     assert "birch" in first.what or "oak" in first.what
 
 
@@ -150,12 +153,12 @@ def settled(folders: list[Path], disks: str) -> list[Any]:
     def work(rank: int, everybody: Everybody) -> tuple[Company, Tenancy]:
         tenant = Tenancy(RunFolder(folders[rank]), rank)
         try:
-            found = tenant.settle(company, everybody, disks=disks, say=lambda _: None)
+            settled = tenant.settle(company, everybody, disks=disks, say=lambda _: None)
         except RatrainError:
             tenant.close()
             assert not tenant.settled
             raise
-        return found, tenant
+        return settled, tenant
 
     return together(count, work)
 
@@ -194,9 +197,11 @@ def test_a_shared_folder_is_one_disk_and_has_one_owner(tmp_path: Path) -> None:
 def test_disks_that_should_be_one_are_refused_by_all_ranks_alike(tmp_path: Path) -> None:
     ends = settled([tmp_path / "a", tmp_path / "a", tmp_path / "b"], "shared")
     assert all(isinstance(end, RunFailed) for end in ends)
-    (said,) = {str(replace_place(end, tmp_path)) for end in ends}
-    assert "rank 2 on host host-2 has another folder" in said and "rank 0 on host host-0" in said
-    assert 'disks = "per-host"' in said
+    (message,) = {str(replace_place(end, tmp_path)) for end in ends}
+    assert (
+        "rank 2 on host host-2 has another folder" in message and "rank 0 on host host-0" in message
+    )
+    assert 'disks = "per-host"' in message
 
 
 def replace_place(error: RunFailed, folder: Path) -> str:

@@ -128,12 +128,12 @@ def test_words_longer_than_allowed_are_refused_before_room_is_made(
         end.receive_bytes(1000)
 
 
-@pytest.mark.parametrize("said", [b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04\x95" + bytes(60)])
+@pytest.mark.parametrize("message", [b"GET / HTTP/1.1\r\n\r\n", b"\x80\x04\x95" + bytes(60)])
 def test_what_is_no_frame_is_refused(
-    said: bytes, stranger: tuple[Connection, socket.socket]
+    message: bytes, stranger: tuple[Connection, socket.socket]
 ) -> None:
     end, far = stranger
-    far.sendall(said)
+    far.sendall(message)
     with pytest.raises(TransportError, match="rank 1 sent rank 0 something that is not a frame"):
         end.receive(memoryview(bytearray(8)))
 

@@ -20,10 +20,10 @@ QUICK = 30
 
 def test_drawn_jobs_have_every_schedule_and_every_degree_up_to_seven() -> None:
     settings = [draw(seed).setting for seed in range(1000)]
-    assert {one.name for one in settings} == set(STRATEGIES)
+    assert {setting.name for setting in settings} == set(STRATEGIES)
     for degree in ("pipeline", "data", "tensor"):
-        assert {getattr(one, degree) for one in settings} == set(range(1, 8))
-    assert max(one.world_size for one in settings) == MOST_PROCESSES
+        assert {getattr(setting, degree) for setting in settings} == set(range(1, 8))
+    assert max(setting.world_size for setting in settings) == MOST_PROCESSES
 
 
 def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: Path) -> None:
@@ -41,29 +41,29 @@ def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: P
 
 
 RUN: dict[str, Callable[[DrawnJob], bool]] = {
-    "three replicas": lambda one: one.setting.data == 3 and one.setting.world_size == 3,
-    "seven replicas": lambda one: one.setting.data == 7,
-    "three ranks share each layer": lambda one: (
-        one.setting.tensor == 3 and one.setting.world_size == 3
+    "three replicas": lambda drawn: drawn.setting.data == 3 and drawn.setting.world_size == 3,
+    "seven replicas": lambda drawn: drawn.setting.data == 7,
+    "three ranks share each layer": lambda drawn: (
+        drawn.setting.tensor == 3 and drawn.setting.world_size == 3
     ),
-    "planned, and a rank is killed": lambda one: (
-        one.setting.planned and one.cut == "kill" and one.setting.world_size == 4
+    "planned, and a rank is killed": lambda drawn: (
+        drawn.setting.planned and drawn.cut == "kill" and drawn.setting.world_size == 4
     ),
-    "five replicas, then another layout": lambda one: (
-        one.setting.data == 5 and one.moved is not None
+    "five replicas, then another layout": lambda drawn: (
+        drawn.setting.data == 5 and drawn.moved is not None
     ),
 }
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("what", RUN)
+@pytest.mark.parametrize("case", RUN)
 def test_a_drawn_job_trains_and_resumes_with_the_numbers_of_an_uninterrupted_run(
-    what: str, tmp_path: Path
+    case: str, tmp_path: Path
 ) -> None:
     for seed in itertools.count():
         drawn = draw(seed)
-        if not RUN[what](drawn):
+        if not RUN[case](drawn):
             continue
         folder = tmp_path / str(seed)
         folder.mkdir()

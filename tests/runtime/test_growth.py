@@ -40,12 +40,12 @@ def test_nothing_grows_over_a_thousand_steps(tmp_path: Path) -> None:
     for rank in range(2):
         assert seen["late"][rank][0] <= seen["early"][rank][0], "threads"
         assert seen["late"][rank][1] <= seen["early"][rank][1] + 2, "open files"
-        for what, noise_bytes in (
+        for figure, noise_bytes in (
             ("ledger_peak_bytes", 0),
             ("allocated_peak_bytes", MIB // 4),
             ("resident_bytes", 2 * MIB),
         ):
-            values = [row["ranks"][rank][what] for row in rows]
+            values = [row["ranks"][rank][figure] for row in rows]
             grown = max(values[-100:]) - max(values[100:WARM])
-            assert grown <= noise_bytes, f"rank {rank}: {what} grew by {grown:,.0f} bytes"
+            assert grown <= noise_bytes, f"rank {rank}: {figure} grew by {grown:,.0f} bytes"
     assert all(row["gradient_norm_before"] > 0 for row in rows[WARM:])

@@ -56,10 +56,10 @@ def test_what_a_step_brings_to_life_it_gives_back(case: Case) -> None:
     for rank in range(case.program.setup.ranks):
         held: Counter[str] = Counter()
         for op in schedule_of(case.program, rank).ops:
-            held.update({one.family: 0 for one in op.births})
+            held.update({state.family: 0 for state in op.births})
             for sign, states in ((1, op.births), (-1, op.deaths)):
-                for one in states:
-                    held[one.family] += sign * one.size_bytes
+                for state in states:
+                    held[state.family] += sign * state.size_bytes
         assert not any(held.values())
 
 
@@ -142,20 +142,20 @@ def _playing(
     steps: dict[int, int] = defaultdict(int)
 
     def execute(op: LocalOp, step: int) -> None:
-        one = numbers[op.number]
-        began[one, step] = next(clock)
-        if table.group[one] >= 0:
-            meetings.come(int(table.group[one]), step)
+        number = numbers[op.number]
+        began[number, step] = next(clock)
+        if table.group[number] >= 0:
+            meetings.come(int(table.group[number]), step)
         if chance.random() < 0.3:
             time.sleep(chance.random() / 1000)
-        ended[one, step] = next(clock)
+        ended[number, step] = next(clock)
 
     def meet(op: LocalOp) -> None:
-        one = numbers[op.number]
-        step, steps[one] = steps[one], steps[one] + 1
+        number = numbers[op.number]
+        step, steps[number] = steps[number], steps[number] + 1
         has_place = program.setup.split_backward or program.setup.arrival_places
         if op.kind is Kind.RECV_F or (op.kind is Kind.RECV_B and has_place):
-            meetings.others_are_there(int(table.group[one]), step)
+            meetings.others_are_there(int(table.group[number]), step)
 
     return execute, meet
 

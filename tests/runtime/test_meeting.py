@@ -74,23 +74,23 @@ def place() -> Generator[Place]:
 
 def assert_met(results: dict[int, Meeting | RatrainError], world_size: int = 3) -> bytes:
     """The key that all of them have."""
-    met = [one for one in results.values() if isinstance(one, Meeting)]
+    met = [member for member in results.values() if isinstance(member, Meeting)]
     assert len(met) == world_size, results
-    assert len({one.key for one in met}) == 1 and len({one.book for one in met}) == 1
+    assert len({member.key for member in met}) == 1 and len({member.book for member in met}) == 1
     words: dict[int, list[str]] = {}
 
-    def speak(one: Meeting) -> None:
-        words[one.rank] = one.everybody(f"I am {one.rank}")
+    def speak(member: Meeting) -> None:
+        words[member.rank] = member.everybody(f"I am {member.rank}")
 
-    threads = [threading.Thread(target=speak, args=(one,)) for one in met]
+    threads = [threading.Thread(target=speak, args=(member,)) for member in met]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert all(heard == [f"I am {rank}" for rank in range(world_size)] for heard in words.values())
-    for one in met:
-        one.listener.close()
-        one.circle.close()
+    for member in met:
+        member.listener.close()
+        member.circle.close()
     return met[0].key
 
 
@@ -107,7 +107,7 @@ def test_the_ranks_of_an_attempt_meet_and_every_attempt_has_a_key_of_its_own(
 
 def test_an_attempt_that_was_cut_short_disturbs_none_after_it(place: Place) -> None:
     for ranks in ([0, 1], [1, 2], [0]):
-        assert all(isinstance(one, RunFailed) for one in place.meet(ranks, 0.4).values())
+        assert all(isinstance(result, RunFailed) for result in place.meet(ranks, 0.4).values())
     assert_met(place.meet([0, 1, 2]))
 
 
@@ -121,8 +121,10 @@ def test_a_rank_0_that_is_not_there_is_named_after_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(meeting, "REACH_S", 0.6)
-    said = r"rank 1: rank 0 was not reached at 127.0.0.1, port 1: Connection refused, for 0.6 s\n"
-    with pytest.raises(RunFailed, match=said):
+    message = (
+        r"rank 1: rank 0 was not reached at 127.0.0.1, port 1: Connection refused, for 0.6 s\n"
+    )
+    with pytest.raises(RunFailed, match=message):
         meet(Launch(1, 2, "127.0.0.1", 1), SECRET, 3600)
 
 
@@ -241,14 +243,14 @@ def test_callers_who_say_nothing_keep_no_rank_waiting(place: Place) -> None:
 @contextmanager
 def recorded(server: tuple[str, int]) -> Generator[tuple[tuple[str, int], list[bytes]]]:
     """An address that passes everything on to the server, and what its callers said."""
-    said: list[bytes] = []
+    received: list[bytes] = []
     relay = socket.create_server(("127.0.0.1", 0))
 
     def pump(source: socket.socket, target: socket.socket, keep: bool) -> None:
         with suppress(OSError):
             while data := source.recv(1 << 16):
                 if keep:
-                    said.append(data)
+                    received.append(data)
                 target.sendall(data)
             target.shutdown(socket.SHUT_WR)
 
@@ -262,29 +264,29 @@ def recorded(server: tuple[str, int]) -> Generator[tuple[tuple[str, int], list[b
 
     threading.Thread(target=serve, daemon=True).start()
     try:
-        yield relay.getsockname()[:2], said
+        yield relay.getsockname()[:2], received
     finally:
         relay.close()
 
 
 def test_what_a_rank_said_once_opens_nothing_a_second_time(place: Place) -> None:
     place.world_size = 2
-    with recorded(place.address) as (relay, said):
+    with recorded(place.address) as (relay, recorded_bytes):
         results: list[Meeting] = []
         through = replace(place.launch(1), address=relay[0], port=relay[1])
         guest = threading.Thread(target=lambda: results.append(meet(through, SECRET, 20)))
         guest.start()
         results.append(meet(place.launch(0), SECRET, 20))
         guest.join()
-    assert len(results) == 2 and said
-    for one in results:
-        one.listener.close()
-        one.circle.close()
+    assert len(results) == 2 and recorded_bytes
+    for result in results:
+        result.listener.close()
+        result.circle.close()
 
     def replay() -> None:
         with socket.create_connection(place.address, timeout=5) as sock:
             proof.read(sock, proof.BANNER_BYTES, time.monotonic() + 5)
-            sock.sendall(b"".join(said))
+            sock.sendall(b"".join(recorded_bytes))
             with suppress(ConnectionResetError):
                 answers.append(sock.recv(1))
             ended.set()
@@ -327,27 +329,27 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
     met = place.meet(list(range(seats.world_size)))
     heard: dict[int, dict[tuple[int, str], str]] = {}
 
-    def link(one: Meeting) -> None:
-        needs = all_needs(seats, seats.seat(one.rank), hops, tied=True)
+    def link(member: Meeting) -> None:
+        needs = all_needs(seats, seats.seat(member.rank), hops, tied=True)
         assert len(needs) == len(set(needs))
-        links = connect_all(one, needs, 20)
+        links = connect_all(member, needs, 20)
         for (peer, channel), connection in links.items():
-            connection.send(f"{one.rank}>{peer} {channel}".encode())
-        heard[one.rank] = {
+            connection.send(f"{member.rank}>{peer} {channel}".encode())
+        heard[member.rank] = {
             need: connection.receive_bytes(100).decode() for need, connection in links.items()
         }
-        one.circle.close()
+        member.circle.close()
 
-    met_all = [one for one in met.values() if isinstance(one, Meeting)]
-    threads = [threading.Thread(target=link, args=(one,)) for one in met_all]
+    met_all = [member for member in met.values() if isinstance(member, Meeting)]
+    threads = [threading.Thread(target=link, args=(member,)) for member in met_all]
     for thread in threads:
         thread.start()
     for thread in threads:
         thread.join()
     assert len(heard) == seats.world_size
     for rank, words in heard.items():
-        for (peer, channel), said in words.items():
-            assert said == f"{peer}>{rank} {channel}"
+        for (peer, channel), text in words.items():
+            assert text == f"{peer}>{rank} {channel}"
             assert (rank, channel) in heard[peer]
     for address in met_all[0].book:
         with pytest.raises(ConnectionRefusedError):
@@ -379,12 +381,12 @@ def test_a_crowd_at_a_rank_s_door_delays_its_connections_and_stops_none(
         thread.start()
     links: list[object] = []
 
-    def link(one: object) -> None:
-        assert isinstance(one, Meeting)
-        needs = all_needs(seats, seats.seat(one.rank), {(0, 1)}, tied=True)
-        links.append(connect_all(one, needs, 20))
+    def link(member: object) -> None:
+        assert isinstance(member, Meeting)
+        needs = all_needs(seats, seats.seat(member.rank), {(0, 1)}, tied=True)
+        links.append(connect_all(member, needs, 20))
 
-    linking = [threading.Thread(target=link, args=(one,)) for one in met.values()]
+    linking = [threading.Thread(target=link, args=(member,)) for member in met.values()]
     for thread in linking:
         thread.start()
     for thread in linking:

@@ -65,8 +65,8 @@ def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
         schedule = replace(
             read.schedule, sequence_parallel=asked == "sequence_parallel", backend="described"
         )
-        found = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
-        table = json.loads(write_plan(plan_of(found)))
+        chosen = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
+        table = json.loads(write_plan(plan_of(chosen)))
         for stage in table["replicas"][0]["stages"]:
             stage["recovery"] = "selective" if asked == "recovery" else "none"
         plan.write_text(json.dumps(table))
@@ -102,9 +102,9 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    found = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)], RANK="0")
-    assert found.returncode == 1 and "is not a run's folder" in found.stderr
-    assert str(tmp_path) in found.stderr and "Traceback" not in found.stderr
+    ended = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)], RANK="0")
+    assert ended.returncode == 1 and "is not a run's folder" in ended.stderr
+    assert str(tmp_path) in ended.stderr and "Traceback" not in ended.stderr
 
 
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
@@ -123,10 +123,10 @@ def test_a_program_that_exceeds_the_budget_is_refused_before_anything_runs(tmp_p
 
 
 def test_a_rank_without_a_launcher_says_so(tmp_path: Path) -> None:
-    found = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)])
-    assert found.returncode == 1
-    assert found.stderr.startswith("RANK is not set") and "torchrun" in found.stderr
-    assert "Traceback" not in found.stderr
+    ended = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)])
+    assert ended.returncode == 1
+    assert ended.stderr.startswith("RANK is not set") and "torchrun" in ended.stderr
+    assert "Traceback" not in ended.stderr
 
 
 class TestLaunched:
@@ -162,9 +162,9 @@ class TestLaunched:
             "try: start(RunFolder(Path(sys.argv[1])))\n"
             "except RatrainError as error: print(error); sys.exit(error.exit_code)"
         )
-        found = run_alone(
+        ended = run_alone(
             ["unshare", "-n", sys.executable, "-c", program, str(folder.path)],
         )
-        assert found.returncode == 8, found.stderr
-        assert "127.0.0.1" in found.stdout and "ip link set lo up" in found.stdout, found.stdout
+        assert ended.returncode == 8, ended.stderr
+        assert "127.0.0.1" in ended.stdout and "ip link set lo up" in ended.stdout, ended.stdout
         assert not ranks_of(folder)

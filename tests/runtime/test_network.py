@@ -56,16 +56,18 @@ def reduced(rank: int, world: int, kind: str, *, alias: bool) -> list[str]:
         for part in PARTS:
             all_values = [values(data, part * world, dtype) for data in range(world)]
             flat = all_values[rank].clone()
-            own = slice(rank * part, (rank + 1) * part)
-            out = flat[own] if alias else torch.empty(part, dtype=dtype)
+            own_part = slice(rank * part, (rank + 1) * part)
+            out = flat[own_part] if alias else torch.empty(part, dtype=dtype)
             if (rank + part) % 2:
                 time.sleep(0.01)
             network.reduce(flat, out)
-            expected = ordered_sum([one[own] for one in all_values])
+            expected = ordered_sum([values[own_part] for values in all_values])
             if not torch.equal(out.view(torch.uint8), expected.view(torch.uint8)):
                 wrong.append(f"{dtype} {part}")
-            outside = torch.cat([flat[: own.start], flat[own.stop :]])
-            kept = torch.cat([all_values[rank][: own.start], all_values[rank][own.stop :]])
+            outside = torch.cat([flat[: own_part.start], flat[own_part.stop :]])
+            kept = torch.cat(
+                [all_values[rank][: own_part.start], all_values[rank][own_part.stop :]]
+            )
             if not torch.equal(outside, kept):
                 wrong.append(f"{dtype} {part}: more than the own part was written")
     return wrong
@@ -158,7 +160,7 @@ def test_bytes_of_any_length_are_exchanged(crew: Crew, world: int, kind: str) ->
 def passed_on(rank: int, world: int, kind: str) -> list[float]:
     """Each rank sends forward and back at once, on four lanes, in unequal haste."""
     network = network_of(rank, world, 1, kind)
-    found: dict[str, list[float]] = {"forward": [], "back": []}
+    times: dict[str, list[float]] = {"forward": [], "back": []}
 
     def forward() -> None:
         for number in range(8):
@@ -166,7 +168,7 @@ def passed_on(rank: int, world: int, kind: str) -> list[float]:
                 network.await_sender(Lane.RECV_F, rank - 1)
                 arrived = torch.empty(1000)
                 network.receive(Lane.RECV_F, arrived, rank - 1)
-                found["forward"].append(float(arrived[-1]))
+                times["forward"].append(float(arrived[-1]))
             if rank + 1 < world:
                 network.announce(Lane.SEND_F, rank + 1)
                 network.send(Lane.SEND_F, torch.full((1000,), float(number)), rank + 1)
@@ -177,7 +179,7 @@ def passed_on(rank: int, world: int, kind: str) -> list[float]:
             if rank + 1 < world:
                 arrived = torch.empty(1000)
                 network.receive(Lane.RECV_B, arrived, rank + 1)
-                found["back"].append(float(arrived[-1]))
+                times["back"].append(float(arrived[-1]))
             if rank:
                 network.send(Lane.SEND_B, torch.full((1000,), -float(number)), rank - 1)
 
@@ -186,7 +188,7 @@ def passed_on(rank: int, world: int, kind: str) -> list[float]:
         thread.start()
     for thread in threads:
         thread.join()
-    return found["forward"] + found["back"]
+    return times["forward"] + times["back"]
 
 
 @pytest.mark.parametrize("kind", KINDS)
@@ -195,8 +197,8 @@ def test_messages_of_each_direction_arrive_in_the_order_they_were_sent(
     crew: Crew, world: int, kind: str
 ) -> None:
     forward, back = [float(n) for n in range(8)], [-float(n) for n in range(8)]
-    found = crew.ask(world, passed_on, kind)
-    for rank, arrived in enumerate(found):
+    answers = crew.ask(world, passed_on, kind)
+    for rank, arrived in enumerate(answers):
         assert arrived == (forward if rank else []) + (back if rank + 1 < world else [])
 
 

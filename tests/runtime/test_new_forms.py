@@ -16,8 +16,8 @@ RECOVERED = Setting(pipeline=2, data=2, recovery="everywhere")
 RATRAIN = ("forward-recovery", "layerwise-state-pipeline", "update-prefetch")
 
 
-def assert_same(one: Result, other: Result) -> None:
-    assert not one.differences(other)
+def assert_same(first: Result, second: Result) -> None:
+    assert not first.differences(second)
 
 
 @pytest.mark.slow

@@ -76,10 +76,10 @@ def test_the_second_launch_is_refused_with_the_first_one_s_name(tmp_path: Path) 
     with other_process(tmp_path) as process, pytest.raises(RunTaken) as refused:
         claim_run(tmp_path, "this launch")
     assert refused.value.exit_code == 9
-    said = str(refused.value)
-    assert str(tmp_path) in said and f"process {process.pid}" in said
+    message = str(refused.value)
+    assert str(tmp_path) in message and f"process {process.pid}" in message
     for word in ("the other launch", "of user ", "on host ", "since 20", "--run"):
-        assert word in said, said
+        assert word in message, message
 
 
 def test_a_folder_is_free_again_when_its_owner_ends_in_any_way(tmp_path: Path) -> None:
@@ -153,10 +153,10 @@ def test_a_damaged_claim_is_stale_and_never_a_traceback(tmp_path: Path, text: st
     claim.write_text(json.dumps(asdict(OWNER)))
     assert ownership._read(claim) == OWNER  # pyright: ignore[reportPrivateUsage]
     claim.write_text(text)
-    said: list[str] = []
-    with claim_run(tmp_path, "a test", said.append) as made:
+    lines: list[str] = []
+    with claim_run(tmp_path, "a test", lines.append) as made:
         assert made.number == 2
-    assert "has not identified itself yet" in said[0]
+    assert "has not identified itself yet" in lines[0]
 
 
 def test_an_owner_in_another_container_is_seen_by_its_beat(tmp_path: Path) -> None:

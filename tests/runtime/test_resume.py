@@ -42,9 +42,9 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 def cut_short(whole: RunFolder, to: Path, setting: Setting, upto: int) -> RunFolder:
     """A run of `setting` that has the whole run's checkpoints up to a step, and its lines."""
     folder = made(to, setting)
-    for one in listed(whole.checkpoints):
-        if one.step <= upto:
-            shutil.copytree(one.path, folder.checkpoints / one.path.name)
+    for checkpoint in listed(whole.checkpoints):
+        if checkpoint.step <= upto:
+            shutil.copytree(checkpoint.path, folder.checkpoints / checkpoint.path.name)
     lines = whole.metrics.read_text().splitlines(keepends=True)
     folder.metrics.write_text("".join(lines[:upto]))
     return folder
@@ -82,7 +82,11 @@ def test_steps_that_overflowed_are_remembered_as_no_updates(tmp_path: Path) -> N
     overflowed = made(tmp_path / "whole", setting)
     start(overflowed)
     folder = cut_short(overflowed, tmp_path / "rest", setting, HALF)
-    states = [one.manifest.meta.state for one in listed(folder.checkpoints) if one.manifest]
+    states = [
+        checkpoint.manifest.meta.state
+        for checkpoint in listed(folder.checkpoints)
+        if checkpoint.manifest
+    ]
     assert 0 < states[-1]["updates"] < HALF, states
     start(folder)
     assert loss_bits(folder) == loss_bits(overflowed)
@@ -148,15 +152,15 @@ def test_damage_to_every_checkpoint_is_one_message_and_no_new_beginning(
     damage: object, whole: RunFolder, tmp_path: Path
 ) -> None:
     folder = cut_short(whole, tmp_path, SETTING, 4)
-    for one in folder.checkpoints.glob("step-*"):
-        damage(one)  # type: ignore[operator]
+    for path in folder.checkpoints.glob("step-*"):
+        damage(path)  # type: ignore[operator]
     with pytest.raises(CannotResume) as error:
         start(folder)
     assert error.value.exit_code == 7
-    said = str(error.value)
-    assert "all 2 are damaged: step-00000004: " in said, said
-    assert f"move {folder.checkpoints} away" in said
-    assert "--resume" not in said, "there is nothing to resume from"
+    message = str(error.value)
+    assert "all 2 are damaged: step-00000004: " in message, message
+    assert f"move {folder.checkpoints} away" in message
+    assert "--resume" not in message, "there is nothing to resume from"
     assert steps_done(folder) == 4
 
 
@@ -175,12 +179,14 @@ def test_a_run_goes_on_with_the_text_that_its_checkpoint_was_trained_on(
     kept: str, whole: RunFolder, tmp_path: Path
 ) -> None:
     folder = cut_short(whole, tmp_path, SETTING, HALF)
-    for one in listed(folder.checkpoints):
-        assert one.manifest is not None
+    for checkpoint in listed(folder.checkpoints):
+        assert checkpoint.manifest is not None
         if "not" in kept:
-            state = {k: v for k, v in one.manifest.meta.state.items() if k != "data"}
-            forgotten = replace(one.manifest, meta=replace(one.manifest.meta, state=state))
-            (one.path / "manifest.json").write_bytes(render(forgotten))
+            state = {k: v for k, v in checkpoint.manifest.meta.state.items() if k != "data"}
+            forgotten = replace(
+                checkpoint.manifest, meta=replace(checkpoint.manifest.meta, state=state)
+            )
+            (checkpoint.path / "manifest.json").write_bytes(render(forgotten))
     write_text(tmp_path / "text.txt", seed=1)
     if "not" in kept:
         start(folder)
@@ -226,8 +232,8 @@ def test_every_checkpoint_holds_the_loss_scale_of_its_own_step(tmp_path: Path) -
     folder = made(tmp_path, setting)
     start(folder)
     scales = {
-        one.step: one.manifest.meta.state["loss_scale"]
-        for one in listed(folder.checkpoints)
-        if one.manifest is not None
+        checkpoint.step: checkpoint.manifest.meta.state["loss_scale"]
+        for checkpoint in listed(folder.checkpoints)
+        if checkpoint.manifest is not None
     }
     assert scales == {step: 2.0 ** (40 - step) for step in range(1, 11)}

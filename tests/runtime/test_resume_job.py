@@ -31,15 +31,15 @@ def test_a_planned_run_resumes_with_the_plan_s_own_choices(tmp_path: Path) -> No
     folder = made(tmp_path, PLANNED)
     begun = folder.read_spec()
     assert begun.micro_batch != PLANNED.micro_batch, "the plan has chosen as the job says"
-    found = resumed(folder, PLANNED)
-    assert found.spec == begun and found.changes == ()
+    resumed_run = resumed(folder, PLANNED)
+    assert resumed_run.spec == begun and resumed_run.changes == ()
 
 
 def test_a_run_of_a_plan_file_resumes_with_the_plan_s_own_choices(tmp_path: Path) -> None:
     job = write_job(tmp_path, PLANNED)
     (tmp_path / "text.txt").write_text("some text " * 100)
     request = RunRequest(job)
-    best = planned(prepare_run(request).given).best.candidate
+    best = planned(prepare_run(request).file_job).best.candidate
     (tmp_path / "plan.json").write_text(write_plan(plan_of(best)))
     folder = RunFolder(tmp_path / "run")
     write_run(prepare_run(replace(request, plan_path=tmp_path / "plan.json")), folder)
@@ -100,7 +100,7 @@ def test_a_model_without_a_name_may_have_been_moved(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(
-    ("change", "what"),
+    ("change", "setting"),
     [
         (replace(PLANNED, sequence_length=8), "sequence_length = 16, the job has 8"),
         (replace(PLANNED, dtype="bf16"), "dtype = 'fp32', the job has 'bf16'"),
@@ -109,14 +109,14 @@ def test_a_model_without_a_name_may_have_been_moved(tmp_path: Path) -> None:
     ids=["sequence length", "dtype", "model"],
 )
 def test_a_plan_that_was_made_for_another_job_is_refused(
-    change: Setting, what: str, tmp_path: Path
+    change: Setting, setting: str, tmp_path: Path
 ) -> None:
     job = write_job(tmp_path / "one", PLANNED)
-    best = planned(prepare_run(RunRequest(job)).given).best.candidate
+    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
     plan = tmp_path / "plan.json"
     plan.write_text(write_plan(plan_of(best)))
     other = write_job(tmp_path / "other", change)
-    with pytest.raises(SpecError, match=f"the plan has {what}"):
+    with pytest.raises(SpecError, match=f"the plan has {setting}"):
         prepare_run(RunRequest(other, plan_path=plan))
 
 
@@ -126,7 +126,7 @@ def test_a_plan_of_a_job_with_relative_names_runs_from_its_own_folder(
     write_job(tmp_path, replace(PLANNED, model=(("_name_or_path", ""),)))
     monkeypatch.chdir(tmp_path)
     job, plan = Path("job.toml"), Path("plan.json")
-    given = prepare_run(RunRequest(job)).given
+    given = prepare_run(RunRequest(job)).file_job
     plan.write_text(write_plan(plan_of(planned(given).best.candidate)))
     prepared = prepare_run(RunRequest(job, plan_path=plan))
     assert prepared.case.facts() == case_of(given).facts() | {

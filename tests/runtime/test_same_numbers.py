@@ -59,7 +59,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
 def test_every_strategy_that_runs_is_among_these() -> None:
-    tried = {one.name for one in CHOICES} | set(INTERLEAVED)
+    tried = {setting.name for setting in CHOICES} | set(INTERLEAVED)
     tensor = {"tensor-parallel-heavy", "paper-tensor-parallel-heavy"}
     assert tried == set(STRATEGIES) - tensor
 
@@ -85,20 +85,20 @@ def test_every_strategy_gives_the_same_bits(
     if layout[0] == 2:
         others += [replace(Setting(name, virtual=2).at(layout)) for name in INTERLEAVED]
     for number, setting in enumerate(others):
-        found = train(crew, setting, tmp_path / str(number))
-        assert not found.differences(usual[layout]), str(setting)
+        result = train(crew, setting, tmp_path / str(number))
+        assert not result.differences(usual[layout]), str(setting)
 
 
 @pytest.mark.parametrize("layout", [(1, 2), (2, 2)], ids=lambda layout: "p{}d{}".format(*layout))
 def test_sharded_accumulation_gives_the_same_bits_among_its_own(
     layout: tuple[int, int], crew: Crew, tmp_path: Path
 ) -> None:
-    found = [
+    results = [
         train(crew, setting.at(layout), tmp_path / str(number))
         for number, setting in enumerate(SHARDED)
     ]
-    for one, setting in zip(found, SHARDED, strict=True):
-        assert not one.differences(found[0]), str(setting)
+    for result, setting in zip(results, SHARDED, strict=True):
+        assert not result.differences(results[0]), str(setting)
 
 
 def test_the_depth_of_a_pipeline_changes_no_bit(usual: dict[tuple[int, int], Result]) -> None:
@@ -112,15 +112,15 @@ def test_a_run_agrees_with_plain_torch(
     layout: tuple[int, int], clip_norm: float | None, crew: Crew, tmp_path: Path
 ) -> None:
     setting = Setting(steps=5, clip_norm=clip_norm).at(layout)
-    found = train(crew, setting, tmp_path / "ours")
+    result = train(crew, setting, tmp_path / "ours")
     job = load_job(write_job(tmp_path / "plain", setting))
     losses, norms, units = plainly_trained(job)
-    assert found.loss_values == pytest.approx(losses, rel=2e-6)
+    assert result.loss_values == pytest.approx(losses, rel=2e-6)
     if clip_norm is not None:
         assert max(norms) > clip_norm, "nothing was clipped"
-        assert found.norms == pytest.approx(norms, rel=1e-5)
+        assert result.norms == pytest.approx(norms, rel=1e-5)
     for unit, weights in units.items():
-        assert np.abs(found.units[unit][0] - weights).max() < 2e-4, unit
+        assert np.abs(result.units[unit][0] - weights).max() < 2e-4, unit
 
 
 def test_every_token_that_counts_weighs_the_same_in_every_layout(
@@ -134,7 +134,7 @@ def test_every_token_that_counts_weighs_the_same_in_every_layout(
     counts = [(setting.samples(0, first, 4)[1] >= 0).sum() for first in (0, 4)]
     assert 0 < 2 * min(counts) < max(counts), "replicas count almost alike"
     layouts = [(1, 1, 1), (1, 2, 1), (2, 2, 1), (1, 4, 1), (4, 1, 1), (2, 1, 2)]
-    found = [
+    results = [
         train(
             crew,
             replace(setting, pipeline=pipeline, data=data, tensor=tensor),
@@ -142,12 +142,12 @@ def test_every_token_that_counts_weighs_the_same_in_every_layout(
         )
         for pipeline, data, tensor in layouts
     ]
-    for one, layout in zip(found, layouts, strict=True):
-        assert one.loss_values == pytest.approx(losses, rel=2e-6), layout
-        assert one.norms == pytest.approx(norms, rel=1e-5), layout
+    for result, layout in zip(results, layouts, strict=True):
+        assert result.loss_values == pytest.approx(losses, rel=2e-6), layout
+        assert result.norms == pytest.approx(norms, rel=1e-5), layout
         for unit, weights in units.items():
-            assert np.abs(one.units[unit][0] - weights).max() < 2e-4, (layout, unit)
-    assert not found[0].differences(found[4]), "the depth of a pipeline changes no bit"
+            assert np.abs(result.units[unit][0] - weights).max() < 2e-4, (layout, unit)
+    assert not results[0].differences(results[4]), "the depth of a pipeline changes no bit"
 
 
 @pytest.mark.parametrize(
@@ -163,20 +163,20 @@ def test_clipping_and_precision_give_the_same_bits_at_every_level_and_schedule(
         for name in ("ratrain", "zb-h1", "gpipe")
         for level in range(4)
     ]
-    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
-    assert all(norm > 0.5 for norm in found[0].norms)
-    for one, setting in zip(found, choices, strict=True):
-        assert not one.differences(found[0]), str(setting)
-        assert one.norms == found[0].norms, str(setting)
+    results = [train(crew, result, tmp_path / str(number)) for number, result in enumerate(choices)]
+    assert all(norm > 0.5 for norm in results[0].norms)
+    for result, setting in zip(results, choices, strict=True):
+        assert not result.differences(results[0]), str(setting)
+        assert result.norms == results[0].norms, str(setting)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 def test_lower_precision_stays_near_fp32(
     dtype: str, crew: Crew, usual: dict[tuple[int, int], Result], tmp_path: Path
 ) -> None:
-    found = train(crew, Setting(dtype=dtype).at((2, 2)), tmp_path)
-    assert found.loss_values == pytest.approx(usual[2, 2].loss_values, rel=0.01)
-    assert found.losses != usual[2, 2].losses
+    result = train(crew, Setting(dtype=dtype).at((2, 2)), tmp_path)
+    assert result.loss_values == pytest.approx(usual[2, 2].loss_values, rel=0.01)
+    assert result.losses != usual[2, 2].losses
 
 
 @pytest.fixture(scope="module")
@@ -202,8 +202,8 @@ def test_many_micro_batches_add_up_as_in_fp32_unless_a_job_asks_for_16_bits(
     """Added up in fp32, bf16 gradients are less than half as far from their sum as in bf16."""
     far: dict[str, float] = {}
     for gradient_dtype in ("fp32", "bf16"):
-        one = Setting(steps=1, sequences=MANY, dtype="bf16", gradient_dtype=gradient_dtype)
-        result = train(crew, one.at(layout), tmp_path / gradient_dtype)
+        setting = Setting(steps=1, sequences=MANY, dtype="bf16", gradient_dtype=gradient_dtype)
+        result = train(crew, setting.at(layout), tmp_path / gradient_dtype)
         squares = (
             np.square(result.units[unit][1] - moment).sum()
             for unit, moment in sum_of_gradients.items()
@@ -217,22 +217,24 @@ def test_a_step_whose_gradients_overflow_changes_nothing_but_the_scale(
 ) -> None:
     setting = Setting(dtype="fp16", loss_scale=2.0**30, steps=1)
     for number, layout in enumerate([(1, 1), (2, 2)]):
-        found = train(crew, setting.at(layout), tmp_path / str(number))
-        assert found.loss_scales == {2.0**29}
+        result = train(crew, setting.at(layout), tmp_path / str(number))
+        assert result.loss_scales == {2.0**29}
         job = load_job(tmp_path / str(number) / "job.toml")
         for unit, begun in begun_units(job).items():
-            assert np.array_equal(found.units[unit][0], begun)
-            assert not found.units[unit][1].any() and not found.units[unit][2].any()
+            assert np.array_equal(result.units[unit][0], begun)
+            assert not result.units[unit][1].any() and not result.units[unit][2].any()
 
 
 def test_training_goes_on_once_the_scale_is_small_enough(crew: Crew, tmp_path: Path) -> None:
     setting = Setting(dtype="fp16", loss_scale=2.0**27, steps=14).at((2, 2))
     choices = [setting, replace(setting, name="1f1b"), replace(setting, sharding=0)]
-    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
-    (scale,) = found[0].loss_scales
+    results = [
+        train(crew, setting, tmp_path / str(number)) for number, setting in enumerate(choices)
+    ]
+    (scale,) = results[0].loss_scales
     assert 1.0 < scale < 2.0**26, "the first steps were not skipped, or nothing else was done"
-    assert any(moment.any() for _, moment, _ in found[0].units.values())
-    assert not any(one.differences(found[0]) for one in found)
+    assert any(moment.any() for _, moment, _ in results[0].units.values())
+    assert not any(result.differences(results[0]) for result in results)
 
 
 def test_the_first_update_is_a_whole_one_however_many_steps_overflowed_before(
@@ -244,11 +246,11 @@ def test_the_first_update_is_a_whole_one_however_many_steps_overflowed_before(
     norms = train(crew, replace(setting, steps=14), tmp_path / "long").norms
     skipped = list(np.isfinite(norms)).index(True)
     assert skipped >= 2
-    found = train(crew, replace(setting, steps=skipped + 1), tmp_path / "short")
+    result = train(crew, replace(setting, steps=skipped + 1), tmp_path / "short")
     job = load_job(tmp_path / "short" / "job.toml")
     begun = begun_units(job)
     for unit in ("0", "3"):  # all of a layer has a gradient, unlike words that do not occur
-        moved = np.median(abs(found.units[unit][0] - begun[unit]))
+        moved = np.median(abs(result.units[unit][0] - begun[unit]))
         assert moved == pytest.approx(learning_rate(job.train, skipped), rel=0.05), unit
 
 
@@ -258,16 +260,16 @@ def test_no_timing_changes_a_bit(
 ) -> None:
     for number, layout in enumerate([(2, 2), (3, 1)]):
         name = ("ratrain", "zb-h1", "zero3-heavy")[seed % 3]
-        found = train(crew, Setting(name).at(layout), tmp_path / str(number), delays=seed)
-        assert not found.differences(usual[layout])
+        result = train(crew, Setting(name).at(layout), tmp_path / str(number), delays=seed)
+        assert not result.differences(usual[layout])
 
 
 def test_the_ledger_never_holds_more_than_the_verifier_s_bound(crew: Crew, tmp_path: Path) -> None:
     for number, name in enumerate(["ratrain", "zb-h1", "gpipe", "tuned", "zero3-heavy"]):
-        found = train(
+        result = train(
             crew, Setting(name, steps=4).at((2, 2)), tmp_path / str(number), delays=number
         )
-        for peak, bound in zip(found.ledger_peaks, found.bounds, strict=True):
+        for peak, bound in zip(result.ledger_peaks, result.bounds, strict=True):
             assert 0 < peak <= bound
 
 
@@ -292,8 +294,10 @@ def plainly_trained(
     flats = {unit: torch.from_numpy(flat) for unit, flat in begun_units(job).items()}
     leaves: dict[str, Tensor] = {}
     for unit, flat in flats.items():
-        for one in unit_layout(spec, unit).parameters:
-            leaves[f"{unit}.{one.name}"] = flat[one.offset : one.end].view(one.shape).clone()
+        for parameter in unit_layout(spec, unit).parameters:
+            leaves[f"{unit}.{parameter.name}"] = (
+                flat[parameter.offset : parameter.end].view(parameter.shape).clone()
+            )
     batches = [
         (torch.from_numpy(tokens), torch.from_numpy(targets))
         for tokens, targets in (
@@ -303,8 +307,10 @@ def plainly_trained(
     ]
     losses, norms = plain_losses(spec, leaves, job.train, batches)
     for unit, flat in flats.items():
-        for one in unit_layout(spec, unit).parameters:
-            flat[one.offset : one.end] = leaves[f"{unit}.{one.name}"].detach().flatten()
+        for parameter in unit_layout(spec, unit).parameters:
+            flat[parameter.offset : parameter.end] = (
+                leaves[f"{unit}.{parameter.name}"].detach().flatten()
+            )
     return losses, norms, {unit: flat.numpy() for unit, flat in flats.items()}
 
 
@@ -320,7 +326,9 @@ def test_units_that_decide_by_themselves_have_the_same_bits_in_every_schedule(
         replace(setting, sharding=0),
         replace(setting, name="zero3-heavy"),
     ]
-    results = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
+    results = [
+        train(crew, setting, tmp_path / str(number)) for number, setting in enumerate(choices)
+    ]
     assert not any(result.differences(results[0]) for result in results)
     assert results[0].loss_scales == {2.0**21}, "the loss scale stays"
     job = load_job(tmp_path / "0" / "job.toml")

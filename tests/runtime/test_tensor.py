@@ -49,11 +49,11 @@ CHOICES = [
 ]
 
 
-def assert_near(found: Result, expected: Result) -> None:
+def assert_near(actual: Result, expected: Result) -> None:
     """The same losses, weights and moments, to the rounding of fp32."""
-    assert found.loss_values == pytest.approx(expected.loss_values, rel=1e-6)
-    assert found.units.keys() == expected.units.keys()
-    for unit, buffers in found.units.items():
+    assert actual.loss_values == pytest.approx(expected.loss_values, rel=1e-6)
+    assert actual.units.keys() == expected.units.keys()
+    for unit, buffers in actual.units.items():
         for kind, a, b in zip("wmv", buffers, expected.units[unit], strict=True):
             off, largest = float(np.abs(a - b).max()), float(np.abs(b).max())
             assert off <= 1e-5 * largest, f"{unit}/{kind}: by {off:g} of {largest:g}"
@@ -89,16 +89,16 @@ def test_grouped_keys_are_shared_out_with_their_queries(crew: Crew, tmp_path: Pa
 def test_every_strategy_gives_the_same_bits(name: str, crew: Crew, tmp_path: Path) -> None:
     usual = train(crew, replace(GENTLE, tensor=2).at(LAYOUTS[name]), tmp_path / "usual")
     settings = [
-        replace(one, steps=4, model=WIDE, learning_rate=1e-3)
-        for one in CHOICES
-        if one.sharding is None or name == "t2d2"
+        replace(choice, steps=4, model=WIDE, learning_rate=1e-3)
+        for choice in CHOICES
+        if choice.sharding is None or name == "t2d2"
     ]
     if name == "t2p2":
-        settings += [replace(GENTLE, name=one, virtual=2) for one in INTERLEAVED]
-    for number, one in enumerate(settings):
-        setting = replace(one, tensor=2).at(LAYOUTS[name])
-        found = train(crew, setting, tmp_path / str(number))
-        assert not found.differences(usual), str(setting)
+        settings += [replace(GENTLE, name=schedule, virtual=2) for schedule in INTERLEAVED]
+    for number, choice in enumerate(settings):
+        setting = replace(choice, tensor=2).at(LAYOUTS[name])
+        result = train(crew, setting, tmp_path / str(number))
+        assert not result.differences(usual), str(setting)
 
 
 def test_the_depth_of_a_pipeline_of_tensor_groups_changes_no_bit(
@@ -114,10 +114,10 @@ def test_the_global_norm_counts_what_all_ranks_have_once(crew: Crew, tmp_path: P
     alone = train(crew, setting, tmp_path / "alone")
     assert min(alone.norms) > 0.5, "nothing was clipped"
     for number, (tensor, data, level) in enumerate([(2, 1, 0), (4, 1, 2), (2, 2, 2), (2, 2, 0)]):
-        one = replace(setting, name="ratrain", tensor=tensor, data=data, sharding=level)
-        found = train(crew, one, tmp_path / str(number))
-        assert found.norms == pytest.approx(alone.norms, rel=1e-6)
-        assert_near(found, alone)
+        sharded = replace(setting, name="ratrain", tensor=tensor, data=data, sharding=level)
+        result = train(crew, sharded, tmp_path / str(number))
+        assert result.norms == pytest.approx(alone.norms, rel=1e-6)
+        assert_near(result, alone)
 
 
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
@@ -129,12 +129,12 @@ def test_lower_precision_gives_the_same_bits_at_every_level_and_schedule(
         for name in ("tensor-parallel-heavy", "zb-h1")
         for level in (0, 2, 3)
     ]
-    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(choices)]
+    results = [train(crew, result, tmp_path / str(number)) for number, result in enumerate(choices)]
     alone = train(crew, replace(GENTLE, dtype=dtype, clip_norm=0.5), tmp_path / "alone")
-    assert found[0].loss_values == pytest.approx(alone.loss_values, rel=2e-3)
-    for one, setting in zip(found, choices, strict=True):
-        assert not one.differences(found[0]), str(setting)
-        assert one.norms == found[0].norms, str(setting)
+    assert results[0].loss_values == pytest.approx(alone.loss_values, rel=2e-3)
+    for result, setting in zip(results, choices, strict=True):
+        assert not result.differences(results[0]), str(setting)
+        assert result.norms == results[0].norms, str(setting)
 
 
 @pytest.mark.parametrize("seed", range(3))
@@ -144,24 +144,24 @@ def test_no_timing_changes_a_bit_nor_outgrows_the_proof(
     for number, (name, layout) in enumerate([("tensor-parallel-heavy", (1, 2)), ("zb-h1", (2, 1))]):
         setting = replace(GENTLE, name=name, tensor=2).at(layout)
         usual = train(crew, setting, tmp_path / f"usual-{number}")
-        found = train(crew, setting, tmp_path / str(number), delays=seed)
-        assert not found.differences(usual)
-        for peak, bound in zip(found.ledger_peaks, found.bounds, strict=True):
+        result = train(crew, setting, tmp_path / str(number), delays=seed)
+        assert not result.differences(usual)
+        for peak, bound in zip(result.ledger_peaks, result.bounds, strict=True):
             assert 0 < peak <= bound
 
 
 @pytest.mark.parametrize(
-    ("model", "said"),
+    ("model", "message"),
     [
         ((*WIDE, ("intermediate_size", 50)), "ffn = 50, which 4 ranks"),
         ((*WIDE, ("vocab_size", 302)), "vocab = 302, which 4 ranks"),
     ],
 )
 def test_a_job_whose_ranks_cannot_share_evenly_is_refused(
-    model: tuple[tuple[str, object], ...], said: str, tmp_path: Path
+    model: tuple[tuple[str, object], ...], message: str, tmp_path: Path
 ) -> None:
     setting = Setting("tensor-parallel-heavy", tensor=4, model=model, files=("none.txt",))
-    with pytest.raises(SpecError, match=said):
+    with pytest.raises(SpecError, match=message):
         prepare_run(RunRequest(write_job(tmp_path, setting)))
 
 
@@ -171,11 +171,11 @@ def test_a_tied_model_trains_in_tensor_groups(crew: Crew, tmp_path: Path) -> Non
     alone = train(crew, setting, tmp_path / "alone")
     for layout in ((1, 1), (2, 1)):
         group = replace(setting, name="ratrain", tensor=2).at(layout)
-        found = train(crew, group, tmp_path / str(layout[0]))
-        assert_near(found, alone)
-        assert found.norms == pytest.approx(alone.norms, rel=1e-6)
-        words = found.units["e"][0].size
-        assert found.units["e"][0].tobytes() == found.units["h"][0][:words].tobytes()
+        result = train(crew, group, tmp_path / str(layout[0]))
+        assert_near(result, alone)
+        assert result.norms == pytest.approx(alone.norms, rel=1e-6)
+        words = result.units["e"][0].size
+        assert result.units["e"][0].tobytes() == result.units["h"][0][:words].tobytes()
 
 
 def test_a_lost_rank_of_a_tensor_group_ends_the_run_with_its_name(tmp_path: Path) -> None:
@@ -229,7 +229,7 @@ def test_another_degree_goes_on_with_the_same_numbers(
     ours = [row["loss"] for row in folder.read_metrics()]
     assert len(ours) == 6 and ours == pytest.approx(theirs, rel=1e-6)
     for unit in ("e", "2", "h"):
-        a, b = (trained_model(one.path).source(unit) for one in (folder, whole))
+        a, b = (trained_model(run.path).source(unit) for run in (folder, whole))
         assert float((a - b).abs().max()) <= 1e-5 * float(b.abs().max())
 
 

@@ -67,8 +67,8 @@ def test_any_degree_reads_what_any_other_has_written(
     begin = data.draw(st.integers(0, size))
     end = data.draw(st.integers(begin, size))
     kind = data.draw(st.sampled_from(["weights", "moment1"]))
-    found = StoredParts(SPEC, degree, read).read_range(unit, division, kind, begin, end)
-    assert torch.equal(found, values(unit, division, kind, begin, end))
+    read_back = StoredParts(SPEC, degree, read).read_range(unit, division, kind, begin, end)
+    assert torch.equal(read_back, values(unit, division, kind, begin, end))
 
 
 def test_names_tell_the_degree_that_wrote_them() -> None:

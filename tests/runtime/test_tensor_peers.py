@@ -43,12 +43,12 @@ def group_of(rank: int, world_size: int) -> TensorGroup:
 def summed(rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> list[bool]:
     """Whether each sum has the bits of the sum in order, on this rank."""
     peers = group_of(rank, world_size)
-    found: list[bool] = []
+    results: list[bool] = []
     for size in sizes:
         values = part(rank, size, dtype)
         peers.sum_(values)
-        found.append(torch.equal(values, in_order(world_size, size, dtype)))
-    return found
+        results.append(torch.equal(values, in_order(world_size, size, dtype)))
+    return results
 
 
 def gathered(rank: int, world_size: int) -> list[list[float]]:

@@ -25,7 +25,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
     run = made(folder, setting)
     spec, program = run.read_spec(), run.read_program()
     job = load_job(spec.job_path)
-    found: dict[tuple[int, int], list[tuple[int, int]]] = {}
+    ranges: dict[tuple[int, int], list[tuple[int, int]]] = {}
     for seat in spec.seats.all():
         states = rank_states(
             schedule_of(program, seat.program_rank),
@@ -40,10 +40,10 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
         for unit in states.units:
             if unit.name in ("e", "h"):
                 unit.gradient = torch.arange(unit.padded, dtype=torch.float32)
-                own = tied_gradient(unit).tolist()
-                ends = (int(own[0]), int(own[-1]) + 1) if own else (0, 0)
-                found.setdefault((int(unit.name == "h"), seat.data), []).append(ends)
-    return found
+                own_gradient = tied_gradient(unit).tolist()
+                ends = (int(own_gradient[0]), int(own_gradient[-1]) + 1) if own_gradient else (0, 0)
+                ranges.setdefault((int(unit.name == "h"), seat.data), []).append(ends)
+    return ranges
 
 
 @given(
@@ -61,10 +61,10 @@ def test_owners_at_both_ends_have_the_same_part_and_together_all_of_it(
     hidden, data = 32, layout[1]
     model = (("tie_word_embeddings", True), ("vocab_size", vocab))
     setting = Setting(model=model, sharding=sharding, sequences=8).at(layout)
-    found = exchanged(tmp_path_factory.mktemp("run"), setting)
+    exchanged_ranges = exchanged(tmp_path_factory.mktemp("run"), setting)
     for replica in range(data):
-        assert found[0, replica] == found[1, replica]
-    parts = [found[0, replica][0] for replica in range(data)]
+        assert exchanged_ranges[0, replica] == exchanged_ranges[1, replica]
+    parts = [exchanged_ranges[0, replica][0] for replica in range(data)]
     if sharding and data > 1:
         covered = [at for begin, end in parts for at in (begin, end) if begin < end]
         assert covered[0] == 0 and covered[-1] == vocab * hidden

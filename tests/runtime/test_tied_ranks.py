@@ -27,7 +27,7 @@ TIED = Setting(model=MODEL)
 pytestmark = pytest.mark.slow
 
 
-def copies(found: Result, folder: Path) -> list[tuple[bytes, bytes]]:
+def copies(result: Result, folder: Path) -> list[tuple[bytes, bytes]]:
     """Weights and moments of the matrix, as embedding and as head."""
     spec = load_job(folder / "job.toml").model.spec
     e, h = (
@@ -35,8 +35,8 @@ def copies(found: Result, folder: Path) -> list[tuple[bytes, bytes]]:
         for unit, name in (("e", "embedding.tokens"), ("h", "head.logits"))
     )
     return [
-        (one[e.offset : e.end].tobytes(), other[h.offset : h.end].tobytes())
-        for one, other in zip(found.units["e"], found.units["h"], strict=True)
+        (embedding[e.offset : e.end].tobytes(), head[h.offset : h.end].tobytes())
+        for embedding, head in zip(result.units["e"], result.units["h"], strict=True)
     ]
 
 
@@ -46,18 +46,18 @@ def test_a_tied_run_agrees_with_plain_torch_and_keeps_its_copies_equal(
     layout: tuple[int, int], clip_norm: float | None, crew: Crew, tmp_path: Path
 ) -> None:
     setting = replace(TIED, steps=5, clip_norm=clip_norm).at(layout)
-    found = train(crew, setting, tmp_path / "ours")
+    result = train(crew, setting, tmp_path / "ours")
     job = load_job(write_job(tmp_path / "plain", setting))
     losses, norms, units = plainly_trained(job)
-    assert found.loss_values == pytest.approx(losses, rel=2e-6)
+    assert result.loss_values == pytest.approx(losses, rel=2e-6)
     if clip_norm is not None:
         assert max(norms) > clip_norm, "nothing was clipped"
-        assert found.norms == pytest.approx(norms, rel=1e-5)
+        assert result.norms == pytest.approx(norms, rel=1e-5)
     for unit, weights in units.items():
-        assert np.abs(found.units[unit][0] - weights).max() < 2e-4, unit
-    assert np.abs(found.units["e"][0] - begun_units(job)["e"]).max() > 1e-2
-    for one, other in copies(found, tmp_path / "ours"):
-        assert one == other
+        assert np.abs(result.units[unit][0] - weights).max() < 2e-4, unit
+    assert np.abs(result.units["e"][0] - begun_units(job)["e"]).max() > 1e-2
+    for embedding, head in copies(result, tmp_path / "ours"):
+        assert embedding == head
 
 
 def test_a_tied_run_is_not_an_untied_one(crew: Crew, tmp_path: Path) -> None:
@@ -76,10 +76,12 @@ def test_every_strategy_gives_a_tied_model_the_same_bits(
     settings = [replace(TIED, name=n, virtual=1 + (n in INTERLEAVED)).at(layout) for n in names]
     settings += [replace(TIED, sharding=level).at(layout) for level in range(4)]
     settings.append(replace(TIED, name="zb-h1").at((1, layout[1])))
-    found = [train(crew, one, tmp_path / str(number)) for number, one in enumerate(settings)]
-    for number, (one, setting) in enumerate(zip(found, settings, strict=True)):
-        assert not one.differences(found[0]), str(setting)
-        for embedding, head in copies(one, tmp_path / str(number)):
+    results = [
+        train(crew, result, tmp_path / str(number)) for number, result in enumerate(settings)
+    ]
+    for number, (result, setting) in enumerate(zip(results, settings, strict=True)):
+        assert not result.differences(results[0]), str(setting)
+        for embedding, head in copies(result, tmp_path / str(number)):
             assert embedding == head, str(setting)
 
 
@@ -89,22 +91,22 @@ def test_copies_stay_equal_in_lower_precision(
     layout: tuple[int, int], dtype: str, crew: Crew, tmp_path: Path
 ) -> None:
     setting = replace(TIED, dtype=dtype, clip_norm=0.5, loss_scale=256.0, steps=4).at(layout)
-    found = train(crew, setting, tmp_path)
-    for number, (one, other) in enumerate(copies(found, tmp_path)):
-        assert one == other, number
-    assert any(moment.any() for _, moment, _ in found.units.values())
+    result = train(crew, setting, tmp_path)
+    for number, (embedding, head) in enumerate(copies(result, tmp_path)):
+        assert embedding == head, number
+    assert any(moment.any() for _, moment, _ in result.units.values())
 
 
 def test_a_tensor_group_ties_its_parts_of_the_matrix(crew: Crew, tmp_path: Path) -> None:
     model = (*MODEL, ("num_key_value_heads", 4))
-    one = replace(TIED, name="1f1b", model=model, learning_rate=1e-3, clip_norm=0.5)
-    layouts = {"alone": one, "flat": replace(one, tensor=2), "deep": replace(one, tensor=2)}
+    alone = replace(TIED, name="1f1b", model=model, learning_rate=1e-3, clip_norm=0.5)
+    layouts = {"alone": alone, "flat": replace(alone, tensor=2), "deep": replace(alone, tensor=2)}
     layouts["deep"] = replace(layouts["deep"], pipeline=2)
-    found = {name: train(crew, each, tmp_path / name) for name, each in layouts.items()}
-    assert not found["deep"].differences(found["flat"])
-    assert found["flat"].loss_values == pytest.approx(found["alone"].loss_values, rel=1e-6)
-    assert found["flat"].norms == pytest.approx(found["alone"].norms, rel=1e-5)
-    for name, each in found.items():
+    results = {name: train(crew, each, tmp_path / name) for name, each in layouts.items()}
+    assert not results["deep"].differences(results["flat"])
+    assert results["flat"].loss_values == pytest.approx(results["alone"].loss_values, rel=1e-6)
+    assert results["flat"].norms == pytest.approx(results["alone"].norms, rel=1e-5)
+    for name, each in results.items():
         for embedding, head in copies(each, tmp_path / name):
             assert embedding == head, name
 
@@ -129,12 +131,12 @@ def numbers(seed: int, elements: int, dtype: torch.dtype) -> Tensor:
 def test_both_ends_of_each_replica_get_the_rounded_sum_piece_by_piece(
     elements: int, dtype: torch.dtype, crew: Crew
 ) -> None:
-    found = crew.ask(4, add_copies, elements, dtype)
+    sums = crew.ask(4, add_copies, elements, dtype)
     for data in range(2):
-        one, other = (numbers(rank, elements, dtype) for rank in (data, 2 + data))
-        expected = (one.double() + other.double()).to(dtype)
-        assert torch.equal(found[data], found[2 + data])
-        assert torch.equal(found[data], expected)
+        first, second = (numbers(rank, elements, dtype) for rank in (data, 2 + data))
+        expected = (first.double() + second.double()).to(dtype)
+        assert torch.equal(sums[data], sums[2 + data])
+        assert torch.equal(sums[data], expected)
 
 
 @pytest.mark.parametrize("seed", range(3))

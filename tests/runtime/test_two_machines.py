@@ -70,8 +70,8 @@ def on_both(commands: list[list[str]], **variables: str) -> Generator[list[subpr
 
 def assert_well(children: list[subprocess.Popen[str]]) -> None:
     for child in children:
-        said, _ = child.communicate(timeout=200)
-        assert child.returncode == 0, said
+        output, _ = child.communicate(timeout=200)
+        assert child.returncode == 0, output
 
 
 def addresses_of_ranks(folder: RunFolder) -> set[str]:

@@ -55,19 +55,19 @@ def plain_loss(setting: Setting, result: Result, folder: Path) -> tuple[float, i
 
 
 def test_every_layout_validates_alike_and_as_plain_torch_does(crew: Crew, tmp_path: Path) -> None:
-    found = [
+    results = [
         train(crew, laid_out(SETTING, layout), tmp_path / str(number))
         for number, layout in enumerate(LAYOUTS)
     ]
-    first = [float.fromhex(bits) for _, bits, _ in found[0].validated]
-    for one, layout in zip(found, LAYOUTS, strict=True):
-        assert [step for step, _, _ in one.validated] == [2, 4, 5], layout
-        losses = [float.fromhex(bits) for _, bits, _ in one.validated]
+    first = [float.fromhex(bits) for _, bits, _ in results[0].validated]
+    for result, layout in zip(results, LAYOUTS, strict=True):
+        assert [step for step, _, _ in result.validated] == [2, 4, 5], layout
+        losses = [float.fromhex(bits) for _, bits, _ in result.validated]
         assert losses == pytest.approx(first, rel=2e-6), layout
-        loss, tokens = plain_loss(SETTING, one, tmp_path / "plain")
+        loss, tokens = plain_loss(SETTING, result, tmp_path / "plain")
         assert losses[-1] == pytest.approx(loss, rel=2e-6), layout
-        assert one.validated[-1][2] == tokens == SETTING.held_out * 16
-    assert found[0].validated == found[3].validated, "the depth of a pipeline changes no bit"
+        assert result.validated[-1][2] == tokens == SETTING.held_out * 16
+    assert results[0].validated == results[3].validated, "the depth of a pipeline changes no bit"
 
 
 @pytest.mark.parametrize(

@@ -72,12 +72,12 @@ class Result:
 
     def differences(self, other: Result) -> list[str]:
         """What is not the same, bit by bit."""
-        found = [] if self.losses == other.losses else [f"losses {self.losses} {other.losses}"]
+        differing = [] if self.losses == other.losses else [f"losses {self.losses} {other.losses}"]
         for unit in sorted({*self.units, *other.units}):
             for kind, a, b in zip("wmv", self.units[unit], other.units[unit], strict=True):
                 if a.tobytes() != b.tobytes():
-                    found.append(f"{unit}/{kind}: by {abs(a - b).max():g}")
-        return found
+                    differing.append(f"{unit}/{kind}: by {abs(a - b).max():g}")
+        return differing
 
 
 def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None) -> Result:
@@ -123,25 +123,25 @@ def _joined(parts: list[dict[str, Buffers]], job: JobSpec) -> dict[str, Buffers]
 
     stored, spec = StoredParts(job.model.spec, len(parts), read), job.model.spec
     _check_copies(parts, job)
-    found: dict[str, Buffers] = {}
+    buffers: dict[str, Buffers] = {}
     for unit in parts[0]:
         size = unit_layout(spec, unit).size
         a, b, c = (stored.read_range(unit, WHOLE, kind, 0, size).numpy() for kind in KINDS)
-        found[unit] = a, b, c
-    return found
+        buffers[unit] = a, b, c
+    return buffers
 
 
 def _check_copies(parts: list[dict[str, Buffers]], job: JobSpec) -> None:
     """What every rank of a tensor group has whole must be the same on all, bit by bit."""
     for unit in parts[0]:
-        for one in unit_layout(job.model.spec, unit, Division(0, len(parts))).parameters:
-            if one.cut is None:
+        for parameter in unit_layout(job.model.spec, unit, Division(0, len(parts))).parameters:
+            if parameter.cut is None:
                 copies = {
-                    (kind, part[unit][kind][one.offset : one.end].tobytes())
+                    (kind, part[unit][kind][parameter.offset : parameter.end].tobytes())
                     for part in parts
                     for kind in range(3)
                 }
-                assert len(copies) == 3, f"ranks have other copies of {unit} {one.name}"
+                assert len(copies) == 3, f"ranks have other copies of {unit} {parameter.name}"
 
 
 def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
@@ -154,15 +154,15 @@ def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
         for unit, view in rank.views.items():
             before = views.setdefault(unit, view)
             assert before.tobytes() == view.tobytes(), f"replicas have other views of {unit}"
-    found: dict[str, Buffers] = {}
+    units: dict[str, Buffers] = {}
     for unit, owned in parts.items():
         ordered = [owned[begin] for begin in sorted(owned)]
-        found[unit] = (
+        units[unit] = (
             np.concatenate([part[0] for part in ordered]),
             np.concatenate([part[1] for part in ordered]),
             np.concatenate([part[2] for part in ordered]),
         )
-    return found
+    return units
 
 
 def train_rank(
@@ -203,11 +203,13 @@ def train_rank(
         ReplicaBatches(setting.samples, first, share, setting.micro_batch, device),
         Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
         device=device,
-        heard=heard,
+        on_round=heard,
         stop_asked=lambda: False,
         allocator=Allocator(device),
         held_out=held_out if setting.validate_every else None,
-        validated=lambda step, found: validated.append((step, found.loss.hex(), found.tokens)),
+        validated=lambda step, validation: validated.append(
+            (step, validation.loss.hex(), validation.tokens)
+        ),
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
     run.complete()
@@ -227,8 +229,8 @@ def train_rank(
 def _own(unit: UnitState) -> tuple[int, Buffers]:
     """Where a rank's part begins, and the part, without what only fills the buffer up."""
     part, end = unit.part, min(unit.owned.stop, unit.unit.layout.size)
-    own = slice(unit.owned.start - part.begin, end - part.begin)
-    buffers = (_numpy(buffer[own]) for buffer in (part.weights, part.moment1, part.moment2))
+    owned = slice(unit.owned.start - part.begin, end - part.begin)
+    buffers = (_numpy(buffer[owned]) for buffer in (part.weights, part.moment1, part.moment2))
     return unit.owned.start, (next(buffers), next(buffers), next(buffers))
 
 

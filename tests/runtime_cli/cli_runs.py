@@ -134,12 +134,12 @@ def steps_done(run: Path) -> int:
 
 def rank_processes(run: Path) -> list[int]:
     """Process ids of a run's ranks, wherever they hang in the tree of processes."""
-    found: list[int] = []
+    pids: list[int] = []
     for path in Path("/proc").glob("[0-9]*/cmdline"):
         try:
             words = path.read_bytes().split(b"\0")
         except OSError:
             continue
         if b"ratrain.runtime.rank" in words and str(run).encode() in words:
-            found.append(int(path.parent.name))
-    return found
+            pids.append(int(path.parent.name))
+    return pids

@@ -49,8 +49,8 @@ def prepared(
     text = text.replace("pipeline = 2\ndata = 1", f"pipeline = {pipeline}\ndata = {data}")
     job.write_text(text.replace("every = 4", f"every = 4\n{checkpoint}"))
     run = place / "run"
-    told = ratrain(place, "train", job, "--run", run, "--prepare-only", "--no-calibrate")
-    assert told.status == 0, told.err
+    prepared = ratrain(place, "train", job, "--run", run, "--prepare-only", "--no-calibrate")
+    assert prepared.status == 0, prepared.err
     return run
 
 
@@ -87,8 +87,8 @@ def test_three_hosts_tell_how_far_they_are_and_own_the_folder_together(hosts: li
         assert "step 1/100000  loss " in err and " tok/s " in err and " left " in err
         assert "saved step-00000004" in err and "done: step " in err
     assert not list((run / "ranks").glob("failure-*")), "the refused launch left its trace"
-    told = ratrain(place, "train", place / "job.toml", "--run", run, "--resume", "--steps", "5")
-    assert told.status == 0 and "finished at step" in told.err, told.err
+    resumed = ratrain(place, "train", place / "job.toml", "--run", run, "--resume", "--steps", "5")
+    assert resumed.status == 0 and "finished at step" in resumed.err, resumed.err
 
 
 @pytest.mark.parametrize("hosts", [(2, False)], indirect=True)
@@ -105,9 +105,9 @@ def test_what_hosts_must_share_and_have_alike_is_refused_before_the_first_step(
         for host in hosts:
             status, err = host.ended()
             assert status != 0
-            said = err[err.index("error: ") :].split("Traceback")[0]
+            message = err[err.index("error: ") :].split("Traceback")[0]
             for word in (*words, "fix: "):
-                assert word in said, said
+                assert word in message, message
         for host in hosts:
             assert host.disk is not None
             assert not (host.disk / "run" / "metrics.jsonl").exists()
@@ -170,5 +170,5 @@ def test_hosts_with_disks_of_their_own_save_and_resume_each_its_part(
         shutil.copyfile(path, birch / "checkpoints" / "step-00000012" / path.name)
     assert ratrain(tmp_path, "export", birch, "out").status == 0
     assert ratrain(tmp_path, "compare", birch, "alone").status == 0
-    told = json.loads(ratrain(tmp_path, "checkpoints", birch, "--json").out)
-    assert told["checkpoints"][-1]["elsewhere"] == {}
+    body = json.loads(ratrain(tmp_path, "checkpoints", birch, "--json").out)
+    assert body["checkpoints"][-1]["elsewhere"] == {}

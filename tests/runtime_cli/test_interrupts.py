@@ -51,7 +51,7 @@ def test_ctrl_c_inside_c_code_ends_a_verb_at_once(core: str) -> None:
     time.sleep(0.01)
     began_s = time.monotonic()
     process.send_signal(signal.SIGINT)
-    said = process.stderr.read()
+    stderr = process.stderr.read()
     assert process.wait() == 130
     assert time.monotonic() - began_s < 5
-    assert said.splitlines()[-1] == "interrupted" and "Traceback" not in said
+    assert stderr.splitlines()[-1] == "interrupted" and "Traceback" not in stderr

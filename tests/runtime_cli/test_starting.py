@@ -56,11 +56,11 @@ def test_a_model_is_trained_on_text_without_a_job_file(tmp_path: Path) -> None:
     assert tuned.status == 0, tuned.err
     tuning = load_job(tmp_path / "runs" / "trained-ratrain" / "job.toml")
     assert tuning.train.weights == str((tmp_path / "trained").resolve())
-    for arguments, said in (
+    for arguments, message in (
         (("train",), "give a JOB, or --model and --data"),
         (("train", "--model", "model"), "give a JOB, or --model and --data"),
         (("train", "job.toml", "--data", "text.txt"), "give either JOB or --model and --data"),
         (("train", "--model", "nothing", "--data", "text.txt"), "--model: there is no model"),
     ):
         refused = ratrain(tmp_path, *arguments)
-        assert refused.status == 2 and said in refused.err, refused
+        assert refused.status == 2 and message in refused.err, refused

@@ -194,9 +194,9 @@ def _wait_gone(pid: int) -> None:
 
 def test_the_printed_torchrun_command_runs_what_was_prepared(tmp_path: Path) -> None:
     write_job(tmp_path, steps=3)
-    told = ratrain(tmp_path, "train", "job.toml", "--run", "run", "--prepare-only", "--json")
-    assert told.status == 0, told.err
-    body = told.body
+    prepared = ratrain(tmp_path, "train", "job.toml", "--run", "run", "--prepare-only", "--json")
+    assert prepared.status == 0, prepared.err
+    body = prepared.body
     command = body["command"].replace("\\\n", " ")
     for name, value in {"M": "1", "P": str(body["world_size"]), "N": "0"}.items():
         command = command.replace(f" {name} ", f" {value} ")
@@ -211,9 +211,9 @@ def test_the_printed_torchrun_command_runs_what_was_prepared(tmp_path: Path) -> 
 
 
 def _free_port() -> int:
-    with socket.socket() as found:
-        found.bind(("127.0.0.1", 0))
-        return int(found.getsockname()[1])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
 
 
 @pytest.mark.root

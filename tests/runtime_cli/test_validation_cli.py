@@ -62,9 +62,9 @@ def test_a_run_shows_its_validation_and_keeps_the_best_checkpoint(tmp_path: Path
     assert list(losses) == [3, 6, 9, 12]
     best = min(losses, key=lambda step: losses[step])
     assert best < 12, "the text was not unlike enough"
-    told = rest.body["validation"]
-    assert told["best"] == {"step": best, "loss": losses[best]}
-    assert told["last"] == {"step": 12, "loss": losses[12]}
+    validation = rest.body["validation"]
+    assert validation["best"] == {"step": best, "loss": losses[best]}
+    assert validation["last"] == {"step": 12, "loss": losses[12]}
     assert f"best {losses[best]:.4f} after step {best}" in rest.err
     steps = [each.step for each in listed(run / "checkpoints")]
     assert steps == sorted({best, 9, 12})

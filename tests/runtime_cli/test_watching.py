@@ -66,14 +66,14 @@ def test_every_row_is_read_once_however_its_line_is_cut(
 ) -> None:
     folder = RunFolder(tmp_path_factory.mktemp("run"))
     text = "".join(json.dumps({"step": step, "loss": 0.5}) + "\n" for step in range(3))
-    follower, found = Follower(folder), []
+    follower, rows = Follower(folder), []
     edges = [0, *sorted(cuts), len(text)]
     with folder.metrics.open("a") as file:
         for begin, end in itertools.pairwise(edges):
             file.write(text[begin:end])
             file.flush()
-            found += follower.new_rows()
-    assert [row["step"] for row in found] == [0, 1, 2]
+            rows += follower.new_rows()
+    assert [row["step"] for row in rows] == [0, 1, 2]
 
 
 def test_progress_shows_the_last_validation_beside_the_best() -> None:
@@ -96,7 +96,10 @@ def test_progress_shows_the_fullest_rank_and_the_time_left() -> None:
     assert progress is not None
     assert (progress.step, progress.left_s) == (1, 20.0)
     assert progress.exposed_fraction == pytest.approx(0.2)
-    assert [one.peak_bytes for one in progress.memory] == [500, 300]  # no allocator: the ledger
+    assert [memory.peak_bytes for memory in progress.memory] == [
+        500,
+        300,
+    ]  # no allocator: the ledger
     assert progress.fullest.fraction == 0.5
 
 
@@ -142,9 +145,9 @@ def test_weights_and_biases_is_used_only_where_installed_and_asked_for(
 def write_records(folder: RunFolder, rows: dict[int, list[list[object]]]) -> None:
     """Ranks' records; each rank's own clock is a second ahead of the one before."""
     (folder.path / "ranks").mkdir()
-    for rank, own in rows.items():
-        body = {"rank": rank, "clock_s": -float(rank), "rows": own}
-        for row in own:
+    for rank, own_rows in rows.items():
+        body = {"rank": rank, "clock_s": -float(rank), "rows": own_rows}
+        for row in own_rows:
             row[3:] = [float(value) + rank for value in row[3:]]  # type: ignore[arg-type]
         folder.rank_file(rank, "records").write_text(json.dumps(body))
 
@@ -164,8 +167,8 @@ def test_a_message_begins_when_both_of_its_ends_are_there(tmp_path: Path) -> Non
     )
     timeline = merge_records(folder, spec_of(2, 1))
     assert timeline is not None
-    found = {span.word: (span.start_s, span.end_s) for span in timeline.spans}
-    assert found == {"0SEND_F0": (0.0, 1.0), "1RECV_F0": (0.0, 1.5)}
+    times = {span.word: (span.start_s, span.end_s) for span in timeline.spans}
+    assert times == {"0SEND_F0": (0.0, 1.0), "1RECV_F0": (0.0, 1.5)}
 
 
 def test_a_collective_begins_when_its_last_replica_is_there(tmp_path: Path) -> None:
@@ -193,13 +196,13 @@ def test_a_simulated_timeline_is_itemised_as_the_simulator_does(name: str, seed:
     simulation = simulate(program, random_costs(program.table, seed, interrupts=False))
     ranks = program.setup.ranks
     seats = Seats(pipeline=ranks, data=1, replica_class=(0,), first_rank=(0,))
-    found = measured_kinds(program, seats, timeline_of(simulation), 1)
-    for own, theirs in zip(found, simulation.ranks, strict=True):
+    kinds = measured_kinds(program, seats, timeline_of(simulation), 1)
+    for measured, theirs in zip(kinds, simulation.ranks, strict=True):
         waited = theirs.waiting_s
-        assert own["compute"] == pytest.approx(theirs.compute_s)
-        assert own["recovery"] == pytest.approx(theirs.recovery_s)
+        assert measured["compute"] == pytest.approx(theirs.compute_s)
+        assert measured["recovery"] == pytest.approx(theirs.recovery_s)
         for kind in ("reduce", "gather", "update"):
-            assert own[kind] == pytest.approx(waited[Waiting(kind)], abs=1e-9)
+            assert measured[kind] == pytest.approx(waited[Waiting(kind)], abs=1e-9)
 
 
 @given(st.sampled_from(["ratrain", "zero3-heavy", "zb-h1"]), st.integers(0, 10**6))
@@ -208,7 +211,7 @@ def test_kinds_add_up_to_the_time_between_two_steps_last_ops(name: str, seed: in
     program = small(name)
     timeline = timeline_of(simulate(program, random_costs(program.table, seed)))
     seats = Seats(program.setup.ranks, 1, (0,), (0,))
-    for rank, own in enumerate(measured_kinds(program, seats, timeline, 1)):
+    for rank, measured in enumerate(measured_kinds(program, seats, timeline, 1)):
         ends = [
             max(
                 span.end_s
@@ -217,7 +220,7 @@ def test_kinds_add_up_to_the_time_between_two_steps_last_ops(name: str, seed: in
             )
             for step in (0, 1)
         ]
-        assert sum(own[kind] for kind in KINDS) == pytest.approx(ends[1] - ends[0])
+        assert sum(measured[kind] for kind in KINDS) == pytest.approx(ends[1] - ends[0])
 
 
 def test_a_timelines_steps_are_as_long_as_the_simulators() -> None:

@@ -70,18 +70,18 @@ def test_a_peak_is_the_bound_of_the_very_program_that_the_job_builds() -> None:
     """With a framework that holds what we hold, nothing is added and nothing lost."""
     peak = next(row for row in zero_bubble() if "interleaved" not in row.label)
     (run,) = peak.runs
-    own = verify(case_of(job_of(run)).program)
-    found = predicted_peak(peak, run)
-    assert found.own_bytes == max(bound.total_bytes for bound in own.bounds)
-    assert found.proof_bytes > found.own_bytes
+    own_verdict = verify(case_of(job_of(run)).program)
+    predicted = predicted_peak(peak, run)
+    assert predicted.own_bytes == max(bound.total_bytes for bound in own_verdict.bounds)
+    assert predicted.proof_bytes > predicted.own_bytes
 
 
 @pytest.mark.parametrize("name", ["korthikanti_memory_gib", "zero_bubble_memory"])
 def test_the_bill_of_a_row_is_never_below_its_proof(name: str) -> None:
     for row in PEAK_TABLES[name][1]():
         for run in row.runs:
-            found = predicted_peak(row, run)
-            assert found.proof_bytes <= found.bill_bytes <= 1.02 * found.proof_bytes
+            predicted = predicted_peak(row, run)
+            assert predicted.proof_bytes <= predicted.bill_bytes <= 1.02 * predicted.proof_bytes
 
 
 def test_where_devices_are_not_stated_every_possible_number_counts() -> None:
@@ -141,8 +141,8 @@ def test_a_memory_table_shows_the_bill_and_our_own_program_beside_the_proof() ->
     assert result.exit_code == 0, result.output
     assert "bill" in result.stdout and "ours" in result.stdout
     assert max(map(len, result.stdout.splitlines())) <= 80
-    told = json.loads(CliRunner().invoke(command, ["megatron_peak_memory", "--json"]).stdout)
-    (table,) = told["tables"]
+    body = json.loads(CliRunner().invoke(command, ["megatron_peak_memory", "--json"]).stdout)
+    (table,) = body["tables"]
     assert set(table["beside"]) == {"bill", "own program"}
     assert table["framework"]["gradient_bytes"] == 4
     assert len(table["rows"][0]["between"]) == 2

@@ -65,7 +65,7 @@ def test_a_row_written_as_a_plan_file_is_the_same_program(run: Run) -> None:
     recovery = tuple(stage.only.recovery for stage in setup.replicas[0].stages)
     layers = run.layers or (run.model.layers // run.pipeline,) * run.pipeline
     layout = replace(case.layout, layers=layers)
-    one = Candidate(
+    candidate = Candidate(
         replace(job, layout=layout),
         replace(case.placement, layout=layout),
         case.strategy,
@@ -73,7 +73,7 @@ def test_a_row_written_as_a_plan_file_is_the_same_program(run: Run) -> None:
         StateMode(run.sharding, False),
         setup.recovery_buffer,
     )
-    again = to_candidate(parse_plan(write_plan(plan_of(one)), "row.json"), "row.json")
+    again = to_candidate(parse_plan(write_plan(plan_of(candidate)), "row.json"), "row.json")
     stated = case_of_candidate(again).program
     # A plan says a recovery for each stage, so other passes lead to the same ops.
     assert replace(stated, passes=case.program.passes) == case.program

@@ -23,10 +23,10 @@ ROW = {"layers": "4", "hidden": "1024", "heads": "8", "gpus": "2", "gbs": "8", "
 
 
 def test_error_and_bias_have_the_sign_of_the_prediction() -> None:
-    found = score([Pair("low", 10, 9), Pair("high", 10, 13)])
-    assert found.mean_error == pytest.approx(0.2)
-    assert found.bias == pytest.approx(0.1)
-    assert found.worst.label == "high"
+    scored = score([Pair("low", 10, 9), Pair("high", 10, 13)])
+    assert scored.mean_error == pytest.approx(0.2)
+    assert scored.bias == pytest.approx(0.1)
+    assert scored.worst.label == "high"
 
 
 @given(st.lists(TIMES, min_size=3, max_size=20, unique=True))
@@ -55,13 +55,13 @@ def test_regret_is_never_negative_and_zero_for_a_perfect_model(
 
 
 def test_rows_with_another_batch_are_no_alternatives() -> None:
-    one, other = run_of({**ROW, "gbs": "8"}), run_of({**ROW, "gbs": "16"})
-    assert one.choice != other.choice
-    assert one.choice == run_of({**ROW, "tp": "2"}).choice
+    smaller, larger = run_of({**ROW, "gbs": "8"}), run_of({**ROW, "gbs": "16"})
+    assert smaller.choice != larger.choice
+    assert smaller.choice == run_of({**ROW, "tp": "2"}).choice
 
 
 @pytest.mark.parametrize(
-    ("text", "what"),
+    ("text", "problem"),
     [
         ("layer,gpus\n1,2\n", "layer"),
         ("gpus,gbs,iter_s,model\n8,8,x,gpt-22b\n", "iter_s"),
@@ -71,12 +71,12 @@ def test_rows_with_another_batch_are_no_alternatives() -> None:
         ("gpus,gbs,iter_s,layers,hidden,heads\n8,8,1,2,100,3\n", "heads"),
     ],
 )
-def test_a_wrong_table_names_what_is_wrong(tmp_path: Path, text: str, what: str) -> None:
+def test_a_wrong_table_names_what_is_wrong(tmp_path: Path, text: str, problem: str) -> None:
     path = tmp_path / "mine.csv"
     path.write_text(text, encoding="utf-8")
     with pytest.raises(SpecError) as error:
         user_runs(path, job_of)
-    assert what in str(error.value)
+    assert problem in str(error.value)
     assert "mine.csv" in str(error.value)
 
 

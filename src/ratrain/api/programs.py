@@ -129,10 +129,10 @@ class Proof(Shown):
             )
             for bound in self.proved.verdict.bounds
         ]
-        said = super()._markup()
+        markup = super()._markup()
         if not rows:
-            return said
-        return join(said, tag("details", tag("summary", "by rank"), table(_HEAD, rows)))
+            return markup
+        return join(markup, tag("details", tag("summary", "by rank"), table(_HEAD, rows)))
 
 
 _HEAD = ("rank", "proven peak", "budget")

@@ -55,16 +55,18 @@ class Run(Shown):
         from ratrain.runtime.run.difference import difference_of
         from ratrain.timeline.picture import Panel, svg
 
-        said = super()._markup()
+        markup = super()._markup()
         try:
-            both = difference_of(RunFolder(self.folder), None)
+            difference = difference_of(RunFolder(self.folder), None)
         except RatrainError:  # not calibrated, or ended before its last steps
-            return said
+            return markup
         panels = [
-            Panel("predicted", both.predicted, both.predicted_step_s),
-            Panel(f"measured, step {both.step}", both.measured, both.measured_step_s),
+            Panel("predicted", difference.predicted, difference.predicted_step_s),
+            Panel(
+                f"measured, step {difference.step}", difference.measured, difference.measured_step_s
+            ),
         ]
-        return join(Markup(svg(panels)), said)
+        return join(Markup(svg(panels)), markup)
 
 
 def run_of(folder: RunFolder, report: dict[str, Any], notes: Iterable[str] = ()) -> Run:

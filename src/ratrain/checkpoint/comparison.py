@@ -52,10 +52,10 @@ def compare(
             differing, largest = 0, 0.0
             for begin in range(0, size, PIECE_ELEMENTS):
                 end = min(begin + PIECE_ELEMENTS, size)
-                count, most = _differences(
+                count, furthest = _differences(
                     a.read_range(unit, kind, begin, end), b.read_range(unit, kind, begin, end)
                 )
-                differing, largest = differing + count, max(largest, most)
+                differing, largest = differing + count, max(largest, furthest)
                 done += end - begin
                 if progress:
                     progress(done, total)
@@ -72,7 +72,7 @@ def _differences(
         return 0, 0.0
     with np.errstate(invalid="ignore"):
         left, right = a[unlike].astype(np.float64), b[unlike].astype(np.float64)
-        apart = np.abs(left - right)
+        distance = np.abs(left - right)
     both_nan = np.isnan(left) & np.isnan(right)
-    apart[both_nan | (left == right)] = 0.0
-    return int(unlike.sum()), float(np.nan_to_num(apart, nan=np.inf, posinf=np.inf).max())
+    distance[both_nan | (left == right)] = 0.0
+    return int(unlike.sum()), float(np.nan_to_num(distance, nan=np.inf, posinf=np.inf).max())

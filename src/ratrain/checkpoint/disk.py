@@ -54,8 +54,8 @@ def free_bytes(folder: Path) -> int | None:
 def write_at(fd: int, data: memoryview, offset: int) -> None:
     """Writes all of `data`, however little the system takes at once."""
     while len(data):
-        written = os.pwrite(fd, data, offset)
-        data, offset = data[written:], offset + written
+        count = os.pwrite(fd, data, offset)
+        data, offset = data[count:], offset + count
 
 
 def read_at(fd: int, data: memoryview, offset: int) -> int:

@@ -85,8 +85,8 @@ def begin(run: Path, step: int) -> Path:
     folder = partial.parent
     with told(folder, "making a checkpoint folder"):
         folder.mkdir(parents=True, exist_ok=True)
-        for left in leftovers(folder):
-            discard(left)
+        for leftover in leftovers(folder):
+            discard(leftover)
         partial.mkdir()
     return partial
 
@@ -98,7 +98,9 @@ def commit(partial: Path, records: Sequence[RankRecord], meta: Meta) -> Path:
     once, in every kind that they hold. A checkpoint of the same step (damaged, or of a run that
     began again before it) is replaced.
     """
-    seal(partial, Manifest(meta, time.time(), tuple(sorted(records, key=lambda each: each.file))))
+    seal(
+        partial, Manifest(meta, time.time(), tuple(sorted(records, key=lambda record: record.file)))
+    )
     return publish(partial)
 
 

@@ -74,14 +74,16 @@ def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
     passed over, and `skipped` says so. Where all are damaged that is an error too.
     """
     skipped: list[Listed] = []
-    for each in reversed(listed(folder)):
-        if each.manifest is not None:
-            return Latest(each.path, tuple(skipped))
-        skipped.append(each)
+    for checkpoint in reversed(listed(folder)):
+        if checkpoint.manifest is not None:
+            return Latest(checkpoint.path, tuple(skipped))
+        skipped.append(checkpoint)
         if not skip_damaged:
-            raise damaged(each.path, each.problem)
+            raise damaged(checkpoint.path, checkpoint.problem)
     if skipped:
-        raise none_whole(folder, [f"{each.path.name}: {each.problem}" for each in skipped])
+        raise none_whole(
+            folder, [f"{checkpoint.path.name}: {checkpoint.problem}" for checkpoint in skipped]
+        )
     return None
 
 
@@ -106,17 +108,17 @@ def prune(folder: Path, keep: int, upto: int | None = None) -> tuple[Path, ...]:
     """
     checkpoints = listed(folder)
     whole = [
-        each.step
-        for each in checkpoints
-        if each.manifest is not None and (upto is None or each.step <= upto)
+        checkpoint.step
+        for checkpoint in checkpoints
+        if checkpoint.manifest is not None and (upto is None or checkpoint.step <= upto)
     ]
     removed = [path for path in leftovers(folder) if path.suffix == REMOVING]
     if whole:
         oldest_kept, best = whole[-min(max(keep, 1), len(whole))], read_best(folder)
         removed += [
-            each.path
-            for each in checkpoints
-            if each.step < oldest_kept and not (best and each.step == best.step)
+            checkpoint.path
+            for checkpoint in checkpoints
+            if checkpoint.step < oldest_kept and not (best and checkpoint.step == best.step)
         ]
         removed += [
             path

@@ -59,14 +59,14 @@ class RankRecord:
 
     def as_json(self) -> dict[str, Any]:
         stored = [
-            {**asdict(each.entry), "offset": each.offset, "sha256": list(each.sha256)}
-            for each in self.stored
+            {**asdict(tensor.entry), "offset": tensor.offset, "sha256": list(tensor.sha256)}
+            for tensor in self.stored
         ]
         return {**vars(self), "stored": stored}
 
     @staticmethod
     def of_json(body: Any) -> RankRecord:
-        """The record that `as_json` gave; `Damage` says what of it cannot be."""
+        """The record that `as_json` gave; `Damage` says what is wrong with it."""
         _require(isinstance(body, dict), f"a file is {shown(body)}")
         file = _text_of(body, "file")
         _require(Path(file).name == file, f"{shown(file)} is not the name of a file in its folder")
@@ -148,25 +148,25 @@ class Manifest:
 
 
 def faults(manifest: Manifest) -> list[str]:
-    """What keeps a manifest's ranges from being each unit's every element once, in words."""
+    """In words, why a manifest's ranges do not hold every element of each unit exactly once."""
     units = manifest.meta.units
     kinds = {kind for _, kind in manifest.ranges}
-    wanted = {(unit, kind) for unit in units for kind in kinds}
+    expected = {(unit, kind) for unit in units for kind in kinds}
     problems = [
-        f"unit {unit!r} is not one of the model's" for unit, _ in manifest.ranges.keys() - wanted
+        f"unit {unit!r} is not one of the model's" for unit, _ in manifest.ranges.keys() - expected
     ]
     if not kinds:
         problems.append("it holds no tensor")
-    for unit, kind in sorted(wanted):
+    for unit, kind in sorted(expected):
         entries = [stored.entry for _, stored in manifest.ranges.get((unit, kind), [])]
         problems += [
             f"{unit}/{kind} was written for a unit of {entry.size} elements, not {units[unit]}"
             for entry in entries
             if entry.size != units[unit]
         ]
-        for what, begin, end in gaps(entries, units[unit]):
-            said = "is missing" if what == "missing" else "appears twice"
-            problems.append(f"{unit}/{kind} [{begin}, {end}) {said}")
+        for fault, begin, end in gaps(entries, units[unit]):
+            verdict = "is missing" if fault == "missing" else "appears twice"
+            problems.append(f"{unit}/{kind} [{begin}, {end}) {verdict}")
     return problems
 
 
@@ -205,7 +205,7 @@ def parse(text: bytes) -> Manifest:
         )
     files = body.get("files")
     _require(isinstance(files, list), "lists no files")
-    records = tuple(RankRecord.of_json(each) for each in cast("list[Any]", files))
+    records = tuple(RankRecord.of_json(row) for row in cast("list[Any]", files))
     created_s = body.get("created_s")
     _require(
         isinstance(created_s, (int, float)) and abs(created_s) < _MOST_SECONDS,
@@ -272,9 +272,9 @@ def _stored(row: Any, header_bytes: int, size_bytes: int) -> StoredEntry:
     return StoredEntry(entry, offset, tuple(_digest_of(numbered, n) for n in numbered))
 
 
-def _require(holds: bool, wrong: str) -> None:
-    if not holds:
-        raise Damage(wrong)
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise Damage(message)
 
 
 def _whole_of(body: Mapping[str, Any], key: str, low: int, high: int) -> int:

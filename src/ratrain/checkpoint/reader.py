@@ -45,10 +45,10 @@ class Checkpoint:
         if meta.model != model:
             raise CannotResume(f"is of model {meta.model!r}, not {model!r}", place=place, fix=fix)
         for unit in sorted({*meta.units, *units}):
-            stored, wanted = meta.units.get(unit), units.get(unit)
-            if stored != wanted:
+            stored, expected = meta.units.get(unit), units.get(unit)
+            if stored != expected:
                 raise CannotResume(
-                    f"unit {unit!r} has {stored or 'no'} elements here, {wanted or 'none'} in "
+                    f"unit {unit!r} has {stored or 'no'} elements here, {expected or 'none'} in "
                     f"model {model!r}",
                     place=place,
                     fix=fix,

@@ -64,13 +64,13 @@ def command(
     checkpoints = listed_at(folder)
     if verify:
         checkpoints = _verified(checkpoints)
-    left = leftovers(folder)
+    partial = leftovers(folder)
     if as_json:
         best = read_best(folder)
         body = {
             "best_step": best.step if best else None,
             "checkpoints": [_row(checkpoint) for checkpoint in checkpoints],
-            "unfinished": [str(path) for path in left],
+            "unfinished": [str(path) for path in partial],
             "removed": [str(path) for path in removed],
         }
         print_json("checkpoints", body)
@@ -88,9 +88,9 @@ def command(
                 click.echo(_data_line(data))
             before = data
             click.echo(_line(checkpoint, verify))
-        for path in left:
+        for path in partial:
             click.echo(f"{path.name:28}  unfinished: ignored")
-        if not checkpoints and not left:
+        if not checkpoints and not partial:
             click.echo(f"no checkpoints in {folder}")
     if any(checkpoint.manifest is None for checkpoint in checkpoints):
         raise SystemExit(7)
@@ -128,8 +128,8 @@ def _verified(checkpoints: tuple[Listed, ...]) -> tuple[Listed, ...]:
                 continue
             before = done
 
-            def tick(here: int, _: int, before: int = before) -> None:
-                report(before + here, total)
+            def tick(verified: int, _: int, before: int = before) -> None:
+                report(before + verified, total)
 
             try:
                 Checkpoint(checkpoint.path, checkpoint.manifest).verify(tick)
@@ -157,23 +157,27 @@ def _compare(folder: Path, other: Path, as_json: bool) -> None:
     with progress("comparing", "elements") as report:
         differences = compare(left, right, report)
     if as_json:
-        print_json("checkpoints", {"differences": [_difference_row(each) for each in differences]})
+        print_json(
+            "checkpoints",
+            {"differences": [_difference_row(difference) for difference in differences]},
+        )
     else:
-        unlike = [each for each in differences if not each.identical]
-        for each in unlike:
+        unlike = [difference for difference in differences if not difference.identical]
+        for difference in unlike:
             click.echo(
-                f"{each.unit + '/' + each.kind:20}{each.differing:>15,} of {each.elements:<15,}"
-                f" by at most {each.largest:.3g}"
+                f"{difference.unit + '/' + difference.kind:20}"
+                f"{difference.differing:>15,} of {difference.elements:<15,}"
+                f" by at most {difference.largest:.3g}"
             )
-        same = len(differences) - len(unlike)
-        click.echo(f"{same} of {len(differences)} buffers are identical bit by bit")
-    if not all(each.identical for each in differences):
+        identical = len(differences) - len(unlike)
+        click.echo(f"{identical} of {len(differences)} buffers are identical bit by bit")
+    if not all(difference.identical for difference in differences):
         raise SystemExit(1)
 
 
-def _difference_row(each: Difference) -> dict[str, Any]:
-    largest = each.largest if each.largest < float("inf") else None
-    return {**vars(each), "largest": largest, "identical": each.identical}
+def _difference_row(difference: Difference) -> dict[str, Any]:
+    largest = difference.largest if difference.largest < float("inf") else None
+    return {**vars(difference), "largest": largest, "identical": difference.identical}
 
 
 def _row(checkpoint: Listed) -> dict[str, Any]:

@@ -31,14 +31,14 @@ def command(name: str | None, as_json: bool) -> None:
     from ratrain.describe.tables import as_json as plain
 
     if name is None:
-        clusters = [cluster_preset(each) for each in cluster_names()]
-        profiles = [cluster_preset(each) for each in profile_names()]
+        clusters = [cluster_preset(preset) for preset in cluster_names()]
+        profiles = [cluster_preset(preset) for preset in profile_names()]
         if as_json:
             print_json("clusters", {"clusters": plain(clusters), "profiles": plain(profiles)})
         else:
             click.echo(_list(clusters))
             click.echo("\ndevice profiles, for `profile =` in a [[device]] of a cluster file")
-            click.echo("\n".join(_profile_line(each.device[0]) for each in profiles))
+            click.echo("\n".join(_profile_line(profile.device[0]) for profile in profiles))
         return
     cluster = load_cluster(Path(name)) if name.endswith(".toml") else cluster_preset(name)
     if as_json:
@@ -67,10 +67,10 @@ def _details(cluster: ClusterSpec) -> str:
     for kind in cluster.device:
         lines += _device(kind)
     for host in cluster.host:
-        where = f"room {host.room}, site {host.site}"
+        location = f"room {host.room}, site {host.site}"
         lines += [
             "",
-            f"host {host.name}: {host.devices} x {host.device}, count {host.count}, {where}",
+            f"host {host.name}: {host.devices} x {host.device}, count {host.count}, {location}",
         ]
         for level, link in host.links.items():
             lines += _link(level, link)
@@ -101,7 +101,7 @@ def _device(kind: DeviceKind) -> list[str]:
     lines += [f"  launch: {format_time(kind.launch_s)}", *_source(kind.launch_source)]
     lines += [f"  memory efficiency: {kind.memory_efficiency:g}"]
     lines += _source(kind.memory_efficiency_source)
-    return [*lines, *(part for entry in kind.layer_profile for part in _entry(entry))]
+    return [*lines, *(line for entry in kind.layer_profile for line in _entry(entry))]
 
 
 def _entry(entry: LayerProfile) -> list[str]:

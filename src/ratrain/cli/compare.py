@@ -77,11 +77,11 @@ def _weights(pair: RunPair) -> str:
 
     if pair.weights is None:
         return f"not compared: {pair.problem}"
-    unlike = [each for each in pair.weights if not each.identical]
+    unlike = [difference for difference in pair.weights if not difference.identical]
     at = f"{counted(len(pair.weights), 'buffer')} of step {pair.checkpoint_step}"
     if not unlike:
         return f"all {at} identical bit by bit"
-    worst = max(unlike, key=lambda each: each.largest)
+    worst = max(unlike, key=lambda difference: difference.largest)
     return (
         f"{len(unlike)} of {at} differ,\n         {worst.unit}/{worst.kind} in {worst.differing:,} "
         f"elements by at most {worst.largest:.2g}"

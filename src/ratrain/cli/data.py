@@ -66,19 +66,19 @@ def _write_sample_text(file: Path, as_json: bool) -> None:
     from ratrain.describe.units import counted, format_bytes
 
     with progress("collecting"):
-        written = write_sample_text(file)
+        sample = write_sample_text(file)
     if as_json:
         body = {
-            "file": str(written.file),
-            "note": str(written.note),
-            "documents": written.documents,
-            "size_bytes": written.size_bytes,
+            "file": str(sample.file),
+            "note": str(sample.note),
+            "documents": sample.documents,
+            "size_bytes": sample.size_bytes,
         }
         print_json("data", body)
         return
-    click.echo(f"{counted(written.documents, 'document')}, {format_bytes(written.size_bytes)}:")
-    click.echo(f"  {written.file}")
-    click.echo(f"  {written.note}")
+    click.echo(f"{counted(sample.documents, 'document')}, {format_bytes(sample.size_bytes)}:")
+    click.echo(f"  {sample.file}")
+    click.echo(f"  {sample.note}")
 
 
 def _show(
@@ -118,7 +118,7 @@ def _print_samples(data: JobData, count: int) -> None:
 def _lines(summary: Summary) -> list[str]:
     from ratrain.describe.units import format_bytes
 
-    made = f"tokenised now: {summary.made_because}" if summary.made_because else "from the cache"
+    origin = f"tokenised now: {summary.made_because}" if summary.made_because else "from the cache"
     return [
         f"files      {summary.files:,}, {format_bytes(summary.source_bytes)}",
         f"documents  {summary.documents:,}",
@@ -126,6 +126,6 @@ def _lines(summary: Summary) -> list[str]:
         f"samples    {summary.samples_per_epoch:,} of {summary.sequence_length:,} tokens",
         f"step       {summary.sequences_per_step:,} samples, {summary.tokens_per_step:,} tokens",
         f"run        {summary.steps:,} steps, {summary.epochs:.3g} epochs",
-        f"prepared   {format_bytes(summary.tokens_bytes)}, {made}",
+        f"prepared   {format_bytes(summary.tokens_bytes)}, {origin}",
         f"           {summary.folder}",
     ]

@@ -58,8 +58,8 @@ def job(
     """
     from ratrain.cli.starting import JobFiles, write_job
 
-    wanted = JobFiles(model or "tiny-llama", data, cluster, devices)
-    written = write_job(file, wanted, made_by="ratrain init job")
+    files = JobFiles(model or "tiny-llama", data, cluster, devices)
+    written = write_job(file, files, made_by="ratrain init job")
     _told("init job", written, as_json, f"try it: ratrain train {file}")
 
 
@@ -82,10 +82,10 @@ def cluster(file: Path, as_json: bool) -> None:
     _told("init cluster", [file], as_json, f"show it: ratrain clusters {file}")
 
 
-def _told(verb: str, written: list[Path], as_json: bool, following: str) -> None:
+def _told(verb: str, paths: list[Path], as_json: bool, following: str) -> None:
     if as_json:
-        print_json(verb, {"written": [str(path) for path in written]})
+        print_json(verb, {"written": [str(path) for path in paths]})
         return
-    for path in written:
+    for path in paths:
         click.echo(f"wrote {path}")
     click.echo(following)

@@ -120,19 +120,19 @@ def _body(
 def _table(limits: list[str], links: list[MeasuredLink], shares: list[MeasuredShare]) -> str:
     lines = [*limits, "", f"{'link':12}{'file':>16}{'measured':>16}{'ratio':>8}"]
     for link in links:
-        wanted, measured = link.wanted_bytes_per_s * 8e-6, link.found_bytes_per_s * 8e-6
+        rate, measured = link.wanted_bytes_per_s * 8e-6, link.found_bytes_per_s * 8e-6
         name = f"{link.source} -> {link.target}"
         lines.append(
-            f"{name:12}{wanted:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / wanted:>8.3f}"
+            f"{name:12}{rate:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / rate:>8.3f}"
             f"{_mark(link.fits)}"
         )
     lines += ["", f"{'rank':12}{'processors':>11}{'measured':>10}{'memory':>12}{'killed at':>12}"]
     for share in shares:
-        got = share.found_memory_bytes
+        killed_at_bytes = share.found_memory_bytes
         memory = (
             "not tried"
-            if got is None
-            else f"{got / 1e6:,.0f} MB"
+            if killed_at_bytes is None
+            else f"{killed_at_bytes / 1e6:,.0f} MB"
             if share.oom_kills
             else "not killed"
         )
@@ -198,10 +198,10 @@ def run(
 
 
 def _why(ending: Ending, memory_bytes: int) -> str:
-    why = f"rank {ending.rank} ended with status {ending.status}"
+    reason = f"rank {ending.rank} ended with status {ending.status}"
     if ending.oom_kills:
-        why += f": killed, as it needed more than its {memory_bytes / 1e6:,.0f} MB"
-    return why
+        reason += f": killed, as it needed more than its {memory_bytes / 1e6:,.0f} MB"
+    return reason
 
 
 @command.command()

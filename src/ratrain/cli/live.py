@@ -48,7 +48,7 @@ def live(stream: TextIO, picture: Picture) -> Generator[None]:
 
 
 class _LiveLines:
-    """Draws from a thread of its own, so that clocks go on while the work is silent."""
+    """Draws from a thread of its own, so that clocks run on while no report comes."""
 
     def __init__(self, stream: TextIO, picture: Picture) -> None:
         from rich.console import Console
@@ -87,8 +87,8 @@ class _LiveLines:
         with self._console.capture() as captured:
             self._console.print(picture, width=columns)
         lines = captured.get().rstrip("\n").split("\n")[:rows]
-        back = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
-        return "\r\n".join(lines) + back + "\r"
+        cursor_up = f"\x1b[{len(lines) - 1}A" if len(lines) > 1 else ""
+        return "\r\n".join(lines) + cursor_up + "\r"
 
     def _write(self, text: str) -> None:
         """Erases what stands there, then draws; in one write, so that nothing flickers."""
@@ -107,9 +107,9 @@ class _Above(TextIOBase):
         self._begun = ""
 
     def write(self, text: str, /) -> int:
-        whole, newline, self._begun = (self._begun + text).rpartition("\n")
+        lines, newline, self._begun = (self._begun + text).rpartition("\n")
         if newline:
-            self._lines.print_above(whole + newline, self._stream)
+            self._lines.print_above(lines + newline, self._stream)
         return len(text)
 
     def isatty(self) -> bool:

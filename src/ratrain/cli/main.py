@@ -121,22 +121,22 @@ def main() -> None:
         drop_output()
         sys.exit(1)
     except (click.ClickException, RatrainError, OSError, MemoryError) as error:
-        told = as_error(error)
-        _show(told, type(error).__name__)
-        sys.exit(told.exit_code)
+        shown_error = as_error(error)
+        _show(shown_error, type(error).__name__)
+        sys.exit(shown_error.exit_code)
 
 
 def _show(error: RatrainError, kind: str) -> None:
     """The error on stderr; with --json as JSON on stdout too, so that scripts parse no prose."""
     if "--json" in sys.argv:
-        body = {"error": kind, **_fields(error), "more": [_fields(each) for each in error.more]}
+        body = {"error": kind, **_fields(error), "more": [_fields(other) for other in error.more]}
         try:
             print_json("error", body)
         except OSError:  # standard output is what is wrong
             drop_output()
     try:
-        for each in (error, *error.more):
-            click.echo(fitted_to_terminal(f"error: {each.alone}", sys.stderr), err=True)
+        for shown in (error, *error.more):
+            click.echo(fitted_to_terminal(f"error: {shown.alone}", sys.stderr), err=True)
         if error.more:
             click.echo(f"{1 + len(error.more)} errors", err=True)
     except OSError:

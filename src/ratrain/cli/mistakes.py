@@ -61,24 +61,26 @@ def _usage(error: click.ClickException) -> SpecError:
 def _bad_value(error: click.BadParameter, verb: str) -> SpecError:
     """A value that an option does not take, or one that is not there."""
     name = name_of(error.param, error.ctx)
-    place, wanted = f"{verb} {name}".strip(), _wanted(error.param)
+    place, accepted = f"{verb} {name}".strip(), _wanted(error.param)
     if isinstance(error, click.MissingParameter):
-        fix = f"give {wanted or name}; see `{verb} --help`"
+        fix = f"give {accepted or name}; see `{verb} --help`"
         return SpecError("is missing", place=place, fix=fix)
-    what = _sentence(error.message)
-    value, range_, _ = what.partition(" is not in the range")
+    problem = _sentence(error.message)
+    value, range_, _ = problem.partition(" is not in the range")
     if range_:
-        what = f"{value} is out of range"
-    what = what.replace("a valid integer range", "a whole number")
-    what = what.replace("a valid float range", "a number")
-    value, choice, _ = what.partition(" is not one of ")
+        problem = f"{value} is out of range"
+    problem = problem.replace("a valid integer range", "a whole number")
+    problem = problem.replace("a valid float range", "a number")
+    value, choice, _ = problem.partition(" is not one of ")
     if choice and error.param and isinstance(error.param.type, click.Choice):
         choices = [str(choice) for choice in error.param.type.choices]
         near = difflib.get_close_matches(value.strip("'"), choices, n=1)
         lead = f"did you mean {near[0]!r}? " if near else ""
-        what, wanted = f"{value} is not a choice", ""
-        return SpecError(what, place=place, fix=f"{lead}valid: {', '.join(choices)}")
-    return SpecError(what, place=place, fix=f"give {wanted}" if wanted else f"see `{verb} --help`")
+        problem, accepted = f"{value} is not a choice", ""
+        return SpecError(problem, place=place, fix=f"{lead}valid: {', '.join(choices)}")
+    return SpecError(
+        problem, place=place, fix=f"give {accepted}" if accepted else f"see `{verb} --help`"
+    )
 
 
 def name_of(param: click.Parameter | None, context: click.Context | None) -> str:
@@ -94,9 +96,9 @@ def _wanted(param: click.Parameter | None) -> str:
     """What an option takes, in words."""
     kind = param.type if param else None
     if isinstance(kind, (click.IntRange, click.FloatRange)):
-        what = "a whole number" if isinstance(kind, click.IntRange) else "a number"
+        kind_name = "a whole number" if isinstance(kind, click.IntRange) else "a number"
         bounds = (f"{bound:,}".removesuffix(".0") for bound in (kind.min, kind.max))
-        return f"{what} from {' to '.join(bounds)}"
+        return f"{kind_name} from {' to '.join(bounds)}"
     return ""
 
 

@@ -36,7 +36,7 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
     from ratrain.describe.presets import model_names, model_preset
 
     if name is None:
-        rows = [model_summary(model_preset(each)) for each in model_names()]
+        rows = [model_summary(model_preset(preset)) for preset in model_names()]
         if as_json:
             print_json("models", {"models": rows})
         else:
@@ -81,14 +81,14 @@ def _details(model: dict[str, Any]) -> str:
         if row["kind"] == "layer" and row["index"]:
             continue  # the layers are alike: --json lists each
         name = f"layer 0..{last}" if row["kind"] == "layer" else row["kind"]
-        kept, saved = (
+        activations, checkpoint = (
             format_bytes(row[key]) if row[key] else "-"
             for key in ("activation_bytes", "checkpoint_bytes")
         )
         lines.append(
             f"{name:14}{format_count(row['params']):>10}"
             f"{format_count(row['forward_flops_per_token']):>11}"
-            f"{format_count(row['backward_flops_per_token']):>11}{kept:>14}{saved:>13}"
+            f"{format_count(row['backward_flops_per_token']):>11}{activations:>14}{checkpoint:>13}"
         )
     lines += ["", "activations of one layer:"]
     lines += [f"  {k:16}{format_bytes(v):>10}" for k, v in model["layer_activation_bytes"].items()]

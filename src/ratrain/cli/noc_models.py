@@ -161,9 +161,9 @@ def reproduce(models_only: bool, as_json: bool) -> None:
     if not models_only:
         with progress("simulating", "figures") as report:
             report(0, SIMULATED_FIGURES)
-            for done, figure in enumerate(simulated_figures(), start=1):
+            for count, figure in enumerate(simulated_figures(), start=1):
                 figures.append(figure)
-                report(done, SIMULATED_FIGURES)
+                report(count, SIMULATED_FIGURES)
     if as_json:
         print_json(
             "noc reproduce",

@@ -102,12 +102,12 @@ def sweep(
     columns, rows = parse_shape(mesh)
     spec = MeshSpec(columns, rows, router=router(fifo, vcs, link_stages, fork))
     kind = traffic.Traffic(one_of(traffic.PATTERNS, pattern), packet_flits, hotspot_share, seed)
-    wanted = parse_loads(loads)
-    ordinal, total = count(1), len(wanted) + 1  # the last one is saturation
+    offered = parse_loads(loads)
+    ordinal, total = count(1), len(offered) + 1  # the last one is saturation
     with progress("simulating", "loads") as report:
         report(0, total)
         points = traffic.sweep(
-            spec, kind, wanted, window=window, each=lambda _: report(next(ordinal), total)
+            spec, kind, offered, window=window, each=lambda _: report(next(ordinal), total)
         )
         full = traffic.saturation(spec, kind, window=window)
     if svg:
@@ -116,7 +116,7 @@ def sweep(
         write(svg, picture.curve_svg({name: line}, "Latency over load"))
     last = points[-1].link_flits[0] / window
     if heat:
-        write(heat, picture.heat_svg(spec, last, f"{pattern} at {wanted[-1]} flits/node/cycle"))
+        write(heat, picture.heat_svg(spec, last, f"{pattern} at {offered[-1]} flits/node/cycle"))
     if as_json:
         fields = (
             "offered accepted mean_latency_cycles p99_latency_cycles arrived_share busiest_link"
@@ -143,7 +143,7 @@ def sweep(
     click.echo(
         f"\nsaturation: {full.accepted:.4f} accepted when every node always has more to send"
     )
-    click.echo(f"\nlink load at {wanted[-1]}, percent of the busier direction:\n")
+    click.echo(f"\nlink load at {offered[-1]}, percent of the busier direction:\n")
     click.echo(picture.heat_text(spec, last))
 
 
@@ -230,17 +230,17 @@ def collective(
         reduction_latency_cycles=ChipSpec().router.reduction_latency_cycles,
     )
     chip = ChipSpec(power_of_two(columns), power_of_two(rows), router=spec)
-    wanted: tuple[Algorithm, ...] = (
+    algorithms: tuple[Algorithm, ...] = (
         collectives.ALGORITHMS[name]
         if algorithm == "all"
         else (one_of(collectives.ALGORITHMS[name], algorithm),)
     )
     if no_dca and algorithm == "all" and name in ("reduce", "all-reduce", "reduce-scatter"):
-        wanted = tuple(a for a in wanted if a != "hw")
+        algorithms = tuple(a for a in algorithms if a != "hw")
     outcomes: list[Outcome] = []
     with progress("simulating", "algorithms") as report:
-        report(0, len(wanted))
-        for chosen in wanted:
+        report(0, len(algorithms))
+        for chosen in algorithms:
             request = collectives.Request(
                 name,
                 chosen,
@@ -255,7 +255,7 @@ def collective(
             outcomes.append(
                 collectives.collective(chip, request, trace=bool(steps) and not outcomes)
             )
-            report(len(outcomes), len(wanted))
+            report(len(outcomes), len(algorithms))
     if not outcomes:
         raise SpecError(
             f"{kind} needs the routers' arithmetic", place="--no-dca", fix="remove --no-dca"
@@ -298,8 +298,8 @@ def _outcome_json(outcome: Outcome) -> dict[str, Any]:
 def _print_outcomes(kind: str, shape: str, size: str, outcomes: list[Outcome]) -> None:
     from ratrain.describe.units import counted
 
-    what = kind if kind == "barrier" else f"{kind} of {size}"
-    click.echo(f"{what} on {shape} clusters\n")
+    operation = kind if kind == "barrier" else f"{kind} of {size}"
+    click.echo(f"{operation} on {shape} clusters\n")
     click.echo(f"{'algorithm':<11}{'cycles':>8}{'slower':>8}{'flits':>10}{'combines':>10}  values")
     best = min(o.cycles for o in outcomes)
     for o in outcomes:

@@ -60,8 +60,8 @@ def command(
         plans = planned(described, report)
     if output is not None:
         best = plans.best
-        written = plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
-        write_whole(output, write_plan(written))
+        plan = plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
+        write_whole(output, write_plan(plan))
     if as_json:
         print_json("plan", search_json(plans, top))
     else:

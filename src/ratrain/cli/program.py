@@ -57,13 +57,13 @@ def command(
         proved = case.proved
         program = proved.short if form == "text" else case.program
     if form == "text":
-        shown = write_text(proved.program)
+        text = write_text(proved.program)
     elif form == "picture":
-        shown = "\n".join([*case.headline(), "", *draw(program)])
+        text = "\n".join([*case.headline(), "", *draw(program)])
     else:
-        shown = write_csv(program, comms=form == "csv-comms")
+        text = write_csv(program, comms=form == "csv-comms")
     if output is not None:
-        write_whole(output, shown + "\n" * (not shown.endswith("\n")))
+        write_whole(output, text + "\n" * (not text.endswith("\n")))
     if as_json:
         body = {
             "job": case.facts(),
@@ -72,11 +72,11 @@ def command(
             "ranks": program.setup.ranks,
             "form": form,
             "output": str(output) if output else None,
-            "program": shown,
+            "program": text,
         }
         print_json("program", body)
     elif output is None:
-        click.echo(shown.rstrip("\n"))
+        click.echo(text.rstrip("\n"))
     else:
         ranks = counted(program.setup.ranks, "rank")
         click.echo(f"wrote {output}: {counted(proved.program_ops, 'op')} of {ranks}")

@@ -30,19 +30,19 @@ BAR_COLUMNS = 16
 
 
 @contextmanager
-def progress(what: str, unit: str = "") -> Generator[Report]:
-    """A callback of (done, total) that says how far `what` is, in `unit`s; "B" is bytes.
+def progress(title: str, unit: str = "") -> Generator[Report]:
+    """A callback of (done, total) that says how far the work is, in `unit`s; "B" is bytes.
 
-    Work whose total nobody knows never calls it, and is shown with the time that it has taken.
+    Work whose total is not known never calls it, and is shown with the time that it has taken.
     """
-    meter = Meter(what, unit)
+    meter = Meter(title, unit)
     if can_move_cursor(sys.stderr):
-        shown = _bar(meter)
+        display = _bar(meter)
     elif sys.stderr.isatty():
-        shown = _lines(meter)
+        display = _lines(meter)
     else:
-        shown = nullcontext()
-    with shown:
+        display = nullcontext()
+    with display:
         yield meter.report
 
 
@@ -76,7 +76,7 @@ def _lines(meter: Meter) -> Generator[None]:
 class Meter:
     """How far a piece of work is. The rate is the mean since the first report."""
 
-    what: str
+    title: str
     unit: str
     clock: Callable[[], float] = time.monotonic
     done: int = 0
@@ -120,9 +120,9 @@ class Meter:
         """What a line says, the most important first."""
         left_s = self.left_s
         if left_s is None:
-            words = [self.what, f"{clock_of(int(self.elapsed_s))} so far"]
+            words = [self.title, f"{clock_of(int(self.elapsed_s))} so far"]
         else:
-            words = [self.what, f"{clock_of(left_s)} left"]
+            words = [self.title, f"{clock_of(left_s)} left"]
         if self.total > 0:
             words.append(_amount(self.done, self.total, self.unit))
         if self.rate:
@@ -139,11 +139,11 @@ def bar_line(meter: Meter, width: int) -> RenderableType:
     words = meter.words()
     while len(words) > 1 and len("  ".join(words)) > width:
         del words[-1]
-    what, *figures = (Text(word, no_wrap=True, overflow="ellipsis") for word in words)
+    title, *figures = (Text(word, no_wrap=True, overflow="ellipsis") for word in words)
     bar_columns = min(width - len("  ".join(words)) - 2, BAR_COLUMNS)
     bar = ProgressBar(meter.total or None, meter.done, bar_columns, pulse=not meter.total)
     line = Table.grid(padding=(0, 2, 0, 0))
-    line.add_row(what, *([bar] if bar_columns >= 4 else []), *figures)
+    line.add_row(title, *([bar] if bar_columns >= 4 else []), *figures)
     return line
 
 

@@ -77,8 +77,8 @@ def _lines(contents: Contents, path: Path, size_bytes: int) -> list[str]:
     from ratrain.describe.units import format_bytes
 
     lines = [*wrap(contents.verdict.text, 80), ""]
-    for said in contents.left_out:
-        lines += wrap(f"left out: {said}", 80, subsequent_indent="  ")
+    for reason in contents.left_out:
+        lines += wrap(f"left out: {reason}", 80, subsequent_indent="  ")
     return [*lines, f"page {path} ({format_bytes(size_bytes)})"]
 
 

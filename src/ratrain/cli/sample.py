@@ -88,36 +88,36 @@ def command(
         seed=seed,
         ids=min(tokenizer.vocab_size, trained.spec.vocab),
     )
-    wanted = takewhile(lambda token: token != tokenizer.end_id, stream)
+    text_ids = takewhile(lambda token: token != tokenizer.end_id, stream)
     if as_json:
-        made = _counted(wanted, tokens)
-        body = {"prompt": prompt, "text": tokenizer.decode(made), "step": trained.step}
-        print_json("sample", {**body, "tokens": len(made)})
+        ids = _counted(text_ids, tokens)
+        body = {"prompt": prompt, "text": tokenizer.decode(ids), "step": trained.step}
+        print_json("sample", {**body, "tokens": len(ids)})
     else:
-        _print_as_it_comes(prompt, wanted, tokenizer)
+        _print_as_it_comes(prompt, text_ids, tokenizer)
 
 
 def _counted(stream: Iterable[int], count: int) -> list[int]:
     """All tokens, with progress."""
     from ratrain.cli.progress import progress
 
-    made: list[int] = []
+    ids: list[int] = []
     with progress("sampling", "tokens") as report:
         for token in stream:
-            made.append(token)
-            report(len(made), count)
-    return made
+            ids.append(token)
+            report(len(ids), count)
+    return ids
 
 
 def _print_as_it_comes(prompt: str, stream: Iterable[int], tokenizer: Tokenizer) -> None:
     """A character that several tokens make is printed when its last one is there."""
     click.echo(prompt, nl=False)
-    made: list[int] = []
-    shown = ""
+    ids: list[int] = []
+    printed = ""
     for token in stream:
-        made.append(token)
-        text = tokenizer.decode(made)
+        ids.append(token)
+        text = tokenizer.decode(ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            click.echo(text[len(shown) :], nl=False)
-            shown = text
-    click.echo(tokenizer.decode(made)[len(shown) :])
+            click.echo(text[len(printed) :], nl=False)
+            printed = text
+    click.echo(tokenizer.decode(ids)[len(printed) :])

@@ -26,19 +26,19 @@ class JobFiles:
     devices: int | None = None
 
 
-def write_job(file: Path, wanted: JobFiles, *, made_by: str) -> list[Path]:
+def write_job(file: Path, files: JobFiles, *, made_by: str) -> list[Path]:
     """Writes a job and what it needs beside it; returns what was written."""
     from ratrain.corpus.sources import sources_of
     from ratrain.describe.starter import Starter, job_text
 
-    if wanted.data:
-        sources_of(tuple(wanted.data), place="--data")
+    if files.data:
+        sources_of(tuple(files.data), place="--data")
     folder = file.parent
     require_new(file)
-    spec, model, weights_folder = _model(wanted.model)
+    spec, model, weights_folder = _model(files.model)
     written: list[Path] = []
-    data = tuple(_absolute(name) for name in wanted.data)
-    cluster = wanted.cluster
+    data = tuple(_absolute(name) for name in files.data)
+    cluster = files.cluster
     if cluster is None:
         cluster = CLUSTER
         if not (folder / CLUSTER).exists():
@@ -47,7 +47,7 @@ def write_job(file: Path, wanted: JobFiles, *, made_by: str) -> list[Path]:
             written.append(folder / CLUSTER)
     elif cluster.endswith(".toml"):
         cluster = _absolute(cluster)
-    devices, dtype = _devices(folder, cluster, wanted.devices)
+    devices, dtype = _devices(folder, cluster, files.devices)
     if not data:
         data = (TEXT,)
         if not (folder / TEXT).exists():
@@ -115,18 +115,18 @@ def _model(name: str) -> tuple[ModelSpec, str, Path | None]:
     try:
         return model_preset(name), name, None
     except SpecError as error:
-        what = f"{error.what}, and no folder of that name"
-        raise SpecError(what, place="--model", fix=error.fix) from None
+        problem = f"{error.what}, and no folder of that name"
+        raise SpecError(problem, place="--model", fix=error.fix) from None
 
 
-def _devices(folder: Path, cluster: str, asked: int | None) -> tuple[int, str]:
+def _devices(folder: Path, cluster: str, devices: int | None) -> tuple[int, str]:
     """How many devices a job takes, and what it computes in: bf16 where they have memory of their
     own, beside the host's, and a rate for it."""
     from ratrain.describe.presets import cluster_preset, load_cluster
 
     is_file = cluster.endswith(".toml")
     spec = load_cluster(folder / cluster) if is_file else cluster_preset(cluster)
-    count = asked or spec.size or 1
+    count = devices or spec.size or 1
     kind = spec.devices(count)[0].kind
     dtypes = [rate.dtype for rate in kind.rates]
     if "bf16" in dtypes and kind.memory.name != "RAM":

@@ -53,9 +53,9 @@ def command(
 
     with progress("comparing"):
         difference = difference_of(RunFolder(run), step)
-        both = {"predicted": difference.predicted, "measured": difference.measured}
+        timelines = {"predicted": difference.predicted, "measured": difference.measured}
         if trace:
-            write_whole(trace, perfetto_traces(both))
+            write_whole(trace, perfetto_traces(timelines))
         if svg:
             panels = [
                 Panel("predicted", difference.predicted, difference.predicted_step_s),
@@ -84,12 +84,12 @@ def _lines(difference: RunDifference) -> Iterator[str]:
     for op in difference.worst():
         name = f"  rank {op.rank} {op.word}"
         yield _row(name, None, op.first.length_s, op.second.length_s)
-    for what, spans in (
+    for title, spans in (
         ("predicted, not run", difference.ops.missing),
         ("run, not predicted", difference.ops.extra),
     ):
         if spans:
-            yield f"{what}: {len(spans)} ops, the first is {spans[0].word}"
+            yield f"{title}: {len(spans)} ops, the first is {spans[0].word}"
 
 
 def _row(name: str, ops: int | None, predicted_s: float, measured_s: float | None) -> str:

@@ -126,9 +126,9 @@ def command(
     from ratrain.runtime.run.ready import Launcher
 
     with ExitStack() as owning:
-        written = None
+        written_job = None
         if job is None:
-            job = written = _written_job(model, data, run, resume, owning)
+            job = written_job = _written_job(model, data, run, resume, owning)
         elif model or data:
             raise click.UsageError("give either JOB or --model and --data")
         request = RunRequest(
@@ -145,7 +145,7 @@ def command(
         if resume:
             ready = _resumed(launcher, request, run)
         else:
-            ready = _new(launcher, request, run, written.parent if written else None)
+            ready = _new(launcher, request, run, written_job.parent if written_job else None)
         if prepare_only:
             _show_command(ready, as_json)
             return
@@ -181,9 +181,9 @@ def _written_job(
 
 
 def _new(
-    launcher: Launcher, request: RunRequest, run: Path | None, written: Path | None
+    launcher: Launcher, request: RunRequest, run: Path | None, job_folder: Path | None
 ) -> ReadyRun:
-    """A run that begins; `written`: the folder of a job that was written for it."""
+    """A run that begins; `job_folder`: where a job was written for it."""
     from ratrain.cli.progress import progress
     from ratrain.runtime.run.prepare import prepare_run
     from ratrain.runtime.run.resume import fresh_run
@@ -192,7 +192,7 @@ def _new(
         prepared = prepare_run(request, report)
     launcher.tokenise(prepared.case.job)
     name = f"{request.job_path.stem}-{prepared.case.job.schedule.name}"
-    return launcher.new(prepared, run or fresh_run(RUNS, name), written)
+    return launcher.new(prepared, run or fresh_run(RUNS, name), job_folder)
 
 
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:

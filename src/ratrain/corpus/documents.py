@@ -87,12 +87,12 @@ def _text_pieces(source: Source) -> Iterator[Piece]:
         while True:
             data = content.read(READ_BYTES)
             try:
-                more = decoder.decode(data, final=not data)
+                addition = decoder.decode(data, final=not data)
             except UnicodeDecodeError as error:
                 line = lines + error.object[: error.start].count(b"\n") + 1
                 raise not_utf8(source.path, line, error) from error
-            lines += more.count("\n")
-            text += more
+            lines += addition.count("\n")
+            text += addition
             if not data:
                 break
             while len(text) > PIECE_CHARS:

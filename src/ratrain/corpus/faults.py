@@ -8,11 +8,11 @@ from pathlib import Path
 from ratrain.errors import SpecError
 
 
-def missing_key(key: str, there: list[str], place: str) -> SpecError:
+def missing_key(key: str, keys: list[str], place: str) -> SpecError:
     """The error for a line or table without the text key; names the nearest one that is there."""
-    close = difflib.get_close_matches(key, there, n=1)
-    fix = f'set text_key = "{(close or there)[0]}"' if there else "leave it out"
-    names = ", ".join(there[:8]) or "nothing"
+    close = difflib.get_close_matches(key, keys, n=1)
+    fix = f'set text_key = "{(close or keys)[0]}"' if keys else "leave it out"
+    names = ", ".join(keys[:8]) or "nothing"
     return SpecError(f"no key {key!r} (its keys: {names})", place=place, fix=fix)
 
 

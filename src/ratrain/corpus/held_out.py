@@ -25,11 +25,11 @@ class HeldOut:
 
     def batch(self, number: int, offset: int, count: int) -> Batch:
         """Sequences `offset` to `offset + count` of a batch."""
-        known = self._known(number, offset, count)
+        real = self._known(number, offset, count)
         first = number * self.samples.sequences + offset
         places = np.arange(first, first + count, dtype=np.int64)
-        batch = self.samples.at(np.where(np.arange(count) < known, places, 0))
-        batch.targets[known:] = MASKED
+        batch = self.samples.at(np.where(np.arange(count) < real, places, 0))
+        batch.targets[real:] = MASKED
         return batch
 
     def counted(self, number: int, offset: int, count: int) -> int:
@@ -37,5 +37,5 @@ class HeldOut:
         return self._known(number, offset, count) * self.samples.sequence_length
 
     def _known(self, number: int, offset: int, count: int) -> int:
-        left = self.samples.count - number * self.samples.sequences - offset
-        return min(max(left, 0), count)
+        remaining = self.samples.count - number * self.samples.sequences - offset
+        return min(max(remaining, 0), count)

@@ -32,9 +32,9 @@ def identity_of(prepared: Prepared) -> dict[str, Any]:
     """What a checkpoint keeps: a name for people, the tokens' number and SHA-256, the tokenizer's
     fingerprint."""
     index, names = prepared.store.index, [source.path.name for source in prepared.sources]
-    more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+    others = f" and {len(names) - 1} more" if len(names) > 1 else ""
     return {
-        "text": names[0] + more,
+        "text": names[0] + others,
         "tokens": index.tokens,
         "sha256": index.sha256,
         "tokenizer": index.tokenizer,
@@ -52,19 +52,21 @@ def data_of_state(state: Mapping[str, Any], checkpoint: Path) -> Mapping[str, An
 
 
 def require_same(
-    state: Mapping[str, Any], now: Mapping[str, Any], job: Path | None, checkpoint: Path
+    state: Mapping[str, Any], current: Mapping[str, Any], job: Path | None, checkpoint: Path
 ) -> None:
-    """Refuses to go on with other tokens than those of a checkpoint's `state`; one that does not
-    tell, of an older version, continues with any."""
-    then = data_of_state(state, checkpoint)
-    if then is None or all(then.get(key) == now[key] for key in ("sha256", "tokenizer")):
+    """Refuses to continue with tokens other than those of a checkpoint's `state`. A state of an
+    older version, which does not name its tokens, continues with any."""
+    saved = data_of_state(state, checkpoint)
+    if saved is None or all(saved.get(key) == current[key] for key in ("sha256", "tokenizer")):
         return
-    if then.get("tokenizer") != now["tokenizer"]:
-        what = f"{checkpoint.name} was trained with another tokenizer"
+    if saved.get("tokenizer") != current["tokenizer"]:
+        problem = f"{checkpoint.name} was trained with another tokenizer"
     else:
-        what = f"{checkpoint.name} was trained on different text: {_told(then)}, not {_told(now)}"
+        problem = (
+            f"{checkpoint.name} was trained on different text: {_told(saved)}, not {_told(current)}"
+        )
     raise SpecError(
-        what,
+        problem,
         place=f"{job or 'job'} [data]",
         fix="restore the run's data; to train its weights on other data, "
         f"`ratrain export {checkpoint.parent.parent} OUT` and start a new run with "

@@ -82,19 +82,21 @@ def data_of_job(
                 fix='add validation = ["held-out.txt"] to [data], or leave it out',
             )
         return JobData(samples, prepared)
-    data, named = replace(job.data, files=job.data.validation), f"{place} validation"
-    held_out = prepare(data, base, cache=cache, verify=verify, progress=progress, place=named)
-    _require_apart(prepared, held_out, named)
+    data, validation_place = replace(job.data, files=job.data.validation), f"{place} validation"
+    held_out = prepare(
+        data, base, cache=cache, verify=verify, progress=progress, place=validation_place
+    )
+    _require_apart(prepared, held_out, validation_place)
     in_order = replace(samples, store=held_out.store, shuffle=False)
     return JobData(samples, prepared, HeldOut(in_order), held_out)
 
 
 def _require_apart(prepared: Prepared, held_out: Prepared, place: str) -> None:
     """Refuses held-out files that are trained on too."""
-    both = {source.path for source in prepared.sources} & {s.path for s in held_out.sources}
-    if both:
+    shared = {source.path for source in prepared.sources} & {s.path for s in held_out.sources}
+    if shared:
         raise SpecError(
-            f"{min(both)} is also trained on", place=place, fix="choose other files, or remove it"
+            f"{min(shared)} is also trained on", place=place, fix="choose other files, or remove it"
         )
 
 

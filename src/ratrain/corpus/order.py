@@ -38,13 +38,13 @@ class SampleOrder:
 
     def at(self, positions: ArrayLike) -> NDArray[np.int64]:
         """The sample at each position of the stream; positions count from 0 over all epochs."""
-        asked = np.asarray(positions, np.int64)
-        if asked.size and asked.min() < 0:
-            raise SpecError(f"position {asked.min()} is before the first sample")
-        places = asked % self.samples
+        stream_positions = np.asarray(positions, np.int64)
+        if stream_positions.size and stream_positions.min() < 0:
+            raise SpecError(f"position {stream_positions.min()} is before the first sample")
+        places = stream_positions % self.samples
         if not self.shuffle or self.samples == 1:
             return places
-        return _permuted(places, asked // self.samples, self.samples, self.seed)
+        return _permuted(places, stream_positions // self.samples, self.samples, self.seed)
 
     def step(self, step: int, sequences: int) -> NDArray[np.int64]:
         """The samples of a step, in the order of its global batch; a function of nothing else."""
@@ -78,8 +78,8 @@ def _feistel(values: NDArray[np.uint64], keys: NDArray[np.uint64], half: int) ->
     return (left << bits) | right
 
 
-def _mixed(words: NDArray[np.uint64]) -> NDArray[np.uint64]:
+def _mixed(values: NDArray[np.uint64]) -> NDArray[np.uint64]:
     """The finaliser of splitmix64; products wrap at 2^64."""
-    words = (words ^ (words >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
-    words = (words ^ (words >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
-    return words ^ (words >> np.uint64(31))
+    values = (values ^ (values >> np.uint64(30))) * np.uint64(0xBF58476D1CE4E5B9)
+    values = (values ^ (values >> np.uint64(27))) * np.uint64(0x94D049BB133111EB)
+    return values ^ (values >> np.uint64(31))

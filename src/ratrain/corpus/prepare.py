@@ -85,9 +85,9 @@ def prepare(
 
 def default_cache() -> Path:
     """`ratrain/corpus` in the user's cache folder (XDG Base Directory Specification)."""
-    named = os.environ.get("XDG_CACHE_HOME", "")
+    cache_folder = os.environ.get("XDG_CACHE_HOME", "")
     try:
-        root = Path(named) if Path(named).is_absolute() else Path.home() / ".cache"
+        root = Path(cache_folder) if Path(cache_folder).is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:
         raise SpecError("the user has no home folder", fix="choose a cache folder") from error
     return root / "ratrain" / "corpus"
@@ -132,9 +132,9 @@ def _write_errors(folder: Path) -> Generator[None]:
         yield
     except OSError as error:
         full = error.errno in (errno.ENOSPC, errno.EDQUOT)
-        what = "the disk is full" if full else f"cannot be written: {error.strerror}"
+        problem = "the disk is full" if full else f"cannot be written: {error.strerror}"
         raise SpecError(
-            f"{what}; no partial file is left",
+            f"{problem}; no partial file is left",
             place=str(folder),
             fix="free some space, or choose another cache folder"
             if full
@@ -150,25 +150,25 @@ def _make(
     progress: Progress | None,
 ) -> None:
     """Write NAME.part and put it in the place of NAME in one step. Called under the lock."""
-    part, old = Path(f"{folder}.part"), Path(f"{folder}.old")
-    for left in (part, old):  # by a process that was killed
-        shutil.rmtree(left, ignore_errors=True)
-    part.mkdir()
+    partial, old = Path(f"{folder}.part"), Path(f"{folder}.old")
+    for leftover in (partial, old):  # by a process that was killed
+        shutil.rmtree(leftover, ignore_errors=True)
+    partial.mkdir()
     try:
-        index = _write_tokens(part / TOKENS, sources, tokenizer, text_key, progress)
+        index = _write_tokens(partial / TOKENS, sources, tokenizer, text_key, progress)
         _check_unchanged(sources)
-        with (part / INDEX).open("wb") as file:
+        with (partial / INDEX).open("wb") as file:
             file.write(write_index(index))
             file.flush()
             os.fsync(file.fileno())
-        _sync_folder(part)
+        _sync_folder(partial)
         if folder.exists():
             folder.rename(old)
-        part.rename(folder)
+        partial.rename(folder)
         _sync_folder(folder.parent)
     finally:
-        for left in (part, old):
-            shutil.rmtree(left, ignore_errors=True)
+        for leftover in (partial, old):
+            shutil.rmtree(leftover, ignore_errors=True)
 
 
 def _write_tokens(

@@ -101,17 +101,17 @@ def _texts() -> Iterator[tuple[str, str]]:
 
 def _write_once(path: Path, content: bytes) -> None:
     """Write a file in one step; one that is there with other content is not touched."""
-    part = path.with_name(f".{path.name}.part-{os.getpid()}")
+    partial = path.with_name(f".{path.name}.part-{os.getpid()}")
     try:
         if path.exists():
             if path.read_bytes() == content:
                 return
             raise SpecError("the file exists", place=str(path), fix="delete it or choose another")
         try:
-            part.write_bytes(content)
-            part.replace(path)
+            partial.write_bytes(content)
+            partial.replace(path)
         finally:
-            part.unlink(missing_ok=True)
+            partial.unlink(missing_ok=True)
     except OSError as error:
         raise SpecError(
             f"cannot be written: {error.strerror}", place=str(path), fix="choose another file"

@@ -19,7 +19,7 @@ TEXT_SUFFIXES = (
     *(".py", ".c", ".h", ".cc", ".cpp", ".hpp", ".rs", ".go", ".java", ".js", ".ts", ".sh"),
     *(".toml", ".yaml", ".yml", ".sql", ".lua", ".rb", ".pl", ".f90", ".jl", ".scala", ".kt"),
 )
-"""Files that are one document as they stand."""
+"""Files that are one document each, unchanged."""
 
 JSON_LINES_SUFFIXES = (".jsonl", ".ndjson")
 KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
@@ -73,8 +73,8 @@ def sources_of(
 def source_of(path: Path) -> Source:
     """The source of one file; its suffix gives its kind, a `.gz` after it aside."""
     if not path.is_file():
-        what = "not a regular file" if path.exists() else "no such file"
-        raise SpecError(what, place=str(path), fix="give a file that exists")
+        problem = "not a regular file" if path.exists() else "no such file"
+        raise SpecError(problem, place=str(path), fix="give a file that exists")
     kind, compressed = _kind_of(path)
     stat = path.stat()
     return Source(path.resolve(), kind, compressed, stat.st_size, stat.st_mtime_ns)
@@ -132,10 +132,10 @@ def _arrow_files(folder: Path, named_at: str) -> tuple[Path, ...]:
     splits = folder / "dataset_dict.json"
     if splits.is_file():
         table, place = read_json_table(splits)
-        given = table.get("splits")
-        if not isinstance(given, list):
+        listed = table.get("splits")
+        if not isinstance(listed, list):
             raise SpecError("it does not list its splits", place=str(place), fix=_SAVE_AGAIN)
-        names = [str(name)[:80] for name in cast("list[Any]", given)]
+        names = [str(name)[:80] for name in cast("list[Any]", listed)]
         raise SpecError(
             f"a dataset of {len(names)} splits: {', '.join(names)}",
             place=str(folder),
@@ -155,11 +155,11 @@ def _arrow_files(folder: Path, named_at: str) -> tuple[Path, ...]:
             place=str(state),
             fix="call flatten_indices() before save_to_disk()",
         )
-    files, here = table.get("_data_files"), place.at("_data_files")
+    files, files_place = table.get("_data_files"), place.at("_data_files")
     if not isinstance(files, list) or not files:
-        raise SpecError("it lists no files", place=str(here), fix=_SAVE_AGAIN)
+        raise SpecError("it lists no files", place=str(files_place), fix=_SAVE_AGAIN)
     return tuple(
-        _file_of(folder, entry, here.at(number))
+        _file_of(folder, entry, files_place.at(number))
         for number, entry in enumerate(cast("list[Any]", files))
     )
 

@@ -134,8 +134,8 @@ class HuggingFaceTokenizer:
         """The text, as the tokenizer's own decoder joins it."""
         array = np.asarray(ids, np.int64)
         _check_ids(array, self.vocab_size)
-        kept = array[array != self.end_id].tolist()
-        return str(self._tokenizer.decode(kept, skip_special_tokens=False))
+        text_ids = array[array != self.end_id].tolist()
+        return str(self._tokenizer.decode(text_ids, skip_special_tokens=False))
 
 
 def tokenizer_of(name: str, base: Path | None = None) -> Tokenizer:
@@ -167,9 +167,9 @@ def check_vocabulary(tokenizer: Tokenizer, vocab: int, *, place: str = "") -> No
 
 def _check_ids(ids: NDArray[np.int64], vocab: int) -> None:
     if ids.size and (ids.min() < 0 or ids.max() >= vocab):
-        bad = int(ids[(ids < 0) | (ids >= vocab)][0])
+        unknown = int(ids[(ids < 0) | (ids >= vocab)][0])
         raise SpecError(
-            f"{bad} is not a token id; the tokenizer has ids 0 to {vocab - 1}",
+            f"{unknown} is not a token id; the tokenizer has ids 0 to {vocab - 1}",
             place="tokenizer",
             fix="use the tokenizer that the tokens were made with",
         )
@@ -178,8 +178,8 @@ def _check_ids(ids: NDArray[np.int64], vocab: int) -> None:
 def _end_id(vocab: dict[str, int], path: Path) -> int:
     """The id of the end token: what `tokenizer_config.json` beside it says, else a known name."""
     config = path.parent / "tokenizer_config.json"
-    named = _named_end(config) if exists(config) else None
-    for token in (named, *END_TOKENS):
+    configured = _named_end(config) if exists(config) else None
+    for token in (configured, *END_TOKENS):
         if token is not None and token in vocab:
             return vocab[token]
     raise SpecError(

@@ -99,7 +99,7 @@ class Lab:
     ) -> Place:
         cpus, memory_bytes = lab_spec(device).cpus, memory_limit_bytes(device)
         rank = device.index
-        folders = [groups.make(each, names.lab, rank, cpus, memory_bytes) for each in parents]
+        folders = [groups.make(parent, names.lab, rank, cpus, memory_bytes) for parent in parents]
         return Place(
             rank,
             device.host,
@@ -139,7 +139,7 @@ def _leave(number: int, _: FrameType | None) -> None:
 
 def _free_names() -> wires.Names:
     """Names that no lab of this process has, and a control network that is not in use here."""
-    taken = {each.name for each in record.records()}
+    taken = {lab.name for lab in record.records()}
     count = next(n for n in range(1000) if f"ratlab-{os.getpid()}-{n}" not in taken)
     in_use = subprocess.run(
         ["ip", "-4", "route", "show", "table", "all"], capture_output=True, text=True, check=False
@@ -162,11 +162,11 @@ def _rank_line(device: Device) -> str:
 
 def _port_line(port: Port) -> str:
     ranks = ", ".join(map(str, port.ranks))
-    who = f"rank {ranks}" if len(port.ranks) == 1 else f"ranks {ranks} share"
+    owners = f"rank {ranks}" if len(port.ranks) == 1 else f"ranks {ranks} share"
     rates = [f"{format_bytes_rate(rate)} {level}" for level, rate in port.rates_bytes_per_s]
     if port.inside_bytes_per_s is not None:
         rates.append(f"{format_bytes_rate(port.inside_bytes_per_s)} between them, all together")
-    return f"{who}: {port.address}, {'; '.join(rates) or 'no link'}"
+    return f"{owners}: {port.address}, {'; '.join(rates) or 'no link'}"
 
 
 def _shortages(devices: tuple[Device, ...]) -> list[str]:

@@ -67,7 +67,7 @@ def _start(lab: Lab, place: Place, command: Sequence[str]) -> subprocess.Popen[b
 
 def rank_environment(lab: Lab, place: Place) -> dict[str, str]:
     """What torch.distributed and our own runtime look for; threads as the share allows."""
-    mates = [each.rank for each in lab.places if each.host == place.host]
+    mates = [mate.rank for mate in lab.places if mate.host == place.host]
     chosen = {
         "RANK": str(place.rank),
         "LOCAL_RANK": str(mates.index(place.rank)),
@@ -97,9 +97,9 @@ def _stream(
             if child.stdout is not None:
                 selector.register(child.stdout, selectors.EVENT_READ, rank)
         while True:
-            over = _is_over(crew, until_failure) or time.monotonic() > end_s
-            _pass_on(selector, say, rests, wait_s=0.0 if over else 0.05)
-            if over:
+            ended = _is_over(crew, until_failure) or time.monotonic() > end_s
+            _pass_on(selector, say, rests, wait_s=0.0 if ended else 0.05)
+            if ended:
                 break
         while _pass_on(selector, say, rests, wait_s=0.0):
             pass

@@ -87,23 +87,26 @@ def _own_folder(mount: Mount, controller: str, own_groups: str) -> Path:
     for line in own_groups.splitlines():
         number, names, path = line.split(":", 2)
         if controller in names.split(",") if controller else number == "0":
-            below = path.removeprefix(mount.root.rstrip("/")).lstrip("/")
-            folder = mount.path / below
+            relative = path.removeprefix(mount.root.rstrip("/")).lstrip("/")
+            folder = mount.path / relative
             return folder if folder.is_dir() else mount.path
     return mount.path
 
 
 def _allowing(folder: Path, top: Path) -> Path | None:
     """The nearest folder upwards in which a group with both limits can be made."""
-    upwards = [folder, *(up for up in folder.parents if up == top or top in up.parents)]
-    for each in upwards:
-        if _enabled(each):
-            return each
-    for each in upwards:
+    upwards = [
+        folder,
+        *(parent for parent in folder.parents if parent == top or top in parent.parents),
+    ]
+    for candidate in upwards:
+        if _enabled(candidate):
+            return candidate
+    for candidate in upwards:
         with suppress(OSError):
-            (each / "cgroup.subtree_control").write_text("+cpu +memory")
-            if _enabled(each):
-                return each
+            (candidate / "cgroup.subtree_control").write_text("+cpu +memory")
+            if _enabled(candidate):
+                return candidate
     return None
 
 
@@ -190,7 +193,7 @@ def remove(top: Path, wait_s: float = 5.0) -> None:
     """Kill what still runs in a lab's groups, and remove them."""
     if not top.is_dir():
         return
-    folders = [each for each in top.iterdir() if each.is_dir()]
+    folders = [entry for entry in top.iterdir() if entry.is_dir()]
     end_s = time.monotonic() + wait_s
     for folder in folders:
         while (alive := _processes(folder)) and time.monotonic() < end_s:

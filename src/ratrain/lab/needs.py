@@ -32,11 +32,11 @@ def _network_reasons() -> list[str]:
         ("rate limits (htb)", f"tc -n {space} qdisc add dev try1 root htb"),
     ]
     try:
-        for what, command in steps:
+        for ability, command in steps:
             try:
                 wires.run(*command.split())
             except Infeasible as error:
-                return [f"no {what}: {error.what}"]
+                return [f"no {ability}: {error.what}"]
     finally:
         subprocess.run(["ip", "netns", "del", space], capture_output=True, check=False)
     return []

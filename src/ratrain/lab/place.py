@@ -102,8 +102,8 @@ def _has_joined(place: Place, groups: str) -> bool:
 
 
 def _is_in(network: Path) -> bool:
-    current, wanted = Path("/proc/thread-self/ns/net").stat(), network.stat()
-    return (current.st_dev, current.st_ino) == (wanted.st_dev, wanted.st_ino)
+    current, target = Path("/proc/thread-self/ns/net").stat(), network.stat()
+    return (current.st_dev, current.st_ino) == (target.st_dev, target.st_ino)
 
 
 def _join_network(network: Path) -> None:

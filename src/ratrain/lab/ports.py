@@ -41,9 +41,11 @@ class Port:
         """Bytes per second that this port sends to another, or its own ranks to each other."""
         if other.index == self.index:
             return self.inside_bytes_per_s or 0.0
-        level, back = self.levels[other.index], other.levels[self.index]
-        outgoing = next(rate for name, rate in self.rates_bytes_per_s if name == level)
-        return min(outgoing, next(rate for name, rate in other.rates_bytes_per_s if name == back))
+        level_out, level_back = self.levels[other.index], other.levels[self.index]
+        outgoing = next(rate for name, rate in self.rates_bytes_per_s if name == level_out)
+        return min(
+            outgoing, next(rate for name, rate in other.rates_bytes_per_s if name == level_back)
+        )
 
 
 def ports(cluster: ClusterSpec, count: int) -> tuple[Port, ...]:
@@ -140,9 +142,9 @@ def _rate(cluster: ClusterSpec, link: Link, level: Level) -> float:
     return link.bandwidth_bytes_per_s
 
 
-def _cannot(cluster: ClusterSpec, members: list[Device], what: str) -> Infeasible:
+def _cannot(cluster: ClusterSpec, members: list[Device], problem: str) -> Infeasible:
     return Infeasible(
-        f'a host "{members[0].host_kind.name}" {what}, which a lab cannot emulate',
+        f'a host "{members[0].host_kind.name}" {problem}, which a lab cannot emulate',
         place=f"cluster {cluster.name}",
         fix="give its links one shared_by, or devices = 1",
     )

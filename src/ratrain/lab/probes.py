@@ -107,15 +107,15 @@ def measure_link(lab: Lab, source: Port, target: Port) -> MeasuredLink:
 
 def _stream(lab: Lab, source: Port, target: Port) -> MeasuredLink:
     """One TCP stream of most of a second, counted where it arrives, its first part left out."""
-    near = lab.places[source.ranks[0]]
-    far = lab.places[target.ranks[-1]]
-    with _start(_unlimited(far), "receive", far.address) as receiver:
+    sender_place = lab.places[source.ranks[0]]
+    receiver_place = lab.places[target.ranks[-1]]
+    with _start(_unlimited(receiver_place), "receive", receiver_place.address) as receiver:
         port = _line(receiver)
-        wanted = source.rate_to(target)
-        buffer = str(max(1 << 16, min(1 << 22, round(wanted * 0.1))))
-        with _start(_unlimited(near), "send", far.address, port, buffer):
+        rate = source.rate_to(target)
+        buffer = str(max(1 << 16, min(1 << 22, round(rate * 0.1))))
+        with _start(_unlimited(sender_place), "send", receiver_place.address, port, buffer):
             bytes_per_s = float(_line(receiver))
-    return MeasuredLink(near.rank, far.rank, wanted, bytes_per_s)
+    return MeasuredLink(sender_place.rank, receiver_place.rank, rate, bytes_per_s)
 
 
 def measure_share(lab: Lab, rank: int) -> MeasuredShare:
@@ -188,14 +188,14 @@ def _count(stream: socket.socket) -> float:
     stream.settimeout(20.0)
     stream.recv_into(buffer)
     start_s = time.monotonic()
-    begin_s, seen = start_s, 0
+    begin_s, received = start_s, 0
     while (now_s := time.monotonic()) < start_s + WARM_S + LINK_S:
-        got = stream.recv_into(buffer)
+        count = stream.recv_into(buffer)
         if now_s < start_s + WARM_S:
             begin_s = time.monotonic()
         else:
-            seen += got
-    return seen / (time.monotonic() - begin_s)
+            received += count
+    return received / (time.monotonic() - begin_s)
 
 
 def send(address: str, port: int, buffer_bytes: int) -> None:
@@ -222,8 +222,8 @@ def spin(processes: int) -> None:
     wall_s = time.monotonic() - start_s
     for _ in range(processes - 1):
         os.wait()
-    others = os.times()
-    print((own_s + others.children_user + others.children_system) / wall_s)
+    children = os.times()
+    print((own_s + children.children_user + children.children_system) / wall_s)
 
 
 def _spin_on() -> None:
@@ -235,11 +235,11 @@ def _spin_on() -> None:
 def grow(most_bytes: int) -> None:
     """Take memory and use it, and say how much so far, until killed or at the number given."""
     block = b"\1" * STEP_BYTES
-    kept: list[mmap.mmap] = []
-    while len(kept) * STEP_BYTES < most_bytes:
-        kept.append(mmap.mmap(-1, STEP_BYTES))
-        kept[-1].write(block)
-        print(len(kept) * STEP_BYTES, flush=True)
+    blocks: list[mmap.mmap] = []
+    while len(blocks) * STEP_BYTES < most_bytes:
+        blocks.append(mmap.mmap(-1, STEP_BYTES))
+        blocks[-1].write(block)
+        print(len(blocks) * STEP_BYTES, flush=True)
 
 
 def main(action: str, *numbers: str) -> None:

@@ -177,8 +177,8 @@ def queue_bytes(rate_bytes_per_s: float) -> int:
 def batch(tool: str, namespace: str | None, lines: list[str]) -> None:
     """Run the lines with one call of the tool, in a namespace or in this one."""
     if lines:
-        where = ["-n", namespace] if namespace else []
-        run(tool, *where, "-batch", "-", text="\n".join(lines) + "\n")
+        option = ["-n", namespace] if namespace else []
+        run(tool, *option, "-batch", "-", text="\n".join(lines) + "\n")
 
 
 def run(*command: str, text: str = "") -> str:

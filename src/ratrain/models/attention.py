@@ -19,8 +19,8 @@ _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backw
 def attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor]:
     """(attention output, log of the sum of exponents: one a query and head; empty off the CPU)."""
     if q.device.type == "cpu":
-        out, logsumexp = _CPU(q, k, v, 0.0, True, attn_mask=row)
-        return out, logsumexp
+        output, logsumexp = _CPU(q, k, v, 0.0, True, attn_mask=row)
+        return output, logsumexp
     return composed_attention(q, k, v, row), q.new_empty(0)
 
 
@@ -29,13 +29,13 @@ def attention_gradients(
     q: Tensor,
     k: Tensor,
     v: Tensor,
-    out: Tensor,
+    output: Tensor,
     logsumexp: Tensor,
     row: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
     if q.device.type == "cpu":
-        return _CPU_BACKWARD(grad, q, k, v, out, logsumexp, 0.0, True, attn_mask=row)
+        return _CPU_BACKWARD(grad, q, k, v, output, logsumexp, 0.0, True, attn_mask=row)
     return recomputed_gradients(grad, q, k, v, row)
 
 
@@ -55,8 +55,8 @@ def recomputed_gradients(
     """Gradients of q, k, v through `composed_attention`, computed again."""
     with torch.enable_grad():
         q, k, v = (x.detach().requires_grad_() for x in (q, k, v))
-        again = composed_attention(q, k, v, row)
-    dq, dk, dv = torch.autograd.grad(again, (q, k, v), grad)
+        output = composed_attention(q, k, v, row)
+    dq, dk, dv = torch.autograd.grad(output, (q, k, v), grad)
     return dq, dk, dv
 
 

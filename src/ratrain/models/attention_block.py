@@ -72,9 +72,9 @@ class AttentionBlock(Function):
         plan.turn_(q)
         plan.turn_(k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        out, logsumexp = attention(q, k, v, plan.row(q))
-        mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
-        ctx.save_for_backward(x, normed, rstd, q, k, v, out, logsumexp)
+        output, logsumexp = attention(q, k, v, plan.row(q))
+        mixed = output.transpose(1, 2).reshape(flat.shape[0], -1)
+        ctx.save_for_backward(x, normed, rstd, q, k, v, output, logsumexp)
         ctx.weights, ctx.plan = weights, plan
         between = linear_onto(weights, "attention.output", mixed, flat, plan.group)
         if plan.group is not None:
@@ -83,15 +83,15 @@ class AttentionBlock(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
-        x, normed, rstd, q, k, v, out, logsumexp = ctx.saved_tensors
+        x, normed, rstd, q, k, v, output, logsumexp = ctx.saved_tensors
         weights: Weights = ctx.weights
         plan: AttentionPlan = ctx.plan
         flat, grad = x.flatten(0, 1), grads[0].flatten(0, 1)
-        mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
+        mixed = output.transpose(1, 2).reshape(flat.shape[0], -1)
         weight_gradient(weights, "attention.output", grad, mixed)
         d_mixed = input_gradient(weights, "attention.output", grad)
         d_out = d_mixed.view(*x.shape[:2], -1, plan.shape.head_dim).transpose(1, 2)
-        parts = attention_gradients(d_out, q, k, v, out, logsumexp, plan.row(q))
+        parts = attention_gradients(d_out, q, k, v, output, logsumexp, plan.row(q))
         del d_mixed, d_out
         dq, dk, dv = (part.transpose(1, 2) for part in parts)
         plan.turn_(dq, back=True)

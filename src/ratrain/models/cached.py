@@ -33,24 +33,24 @@ class KeptKeys:
         return self.keys[:, :, :end], self.values[:, :, :end]
 
 
-def layer_onward(layer: Layer, weights: Weights, x: Tensor, kept: KeptKeys) -> Tensor:
+def layer_onward(layer: Layer, weights: Weights, x: Tensor, cache: KeptKeys) -> Tensor:
     """The layer's output for new tokens x [b, n, h]: any n where nothing is kept yet, else 1."""
     plan, batch = layer.plan, x.shape[:2]
     flat = x.flatten(0, 1)
     normed, _ = rms_norm(flat, weights["norm1.weight"], plan.shape.epsilon)
     heads = (*batch, -1, plan.shape.head_dim)
     q, k, v = (linear(weights, f"attention.{name}", normed).view(heads) for name in "qkv")
-    first = kept.length
+    first = cache.length
     if plan.rope_theta is not None:
         table = rotary_table(plan.length, plan.shape.head_dim, plan.rope_theta, x.device)
         cos, sin = (part[first : first + batch[1]] for part in table)
         rotate_(q, cos, sin)
         rotate_(k, cos, sin)
     q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    keys, values = kept.append(k, v)
+    keys, values = cache.append(k, v)
     row = plan.row(keys)
-    out = composed_attention(q, keys, values, row) if first == 0 else _last(q, keys, values, row)
-    mixed = out.transpose(1, 2).reshape(flat.shape[0], -1)
+    output = composed_attention(q, keys, values, row) if first == 0 else _last(q, keys, values, row)
+    mixed = output.transpose(1, 2).reshape(flat.shape[0], -1)
     between = linear_onto(weights, "attention.output", mixed, flat).view(x.shape)
     return differentiable(MlpBlock, between, weights, plan.shape.epsilon, None)
 

@@ -26,19 +26,19 @@ def divided_losses(
 
     `rows` are the targets among this rank's words, where not `elsewhere`.
     """
-    told = torch.zeros((3, logits.shape[0]), dtype=dtype, device=logits.device)
+    own_sums = torch.zeros((3, logits.shape[0]), dtype=dtype, device=logits.device)
     for part in chunks:
         values = logits[part].to(dtype)
         largest = values.amax(1)
-        told[0, part] = largest
-        told[1, part] = (values - largest.unsqueeze(1)).exp_().sum(1)
-        told[2, part] = values.gather(1, rows[part].unsqueeze(1)).squeeze(1)
-    told[2].masked_fill_(elsewhere, 0)
-    heard = group.gather(told)
-    largest = torch.stack([partial[0] for partial in heard]).amax(0)
-    total, wanted = torch.zeros_like(largest), torch.zeros_like(largest)
-    for partial in heard:
+        own_sums[0, part] = largest
+        own_sums[1, part] = (values - largest.unsqueeze(1)).exp_().sum(1)
+        own_sums[2, part] = values.gather(1, rows[part].unsqueeze(1)).squeeze(1)
+    own_sums[2].masked_fill_(elsewhere, 0)
+    all_sums = group.gather(own_sums)
+    largest = torch.stack([partial[0] for partial in all_sums]).amax(0)
+    total, target_logits = torch.zeros_like(largest), torch.zeros_like(largest)
+    for partial in all_sums:
         total += partial[1] * (partial[0] - largest).exp_()
-        wanted += partial[2]
+        target_logits += partial[2]
     logsumexp = total.log_().add_(largest)
-    return logsumexp - wanted, logsumexp
+    return logsumexp - target_logits, logsumexp

@@ -27,8 +27,8 @@ class Division:
 
     def of(self, count: int) -> slice:
         """This rank's part of `count` things in a row."""
-        each = count // self.degree
-        return slice(self.rank * each, (self.rank + 1) * each)
+        share = count // self.degree
+        return slice(self.rank * share, (self.rank + 1) * share)
 
 
 WHOLE = Division()
@@ -51,11 +51,11 @@ def check_divides(spec: ModelSpec, degree: int, place: str = "[layout] tensor") 
         "ffn": spec.ffn,
         "vocab": spec.vocab,
     }
-    for what, count in counts.items():
+    for name, count in counts.items():
         if count % degree:
             fits = [d for d in range(1, degree) if not any(c % d for c in counts.values())]
             raise SpecError(
-                f"{spec.name} has {what} = {count}, which {degree} ranks cannot share evenly",
+                f"{spec.name} has {name} = {count}, which {degree} ranks cannot share evenly",
                 place=place,
                 fix=f"use tensor = {fits[-1]}",
             )

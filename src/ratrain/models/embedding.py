@@ -66,9 +66,9 @@ class Embed(Function):
 
 def own_rows(tokens: Tensor, vocab: int, division: Division) -> tuple[Tensor, Tensor]:
     """(row of this rank's part for each token, 0 where another rank has it; where that is so)."""
-    held = division.of(vocab)
-    elsewhere = (tokens < held.start) | (tokens >= held.stop)
-    return (tokens - held.start).masked_fill_(elsewhere, 0), elsewhere
+    rows = division.of(vocab)
+    elsewhere = (tokens < rows.start) | (tokens >= rows.stop)
+    return (tokens - rows.start).masked_fill_(elsewhere, 0), elsewhere
 
 
 def _check_tokens(tokens: Tensor, vocab: int) -> None:

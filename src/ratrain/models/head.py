@@ -46,8 +46,8 @@ class HeadLoss(Function):
     def forward(ctx: Any, x: Tensor, weights: Weights, targets: Tensor, plan: HeadPlan) -> Tensor:
         normed, rstd = rms_norm(x.flatten(0, 1), weights[NORM], plan.epsilon)
         logits, inverse = _logits(normed, weights, plan)
-        wanted = _wanted(targets.flatten(), logits.shape[1], plan.group)
-        losses, logsumexp = _losses(logits, wanted, plan.group)
+        target_rows = _wanted(targets.flatten(), logits.shape[1], plan.group)
+        losses, logsumexp = _losses(logits, target_rows, plan.group)
         ctx.save_for_backward(x, normed, rstd, targets, logits, inverse, logsumexp)
         ctx.weights, ctx.group = weights, plan.group
         return losses.sum()
@@ -58,8 +58,8 @@ class HeadLoss(Function):
         weights: Weights = ctx.weights
         group: TensorGroup | None = ctx.group
         lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
-        wanted = _wanted(targets.flatten(), logits.shape[1], group)
-        d_logits = _logits_gradient_(logits, wanted, logsumexp, grads[0], inverse, lengthwise)
+        target_rows = _wanted(targets.flatten(), logits.shape[1], group)
+        d_logits = _logits_gradient_(logits, target_rows, logsumexp, grads[0], inverse, lengthwise)
         weights.add_product(LOGITS, d_logits, normed)
         if inverse is not None and lengthwise is not None:
             # What would only lengthen a row leaves no trace in the logits: take it out.
@@ -114,26 +114,26 @@ def _wanted(targets: Tensor, columns: int, group: TensorGroup | None) -> _Wanted
 
 
 def _losses(
-    logits: Tensor, wanted: _Wanted, group: TensorGroup | None
+    logits: Tensor, target_rows: _Wanted, group: TensorGroup | None
 ) -> tuple[Tensor, Tensor | None]:
     """(cross entropy of each row in fp32, 0 where the target is not counted; in a group the log of
     the sum of exponents over all words)."""
     dtype = accumulation_dtype(logits.dtype)
     if group is not None:
-        assert wanted.elsewhere is not None
-        column, elsewhere, chunks = wanted.column, wanted.elsewhere, _chunks(logits)
+        assert target_rows.elsewhere is not None
+        column, elsewhere, chunks = target_rows.column, target_rows.elsewhere, _chunks(logits)
         losses, logsumexp = divided_losses(logits, column, elsewhere, group, chunks, dtype)
-        return losses.masked_fill_(wanted.ignored, 0), logsumexp
+        return losses.masked_fill_(target_rows.ignored, 0), logsumexp
     losses = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
     for rows in _chunks(logits):
         logp = torch.log_softmax(logits[rows], dim=-1, dtype=dtype)
-        losses[rows] = logp.gather(1, wanted.column[rows].unsqueeze(1)).squeeze(1).neg_()
-    return losses.masked_fill_(wanted.ignored, 0), None
+        losses[rows] = logp.gather(1, target_rows.column[rows].unsqueeze(1)).squeeze(1).neg_()
+    return losses.masked_fill_(target_rows.ignored, 0), None
 
 
 def _logits_gradient_(
     logits: Tensor,
-    wanted: _Wanted,
+    target_rows: _Wanted,
     logsumexp: Tensor | None,
     grad: Tensor,
     inverse: Tensor | None,
@@ -144,13 +144,13 @@ def _logits_gradient_(
     `lengthwise` gains, for each row of the matrix, the sum over tokens of gradient x logit.
     """
     dtype = accumulation_dtype(logits.dtype)
-    scale = (~wanted.ignored).to(dtype).mul_(grad).unsqueeze_(1)
+    scale = (~target_rows.ignored).to(dtype).mul_(grad).unsqueeze_(1)
     for rows in _chunks(logits):
         gradient = _softmax(logits[rows], None if logsumexp is None else logsumexp[rows], dtype)
         hot = torch.full_like(gradient[:, :1], -1)
-        if wanted.elsewhere is not None:
-            hot.masked_fill_(wanted.elsewhere[rows].unsqueeze(1), 0)
-        gradient.scatter_add_(1, wanted.column[rows].unsqueeze(1), hot)
+        if target_rows.elsewhere is not None:
+            hot.masked_fill_(target_rows.elsewhere[rows].unsqueeze(1), 0)
+        gradient.scatter_add_(1, target_rows.column[rows].unsqueeze(1), hot)
         gradient.mul_(scale[rows])
         if inverse is not None and lengthwise is not None:
             lengthwise.add_((gradient * logits[rows]).sum(0))

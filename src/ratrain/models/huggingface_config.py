@@ -25,10 +25,10 @@ def check_config(folder: Path, spec: ModelSpec) -> None:
     theirs = load_config(path)
     keys = (*_COMPARED, "rope_theta") if spec.position == "rope" else _COMPARED
     for key in keys:
-        here, wanted = getattr(theirs, key), getattr(spec, key)
-        if here != wanted:
+        in_config, in_job = getattr(theirs, key), getattr(spec, key)
+        if in_config != in_job:
             raise SpecError(
-                f"{key} is {here!r} here and {wanted!r} in the job's model",
+                f"{key} is {in_config!r} here and {in_job!r} in the job's model",
                 place=str(path),
                 fix="take the model from the folder's config.json",
             )
@@ -53,10 +53,10 @@ def check_attention(path: Path, spec: ModelSpec) -> None:
             place=f"{path} {name}",
             fix='use a model with rope_type "default"',
         )
-    part: Any = rotary.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
-    if part != 1.0:
+    share: Any = rotary.get("partial_rotary_factor", config.get("partial_rotary_factor")) or 1.0
+    if share != 1.0:
         raise SpecError(
-            f"rotary positions of {part} of each head are not supported",
+            f"rotary positions of {share} of each head are not supported",
             place=f"{path} partial_rotary_factor",
             fix="use a model whose heads are rotated whole",
         )

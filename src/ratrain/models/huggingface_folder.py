@@ -49,8 +49,8 @@ def config_of_folder(path: Path, spec: ModelSpec) -> dict[str, Any] | None:
 def with_dtype(config: dict[str, Any], dtype: str) -> dict[str, Any]:
     """The config of the same model with its weights in `dtype` ("float32"), not quantised."""
     keys = [key for key in DTYPE_KEYS if key in config] or DTYPE_KEYS
-    kept = {key: value for key, value in config.items() if key != "quantization_config"}
-    return {**kept, **dict.fromkeys(keys, dtype)}
+    settings = {key: value for key, value in config.items() if key != "quantization_config"}
+    return {**settings, **dict.fromkeys(keys, dtype)}
 
 
 def dtype_of(config: dict[str, Any]) -> str | None:

@@ -40,13 +40,13 @@ def read_range(
     folder = Path(folder)
     check_config(folder, spec)
     files = tensor_files(folder)
-    out = torch.zeros(end - begin)
+    flat = torch.zeros(end - begin)
     for parameter, low, high in layout.overlaps(begin, end):
         place = place_of(spec, unit_name, parameter.name, parameter.whole_shape)
         path = _file_of(place, layout, parameter, files, folder)
         at = parameter.offset + low - begin
-        _read_rows(path, place, parameter, low, high, out[at : at + high - low])
-    return out
+        _read_rows(path, place, parameter, low, high, flat[at : at + high - low])
+    return flat
 
 
 def check_weights(folder: Path | str, spec: ModelSpec) -> None:
@@ -98,7 +98,7 @@ def _file_of(
 
 
 def _read_rows(
-    path: Path, place: Place, parameter: Parameter, low: int, high: int, out: Tensor
+    path: Path, place: Place, parameter: Parameter, low: int, high: int, flat: Tensor
 ) -> None:
     """Elements low .. high of a parameter, read in chunks of whole rows of its part."""
     width = parameter.elements // parameter.shape[0]
@@ -112,7 +112,7 @@ def _read_rows(
             last = min(row + rows, -(-high // width))
             values = part[(slice(first_row + row, first_row + last), *columns)].reshape(-1)
             first, end = max(low, row * width), min(high, last * width)
-            out[first - low : end - low] = values[first - row * width : end - row * width]
+            flat[first - low : end - low] = values[first - row * width : end - row * width]
 
 
 def _entry(path: Path, place: Place) -> TensorEntry:

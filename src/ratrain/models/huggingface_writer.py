@@ -114,12 +114,12 @@ def _parameter(spec: ModelSpec, unit: str, name: str, flat: Tensor) -> Tensor:
 def _shards(tensors: list[FileTensor], item_bytes: int, max_bytes: int) -> dict[str, str]:
     """The file of each tensor: filled in order, one larger than a file has its own."""
     numbers: dict[str, int] = {}
-    number, held = 1, 0
+    number, file_bytes = 1, 0
     for tensor in tensors:
         size = tensor.elements * item_bytes
-        if held and held + size > max_bytes:
-            number, held = number + 1, 0
-        held += size
+        if file_bytes and file_bytes + size > max_bytes:
+            number, file_bytes = number + 1, 0
+        file_bytes += size
         numbers[tensor.name] = number
     if number == 1:
         return dict.fromkeys(numbers, SINGLE)

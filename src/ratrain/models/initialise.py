@@ -41,12 +41,12 @@ def initial_range(
     A parameter that overlaps the range is generated whole, and the part taken: one parameter's
     memory beside the range's.
     """
-    out = torch.zeros(end - begin)
+    flat = torch.zeros(end - begin)
     for parameter, low, high in layout.overlaps(begin, end):
         whole = initial_parameter(spec, unit_name, parameter.name, parameter.whole_shape, seed)
         at = parameter.offset + low - begin
-        out[at : at + high - low] = whole[parameter.window].reshape(-1)[low:high]
-    return out
+        flat[at : at + high - low] = whole[parameter.window].reshape(-1)[low:high]
+    return flat
 
 
 def _seed_of(seed: int, unit_name: str, param_name: str) -> int:

@@ -30,8 +30,8 @@ def linear_onto(
     rank 0's carries residual and bias."""
     if not leads(group):
         return x @ weights[f"{name}.weight"].t()
-    out = torch.addmm(residual, x, weights[f"{name}.weight"].t())
-    return out.add_(weights[f"{name}.bias"]) if _biased(weights, name) else out
+    output = torch.addmm(residual, x, weights[f"{name}.weight"].t())
+    return output.add_(weights[f"{name}.bias"]) if _biased(weights, name) else output
 
 
 def input_gradient(weights: Weights, name: str, grad: Tensor, onto: Tensor | None = None) -> Tensor:

@@ -93,11 +93,11 @@ def lay_out(
 ) -> UnitParameters:
     """The layout of parameters given by name and whole shape; matrices first, each in given order.
     `division`: that of one rank of a tensor group."""
-    named = [(name, *_part(name, shape, division)) for name, shape in shapes]
+    cut_shapes = [(name, *_part(name, shape, division)) for name, shape in shapes]
     placed: list[Parameter] = []
     offset, decay_end = 0, 0
     for decays in (True, False):
-        for name, shape, cut in named:
+        for name, shape, cut in cut_shapes:
             if (len(shape) > 1) is decays:
                 placed.append(Parameter(name, shape, offset, cut, division))
                 offset += aligned(prod(shape))

@@ -105,8 +105,8 @@ def _work(
         settle()
 
     def both() -> None:
-        out = attend(query, key, value, is_causal=True)
-        torch.autograd.grad(out, (query, key, value), gradient)
+        output = attend(query, key, value, is_causal=True)
+        torch.autograd.grad(output, (query, key, value), gradient)
         settle()
 
     return forward, both

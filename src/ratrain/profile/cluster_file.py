@@ -21,7 +21,7 @@ def cluster_toml(profile: MachineProfile) -> str:
     """
     rates, attention = _rates(profile), _attention_rates(profile)
     name = f"{profile.name}-{profile.device}"
-    where = {"cpu": "CPU", "cuda": "GPU"}[profile.device]
+    processor = {"cpu": "CPU", "cuda": "GPU"}[profile.device]
     messages = [message.figure for message in profile.messages]
     large = [message.figure for message in profile.messages if message.size_bytes >= 1 << 20]
     lines = [
@@ -51,7 +51,7 @@ def cluster_toml(profile: MachineProfile) -> str:
         'source = "measured: free bytes of the temporary folder; written and flushed there"',
     ]
     for dtype, rate in rates.items():
-        source = f"measured: the fastest product on the {where}; the peak is not known"
+        source = f"measured: the fastest product on the {processor}; the peak is not known"
         lines += [
             "",
             "[[device.rates]]",
@@ -96,8 +96,8 @@ def _warning(profile: MachineProfile) -> Iterator[str]:
 
 def _mark(profile: MachineProfile, *figures: str) -> str:
     """The comment behind a value that rests on one of these figures, where one is doubtful."""
-    why = profile.why(*figures)
-    return f"  # DOUBTFUL: {why}" if why else ""
+    reason = profile.why(*figures)
+    return f"  # DOUBTFUL: {reason}" if reason else ""
 
 
 def _products_of(profile: MachineProfile, dtype: str) -> list[str]:
@@ -137,8 +137,8 @@ def _bandwidths(profile: MachineProfile) -> Iterator[str]:
 
 
 def _comments(profile: MachineProfile) -> Iterator[str]:
-    def line(figure: str, said: str) -> str:
-        return f"# {figure}: {said}{_mark(profile, figure).replace('  # ', '  <- ')}"
+    def line(figure: str, text: str) -> str:
+        return f"# {figure}: {text}{_mark(profile, figure).replace('  # ', '  <- ')}"
 
     for time in profile.products:
         yield line(time.figure, f"{time.time_s * 1e6:.1f} us, {time.flops_rate / 1e9:.1f} GFLOP/s")

@@ -112,11 +112,11 @@ def _processor_times(helpers: Collection[int]) -> ProcessorTimes | None:
     try:
         text = _STAT.read_text()
         tick_s = 1 / os.sysconf("SC_CLK_TCK")
-        mine = os.sched_getaffinity(0)
+        allowed = os.sched_getaffinity(0)
         all_s = 0.0
         for line in text.splitlines():
             name, *fields = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in mine:
+            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in allowed:
                 user, nice, system, _idle, _wait, interrupt, soft, stolen = map(int, fields[:8])
                 all_s += (user + nice + system + interrupt + soft + stolen) * tick_s
         times = os.times()

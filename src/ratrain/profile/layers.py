@@ -58,17 +58,17 @@ def layer_figure(case: BlockCase, micro_batch: int) -> str:
     return f"{case}, micro-batch {micro_batch}"
 
 
-def layer_profiles(asked: LayersAsked, progress: Progress | None = None) -> LayersTimed:
+def layer_profiles(request: LayersAsked, progress: Progress | None = None) -> LayersTimed:
     """Times a model's blocks; the machine should have nothing else to do."""
-    _require_measurable(asked)
-    watch, done, total = Watch(), 0, len(UNITS) * len(asked.micro_batches)
+    _require_measurable(request)
+    watch, done, total = Watch(), 0, len(UNITS) * len(request.micro_batches)
     entries: list[LayerProfile] = []
     for block in UNITS:
-        shape = shape_of(asked.model, block)
-        case = BlockCase(block, shape.whole, asked.sequence, asked.tensor, asked.dtype)
+        shape = shape_of(request.model, block)
+        case = BlockCase(block, shape.whole, request.sequence, request.tensor, request.dtype)
         times: list[MeasuredTime] = []
-        for size in asked.micro_batches:
-            forward_s, backward_s = _passes(asked, block, size, watch, layer_figure(case, size))
+        for size in request.micro_batches:
+            forward_s, backward_s = _passes(request, block, size, watch, layer_figure(case, size))
             times.append(MeasuredTime(size, min(forward_s), min(backward_s)))
             done += 1
             if progress:
@@ -76,35 +76,35 @@ def layer_profiles(asked: LayersAsked, progress: Progress | None = None) -> Laye
         entries.append(
             LayerProfile(
                 shape,
-                asked.sequence,
+                request.sequence,
                 tuple(times),
-                f"measured: ratrain profile, {asked.model.name} in torch on {asked.device}",
+                f"measured: ratrain profile, {request.model.name} in torch on {request.device}",
                 block,
-                asked.tensor,
-                asked.dtype,
+                request.tensor,
+                request.dtype,
             )
         )
     return LayersTimed(tuple(entries), tuple(watch.doubts))
 
 
-def _require_measurable(asked: LayersAsked) -> None:
+def _require_measurable(request: LayersAsked) -> None:
     if not torch_installed():
         raise SpecError("layers are timed in torch, which is not installed", place="--layers",
                         fix="pip install 'ratrain[train]'")  # fmt: skip
-    if asked.device == "cuda" and not gpu_present():
+    if request.device == "cuda" and not gpu_present():
         raise SpecError("torch sees no CUDA device", place="--device", fix="use --device cpu")
     from ratrain.models.division import check_divides
     from ratrain.models.shapes import check_trainable
 
-    check_trainable(asked.model)
-    check_divides(asked.model, asked.tensor)
+    check_trainable(request.model)
+    check_divides(request.model, request.tensor)
 
 
 def _passes(
-    asked: LayersAsked, block: BlockName, size: int, watch: Watch, figure: str
+    request: LayersAsked, block: BlockName, size: int, watch: Watch, figure: str
 ) -> tuple[Sequence[float], Sequence[float]]:
     """Seconds of one block's forwards and of its backwards, after one pass to warm up."""
-    forward, backward, settle = _work(asked, block, size)
+    forward, backward, settle = _work(request, block, size)
     forward_s: list[float] = []
     backward_s: list[float] = []
 
@@ -132,7 +132,7 @@ def _passes(
 
 
 def _work(
-    asked: LayersAsked, block: BlockName, size: int
+    request: LayersAsked, block: BlockName, size: int
 ) -> tuple[Callable[[], Any], Callable[[Any], None], Callable[[], None]]:
     """(a forward, its backward given the output, waiting for the device) on tensors made once."""
     import torch as module  # pyright: ignore[reportMissingImports]
@@ -141,27 +141,27 @@ def _work(
     from ratrain.models.weights import Weights
 
     torch: Any = module
-    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[asked.dtype]
-    made: dict[str, Any] = {"dtype": kind, "device": asked.device}
-    spec, length = asked.model, asked.sequence
-    group = _Alone(asked.tensor) if asked.tensor > 1 else None
+    kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[request.dtype]
+    placement: dict[str, Any] = {"dtype": kind, "device": request.device}
+    spec, length = request.model, request.sequence
+    group = _Alone(request.tensor) if request.tensor > 1 else None
     unit = unit_of(spec, UNITS[block], sequence_length=length, group=group)
     weights = Weights(unit.layout)
-    weights.attach_view(torch.randn(unit.layout.size, **made).mul_(0.02))
-    weights.attach_gradient(torch.zeros(unit.layout.size, **made))
-    tokens = torch.randint(0, spec.vocab, (size, length), device=asked.device)
+    weights.attach_view(torch.randn(unit.layout.size, **placement).mul_(0.02))
+    weights.attach_gradient(torch.zeros(unit.layout.size, **placement))
+    tokens = torch.randint(0, spec.vocab, (size, length), device=request.device)
     batch = MicroBatch(tokens, tokens)
     shape = (0,) if block == "embedding" else (size, length, spec.hidden)
-    x = torch.randn(shape, **made).requires_grad_(True)
-    seed = torch.ones((), device=asked.device)
+    x = torch.randn(shape, **placement).requires_grad_(True)
+    seed = torch.ones((), device=request.device)
     if block != "head":
-        seed = torch.randn((size, length, spec.hidden), **made).mul_(1e-3)
+        seed = torch.randn((size, length, spec.hidden), **placement).mul_(1e-3)
 
     def backward(output: Any) -> None:
         torch.autograd.grad([output], [x], [seed], allow_unused=True)
 
     def settle() -> None:
-        if asked.device == "cuda":
+        if request.device == "cuda":
             torch.cuda.synchronize()
 
     return lambda: unit.forward(weights, x, batch), backward, settle

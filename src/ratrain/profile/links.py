@@ -41,43 +41,43 @@ def message_figure(size_bytes: int) -> str:
 
 def message_times(watch: Watch) -> list[MessageTime]:
     """Each size, sent to another process and echoed whole."""
-    here, there = _connected()
-    with here:
-        with there:
-            handle = there.fileno()
-            other = subprocess.Popen(
+    near_end, far_end = _connected()
+    with near_end:
+        with far_end:
+            handle = far_end.fileno()
+            echo = subprocess.Popen(
                 [sys.executable, "-P", "-m", "ratrain.profile.links", str(handle)],
                 pass_fds=[handle],
                 start_new_session=True,  # Ctrl-C is for the process that measures
             )
         try:
-            here.settimeout(_TIMEOUT_S)
+            near_end.settimeout(_TIMEOUT_S)
             return [
-                MessageTime(size, _round_trip_s(watch, [other.pid], here, size) / 2)
+                MessageTime(size, _round_trip_s(watch, [echo.pid], near_end, size) / 2)
                 for size in SIZES_BYTES
             ]
         finally:
-            here.close()
+            near_end.close()
             try:
-                other.wait(_TIMEOUT_S)
+                echo.wait(_TIMEOUT_S)
             except subprocess.TimeoutExpired:
-                other.kill()
-                other.wait()
+                echo.kill()
+                echo.wait()
 
 
 def _connected() -> tuple[socket.socket, socket.socket]:
     """Both ends of a TCP connection, opened by this process, so that no one else can have one."""
     with socket.create_server(("127.0.0.1", 0)) as server:
         server.settimeout(_TIMEOUT_S)
-        here = socket.create_connection(server.getsockname(), timeout=_TIMEOUT_S)
+        near_end = socket.create_connection(server.getsockname(), timeout=_TIMEOUT_S)
         while True:
-            there, caller = server.accept()
-            if caller == here.getsockname():
+            far_end, caller = server.accept()
+            if caller == near_end.getsockname():
                 break
-            there.close()
-    for end in (here, there):
+            far_end.close()
+    for end in (near_end, far_end):
         end.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-    return here, there
+    return near_end, far_end
 
 
 def by_size(
@@ -103,14 +103,14 @@ def latency_and_bandwidth(times: list[MessageTime]) -> tuple[float, float]:
     return times[0].time_s, 1 / per_byte_s
 
 
-def _round_trip_s(watch: Watch, helpers: list[int], here: socket.socket, size_bytes: int) -> float:
+def _round_trip_s(watch: Watch, helpers: list[int], sock: socket.socket, size_bytes: int) -> float:
     payload = bytearray(size_bytes)
     times: list[float] = []
     with watch.over(message_figure(size_bytes), helpers) as blocks_s:
         for _ in range(_REPEATS):
             began = time.perf_counter()
-            here.sendall(payload)
-            _receive(here, payload)
+            sock.sendall(payload)
+            _receive(sock, payload)
             times.append(time.perf_counter() - began)
         third = _REPEATS // 3
         blocks_s += [statistics.median(times[at : at + third]) for at in (0, third, 2 * third)]
@@ -121,23 +121,23 @@ def echo(handle: int) -> None:
     """The other process: reads each message whole, then sends it back."""
     with (
         suppress(ConnectionError),  # whoever measures was interrupted
-        socket.socket(fileno=handle) as there,
+        socket.socket(fileno=handle) as sock,
     ):
-        there.settimeout(_TIMEOUT_S)
+        sock.settimeout(_TIMEOUT_S)
         for size_bytes in SIZES_BYTES:
             payload = bytearray(size_bytes)
             for _ in range(_REPEATS):
-                _receive(there, payload)
-                there.sendall(payload)
+                _receive(sock, payload)
+                sock.sendall(payload)
 
 
 def _receive(source: socket.socket, into: bytearray) -> None:
     view = memoryview(into)
     while view:
-        got = source.recv_into(view)
-        if not got:
+        count = source.recv_into(view)
+        if not count:
             raise ConnectionError("the other process ended")
-        view = view[got:]
+        view = view[count:]
 
 
 if __name__ == "__main__":

@@ -75,7 +75,7 @@ def measure(progress: Progress | None = None, device: str = "cpu") -> MachinePro
     messages = links.message_times(watch)
     latency_s, bandwidth = links.latency_and_bandwidth(messages)
     report.next()
-    written, read = memory.disk_bytes_per_s(watch)
+    write_bytes_per_s, read_bytes_per_s = memory.disk_bytes_per_s(watch)
     report.next()
     start_s = products.launch_s(watch)
     report.next()
@@ -91,8 +91,8 @@ def measure(progress: Progress | None = None, device: str = "cpu") -> MachinePro
         latency_s=latency_s,
         bandwidth_bytes_per_s=bandwidth,
         disk_free_bytes=memory.disk_free_bytes(),
-        disk_write_bytes_per_s=written,
-        disk_read_bytes_per_s=read,
+        disk_write_bytes_per_s=write_bytes_per_s,
+        disk_read_bytes_per_s=read_bytes_per_s,
         missing=tuple(_missing()),
         attention=attention,
         device=device,

@@ -127,8 +127,8 @@ def _timed(
 def _numpy_product(dtype: str, m: int, n: int, k: int) -> Callable[[], object]:
     kind = {"fp32": np.float32, "fp64": np.float64}[dtype]
     left, right = np.ones((m, k), dtype=kind), np.ones((k, n), dtype=kind)
-    out = np.empty((m, n), dtype=kind)
-    return lambda: np.matmul(left, right, out=out)
+    product = np.empty((m, n), dtype=kind)
+    return lambda: np.matmul(left, right, out=product)
 
 
 def _torch_product(device: str, dtype: str, m: int, n: int, k: int) -> Callable[[], object]:

@@ -59,10 +59,10 @@ def read_open(file: BinaryIO, most_bytes: int) -> bytes:
     """All of an open file, or its first `most_bytes`, by chunks: one large read would allocate its
     limit, which counts against a rank's memory budget."""
     chunks: list[bytes] = []
-    left = most_bytes
-    while left > 0 and (chunk := file.read(min(left, _CHUNK_BYTES))):
+    remaining = most_bytes
+    while remaining > 0 and (chunk := file.read(min(remaining, _CHUNK_BYTES))):
         chunks.append(chunk)
-        left -= len(chunk)
+        remaining -= len(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
@@ -99,31 +99,31 @@ def decoded(content: bytes, file: str, first_line: int = 1) -> str:
 def check_name(path: Path | str, place: str = "") -> None:
     """A SpecError where no file can have this name; `place` says where it was given."""
     text = str(path)
-    where = place or text
+    error_place = place or text
     if not text.strip():
         raise SpecError("an empty name", place=place or "file name", fix="give a file")
     if "\0" in text:
-        raise SpecError("a NUL character in a file's name", place=where, fix="remove it")
+        raise SpecError("a NUL character in a file's name", place=error_place, fix="remove it")
     try:
         parts = [part.encode("utf-8") for part in Path(text).parts]
     except UnicodeEncodeError:
         raise SpecError(
-            "a file's name that is not UTF-8", place=where, fix="rename the file"
+            "a file's name that is not UTF-8", place=error_place, fix="rename the file"
         ) from None
     longest = max(map(len, parts), default=0)
     if longest > NAME_BYTES:
         raise SpecError(
             f"a name of {longest:,} bytes; file systems take {NAME_BYTES}",
-            place=where,
+            place=error_place,
             fix="use a shorter name",
         )
 
 
-def check_regular(path: Path, mode: int, what: str = "cannot be read") -> None:
+def check_regular(path: Path, mode: int, problem: str = "cannot be read") -> None:
     """A SpecError for a folder, a pipe, a device, by the file's mode."""
     for is_kind, name, fix in _KINDS:
         if is_kind(mode):
-            raise SpecError(f"{what}: it is {name}, not a file", place=str(path), fix=fix)
+            raise SpecError(f"{problem}: it is {name}, not a file", place=str(path), fix=fix)
 
 
 def exists(path: Path) -> bool:
@@ -152,7 +152,7 @@ def unreadable(path: Path, error: OSError) -> SpecError:
     )
 
 
-def unwritable(path: Path | str, error: OSError, what: str = "cannot be written") -> SpecError:
+def unwritable(path: Path | str, error: OSError, problem: str = "cannot be written") -> SpecError:
     """The error of a file that the system does not make or write."""
     fixes = {
         errno.ENOENT: "give a folder that exists",
@@ -167,7 +167,7 @@ def unwritable(path: Path | str, error: OSError, what: str = "cannot be written"
         errno.EDQUOT: "free some space, or choose another disk",
     }
     return SpecError(
-        f"{what}: {error.strerror or error}",
+        f"{problem}: {error.strerror or error}",
         place=str(path),
         fix=fixes.get(error.errno or 0, "choose another place"),
     )

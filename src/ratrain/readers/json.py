@@ -92,8 +92,8 @@ def _once(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     return table
 
 
-def _refuse_constant(word: str) -> NoReturn:
-    raise _Constant(word)
+def _refuse_constant(constant: str) -> NoReturn:
+    raise _Constant(constant)
 
 
 def _twice(text: str, place: Place, first_line: int) -> SpecError:
@@ -107,11 +107,11 @@ def _twice(text: str, place: Place, first_line: int) -> SpecError:
     )
 
 
-def _constant(text: str, word: str, file: str, first_line: int) -> SpecError:
+def _constant(text: str, constant: str, file: str, first_line: int) -> SpecError:
     outside = re.sub(r'"(?:[^"\\\n]|\\.?)*"?', "", text)
-    line = outside.count("\n", 0, max(outside.find(word), 0)) + first_line
+    line = outside.count("\n", 0, max(outside.find(constant), 0)) + first_line
     return SpecError(
-        f"{word} is not finite", place=f"{file}:{line}", fix="write a finite number, or null"
+        f"{constant} is not finite", place=f"{file}:{line}", fix="write a finite number, or null"
     )
 
 
@@ -124,8 +124,8 @@ def _shape(text: str, file: str, first_line: int) -> SpecError:
         if word.isdigit() or depth > DEPTH:
             line += text.count("\n", 0, token.start())
         if word.isdigit():
-            what = f"a number of {len(word):,} digits; at most {DIGITS} are read"
-            return SpecError(what, place=f"{file}:{line}", fix="write a smaller number")
+            problem = f"a number of {len(word):,} digits; at most {DIGITS} are read"
+            return SpecError(problem, place=f"{file}:{line}", fix="write a smaller number")
         if depth > DEPTH:
             break
     return SpecError(

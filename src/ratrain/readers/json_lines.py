@@ -32,9 +32,10 @@ def read_json_lines(
         with os.fdopen(handle, "rb") as file:
             status = os.fstat(handle)
             check_regular(path, status.st_mode)
-            left, number = status.st_size, 0  # what is written meanwhile is left for another time
-            while left > 0 and (line := file.readline(min(left, LINE_BYTES + 1))):
-                left -= len(line)
+            remaining = status.st_size  # what is written meanwhile is left for another time
+            number = 0
+            while remaining > 0 and (line := file.readline(min(remaining, LINE_BYTES + 1))):
+                remaining -= len(line)
                 number += 1
                 check_line(line, str(path), number)
                 if number == 1:

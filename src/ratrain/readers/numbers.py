@@ -11,21 +11,21 @@ _WHOLE = re.compile(r"\d[\d_]*", re.ASCII)
 _REAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
-def whole(word: str, low: int = 0, high: int = 10**18) -> int:
+def whole(text: str, low: int = 0, high: int = 10**18) -> int:
     """The number of a word such as "404_766_720"; ValueError for others, and out of bounds."""
-    if len(word) > DIGITS or not _WHOLE.fullmatch(word):
+    if len(text) > DIGITS or not _WHOLE.fullmatch(text):
         raise ValueError("not a whole number")
-    number = int(word)
+    number = int(text)
     if not low <= number <= high:
         raise ValueError(f"not from {low:,} to {high:,}")
     return number
 
 
-def real(word: str) -> float:
+def real(text: str) -> float:
     """The finite number of a word such as "1.5e-3"; ValueError for any other."""
-    if len(word) > DIGITS or not _REAL.fullmatch(word):
+    if len(text) > DIGITS or not _REAL.fullmatch(text):
         raise ValueError("not a number")
-    number = float(word)
+    number = float(text)
     if not math.isfinite(number):
         raise ValueError("too large")
     return number

@@ -61,13 +61,15 @@ def tensor_header(path: Path) -> dict[str, TensorEntry]:
 def tensor_index(path: Path) -> dict[str, Path]:
     """The file of each tensor, by the `weight_map` of an index; none lies outside of its folder."""
     table, place = read_json_table(path)
-    here = place.at("weight_map")
+    map_place = place.at("weight_map")
     if "weight_map" not in table:
         raise SpecError('the key "weight_map" is missing', place=str(path), fix=_AGAIN)
-    names, _ = as_table(table["weight_map"], here)
+    names, _ = as_table(table["weight_map"], map_place)
     if not names:
-        raise SpecError("does not name a tensor", place=str(here), fix=_AGAIN)
-    return {name: inside(path.parent, file, str(here.at(name))) for name, file in names.items()}
+        raise SpecError("does not name a tensor", place=str(map_place), fix=_AGAIN)
+    return {
+        name: inside(path.parent, file, str(map_place.at(name))) for name, file in names.items()
+    }
 
 
 def _header(path: Path) -> tuple[bytes, int]:
@@ -121,5 +123,5 @@ def _are_sizes(value: Any) -> bool:
     )
 
 
-def _wrong(what: str, place: Place) -> SpecError:
-    return SpecError(what, place=str(place), fix=_AGAIN)
+def _wrong(problem: str, place: Place) -> SpecError:
+    return SpecError(problem, place=str(place), fix=_AGAIN)

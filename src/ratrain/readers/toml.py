@@ -117,16 +117,18 @@ def _twice(error: ValueError, text: str, place: Place) -> SpecError | None:
 
 def _refused(error: ValueError, text: str, file: str) -> SpecError:
     """The parser's error with its line as place, and what to do."""
-    words = str(error)
-    position = _AT.search(words)
-    what = words[: position.start()] if position else words
+    parser_message = str(error)
+    position = _AT.search(parser_message)
+    problem = parser_message[: position.start()] if position else parser_message
     lines = text.split("\n")
     number = int(position[1]) if position and position[1] else len(lines)
     line = lines[min(number, len(lines)) - 1].strip()
-    fix = next((fix for start, fix in _FIXES.items() if what.startswith(start)), "correct the line")
+    fix = next(
+        (fix for start, fix in _FIXES.items() if problem.startswith(start)), "correct the line"
+    )
     column = f", column {position[2]}" if position and position[2] else ""
     return SpecError(
-        f"not valid TOML{column}: {what[:1].lower()}{what[1:]}: {shown(line)}",
+        f"not valid TOML{column}: {problem[:1].lower()}{problem[1:]}: {shown(line)}",
         place=f"{file}:{number}",
         fix=fix,
     )

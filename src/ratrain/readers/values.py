@@ -18,8 +18,8 @@ def check_values(value: Any, place: Place, *, finite: bool = True) -> None:
     `finite` numbers may be infinite."""
     problem = _problem(value, (), DEPTH, finite)
     if problem:
-        keys, what, fix = problem
-        raise SpecError(what, place=str(place.at(*keys)), fix=fix)
+        keys, fault, fix = problem
+        raise SpecError(fault, place=str(place.at(*keys)), fix=fix)
 
 
 def _problem(value: Any, keys: Keys, depth: int, finite: bool) -> tuple[Keys, str, str] | None:
@@ -27,8 +27,8 @@ def _problem(value: Any, keys: Keys, depth: int, finite: bool) -> tuple[Keys, st
     if isinstance(value, str):
         if value.isascii() or not any("\ud800" <= char <= "\udfff" for char in value):
             return None
-        what = f"{shown(value)} holds half of a surrogate pair, which is not text"
-        return keys, what, "remove or replace it"
+        fault = f"{shown(value)} holds half of a surrogate pair, which is not text"
+        return keys, fault, "remove or replace it"
     if isinstance(value, bool) or value is None:
         return None
     if isinstance(value, int):

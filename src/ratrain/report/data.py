@@ -54,14 +54,14 @@ class _Numbers:
 
 
 def _panel(panel: TimelinePanel) -> dict[str, Any]:
-    words, mixes = _Numbers(), _Numbers()
+    names, mixes = _Numbers(), _Numbers()
     tick_s = (panel.length_s or 1.0) / TICKS
     place = {row.rank: number for number, row in enumerate(panel.rows)}
     rows = [
         {
             "rank": row.rank,
             "lanes": [
-                _lane(lane, tick_s, words, mixes) for lane in (row.compute, row.messages, row.state)
+                _lane(lane, tick_s, names, mixes) for lane in (row.compute, row.messages, row.state)
             ],
         }
         for row in panel.rows
@@ -71,13 +71,13 @@ def _panel(panel: TimelinePanel) -> dict[str, Any]:
         "length_s": panel.length_s,
         "tick_s": tick_s,
         "rows": rows,
-        "words": list(words.values),
+        "words": list(names.values),
         "mixes": [list(mix) for mix in mixes.values],
         "critical": _critical(panel.critical, place, tick_s),
     }
 
 
-def _lane(boxes: Iterable[Box], tick_s: float, words: _Numbers, mixes: _Numbers) -> list[int]:
+def _lane(boxes: Iterable[Box], tick_s: float, names: _Numbers, mixes: _Numbers) -> list[int]:
     flat: list[int] = []
     before = 0
     for box in boxes:
@@ -85,7 +85,7 @@ def _lane(boxes: Iterable[Box], tick_s: float, words: _Numbers, mixes: _Numbers)
         end = max(end, start + 1)
         if box.word:
             micro_batch = micro_batch_of(box.word)
-            word = words.of(box.word.removesuffix(micro_batch))
+            name = names.of(box.word.removesuffix(micro_batch))
             colour = _CLASS[box.shares[0][0].key]
             number = int(micro_batch) if micro_batch else -1
         else:
@@ -94,8 +94,8 @@ def _lane(boxes: Iterable[Box], tick_s: float, words: _Numbers, mixes: _Numbers)
                 for kind, share in box.shares
                 for part in (_CLASS[kind.key], round(100 * share))
             )
-            word, colour, number = box.ops, len(OP_CLASSES) + mixes.of(mix), -1
-        flat += (start - before, end - start, colour, word, number)
+            name, colour, number = box.ops, len(OP_CLASSES) + mixes.of(mix), -1
+        flat += (start - before, end - start, colour, name, number)
         before = end
     return flat
 
@@ -116,8 +116,8 @@ def _critical(hops: Sequence[Hop], place: dict[int, int], tick_s: float) -> list
 
 
 def _memory(memory: Memory) -> dict[str, Any]:
-    most = max((row.bound_bytes for row in memory.rows), default=1)
-    unit = max(1, -(-most // _MEMORY_PARTS))
+    highest_bytes = max((row.bound_bytes for row in memory.rows), default=1)
+    unit = max(1, -(-highest_bytes // _MEMORY_PARTS))
     keys = {key for curve in memory.curves for key in curve.groups}
     groups = shown_groups(keys)
     bounds = {row.rank: row for row in memory.rows}
@@ -134,12 +134,12 @@ def _memory(memory: Memory) -> dict[str, Any]:
 
 
 def _curve(curve: MemoryCurve, keys: Sequence[str], unit: int) -> dict[str, Any]:
-    none = (0,) * len(curve.time_s)
+    zeros = (0,) * len(curve.time_s)
     return {
         "rank": curve.rank,
         "source": curve.source,
         "time_s": [float(f"{time_s:.6g}") for time_s in curve.time_s],
-        "groups": [[round(size / unit) for size in curve.groups.get(key, none)] for key in keys],
+        "groups": [[round(size / unit) for size in curve.groups.get(key, zeros)] for key in keys],
     }
 
 

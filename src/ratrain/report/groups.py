@@ -64,5 +64,5 @@ def grouped(families: Mapping[str, int]) -> dict[str, int]:
 
 def shown_groups(keys: Iterable[str]) -> list[MemoryGroup]:
     """The groups that are there, in the order in which they are drawn."""
-    known = set(keys)
-    return [group for group in MEMORY_GROUPS if group.key in known]
+    present = set(keys)
+    return [group for group in MEMORY_GROUPS if group.key in present]

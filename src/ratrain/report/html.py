@@ -27,10 +27,10 @@ Child = str | Markup | None
 def tag(name: str, *children: Child | Iterable[Child], **attributes: str | bool | None) -> Markup:
     """An element. `class_` is written `class`; an attribute that is False or None is left out, one
     that is True has no value; `aria_label` is written `aria-label`."""
-    said = "".join(_attribute(key, value) for key, value in attributes.items())
+    attribute_text = "".join(_attribute(key, value) for key, value in attributes.items())
     if name in VOID:
-        return Markup(f"<{name}{said}>")
-    return Markup(f"<{name}{said}>{join(*children)}</{name}>")
+        return Markup(f"<{name}{attribute_text}>")
+    return Markup(f"<{name}{attribute_text}>{join(*children)}</{name}>")
 
 
 def join(*children: Child | Iterable[Child]) -> Markup:

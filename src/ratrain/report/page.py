@@ -52,7 +52,7 @@ def page(contents: Contents) -> str:
     """The page's text."""
     styles = Styles()
     sections = _sections(contents, styles)
-    named = {
+    titles = {
         "plan": "Plan",
         "timeline": "Timeline",
         "times": "Time",
@@ -68,7 +68,7 @@ def page(contents: Contents) -> str:
         head(contents),
         tag(
             "nav",
-            (tag("a", named[key], href=f"#{key}") for key in sections if key in named),
+            (tag("a", titles[key], href=f"#{key}") for key in sections if key in titles),
             aria_label="Parts of this page",
         ),
         tag("main", sections.values(), id="main"),
@@ -82,7 +82,7 @@ def page(contents: Contents) -> str:
 
 
 def _sections(contents: Contents, styles: Styles) -> dict[str, Markup]:
-    made: dict[str, Markup | None] = {
+    sections: dict[str, Markup | None] = {
         "plan": plan_section(contents.plan, styles) if contents.plan else None,
         "timeline": timeline_section(contents.panels, contents.trace_command)
         if contents.panels
@@ -101,7 +101,7 @@ def _sections(contents: Contents, styles: Styles) -> dict[str, Markup]:
         "versions": versions_section(contents.versions),
         "left-out": left_out_section(contents.left_out),
     }
-    return {key: section for key, section in made.items() if section is not None}
+    return {key: section for key, section in sections.items() if section is not None}
 
 
 def _document(title: str, body: Markup, styles: Styles, data: object) -> str:
@@ -113,7 +113,7 @@ def _document(title: str, body: Markup, styles: Styles, data: object) -> str:
         "img-src data:; base-uri 'none'; form-action 'none'"
     )
     # "<" could end the element that holds the data.
-    told = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
+    data_text = json.dumps(data, separators=(",", ":")).replace("<", "\\u003c")
     parts = (
         "<!doctype html>\n",
         '<html lang="en"><head><meta charset="utf-8">',
@@ -125,7 +125,7 @@ def _document(title: str, body: Markup, styles: Styles, data: object) -> str:
         tag("title", f"{title} - RATrain"),
         f"<style>{style}</style></head>\n",
         tag("body", body)[: -len("</body>")],
-        f'\n<script type="application/json" id="data">{told}</script>\n',
+        f'\n<script type="application/json" id="data">{data_text}</script>\n',
         f"<script>{library}</script>\n<script>{script}</script>\n",
         f"</body></html>\n<!--\nuPlot\n{_vendor('LICENSE')}\n-->\n",
     )
@@ -155,12 +155,12 @@ def _vendor(name: str) -> str:
 
 def colours() -> str:
     """The palette as variables of the style sheet, and a class for each colour."""
-    named = _named_colours()
-    light = "".join(f"--{name}:{colour.light};" for name, colour in named.items())
-    dark = "".join(f"--{name}:{colour.dark};" for name, colour in named.items())
+    colour_of = _named_colours()
+    light = "".join(f"--{name}:{colour.light};" for name, colour in colour_of.items())
+    dark = "".join(f"--{name}:{colour.dark};" for name, colour in colour_of.items())
     classes = "".join(
         f".{name}{{background:var(--{name})}}"
-        for name in named
+        for name in colour_of
         if name[:2] in ("o-", "t-", "m-", "p-")
     )
     inks = [

@@ -37,8 +37,8 @@ ASSUMED = (
     "main comparison: 256 clusters, 4096 sequences of 2048 tokens (tokens/s x step time is 2^23 "
     "in every row), equal layers per stage, the pipeline depth of the smallest scale",
     "the row that digests call LLaMA-2-13B has Baichuan2-13B's dimensions: its times fit those",
-    "backward-time recovery computes whole stages again, head included; RATrain never does a head",
-    "recovery, and where gradients add up: the fastest choice that is proved to fit in 20 GB",
+    "backward-time recovery recomputes whole stages, head included; RATrain recomputes no head",
+    "recovery, and where gradients are accumulated: the fastest choice proved to fit in 20 GB",
     "tensor-parallel-heavy: the 4 clusters of a chip as one tensor group, a quarter of the "
     "pipeline's depth, backward-time recovery",
     "zero3-heavy: RATrain with views gathered for every use",
@@ -46,10 +46,10 @@ ASSUMED = (
     "where that fits, else the split with the fewest parameters on the fullest stage",
     "scale-out: pipeline depth 2, 16,384 tokens a cluster",
     "a message takes 36 us of its sender's compute: fitted to the scale-out row, used everywhere",
-    "the exposed tail is the mean over ranks of the time from a rank's last backward until the "
-    "state work ends that its next forward waits for",
-    "planner rows: batches of 2048, 1024 and 1536 sequences, those of a power of two or half "
-    "one that come nearest; 256 clusters",
+    "the exposed tail is the mean over ranks of the time from a rank's last backward to the "
+    "end of the state work that its next forward waits for",
+    "planner rows: batches of 2048, 1024 and 1536 sequences, the nearest of the powers of two "
+    "and the numbers half way between them; 256 clusters",
 )
 
 
@@ -174,8 +174,8 @@ def as_trained() -> Iterator[Row]:
         layouts = _layouts(row, row.pipeline, row.clusters // row.pipeline)
         proofs = [case_of(trained(layout_job)).proved.verdict for layout_job in layouts]
         peak_gb = min(max(bound.total_bytes for bound in proof.bounds) for proof in proofs) / 1e9
-        over = peak_gb - BUDGET_BYTES / 1e9
-        note = f"{over:.2f} GB over the budget of 20 GB" if over > 0 else ""
+        excess_gb = peak_gb - BUDGET_BYTES / 1e9
+        note = f"{excess_gb:.2f} GB over the budget of 20 GB" if excess_gb > 0 else ""
         yield Row("as-trained", label, "GB", row.peak_gb, peak_gb, note)
 
 
@@ -231,13 +231,13 @@ def _too_few(row: ScaleRow) -> Row:
             if verdict.sound:
                 return Row("memory", label, "GB", None, worst.total_bytes / 1e9, "fits after all")
             item, size = max(worst.by_family.items(), key=lambda pair: pair[1])
-            over = worst.total_bytes - BUDGET_BYTES
+            excess_bytes = worst.total_bytes - BUDGET_BYTES
             note = (
-                f"infeasible: at best (pipeline {pipeline}) {over / 1e9:.2f} GB over on stage "
-                f"{worst.rank}, of which {item} {size / 1e9:.2f} GB"
+                f"infeasible: at best (pipeline {pipeline}) {excess_bytes / 1e9:.2f} GB over on "
+                f"stage {worst.rank}, of which {item} {size / 1e9:.2f} GB"
             )
-            if nearest is None or over < nearest[0]:
-                nearest = over, note
+            if nearest is None or excess_bytes < nearest[0]:
+                nearest = excess_bytes, note
     assert nearest is not None
     return Row("memory", label, "GB", None, None, nearest[1])
 
@@ -294,7 +294,7 @@ def sensitivity() -> Iterator[Row]:
 
     changes: dict[str, Callable[[JobSpec], JobSpec]] = {
         "as assumed": replace,
-        "heads not computed again": without_heads,
+        "heads not recomputed": without_heads,
         "layers balanced with the head": balanced,
         "an eighth of the batch": fewer,
     }

@@ -48,8 +48,8 @@ class Setting:
     @property
     def busy_s(self) -> float:
         """What every rank computes in one step."""
-        each = self.forward_s + self.input_gradient_s + self.weight_gradient_s
-        return self.micro_batches * each
+        per_micro_batch_s = self.forward_s + self.input_gradient_s + self.weight_gradient_s
+        return self.micro_batches * per_micro_batch_s
 
 
 def settings() -> tuple[Setting, ...]:

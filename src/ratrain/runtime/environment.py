@@ -58,7 +58,7 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
     on its loopback, whatever MASTER_ADDR says."""
     if not environ.get("MASTER_ADDR"):
         raise _not_set("MASTER_ADDR")
-    told = "LOCAL_WORLD_SIZE" in environ
+    knows_neighbours = "LOCAL_WORLD_SIZE" in environ
     launch = Launch(
         _number(environ, "RANK"),
         _number(environ, "WORLD_SIZE"),
@@ -66,7 +66,7 @@ def launch_of(environ: Mapping[str, str]) -> Launch:
         _port(environ),
         _number(environ, LISTENER) if LISTENER in environ else None,
         environ.get(ADDRESS) or None,
-        _number(environ, "LOCAL_WORLD_SIZE") if told else None,
+        _number(environ, "LOCAL_WORLD_SIZE") if knows_neighbours else None,
     )
     ours = LAUNCHER in environ
     return replace(launch, address="127.0.0.1") if launch.one_host and not ours else launch
@@ -76,8 +76,8 @@ def _port(environ: Mapping[str, str]) -> int:
     """Torchrun's own store has MASTER_PORT, so the ranks meet at the next one."""
     if environ.get(PORT):
         return _number(environ, PORT, most=65535)
-    taken = environ.get(_AGENT_STORE) == "True"
-    return _number(environ, "MASTER_PORT", most=65534) + taken
+    agent_has_port = environ.get(_AGENT_STORE) == "True"
+    return _number(environ, "MASTER_PORT", most=65534) + agent_has_port
 
 
 def _number(environ: Mapping[str, str], name: str, most: int = 1 << 20) -> int:

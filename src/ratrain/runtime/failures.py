@@ -77,9 +77,9 @@ def worded(error: BaseException, rank: int) -> Failure:
             fix="check whether a rank or a link has stalled; [train] timeout sets how long to wait",
             order=SILENCE,
         )
-    if any(word in low for word in ("closed by peer", "connection re", "broken pipe")):
-        what = f"rank {rank} lost its connection to another rank"
-        return Failure(rank, what, fix="check why that rank ended", order=CONSEQUENCE)
+    if any(phrase in low for phrase in ("closed by peer", "connection re", "broken pipe")):
+        problem = f"rank {rank} lost its connection to another rank"
+        return Failure(rank, problem, fix="check why that rank ended", order=CONSEQUENCE)
     return Failure(rank, f"{type(error).__name__}: {text}")
 
 

@@ -129,13 +129,14 @@ class Claim:
 
     def problem(self) -> str:
         """Why the folder is ours no longer, in words; "" while it is."""
-        mine = _read(_file(self.folder, self.number))
-        if mine is None or mine.token != self.token:
+        own_claim = _read(_file(self.folder, self.number))
+        if own_claim is None or own_claim.token != self.token:
             return "the run's folder was removed, renamed or replaced during the run"
         if not _file(self.folder, self.number + 1).exists():
             return ""
-        other = _read(_file(self.folder, self.number + 1))
-        return f"the run's folder was taken over by {other.words if other else 'another launch'}"
+        successor = _read(_file(self.folder, self.number + 1))
+        name = successor.words if successor else "another launch"
+        return f"the run's folder was taken over by {name}"
 
     def _beat(self) -> None:
         while not self._released.wait(BEAT_S):
@@ -162,18 +163,18 @@ def claim_run(folder: Path, command: str, say: Say = lambda _: None) -> Claim:
     name where it is somebody's. `say` hears of a wait, and of a dead owner."""
     try:
         _claims(folder).mkdir(parents=True, exist_ok=True)
-        made = _claimed(folder, command, say)
+        claim = _claimed(folder, command, say)
     except OSError as error:
         raise cannot_be_made(folder, error) from error
-    _forget(folder, made.number)
-    made.hold()
-    return made
+    _forget(folder, claim.number)
+    claim.hold()
+    return claim
 
 
 @contextmanager
-def handed_on(held: Claim) -> Generator[None]:
+def handed_on(claim: Claim) -> Generator[None]:
     """Processes that are started meanwhile find our claim with `inherited`."""
-    os.environ[_VARIABLE] = f"{held.number}:{held.token}"
+    os.environ[_VARIABLE] = f"{claim.number}:{claim.token}"
     try:
         yield
     finally:
@@ -199,9 +200,9 @@ def claimed_around(path: Path, command: str, say: Say = lambda _: None) -> Gener
 
 def run_around(path: Path) -> Path | None:
     """The nearest run's folder among `path` and what it lies in."""
-    whole = path.resolve()
-    folders = (whole, *whole.parents)
-    return next((each for each in folders if RunFolder(each).holds_run), None)
+    resolved = path.resolve()
+    folders = (resolved, *resolved.parents)
+    return next((folder for folder in folders if RunFolder(folder).holds_run), None)
 
 
 def _claimed(folder: Path, command: str, say: Say) -> Claim:
@@ -240,25 +241,25 @@ def _require_stale(folder: Path, number: int, say: Say) -> None:
         return
     owner = _read(path)
     lives = _process_lives(owner) if owner is not None and owner.is_neighbour else None
-    who = owner.words if owner is not None else "a launch that has not identified itself yet"
+    owner_name = owner.words if owner is not None else "a launch that has not identified itself yet"
     if lives is None:
-        say(f"{folder}: claimed by {who};")
+        say(f"{folder}: claimed by {owner_name};")
         say(f"  watching for up to {SILENT_S:g} s whether it is alive")
         lives = _beats(path, _ended(folder, number))
         owner = _read(path) or owner
     if lives:
         raise _taken(folder, owner)
     if not _ended(folder, number).exists():
-        say(f"{folder}: its last owner died without releasing it: {who}")
+        say(f"{folder}: its last owner died without releasing it: {owner_name}")
 
 
 def _taken(folder: Path, owner: Owner | None) -> RunTaken:
     if owner is None:
-        who, stop = "another launch", "stop it"
+        owner_name, stop = "another launch", "stop it"
     else:
-        who, stop = owner.words, f"stop it (`kill -INT {owner.pid}` on {owner.host})"
+        owner_name, stop = owner.words, f"stop it (`kill -INT {owner.pid}` on {owner.host})"
     return RunTaken(
-        f"belongs to {who}",
+        f"belongs to {owner_name}",
         place=str(folder),
         fix=f"wait for it or {stop}; a new run needs another folder: --run",
     )
@@ -306,11 +307,11 @@ def _touched(path: Path) -> int:
 
 def _forget(folder: Path, number: int) -> None:
     """Removes claims that are no longer needed."""
-    for old in range(number - _KEPT_CLAIMS, 0, -1):
-        path = _file(folder, old)
+    for old_number in range(number - _KEPT_CLAIMS, 0, -1):
+        path = _file(folder, old_number)
         if not path.exists():
             return
-        _ended(folder, old).unlink(missing_ok=True)
+        _ended(folder, old_number).unlink(missing_ok=True)
         path.unlink(missing_ok=True)
 
 

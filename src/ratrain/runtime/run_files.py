@@ -155,21 +155,27 @@ def trained_case(path: Path) -> TrainedCase:
     """What case.json says of the model that its run trains."""
     table, place = read_json_table(path, TIMELINE_BYTES)
     case = load(_Case, table, place, strict=False)
-    settings, here = case.settings, place.at("settings")
+    settings, settings_place = case.settings, place.at("settings")
     model = dict(settings.model)
     length = model.pop("sequence_length", None)
     if not _is_whole(length, 1 << 27):
-        raise _damaged(f"{shown(length)} is not a length", here.at("model", "sequence_length"))
+        raise _damaged(
+            f"{shown(length)} is not a length", settings_place.at("model", "sequence_length")
+        )
     tokenizer = (settings.data or {}).get("tokenizer", "bytes")
     if not isinstance(tokenizer, str) or not tokenizer:
-        raise _damaged(f"{shown(tokenizer)} is not a tokenizer", here.at("data", "tokenizer"))
+        raise _damaged(
+            f"{shown(tokenizer)} is not a tokenizer", settings_place.at("data", "tokenizer")
+        )
     weights = settings.train.get("weights")
     if weights is not None:
-        check_name(weights if isinstance(weights, str) else "", str(here.at("train", "weights")))
+        check_name(
+            weights if isinstance(weights, str) else "", str(settings_place.at("train", "weights"))
+        )
     if case.model_file is not None:
         check_name(case.model_file, str(place.at("model_file")))
     return TrainedCase(
-        load(ModelSpec, {**model, "source": str(path)}, here.at("model")),
+        load(ModelSpec, {**model, "source": str(path)}, settings_place.at("model")),
         cast("int", length),
         tokenizer,
         weights,
@@ -236,15 +242,15 @@ def _check_step(row: dict[str, Any], place: Place) -> None:
     ranks = row.get("ranks")
     _require(isinstance(ranks, list) and bool(ranks), "is not a list of ranks", place.at("ranks"))
     for number, rank in enumerate(cast("list[Any]", ranks)):
-        here = place.at("ranks", number)
-        _require(isinstance(rank, dict), f"{shown(rank)} is not a rank's row", here)
+        rank_place = place.at("ranks", number)
+        _require(isinstance(rank, dict), f"{shown(rank)} is not a rank's row", rank_place)
         for name in (*_RANK_NUMBERS, *_RANK_WAITS):
             value = rank.get(name)
             low = 0 if name in _RANK_NUMBERS else -1e12
             if value is not None and not _is_number(value, low):
-                raise _damaged(f"{shown(value)} is not a number", here.at(name))
+                raise _damaged(f"{shown(value)} is not a number", rank_place.at(name))
             if name not in rank:
-                raise _damaged("is missing", here.at(name))
+                raise _damaged("is missing", rank_place.at(name))
 
 
 def _is_record(row: Any) -> bool:
@@ -261,8 +267,8 @@ def _is_record(row: Any) -> bool:
     )
 
 
-def _is_whole(value: Any, most: int) -> bool:
-    return type(value) is int and 0 <= value <= most
+def _is_whole(value: Any, limit: int) -> bool:
+    return type(value) is int and 0 <= value <= limit
 
 
 def _is_number(value: Any, low: float) -> bool:
@@ -280,10 +286,10 @@ def _checked(kind: type[Any], path: Path) -> dict[str, Any]:
     return table
 
 
-def _require(holds: bool, what: str, place: Place) -> None:
-    if not holds:
-        raise _damaged(what, place)
+def _require(condition: bool, problem: str, place: Place) -> None:
+    if not condition:
+        raise _damaged(problem, place)
 
 
-def _damaged(what: str, place: Place) -> SpecError:
-    return SpecError(what, place=str(place), fix=_RESUME)
+def _damaged(problem: str, place: Place) -> SpecError:
+    return SpecError(problem, place=str(place), fix=_RESUME)

@@ -171,9 +171,9 @@ class RunFolder:
         with self.notes.open("a") as file:
             file.write(line + "\n")
 
-    def rank_file(self, rank: int, what: str) -> Path:
-        """A file of one rank's: `what` is "records", "failure", ..."""
-        return self.path / "ranks" / f"{what}-{rank:05d}.json"
+    def rank_file(self, rank: int, kind: str) -> Path:
+        """A file of one rank's: `kind` is "records", "failure", ..."""
+        return self.path / "ranks" / f"{kind}-{rank:05d}.json"
 
     def write_spec(self, spec: RunSpec, program: Program | Repeating) -> None:
         """Makes the folder, with all that ranks read, and a new secret."""

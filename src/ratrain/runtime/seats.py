@@ -81,7 +81,7 @@ def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
         raise SpecError(
             "replicas of unequal depth cannot run yet",
             place="plan",
-            fix="divide all replicas alike",
+            fix="divide all replicas in the same way",
         )
     return Seats(
         pipeline=ranks.pop(),

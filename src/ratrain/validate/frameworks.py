@@ -132,8 +132,8 @@ def _held(framework: Framework, unit: Unit, block: Block, job: JobSpec, dropout:
             saved += 2 * outside  # masks behind attention and behind the MLP
         elif unit.scores_bytes:  # the softmax's output alone
             heads = block.model.heads // layout.tensor
-            kept = framework.element_bytes * heads * tokens * job.model.sequence_length
-            saved += kept - unit.scores_bytes
+            scores_bytes = framework.element_bytes * heads * tokens * job.model.sequence_length
+            saved += scores_bytes - unit.scores_bytes
         scratch += 2 * inner * framework.element_bytes  # gradients around the activation
     elif block.kind == "head":
         # The final norm's output besides the logits; the norm's input is the unit's.
@@ -159,10 +159,10 @@ def _params_of_rank(block: Block, layout: LayoutSpec) -> int:
     tensors = block.tensors
     if layout.pipeline == 1:
         tensors = tuple(tensor for tensor in tensors if not tensor.tied)
-    whole = sum(
+    undivided = sum(
         tensor.elements
         for tensor in tensors
         if len(tensor.shape) == 1 or tensor.name == "embedding.positions"
     )
-    rest = sum(tensor.elements for tensor in tensors) - whole
-    return whole - (-rest // layout.tensor)
+    divided = sum(tensor.elements for tensor in tensors) - undivided
+    return undivided - (-divided // layout.tensor)

@@ -59,10 +59,10 @@ def predicted_peak(peak: MeasuredPeak, run: Run) -> PredictedPeak:
     """The prediction for a peak, if it was of this run."""
     case = case_of(job_of(run))
     framework = peak.framework
-    held = held_by(framework, case.setup, case.job, dropout=peak.dropout)
+    framework_setup = held_by(framework, case.setup, case.job, dropout=peak.dropout)
     fixed_bytes = 0 if peak.families else framework.fixed_bytes
     return PredictedPeak(
-        _proof_bytes(case, held, peak) + fixed_bytes,
+        _proof_bytes(case, framework_setup, peak) + fixed_bytes,
         _bill_bytes(case, peak) + fixed_bytes,
         _proof_bytes(case, case.setup, peak),
     )

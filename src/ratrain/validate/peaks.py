@@ -49,8 +49,8 @@ def zero_bubble() -> Iterator[MeasuredPeak]:
         ranks, layers = int(row["p_gpus"]), int(row["layers"])
         if row["m"] != str(3 * ranks):
             continue
-        each = (layers + 2) // ranks
-        plain = [each - 1, *[each] * (ranks - 2), each - 1]
+        stage_layers = (layers + 2) // ranks
+        plain = [stage_layers - 1, *[stage_layers] * (ranks - 2), stage_layers - 1]
         chunked = [0, *[1] * layers, 0]
         for column, stages in (("mem_1f1b", plain), ("mem_1f1b_i", chunked)):
             run = run_of(

@@ -46,8 +46,12 @@ def job_of(run: Run) -> JobSpec:
     name = "megatron-interleaved" if interleaved else "megatron"
     if run.recompute != "full":
         name = "interleaved" if interleaved else "1f1b"
-    named = run.cluster
-    cluster = load_cluster(Path(named)) if named.endswith(".toml") else cluster_preset(named)
+    cluster_name = run.cluster
+    cluster = (
+        load_cluster(Path(cluster_name))
+        if cluster_name.endswith(".toml")
+        else cluster_preset(cluster_name)
+    )
     layout = LayoutSpec(
         run.pipeline,
         run.data,

@@ -39,9 +39,10 @@ class TableReport:
     @property
     def parts(self) -> dict[str, Score]:
         """The scores of rows used to calibrate and of rows held out."""
-        held = {True: "held out", False: "calibrated"}
+        labels = {True: "held out", False: "calibrated"}
         split = {
-            word: [p for p in self.pairs if p.held_out is is_held] for is_held, word in held.items()
+            word: [p for p in self.pairs if p.held_out is is_held]
+            for is_held, word in labels.items()
         }
         return {word: score(pairs) for word, pairs in split.items() if pairs}
 
@@ -56,15 +57,15 @@ class TableReport:
 
 def reports(names: tuple[str, ...], progress: Progress | None = None) -> Iterator[TableReport]:
     """Each table's report: the named ones (a path ends in .csv), or all of the project's own."""
-    wanted = names or TABLES
-    for name in wanted:
+    chosen = names or TABLES
+    for name in chosen:
         if not name.endswith(".csv") and name not in TABLES:
             raise SpecError(
                 f"unknown table {name!r}", place="TABLE", fix=nearest(name, list(TABLES))
             )
-    rows = {name: _rows_of(name) for name in wanted}
+    rows = {name: _rows_of(name) for name in chosen}
     total, done = sum(len(table_rows) for table_rows in rows.values()), 0
-    for name in wanted:
+    for name in chosen:
         unit = PEAK_TABLES[name][0] if name in PEAK_TABLES else "s"
         pairs: list[Pair] = []
         for row in rows[name]:
@@ -166,8 +167,8 @@ def lines(report: TableReport, *, rows: bool = False) -> Iterator[str]:
     for pair in report.pairs:
         if pair.between is not None:
             low, high = pair.between
-            said = f"{pair.label}: {low:.2f} to {high:.2f} {report.unit}"
-            yield f"  {said}, as devices are not stated; the worse end counts"
+            range_text = f"{pair.label}: {low:.2f} to {high:.2f} {report.unit}"
+            yield f"  {range_text}, as devices are not stated; the worse end counts"
     if rows:
         yield from _rows(report)
 
@@ -179,24 +180,24 @@ HEADS = {"bill": "bill", "own program": "ours"}
 
 
 def _rows(report: TableReport) -> Iterator[str]:
-    others = list(report.beside)
-    wide = 76 - 28 - 7 * len(others)
-    heads = "".join(f"{HEADS[name]:>7}" for name in others)
+    columns = list(report.beside)
+    wide = 76 - 28 - 7 * len(columns)
+    heads = "".join(f"{HEADS[name]:>7}" for name in columns)
     yield f"    {report.unit:<{wide}}{'measured':>9}{'predicted':>10}{'error':>9}{heads}"
     digits = 3 if report.unit == "s" else 2
     for pair in report.pairs:
         mark = " " if pair.held_out else "*"
         label = pair.label if len(pair.label) < wide else f"{pair.label[: wide - 2]}~"
         numbers = f"{pair.measured:>9.{digits}f}{pair.predicted:>10.{digits}f}{pair.error:>+9.1%}"
-        numbers += "".join(f"{pair.beside[name]:>7.2f}" for name in others)
+        numbers += "".join(f"{pair.beside[name]:>7.2f}" for name in columns)
         yield f"  {mark} {label:<{wide}}{numbers}"
 
 
 def _line(report: TableReport, name: str, part: Score) -> str:
     """Of memory no rank is shown: these tables hold few rows, most of one size."""
-    shown = part.rank_correlation if report.unit == "s" else None
-    rank = "-" if shown is None else f"{shown:.3f}"
+    correlation = part.rank_correlation if report.unit == "s" else None
+    rank = "-" if correlation is None else f"{correlation:.3f}"
     regret = "-" if part.mean_regret is None else f"{part.mean_regret:.1%}"
-    most = "-" if part.worst_regret is None else f"{part.worst_regret:.1%}"
+    worst = "-" if part.worst_regret is None else f"{part.worst_regret:.1%}"
     numbers = f"{part.rows:>5}{part.mean_error:>9.2%}{part.bias:>+9.2%}{rank:>7}"
-    return f"{name:<32}{numbers}{regret:>9}{most:>7}"
+    return f"{name:<32}{numbers}{regret:>9}{worst:>7}"

@@ -201,11 +201,11 @@ def run_of(cells: Cells) -> Run:
 
 def _virtual(cells: Cells, model: ModelSpec, pipeline: int) -> int:
     """Stages of a rank, from the layers of each."""
-    each = _whole(cells, "vstage_layers", 0)
-    virtual = model.layers // (pipeline * each) if each else 1
-    if each and virtual * pipeline * each != model.layers:
+    layers = _whole(cells, "vstage_layers", 0)
+    virtual = model.layers // (pipeline * layers) if layers else 1
+    if layers and virtual * pipeline * layers != model.layers:
         raise SpecError(
-            f"stages of {each} layers on {pipeline} ranks do not add up to {model.layers}",
+            f"stages of {layers} layers on {pipeline} ranks do not add up to {model.layers}",
             place="vstage_layers",
             fix="use a divisor of layers / pp",
         )
@@ -259,13 +259,13 @@ def _model(cells: Cells) -> ModelSpec:
 
 def _data(cells: Cells, inner: int) -> int:
     """The data degree: the row's own, or what its devices make; both must agree."""
-    given = _whole(cells, "dp", 0)
-    devices = _whole(cells, "gpus", given * inner or None)
-    if given and devices != given * inner:
+    stated = _whole(cells, "dp", 0)
+    devices = _whole(cells, "gpus", stated * inner or None)
+    if stated and devices != stated * inner:
         raise SpecError(
-            f"{devices} devices, but tp x pp x dp is {given * inner}",
+            f"{devices} devices, but tp x pp x dp is {stated * inner}",
             place="gpus",
-            fix=f"write {given * inner}, or leave dp empty",
+            fix=f"write {stated * inner}, or leave dp empty",
         )
     if devices % inner:
         raise SpecError(
@@ -306,12 +306,12 @@ def _whole(cells: Cells, column: str, otherwise: int | None = None) -> int:
     text = cells.get(column, "")
     if otherwise is not None and not text:
         return otherwise
-    most = MOST[column]
+    limit = MOST[column]
     try:
-        return whole(text, 1, most)
+        return whole(text, 1, limit)
     except ValueError:
         raise SpecError(
-            f"{shown(text)} is not a whole number from 1 to {most:,}",
+            f"{shown(text)} is not a whole number from 1 to {limit:,}",
             place=column,
             fix=f"write the {COLUMNS[column]}",
         ) from None

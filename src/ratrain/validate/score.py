@@ -94,5 +94,5 @@ def _ranks(values: Sequence[float]) -> Floats:
     """The mean position of each value in sorted order."""
     array = np.asarray(values)
     less = (array[:, None] > array[None, :]).sum(axis=1)
-    same = (array[:, None] == array[None, :]).sum(axis=1)
-    return less + (same - 1) / 2
+    ties = (array[:, None] == array[None, :]).sum(axis=1)
+    return less + (ties - 1) / 2

@@ -537,12 +537,12 @@ class Reference:
     # ---- the clock ----
 
     def queues(self) -> list[Queue]:
-        found: list[Queue] = []
+        queues: list[Queue] = []
         for r in self.routers.values():
-            found += r.inputs + r.outputs + [q for stages in r.links.values() for q in stages]
+            queues += r.inputs + r.outputs + [q for stages in r.links.values() for q in stages]
             if r.unit:
-                found += [r.unit.request, r.unit.response]
-        return found
+                queues += [r.unit.request, r.unit.response]
+        return queues
 
     def run(self) -> str:
         queues, still = self.queues(), 0

@@ -88,11 +88,11 @@ def test_min_and_max_prefer_numbers_and_order_the_zeros() -> None:
 
 def test_a_signalling_nan_loses_against_a_number_too() -> None:
     signalling = np.array([0x01, 0x7C], np.uint8)
-    one = encode(np.array([1.0]), Format.FP16)
+    unit = encode(np.array([1.0]), Format.FP16)
     for op in (Opcode.FP_MIN, Opcode.FP_MAX):
-        for a, b in ((signalling, one), (one, signalling)):
-            assert np.array_equal(combine(op, Format.FP16, a, b), one)
-            assert np.array_equal(core_combine(op, Format.FP16, a, b), one)
+        for a, b in ((signalling, unit), (unit, signalling)):
+            assert np.array_equal(combine(op, Format.FP16, a, b), unit)
+            assert np.array_equal(core_combine(op, Format.FP16, a, b), unit)
 
 
 @pytest.mark.parametrize("form", [Format.FP64, Format.FP32, Format.FP16, Format.BF16])

@@ -93,7 +93,7 @@ def test_a_deadlock_is_an_error_with_a_way_out() -> None:
     w = bench(4)
     broadcast(w, (0, 0), 16)
     broadcast(w, (3, 3), 16)
-    with pytest.raises(ChipError, match="176 flits are out") as caught:
+    with pytest.raises(ChipError, match="176 flits have arrived") as caught:
         run(w)
     assert "serialise" in caught.value.fix
 

@@ -50,9 +50,9 @@ def fold(parts: list[Bytes], op: Opcode, form: Format) -> Bytes:
 
 
 def _first_byte(data: Bytes, value: int) -> Bytes:
-    out = data.copy()
-    out[0] = value
-    return out
+    changed = data.copy()
+    changed[0] = value
+    return changed
 
 
 def _extreme(
@@ -61,8 +61,8 @@ def _extreme(
     # Not np.fmin: it turns a signalling NaN and a number into NaN, RISC-V into the number.
     better = np.maximum(x, y) if largest else np.minimum(x, y)
     better = np.where(np.isnan(x), y, np.where(np.isnan(y), x, better))
-    both, either = np.signbit(x) & np.signbit(y), np.signbit(x) | np.signbit(y)
-    zero = np.where(both if largest else either, -0.0, 0.0)
+    both_negative, either_negative = np.signbit(x) & np.signbit(y), np.signbit(x) | np.signbit(y)
+    zero = np.where(both_negative if largest else either_negative, -0.0, 0.0)
     return np.where((x == 0) & (y == 0), zero, better)
 
 
@@ -77,10 +77,10 @@ def _combine_int(op: Opcode, form: Format, a: Bytes, b: Bytes) -> Bytes:
         Opcode.INT_MIN_U: lambda: np.minimum(x, y),
         Opcode.INT_MAX_U: lambda: np.maximum(x, y),
     }
-    same = {
+    integer_op = {
         Opcode.FP_ADD: Opcode.INT_ADD,
         Opcode.FP_MUL: Opcode.INT_MUL,
         Opcode.FP_MIN: Opcode.INT_MIN_S,
         Opcode.FP_MAX: Opcode.INT_MAX_S,
     }
-    return np.frombuffer(table[same.get(op, op)]().tobytes(), np.uint8).copy()
+    return np.frombuffer(table[integer_op.get(op, op)]().tobytes(), np.uint8).copy()

@@ -221,8 +221,8 @@ class _Collective:
     @property
     def _in_one_go(self) -> bool:
         """A unit with k inputs can reduce rows and columns at once."""
-        many = self.chip.router.reduction in ("kinput", "ideal")
-        return many and self.request.columns > 1 and self.request.rows > 1
+        takes_k_inputs = self.chip.router.reduction in ("kinput", "ideal")
+        return takes_k_inputs and self.request.columns > 1 and self.request.rows > 1
 
     def _hardware_reduce(self) -> Waiting:
         """Rows to the first column, a barrier, then that column: the unit takes two inputs."""
@@ -305,9 +305,9 @@ class _Collective:
             for i in phase:
                 place, write = members[i], self.room + i * self.block
                 ready = after.get(place, [])
-                sent = self.system.multicast(place, self.group, 0, write, self.block, ready)
+                transfers = self.system.multicast(place, self.group, 0, write, self.block, ready)
                 for member in members:
-                    done[member] = [*done.get(member, []), *sent]
+                    done[member] = [*done.get(member, []), *transfers]
         if self.request.values:
             whole = np.concatenate([self.start[m][: self.block] for m in members])
             for place in members:

@@ -47,8 +47,8 @@ class CollectiveCost:
     def cycles(self, size_bytes: int, columns: int, rows: int) -> float:
         """The fitted time."""
         distance = columns - 1 + rows - 1
-        once = self.alpha_cycles + self.beta_cycles_per_beat * beats(size_bytes)
-        return levels(self.algorithm, columns, rows) * (once + self.hop_cycles * distance)
+        level_cycles = self.alpha_cycles + self.beta_cycles_per_beat * beats(size_bytes)
+        return levels(self.algorithm, columns, rows) * (level_cycles + self.hop_cycles * distance)
 
 
 def levels(algorithm: Algorithm, columns: int, rows: int) -> int:
@@ -144,7 +144,7 @@ def _solve(
     solution = np.linalg.lstsq(table, cycles, rcond=None)[0]
     alpha, beta, hop = (round(float(value), 3) for value in solution)
     error = float(np.max(np.abs(table @ solution - cycles) / cycles))
-    known = form is Format.FP64 or kind != "reduce"
+    supported = form is Format.FP64 or kind != "reduce"
     return CollectiveCost(
         kind,
         algorithm,
@@ -155,5 +155,5 @@ def _solve(
         beta,
         hop,
         error,
-        "cycle-exact routers, calibrated endpoints" if known else "derived latency",
+        "cycle-exact routers, calibrated endpoints" if supported else "derived latency",
     )

@@ -58,18 +58,18 @@ def tree(mesh: MeshSpec, worm: Worm) -> dict[Port, Port | None]:
     parents: dict[Port, Port | None] = {}
 
     def walk(
-        x: int, y: int, step: int, end: int, vertical: bool, above: Port | None
+        x: int, y: int, step: int, end: int, vertical: bool, parent: Port | None
     ) -> Port | None:
         """Add the ports of a straight line from (x, y); the last one."""
         while (y if vertical else x) != end:
             name = ("N" if step > 0 else "S") if vertical else ("E" if step > 0 else "W")
             port = (x, y, name, worm.vc)
-            parents[port] = above
-            above = port
+            parents[port] = parent
+            parent = port
             x, y = (x, y + step) if vertical else (x + step, y)
             if not vertical:
-                reached[x] = above
-        return above
+                reached[x] = parent
+        return parent
 
     reached: dict[int, Port | None] = {sx: None}
     walk(sx, sy, 1, max(columns[-1], sx), False, None)
@@ -78,33 +78,33 @@ def tree(mesh: MeshSpec, worm: Worm) -> dict[Port, Port | None]:
         if sy in rows:
             parents[x, sy, "L", worm.vc] = reached[x]
         for step, end in ((1, rows[-1]), (-1, rows[0])):
-            above = reached[x]
+            parent = reached[x]
             for y in range(sy, end, step):
-                above = walk(x, y, step, y + step, True, above)
+                parent = walk(x, y, step, y + step, True, parent)
                 if y + step in rows:
-                    parents[x, y + step, "L", worm.vc] = above
+                    parents[x, y + step, "L", worm.vc] = parent
     return parents
 
 
 def check(mesh: MeshSpec, worms: Sequence[Worm]) -> Verdict:
     """Whether any timing of these worms can deadlock."""
-    long = [i for i, w in enumerate(worms) if w.flits > 1]
-    trees = {i: tree(mesh, worms[i]) for i in long}
+    blocking = [i for i, w in enumerate(worms) if w.flits > 1]
+    trees = {i: tree(mesh, worms[i]) for i in blocking}
     users: dict[Port, list[int]] = {}
-    for i in long:
+    for i in blocking:
         for port in trees[i]:
             users.setdefault(port, []).append(i)
-    shared = {i: [p for p in trees[i] if len(users[p]) > 1] for i in long}
-    above = {i: {p: _ancestors(trees[i], p) for p in shared[i]} for i in long}
+    shared = {i: [p for p in trees[i] if len(users[p]) > 1] for i in blocking}
+    ancestors = {i: {p: _ancestors(trees[i], p) for p in shared[i]} for i in blocking}
     steps: dict[tuple[int, Port], list[tuple[int, Port]]] = {}
-    for i in long:
-        for held in shared[i]:
-            steps[i, held] = [
-                (j, wanted)
-                for wanted in shared[i]
-                if wanted not in above[i][held]
-                for j in users[wanted]
-                if j != i and not _ordered(worms, i, j, wanted, above[i][held])
+    for i in blocking:
+        for held_port in shared[i]:
+            steps[i, held_port] = [
+                (j, awaited_port)
+                for awaited_port in shared[i]
+                if awaited_port not in ancestors[i][held_port]
+                for j in users[awaited_port]
+                if j != i and not _ordered(worms, i, j, awaited_port, ancestors[i][held_port])
             ]
     circle = _circle(steps)
     return Verdict(bool(circle), tuple(i for i, _ in circle), tuple(p for _, p in circle))
@@ -172,14 +172,14 @@ def serialise_reductions(reductions: Sequence[RowReduction]) -> list[list[int]]:
             )
     phases: list[tuple[set[Place], list[int]]] = []
     for i, reduction in enumerate(reductions):
-        mine = _routers(reduction)
-        for used, members in phases:
-            if not used & mine:
-                used |= mine
+        routers = _routers(reduction)
+        for used_routers, members in phases:
+            if not used_routers & routers:
+                used_routers |= routers
                 members.append(i)
                 break
         else:
-            phases.append((set(mine), [i]))
+            phases.append((set(routers), [i]))
     return [members for _, members in phases]
 
 
@@ -196,8 +196,8 @@ def _crowded(x: int, y: int, xs: list[int], ys: list[int], dst: Place) -> list[t
 def _routers(reduction: RowReduction) -> set[Place]:
     (x0, y0), (mx, my), (dx, dy) = reduction.corner, reduction.mask, reduction.dst
     xs, ys = masked(x0, mx), masked(y0, my)
-    used = {(x, y) for y in ys for x in range(min(*xs, dx), max(*xs, dx) + 1)}
-    return used | {(dx, y) for y in range(min(*ys, dy), max(*ys, dy) + 1)}
+    routers = {(x, y) for y in ys for x in range(min(*xs, dx), max(*xs, dx) + 1)}
+    return routers | {(dx, y) for y in range(min(*ys, dy), max(*ys, dy) + 1)}
 
 
 def _ancestors(parents: dict[Port, Port | None], port: Port) -> set[Port]:
@@ -210,13 +210,14 @@ def _ancestors(parents: dict[Port, Port | None], port: Port) -> set[Port]:
 
 
 def _ordered(
-    worms: Sequence[Worm], waits: int, holds: int, wanted: Port, passed: set[Port]
+    worms: Sequence[Worm], waiter: int, holder: int, awaited: Port, passed: set[Port]
 ) -> bool:
-    """Whether `waits`, beyond the ports `passed`, can never wait for `wanted` held by `holds`."""
-    a, b = worms[waits], worms[holds]
+    """Whether `waiter`, beyond the ports `passed`, can never wait for `awaited`, which `holder`
+    holds."""
+    a, b = worms[waiter], worms[holder]
     if a.src != b.src or a.vc != b.vc:
         return False
-    return waits < holds or wanted[:2] in {port[:2] for port in passed}
+    return waiter < holder or awaited[:2] in {port[:2] for port in passed}
 
 
 def _circle(steps: dict[tuple[int, Port], list[tuple[int, Port]]]) -> list[tuple[int, Port]]:

@@ -112,8 +112,8 @@ def rtl_reduce(n: int, c: int, chip: ChipSpec) -> float:
     response is multicast back at 2 cycles per router.
     """
     setup = chip.endpoint.dma_setup_cycles + chip.endpoint.collective_setup_cycles
-    there = 2 * c + (c - 1) * (chip.router.reduction_latency_cycles + 2) + n
-    return setup + there + 1 + 2 * c
+    first_flit = 2 * c + (c - 1) * (chip.router.reduction_latency_cycles + 2) + n
+    return setup + first_flit + 1 + 2 * c
 
 
 def rtl_reduce_tree(n: int, c: int, r: int, chip: ChipSpec) -> float:

@@ -116,8 +116,8 @@ class _Summa:
         self.a = [rng.standard_normal(shape) for _ in range(chip.rows)]
         self.b = [rng.standard_normal(shape) for _ in range(chip.columns)]
 
-    def at(self, iteration: int, which: int) -> int:
-        return (2 * iteration + which) * self.room
+    def at(self, iteration: int, operand: int) -> int:
+        return (2 * iteration + operand) * self.room
 
     def row_source(self, y: int) -> Place:
         return self.chip.cluster(y if self.order == "diagonal" else 0, y)
@@ -132,14 +132,16 @@ class _Summa:
         barriers: list[Waiting] = []
         for i in range(self.iterations):
             free = barriers[i - self.ahead] if i >= self.ahead else {}
-            sent = self._communicate(i, free)
+            communicated = self._communicate(i, free)
             # Every cluster takes part in the barriers in the same order, or they would wedge.
             if barriers:
-                sent = self._join(sent, barriers[-1])
-            old = i - (self.buffers - self.ahead)
-            if old >= 0:
-                sent = self._join(sent, {p: [After(t)] for p, t in products[old].items()})
-            barriers.append(self.system.barrier(self.whole, sent))
+                communicated = self._join(communicated, barriers[-1])
+            reused = i - (self.buffers - self.ahead)
+            if reused >= 0:
+                communicated = self._join(
+                    communicated, {p: [After(t)] for p, t in products[reused].items()}
+                )
+            barriers.append(self.system.barrier(self.whole, communicated))
             products.append(
                 {
                     p: self.system.workload.work(p, cycles, unit=("cores", p), after=barriers[i][p])
@@ -196,7 +198,10 @@ class _Summa:
         for y in range(self.chip.rows):
             for x in range(self.chip.columns):
                 place = self.chip.cluster(x, y)
-                mine, truth = np.zeros((self.edge, self.edge)), np.zeros((self.edge, self.edge))
+                product, expected = (
+                    np.zeros((self.edge, self.edge)),
+                    np.zeros((self.edge, self.edge)),
+                )
                 for i in range(self.iterations):
                     a, b = (
                         decode(self.system.workload.read(place, self.at(i, w), size), Format.FP64)
@@ -204,9 +209,9 @@ class _Summa:
                         .reshape(self.edge, self.edge)
                         for w in (0, 1)
                     )
-                    mine += a @ b
-                    truth += self.a[y][i] @ self.b[x][i]
-                _same(mine, truth, place)
+                    product += a @ b
+                    expected += self.a[y][i] @ self.b[x][i]
+                _same(product, expected, place)
         return self.chip.rows * self.chip.columns
 
 

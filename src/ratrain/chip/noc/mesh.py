@@ -77,7 +77,7 @@ def run(workload: Workload, *, until: int = NEVER, trace: bool = False, check: b
 
 
 def finish(sim: Simulation, mesh: MeshSpec, status: int) -> Run:
-    """The results of a simulation as they stand."""
+    """The results of a simulation, up to the cycle that it has reached."""
     counters = sim.counters()
     links, combines = sim.links()
     deliveries = sim.deliveries(counters["deliveries"])
@@ -124,14 +124,15 @@ def raise_fault(result: Run) -> None:
         )
     if result.status == "deadlock":
         raise ChipError(
-            f"deadlock: {result.ejected_flits} flits are out, the others block each other"
+            f"deadlock: {result.ejected_flits} flits have arrived, the others block each other"
             f" ({result.undelivered} messages have not arrived anywhere)",
             place=f"mesh cycle {result.cycles}",
             fix="ask ratrain.chip.noc.deadlock.serialise() for phases that cannot block",
         )
     if result.status != "done":
         raise ChipError(
-            f"the run stopped unfinished ({result.status}) with {result.ejected_flits} flits out",
+            f"the run stopped unfinished ({result.status}) after {result.ejected_flits} flits "
+            f"had arrived",
             place=f"mesh cycle {result.cycles}",
             fix="give it more cycles"
             if result.status == "time limit"

@@ -128,8 +128,8 @@ def heat_text(mesh: MeshSpec, loads: Loads) -> str:
     for row in reversed(range(mesh.rows)):
         line = "o"
         for column in range(mesh.columns - 1):
-            both = max(loads[row, column, 1], loads[row, column + 1, 3])
-            line += f"-{round(100 * both):>2}--o" if both < 0.995 else "-100-o"
+            busier = max(loads[row, column, 1], loads[row, column + 1, 3])
+            line += f"-{round(100 * busier):>2}--o" if busier < 0.995 else "-100-o"
         lines.append(line)
         if row:
             busy = np.maximum(loads[row, :, 2], loads[row - 1, :, 0])
@@ -255,8 +255,8 @@ def curve_svg(series: dict[str, list[tuple[float, float]]], title: str) -> str:
         f'<text x="{_LEFT}" y="20" font-size="13">{escape(title)}</text>',
         *_grid(axis, right),
     ]
-    for number, (name, every) in enumerate(series.items()):
-        line = [point for point in every if math.isfinite(point[1])]
+    for number, (name, points_of) in enumerate(series.items()):
+        line = [point for point in points_of if math.isfinite(point[1])]
         colour = palette.SERIES[number % len(palette.SERIES)].light
         parts += _line(line, axis, right, colour)
         parts.append(
@@ -279,8 +279,8 @@ class _LogAxis:
 
     @classmethod
     def of(cls, values: Iterable[float], *, low: float, high: float) -> _LogAxis:
-        known = [value for value in values if value > 0 and math.isfinite(value)] or [1.0]
-        return cls(min(known) / 1.25, max(known) * 1.25, low, high)
+        positive = [value for value in values if value > 0 and math.isfinite(value)] or [1.0]
+        return cls(min(positive) / 1.25, max(positive) * 1.25, low, high)
 
     def place(self, value: float) -> float:
         share = math.log(max(value, self.first) / self.first) / math.log(self.last / self.first)
@@ -290,8 +290,8 @@ class _LogAxis:
         """1, 2 and 5 of each power of ten; powers alone where those are many."""
         decades = range(math.floor(math.log10(self.first)), math.ceil(math.log10(self.last)) + 1)
         steps = (1, 2, 5) if len(decades) <= 4 else (1,)
-        every = [step * 10.0**decade for decade in decades for step in steps]
-        return [tick for tick in every if self.first <= tick <= self.last]
+        candidates = [step * 10.0**decade for decade in decades for step in steps]
+        return [tick for tick in candidates if self.first <= tick <= self.last]
 
 
 def _grid(axis: _LogAxis, right: float) -> Iterator[str]:
@@ -322,10 +322,10 @@ def _line(
     path = " ".join(f"{x:.1f},{y:.1f}" for x, y in places)
     yield f'<polyline points="{path}" fill="none" stroke="{colour}" stroke-width="2"/>'
     for (x, y), (load, cycles) in zip(places, line, strict=True):
-        said = f"{load:g} flits per node and cycle: {cycles:,.1f} cycles"
+        tooltip = f"{load:g} flits per node and cycle: {cycles:,.1f} cycles"
         yield (
             f'<circle cx="{x:.1f}" cy="{y:.1f}" r="3" fill="{colour}">'
-            f"<title>{said}</title></circle>"
+            f"<title>{tooltip}</title></circle>"
         )
         yield (
             f'<text x="{x - 5:.1f}" y="{y - 6:.1f}" text-anchor="end" '

@@ -203,7 +203,7 @@ def _barriers(chip: ChipSpec) -> Iterator[Figure]:
         analytic.slope(barrier_cycles(chip, "hw")),
         "simulated",
         0.02,
-        "really 20 + 4 per hop: a law of distance",
+        "really 20 + 4 per hop: it depends on distance",
     )
     yield Figure(
         "barrier, software, cycles per cluster",

@@ -102,14 +102,14 @@ def tree_reduce(group: Group, size: int, batches: int, beat: int) -> list[Step]:
     steps: list[Step] = []
     for horizontal, extent in ((True, mx + 1), (False, my + 1)):
         distance = extent // 2
-        others = range(my + 1) if horizontal else range(1)
+        lines = range(my + 1) if horizontal else range(1)
         while distance:
             pairs = [
                 ((x0 + i, y0 + j), (x0 + i + distance, y0 + j))
                 if horizontal
                 else ((x0, y0 + i), (x0, y0 + i + distance))
                 for i in range(distance)
-                for j in others
+                for j in lines
             ]
             level: list[Step] = [[] for _ in range(len(pieces) + 1)]
             for number, (start, length) in enumerate(pieces):

@@ -75,8 +75,8 @@ def destinations(
             place="traffic",
             fix="use a larger mesh",
         )
-    other = rng.integers(0, mesh.nodes - 1, len(src))
-    dst = other + (other >= src)
+    drawn = rng.integers(0, mesh.nodes - 1, len(src))
+    dst = drawn + (drawn >= src)
     if traffic.pattern == "hotspot":
         middle = (mesh.rows // 2) * mesh.columns + mesh.columns // 2
         hot = (rng.random(len(src)) < traffic.hotspot_share) & (src != middle)
@@ -119,26 +119,26 @@ def measure(
     """One point of the curve; traffic continues for `drain` cycles (one window) after the
     window."""
     end = warmup + window
-    over = end + (window if drain is None else drain)
-    workload = draw(mesh, traffic, load, over)
+    last_release = end + (window if drain is None else drain)
+    workload = draw(mesh, traffic, load, last_release)
     sim = Simulation(workload)
     started = time.thread_time()
     sim.run(warmup)
     before, links_before = sim.counters()["ejected"], sim.links()[0]
     sim.run(end)
     after, links_after = sim.counters()["ejected"], sim.links()[0]
-    status = sim.run(over)
+    status = sim.run(last_release)
     cpu_s = time.thread_time() - started
     result = finish(sim, mesh, status)
     if STATUS[status] not in ("done", "time limit"):
         raise_fault(result)
     created = workload.task_table()[:, TASK_FIELDS.index("release")]
-    mine = (created >= warmup) & (created < end)
-    arrived = mine & (result.last_at >= 0)
+    counted = (created >= warmup) & (created < end)
+    arrived = counted & (result.last_at >= 0)
     # A worm's first_at is set at its first flit: whole only once the last flit was delivered.
-    done = np.zeros(len(created), bool)
-    done[result.deliveries[:, 0]] = True
-    arrived &= done
+    complete = np.zeros(len(created), bool)
+    complete[result.deliveries[:, 0]] = True
+    arrived &= complete
     latency = (result.last_at - created)[arrived]
     flits = links_after - links_before
     return LoadPoint(
@@ -146,7 +146,7 @@ def measure(
         accepted=(after - before) / (mesh.nodes * window),
         mean_latency_cycles=float(latency.mean()) if latency.size else float("inf"),
         p99_latency_cycles=float(np.percentile(latency, 99)) if latency.size else float("inf"),
-        arrived_share=float(arrived.sum() / max(1, mine.sum())),
+        arrived_share=float(arrived.sum() / max(1, counted.sum())),
         busiest_link=float(flits[..., :4].max() / window),
         cycles=result.cycles,
         cpu_s=cpu_s,

@@ -62,16 +62,16 @@ def candidates_of(chosen: Candidate, simulation: Simulation, search: Search) -> 
         if _key(tried.candidate) != key
     ]
     estimated = list(_estimated(search, simulation.step_time_s * SLOWEST, budget * FULLEST))
-    left = search.checks - sum(point.stands_for for point in estimated)
+    undrawn = search.checks - sum(point.stands_for for point in estimated)
     notes: list[str] = []
     if estimated:
         notes.append(
             f"{len(estimated)} dots represent {sum(p.stands_for for p in estimated):,} "
             "configurations whose time comes from a closed form."
         )
-    if left > 0:
+    if undrawn > 0:
         notes.append(
-            f"{left:,} are not drawn: slower than {SLOWEST:g} times the chosen plan, or "
+            f"{undrawn:,} are not drawn: slower than {SLOWEST:g} times the chosen plan, or "
             f"needing more than {FULLEST:g} times the budget."
         )
     return Candidates(
@@ -105,16 +105,16 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
             if place not in cells or step_s < cells[place][0]:
                 cells[place] = step_s, checked, row
     for place, (step_s, checked, row) in sorted(cells.items(), key=lambda cell: cell[1][0]):
-        made = candidate(checked.group, row, checked.recovery[row])
+        layout = candidate(checked.group, row, checked.recovery[row])
         memory = int(checked.missing_bytes[row]) + checked.group.job.budgets[0]
         kind = "fits" if place[2] else "misfit"
-        yield Point(kind, step_s, memory, _name(made), _details(made), counts[place])
+        yield Point(kind, step_s, memory, _name(layout), _details(layout), counts[place])
 
 
 def advice_of(chosen: Candidate, simulation: Simulation, search: Search) -> Advice:
     """What binds the chosen plan and what would help it."""
-    near = tuple(misfits(search, NEAR))
-    explained = Explanation(chosen, simulation, search, near)
+    misses = tuple(misfits(search, NEAR))
+    explained = Explanation(chosen, simulation, search, misses)
     return Advice((), binding(explained), tuple(_ways(explained)), "")
 
 
@@ -133,35 +133,35 @@ def _ways(explained: Explanation) -> Iterator[str]:
         )
     if not faster and explained.search.tried:
         yield "no faster plan that fits was found"
-    for near in explained.near:
-        yield _near(near)
+    for misfit in explained.near:
+        yield _near(misfit)
 
 
-def _near(near: Misfit) -> str:
-    change = near.change or "other degrees"
+def _near(misfit: Misfit) -> str:
+    change = misfit.change or "other degrees"
     return (
-        f"{_name(near.candidate)} would take {format_time(near.step_s)} and needs "
-        f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where {near.item} takes "
-        f"{format_bytes(near.item_bytes)}; it would fit with {change}"
+        f"{_name(misfit.candidate)} would take {format_time(misfit.step_s)} and needs "
+        f"{format_bytes(misfit.missing_bytes)} more on stage {misfit.stage}, where {misfit.item} "
+        f"takes {format_bytes(misfit.item_bytes)}; it would fit with {change}"
     )
 
 
 def _name(candidate: Candidate) -> str:
     layout = candidate.layout
-    said = f"pipeline {layout.pipeline} x data {layout.data}"
-    said += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
-    said += f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
-    said += ", sequence parallel" if layout.sequence_parallel else ""
-    return f"{said}, micro-batch {candidate.job.batch.micro_batch}"
+    degrees = f"pipeline {layout.pipeline} x data {layout.data}"
+    degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
+    degrees += f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
+    degrees += ", sequence parallel" if layout.sequence_parallel else ""
+    return f"{degrees}, micro-batch {candidate.job.batch.micro_batch}"
 
 
 def _details(candidate: Candidate) -> tuple[str, ...]:
-    where = "sharded" if candidate.mode.sharded_gradients else "local"
+    gradients = "sharded" if candidate.mode.sharded_gradients else "local"
     return (
         f"layers of stages: {runs(candidate.layers)}",
         f"activations by stage: {runs([mode.value for mode in candidate.recovery])}",
-        f"sharding level {candidate.mode.sharding} (ZeRO-{candidate.mode.sharding}), gradients "
-        f"{where}",
+        f"sharding level {candidate.mode.sharding} (ZeRO-{candidate.mode.sharding}), "
+        f"gradients {gradients}",
     )
 
 

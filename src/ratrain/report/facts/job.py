@@ -88,8 +88,8 @@ def _case_and_search(
 ) -> tuple[Case, Search]:
     """The case, and the search over the layouts of its job. A job without a layout is planned."""
     if path.suffix == ".json":
-        given = to_candidate(load_plan(path), str(path))
-        return case_of_candidate(given), search(replace(given.job, layout=None), progress)
+        chosen = to_candidate(load_plan(path), str(path))
+        return case_of_candidate(chosen), search(replace(chosen.job, layout=None), progress)
     job = load_job(path, overrides)
     if job.layout is None:
         result = planned(job, progress)
@@ -106,12 +106,12 @@ def _verdict(simulation: Simulation, search: Search) -> Verdict:
         return Verdict("bad", _unfit(simulation, budget), findings)
     fits = f"Fits: proven to need at most {bound}"
     fits += f" of {format_bytes(budget)} per device" if budget is not None else " per device"
-    said = f"{fits}. A step is predicted to take {step}."
+    sentences = f"{fits}. A step is predicted to take {step}."
     best = search.best if search.tried else None
     gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
     if best is not None and gain > 2:
-        said += f" Another layout would take {format_time(best.step_s)}, {gain:.0f} % less."
-    return Verdict("good" if gain < MUCH_FASTER else "plain", said)
+        sentences += f" Another layout would take {format_time(best.step_s)}, {gain:.0f} % less."
+    return Verdict("good" if gain < MUCH_FASTER else "plain", sentences)
 
 
 def _unfit(simulation: Simulation, budget: int | None) -> str:
@@ -197,11 +197,11 @@ def _memory(simulation: Simulation, times: OpTimes, tier: str) -> Memory:
     """One tier of every rank: its bound, and its bytes over the steady step."""
     program, run = simulation.program, simulation.run
     setup = program.setup
-    shown = chosen_ranks(range(setup.ranks), CURVES)
-    made = curves(program, times, run.steps - 1, shown, "predicted", tier=tier)
-    seen = peaks(made)
+    ranks = chosen_ranks(range(setup.ranks), CURVES)
+    memory_curves = curves(program, times, run.steps - 1, ranks, "predicted", tier=tier)
+    peak_bytes = peaks(memory_curves)
     if tier == DEVICE:
-        seen |= {rank: int(size) for rank, size in enumerate(run.peak_bytes)}
+        peak_bytes |= {rank: int(size) for rank, size in enumerate(run.peak_bytes)}
     rows = tuple(
         MemoryRow(
             rank=bound.rank,
@@ -209,7 +209,7 @@ def _memory(simulation: Simulation, times: OpTimes, tier: str) -> Memory:
             budget_bytes=setup.budget_of(bound.rank, tier),
             bound_bytes=bound.total_bytes,
             families=bound.by_family,
-            peak_predicted_bytes=seen.get(bound.rank),
+            peak_predicted_bytes=peak_bytes.get(bound.rank),
             ledger_bytes=None,
             allocated_bytes=None,
             resident_bytes=None,
@@ -217,4 +217,4 @@ def _memory(simulation: Simulation, times: OpTimes, tier: str) -> Memory:
         for bound in simulation.verdict.bounds
         if bound.tier == tier
     )
-    return Memory(tier or setup.tier, rows, tuple(made))
+    return Memory(tier or setup.tier, rows, tuple(memory_curves))

@@ -100,18 +100,23 @@ class Measured:
 
 def panels_of(measured: Measured) -> list[TimelinePanel]:
     """The predicted step over the measured one, as far as they are known."""
-    both = measured.difference
-    if both is not None:
-        step_s = both.measured_step_s
+    difference = measured.difference
+    if difference is not None:
+        step_s = difference.measured_step_s
         took = "" if step_s is None else f", {format_time(step_s)} long"
         return [
             panel(
                 "predicted",
-                _prediction_note(both.predicted_step_s),
-                both.predicted,
+                _prediction_note(difference.predicted_step_s),
+                difference.predicted,
                 measured.predicted_path,
             ),
-            panel("measured", f"step {both.step}{took}", both.measured, measured.measured_path),
+            panel(
+                "measured",
+                f"step {difference.step}{took}",
+                difference.measured,
+                measured.measured_path,
+            ),
         ]
     if measured.predicted is None or measured.prediction is None:
         return []
@@ -129,13 +134,13 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
     step = report["step_time_s"]
     if step["measured"] is None:
         return None
-    predicted, seen = _predicted_ranks(measured), _measured_ranks(measured)
-    ranks = sorted({*predicted, *seen})
+    predicted, ran = _predicted_ranks(measured), _measured_ranks(measured)
+    ranks = sorted({*predicted, *ran})
     notes = [
         "means over ranks; measured in one step of typical length among the last ones, from each "
         "rank's last compute op before it to its last one in it"
     ]
-    if not seen:
+    if not ran:
         notes = ["means over ranks; this run recorded no ops, so waits are those of its metrics"]
     return Times(
         step["predicted"],
@@ -144,7 +149,7 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
             KindTime(k["kind"], KIND_NAMES[k["kind"]], k["predicted_s"], k["measured_s"])
             for k in report["kinds"]
         ),
-        tuple(RankTime(rank, predicted.get(rank, {}), seen.get(rank, {})) for rank in ranks),
+        tuple(RankTime(rank, predicted.get(rank, {}), ran.get(rank, {})) for rank in ranks),
         tuple(notes),
     )
 
@@ -161,8 +166,8 @@ def _predicted_ranks(measured: Measured) -> dict[int, dict[str, float]]:
 
 def _measured_ranks(measured: Measured) -> dict[int, dict[str, float]]:
     """Seconds of each kind by program rank; the mean over the ranks that do the same work."""
-    recorded, both = measured.recorded, measured.difference
-    step = None if both is None else both.step - 1
+    recorded, difference = measured.recorded, measured.difference
+    step = None if difference is None else difference.step - 1
     if recorded is None or step is None or step not in step_times(recorded):
         return {}
     seats = measured.spec.seats
@@ -178,8 +183,8 @@ def _measured_ranks(measured: Measured) -> dict[int, dict[str, float]]:
 
 def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
     """Every rank's bound beside its ledger and its allocator, and memory over one step."""
-    made = _curves(measured)
-    predicted = peaks(curve for curve in made if curve.source == "predicted")
+    memory_curves = _curves(measured)
+    predicted = peaks(curve for curve in memory_curves if curve.source == "predicted")
     rows = tuple(
         MemoryRow(
             rank=row["rank"],
@@ -194,27 +199,29 @@ def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
         )
         for row in report["memory"]
     )
-    return Memory(tier, rows, tuple(made))
+    return Memory(tier, rows, tuple(memory_curves))
 
 
 def _label(row: dict[str, Any]) -> str:
-    same = row["rank"] == row["program_rank"]
-    return f"rank {row['rank']}" + ("" if same else f" (program rank {row['program_rank']})")
+    is_program_rank = row["rank"] == row["program_rank"]
+    return f"rank {row['rank']}" + (
+        "" if is_program_rank else f" (program rank {row['program_rank']})"
+    )
 
 
 def _curves(measured: Measured) -> list[MemoryCurve]:
     """Program ranks over the predicted and over the measured step. The ledger holds what the
     program's ops write and free, so that the times of the ops say what it held when."""
     program = measured.program
-    shown = chosen_ranks(range(program.setup.ranks), CURVES)
-    made: list[MemoryCurve] = []
-    predicted, seen, place = (
+    ranks = chosen_ranks(range(program.setup.ranks), CURVES)
+    memory_curves: list[MemoryCurve] = []
+    predicted, ran, place = (
         measured.predicted_times,
         measured.measured_times,
         measured.measured_place,
     )
     if predicted is not None:
-        made += curves(program, predicted, len(predicted.start_s) - 1, shown, "predicted")
-    if seen is not None and place is not None:
-        made += curves(program, seen, place, shown, "measured")
-    return made
+        memory_curves += curves(program, predicted, len(predicted.start_s) - 1, ranks, "predicted")
+    if ran is not None and place is not None:
+        memory_curves += curves(program, ran, place, ranks, "measured")
+    return memory_curves

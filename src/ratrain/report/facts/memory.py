@@ -36,7 +36,7 @@ def curves(
     origin_s, until_s = times.origin_s(table, step), float(np.nanmax(end_s[step]))
     families = table.states.families
     chosen = {at: family.name for at, family in enumerate(families) if family.tier == tier}
-    made: list[MemoryCurve] = []
+    memory_curves: list[MemoryCurve] = []
     for rank in ranks:
         time_s, levels = family_levels(table, rank, start_s, end_s)
         groups = _grouped(chosen, levels)
@@ -46,7 +46,7 @@ def curves(
             time_s[before:after], sum(groups.values(), np.zeros_like(levels[:, 0]))[before:after]
         )
         shown_s = np.clip(time_s[keep], origin_s, until_s) - origin_s
-        made.append(
+        memory_curves.append(
             MemoryCurve(
                 rank,
                 source,
@@ -54,7 +54,7 @@ def curves(
                 {key: tuple(level[keep].tolist()) for key, level in groups.items()},
             )
         )
-    return made
+    return memory_curves
 
 
 def thinned(time_s: Floats, value: Ints, stretches: int = STRETCHES) -> Ints:
@@ -71,11 +71,11 @@ def thinned(time_s: Floats, value: Ints, stretches: int = STRETCHES) -> Ints:
     return np.unique(np.r_[0, by_value[begins], by_value[ends], count - 1])
 
 
-def peaks(made: Iterable[MemoryCurve]) -> dict[int, int]:
+def peaks(memory_curves: Iterable[MemoryCurve]) -> dict[int, int]:
     """The highest total of each rank's curve."""
     return {
         curve.rank: max(map(sum, zip(*curve.groups.values(), strict=True)), default=0)
-        for curve in made
+        for curve in memory_curves
     }
 
 

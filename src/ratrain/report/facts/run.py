@@ -43,7 +43,7 @@ def contents_of_run(path: Path, progress: SearchProgress | None = None) -> Conte
         [setup.budget_of(rank) for rank in range(setup.ranks)],
     )
     panels = tuple(panels_of(measured))
-    shown = measured.difference.measured if measured.difference else measured.predicted
+    timeline = measured.difference.measured if measured.difference else measured.predicted
     times = times_of(measured, report)
     case = facts["facts"]
     return Contents(
@@ -65,7 +65,7 @@ def contents_of_run(path: Path, progress: SearchProgress | None = None) -> Conte
         ),
         versions=tuple(_versions(starts)),
         left_out=(
-            *(left_out_of(panels, shown, setup) if shown is not None else ()),
+            *(left_out_of(panels, timeline, setup) if timeline is not None else ()),
             *_unrecorded(measured),
             *plan.left_out,
             *_steps_left_out(rows),
@@ -82,23 +82,23 @@ def verdict_of(report: dict[str, Any], rows: Sequence[Row]) -> Verdict:
     broken = next((row["step"] + 1 for row in rows if not math.isfinite(row["loss"])), None)
     if broken is not None:
         return Verdict("bad", f"The loss is not a number from step {broken} on.")
-    done = steps["done"] == steps["end"]
-    said = f"Trained {steps['done']:,} of {steps['end']:,} steps"
-    said += "" if done else ", so it was stopped or failed (--resume continues)"
-    said += f"; loss {report['loss']['first']:.4g} to {report['loss']['last']:.4g}."
+    finished = steps["done"] == steps["end"]
+    sentences = f"Trained {steps['done']:,} of {steps['end']:,} steps"
+    sentences += "" if finished else ", so it was stopped or failed (--resume continues)"
+    sentences += f"; loss {report['loss']['first']:.4g} to {report['loss']['last']:.4g}."
     if step["measured"] is not None:
-        said += f" A step takes {format_time(step['measured'])}{_against(step['ratio'])}."
-    over = [row for row in report["memory"] if _over(row)]
-    if over:
-        worst = max(over, key=lambda row: row["allocated_peak_bytes"])
-        taken = format_bytes(worst["allocated_peak_bytes"])
-        said += f" Rank {worst['rank']} has allocated {taken}, more than its budget."
-    return Verdict("good" if done and not over else "plain", said)
+        sentences += f" A step takes {format_time(step['measured'])}{_against(step['ratio'])}."
+    over_budget = [row for row in report["memory"] if _over(row)]
+    if over_budget:
+        worst = max(over_budget, key=lambda row: row["allocated_peak_bytes"])
+        allocated = format_bytes(worst["allocated_peak_bytes"])
+        sentences += f" Rank {worst['rank']} has allocated {allocated}, more than its budget."
+    return Verdict("good" if finished and not over_budget else "plain", sentences)
 
 
 def _over(row: dict[str, Any]) -> bool:
-    taken, budget = row["allocated_peak_bytes"], row["budget_bytes"]
-    return taken is not None and budget is not None and taken > budget
+    allocated_bytes, budget = row["allocated_peak_bytes"], row["budget_bytes"]
+    return allocated_bytes is not None and budget is not None and allocated_bytes > budget
 
 
 def _against(ratio: float | None) -> str:
@@ -127,9 +127,11 @@ def _tiles(report: dict[str, Any], rows: Sequence[Row]) -> Iterator[Tile]:
         format_bytes(fullest["bound_bytes"]),
         f"of {format_bytes(budget)} per device" if budget else "no budget is set",
     )
-    taken = [row["allocated_peak_bytes"] for row in report["memory"]]
-    if all(size is not None for size in taken):
-        yield Tile("Memory, allocated", format_bytes(max(taken)), "peak of the fullest rank")
+    allocated_bytes = [row["allocated_peak_bytes"] for row in report["memory"]]
+    if all(size is not None for size in allocated_bytes):
+        yield Tile(
+            "Memory, allocated", format_bytes(max(allocated_bytes)), "peak of the fullest rank"
+        )
     if loss is not None:
         yield Tile("Loss", f"{loss['last']:.4f}", f"from {loss['first']:.4f} at step 1")
     if rows:
@@ -143,13 +145,13 @@ def _progress(
     """The run step by step. Of very many steps each stretch's extremes are kept."""
     if not rows:
         return None
-    kept = [rows[place] for place in thinned_steps([row["loss"] for row in rows])]
+    thinned = [rows[place] for place in thinned_steps([row["loss"] for row in rows])]
     return Progress(
-        step=tuple(row["step"] + 1 for row in kept),
-        loss=tuple(row["loss"] if math.isfinite(row["loss"]) else None for row in kept),
-        step_time_s=tuple(row["step_time_s"] for row in kept),
-        tokens_per_s=tuple(row["tokens_per_s"] for row in kept),
-        allocated_bytes=tuple(_fullest(row) for row in kept),
+        step=tuple(row["step"] + 1 for row in thinned),
+        loss=tuple(row["loss"] if math.isfinite(row["loss"]) else None for row in thinned),
+        step_time_s=tuple(row["step_time_s"] for row in thinned),
+        tokens_per_s=tuple(row["tokens_per_s"] for row in thinned),
+        allocated_bytes=tuple(_fullest(row) for row in thinned),
         starts=tuple(start.first_step + 1 for start in starts[1:]),
         predicted_step_s=report["step_time_s"]["predicted"],
         tokens=rows[0]["tokens"],
@@ -158,8 +160,10 @@ def _progress(
 
 
 def _fullest(row: Row) -> float | None:
-    taken = [size for rank in row["ranks"] if (size := rank["allocated_peak_bytes"]) is not None]
-    return max(taken) if taken else None
+    allocated_bytes = [
+        size for rank in row["ranks"] if (size := rank["allocated_peak_bytes"]) is not None
+    ]
+    return max(allocated_bytes) if allocated_bytes else None
 
 
 def _steps_left_out(rows: Sequence[Row]) -> Iterator[str]:

@@ -55,9 +55,11 @@ def plan_of_run(
         simulation = simulate(program, costs_of(job, placement, program.setup))
         alternatives = search(replace(job, layout=None), progress)
     except RatrainError as error:
-        where = f"{error.place}: " if error.place else ""
-        said = f"Devices, links and other layouts, because of the job file: {where}{error.what}."
-        return RunPlan(None, None, None, (said,))
+        error_place = f"{error.place}: " if error.place else ""
+        reason = (
+            f"Devices, links and other layouts, because of the job file: {error_place}{error.what}."
+        )
+        return RunPlan(None, None, None, (reason,))
     candidates = candidates_of(chosen, simulation, alternatives)
     return RunPlan(
         placement,
@@ -71,13 +73,13 @@ def _job_of_run(facts: dict[str, Any], spec: RunSpec, folder: Path) -> JobSpec:
     """The job as the run has it: the file's, with the run's own layout and schedule."""
     original = Path(spec.job_path)
     job = load_job(original if original.exists() else folder / "job.toml", spec.overrides)
-    now = {
+    current = {
         "model": job.model.spec.name,
         "cluster": job.cluster.spec.name,
         "devices": job.cluster.devices,
         "sequence_length": job.model.sequence_length,
     }
-    changed = [key for key, value in now.items() if facts[key] != value]
+    changed = [key for key, value in current.items() if facts[key] != value]
     if changed:
         raise SpecError(f"{job.path} has a different {changed[0]} now than when the run started")
     layout = LayoutSpec(
@@ -97,13 +99,13 @@ def _job_of_run(facts: dict[str, Any], spec: RunSpec, folder: Path) -> JobSpec:
 
 def _require_layers(facts: dict[str, Any], program: Program, folder: Path) -> None:
     """A SpecError where the program's stages hold other numbers of layers than case.json says."""
-    held = [
+    stage_layers = [
         sum(unit.name.isdigit() for unit in stage.members[0].units)
         for stage in program.setup.replicas[0].stages
     ]
-    if held != facts["layers_per_stage"]:
+    if stage_layers != facts["layers_per_stage"]:
         raise SpecError(
-            f"the program's stages hold {held} layers",
+            f"the program's stages hold {stage_layers} layers",
             place=f"{folder / 'case.json'} facts.layers_per_stage",
             fix="start the run again: a file in this folder is damaged or belongs to another run",
         )
@@ -127,9 +129,9 @@ def _measured(times: Times, report: dict[str, Any]) -> Iterator[str]:
             f"the longest wait: {longest.name}, {format_time(longest.measured_s)} "
             f"({100 * share:.0f} % of the measured step)"
         )
-    known = [k for k in times.kinds if k.predicted_s is not None and k.measured_s is not None]
-    if known:
-        parted = max(known, key=lambda k: abs((k.measured_s or 0.0) - (k.predicted_s or 0.0)))
+    in_both = [k for k in times.kinds if k.predicted_s is not None and k.measured_s is not None]
+    if in_both:
+        parted = max(in_both, key=lambda k: abs((k.measured_s or 0.0) - (k.predicted_s or 0.0)))
         more_s = (parted.measured_s or 0.0) - (parted.predicted_s or 0.0)
         if abs(more_s) > _NOTABLE * step_s:
             yield (

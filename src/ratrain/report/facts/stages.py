@@ -84,12 +84,12 @@ def _card(
     proved: ProvedMemory,
 ) -> Card:
     program_rank = setup.first_rank[number] + rank
-    held = [
+    stages_held = [
         (at, member)
         for at, stage in enumerate(replica.stages)
         if (member := stage.member_at(rank)) is not None
     ]
-    stages = write_ranges([at for at, _ in held])
+    stages = write_ranges([at for at, _ in stages_held])
     kind, devices = "", ""
     if placement is not None:
         alike = placement.classes[number]
@@ -100,13 +100,13 @@ def _card(
             for tensor in range(setup.tensor)
         ]
         devices = f"device{'s' * (len(indices) > 1)} {_short_ranges(sorted(indices))}"
-    members = [member for _, member in held]
+    members = [member for _, member in stages_held]
     modes = dict.fromkeys(RECOVERY[member.recovery] for member in members)
     served = [m.serves for m in members if m.serves is not None]
     shares = [f"{len(serves)} of {replica.micro_batches} micro-batches" for serves in served]
     return Card(
         rank=program_rank,
-        stages=f"stage{'s' * (len(held) > 1)} {stages}",
+        stages=f"stage{'s' * (len(stages_held) > 1)} {stages}",
         layers=_layers(members),
         layer_count=sum(_is_layer(u.name) for member in members for u in member.units),
         recovery="; ".join([*modes, *shares]),
@@ -119,8 +119,8 @@ def _card(
 
 
 def _short_ranges(numbers: Sequence[int]) -> str:
-    said = write_ranges(numbers)
-    return said if len(said) <= 24 else f"{numbers[0]} ... {numbers[-1]} ({len(numbers)})"
+    text = write_ranges(numbers)
+    return text if len(text) <= 24 else f"{numbers[0]} ... {numbers[-1]} ({len(numbers)})"
 
 
 def _is_layer(name: str) -> bool:

@@ -63,10 +63,12 @@ def _row(rank: int, lanes: dict[tuple[int, str], list[Span]], resolution_s: floa
     state: list[Box] = []
     for (lane_rank, lane), spans in lanes.items():
         if lane_rank == rank:
-            made = boxes(spans, resolution_s)
-            kept = compute if lane == "compute" else state
-            (messages if lane.startswith("recv") else kept).extend(made)
-    in_order = [tuple(sorted(each, key=lambda box: box.start_s)) for each in (messages, state)]
+            drawn = boxes(spans, resolution_s)
+            busy = compute if lane == "compute" else state
+            (messages if lane.startswith("recv") else busy).extend(drawn)
+    in_order = [
+        tuple(sorted(lane_boxes, key=lambda box: box.start_s)) for lane_boxes in (messages, state)
+    ]
     return TimelineRow(rank, tuple(compute), *in_order)
 
 

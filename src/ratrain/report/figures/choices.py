@@ -31,8 +31,8 @@ def _list(heading: str, lines: Sequence[str | Markup]) -> Markup | None:
     return join(tag("h3", heading), tag("ul", (tag("li", line) for line in lines), class_="ways"))
 
 
-def sentence(said: str) -> str:
-    return f"{capital(said)}."
+def sentence(text: str) -> str:
+    return f"{capital(text)}."
 
 
 def candidates_section(candidates: Candidates) -> Markup:

@@ -67,8 +67,8 @@ def _zoom_buttons() -> Markup:
     return tag(
         "div",
         (
-            tag("button", sign, type="button", data_zoom=way, aria_label=said, title=said)
-            for way, said, sign in ways
+            tag("button", sign, type="button", data_zoom=way, aria_label=label, title=label)
+            for way, label, sign in ways
         ),
         class_="zoom",
     )
@@ -82,9 +82,9 @@ def time(time_s: float | None) -> str:
     return UNKNOWN if time_s is None else format_time(time_s)
 
 
-def capital(said: str) -> str:
+def capital(text: str) -> str:
     """The text with its first letter in upper case."""
-    return said[:1].upper() + said[1:]
+    return text[:1].upper() + text[1:]
 
 
 def percent(share: float) -> str:
@@ -93,5 +93,5 @@ def percent(share: float) -> str:
 
 def notes(lines: Iterable[str]) -> Markup | None:
     """Small print under a figure."""
-    said = [tag("p", line, class_="note") for line in lines]
-    return join(said) if said else None
+    paragraphs = [tag("p", line, class_="note") for line in lines]
+    return join(paragraphs) if paragraphs else None

@@ -19,9 +19,9 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
     keys = {key for row in memory.rows for key in grouped(row.families)}
     keys |= {key for curve in memory.curves for key in curve.groups}
     groups = shown_groups(keys)
-    shown = set(chosen_ranks((row.rank for row in memory.rows), RANKS))
-    drawn = [row for row in memory.rows if row.rank in shown]
-    left = len(memory.rows) - len(drawn)
+    ranks = set(chosen_ranks((row.rank for row in memory.rows), RANKS))
+    drawn = [row for row in memory.rows if row.rank in ranks]
+    left_out = len(memory.rows) - len(drawn)
     return section(
         f"memory{number or ''}",
         f"Memory ({memory.tier})",
@@ -39,7 +39,7 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
             f"{len(drawn)} of {len(memory.rows)} ranks are drawn; the table has all.",
             class_="note",
         )
-        if left
+        if left_out
         else None,
         _over_time(memory, number),
         details("Memory as a table", _table(memory.rows), _families(memory.rows, groups)),
@@ -50,30 +50,36 @@ def _mark_legend(rows: Sequence[MemoryRow]) -> list[tuple[str, str]]:
     if any(row.allocated_bytes is not None for row in rows):
         return [("mark-seen", "peak allocated, measured")]
     if any(row.peak_predicted_bytes is not None for row in rows):
-        return [("mark-seen", "peak on the predicted timing")]
+        return [("mark-seen", "peak with the predicted times")]
     return []
 
 
 def _row(row: MemoryRow, styles: Styles) -> Markup:
-    whole = max(row.bound_bytes, row.budget_bytes or 0, row.allocated_bytes or 0) or 1
-    seen = row.allocated_bytes if row.allocated_bytes is not None else row.peak_predicted_bytes
+    whole_bytes = max(row.bound_bytes, row.budget_bytes or 0, row.allocated_bytes or 0) or 1
+    peak_bytes = (
+        row.allocated_bytes if row.allocated_bytes is not None else row.peak_predicted_bytes
+    )
     mark = None
-    if seen is not None:
-        mark = tag("i", class_=f"mark-seen {styles.left(seen / whole)}", title=f"seen {size(seen)}")
-    over = row.budget_bytes is not None and row.bound_bytes > row.budget_bytes
+    if peak_bytes is not None:
+        mark = tag(
+            "i",
+            class_=f"mark-seen {styles.left(peak_bytes / whole_bytes)}",
+            title=f"seen {size(peak_bytes)}",
+        )
+    over_budget = row.budget_bytes is not None and row.bound_bytes > row.budget_bytes
     return tag(
         "div",
         tag("span", row.label, class_="label"),
         tag(
             "div",
-            memory_bar(grouped(row.families), row.bound_bytes, whole, styles),
+            memory_bar(grouped(row.families), row.bound_bytes, whole_bytes, styles),
             mark,
             class_="track",
         ),
         tag(
             "span",
             size(row.bound_bytes) + (f" of {size(row.budget_bytes)}" if row.budget_bytes else ""),
-            class_="value bad" if over else "value",
+            class_="value bad" if over_budget else "value",
         ),
         class_="labelled",
     )

@@ -24,10 +24,10 @@ def plan_section(plan: PlanPicture, styles: Styles) -> Markup:
         "the proven peak memory; its full width is the device's budget.",
         tag(
             "dl",
-            (tag("div", tag("dt", name), tag("dd", said)) for name, said in plan.facts),
+            (tag("div", tag("dt", name), tag("dd", value)) for name, value in plan.facts),
             (
-                tag("div", tag("dt", f"Link {what}"), tag("dd", link))
-                for what, link in plan.group_links
+                tag("div", tag("dt", f"Link {ends}"), tag("dd", link))
+                for ends, link in plan.group_links
             ),
             class_="facts",
         ),
@@ -38,16 +38,16 @@ def plan_section(plan: PlanPicture, styles: Styles) -> Markup:
 
 
 def _chain(chain: Chain, styles: Styles, several: bool) -> Markup:
-    same = len(set(chain.links)) <= 1
+    same_links = len(set(chain.links)) <= 1
     count = f"{chain.replicas} replicas alike" if chain.replicas > 1 else "1 replica"
-    said = [count] if several or chain.replicas > 1 else []
-    said += [f"every link {chain.links[0]}"] if chain.links and same else []
+    heading = [count] if several or chain.replicas > 1 else []
+    heading += [f"every link {chain.links[0]}"] if chain.links and same_links else []
     return join(
-        tag("h3", "; ".join(said)) if said else None,
+        tag("h3", "; ".join(heading)) if heading else None,
         tag(
             "ol",
             (
-                _card(card, styles, None if same else _link(chain, at))
+                _card(card, styles, None if same_links else _link(chain, at))
                 for at, card in enumerate(chain.cards)
             ),
             class_=" ".join(_classes(chain)),
@@ -69,7 +69,7 @@ def _link(chain: Chain, at: int) -> str | None:
 
 def _card(card: Card, styles: Styles, link: str | None) -> Markup:
     count = card.layer_count
-    over = card.budget_bytes is not None and card.bound_bytes > card.budget_bytes
+    over_budget = card.budget_bytes is not None and card.bound_bytes > card.budget_bytes
     return tag(
         "li",
         tag("div", tag("b", card.stages), tag("span", f"rank {card.rank}"), class_="row"),
@@ -82,7 +82,7 @@ def _card(card: Card, styles: Styles, link: str | None) -> Markup:
         tag("div", card.layers),
         tag("div", card.recovery, class_="muted"),
         memory_bar(card.memory, card.bound_bytes, card.budget_bytes, styles),
-        tag("div", _of_budget(card), class_="bad" if over else "muted"),
+        tag("div", _of_budget(card), class_="bad" if over_budget else "muted"),
         tag("div", link, class_="link") if link else None,
     )
 
@@ -97,11 +97,11 @@ def memory_bar(
     memory: Mapping[str, int], bound_bytes: int, budget_bytes: int | None, styles: Styles
 ) -> Markup:
     """Groups side by side. The whole width is the budget, or the bound where that is more."""
-    whole = max(bound_bytes, budget_bytes or 0) or 1
+    whole_bytes = max(bound_bytes, budget_bytes or 0) or 1
     parts = [
         tag(
             "i",
-            class_=f"m-{group.key} {styles.width(memory[group.key] / whole)}",
+            class_=f"m-{group.key} {styles.width(memory[group.key] / whole_bytes)}",
             title=f"{group.name} {size(memory[group.key])}",
         )
         for group in shown_groups(memory)

@@ -37,9 +37,9 @@ def progress_section(progress: Progress) -> Markup:
 
 def _table(progress: Progress) -> Markup:
     count = len(progress.step)
-    every = -(-count // _ROWS)
-    places = [at for at in range(count) if at % every == 0 or at == count - 1]
-    caption = "Every step" if every == 1 and count == progress.steps else "Some of the steps"
+    interval = -(-count // _ROWS)
+    places = [at for at in range(count) if at % interval == 0 or at == count - 1]
+    caption = "Every step" if interval == 1 and count == progress.steps else "Some of the steps"
     return table(
         ("Step", "Loss", "Step time", "Tokens/s", "Allocated"),
         (

@@ -22,13 +22,13 @@ def timeline_section(panels: Sequence[TimelinePanel], trace_command: str) -> Mar
         for box in (*row.compute, *row.messages, *row.state)
         for kind, _ in box.shares
     }
-    shown = [(f"o-{kind.key}", kind.name) for kind in OP_CLASSES if kind.key in keys]
+    legend_entries = [(f"o-{kind.key}", kind.name) for kind in OP_CLASSES if kind.key in keys]
     return section(
         "timeline",
         "Timeline",
         "Each row is a rank: the wide bar computes, the first thin bar receives messages, the "
         "second does state work. Drag to zoom in, double-click to see all; hover for an op.",
-        legend([*shown, ("o-idle", "idle"), ("o-critical", "critical path")]),
+        legend([*legend_entries, ("o-idle", "idle"), ("o-critical", "critical path")]),
         tag(
             "p",
             tag(
@@ -84,7 +84,7 @@ def _totals(panels: Sequence[TimelinePanel]) -> Markup:
     return table(
         head,
         (cells(kind) for kind in names),
-        caption="Ops of one step by kind, and their time added up over all ranks drawn or not",
+        caption="Ops of one step by kind, and their time added up over all ranks, drawn or not",
         text=(0, 1),
     )
 
@@ -93,9 +93,9 @@ def _critical(hops: Sequence[Hop]) -> Markup:
     """The path's longest stretches, in order of time."""
     longest = sorted(hops, key=lambda hop: hop.start_s - hop.end_s)[:_HOPS]
     shown = sorted(longest, key=lambda hop: hop.start_s)
-    left = len(hops) - len(shown)
+    left_out = len(hops) - len(shown)
     caption = "The chain of ops that ends the step, each waiting for the one before"
-    caption += f"; {left:,} shorter stretches are left out" if left else ""
+    caption += f"; {left_out:,} shorter stretches are left out" if left_out else ""
     return table(
         ("Begins", "Takes", "Rank", "Lane", "Ops", "First", "Last"),
         (

@@ -13,7 +13,7 @@ BARS = 16
 
 
 def times_section(times: Times, styles: Styles) -> Markup:
-    known = [kind for kind in times.kinds if kind.predicted_s or kind.measured_s]
+    timed = [kind for kind in times.kinds if kind.predicted_s or kind.measured_s]
     whole_s = _longest_s(times)
     bars = [
         bar
@@ -32,7 +32,7 @@ def times_section(times: Times, styles: Styles) -> Markup:
         "times",
         "Where the step's time goes",
         "The compute lane of a rank over one step: at work, or waiting and for what.",
-        legend((f"t-{kind.kind}", kind.name) for kind in known),
+        legend((f"t-{kind.kind}", kind.name) for kind in timed),
         tag("div", bars, class_="bars"),
         tag("h3", "Rank by rank") if len(times.ranks) > 1 else None,
         tag("div", list(_rank_bars(times, whole_s, styles)), class_="bars")
@@ -98,10 +98,10 @@ def _rank_bars(times: Times, whole_s: float, styles: Styles) -> Iterator[Markup]
             continue
         first, last = ranks[0], ranks[-1]
         name = f"ranks {first.rank}-{last.rank}" if len(ranks) > 1 else f"rank {first.rank}"
-        both = bool(first.predicted_s) and bool(first.measured_s)
+        has_both = bool(first.predicted_s) and bool(first.measured_s)
         for source, seconds in (("predicted", first.predicted_s), ("measured", first.measured_s)):
             if seconds:
-                label = f"{name}, {source}" if both else name
+                label = f"{name}, {source}" if has_both else name
                 yield _bar(label, seconds, whole_s, times, styles)
 
 

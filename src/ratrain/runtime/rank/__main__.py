@@ -39,13 +39,13 @@ class _Wanted:
 def main(folder: Path) -> None:
     """The whole life of a rank; ends the process."""
     rank = int(_variable("RANK"))
-    wanted = _wanted(folder)
-    if wanted is None and os.environ.get("WORLD_SIZE", "1") == "1":
+    settings = _wanted(folder)
+    if settings is None and os.environ.get("WORLD_SIZE", "1") == "1":
         sys.exit(f"{folder}: is not a run's folder: it has no run.json\n  fix: {_START}")
-    if wanted is not None and os.environ.get(_READY) != str(os.getpid()):
+    if settings is not None and os.environ.get(_READY) != str(os.getpid()):
         _end_with_launcher()
         _enter_lab(folder, rank)
-        _begin_again(folder, wanted)
+        _begin_again(folder, settings)
     from ratrain.runtime.rank.rank_run import run_rank
 
     os._exit(run_rank(folder, rank))
@@ -87,19 +87,19 @@ def _wanted(folder: Path) -> _Wanted | None:
         return None
 
 
-def _begin_again(folder: Path, wanted: _Wanted) -> None:
+def _begin_again(folder: Path, settings: _Wanted) -> None:
     """Restarts this process in the environment that torch needs from the beginning: its
     threads, an allocator that counts, and large blocks returned to the system when freed."""
     environment = dict(os.environ)
     environment[_READY] = str(os.getpid())
-    environment["OMP_NUM_THREADS"] = str(wanted.threads)
+    environment["OMP_NUM_THREADS"] = str(settings.threads)
     environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # as scratch counts
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: fewer faults a step
     # torch's own record of the last 2,000 transfers: megabytes that no budget knows of.
     environment.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(4 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
-    preload = _allocator() if wanted.allocator else None
+    preload = _allocator() if settings.allocator else None
     if preload is not None:
         before = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = f"{preload}:{before}" if before else str(preload)

@@ -85,13 +85,13 @@ def agree(folder: RunFolder, reading: Reading, everybody: Everybody) -> Company:
     """Who is where (each host with a disk of its own, until that is looked at), when all ranks have
     read the same. All ranks call this together."""
     facts = {} if reading.problem else dict(_facts(folder, reading))
-    mine = {
+    own_reading = {
         "host": socket.gethostname(),
         "boot": boot() or str(os.getppid()),
         "digest": sha256(json.dumps(facts).encode()).hexdigest(),
         "problem": _words(reading.problem),
     }
-    rows = told_by_all(everybody(json.dumps(mine)))
+    rows = told_by_all(everybody(json.dumps(own_reading)))
     hosts = hosts_of([(row["host"], row["boot"]) for row in rows])
     company = Company(tuple(row["host"] for row in rows), hosts, hosts)
     _refuse_problems(company, [row["problem"] for row in rows])
@@ -117,32 +117,34 @@ def _words(problem: RatrainError | None) -> list[str] | None:
 
 
 def _refuse_problems(company: Company, problems: list[list[str] | None]) -> None:
-    told = {rank: problem for rank, problem in enumerate(problems) if problem}
-    if not told:
+    reported = {rank: refusal for rank, refusal in enumerate(problems) if refusal}
+    if not reported:
         return
-    rank, (what, place, fix) = next(iter(told.items()))
-    everywhere = len(told) == len(problems)
-    raise RunFailed(what if everywhere else f"{company.place(rank)}: {what}", place=place, fix=fix)
+    rank, (problem, place, fix) = next(iter(reported.items()))
+    everywhere = len(reported) == len(problems)
+    raise RunFailed(
+        problem if everywhere else f"{company.place(rank)}: {problem}", place=place, fix=fix
+    )
 
 
 def _difference(
     company: Company, folder: RunFolder, facts: Sequence[Mapping[str, str]]
 ) -> RunFailed:
     """The first thing that is not the same for rank 0 and another."""
-    for name in dict.fromkeys(name for each in facts for name in each):
+    for name in dict.fromkeys(name for of_rank in facts for name in of_rank):
         first = facts[0].get(name, "not there")
-        for rank, each in enumerate(facts):
-            other = each.get(name, "not there")
-            if other != first:
+        for rank, of_rank in enumerate(facts):
+            value = of_rank.get(name, "not there")
+            if value != first:
                 return RunFailed(
-                    f"{name} is {_short(first)} for {company.place(0)} and {_short(other)} for "
+                    f"{name} is {_short(first)} for {company.place(0)} and {_short(value)} for "
                     f"{company.place(rank)}",
                     place=str(folder.path),
                     fix="give all hosts the same files: put the run's folder, the job and what "
                     "it names "
                     "on a shared disk, or copy them from the host that prepared the run",
                 )
-    raise AssertionError("facts with unlike digests are alike")
+    raise AssertionError("facts with different digests are equal")
 
 
 def _short(text: str) -> str:

@@ -48,16 +48,16 @@ class Together:
     def agreed(self, problem: CheckpointError | None) -> list[str]:
         """Every rank's problem, in words; what lies on another host's disk is raised at once, since
         no older checkpoint would be any better."""
-        mine: dict[str, object] = {}
+        own_answer: dict[str, object] = {}
         if problem is not None:
-            mine = {"what": problem.what, "place": problem.place, "fix": problem.fix}
-        mine["elsewhere"] = isinstance(problem, SavedElsewhere)
-        told = told_by_all(self.everybody(json.dumps(mine)))
-        for rank, each in enumerate(told):
-            if each["elsewhere"]:
-                what = f"{self.company.place(rank)} cannot resume: {each['what']}"
-                raise SavedElsewhere(what, place=each["place"], fix=each["fix"])
-        return [each["what"] for each in told if "what" in each]
+            own_answer = {"what": problem.what, "place": problem.place, "fix": problem.fix}
+        own_answer["elsewhere"] = isinstance(problem, SavedElsewhere)
+        answers = told_by_all(self.everybody(json.dumps(own_answer)))
+        for rank, answer in enumerate(answers):
+            if answer["elsewhere"]:
+                message = f"{self.company.place(rank)} cannot resume: {answer['what']}"
+                raise SavedElsewhere(message, place=answer["place"], fix=answer["fix"])
+        return [answer["what"] for answer in answers if "what" in answer]
 
 
 def begun(
@@ -74,13 +74,13 @@ def begun(
     paths, problems = candidates(folder, together)
     for path in paths:
         run, problem = _built(path, job, data, division, build)
-        told = together.agreed(problem)
-        if run is not None and not told:
+        problems_told = together.agreed(problem)
+        if run is not None and not problems_told:
             if together.company.keeps(together.rank):
                 _note(folder, path, problems)
             run.complete()
             return run
-        problems += told[:1]
+        problems += problems_told[:1]
         del run
         gc.collect()  # the states of the attempt given up
     if problems:
@@ -93,15 +93,15 @@ def begun(
 
 def candidates(folder: RunFolder, together: Together) -> tuple[list[Path], list[str]]:
     """The checkpoints that are whole on every disk, newest first; what is wrong with the others."""
-    mine: dict[str, dict[str, str]] = {"whole": {}, "damaged": {}}
+    own_lists: dict[str, dict[str, str]] = {"whole": {}, "damaged": {}}
     if together.company.keeps(together.rank):
-        for each in listed(folder.checkpoints):
-            if each.manifest is not None:
-                mine["whole"][each.path.name] = each.manifest.identity
+        for checkpoint in listed(folder.checkpoints):
+            if checkpoint.manifest is not None:
+                own_lists["whole"][checkpoint.path.name] = checkpoint.manifest.identity
             else:
-                mine["damaged"][each.path.name] = each.problem
-    told = told_by_all(together.everybody(json.dumps(mine)))
-    disks = {together.company.names[rank]: told[rank] for rank in together.company.disks}
+                own_lists["damaged"][checkpoint.path.name] = checkpoint.problem
+    all_lists = told_by_all(together.everybody(json.dumps(own_lists)))
+    disks = {together.company.names[rank]: all_lists[rank] for rank in together.company.disks}
     names = {name for disk in disks.values() for kind in disk.values() for name in kind}
     paths: list[Path] = []
     problems: list[str] = []
@@ -118,8 +118,8 @@ def _problem_of(name: str, disks: Mapping[str, dict[str, dict[str, str]]]) -> st
     """Why a checkpoint is not whole on every disk, by their hosts; "" where it is."""
     for host, disk in disks.items():
         if name in disk["damaged"]:
-            where = f" (host {host})" if len(disks) > 1 else ""
-            return disk["damaged"][name] + where
+            on_host = f" (host {host})" if len(disks) > 1 else ""
+            return disk["damaged"][name] + on_host
         if name not in disk["whole"]:
             return f"it is not on the disk of host {host}"
     if len({disk["whole"][name] for disk in disks.values()}) > 1:
@@ -142,11 +142,13 @@ def _built(
     meta, model = checkpoint.manifest.meta, job.model.spec
     degree = stored_degree(meta.units)
     # A model without a name is called after its folder, which may have been moved.
-    named = replace(model, name=meta.model)
-    checkpoint.expect(meta.model, config_hash(named), stored_sizes(model, degree))
+    renamed = replace(model, name=meta.model)
+    checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degree))
     require_same(meta.state, data, job.path, path)
     parts = StoredParts(
-        model, degree, lambda *where: torch.from_numpy(checkpoint.read_range(*where))
+        model,
+        degree,
+        lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
     )
     try:
         return build(
@@ -194,13 +196,13 @@ def _fresh(job: JobSpec, spec: RunSpec, division: Division) -> Source:
     return fresh
 
 
-def _note(folder: RunFolder, used: Path, problems: list[str]) -> None:
+def _note(folder: RunFolder, chosen: Path, problems: list[str]) -> None:
     """Leaves a line for the user where newer checkpoints were passed over."""
     if problems:
         names = [problem.split(":")[0] for problem in problems]
         folder.add_note(
             f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} damaged and "
-            f"skipped: {'; '.join(problems)}; the run resumes from {used.name}"
+            f"skipped: {'; '.join(problems)}; the run resumes from {chosen.name}"
         )
 
 

@@ -56,7 +56,7 @@ def calibrate(
     beside = torch.get_num_threads() if processor.computes else 0
     ends = (states.device, network, seats, seat, beside)
     forward, arrival = message_times(Lane.SEND_F, +1, *ends)
-    back, arrival_back = message_times(Lane.SEND_B, -1, *ends)
+    backward, arrival_back = message_times(Lane.SEND_B, -1, *ends)
     collective = collective_times(states.device, network, seats) if seats.data > 1 else None
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
     tensor = tensor_times(states.device, network, seats.tensor)
@@ -64,7 +64,7 @@ def calibrate(
         seat.program_rank,
         units,
         forward,
-        back,
+        backward,
         arrival,
         arrival_back,
         collective,

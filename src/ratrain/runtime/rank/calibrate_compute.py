@@ -29,7 +29,7 @@ from ratrain.runtime.step.schedule import Schedule
 from ratrain.runtime.step.states import Graph, RankStates, UnitState
 
 LEAST_PASSES, LEAST_S = 3, 1.0
-"""Passes go on until both are reached; the first, on cold caches and pages, does not count."""
+"""Passes are repeated until both are reached; the first, with cold caches, does not count."""
 _UPDATED = 1 << 20
 """Elements of the piece on which the optimizer is timed."""
 
@@ -49,14 +49,14 @@ def unit_times(
     rows: dict[tuple[str, int], list[float]] = defaultdict(list)
     scratch: dict[int, int] = defaultdict(int)
 
-    def timed(what: str, unit: int, work: Callable[[], Any]) -> Any:
-        held = allocator.held_bytes
+    def timed(kind: str, unit: int, work: Callable[[], Any]) -> Any:
+        before_bytes = allocator.held_bytes
         allocator.reset_peak()
         began_s = time.perf_counter()
         result = work()
-        rows[what, unit].append(time.perf_counter() - began_s)
-        if what in ("B", "I"):
-            scratch[unit] = max(scratch[unit], allocator.peak_bytes - held)
+        rows[kind, unit].append(time.perf_counter() - began_s)
+        if kind in ("B", "I"):
+            scratch[unit] = max(scratch[unit], allocator.peak_bytes - before_bytes)
         return result
 
     splits = schedule.program.setup.split_backward
@@ -68,10 +68,10 @@ def unit_times(
             began_s = time.perf_counter()
         passes += 1
 
-    def mean(what: str, unit: int) -> float:
+    def mean(kind: str, unit: int) -> float:
         # A mean, not a median: under a quota an op runs through or is cut by a pause, and only
         # the mix of both is the rate.
-        return fmean(rows[what, unit]) if rows[what, unit] else 0.0
+        return fmean(rows[kind, unit]) if rows[kind, unit] else 0.0
 
     def of_unit(index: int, unit: UnitState) -> UnitTimes:
         made_s = mean("gradient", index) / unit.local.micro_batches
@@ -128,8 +128,8 @@ def _pass(
             _, graphs[index] = timed(
                 "R", index, lambda i=index: _run(states, inputs, i, batch, True)
             )
-        given = seed if unit.local.last else outgrad
-        _back(states, unit, index, graphs.pop(index), given, timed, splits=splits)
+        output_gradient = seed if unit.local.last else outgrad
+        _back(states, unit, index, graphs.pop(index), output_gradient, timed, splits=splits)
 
 
 def _run(

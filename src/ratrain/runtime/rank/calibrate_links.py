@@ -95,20 +95,20 @@ def _two_sizes(
     whose number is a multiple of `multiple_of`."""
     took_s: list[float] = []
     worked_s: list[float] = []
-    sent: list[float] = []
+    sent_bytes: list[float] = []
     for elements in (_SMALL, _LARGE):
         tensor = torch.zeros(aligned(elements, multiple_of), dtype=torch.float32, device=device)
         transfer(tensor)
         worked_before_s = time.process_time()
         took_s.append(median_s(lambda tensor=tensor: transfer(tensor)))
         worked_s.append((time.process_time() - worked_before_s) / REPEATS)
-        sent.append(tensor.nbytes * element_share)
-    rate = (sent[1] - sent[0]) / max(took_s[1] - took_s[0], 1e-6)
-    driving = max(worked_s[1] - worked_s[0], 0.0) / (sent[1] - sent[0])
+        sent_bytes.append(tensor.nbytes * element_share)
+    rate = (sent_bytes[1] - sent_bytes[0]) / max(took_s[1] - took_s[0], 1e-6)
+    driving = max(worked_s[1] - worked_s[0], 0.0) / (sent_bytes[1] - sent_bytes[0])
     return LinkTimes(
-        max(took_s[0] - sent[0] / rate, 1e-6),
+        max(took_s[0] - sent_bytes[0] / rate, 1e-6),
         rate,
-        max(worked_s[0] - driving * sent[0], 0.0),
+        max(worked_s[0] - driving * sent_bytes[0], 0.0),
         driving,
     )
 

@@ -60,15 +60,15 @@ def with_processors(work: Callable[[], T]) -> tuple[T, float]:
     return result, busy_s / (time.perf_counter() - began_s)
 
 
-def processor_share(wanted: int) -> float:
-    """Processors that this process gets when it wants that many; at most `wanted`. All ranks must
-    measure at once, as they will work at once."""
+def processor_share(processors: int) -> float:
+    """Processors that this process gets when it wants that many; at most `processors`. All ranks
+    must measure at once, as they will work at once."""
 
     def burn() -> None:
-        with working(wanted):
+        with working(processors):
             time.sleep(_BURN_S)
 
-    return min(float(wanted), with_processors(burn)[1])
+    return min(float(processors), with_processors(burn)[1])
 
 
 @contextmanager

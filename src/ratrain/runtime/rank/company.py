@@ -1,4 +1,4 @@
-"""The ranks of a run as they stand on hosts, and the disks that the run's folder lies on."""
+"""Which rank of a run is on which host, and on which disks the run's folder lies."""
 
 from __future__ import annotations
 
@@ -42,12 +42,12 @@ class Company:
 
     def words(self, rank: int) -> str:
         """Who is here, for people on a rank's host."""
-        here = [other for other, host in enumerate(self.host) if host == self.host[rank]]
+        neighbours = [other for other, host in enumerate(self.host) if host == self.host[rank]]
         if len(self.hosts) == 1:
-            return f"{len(here)} rank{'s' * (len(here) > 1)} on host {self.names[rank]}"
+            return f"{len(neighbours)} rank{'s' * (len(neighbours) > 1)} on host {self.names[rank]}"
         return (
             f"{len(self.names)} ranks on {len(self.hosts)} hosts; {self.names[rank]} has "
-            f"rank{'s' * (len(here) > 1)} {write_ranges(here)}"
+            f"rank{'s' * (len(neighbours) > 1)} {write_ranges(neighbours)}"
         )
 
     def spread(self, rank: int) -> Spread | None:

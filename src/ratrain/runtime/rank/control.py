@@ -43,7 +43,7 @@ Round = tuple[RankReport, ...]
 
 
 class Control:
-    """The rounds of one rank. `heard` is called with every round, in order of steps."""
+    """The rounds of one rank. `on_round` is called with every round, in order of steps."""
 
     def __init__(
         self,
@@ -52,12 +52,12 @@ class Control:
         first_step: int,
         end_step: int,
         period: int,
-        heard: Callable[[int, Round], None],
+        on_round: Callable[[int, Round], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._network = network
         self._end, self._period = end_step, period
-        self._heard = heard
+        self._on_round = on_round
         self._fail = fail
         self._next = first_step
         self._first = first_step
@@ -113,10 +113,10 @@ class Control:
                     if self._failed:
                         return
                     own_report = self._posted.pop(step)
-                heard = self._exchange(own_report)
-                self._heard(step, heard)
+                reports = self._exchange(own_report)
+                self._on_round(step, reports)
                 with self._changed:
-                    if any(report.stop for report in heard):
+                    if any(report.stop for report in reports):
                         # No lane can be further than the step after this one; a period that has
                         # begun is finished.
                         ends = -(-(step + 2) // self._period) * self._period

@@ -82,11 +82,11 @@ class Door:
         problem = ""
         try:
             nonce = proof.show_banner(caller, HEAD, deadline_s)
-            words = proof.welcome(caller, self._key, nonce, self._answer_alone, deadline_s)
+            message = proof.welcome(caller, self._key, nonce, self._answer_alone, deadline_s)
             with self._lock:
                 self._callers.remove(caller)
                 if not self._closed:
-                    self._came(words, caller)
+                    self._came(message, caller)
                     return
         except HandshakeFailed as error:
             problem = error.what
@@ -103,13 +103,13 @@ class Door:
             self._told.add(line)
             print(line, flush=True)
 
-    def _answer_alone(self, words: bytes) -> bytes:
+    def _answer_alone(self, message: bytes) -> bytes:
         with self._lock:
-            return self._answer(words)
+            return self._answer(message)
 
 
-def call(sock: socket.socket, key: bytes, words: bytes, deadline_s: float) -> bytes:
-    """The other side: proves the secret to a door, says `words`, and returns the door's."""
+def call(sock: socket.socket, key: bytes, message: bytes, deadline_s: float) -> bytes:
+    """The other side: proves the secret to a door, sends `message`, and returns the door's."""
     head, nonce = proof.read_banner(sock, deadline_s)
     if head[:6] != HEAD[:6]:
         raise HandshakeFailed("the process that answers there is not a rank of a run")
@@ -118,4 +118,4 @@ def call(sock: socket.socket, key: bytes, words: bytes, deadline_s: float) -> by
             "the rank that answers there runs another version of ratrain",
             fix="run the same version on every machine",
         )
-    return proof.greet(sock, key, nonce, words, deadline_s)
+    return proof.greet(sock, key, nonce, message, deadline_s)

@@ -63,9 +63,9 @@ class Meeting:
     listener: socket.socket
     circle: Circle
 
-    def everybody(self, words: str) -> list[str]:
+    def everybody(self, text: str) -> list[str]:
         """Every rank's words, by rank."""
-        return [heard.decode() for heard in self.circle.exchange(words.encode())]
+        return [reply.decode() for reply in self.circle.exchange(text.encode())]
 
 
 def meet(launch: Launch, secret: bytes, patience_s: float) -> Meeting:
@@ -144,25 +144,25 @@ class _Host:
         poll = select.poll()
         for guest in self._guests.values():
             poll.register(guest.fd, select.POLLIN)
-        gone = {fd for fd, _ in poll.poll(0)}
+        disconnected = {fd for fd, _ in poll.poll(0)}
         for rank, guest in list(self._guests.items()):
-            if guest.fd in gone:
+            if guest.fd in disconnected:
                 self._forget(rank)
 
     def _forget(self, rank: int) -> None:
         with self._changed:
             self._guests.pop(rank).close()
 
-    def _answer(self, words: bytes) -> bytes:
-        rank, _ = self._read(words)
+    def _answer(self, message: bytes) -> bytes:
+        rank, _ = self._read(message)
         with self._changed:
             self._forget_the_gone()
             if rank in self._guests:
                 raise HandshakeFailed(f"rank {rank} has already connected")
         return b"{}"
 
-    def _came(self, words: bytes, guest: socket.socket) -> None:
-        rank, port = self._read(words)
+    def _came(self, message: bytes, guest: socket.socket) -> None:
+        rank, port = self._read(message)
         with self._changed:
             if rank in self._guests:
                 guest.close()
@@ -171,8 +171,8 @@ class _Host:
             self._guests[rank] = Connection(guest, 0, rank, _ANSWER_S)
             self._changed.notify_all()
 
-    def _read(self, words: bytes) -> tuple[int, int]:
-        body = _body(words)
+    def _read(self, message: bytes) -> tuple[int, int]:
+        body = _body(message)
         rank, port, world_size = (body.get(name) for name in ("rank", "port", "world_size"))
         ours = self._launch.world_size
         if world_size != ours:
@@ -242,12 +242,12 @@ class _Guest:
         launch = self._launch
         left_s = max(end_s - time.monotonic(), _KNOCK_S)
         upwards = Connection(sock, launch.rank, 0, left_s)
-        words = b""
-        while not words:
-            words = upwards.receive_bytes(_MAX_BOOK)
-            if not words:
+        message = b""
+        while not message:
+            message = upwards.receive_bytes(_MAX_BOOK)
+            if not message:
                 upwards.send(b"")
-        body = _body(words)
+        body = _body(message)
         attempt, book = bytes.fromhex(str(body.get("attempt"))), _book(body, launch.world_size)
         upwards.patience_s = self._patience_s
         circle = Circle(launch.rank, launch.world_size, {0: upwards})
@@ -267,12 +267,12 @@ class _Guest:
         )
 
     def _unreached(self, error: Exception) -> RunFailed:
-        said = error.what if isinstance(error, TransportError) else str(error)
+        reason = error.what if isinstance(error, TransportError) else str(error)
         if isinstance(error, OSError):
-            said = error.strerror or said
+            reason = error.strerror or reason
         launch = self._launch
         return RunFailed(
-            f"rank 0 was not reached at {launch.meeting_place}: {said}, for "
+            f"rank 0 was not reached at {launch.meeting_place}: {reason}, for "
             f"{min(self._patience_s, REACH_S):g} s",
             place=f"rank {launch.rank}",
             fix="check that rank 0 runs, that MASTER_ADDR is its machine's address on every "
@@ -328,9 +328,9 @@ def _book(body: Mapping[str, Any], world_size: int) -> tuple[tuple[str, int], ..
     return book
 
 
-def told_by_all(words: Sequence[str]) -> list[dict[str, Any]]:
+def told_by_all(texts: Sequence[str]) -> list[dict[str, Any]]:
     """The tables that all ranks have exchanged, by rank."""
-    return [as_table(*parse_json(text, f"rank {rank}"))[0] for rank, text in enumerate(words)]
+    return [as_table(*parse_json(text, f"rank {rank}"))[0] for rank, text in enumerate(texts)]
 
 
 def _body(data: bytes) -> dict[str, Any]:
@@ -342,9 +342,9 @@ def _body(data: bytes) -> dict[str, Any]:
 
 
 def _nobody_came(launch: Launch, missing: list[int], patience_s: float) -> RunFailed:
-    who = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
+    awaited = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
     return RunFailed(
-        f"waited {patience_s:g} s for {who if missing else f'all {launch.world_size} ranks'}",
+        f"waited {patience_s:g} s for {awaited if missing else f'all {launch.world_size} ranks'}",
         place=f"rank {launch.rank}",
         fix="check that every machine runs its ranks and can reach rank 0's machine",
     )

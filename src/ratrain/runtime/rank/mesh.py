@@ -49,16 +49,16 @@ class _Arrivals:
         self._came: dict[Need, socket.socket] = {}
         self._changed = threading.Condition()
 
-    def answer(self, words: bytes) -> bytes:
-        need = _read(words)
+    def answer(self, message: bytes) -> bytes:
+        need = _read(message)
         if need not in self._expected or need in self._came:
             raise HandshakeFailed(
                 f"rank {need[0]} connected for {need[1]!r}, where it is not expected"
             )
         return b""
 
-    def take(self, words: bytes, sock: socket.socket) -> None:
-        need = _read(words)
+    def take(self, message: bytes, sock: socket.socket) -> None:
+        need = _read(message)
         with self._changed:
             if need in self._came:
                 sock.close()
@@ -95,10 +95,10 @@ def _dial(meeting: Meeting, need: Need) -> socket.socket:
             if time.monotonic() < end_s - _PAUSE_S:
                 time.sleep(_PAUSE_S)
                 continue
-            said = error.what if isinstance(error, HandshakeFailed) else error.strerror or error
+            reason = error.what if isinstance(error, HandshakeFailed) else error.strerror or error
             raise RunFailed(
                 f"rank {meeting.rank} cannot reach rank {need[0]} at {address}, port {port}: "
-                f"{said}",
+                f"{reason}",
                 place=f"rank {meeting.rank}",
                 fix="check that the machines can reach each other on all ports",
             ) from error
@@ -115,9 +115,9 @@ def _call(meeting: Meeting, need: Need, end_s: float) -> socket.socket:
     return sock
 
 
-def _read(words: bytes) -> Need:
+def _read(message: bytes) -> Need:
     try:
-        (peer, channel), _ = parse_json(words, "a rank's greeting")
+        (peer, channel), _ = parse_json(message, "a rank's greeting")
         return int(peer), str(channel)
     except (SpecError, ValueError, TypeError) as error:
         raise HandshakeFailed("the message does not name a rank and a channel") from error

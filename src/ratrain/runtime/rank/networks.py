@@ -76,12 +76,12 @@ def chosen(name: str, device: str) -> str:
 
 
 def require_network(train: TrainSpec, device: torch.device, company: Company) -> None:
-    """Refuses a network that cannot come about on these disks."""
+    """Refuses a network that cannot be set up on these disks."""
     name = chosen(train.network, device.type)
     if len(company.disks) > 1 and name != "sockets":
         raise SpecError(
-            f"ranks that use {name} meet through a file in the run's folder, of which "
-            f"{company.place(0)} and {company.place(company.disks[1])} have separate ones",
+            f"ranks that use {name} meet through a file in the run's folder, but "
+            f"{company.place(0)} and {company.place(company.disks[1])} have separate folders",
             place="[checkpoint] disks",
             fix="put the run's folder on a disk that all hosts share",
         )

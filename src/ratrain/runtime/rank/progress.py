@@ -72,9 +72,9 @@ class ProgressMeter:
 
     def _progress(self, row: Row) -> Progress:
         self._recent.append(row["step_time_s"])
-        done = row["step"] + 1
+        steps_done = row["step"] + 1
         return Progress(
-            step=done,
+            step=steps_done,
             end_step=self._end_step,
             loss=row["loss"],
             tokens_per_s=row["tokens_per_s"],
@@ -83,7 +83,7 @@ class ProgressMeter:
             memory=tuple(
                 RankMemory(int(peak_bytes(rank)), row["budget_bytes"]) for rank in row["ranks"]
             ),
-            left_s=max(self._end_step - done, 0) * median(self._recent),
+            left_s=max(self._end_step - steps_done, 0) * median(self._recent),
             validation=self._validation,
             best=self._best,
         )

@@ -116,17 +116,17 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
             log = MetricsLog(folder, own_trackers(folder.path))
             closing.callback(log.close)
 
-        def heard(step: int, reports: Round) -> None:
+        def on_round(step: int, reports: Round) -> None:
             stand.claim.require_seen()
             if log is not None or voice.speaks:
-                told(rows.row(step, reports))
+                keep_row(rows.row(step, reports))
 
-        def told(row: Row) -> None:
+        def keep_row(row: Row) -> None:
             if log is not None:
                 log.write(row)
             voice.show(row)
 
-        _train(stand, device, meeting, network, heard, told)
+        _train(stand, device, meeting, network, on_round, keep_row)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:
@@ -167,11 +167,11 @@ def _train(
     device: torch.device,
     meeting: Meeting,
     network: Network,
-    heard: Callable[[int, Round], None],
-    told: Callable[[Row], None],
+    on_round: Callable[[int, Round], None],
+    on_validated: Callable[[Row], None],
 ) -> None:
-    """All of a rank's run once its network is connected; `heard` gets every control round, `told`
-    what validation adds to the metrics."""
+    """All of a rank's run once its network is connected; `on_round` gets every control
+    round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = Allocator(device)
     identity = identity_of(stand.data.prepared)
@@ -179,7 +179,7 @@ def _train(
     best = read_best(folder.path)
 
     def validated(step: int, validation: Validated) -> None:
-        told(validation_row(step, validation))
+        on_validated(validation_row(step, validation))
         saver.validated(step, validation.loss)
 
     def built(begin: Begin) -> RankRun:
@@ -192,7 +192,7 @@ def _train(
             batches,
             begin,
             device=device,
-            heard=heard,
+            on_round=on_round,
             stop_asked=folder.stop_request.exists,
             allocator=allocator,
             held_out=_held_out(stand, device),
@@ -278,7 +278,7 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
     if not stand.spec.calibrate:
         return
     stand.voice.say("timing the ops of a step")
-    mine = calibrate(
+    own_times = calibrate(
         run.schedule,
         run.states,
         network,
@@ -289,7 +289,7 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
         stand.job.model.spec.vocab,
         allocator,
     )
-    calibrations = gathered(mine, network)
+    calibrations = gathered(own_times, network)
     if stand.seat.world_rank == 0:
         element_bytes = torch.empty(0, dtype=DTYPES[stand.spec.dtype]).element_size()
         agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
@@ -310,7 +310,7 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
             ],
             "bound_bytes": [bound.total_bytes for bound in simulation.verdict.bounds],
             "bound_items": [bound.by_family for bound in simulation.verdict.bounds],
-            "calibration": [asdict(each) for each in calibrations],
+            "calibration": [asdict(calibration) for calibration in calibrations],
         }
         write_whole(stand.folder.path / "prediction.json", json.dumps(body, indent=1))
     network.exchange(None, torch.zeros(1))

@@ -122,8 +122,8 @@ class _Measured:
             self.units.replica.tolist(), self.units.stage_in_replica.tolist(), strict=True
         ):
             stages = self.setup.replicas[replica].stages
-            other = stage + ahead
-            rank = stages[other].only.rank if 0 <= other < len(stages) else 0
+            neighbour = stage + ahead
+            rank = stages[neighbour].only.rank if 0 <= neighbour < len(stages) else 0
             ports.append(2 * (self.setup.first_rank[replica] + rank) + 1)
         return np.array(ports, dtype=np.int64)
 
@@ -182,10 +182,11 @@ def _states(measured: _Measured, element_bytes: int, agrees: bool) -> dict[Cost,
     unit_bytes = measured.column(lambda t: t.elements) * element_bytes
     reduced = gathered = averaged = fixed_work(measured.zero)
     if data > 1:
-        part = unit_bytes * (data - 1) / data
-        gathered = measured.over(part, lambda c: c.collective, measured.own_port)
-        both = part * (1 if sharding else 2)  # level 0 gathers what it has reduced
-        reduced = measured.over(both, lambda c: c.collective, measured.own_port)
+        other_parts_bytes = unit_bytes * (data - 1) / data
+        gathered = measured.over(other_parts_bytes, lambda c: c.collective, measured.own_port)
+        # Level 0 gathers what it has reduced.
+        reduced_bytes = other_parts_bytes * (1 if sharding else 2)
+        reduced = measured.over(reduced_bytes, lambda c: c.collective, measured.own_port)
         fp32 = 3 * 4 * measured.column(lambda t: t.elements)  # weights and two moments
         sent_bytes = 2 * fp32 * (data - 1) / data
         averaged = measured.over(sent_bytes, lambda c: c.collective, measured.own_port)
@@ -199,7 +200,9 @@ def _states(measured: _Measured, element_bytes: int, agrees: bool) -> dict[Cost,
         measured.units,
         unit_bytes / (data if sharding else 1),
         measured.column(lambda t: t.update_s),
-        lambda sent, into: measured.over(sent, lambda c: c.message or c.message_back, into),
+        lambda size_bytes, into: measured.over(
+            size_bytes, lambda c: c.message or c.message_back, into
+        ),
     )
     return {
         Cost.REDUCE: reduced,

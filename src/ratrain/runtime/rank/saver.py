@@ -85,8 +85,8 @@ class CheckpointSaver:
             self._close(step)
 
     def _is_due(self, step: int) -> bool:
-        for every in (self._spec.every, self._spec.validated_every):
-            if every and (step + 1) % every == 0:
+        for interval in (self._spec.every, self._spec.validated_every):
+            if interval and (step + 1) % interval == 0:
                 return True
         return self._is_last(step)
 
@@ -107,19 +107,20 @@ class CheckpointSaver:
         record = self._writer.finish()
         self._writer = None
         body = {"record": record.as_json(), "now_s": time.time()}
-        told = [
+        replies = [
             as_table(*parse_json(row, "a rank's record"))[0]
             for row in self._network.exchange_bytes(json.dumps(body).encode())
         ]
         if self._keeps:
             self._require_owned()
             records = sorted(
-                (RankRecord.of_json(row["record"]) for row in told), key=lambda each: each.file
+                (RankRecord.of_json(row["record"]) for row in replies),
+                key=lambda record: record.file,
             )
             spread = self._company.spread(self._rank)
             seal(
                 self._partial,
-                Manifest(self._meta(step), told[0]["now_s"], tuple(records), spread),
+                Manifest(self._meta(step), replies[0]["now_s"], tuple(records), spread),
             )
         self._everywhere()
         if self._keeps:
@@ -160,6 +161,6 @@ def _parts(unit: UnitState) -> list[tuple[Entry, object]]:
         entry = clipped(unit.stored_name, kind, unit.owned.start, unit.owned.stop, size)
         if entry is not None:
             begin_ = unit.owned.start - unit.part.begin
-            part = buffer[begin_ : begin_ + entry.elements]
-            parts.append((entry, part.detach().cpu().numpy()))
+            values = buffer[begin_ : begin_ + entry.elements]
+            parts.append((entry, values.detach().cpu().numpy()))
     return parts

@@ -68,25 +68,25 @@ class Tenancy:
     def _disks(self, company: Company, everybody: Everybody) -> tuple[int, ...]:
         """For each rank the first one that shares its disk."""
         name = everybody(uuid4().hex)[0]
-        mine = self._probe(name, self._rank)
+        own_probe = self._probe(name, self._rank)
         problem = ""
         try:
             if company.speaks(self._rank):
-                mine.parent.mkdir(parents=True, exist_ok=True)
-                mine.touch()
+                own_probe.parent.mkdir(parents=True, exist_ok=True)
+                own_probe.touch()
         except OSError as error:
             problem = error.strerror or str(error)
-        for rank, told in enumerate(everybody(problem)):
-            if told:
+        for rank, reported in enumerate(everybody(problem)):
+            if reported:
                 raise RunFailed(
-                    f"{company.place(rank)} cannot write to the run's folder: {told}",
+                    f"{company.place(rank)} cannot write to the run's folder: {reported}",
                     place=str(self._folder.path),
                     fix="let all hosts write to it",
                 )
-        seen = self._first_seen([(rank, self._probe(name, rank)) for rank in company.hosts])
-        seen_by_all = tuple(int(words) for words in everybody(str(seen)))
+        first_rank = self._first_seen([(rank, self._probe(name, rank)) for rank in company.hosts])
+        seen_by_all = tuple(int(reply) for reply in everybody(str(first_rank)))
         with suppress(OSError):
-            mine.unlink(missing_ok=True)
+            own_probe.unlink(missing_ok=True)
         return seen_by_all
 
     def _probe(self, name: str, rank: int) -> Path:
@@ -96,34 +96,36 @@ class Tenancy:
         """The lowest rank whose file is seen here."""
         end_s = time.monotonic() + _APPEARS_S
         while True:
-            seen = next((rank for rank, path in probes if path.exists()), self._rank)
-            if seen == probes[0][0] or time.monotonic() > end_s:
-                return seen
+            first_rank = next((rank for rank, path in probes if path.exists()), self._rank)
+            if first_rank == probes[0][0] or time.monotonic() > end_s:
+                return first_rank
             time.sleep(_LOOK_S)
 
     def _unshared(self, company: Company) -> RunFailed:
-        apart = company.disks[1]
+        rank_apart = company.disks[1]
         return RunFailed(
-            f"{company.place(apart)} has another folder of this name than {company.place(0)}: a "
-            "file that one has just made in it is not there for the other",
+            f"{company.place(rank_apart)} has another folder of this name than {company.place(0)}: "
+            "a file that one has just created in it does not appear for the other",
             place=str(self._folder.path),
             fix="put the run's folder on a disk that all hosts share; or let each host save its "
             'part to its own disk: disks = "per-host" in the job\'s [checkpoint]',
         )
 
     def _claim_all(self, company: Company, everybody: Everybody, say: Say) -> None:
-        said: dict[str, Any] = {}
+        own_answer: dict[str, Any] = {}
         if company.keeps(self._rank):
             try:
                 self._claim = self._claim or claim_run(self._folder.path, "torchrun", say)
-                said = {"number": self._claim.number, "token": self._claim.token}
+                own_answer = {"number": self._claim.number, "token": self._claim.token}
             except RatrainError as error:
-                said = {"refused": [error.what, error.place, error.fix]}
-        heard = told_by_all(everybody(json.dumps(said)))
+                own_answer = {"refused": [error.what, error.place, error.fix]}
+        answers = told_by_all(everybody(json.dumps(own_answer)))
         for keeper in company.disks:
-            if "refused" in heard[keeper]:
-                what, place, fix = heard[keeper]["refused"]
-                where = f"on host {company.names[keeper]} " if len(company.disks) > 1 else ""
-                raise RunTaken(where + what, place=place, fix=fix)
-        mine = heard[company.disk[self._rank]]
-        self._claim = self._claim or Claim(self._folder.path, mine["number"], mine["token"])
+            if "refused" in answers[keeper]:
+                problem, place, fix = answers[keeper]["refused"]
+                on_host = f"on host {company.names[keeper]} " if len(company.disks) > 1 else ""
+                raise RunTaken(on_host + problem, place=place, fix=fix)
+        own_claim = answers[company.disk[self._rank]]
+        self._claim = self._claim or Claim(
+            self._folder.path, own_claim["number"], own_claim["token"]
+        )

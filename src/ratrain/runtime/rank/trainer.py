@@ -52,9 +52,9 @@ class CountedTokens:
         self._ranks = ranks
         self._by_step: dict[int, int] = {}
 
-    def take(self, step: int, told: Sequence[float]) -> None:
+    def take(self, step: int, reported: Sequence[float]) -> None:
         """What each rank reported of a step, by rank; NaN: nothing."""
-        counts = [told[rank] for rank in self._ranks]
+        counts = [reported[rank] for rank in self._ranks]
         self._by_step[step] = int(sum(count for count in counts if count == count))
         self._by_step.pop(step - 4, None)
 
@@ -65,12 +65,12 @@ class CountedTokens:
 def _dividing(seats: Seats, seat: Seat, averages: bool) -> list[int]:
     """The ranks whose tokens a rank's loss is divided by: all, since replicas share each gradient;
     where they average weights instead they train alone in between, on their own tokens."""
-    return [each.world_rank for each in seats.all() if not averages or each.data == seat.data]
+    return [other.world_rank for other in seats.all() if not averages or other.data == seat.data]
 
 
 class RankRun:
-    """A rank that is ready to run. `heard` is called with every control round, `validated` with the
-    loss on held-out sequences and the number of steps before it."""
+    """A rank that is ready to run. `on_round` is called with every control round, `validated` with
+    the loss on held-out sequences and the number of steps before it."""
 
     def __init__(
         self,
@@ -83,7 +83,7 @@ class RankRun:
         begin: Begin,
         *,
         device: torch.device,
-        heard: Callable[[int, Round], None],
+        on_round: Callable[[int, Round], None],
         stop_asked: Callable[[], bool],
         allocator: Allocator,
         held_out: HeldOutShare | None = None,
@@ -132,7 +132,7 @@ class RankRun:
         self.lanes = Lanes(
             self.schedule, self._execute, self.ledgers, timeout_s=timeout_s, meet=self.ops.meet
         )
-        self._heard, self._validated = heard, validated
+        self._on_round, self._validated = on_round, validated
         self._validation = held_out and Validation(
             program,
             seat,
@@ -176,24 +176,26 @@ class RankRun:
         """All steps, from the beginning to the end that control decides."""
         first = self._begin.step
         for step in (first, first + 1):
-            mine = torch.tensor([self._counted_here(step)], dtype=torch.float64)
-            heard = self._network.exchange(None, mine)
-            self._counted.take(step, [float(row[0]) for row in heard])
+            own_count = torch.tensor([self._counted_here(step)], dtype=torch.float64)
+            counts = self._network.exchange(None, own_count)
+            self._counted.take(step, [float(row[0]) for row in counts])
         control = Control(
             self._network,
             first_step=first,
             end_step=self._spec.end_step,
             period=self.schedule.period,
-            heard=self._take,
+            on_round=self._take,
             fail=self._fail,
         )
         self.control = control
         self._allocator.reset_peak()
         if self._budget_bytes is not None:
             # Host memory is this process' own too: what waits there is allocated like the rest.
-            below = [budget for tier in self.ledgers.others if (budget := self._budget(tier))]
-            if len(below) == len(self.ledgers.others):
-                self._allocator.limit(self._budget_bytes + sum(below))
+            tier_budgets = [
+                budget for tier in self.ledgers.others if (budget := self._budget(tier))
+            ]
+            if len(tier_budgets) == len(self.ledgers.others):
+                self._allocator.limit(self._budget_bytes + sum(tier_budgets))
         self.lanes.record_last(self._spec.record_steps)
         try:
             while first < self._spec.end_step:
@@ -209,15 +211,15 @@ class RankRun:
 
     def _run_segment(self, first: int, control: Control) -> None:
         """Steps up to the next validation, or to the end."""
-        every = self._job.train.validate_every if self._validation else 0
-        upto = (first // every + 1) * every if every else self._spec.end_step
+        interval = self._job.train.validate_every if self._validation else 0
+        upto = (first // interval + 1) * interval if interval else self._spec.end_step
         self._segment = first, min(upto, self._spec.end_step)
         self._step_began_s = time.perf_counter()
         self.lanes.run(first, self._gate, failed=control.abandon)
 
     def _is_validated(self, step: int) -> bool:
-        every = self._job.train.validate_every
-        return step == self._spec.end_step or bool(every and step % every == 0)
+        interval = self._job.train.validate_every
+        return step == self._spec.end_step or bool(interval and step % interval == 0)
 
     def _fail(self, error: BaseException) -> None:
         """Stops all lanes with an error found elsewhere."""
@@ -263,7 +265,7 @@ class RankRun:
     def _take(self, step: int, reports: Round) -> None:
         """A control round: it ends before any lane begins the step after the next one."""
         self._counted.take(step + 2, [report.counted_ahead for report in reports])
-        self._heard(step, reports)
+        self._on_round(step, reports)
 
     def _counted_here(self, step: int) -> float:
         """What of this rank's replica counts; NaN where another rank of the replica reports it."""

@@ -75,15 +75,15 @@ class Validation:
         """The loss of all held-out batches; all ranks call this together."""
         count = self._share.count
         self.lanes.run(0, lambda _, number: number < count)
-        mine = [0.0, 0.0]
+        own_sums = [0.0, 0.0]
         if self._tells:
             losses = self._ops.losses
-            mine = [
+            own_sums = [
                 sum(float(loss) for number in range(count) for loss in losses[number]),
                 float(sum(self._share.batches.counted(number) for number in range(count))),
             ]
         self._ops.losses.clear()
         self._share.batches.forget()
-        told = self._network.exchange(Lane.UPDATE, torch.tensor(mine, dtype=torch.float64))
-        total, tokens = (sum(float(row[column]) for row in told) for column in (0, 1))
+        all_sums = self._network.exchange(Lane.UPDATE, torch.tensor(own_sums, dtype=torch.float64))
+        total, tokens = (sum(float(row[column]) for row in all_sums) for column in (0, 1))
         return Validated(total / max(1.0, tokens), int(tokens))

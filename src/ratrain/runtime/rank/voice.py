@@ -51,8 +51,8 @@ class Voice:
 
     def begin(self, first_step: int, end_step: int, best: tuple[int, float] | None = None) -> None:
         """The steps begin; `best`: the step and loss of the best validation before."""
-        where = f"from step {first_step}" if first_step else "from the start"
-        self.say(f"training {where} to step {end_step}")
+        start = f"from step {first_step}" if first_step else "from the start"
+        self.say(f"training {start} to step {end_step}")
         self._meter = ProgressMeter(end_step, best)
         self._last_s = -EVERY_S  # so that the first step is shown
 
@@ -68,7 +68,7 @@ class Voice:
         elif self._is_time() or progress.step == progress.end_step:
             _print(plain_line(progress))
 
-    def counting(self, what: str) -> Callable[[int, int], None]:
+    def counting(self, activity: str) -> Callable[[int, int], None]:
         """Takes what is done and what there is of it, in bytes."""
         self._last_s = began_s = time.monotonic()
 
@@ -77,7 +77,7 @@ class Voice:
                 return
             took_s = time.monotonic() - began_s
             _print(
-                f"{what}: {done / total:.0%}, {done / took_s / 1e6:.1f} MB/s, "
+                f"{activity}: {done / total:.0%}, {done / took_s / 1e6:.1f} MB/s, "
                 f"left {clock_of(took_s * (total - done) / done)}"
             )
 
@@ -105,9 +105,9 @@ class Voice:
 
 
 def _words(failure: Failure) -> str:
-    named = f"rank {failure.rank}" in f"{failure.place} {failure.what}"
-    who = "" if named else f"rank {failure.rank}: "
-    return str(RatrainError(who + failure.what, place=failure.place, fix=failure.fix))
+    names_rank = f"rank {failure.rank}" in f"{failure.place} {failure.what}"
+    rank_prefix = "" if names_rank else f"rank {failure.rank}: "
+    return str(RatrainError(rank_prefix + failure.what, place=failure.place, fix=failure.fix))
 
 
 def _print(line: str) -> None:

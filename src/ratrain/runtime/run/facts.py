@@ -42,15 +42,15 @@ class Attempt:
 
 
 def write_facts(
-    folder: RunFolder, given: JobSpec, case: Case, seats: Seats, verdict: Verdict
+    folder: RunFolder, file_job: JobSpec, case: Case, seats: Seats, verdict: Verdict
 ) -> None:
-    """Writes case.json beside the program that it describes. `given`: the job as its file says."""
-    setup, model_file = case.proved.program.setup, given.model.file
+    """Writes case.json beside the program that it describes. `file_job`: the job as in its file."""
+    setup, model_file = case.proved.program.setup, file_job.model.file
     body = {
         "format": CASE_FORMAT,
         "facts": case.facts(),
         "headline": case.headline(),
-        "settings": settings_of(given),
+        "settings": settings_of(file_job),
         "model_file": None if model_file is None else str(model_file.resolve()),
         "ranks": [asdict(seat) for seat in seats.all()],
         "tier": setup.tier,
@@ -123,10 +123,10 @@ def _package(name: str) -> str:
 
 def _commit() -> str:
     """The commit of the source tree that this package runs from; "" where it is installed."""
-    here = Path(__file__).resolve().parent
+    package = Path(__file__).resolve().parent
     try:
-        told = subprocess.run(
-            ["git", "-C", str(here), "describe", "--always", "--dirty"],
+        described = subprocess.run(
+            ["git", "-C", str(package), "describe", "--always", "--dirty"],
             capture_output=True,
             text=True,
             check=False,
@@ -134,7 +134,7 @@ def _commit() -> str:
         )
     except (OSError, subprocess.TimeoutExpired):
         return ""
-    return told.stdout.strip() if told.returncode == 0 else ""
+    return described.stdout.strip() if described.returncode == 0 else ""
 
 
 def _case_file(folder: RunFolder) -> Path:

@@ -25,19 +25,21 @@ def explained(
     failures = [_failure(folder, spec, end, lab) for end in ends if end.status]
     first = min(failures, key=lambda failure: failure.order)
     # What all ranks refuse together they say in the same words.
-    others = sorted(failure.rank for failure in failures if failure.what != first.what)
-    what = first.what
-    if others:
-        what += f"; after it rank{'s' if len(others) > 1 else ''} " + ", ".join(map(str, others))
-        what += " ended too"
+    later_ranks = sorted(failure.rank for failure in failures if failure.what != first.what)
+    problem = first.what
+    if later_ranks:
+        problem += f"; after it rank{'s' if len(later_ranks) > 1 else ''} " + ", ".join(
+            map(str, later_ranks)
+        )
+        problem += " ended too"
     place = first.place or f"rank {first.rank}"
-    if what.startswith(place):  # the message names the rank itself
+    if problem.startswith(place):  # the message names the rank itself
         place = str(folder.path)
     if first.kind in (CannotResume.__name__, SavedElsewhere.__name__):
-        return CannotResume(what, place=place, fix=first.fix)
+        return CannotResume(problem, place=place, fix=first.fix)
     kind = CheckpointError if first.kind == CheckpointError.__name__ else RunFailed
     fix = (first.fix or f"see {folder.log(first.rank)}") + _resume_words(folder)
-    return kind(what, place=place, fix=fix)
+    return kind(problem, place=place, fix=fix)
 
 
 def _resume_words(folder: RunFolder) -> str:
@@ -61,9 +63,9 @@ def _failure(folder: RunFolder, spec: RunSpec, end: RankEnd, lab: Lab | None) ->
 
 def _killed(spec: RunSpec, end: RankEnd, lab: Lab | None) -> Failure:
     if lab is not None and lab.oom_kills(spec.device_numbers[end.rank]):
-        what = f"rank {end.rank} was killed by the kernel: its memory limit was reached"
+        problem = f"rank {end.rank} was killed by the kernel: its memory limit was reached"
         return Failure(
-            end.rank, what, fix="raise [device.lab] overhead, or plan with a smaller budget"
+            end.rank, problem, fix="raise [device.lab] overhead, or plan with a smaller budget"
         )
     name = signal.Signals(-end.status).name
     order = ENDED if end.ended_here else CAUSE

@@ -50,8 +50,8 @@ class _Waits:
 
     def of(self, node: _Node) -> list[_Node]:
         step, op = node
-        inside = [(step, other) for other in self.inside.get(op, ())]
-        return inside + [(step - 1, other) for other in self.across.get(op, ())]
+        inside = [(step, earlier) for earlier in self.inside.get(op, ())]
+        return inside + [(step - 1, earlier) for earlier in self.across.get(op, ())]
 
 
 def measured_kinds(
@@ -76,12 +76,12 @@ def _require_recorded(
     """A TimelineError where an op of the step, or the last one before it, was not recorded."""
     needed = [*((step, op) for op in lane), *([(step - 1, lane[-1])] if lane else [])]
     missing = [node for node in needed if node not in rank.end_s]
-    what = "the program has no op of this rank" if not lane else ""
+    problem = "the program has no op of this rank" if not lane else ""
     if missing:
-        past, op = missing[0]
-        what = f"{program.table.word(op)} of step {past} was not recorded"
-    if what:
-        raise TimelineError(what, place=f"rank {world_rank}", fix=_RECORD_AGAIN)
+        step_missing, op = missing[0]
+        problem = f"{program.table.word(op)} of step {step_missing} was not recorded"
+    if problem:
+        raise TimelineError(problem, place=f"rank {world_rank}", fix=_RECORD_AGAIN)
 
 
 def _step(

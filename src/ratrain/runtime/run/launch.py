@@ -64,8 +64,8 @@ def _attempt(
 ) -> list[RankEnd]:
     """How each rank ended: all of them well, or ended here because one of them failed."""
     for pattern in ("failure-*.json", "torch-*"):  # they would be taken for this attempt's
-        for old in (folder.path / "ranks").glob(pattern):
-            old.unlink()
+        for leftover in (folder.path / "ranks").glob(pattern):
+            leftover.unlink()
     with _meeting_place(lab, spec) as (address, port, listener):
         world_size = spec.seats.world_size
         environment = base_environment(world_size, address, port)

@@ -44,10 +44,10 @@ class RunRequest:
 
 @dataclass(frozen=True)
 class PreparedRun:
-    """A run that is proved and may start. `given`: the job as its file says it; `case.job` has
+    """A run that is proved and may start. `file_job`: the job as its file says it; `case.job` has
     besides what the command line said and a plan chose: schedule, layout, micro-batch."""
 
-    given: JobSpec
+    file_job: JobSpec
     case: Case
     proved: Proved
     spec: RunSpec
@@ -80,8 +80,8 @@ class PreparedRun:
         bounds, setup = self.verdict.bounds, self.proved.program.setup
         worst = max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1))
         budget = setup.budget_of(worst.rank)
-        said = f"proven peak {format_bytes(worst.total_bytes)} per rank"
-        return [said + (f" (budget {format_bytes(budget)}): fits" if budget else "")]
+        proof = f"proven peak {format_bytes(worst.total_bytes)} per rank"
+        return [proof + (f" (budget {format_bytes(budget)}): fits" if budget else "")]
 
 
 def prepare_run(request: RunRequest, progress: Progress | None = None) -> PreparedRun:
@@ -89,20 +89,20 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
 
     `progress` takes plans simulated and their number at most, where the job has no layout.
     """
-    given = _given(request)
-    job = _with_flags(given, request)
+    file_job = _given(request)
+    job = _with_flags(file_job, request)
     case = _case(job, request, progress)
     _require_runnable(case, request)
     proved = case.proved
     setup, verdict = proved.program.setup, proved.verdict
-    asked = request.plan_path or f"{request.job_path} [layout]"
-    check_divides(case.job.model.spec, setup.tensor, f"{asked} tensor")
+    layout_source = request.plan_path or f"{request.job_path} [layout]"
+    check_divides(case.job.model.spec, setup.tensor, f"{layout_source} tensor")
     seats = seats_of(setup, [replica_class.members for replica_class in case.placement.classes])
-    _require_fit(verdict, setup, str(asked))
+    _require_fit(verdict, setup, str(layout_source))
     require_whole_periods(case.job, setup.period, request.steps or job.train.steps)
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
-        _require_fit(verify(validation), validation.setup, str(asked))
+        _require_fit(verify(validation), validation.setup, str(layout_source))
     spec = RunSpec(
         job_path=str(request.job_path.resolve()),
         pipeline=seats.pipeline,
@@ -120,7 +120,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         overrides=request.overrides,
         devices=_devices(case),
     )
-    return PreparedRun(given, case, proved, spec)
+    return PreparedRun(file_job, case, proved, spec)
 
 
 def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
@@ -140,15 +140,15 @@ def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None =
             fix="start it with --resume or torchrun, remove it, or choose another folder with "
             "--run",
         )
-    spec, kept = prepared.spec, folder.path / "job.toml"
+    spec, job_copy = prepared.spec, folder.path / "job.toml"
     if job_files is not None:
-        spec = replace(spec, job_path=str(kept.resolve()))
+        spec = replace(spec, job_path=str(job_copy.resolve()))
     folder.write_spec(spec, prepared.proved.program)
     job = Path(prepared.spec.job_path)
     for path in (job,) if job_files is None else job_files.iterdir():
-        shutil.copyfile(path, kept if path.name == job.name else folder.path / path.name)
+        shutil.copyfile(path, job_copy if path.name == job.name else folder.path / path.name)
     seats, verdict = prepared.spec.seats, prepared.verdict
-    write_facts(folder, prepared.given, prepared.case, seats, verdict)
+    write_facts(folder, prepared.file_job, prepared.case, seats, verdict)
 
 
 def _devices(case: Case) -> tuple[int, ...]:
@@ -201,10 +201,10 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
 def _require_same_job(planned: JobSpec, job: JobSpec, plan: str) -> None:
     """Refuses a plan that was made for another job: what it proves would not be what runs."""
     in_plan, in_job = _decided_in_both(planned), _decided_in_both(job)
-    for what, value in in_plan.items():
-        if value != in_job[what]:
+    for setting, value in in_plan.items():
+        if value != in_job[setting]:
             raise SpecError(
-                f"the plan has {what} = {value!r}, the job has {in_job[what]!r}",
+                f"the plan has {setting} = {value!r}, the job has {in_job[setting]!r}",
                 place=plan,
                 fix="plan again",
             )

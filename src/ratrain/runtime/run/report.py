@@ -80,7 +80,7 @@ def _validation(rows: Sequence[Row]) -> dict[str, Any] | None:
     losses = [(row["step"] + 1, row["validation_loss"]) for row in rows if "validation_loss" in row]
     if not losses:
         return None
-    best = min(losses, key=lambda each: each[1])
+    best = min(losses, key=lambda loss: loss[1])
     return {
         "last": {"step": losses[-1][0], "loss": losses[-1][1]},
         "best": {"step": best[0], "loss": best[1]},
@@ -92,11 +92,13 @@ def _require_agreement(
 ) -> None:
     """A SpecError where files of the folder have different numbers of ranks."""
     fix = "start the run again: a file in this folder is damaged or belongs to another run"
-    case, here = facts["facts"], f"{folder.path / 'case.json'} facts"
+    case, facts_place = facts["facts"], f"{folder.path / 'case.json'} facts"
     for key in ("pipeline", "data", "tensor"):
         if case[key] != getattr(spec, key):
             raise SpecError(
-                f"is {case[key]}, run.json has {getattr(spec, key)}", place=f"{here}.{key}", fix=fix
+                f"is {case[key]}, run.json has {getattr(spec, key)}",
+                place=f"{facts_place}.{key}",
+                fix=fix,
             )
     for row in rows:
         ranks = spec.seats.world_size
@@ -106,11 +108,11 @@ def _require_agreement(
                 place=str(folder.metrics),
                 fix=fix,
             )
-    wanted = 1 + _last_program_rank(spec)
+    rank_count = 1 + _last_program_rank(spec)
     for key in ("budget_bytes", "bound_bytes", "bound_items"):
-        if len(facts[key]) < wanted:
+        if len(facts[key]) < rank_count:
             raise SpecError(
-                f"has {len(facts[key])} ranks, run.json has {wanted}",
+                f"has {len(facts[key])} ranks, run.json has {rank_count}",
                 place=f"{folder.path / 'case.json'} {key}",
                 fix=fix,
             )
@@ -235,13 +237,13 @@ def _memory(
     """One rank's bytes: proved, held by the ledger, taken from the allocator; what is allowed."""
     program_rank = spec.seats.seat(rank).program_rank
     path = folder.rank_file(rank, "records")
-    told: dict[str, Any] = {}
+    recorded: dict[str, Any] = {}
     if exists(path):
-        told = read_records(path, rank).get("memory") or {}
+        recorded = read_records(path, rank).get("memory") or {}
 
     def most(name: str, of: Callable[[Row], float | None]) -> int | None:
         values = [value for row in rows if (value := of(row["ranks"][rank]))]
-        return int(max(values)) if values else told.get(name)
+        return int(max(values)) if values else recorded.get(name)
 
     return {
         "rank": rank,
@@ -250,8 +252,8 @@ def _memory(
         "bound_bytes": facts["bound_bytes"][program_rank],
         "bound_items": facts["bound_items"][program_rank],
         "ledger_peak_bytes": most("size_bytes", lambda row: row["ledger_peak_bytes"]),
-        "ledger_items": told.get("items"),
-        "ledger_waits": told.get("ledger_waits"),
+        "ledger_items": recorded.get("items"),
+        "ledger_waits": recorded.get("ledger_waits"),
         "allocated_peak_bytes": most(
             "allocated_peak_bytes", lambda row: row["allocated_peak_bytes"]
         ),

@@ -30,12 +30,12 @@ def report_text(report: dict[str, Any]) -> list[str]:
 
 def _head(report: dict[str, Any]) -> Iterator[str]:
     steps, loss = report["steps"], report["loss"]
-    done = f"{steps['done']} of {steps['end']} steps"
+    progress = f"{steps['done']} of {steps['end']} steps"
     if loss is None:
-        yield f"{done}: nothing was measured"
+        yield f"{progress}: nothing was measured"
         return
     precision = "" if report["precision"] == "fp32" else f"; {report['precision']}"
-    yield f"{done}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}"
+    yield f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}"
     if report["skipped_updates"]:
         yield (
             f"{report['skipped_updates']:,} updates of a unit's part were skipped: a gradient "
@@ -73,8 +73,8 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
 
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
-    shown = f"{ratio:.2f}" if ratio is not None and ratio < 1000 else "-"
-    return f"{name:22}{_time(predicted):>12}{_time(measured):>12}{shown:>8}"
+    ratio_text = f"{ratio:.2f}" if ratio is not None and ratio < 1000 else "-"
+    return f"{name:22}{_time(predicted):>12}{_time(measured):>12}{ratio_text:>8}"
 
 
 def _time(time_s: float | None) -> str:
@@ -93,8 +93,8 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
         yield f"... {len(rows) - _SHOWN_RANKS} more ranks in report.json"
     worst = max(rows, key=lambda row: row["bound_bytes"])
     items = sorted(worst["bound_items"].items(), key=lambda item: -item[1])
-    said = ", ".join(f"{name} {format_bytes(size)}" for name, size in items if size)
-    yield from wrap(f"rank {worst['rank']} at its peak: {said}", 80, subsequent_indent="  ")
+    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in items if size)
+    yield from wrap(f"rank {worst['rank']} at its peak: {parts}", 80, subsequent_indent="  ")
 
 
 def _size(size_bytes: float | None) -> str:
@@ -103,8 +103,8 @@ def _size(size_bytes: float | None) -> str:
 
 def _places(report: dict[str, Any]) -> Iterator[str]:
     saved = [checkpoint for checkpoint in report["checkpoints"] if checkpoint["complete"]]
-    said = ", ".join(
+    listed = ", ".join(
         f"step {checkpoint['step']} ({_size(checkpoint['size_bytes'])})" for checkpoint in saved
     )
-    yield from wrap(f"checkpoints  {said or 'none'}", 80, subsequent_indent=" " * 13)
+    yield from wrap(f"checkpoints  {listed or 'none'}", 80, subsequent_indent=" " * 13)
     yield f"run          {report['run']}"

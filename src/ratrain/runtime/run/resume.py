@@ -26,7 +26,7 @@ from ratrain.runtime.step.tied import require_tied
 @dataclass(frozen=True)
 class ResumedRun:
     """A run whose program is fixed; it resumes after `checkpoint`, where there is one. `changes`:
-    in words, what the job file says otherwise than when the run began."""
+    in words, what has changed in the job file since the run began."""
 
     job: JobSpec
     spec: RunSpec
@@ -44,37 +44,38 @@ class ResumedRun:
         return self.step >= self.spec.end_step
 
     def require_same_data(self, prepared: Prepared) -> None:
-        """Refuses to go on with other data than the checkpoint's."""
+        """Refuses to continue with data other than the checkpoint's."""
         if self.checkpoint is not None:
             state = read_manifest(self.checkpoint).meta.state
             require_same(state, identity_of(prepared), self.job.path, self.checkpoint)
 
 
 def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
-    """The `ResumedRun` of a folder. Its program and layout go on; the job file is read again for
+    """The `ResumedRun` of a folder. Its program and layout are kept; the job file is read again for
     all else, and must be of the same model, batch and sequence length."""
     _refuse_other_program(request)
     spec, facts = folder.read_spec(), read_facts(folder)
     overrides = combined(spec.overrides, request.overrides)
     job = load_job(request.job_path, overrides)
-    now, then = settings_of(job), facts["settings"]
+    current, original = settings_of(job), facts["settings"]
     for table in ("model", "batch"):
-        for key in now[table]:
+        for key in current[table]:
             # A model without a name is called after its folder, which may have been moved.
-            if key != "name" and now[table][key] != then[table].get(key):
+            if key != "name" and current[table][key] != original[table].get(key):
                 raise SpecError(
-                    f"[{table}] {key} is {now[table][key]!r}, the run has {then[table].get(key)!r}",
+                    f"[{table}] {key} is {current[table][key]!r}, the run has "
+                    f"{original[table].get(key)!r}",
                     place=str(request.job_path),
                     fix="use the job that the run was made from, or start a new run",
                 )
     require_trainable(job)
-    kept = folder.kept_program()
-    program = kept.short if isinstance(kept, Repeating) else kept  # it has every kind of op
+    stored = folder.kept_program()
+    program = stored.short if isinstance(stored, Repeating) else stored  # it has every kind of op
     require_tied(job.model.spec, program)
     _require_clipping(job, program)
     if spec.dtype == "fp16":
-        _require_same_overflow(job, then["train"].get("overflow", "step"))
-    end_step = _end_step(request, spec, now, then)
+        _require_same_overflow(job, original["train"].get("overflow", "step"))
+    end_step = _end_step(request, spec, current, original)
     require_whole_periods(job, program.setup.period, end_step)
     newest = latest(folder.checkpoints, skip_damaged=True)
     spec = replace(
@@ -91,7 +92,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
         list(facts["headline"]),
         newest.path if newest else None,
         tuple(checkpoint.path.name for checkpoint in newest.skipped) if newest else (),
-        tuple(_changes(now, then)),
+        tuple(_changes(current, original)),
     )
 
 
@@ -148,21 +149,21 @@ def _numbered(parent: Path, name: str) -> dict[int, Path]:
     """The folders of a name by their numbers."""
     numbered: dict[int, Path] = {}
     for path in parent.iterdir() if parent.is_dir() else ():
-        rest = path.name.removeprefix(name)
+        suffix = path.name.removeprefix(name)
         if path.name == name:
             numbered[1] = path
-        elif rest != path.name and rest[0] == "-" and rest[1:].isdigit():
-            numbered[int(rest[1:])] = path
+        elif suffix != path.name and suffix[0] == "-" and suffix[1:].isdigit():
+            numbered[int(suffix[1:])] = path
     return numbered
 
 
 def _refuse_other_program(request: RunRequest) -> None:
-    given = {
+    options = {
         "--schedule": request.schedule,
         "--without": request.without,
         "--plan": request.plan_path,
     }
-    for flag, value in given.items():
+    for flag, value in options.items():
         if value:
             raise SpecError(
                 "a resumed run continues with its own program",
@@ -181,12 +182,14 @@ def require_run(folder: RunFolder) -> None:
         )
 
 
-def _end_step(request: RunRequest, spec: RunSpec, now: dict[str, Any], then: dict[str, Any]) -> int:
+def _end_step(
+    request: RunRequest, spec: RunSpec, current: dict[str, Any], original: dict[str, Any]
+) -> int:
     """--steps where given, else the job's number where it was changed, else as before."""
     if request.steps:
         return request.steps
-    steps: int = now["train"]["steps"]
-    return steps if steps != then["train"]["steps"] else spec.end_step
+    steps: int = current["train"]["steps"]
+    return steps if steps != original["train"]["steps"] else spec.end_step
 
 
 _READ_AGAIN = ("train", "data", "checkpoint")
@@ -194,20 +197,20 @@ _KEPT = ("cluster", "layout", "schedule")
 """Tables that a run's program was made from."""
 
 
-def _changes(now: dict[str, Any], then: dict[str, Any]) -> list[str]:
-    used = [line for table in _READ_AGAIN for line in _differences(table, now, then)]
-    kept = [
+def _changes(current: dict[str, Any], original: dict[str, Any]) -> list[str]:
+    effective = [line for table in _READ_AGAIN for line in _differences(table, current, original)]
+    ineffective = [
         f"{line}; a run's program cannot change"
         for table in _KEPT
-        if table in then  # earlier versions did not keep them
-        for line in _differences(table, now, then)
+        if table in original  # earlier versions did not keep them
+        for line in _differences(table, current, original)
     ]
-    return used + kept
+    return effective + ineffective
 
 
-def _differences(table: str, now: dict[str, Any], then: dict[str, Any]) -> list[str]:
+def _differences(table: str, current: dict[str, Any], original: dict[str, Any]) -> list[str]:
     """What one table says now and did not say when the run began."""
-    before, after = then[table] or {}, now[table] or {}
+    before, after = original[table] or {}, current[table] or {}
     if not (before and after):
         return [f"[{table}] was added" if after else f"[{table}] was removed"] * (before != after)
     return [

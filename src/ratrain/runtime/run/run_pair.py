@@ -48,8 +48,10 @@ class RunPair:
     def identical(self) -> bool:
         """Every bit of every common step's loss, and of every buffer of the checkpoint of the
         newest common step, which there must be."""
-        same = self.weights is not None and all(each.identical for each in self.weights)
-        return self.losses.identical and same
+        same_weights = self.weights is not None and all(
+            difference.identical for difference in self.weights
+        )
+        return self.losses.identical and same_weights
 
     @property
     def time_ratio(self) -> float:
@@ -78,8 +80,8 @@ def compare_runs(
 
 def loss_difference(first: list[Row], second: list[Row]) -> LossDifference:
     """The losses of steps that both have."""
-    others = {row["step"]: row for row in second}
-    pairs = [(row, others[row["step"]]) for row in first if row["step"] in others]
+    second_by_step = {row["step"]: row for row in second}
+    pairs = [(row, second_by_step[row["step"]]) for row in first if row["step"] in second_by_step]
     if not pairs:
         raise SpecError("the two runs have no step in common", fix="compare runs of one job")
     unlike = [(a, b) for a, b in pairs if a["loss_bits"] != b["loss_bits"]]
@@ -100,7 +102,9 @@ def as_json(pair: RunPair) -> dict[str, Any]:
         "problem": pair.problem,
         "weights": None
         if pair.weights is None
-        else [{**asdict(each), "identical": each.identical} for each in pair.weights],
+        else [
+            {**asdict(difference), "identical": difference.identical} for difference in pair.weights
+        ],
         "precision": list(pair.precision),
         "step_time_s": list(pair.step_time_s),
         "time_ratio": pair.time_ratio,
@@ -122,7 +126,7 @@ def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
         return "no step has a checkpoint in both"
     first, second = (dict(checkpoint.manifest.meta.units) for checkpoint in opened)
     if first != second:
-        return "they are divided differently: other models, or other tensor groups"
+        return "they are divided differently: different models, or different tensor degrees"
     return "" if opened[0].kinds == opened[1].kinds else "they hold different kinds of state"
 
 

@@ -85,14 +85,14 @@ def _clear_measurements(folder: RunFolder) -> None:
 
 @contextmanager
 def lab_if_possible(
-    job: JobSpec, spec: RunSpec, wanted: bool, say: Callable[[str], None]
+    job: JobSpec, spec: RunSpec, use_lab: bool, say: Callable[[str], None]
 ) -> Generator[Lab | None]:
     """The devices of a run's cluster made of this machine, where that is wanted and possible: as
     many as there are up to the last that a rank runs on."""
-    reasons = missing() if wanted else []
+    reasons = missing() if use_lab else []
     if reasons:
         say(f"no lab on this machine: {'; '.join(reasons)}. Running without its limits.")
-    if not wanted or reasons:
+    if not use_lab or reasons:
         yield None
         return
     with Lab(job.cluster.spec, 1 + max(spec.device_numbers)) as lab:

@@ -11,12 +11,12 @@ from ratrain.models.shapes import check_trainable
 def require_whole_periods(job: JobSpec, period: int, end_step: int) -> None:
     """Raises SpecError where a run whose replicas average their weights every few steps would
     end, validate or save between two averages, when they are not alike."""
-    whole = {
+    limits = {
         "[train] steps": end_step,
         "[train] validate_every": job.train.validate_every,
         "[checkpoint] every": job.checkpoint.every,
     }
-    for name, steps in whole.items():
+    for name, steps in limits.items():
         if steps % period:
             raise SpecError(
                 f"replicas are identical only every {period} steps, and this is {steps}",

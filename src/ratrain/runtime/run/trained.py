@@ -79,7 +79,7 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
     parts = StoredParts(
         spec,
         stored_degree(checkpoint.manifest.meta.units),
-        lambda *where: torch.from_numpy(checkpoint.read_range(*where)),
+        lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
     )
 
     def source(unit: str) -> Tensor:

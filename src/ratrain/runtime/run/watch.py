@@ -22,10 +22,10 @@ class Follower:
         with self._path.open("rb") as file:
             file.seek(self._offset)
             data = file.read()
-        whole = data[: data.rfind(b"\n") + 1]
-        self._offset += len(whole)
+        complete_lines = data[: data.rfind(b"\n") + 1]
+        self._offset += len(complete_lines)
         rows: list[Row] = []
-        for line in whole.splitlines():
+        for line in complete_lines.splitlines():
             try:
                 row, _ = as_table(*parse_json(line, str(self._path), finite=False))
             except SpecError:  # cut by a kill; a restarted run writes the step again
