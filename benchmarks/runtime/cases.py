@@ -99,6 +99,7 @@ class Case:
     warm_up: int = 2
     seed: int = 1
     emulation: Emulation | None = None
+    settings: tuple[str, ...] = ()  # of our own jobs, as `ratrain train --set` has them
 
     @property
     def ranks(self) -> int:

@@ -89,7 +89,7 @@ def _prepared(case: Case, folder: Path, method: str) -> PreparedRun:
         folder / "job.toml",
         schedule=method.removesuffix(NARROW),
         threads=1,
-        overrides=WIRES if method.endswith(NARROW) else (),
+        overrides=(*case.settings, *(WIRES if method.endswith(NARROW) else ())),
     )
     prepared = prepare_run(request)
     if case.emulation:

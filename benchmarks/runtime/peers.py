@@ -173,7 +173,9 @@ def narrow_pipeline_ddp(case: Case, spec: ModelSpec) -> Method:
 def _narrow(method: Method) -> Method:
     assert isinstance(method.module, DistributedDataParallel)
     # Under its own name DistributedDataParallel refuses torch's hook where there is no NCCL.
-    method.module.register_comm_hook(None, lambda group, bucket: bf16_compress_hook(group, bucket))
+    method.module.register_comm_hook(
+        method.module.process_group, lambda group, bucket: bf16_compress_hook(group, bucket)
+    )
     return method
 
 

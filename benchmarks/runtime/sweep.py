@@ -77,7 +77,7 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, tuple[str, ...]]]:
         if chosen.narrow:
             peers = tuple(name for peer in peers for name in (peer, *NARROW_PEERS.get(peer, ())))
         wanted = [peer for peer in peers if peer in (chosen.peers or peers)]
-        yield case.but(steps=chosen.steps), tuple(wanted)
+        yield case.but(steps=chosen.steps, settings=tuple(chosen.set)), tuple(wanted)
 
 
 def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
@@ -138,6 +138,7 @@ def main() -> None:
     asked.add_argument("--repetitions", type=int, default=3)
     asked.add_argument("--steps", type=int, default=5, help="timed in each run")
     asked.add_argument("--emulate", action="store_true", help="compute replaced by sleeps")
+    asked.add_argument("--set", nargs="+", default=[], help="KEY=VALUE of our own jobs")
     asked.add_argument(
         "--narrow", action="store_true", help="each of ours, and DDP, with bf16 on the wire too"
     )

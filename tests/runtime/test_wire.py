@@ -239,7 +239,7 @@ def test_a_resumed_run_equals_the_uninterrupted_one(tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_what_ranks_allocate_stays_within_the_bound(tmp_path: Path) -> None:
-    setting = replace(BF16, model=WIDE, sequence_length=64, micro_batch=32, sequences=128)
+    setting = replace(BF16, model=WIDE, sequence_length=64, micro_batch=16, sequences=64, steps=2)
     bound = max(_bounds(made(tmp_path / "free", setting.at((2, 2)))))
     run = made(tmp_path / "held", replace(setting.at((2, 2)), budget_bytes=bound))
     start(run)
