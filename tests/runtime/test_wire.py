@@ -146,10 +146,11 @@ def test_every_schedule_gives_the_same_bits_under_the_same_wire_types(
         [Setting("interleaved", virtual=2), Setting("megatron-interleaved", virtual=2)],
         [Setting(accumulation="sharded"), Setting("zb-h1", accumulation="sharded", sharding=3)],
         [Setting(model=(("tie_word_embeddings", True),), sharding=level) for level in range(4)],
+        [Setting(), Setting(network="gloo")],
     ],
-    ids=["interleaved", "sharded", "tied"],
+    ids=["interleaved", "sharded", "tied", "networks"],
 )
-def test_so_do_stages_that_share_ranks_and_sharded_sums_and_tied_copies(
+def test_so_do_stages_on_shared_ranks_and_sharded_sums_and_tied_copies_and_networks(
     choices: list[Setting], crew: Crew, tmp_path: Path
 ) -> None:
     wires = {"gradient_wire": "bf16", "boundary_wire": "bf16", "steps": 2}
