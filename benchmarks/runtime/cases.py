@@ -16,7 +16,16 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import load_cluster
 
 UNLIMITED_BITS_PER_S = 10e9  # what a pair of virtual ports carries; see ratrain.lab.ports
-LINKS = {"10 Gbit/s": UNLIMITED_BITS_PER_S, "1 Gbit/s": 1e9, "200 Mbit/s": 2e8, "50 Mbit/s": 5e7}
+LINKS = {
+    "10 Gbit/s": UNLIMITED_BITS_PER_S,
+    "1 Gbit/s": 1e9,
+    "200 Mbit/s": 2e8,
+    "100 Mbit/s": 1e8,
+    "50 Mbit/s": 5e7,
+}
+NARROW = "+bf16"
+"""Ends the name of a method that sends in bf16 what it computes in fp32: gradients, and ours what
+goes between stages too."""
 LEARNING_RATE, WEIGHT_DECAY, BETAS, EPSILON = 1e-3, 0.1, (0.9, 0.95), 1e-8
 
 
@@ -90,6 +99,7 @@ class Case:
     warm_up: int = 2
     seed: int = 1
     emulation: Emulation | None = None
+    settings: tuple[str, ...] = ()  # of our own jobs, as `ratrain train --set` has them
 
     @property
     def ranks(self) -> int:

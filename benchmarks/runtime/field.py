@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from importlib.util import find_spec
 from pathlib import Path
 
-from cases import Case, cluster_of
+from cases import NARROW, Case, cluster_of
 from ours import OURS, run_ours, write_job
 from outcomes import Outcome, outcome_of
 
@@ -31,7 +31,7 @@ class Field:
 
     def run(self, method: str) -> Outcome:
         """One run of one method; a failure is an outcome too."""
-        if method in OURS:
+        if method.removesuffix(NARROW) in OURS:
             return run_ours(self.case, self.folder, self.lab, method)
         if method == "deepspeed" and not find_spec("deepspeed"):
             return Outcome(method, failure="skipped: pip install deepspeed, which is not there")

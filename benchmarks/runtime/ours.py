@@ -12,7 +12,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from cases import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
+from cases import BETAS, EPSILON, LEARNING_RATE, NARROW, WEIGHT_DECAY, Case
 from outcomes import Outcome
 from watch import Watch
 
@@ -26,6 +26,7 @@ from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, wr
 from ratrain.runtime.run_folder import RunFolder
 
 OURS = ("ratrain", "backward-checkpoint", "tuned", "baseline-1f1b")
+WIRES = ("schedule.gradient_wire=bf16", "schedule.boundary_wire=bf16")
 EMULATED_RANK = Path(__file__).parent / "emulated_rank.py"
 
 
@@ -86,8 +87,9 @@ def run_ours(case: Case, folder: Path, lab: Lab, method: str) -> Outcome:
 def _prepared(case: Case, folder: Path, method: str) -> PreparedRun:
     request = RunRequest(
         folder / "job.toml",
-        schedule=method,
+        schedule=method.removesuffix(NARROW),
         threads=1,
+        overrides=(*case.settings, *(WIRES if method.endswith(NARROW) else ())),
     )
     prepared = prepare_run(request)
     if case.emulation:

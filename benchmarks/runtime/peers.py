@@ -12,10 +12,11 @@ from typing import Protocol, cast
 
 import torch
 import torch.distributed as dist
-from cases import BETAS, EPSILON, LEARNING_RATE, WEIGHT_DECAY, Case
+from cases import BETAS, EPSILON, LEARNING_RATE, NARROW, WEIGHT_DECAY, Case
 from deepspeed_peer import DeepSpeedPipeline
 from plain_model import Stage, loss_of, stage_of, units_of_stage
 from torch import Tensor, nn
+from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.pipelining import PipelineStage, Schedule1F1B
@@ -131,6 +132,11 @@ def ddp(case: Case, spec: ModelSpec) -> Method:
     return Accumulated(case, module, case.data / case.tokens)
 
 
+def narrow_ddp(case: Case, spec: ModelSpec) -> Method:
+    """The same with torch's hook that rounds buckets to bf16, and adds them up in it."""
+    return _narrow(ddp(case, spec))
+
+
 def fsdp2(case: Case, spec: ModelSpec) -> Method:
     """fully_shard of every unit as the manual shows it: gathered for forward and for backward,
     gradients reduced and sharded in every micro-batch. Least memory, most bytes."""
@@ -157,6 +163,20 @@ def pipeline_ddp(case: Case, spec: ModelSpec) -> Method:
         gradient_as_bucket_view=True,
     )
     return Pipelined(case, module, case.data / case.tokens, mesh.get_group("pp"))
+
+
+def narrow_pipeline_ddp(case: Case, spec: ModelSpec) -> Method:
+    """The same with that hook; what goes between stages stays in fp32."""
+    return _narrow(pipeline_ddp(case, spec))
+
+
+def _narrow(method: Method) -> Method:
+    assert isinstance(method.module, DistributedDataParallel)
+    # Under its own name DistributedDataParallel refuses torch's hook where there is no NCCL.
+    method.module.register_comm_hook(
+        method.module.process_group, lambda group, bucket: bf16_compress_hook(group, bucket)
+    )
+    return method
 
 
 def pipeline_fsdp2(case: Case, spec: ModelSpec) -> Method:
@@ -189,6 +209,8 @@ BUILDERS: dict[str, Callable[[Case, ModelSpec], Method]] = {
     "pp+fsdp2": pipeline_fsdp2,
     "pp+hooks": pipeline_hooks,
     "deepspeed": deepspeed,
+    f"ddp{NARROW}": narrow_ddp,
+    f"pp+ddp{NARROW}": narrow_pipeline_ddp,
 }
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from bound import Bound, bound_of
-from cases import LINKS, Case, Emulation
+from cases import LINKS, NARROW, Case, Emulation
 from field import field_of
 from ours import OURS
 from outcomes import Outcome, together
@@ -45,6 +45,7 @@ VARIANTS: dict[str, dict[str, Any]] = {
 """Of the regimes. `published`: recovery needed and a vocabulary-heavy last stage, as in the paper's
 evaluation; `long`: 32 micro-batches a replica in place of 8 (the paper has 256), so that filling
 the pipeline hardly counts."""
+NARROW_PEERS = {peer: (f"{peer}{NARROW}",) for peer in ("ddp", "pp+ddp")}
 WITHOUT_CHECKPOINTS = ("ratrain", "tuned", "baseline-1f1b")
 """Where nothing is recovered, backward-checkpoint is `tuned`."""
 SLEEPS = {"balanced": Emulation(0.012, 0.009), "vocabulary": Emulation(0.012, 0.072)}
@@ -61,8 +62,8 @@ class Row:
 
     @property
     def best_peer(self) -> Outcome | None:
-        """The fastest that ended."""
-        ended = [peer for peer in self.peers if peer.ended]
+        """The fastest that ended, of those that send what they compute."""
+        ended = [peer for peer in self.peers if peer.ended and not peer.method.endswith(NARROW)]
         return min(ended, key=lambda peer: peer.step_s, default=None)
 
 
@@ -73,13 +74,17 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, tuple[str, ...]]]:
         case = Case(f"{variant}, {layout}, {link}", link=link, **{**shape, **VARIANTS[variant]})
         if chosen.emulate:
             case = case.but(emulation=SLEEPS[case.model], cpus=1.0)
+        if chosen.narrow:
+            peers = tuple(name for peer in peers for name in (peer, *NARROW_PEERS.get(peer, ())))
         wanted = [peer for peer in peers if peer in (chosen.peers or peers)]
-        yield case.but(steps=chosen.steps), tuple(wanted)
+        yield case.but(steps=chosen.steps, settings=tuple(chosen.set)), tuple(wanted)
 
 
 def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
     """The methods one after the other, again and again."""
     ours = [name for name in chosen.ours if case.recovery or name in WITHOUT_CHECKPOINTS]
+    if chosen.narrow:
+        ours = [each for name in ours for each in (name, f"{name}{NARROW}")]
     runs: dict[str, list[Outcome]] = {name: [] for name in (*peers, *ours)}
     with (
         tempfile.TemporaryDirectory(prefix="bench-") as folder,
@@ -133,6 +138,10 @@ def main() -> None:
     asked.add_argument("--repetitions", type=int, default=3)
     asked.add_argument("--steps", type=int, default=5, help="timed in each run")
     asked.add_argument("--emulate", action="store_true", help="compute replaced by sleeps")
+    asked.add_argument("--set", nargs="+", default=[], help="KEY=VALUE of our own jobs")
+    asked.add_argument(
+        "--narrow", action="store_true", help="each of ours, and DDP, with bf16 on the wire too"
+    )
     asked.add_argument("--quick", action="store_true", help="2x2, two links, one repetition")
     asked.add_argument("--json", type=Path, help="write all figures there")
     chosen = asked.parse_args()

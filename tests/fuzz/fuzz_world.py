@@ -175,6 +175,8 @@ average_every = 2
 recover_heads = false
 dtype = "fp32"
 gradient_dtype = "fp32"
+gradient_wire = "fp32"
+boundary_wire = "bf16"
 
 [train]
 steps = 6

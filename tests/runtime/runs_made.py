@@ -101,6 +101,8 @@ class Setting:
     accumulation: str = "local"
     dtype: str = "fp32"
     gradient_dtype: str | None = None  # None: fp32
+    gradient_wire: str | None = None  # None: as dtype
+    boundary_wire: str | None = None
     clip_norm: float | None = None
     loss_scale: float = 65536.0
     overflow: str = "step"
@@ -183,6 +185,8 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "name": setting.name,
         "dtype": setting.dtype,
         "gradient_dtype": setting.gradient_dtype,
+        "gradient_wire": setting.gradient_wire,
+        "boundary_wire": setting.boundary_wire,
         "recovery": setting.recovery,
         "gradient_accumulation": setting.accumulation,
         "without": list(setting.without) or None,

@@ -13,11 +13,12 @@ from hypothesis import strategies as st
 from launched import made
 from runs_made import Setting, write_job
 
+from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
 from ratrain.models.parameters import lay_out
 from ratrain.models.weights import Weights
-from ratrain.runtime.step.narrowing import _CHUNK_ELEMENTS, narrowed
+from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.schedule import schedule_of
 
 BITS_16 = [torch.bfloat16, torch.float16]
@@ -27,8 +28,8 @@ BITS_16 = [torch.bfloat16, torch.float16]
 @given(
     length=st.one_of(
         st.integers(0, 2000),
-        st.integers(-3, 3).map(lambda more: _CHUNK_ELEMENTS + more),
-        st.integers(-3, 3).map(lambda more: 3 * _CHUNK_ELEMENTS + more),
+        st.integers(-3, 3).map(lambda more: NARROWED_ELEMENTS + more),
+        st.integers(-3, 3).map(lambda more: 3 * NARROWED_ELEMENTS + more),
     ),
     dtype=st.sampled_from(BITS_16),
     seed=st.integers(0, 99),

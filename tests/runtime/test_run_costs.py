@@ -10,7 +10,7 @@ from runs_made import Setting
 
 from ratrain.program.kind import Kind
 from ratrain.runtime.rank.calibration import Calibration, UnitTimes
-from ratrain.runtime.rank.run_costs import costs_of_run
+from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
 from ratrain.runtime.step.schedule import schedule_of
 
 
@@ -37,5 +37,5 @@ def test_each_unit_has_its_own_time_however_many_stages_a_rank_holds(
         told(rank, [unit.unit.name for unit in schedule_of(program, rank).units])
         for rank in range(pipeline)
     ]
-    costs = costs_of_run(program, calibrations, 4)
+    costs = costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
     assert costs.work[Kind.F].fixed_s.tolist() == [100, 0, 1, 2, 3, 4, 5, 200]

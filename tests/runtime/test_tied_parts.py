@@ -15,6 +15,7 @@ from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
 from ratrain.models.units import unit_of
 from ratrain.program.actions import Kind, Lane
+from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of
 from ratrain.runtime.step.states import rank_states
 from ratrain.runtime.step.tied import require_tied, tied_gradient
@@ -35,6 +36,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
             lambda _unit, _kind, low, high: torch.zeros(high - low),
             torch.float32,
             torch.float32,
+            Wire(torch.float32, torch.float32),
             torch.device("cpu"),
         )
         for unit in states.units:

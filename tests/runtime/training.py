@@ -50,6 +50,7 @@ class RankResult:
     ledger_peak_bytes: int
     host_peak_bytes: int
     validated: list[tuple[int, str, int]]  # after which step, the bits of the loss, its tokens
+    sent_bytes: int  # by the network, once the run was complete; 0 where it does not count
 
 
 @dataclass(frozen=True)
@@ -65,6 +66,7 @@ class Result:
     host_peaks: list[int]
     host_bounds: list[int]
     validated: list[tuple[int, str, int]]
+    sent_bytes: list[int]  # by each rank
 
     @property
     def loss_values(self) -> list[float]:
@@ -104,6 +106,7 @@ def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None)
             if bound.rank == seat.program_rank
         ],
         ranks[0].validated,
+        [rank.sent_bytes for rank in ranks],
     )
 
 
@@ -188,18 +191,19 @@ def train_rank(
     def heard(_step: int, reports: Round) -> None:
         losses.append(loss_of(reports).hex())
 
+    network = network_among(
+        spec.seats,
+        seat,
+        setting.network,
+        timeout_s=setting.timeout_s,
+        tied=program.setup.tied,
+    )
     run = RankRun(
         job,
         program,
         spec,
         seat,
-        network_among(
-            spec.seats,
-            seat,
-            setting.network,
-            timeout_s=setting.timeout_s,
-            tied=program.setup.tied,
-        ),
+        network,
         ReplicaBatches(setting.samples, first, share, setting.micro_batch, device),
         Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
         device=device,
@@ -213,6 +217,7 @@ def train_rank(
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
     run.complete()
+    began_bytes = network.sent_bytes or 0
     run.run()
     return RankResult(
         losses,
@@ -223,6 +228,7 @@ def train_rank(
         run.ledger.peak.size_bytes,
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
         validated,
+        (network.sent_bytes or 0) - began_bytes,
     )
 
 

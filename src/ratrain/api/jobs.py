@@ -55,6 +55,8 @@ class Job(Shown):
         return replace(self, spec=replace(self.spec, layout=None))
 
     def _facts(self) -> list[tuple[str, str]]:
+        from ratrain.plan.sizes import travels
+
         spec, layout = self.spec, self.spec.layout
         laid_out = "left to the planner"
         if layout is not None:
@@ -69,6 +71,7 @@ class Job(Shown):
             ),
             ("layout", laid_out),
             ("schedule", f"{spec.schedule.name}, {spec.schedule.dtype}"),
+            *(("network", words) for words in travels(spec.schedule)),
             ("budget", f"{budgets} per rank"),
         ]
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from pathlib import Path
+from textwrap import wrap
 from typing import TYPE_CHECKING
 
 import click
@@ -52,7 +53,8 @@ def _lines(pair: RunPair) -> Iterator[str]:
 
     first, second = pair.precision
     if first != second:
-        yield f"numbers  {first}; {second}: runs that round differently"
+        numbers = f"{first}; {second}: runs that round differently"
+        yield from wrap(numbers, 80, initial_indent="numbers  ", subsequent_indent=" " * 9)
     losses = pair.losses
     if losses.identical:
         yield f"losses   {counted(losses.steps, 'step')}, identical bit by bit"

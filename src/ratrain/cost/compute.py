@@ -17,7 +17,7 @@ from ratrain.cost.blocks import ELEMENT_BYTES, Block, BlockKind, Flops
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
 from ratrain.cost.measured import Measured, measured
-from ratrain.cost.precision import precision_of
+from ratrain.cost.precision import precision_of, wire_bytes
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.layer_profile import BlockCase, shape_of
 
@@ -149,8 +149,10 @@ def update(times: BlockTimes, params: float, owners: int, device: DeviceKind) ->
     return Transfer(device.launch_s, moved * params / owners, 0.0)
 
 
-def reduced_bytes_per_param(device: DeviceKind, dtype: str) -> float:
-    """Bytes of a parameter's gradient as reductions send it: as wide as a weight, unless the
-    device's software is known to widen it."""
+def reduced_bytes_per_param(device: DeviceKind, dtype: str, wire: str | None = None) -> float:
+    """Bytes of a parameter's gradient as reductions send it: in the wire type that a job asks for;
+    else as wide as a weight, unless the device's software is known to widen it."""
+    if wire is not None:
+        return wire_bytes(wire)
     asked = device.kernels.reduce_bytes_per_param if device.kernels else None
     return asked or precision_of(dtype).weight_bytes

@@ -6,8 +6,11 @@ are their own master, so 8 bytes of moments remain.
 
 A step's micro-batches add up in fp32 unless a job asks for the 16 bits of its dtype: 4 bytes or 2
 for a gradient. Published systems differ, so what reproduces one says which: Rajbhandari et al.
-count 2 (the RATrain paper's memory rows fit 2 and not 4), Megatron-LM with bf16 keeps 4. Either
-way gradients are sent in the run's dtype.
+count 2 (the RATrain paper's memory rows fit 2 and not 4), Megatron-LM with bf16 keeps 4.
+
+What gradients and boundary tensors (activations between stages, and their gradients) are sent in
+is their wire type: the run's dtype, or bf16 where an fp32 job asks for it. It changes what links
+carry, and no state.
 """
 
 from __future__ import annotations
@@ -17,13 +20,12 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes that a parameter takes as weight, gradient, optimizer state and on a link, and that an
+    """Bytes that a parameter takes as weight, gradient and optimizer state, and that an
     activation's element takes."""
 
     weight_bytes: int
     gradient_bytes: int
     optimizer_bytes: int
-    sent_bytes: int
     element_bytes: int
 
 
@@ -32,14 +34,30 @@ SAVED_BYTES = 12
 """Bytes of a parameter in a checkpoint, whatever the dtype: fp32 master weight and two moments."""
 
 
-def precision_words(dtype: str, gradient_dtype: str) -> str:
-    """The numbers of a run for people: "bf16, gradients in fp32"."""
-    return dtype if dtype == FP32 else f"{dtype}, gradients in {gradient_dtype}"
+def precision_words(dtype: str, gradient_dtype: str, travel: str = "") -> str:
+    """The numbers of a run for people: "bf16, gradients in fp32". `travel`: `travel_words`."""
+    numbers = dtype if dtype == FP32 else f"{dtype}, gradients in {gradient_dtype}"
+    return f"{numbers}, {travel}" if travel else numbers
+
+
+def travel_words(dtype: str, gradient_wire: str, boundary_wire: str) -> str:
+    """What is sent narrower than the run's dtype, for people: "gradients travel in bf16"; "" where
+    nothing is."""
+    wires = {"gradients": gradient_wire, "boundary tensors": boundary_wire}
+    narrower = {name: wire for name, wire in wires.items() if wire != dtype}
+    if len(set(narrower.values())) == 1:
+        return f"{' and '.join(narrower)} travel in {next(iter(narrower.values()))}"
+    return ", ".join(f"{name} travel in {wire}" for name, wire in narrower.items())
+
+
+def wire_bytes(wire: str) -> int:
+    """Bytes of an element on a link."""
+    return precision_of(wire).element_bytes
 
 
 def precision_of(dtype: str, gradient_dtype: str = FP32) -> Precision:
     """The precision of a dtype whose gradients add up in another; a dtype that is not known here
     is counted as 16 bits."""
     if dtype == FP32:
-        return Precision(4, 4, 8, 4, 4)
-    return Precision(2, 4 if gradient_dtype == FP32 else 2, 12, 2, 2)
+        return Precision(4, 4, 8, 4)
+    return Precision(2, 4 if gradient_dtype == FP32 else 2, 12, 2)

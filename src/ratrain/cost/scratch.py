@@ -17,6 +17,10 @@ PRODUCT_ELEMENTS = 1 << 20
 UPDATE_ELEMENTS = 1 << 18
 """The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""
 
+NARROWED_ELEMENTS = 1 << 18
+"""What is rounded for the network, or widened behind it, is taken in pieces of this many
+elements."""
+
 SMALL_THINGS_BYTES = 2 << 20
 """Two steps' tokens, the network library's own buffers, what control rounds and records take."""
 
@@ -64,12 +68,16 @@ def kernels_scratch_bytes(element_bytes: int) -> int:
     return KERNELS * _KERNEL_BYTES if element_bytes == 2 else 0
 
 
-def lanes_scratch_bytes(data: int, tensor: int = 1, *, tied: bool = False) -> int:
+def lanes_scratch_bytes(
+    data: int, tensor: int = 1, *, tied: bool = False, narrow_boundaries: bool = False
+) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
     sum (on the same lane, at another time: two pieces of a tied matrix' other copy), and the
     optimizer's widened gradient, scaled; and what the sums of a tensor group hold, inside compute
-    and beside it: a piece from each peer, and the piece's sum in fp32."""
+    and beside it: a piece from each peer, and the piece's sum in fp32. Where boundary tensors
+    travel narrower than they are, each of the four message lanes has a 2-byte piece of one."""
     reduction = 2 * (data - 1) + 1 if data > 1 else 0
     sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
     pieces = max(reduction, 2 if tied else 0) + sums
-    return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS + SMALL_THINGS_BYTES
+    rounded = 4 * 2 * NARROWED_ELEMENTS if narrow_boundaries else 0
+    return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS + rounded + SMALL_THINGS_BYTES

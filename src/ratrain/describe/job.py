@@ -32,6 +32,9 @@ from ratrain.readers.files import exists, nearest_file
 from ratrain.readers.place import Place
 from ratrain.readers.toml import read_toml
 
+WireType = Literal["fp32", "bf16", "fp16"]
+"""In what tensors are sent."""
+
 
 @dataclass(frozen=True)
 class ModelChoice:
@@ -115,7 +118,9 @@ class ScheduleSpec:
     steps, which changes what training means; left out: they share every gradient. `collective`: by
     which algorithm replicas reduce and gather, for the time that is predicted (`cost.algorithms`);
     "auto": the fastest one for each size and place. `gradient_dtype`: in which the gradients of a
-    step's micro-batches add up; fp32, or `dtype` itself, for half of the memory."""
+    step's micro-batches add up; fp32, or `dtype` itself, for half of the memory. `gradient_wire`,
+    `boundary_wire`: in which gradients, and activations between stages and their gradients, are
+    sent; left out: in `dtype`."""
 
     name: Name = "ratrain"
     without: tuple[Name, ...] = ()
@@ -133,6 +138,18 @@ class ScheduleSpec:
     collective: Name = "ring"
     dtype: Name = "fp16"
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    gradient_wire: WireType | None = None
+    boundary_wire: WireType | None = None
+
+    @property
+    def gradients_travel_in(self) -> str:
+        """The dtype in which gradients are sent."""
+        return self.gradient_wire or self.dtype
+
+    @property
+    def boundaries_travel_in(self) -> str:
+        """The dtype in which activations between stages, and their gradients, are sent."""
+        return self.boundary_wire or self.dtype
 
 
 @dataclass(frozen=True)
@@ -274,7 +291,7 @@ def check_job(job: JobSpec, place: Place | None = None) -> None:
     place = place or Place(_file(job.path))
     job.cluster.members()  # more devices than exist
     faults = Faults()
-    checks = (_check_positions, _check_dtype, _check_budget, _check_layout)
+    checks = (_check_positions, _check_dtype, _check_wires, _check_budget, _check_layout)
     for check in checks:
         with faults:
             check(job, place)
@@ -315,6 +332,33 @@ def _check_dtype(job: JobSpec, place: Place) -> None:
             place=str(here.at("gradient_dtype")),
             fix=f'use "fp32" or "{job.schedule.dtype}"',
         )
+
+
+def _check_wires(job: JobSpec, place: Place) -> None:
+    """A tensor is sent in the job's dtype, or an fp32 one in bf16: fp16 has another range, for
+    which gradients would have to be scaled, and a wider type would only send zeros besides."""
+    here, schedule, faults = place.at("schedule"), job.schedule, Faults()
+    dtype = schedule.dtype
+    allowed = (dtype, "bf16") if dtype == "fp32" else (dtype,)
+    for key, wire in (
+        ("gradient_wire", schedule.gradient_wire),
+        ("boundary_wire", schedule.boundary_wire),
+    ):
+        with faults:
+            if wire is not None and wire not in allowed:
+                raise SpecError(
+                    f"tensors of {dtype} cannot be sent in {wire}",
+                    place=str(here.at(key)),
+                    fix=f"use {' or '.join(allowed)}, or leave it out",
+                )
+    with faults:
+        if schedule.average_every is not None and schedule.gradients_travel_in != dtype:
+            raise SpecError(
+                "replicas that average their weights send no gradients, and weights travel in fp32",
+                place=str(here.at("gradient_wire")),
+                fix="leave gradient_wire out, or average_every",
+            )
+    faults.raise_all()
 
 
 def _check_budget(job: JobSpec, place: Place) -> None:

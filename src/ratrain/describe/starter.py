@@ -133,6 +133,8 @@ def _schedule(s: Starter) -> _Table:
             _Line("recovery_buffer", 2, "layers recomputed ahead of their backward"),
             _Line("collective", "ring", "or direct, hierarchical, auto: for predictions"),
             _Line("gradient_dtype", "fp32", "of summed gradients; default: as dtype"),
+            _Line("gradient_wire", s.dtype, "in which gradients are sent; default: as dtype"),
+            _Line("boundary_wire", s.dtype, "of activations between stages; default: as dtype"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
             _Line("sharding", 2, "ZeRO stage 0 to 3; default: the strategy's"),

@@ -30,7 +30,13 @@ from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import Progress, fitted
-from ratrain.plan.sizes import gradients_in, layers_of_stages, stores_scores, trains_tied
+from ratrain.plan.sizes import (
+    gradients_in,
+    layers_of_stages,
+    stores_scores,
+    trains_tied,
+    travels,
+)
 from ratrain.plan.trial import proof, timed
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
@@ -114,6 +120,8 @@ class Case:
             "backend": job.schedule.backend,
             "dtype": job.schedule.dtype,
             "gradient_dtype": job.schedule.gradient_dtype,
+            "gradient_wire": job.schedule.gradients_travel_in,
+            "boundary_wire": job.schedule.boundaries_travel_in,
             "collective": job.schedule.collective,
             "measured_times": measured_words(job, layout),
         }
@@ -133,6 +141,7 @@ class Case:
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
             f"activations {self.activations}",
+            *travels(job.schedule),
             *measured_words(job, layout),
         )
         return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]

@@ -11,14 +11,14 @@ import numpy as np
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, tree_all_reduce
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
-from ratrain.cost.precision import SAVED_BYTES, precision_of
+from ratrain.cost.precision import SAVED_BYTES, precision_of, wire_bytes
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.compute_times import placed_times
 from ratrain.plan.gradient_groups import Half, data_half
 from ratrain.plan.placement import Placement, ReplicaClass
-from ratrain.plan.sizes import blocks_of_stages, boundary_bytes
+from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_of_op, tensor_sums
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.setup import HOST, Recovery, Setup, Unit
@@ -178,9 +178,9 @@ def _places_of_class(
         here, there = rank_of[source], rank_of[target]
         link = placement.stage_link(here, there, alike.members)
         kind = placement.kind(alike.kinds[here])
-        return _Message(base + there, link, stage_message(boundary, link, kind, placement, there))
+        return _Message(base + there, link, stage_message(sent, link, kind, placement, there))
 
-    boundary = boundary_bytes(job)
+    boundary, sent = boundary_bytes(job), sent_boundary_bytes(job)
     places: list[_Place] = []
     known: dict[tuple[int, str, bool], BlockTimes] = {}
     precision = precision_of(job.schedule.dtype)
@@ -189,7 +189,7 @@ def _places_of_class(
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
         mode = setup.replicas[number].stages[stage].only.recovery
         selective = mode is Recovery.SELECTIVE
-        reduced = reduced_bytes_per_param(kind, job.schedule.dtype)
+        reduced = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
         for block in parts:
             key = (rank_of[stage], block.kind, selective)
             if key not in known:
@@ -325,7 +325,7 @@ def _ties(
     the sum where it was sent."""
     layout, model = placement.layout, job.model.spec
     parts = layout.tensor * (setup.data if setup.sharding else 1)
-    sent_bytes = precision_of(job.schedule.dtype).sent_bytes
+    sent_bytes = wire_bytes(job.schedule.gradients_travel_in)
     size_bytes = sent_bytes * model.vocab * model.hidden / parts
     last = layout.pipeline - 1
 

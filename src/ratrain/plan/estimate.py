@@ -41,7 +41,7 @@ from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.gradient_groups import data_half
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
-from ratrain.plan.sizes import boundary_bytes
+from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_of_op, tensor_sums
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
@@ -122,9 +122,10 @@ class _Pace:
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
         boundary = boundary_bytes(group.job)
-        dtype = group.job.schedule.dtype
+        schedule = group.job.schedule
+        dtype = schedule.dtype
         weight_bytes = precision_of(dtype).weight_bytes
-        reduced_bytes = reduced_bytes_per_param(device, dtype)
+        reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
@@ -180,7 +181,7 @@ class _Pace:
     @cached_property
     def messages(self) -> tuple[Floats, Floats, Floats]:
         """Seconds of the message behind each stage: forward, backward, and driving either."""
-        boundary, placement = boundary_bytes(self.group.job), self.group.placement
+        sent_bytes, placement = sent_boundary_bytes(self.group.job), self.group.placement
         if self.ranks == 1:
             none = np.zeros(self.stages)
             return none, none, none
@@ -189,7 +190,7 @@ class _Pace:
         for source, target in hops.examples:
             link = placement.stage_link(source, target, self.alike.members)
             device = placement.kind(self.alike.kinds[source])
-            sent = stage_message(boundary, link, device, placement, target)
+            sent = stage_message(sent_bytes, link, device, placement, target)
             times.append((sent.alone_s(link.bandwidth_bytes_per_s), sent.driving_s))
         every = np.array(times)[hops.which]
         forward, back = every[self.rank_of], every[self.ranks + self.rank_of]

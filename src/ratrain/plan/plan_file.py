@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
 from ratrain.describe.cluster import Device
-from ratrain.describe.job import JobSpec, LayoutSpec, job_from_table
+from ratrain.describe.job import JobSpec, LayoutSpec, WireType, job_from_table
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
 from ratrain.plan.build import Candidate
@@ -105,6 +105,8 @@ class Plan:
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    gradient_wire: WireType | None = None  # None: as dtype
+    boundary_wire: WireType | None = None
     collective: Name = "ring"
     predicted: Predicted | None = None
 
@@ -157,6 +159,8 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
         recover_heads=schedule.recover_heads,
         sequence_parallel=layout.sequence_parallel,
         gradient_dtype=schedule.gradient_dtype,
+        gradient_wire=schedule.gradient_wire,
+        boundary_wire=schedule.boundary_wire,
         collective=schedule.collective,
         predicted=predicted,
     )
@@ -195,6 +199,7 @@ def write_plan(plan: Plan) -> str:
         head["collective"] = plan.collective
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
+    head |= _wires(plan)
     if plan.predicted is not None:
         head["predicted"] = vars(plan.predicted)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
@@ -305,6 +310,7 @@ def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:
         table["schedule"]["passes"] = list(plan.passes)
+    table["schedule"] |= _wires(plan)
     job = job_from_table(table, place, Path(place.file))
     return replace(
         job,
@@ -313,6 +319,12 @@ def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
             job.schedule, recover_heads=plan.recover_heads, average_every=plan.average_every
         ),
     )
+
+
+def _wires(plan: Plan) -> dict[str, str]:
+    """The wire types that a plan names."""
+    wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
+    return {key: wire for key, wire in wires.items() if wire is not None}
 
 
 def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:

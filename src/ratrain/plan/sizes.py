@@ -13,7 +13,7 @@ from ratrain.cost.activations import (
 )
 from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
-from ratrain.cost.precision import FP32, precision_of
+from ratrain.cost.precision import FP32, precision_of, travel_words, wire_bytes
 from ratrain.cost.scratch import (
     compute_scratch_bytes,
     kernels_scratch_bytes,
@@ -64,6 +64,12 @@ def boundary_bytes(job: JobSpec) -> int:
     return int(checkpoint_bytes(model, sequence, size) * _wider(job))
 
 
+def sent_boundary_bytes(job: JobSpec) -> int:
+    """The same tensor as one stage sends it to another."""
+    element = precision_of(job.schedule.dtype).element_bytes
+    return boundary_bytes(job) * wire_bytes(job.schedule.boundaries_travel_in) // element
+
+
 def passed_bytes(job: JobSpec, layout: LayoutSpec) -> int:
     """A rank's part of the tensor between two units: all of it without sequence parallelism."""
     whole = boundary_bytes(job)
@@ -96,6 +102,14 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
 def gradients_in(schedule: ScheduleSpec) -> str:
     """What to add where gradients are spoken of: " in fp32"; nothing where all is in fp32."""
     return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
+
+
+def travels(schedule: ScheduleSpec) -> list[str]:
+    """What is sent narrower than it is computed, as a line of a headline; none where nothing is."""
+    words = travel_words(
+        schedule.dtype, schedule.gradients_travel_in, schedule.boundaries_travel_in
+    )
+    return [words] if words else []
 
 
 def stores_scores(job: JobSpec) -> bool:
@@ -142,7 +156,9 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     )
     apart = trains_tied(job) and layout.pipeline > 1
     kernels = kernels_scratch_bytes(element)
-    return compute + kernels + lanes_scratch_bytes(layout.data, layout.tensor, tied=apart)
+    narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype
+    lanes = lanes_scratch_bytes(layout.data, layout.tensor, tied=apart, narrow_boundaries=narrows)
+    return compute + kernels + lanes
 
 
 def _saved_bytes(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> int:

@@ -13,7 +13,7 @@ from ratrain.plan.build import Candidate
 from ratrain.plan.measured_blocks import left_out_words, measured_words
 from ratrain.plan.ranges import runs
 from ratrain.plan.search import Search, Tried
-from ratrain.plan.sizes import gradients_in
+from ratrain.plan.sizes import gradients_in, travels
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -50,6 +50,7 @@ def headline(candidate: Candidate) -> list[str]:
         lines[-1] += f", recovery buffer {candidate.buffer}"
     if candidate.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
+    lines += travels(candidate.job.schedule)
     lines += measured_words(candidate.job, candidate.layout)
     return [part for line in lines for part in wrapped(line)]
 
@@ -156,6 +157,8 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "gradients": "sharded" if candidate.mode.sharded_gradients else "local",
         "dtype": candidate.job.schedule.dtype,
         "gradient_dtype": candidate.job.schedule.gradient_dtype,
+        "gradient_wire": candidate.job.schedule.gradients_travel_in,
+        "boundary_wire": candidate.job.schedule.boundaries_travel_in,
         "reversed_kinds": candidate.reversed_kinds,
         "measured_times": measured_words(candidate.job, layout),
     }

@@ -19,7 +19,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
 
-from ratrain.cost.precision import precision_words
+from ratrain.cost.precision import precision_words, travel_words
 from ratrain.describe.amounts import Count, FileName, Name, Note, Steps
 from ratrain.describe.overrides import MOST_CHARS
 from ratrain.describe.strict import Rule, load
@@ -62,6 +62,8 @@ class RunSpec:
     allocator: bool = True  # count what the process allocates, and hold it to the budget
     tensor: Count = 1
     gradient_dtype: Note = ""  # in which gradients add up; "" (of earlier versions): `dtype`
+    gradient_wire: Note = ""  # in which gradients are sent; "": `dtype`
+    boundary_wire: Note = ""  # in which activations between stages and their gradients are sent
     overrides: tuple[Override, ...] = ()  # of the job file's values, as `--set` has them
     devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
 
@@ -97,7 +99,18 @@ class RunSpec:
     @property
     def precision(self) -> str:
         """The numbers of the run, in words."""
-        return precision_words(self.dtype, self.gradient_dtype or self.dtype)
+        travel = travel_words(self.dtype, self.gradients_travel_in, self.boundaries_travel_in)
+        return precision_words(self.dtype, self.gradient_dtype or self.dtype, travel)
+
+    @property
+    def gradients_travel_in(self) -> str:
+        """The dtype in which gradients are sent."""
+        return self.gradient_wire or self.dtype
+
+    @property
+    def boundaries_travel_in(self) -> str:
+        """The dtype in which activations between stages, and their gradients, are sent."""
+        return self.boundary_wire or self.dtype
 
     @property
     def device_numbers(self) -> tuple[int, ...]:

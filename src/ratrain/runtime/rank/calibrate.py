@@ -54,10 +54,10 @@ def calibrate(
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.exchange(None, torch.zeros(1))
     beside = torch.get_num_threads() if processor.computes else 0
-    ends = (states.device, network, seats, seat, beside)
+    ends = (states, network, seats, seat, beside)
     forward, arrival = message_times(Lane.SEND_F, +1, *ends)
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends)
-    collective = collective_times(states.device, network, seats) if seats.data > 1 else None
+    collective = collective_times(states, network, seats) if seats.data > 1 else None
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
     tensor = tensor_times(states.device, network, seats.tensor)
     return Calibration(

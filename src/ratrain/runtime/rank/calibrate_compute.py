@@ -174,14 +174,14 @@ def _back(
 
 def _narrowing_s(unit: UnitState, states: RankStates) -> float:
     """Rounding a piece of a gradient for the network, linearly extrapolated to the whole."""
-    if states.gradient_dtype == states.dtype:
+    if states.gradient_dtype == states.wire.gradients:
         return 0.0
     count = min(_UPDATED, unit.padded)
     took_s: list[float] = []
     for _ in range(LEAST_PASSES + 1):
         piece = torch.zeros(count, dtype=states.gradient_dtype, device=states.device)
         began_s = time.perf_counter()
-        narrowed(piece, states.dtype)
+        narrowed(piece, states.wire.gradients)
         took_s.append(time.perf_counter() - began_s)
     return fmean(took_s[1:]) * unit.padded / count
 

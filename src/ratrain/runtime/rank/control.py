@@ -34,6 +34,7 @@ class RankReport:
     ledger_peak_bytes: float
     allocated_peak_bytes: float
     resident_bytes: float
+    sent_bytes: float  # since the rank began
     gradient_norm: float
     skipped_updates: float  # of its units in the step before, where each decides by itself
     stop: float  # 1: this rank was asked to stop

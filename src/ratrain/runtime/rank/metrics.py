@@ -31,6 +31,7 @@ _RANK_FIELDS = (
     "ledger_peak_bytes",
     "allocated_peak_bytes",
     "resident_bytes",
+    "sent_bytes",
 )
 
 

@@ -33,7 +33,7 @@ from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.meeting import Meeting, meet
 from ratrain.runtime.rank.metrics import MetricsLog, Row, StepRows, validation_row
 from ratrain.runtime.rank.networks import leave, network_of, require_network
-from ratrain.runtime.rank.run_costs import costs_of_run
+from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
@@ -46,7 +46,6 @@ from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network import Network
-from ratrain.runtime.step.states import DTYPES
 from ratrain.runtime.step.tensor_parts import stored_sizes
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline, write_whole
@@ -291,7 +290,10 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
     )
     calibrations = gathered(own_times, network)
     if stand.seat.world_rank == 0:
-        element_bytes = torch.empty(0, dtype=DTYPES[stand.spec.dtype]).element_size()
+        wire = run.states.wire
+        element_bytes = ElementBytes(
+            run.states.dtype.itemsize, wire.gradients.itemsize, wire.boundaries.itemsize
+        )
         agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
         costs = costs_of_run(stand.program, calibrations, element_bytes, agrees=agrees)
         simulation = simulate(stand.program, costs)

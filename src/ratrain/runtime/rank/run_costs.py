@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import fmean
 
 import numpy as np
@@ -19,18 +19,32 @@ from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
 
 ReadLink = Callable[[Calibration], LinkTimes | None]
 
+
+@dataclass(frozen=True)
+class ElementBytes:
+    """Of an element: as it is computed, and as gradients and boundary tensors are sent."""
+
+    computed: int
+    gradient: int
+    boundary: int
+
+
 _NO_LINK = LinkTimes(0.0, 1e12, 0.0, 0.0)
 
 
 def costs_of_run(
-    program: Program, calibrations: list[Calibration], element_bytes: int, *, agrees: bool = False
+    program: Program,
+    calibrations: list[Calibration],
+    element_bytes: ElementBytes,
+    *,
+    agrees: bool = False,
 ) -> Costs:
     """The simulator's costs, from all calibrations; ranks that a program folds are averaged.
     `agrees`: owners of a unit agree after its reduction on whether it overflowed."""
     measured = _Measured(program, calibrations)
     priced: dict[str, Work] = {Cost.NOTHING: fixed_work(measured.zero)}
     priced |= _compute(measured)
-    priced |= _messages(measured)
+    priced |= _messages(measured, element_bytes)
     priced |= _sums(measured)
     priced |= _states(measured, element_bytes, agrees)
     # What no calibration measures takes no time: copies to host memory, and costs that custom
@@ -151,11 +165,11 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
     }
 
 
-def _messages(measured: _Measured) -> dict[Cost, Work]:
+def _messages(measured: _Measured, element_bytes: ElementBytes) -> dict[Cost, Work]:
     """Between stages: activations forward, their gradients back."""
-    members = measured.members()
-    outputs = np.array([member.output_bytes for member in members], dtype=np.float64)
-    inputs = np.array([member.units[0].input_bytes for member in members], dtype=np.float64)
+    members, sent = measured.members(), element_bytes.boundary / element_bytes.computed
+    outputs = sent * np.array([member.output_bytes for member in members], dtype=np.float64)
+    inputs = sent * np.array([member.units[0].input_bytes for member in members], dtype=np.float64)
     following, previous = measured.port_of_stage(+1), measured.port_of_stage(-1)
     return {
         Cost.SEND_OUTPUT: measured.over(outputs, lambda c: c.message, following),
@@ -176,19 +190,21 @@ def _sums(measured: _Measured) -> dict[Cost, Work]:
     return {Cost.TENSOR_SUM: last}
 
 
-def _states(measured: _Measured, element_bytes: int, agrees: bool) -> dict[Cost, Work]:
+def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> dict[Cost, Work]:
     """Gradients and views between replicas and between tied copies, clipping, saving."""
     data, sharding = measured.setup.data, measured.setup.sharding
-    unit_bytes = measured.column(lambda t: t.elements) * element_bytes
+    elements = measured.column(lambda t: t.elements)
+    gradient_bytes = elements * element_bytes.gradient
     reduced = gathered = averaged = fixed_work(measured.zero)
     if data > 1:
-        other_parts_bytes = unit_bytes * (data - 1) / data
-        gathered = measured.over(other_parts_bytes, lambda c: c.collective, measured.own_port)
+        others = (data - 1) / data
+        gathered_bytes = elements * element_bytes.computed * others
+        gathered = measured.over(gathered_bytes, lambda c: c.collective, measured.own_port)
         # Level 0 gathers what it has reduced.
-        reduced_bytes = other_parts_bytes * (1 if sharding else 2)
+        reduced_bytes = gradient_bytes * others * (1 if sharding else 2)
         reduced = measured.over(reduced_bytes, lambda c: c.collective, measured.own_port)
-        fp32 = 3 * 4 * measured.column(lambda t: t.elements)  # weights and two moments
-        sent_bytes = 2 * fp32 * (data - 1) / data
+        fp32 = 3 * 4 * elements  # weights and two moments
+        sent_bytes = 2 * fp32 * others
         averaged = measured.over(sent_bytes, lambda c: c.collective, measured.own_port)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
@@ -198,7 +214,7 @@ def _states(measured: _Measured, element_bytes: int, agrees: bool) -> dict[Cost,
         )
     tied = tie_work(
         measured.units,
-        unit_bytes / (data if sharding else 1),
+        gradient_bytes / (data if sharding else 1),
         measured.column(lambda t: t.update_s),
         lambda size_bytes, into: measured.over(
             size_bytes, lambda c: c.message or c.message_back, into

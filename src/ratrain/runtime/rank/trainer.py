@@ -22,6 +22,7 @@ from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes, Ran
 from ratrain.runtime.step.ledger import ledgers_of
+from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import RankOps, Saver, Sizes
 from ratrain.runtime.step.optimizer import LossScale
@@ -110,6 +111,7 @@ class RankRun:
             begin.source,
             DTYPES[spec.dtype],
             DTYPES[spec.gradient_dtype or spec.dtype],
+            Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
             device,
         )
         timeout_s = job.train.timeout_s
@@ -289,7 +291,7 @@ class RankRun:
         now_s = time.perf_counter()
         times = self.lanes.take_times()
         losses = self.ops.losses.pop(step, None)
-        waited = times.waited_s
+        waited, sent_bytes = times.waited_s, self._network.sent_bytes
         # All ranks of a tensor group have the same losses: the first reports them.
         report = RankReport(
             loss_sum=sum(float(loss) for loss in losses) if losses and self._tells else NAN,
@@ -305,6 +307,7 @@ class RankRun:
             ledger_peak_bytes=float(self.ledger.peak.size_bytes),
             allocated_peak_bytes=float(self._allocator.peak_bytes),
             resident_bytes=float(resident_bytes()),
+            sent_bytes=NAN if sent_bytes is None else float(sent_bytes),
             gradient_norm=self.ops.gradient_norm.pop(step - 1, NAN),
             skipped_updates=float(self.ops.skipped_updates.pop(step - 1, 0)),
             stop=float(self._stop_asked()),

@@ -113,6 +113,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         micro_batch=case.job.batch.micro_batch,
         dtype=case.job.schedule.dtype,
         gradient_dtype=case.job.schedule.gradient_dtype,
+        gradient_wire=case.job.schedule.gradient_wire or "",
+        boundary_wire=case.job.schedule.boundary_wire or "",
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
@@ -220,6 +222,8 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "sequence_length": job.model.sequence_length,
         "dtype": job.schedule.dtype,
         "gradient_dtype": job.schedule.gradient_dtype,
+        "gradient_wire": job.schedule.gradients_travel_in,
+        "boundary_wire": job.schedule.boundaries_travel_in,
         **model,
     }
 

@@ -35,7 +35,8 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
         yield f"{progress}: nothing was measured"
         return
     precision = "" if report["precision"] == "fp32" else f"; {report['precision']}"
-    yield f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}"
+    head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}"
+    yield from wrap(head, 80, subsequent_indent="  ")
     if report["skipped_updates"]:
         yield (
             f"{report['skipped_updates']:,} updates of a unit's part were skipped: a gradient "

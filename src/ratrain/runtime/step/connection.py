@@ -34,6 +34,7 @@ class Connection:
     def __init__(self, sock: socket.socket, rank: int, peer: int, patience_s: float) -> None:
         self.rank, self.peer, self.patience_s = rank, peer, patience_s
         self.fd = sock.fileno()
+        self.sent_bytes = 0  # headers too
         self._sock = sock
         self._head = memoryview(bytearray(_HEADER.size))
         self._head_got = 0
@@ -83,11 +84,13 @@ class Connection:
     def push(self, parts: Sequence[memoryview]) -> int:
         """Sends what the operating system takes now, how many bytes that is."""
         try:
-            return self._sock.sendmsg(parts)
+            count = self._sock.sendmsg(parts)
         except (BlockingIOError, InterruptedError):
             return 0
         except OSError as error:
             raise self._lost(error) from error
+        self.sent_bytes += count
+        return count
 
     def pull(self, room: memoryview) -> int:
         """Receives what is there into `room`; how many bytes that is."""

@@ -1,21 +1,53 @@
-"""Gradients that add up in fp32 and travel in 16 bits: rounded once, when their sum is complete."""
+"""Tensors that are sent narrower than they are computed: rounded, and widened, in their own memory.
+
+A narrow tensor leaves from the first half of a wide one's memory and arrives in the second half
+of another's, so what travels in 16 bits takes no memory of its own, at either end.
+"""
 
 from __future__ import annotations
+
+from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-_CHUNK_ELEMENTS = 1 << 18
+from ratrain.cost.scratch import NARROWED_ELEMENTS
+
+
+@dataclass(frozen=True)
+class Wire:
+    """In what tensors are sent: gradients, in reductions and between tied copies; and boundary
+    tensors, which are activations between stages and their gradients."""
+
+    gradients: torch.dtype
+    boundaries: torch.dtype
 
 
 def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
     """A flat tensor's values in `dtype`, in the first part of its own memory; itself where it has
-    that dtype. Memory beside it: a chunk."""
+    that dtype. Memory beside it: a piece."""
     if wide.dtype == dtype:
         return wide
     narrow = wide.view(dtype)[: len(wide)]
-    for begin in range(0, len(wide), _CHUNK_ELEMENTS):
-        end = min(begin + _CHUNK_ELEMENTS, len(wide))
+    for begin in range(0, len(wide), NARROWED_ELEMENTS):
+        end = min(begin + NARROWED_ELEMENTS, len(wide))
         # A rounded element lies in front of where it came from: nothing unread is overwritten.
         narrow[begin:end] = wide[begin:end].to(dtype)
     return narrow
+
+
+def landing_place(wide: Tensor, dtype: torch.dtype) -> Tensor:
+    """Where a flat tensor's values arrive in `dtype`, until `widen`: the last part of its own
+    memory; itself where it has that dtype."""
+    return wide if wide.dtype == dtype else wide.view(dtype)[-len(wide) :]
+
+
+def widen(wide: Tensor, dtype: torch.dtype) -> None:
+    """Makes a flat tensor of the values at its `landing_place`. Memory beside it: a piece."""
+    narrow = landing_place(wide, dtype)
+    if narrow is wide:
+        return
+    for begin in range(0, len(wide), NARROWED_ELEMENTS):
+        end = min(begin + NARROWED_ELEMENTS, len(wide))
+        # A widened element ends in front of the next narrow one: nothing unread is overwritten.
+        wide[begin:end] = narrow[begin:end].clone()

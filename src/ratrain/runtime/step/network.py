@@ -59,3 +59,8 @@ class Network(Protocol):
     def exchange_bytes(self, body: bytes) -> list[bytes]:
         """Every world rank's bytes, by rank, over the disk lane's channel."""
         ...
+
+    @property
+    def sent_bytes(self) -> int | None:
+        """What this rank has sent so far, tensors and words; None: nobody counts it."""
+        ...

@@ -21,6 +21,7 @@ from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
+from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
@@ -266,11 +267,10 @@ class RankOps:
     def send_output(self, op: LocalOp, step: int) -> None:
         self._network.announce(op.lane, self._rank_of_stage[op.stage + 1])
         tensor = self._states.sendx.pop((op.stage, op.micro_batch))
-        self._network.send(op.lane, tensor, self._rank_of_stage[op.stage + 1])
+        self._send(op, tensor, self._rank_of_stage[op.stage + 1])
 
     def receive_input(self, op: LocalOp, step: int) -> None:
-        tensor = self._boundary()
-        self._network.receive(op.lane, tensor, self._rank_of_stage[op.stage - 1])
+        tensor = self._received(op, self._rank_of_stage[op.stage - 1])
         first, _ = self._stage_units[op.stage]
         self._states.inputs[first, op.micro_batch] = tensor
 
@@ -278,18 +278,22 @@ class RankOps:
         if self._arrives_apart:
             self._network.announce(op.lane, self._rank_of_stage[op.stage - 1])
         tensor = self._states.sendg.pop((op.stage, op.micro_batch))
-        self._network.send(op.lane, tensor, self._rank_of_stage[op.stage - 1])
+        self._send(op, tensor, self._rank_of_stage[op.stage - 1])
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:
-        tensor = self._boundary()
-        self._network.receive(op.lane, tensor, self._rank_of_stage[op.stage + 1])
+        tensor = self._received(op, self._rank_of_stage[op.stage + 1])
         _, last = self._stage_units[op.stage]
         self._states.outgrads[last, op.micro_batch] = tensor
 
-    def _boundary(self) -> Tensor:
-        return torch.empty(
+    def _send(self, op: LocalOp, tensor: Tensor, to: int) -> None:
+        send_boundary(self._network, op.lane, tensor, to, self._states.wire.boundaries)
+
+    def _received(self, op: LocalOp, sender: int) -> Tensor:
+        tensor = torch.empty(
             self._sizes.boundary, dtype=self._states.dtype, device=self._states.device
         )
+        receive_boundary(self._network, op.lane, tensor, sender, self._states.wire.boundaries)
+        return tensor
 
     @property
     def _arrives_apart(self) -> bool:
@@ -330,7 +334,8 @@ class RankOps:
             else:
                 self._agree_on_overflow(unit)
             return
-        flat = narrowed(self._states.transit[op.transit][: unit.padded], self._states.dtype)
+        flat = self._states.transit[op.transit][: unit.padded]
+        flat = narrowed(flat, self._states.wire.gradients)
         share = flat[unit.owned]
         self._network.reduce(flat, share)
         if op.micro_batch == 0:
@@ -378,9 +383,9 @@ class RankOps:
             unit.view.copy_(part.weights)
 
     def _narrow(self, unit: UnitState) -> Tensor:
-        """A unit's gradient in the run's own dtype, in which it is sent."""
+        """A unit's gradient in the dtype in which it is sent."""
         assert unit.gradient is not None
-        unit.gradient = narrowed(unit.gradient, self._states.dtype)
+        unit.gradient = narrowed(unit.gradient, self._states.wire.gradients)
         return unit.gradient
 
     def clip_norm(self, op: LocalOp, step: int) -> None:

@@ -106,6 +106,10 @@ class SocketNetwork:
     def exchange_bytes(self, body: bytes) -> list[bytes]:
         return self._circles[Lane.DISK].exchange(body)
 
+    @property
+    def sent_bytes(self) -> int:
+        return sum(link.sent_bytes for link in self._links.values())
+
     def _stage(self, pipeline: int) -> int:
         """The world rank at a pipeline position that this one exchanges messages with."""
         return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)

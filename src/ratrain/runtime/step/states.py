@@ -16,6 +16,7 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
@@ -89,13 +90,14 @@ class UnitState:
 
 @dataclass
 class RankStates:
-    """Everything that one rank holds. Gradients add up in `gradient_dtype` and are sent in `dtype`,
-    rounded once, when their sum over micro-batches is complete. Keys of activations are (unit
-    index, micro-batch)."""
+    """Everything that one rank holds. Gradients add up in `gradient_dtype` and are sent as `wire`
+    says, rounded once, when their sum over micro-batches is complete. Keys of activations are
+    (unit index, micro-batch)."""
 
     units: list[UnitState]
     dtype: torch.dtype
     gradient_dtype: torch.dtype
+    wire: Wire
     device: torch.device
     transit: list[Tensor]
     gathered: list[Tensor]
@@ -130,6 +132,7 @@ def rank_states(
     source: Source,
     dtype: torch.dtype,
     gradient_dtype: torch.dtype,
+    wire: Wire,
     device: torch.device,
 ) -> RankStates:
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
@@ -148,7 +151,7 @@ def rank_states(
     # Views that are gathered for a whole pass come and go with it.
     turns = 0 if setup.gathers_per_pass else 1 + max(op.gathered for op in schedule.ops)
     gathered = slots(turns, dtype)
-    return RankStates(units, dtype, gradient_dtype, device, transit, gathered)
+    return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered)
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
