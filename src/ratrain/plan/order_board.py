@@ -45,6 +45,7 @@ class Board:
         program, verdict = self._built(self.first)
         self.clock = OrderClock(program, case.costs)
         self.pipeline = _pipeline(self.clock, program.setup, self.first, split=split)
+        self.least_s = _busiest_s(self.clock)  # what no order can go below
         self._keep_room(verdict, self.first)
 
     def tried(self, orders: Orders, before: Orders | None = None) -> Tried | None:
@@ -75,13 +76,6 @@ class Board:
         """The most that any place holds of what waits for backward."""
         return max(self.pipeline.peak_bytes(order) for order in orders)
 
-    @property
-    def least_s(self) -> float:
-        """What the busiest rank computes: no order takes less."""
-        lane = self.clock.table.lane == Lane.COMPUTE
-        rank, fixed_s = self.clock.table.rank[lane], self.clock.op_costs.fixed_s[lane]
-        return float(np.bincount(rank, weights=fixed_s).max())
-
     def csv(self, orders: Orders) -> str:
         """The order in PyTorch's CSV."""
         return write_csv(self._built(orders)[0])
@@ -92,6 +86,8 @@ class Board:
         pipeline = self.pipeline
         degrees = pipeline.micro_batches, pipeline.places, pipeline.chunks
         for skeleton in SKELETONS.values():
+            if skeleton.fixed is not None:
+                continue
             if skeleton.takes(*degrees) and (skeleton.chunks or pipeline.chunks == 1):
                 places = (
                     Place(place, pipeline.places, pipeline.chunks, pipeline.micro_batches)
@@ -131,6 +127,13 @@ class Board:
                 held = pipeline.peak_bytes(orders[place])
                 room[place] = min(room[place], held + budget - bound.total_bytes)
         self.pipeline = replace(pipeline, room_bytes=room)
+
+
+def _busiest_s(clock: OrderClock) -> float:
+    """What the rank computes that computes most."""
+    lane = clock.table.lane == Lane.COMPUTE
+    by_rank = np.bincount(clock.table.rank[lane], weights=clock.op_costs.fixed_s[lane])
+    return float(by_rank.max())
 
 
 def _whole(order: Order) -> Order:

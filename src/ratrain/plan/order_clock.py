@@ -15,6 +15,7 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratrain.errors import ProgramError
+from ratrain.plan.order_nodes import folded, joined, needed, turns_of
 from ratrain.program.graph import Pairs
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.plain import Step
@@ -23,7 +24,7 @@ from ratrain.program.setup import Setup
 from ratrain.program.table import Table
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Costs, OpCosts, costs_of_ops
-from ratrain.simulate.engine import Nodes, Run, nodes_of, run_nodes
+from ratrain.simulate.engine import Run, nodes_of, run_nodes
 
 Order = tuple[Step, ...]
 """What one rank computes: (kind, stage, micro-batch) in turn."""
@@ -43,7 +44,8 @@ class Timed:
 
 
 class OrderClock:
-    """Times orders of one program: of its pieces of compute, each a stage's for a micro-batch."""
+    """Times orders of one program: of its pieces of compute, each a stage's for a micro-batch.
+    Ops of a piece between which nothing else waits are one node of the clock."""
 
     def __init__(self, program: Program, costs: Costs, *, steps: int = STEPS) -> None:
         table = program.table
@@ -56,23 +58,37 @@ class OrderClock:
         self.rates = costs.link_rate_bytes_per_s
         self.op_costs: OpCosts = costs_of_ops(table, costs)
         self.place_of: list[int] = _places(table.setup)
-        self.orders, self.rows, self.ending = _pieces(table, self.place_of)
-        self.piece_of_row = {
-            row: (rank, piece)
+        self.orders, self.rows, ending = _pieces(table, self.place_of)
+        lanes, moving = _moving_lanes(table, self.place_of, self.rows, ending)
+        turns = turns_of(table, self.rows)
+        inside, across = (
+            needed(_staying(edges.source, edges.target, table, moving), turns)
+            for edges in (table.edges.inside, table.edges.across)
+        )
+        node_of = folded(table, self.op_costs, self.rows, (inside, across))
+        self.piece_of_node = {
+            int(node_of[row]): (rank, piece)
             for rank, rows in enumerate(self.rows)
             for piece, of_piece in rows.items()
             for row in of_piece
         }
-        self._ending_rows: Ints = np.flatnonzero(table.is_any(Kind.B, Kind.W))
-        self._moving = _Moving(table, self.place_of, self.rows, self.ending)
-        self._nodes: Nodes = nodes_of(table)
+        self._ending_nodes: Ints = np.unique(node_of[table.is_any(Kind.B, Kind.W)])
+        self._strings = _Strings(
+            [_of_nodes(lane, node_of) for lane in lanes],
+            Pairs(node_of[inside.source], node_of[inside.target]),
+            Pairs(node_of[across.source], node_of[across.target]),
+        )
+        self._nodes, self._costs = joined(nodes_of(table), self.op_costs, node_of)
+
+    def __len__(self) -> int:
+        return len(self._nodes)
 
     def timed(self, orders: Orders) -> Timed | None:
         """The step of an order; None where it never ends."""
-        inside, across = self._moving.edges(orders)
+        inside, across = self._strings.edges(orders)
         nodes = replace(self._nodes, inside=inside, across=across)
         try:
-            run = run_nodes(nodes, self.op_costs, self.rates, self.steps)
+            run = run_nodes(nodes, self._costs, self.rates, self.steps)
         except ProgramError:
             return None
         before, last = (run.end_s[self._ending(step)].max() for step in (-2, -1))
@@ -85,7 +101,7 @@ class OrderClock:
 
     def _ending(self, step: int) -> Ints:
         """The nodes one of which ends a step. The steady step is counted from end to end."""
-        return self._ending_rows + (self.steps + step) * len(self.table)
+        return self._ending_nodes + (self.steps + step) * len(self)
 
 
 def _places(setup: Setup) -> list[int]:
@@ -131,30 +147,38 @@ class _Lane:
     ending: Sequence[int]
 
 
-class _Moving:
-    """Edges of lanes that follow from the order, beside those that do not."""
+def _moving_lanes(
+    table: Table,
+    place_of: Sequence[int],
+    rows: Sequence[Mapping[Step, list[int]]],
+    ending: Sequence[Sequence[int]],
+) -> tuple[list[_Lane], Bools]:
+    """Lanes that follow from the order, and which ops are on them."""
+    lanes = [_Lane(place_of[rank], rows[rank], ending[rank]) for rank in range(len(rows))]
+    moving = table.lane == Lane.COMPUTE
+    if _holds_several(table.setup):
+        messages = _message_lanes(table, place_of)
+        lanes += messages
+        for lane in messages:
+            moving[[row for of_piece in lane.rows.values() for row in of_piece]] = True
+    return lanes, moving
 
-    def __init__(
-        self,
-        table: Table,
-        place_of: Sequence[int],
-        rows: Sequence[Mapping[Step, list[int]]],
-        ending: Sequence[Sequence[int]],
-    ) -> None:
-        self._lanes = [_Lane(place_of[rank], rows[rank], ending[rank]) for rank in range(len(rows))]
-        moving = table.lane == Lane.COMPUTE
-        if _holds_several(table.setup):
-            messages = _message_lanes(table, place_of)
-            self._lanes += messages
-            for lane in messages:
-                moving[[row for of_piece in lane.rows.values() for row in of_piece]] = True
-        self._inside = _staying(table.edges.inside.source, table.edges.inside.target, table, moving)
-        across = table.edges.across
-        self._across = _staying(across.source, across.target, table, moving)
-        self._strung: list[tuple[Order, Ints] | None] = [None] * len(self._lanes)
+
+def _of_nodes(lane: _Lane, node_of: Ints) -> _Lane:
+    """A lane of ops as one of nodes."""
+    rows = {piece: np.unique(node_of[of_piece]).tolist() for piece, of_piece in lane.rows.items()}
+    return _Lane(lane.place, rows, [int(node_of[row]) for row in lane.ending])
+
+
+class _Strings:
+    """All edges of an order: those of lanes that follow from it, and those that stay."""
+
+    def __init__(self, lanes: Sequence[_Lane], inside: Pairs, across: Pairs) -> None:
+        self._lanes, self._inside, self._across = lanes, inside, across
+        self._strung: list[tuple[Order, Ints] | None] = [None] * len(lanes)
 
     def edges(self, orders: Orders) -> tuple[Pairs, Pairs]:
-        """All edges, inside a step and from one step to the next."""
+        """Edges inside a step, and from one step to the next."""
         lanes = [
             self._string(number, orders[lane.place]) for number, lane in enumerate(self._lanes)
         ]
@@ -169,7 +193,7 @@ class _Moving:
         return inside, across
 
     def _string(self, number: int, order: Order) -> Ints:
-        """The rows of a lane in their turn."""
+        """The nodes of a lane in their turn."""
         strung = self._strung[number]
         if strung is not None and strung[0] is order:
             return strung[1]

@@ -23,13 +23,13 @@ class Critical:
 
 def critical_pieces(clock: OrderClock, timed: Timed) -> list[Critical]:
     """The pieces that end the last step of a run, back to where the step begins."""
-    run, n = timed.run, len(clock.table)
+    run, n = timed.run, len(clock)
     begin, node = (run.steps - 1) * n, clock.last_node(run)
     pieces: list[Critical] = []
     while node >= begin:
-        here = clock.piece_of_row.get(node - begin)
+        here = clock.piece_of_node.get(node - begin)
         cause = int(run.cause[node])
-        before = clock.piece_of_row.get(cause - begin) if cause >= begin else None
+        before = clock.piece_of_node.get(cause - begin) if cause >= begin else None
         if here is not None and here != before:
             held_up = before is not None and before[0] == here[0]
             pieces.append(Critical(clock.place_of[here[0]], here[1], held_up))

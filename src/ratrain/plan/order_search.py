@@ -57,10 +57,11 @@ class Found:
 
 @dataclass(frozen=True)
 class Effort:
-    """What a search took."""
+    """What a search took. `begun_s`: the fastest step among the orders that it began with."""
 
     evaluations: int
     seconds: float
+    begun_s: float | None
 
 
 @dataclass(frozen=True)
@@ -87,15 +88,17 @@ class _Search:
         self, cases: Sequence[Case], limits: Limits, seed: int, progress: Progress | None
     ) -> None:
         self._began_s = time.monotonic()
-        self._limits, self._progress = limits, progress
+        self._limits, self._progress, self._reported_s = limits, progress, 0
         self._rng = Random(seed)
         self._moves = Moves(self._rng)
         self._boards = [Board(case, split=split) for case in cases for split in (True, False)]
+        self._least_s = min(board.least_s for board in self._boards)
         self._pool: list[_Entry] = []
         self._best: _Entry | None = None
 
     def run(self) -> tuple[Found | None, Effort]:
         self._begin()
+        begun_s = None if self._best is None else self._best.step_s
         rounds = 0
         while self._pool and not self._over():
             chosen = self._chosen()
@@ -107,7 +110,7 @@ class _Search:
                     self._pool[chosen] = proved
             self._pool.sort(key=lambda entry: entry.step_s)
             rounds += 1
-        effort = Effort(self._evaluations, time.monotonic() - self._began_s)
+        effort = Effort(self._evaluations, time.monotonic() - self._began_s, begun_s)
         if self._best is None:
             return None, effort
         board, tried = self._best.board, self._best.tried
@@ -121,13 +124,13 @@ class _Search:
     def _over(self, part: float = 1.0) -> bool:
         """Whether a part of what the search may take is spent, or nothing is left to gain."""
         spent_s, limits = time.monotonic() - self._began_s, self._limits
-        if self._progress is not None:
-            self._progress(min(int(spent_s), int(limits.seconds)), int(limits.seconds))
+        if self._progress is not None and int(spent_s) > self._reported_s:
+            self._reported_s = int(spent_s)
+            self._progress(min(self._reported_s, int(limits.seconds)), int(limits.seconds))
         most = limits.evaluations
         if most is not None and self._evaluations >= part * most:
             return True
-        least_s = min(board.least_s for board in self._boards)
-        ended = self._best is not None and self._best.step_s <= (1 + NEAR) * least_s
+        ended = self._best is not None and self._best.step_s <= (1 + NEAR) * self._least_s
         return ended or spent_s >= part * limits.seconds
 
     def _begin(self) -> None:
@@ -140,6 +143,8 @@ class _Search:
                 if seed is None or self._over(SEEDED):
                     del seeds[board]
                 elif (tried := board.tried(seed)) is not None:
+                    if tried.step_s <= (1 + NEAR) * self._least_s:
+                        self._proved(board, tried)
                     alike = by_time[board].setdefault(f"{tried.step_s:.5g}", tried)
                     if board.held_bytes(seed) < board.held_bytes(alike.orders):
                         by_time[board][f"{tried.step_s:.5g}"] = tried
@@ -172,7 +177,7 @@ class _Search:
                 critical = critical_pieces(board.clock, here.timed)
                 if here.step_s < best.step_s:
                     best = here
-            if turn % 50 == 0 and self._over():
+            if self._over():
                 break
         return best
 

@@ -134,8 +134,9 @@ def reasons(order: SearchedOrder) -> list[str]:
             f"{100 * order.gain_over(same_s):.1f} % are the order's own"
         )
     words.append(
-        f"rank {now.busiest} computes {format_time(now.least_s)} of the step: with these passes "
-        f"and this layout no order can gain more than {100 * (1 - now.least_s / order.step_s):.1f} %"
+        f"rank {now.busiest} computes {format_time(now.least_s)} of the step, so with these passes "
+        "and this layout no order can gain more than "
+        f"{100 * (1 - now.least_s / order.step_s):.1f} %"
     )
     return [sentence for sentence in words if sentence]
 
@@ -184,8 +185,8 @@ def _weights_words(order: SearchedOrder) -> str:
     put_off, all_of_them = _put_off(order.orders), _weights(order.orders)
     if not _is_split(order.named_orders):
         return (
-            "backward is split: gradients for the stage before leave first, and "
-            f"{put_off} of {all_of_them} weight gradients are put off to fill waits"
+            "backward is split: the gradient for the stage before leaves ahead of the weight "
+            f"gradient; {put_off} of {all_of_them} weight gradients are put off to fill waits"
         )
     return (
         f"{put_off} of {all_of_them} weight gradients are put off to fill waits, in "
