@@ -29,6 +29,7 @@ from ratrain.plan.searched_order import SearchResult, search_for
 from ratrain.plan.searched_words import reasons
 from ratrain.plan.searched_words import settings as settings_of
 from ratrain.program.kind import Kind
+from ratrain.program.skeletons import SKELETONS
 from ratrain.simulate.simulate import simulate
 
 JOB = Path(__file__).parents[2] / "examples" / "small.toml"
@@ -218,6 +219,12 @@ def test_the_command_line_prints_gains_reasons_memory_and_how_to_train(tmp_path:
         assert gain["gain_fraction"] == pytest.approx(1 - order["step_time_s"] / step_s)
     assert max(rank["bound_bytes"] for rank in order["memory"]) == order["bound_bytes"]
     assert file.read_text().startswith("0F0")
+
+
+def test_a_search_leaves_no_order_behind_in_the_registry() -> None:
+    before = set(SKELETONS)
+    assert searched(load_job(JOB)).order is not None
+    assert set(SKELETONS) == before
 
 
 def test_a_reason_is_what_the_longest_chain_of_a_step_no_longer_waits_for() -> None:

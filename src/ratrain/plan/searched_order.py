@@ -5,12 +5,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
-from tempfile import TemporaryDirectory
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, ProgramError, RatrainError
 from ratrain.plan.case import Case, case_of
+from ratrain.plan.fixed_orders import order_for_now
 from ratrain.plan.order_clock import OrderClock, Orders
 from ratrain.plan.order_search import Effort, Found, Limits, Progress, search_orders
 from ratrain.plan.schedules import ComparedSchedule, Comparison, as_named, layout_for
@@ -101,10 +100,8 @@ def _ready(found: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | 
     """The order as the job takes it from a file; None where it is no faster than one with a name,
     or the job would not fit with it."""
     job = found.case.job
-    with TemporaryDirectory() as folder:
-        path = Path(folder) / "searched.csv"
-        path.write_text(found.csv)
-        simulation = _simulated(job, str(path))
+    with order_for_now(found.csv) as skeleton:
+        simulation = _simulated(job, skeleton)
     before = simulate_proved(named.proved, named.costs)
     if simulation is None or simulation.step_time_s >= before.step_time_s:
         return None
