@@ -43,7 +43,10 @@ QUICK: dict[str, list[Words]] = {
     "plan": [["plan", SMALL, "-o", "plan.json"]],
     "explain": [["explain", "plan.json"]],
     "program": [["program", SMALL], ["program", SMALL, "--form", "csv", "-o", "small.csv"]],
-    "schedules": [["schedules", SMALL]],
+    "schedules": [
+        ["schedules", SMALL],
+        ["schedules", SMALL, "--search", "--evaluations", "60", "--save", "mine.csv"],
+    ],
     "verify": [["verify", SMALL], ["verify", "broken.program"]],
     "simulate": [["simulate", SMALL], ["simulate", SMALL, "--without", "update-prefetch"]],
     "report": [["report", SMALL, "-o", "page.html"]],

@@ -1,4 +1,4 @@
-"""`ratrain schedules`: every compute order on one job."""
+"""`ratrain schedules`: every compute order on one job, and one found by search."""
 
 from __future__ import annotations
 
@@ -14,8 +14,32 @@ from ratrain.cli.options import PATH
 @click.command()
 @click.argument("job", type=PATH)
 @set_values
+@click.option("--search", is_flag=True, help="Search for a faster order than those with a name.")
+@click.option(
+    "--seconds",
+    type=click.FloatRange(min=0.1, max=86_400),
+    default=30.0,
+    show_default=True,
+    help="The longest that a search takes.",
+)
+@click.option(
+    "--evaluations",
+    type=click.IntRange(min=1),
+    help="The most orders that a search times: the same number, the same order.",
+)
+@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of a search; 0 by default.")
+@click.option("--save", type=PATH, help="Where the order found goes: a CSV file that trains.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
-def command(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
+def command(
+    job: Path,
+    overrides: tuple[str, ...],
+    search: bool,
+    seconds: float,
+    evaluations: int | None,
+    seed: int,
+    save: Path | None,
+    as_json: bool,
+) -> None:
     """Compare all schedules (compute orders with their passes) on a job, in one table:
     predicted step time, proven memory, and whether it fits.
 
@@ -24,19 +48,61 @@ def command(job: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     order that does not repeat (gpipe, breadth-first) is left out where it is very long.
     An interleaved order gets two stages per rank if the layout has one.
 
+    With --search, an order of the job's own is looked for, beginning with the named orders that
+    fit: forwards further ahead, backward split in two, single ops earlier or later. What is
+    printed of it is proved and simulated like the others. It trains like any order.
+
     \b
     Examples:
       ratrain schedules examples/small.toml
       ratrain schedules examples/small.toml --json
+      ratrain schedules examples/small.toml --search --seconds 10 --save mine.csv
     """
     from ratrain.cli.progress import progress
     from ratrain.describe.job import load_job
     from ratrain.plan.schedules import compare_schedules, comparison_json, comparison_text
 
+    _require_searched(save, evaluations, search)
     described = load_job(job, overrides)
     with progress("simulating", "schedules") as report:
         comparison = compare_schedules(described, report)
+    if not search:
+        if as_json:
+            print_json("schedules", comparison_json(comparison))
+        else:
+            click.echo("\n".join(comparison_text(comparison)))
+        return
+
+    from ratrain.plan.order_search import Limits
+    from ratrain.plan.searched_order import search_for
+    from ratrain.plan.searched_words import search_json, search_text
+
+    with progress("searching", "s") as report:
+        result = search_for(comparison, Limits(seconds, evaluations), seed, report)
+    if save is not None and result.order is not None:
+        save.write_text(result.order.csv)
     if as_json:
-        print_json("schedules", comparison_json(comparison))
-    else:
-        click.echo("\n".join(comparison_text(comparison)))
+        found = search_json(result, comparison, described, save)
+        print_json("schedules", {**comparison_json(comparison), "search": found})
+        return
+    click.echo("\n".join(comparison_text(comparison)))
+    click.echo("")
+    click.echo("\n".join(search_text(result, comparison, described, save)))
+
+
+def _require_searched(save: Path | None, evaluations: int | None, search: bool) -> None:
+    """Refuses options of a search without one, and a file that no job would take as an order."""
+    from ratrain.errors import SpecError
+
+    if not search and (save is not None or evaluations is not None):
+        raise SpecError(
+            "there is no order to save or to time without a search",
+            place="--save" if save is not None else "--evaluations",
+            fix="add --search",
+        )
+    if save is not None and save.suffix != ".csv":
+        raise SpecError(
+            f"{save} does not end in .csv, by which a job knows an order from a name",
+            place="--save",
+            fix=f"write --save {save.with_suffix('.csv')}",
+        )

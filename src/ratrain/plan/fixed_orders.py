@@ -7,9 +7,11 @@ passes, as for any skeleton.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from hashlib import sha256
 from pathlib import Path
+from tempfile import TemporaryDirectory
 
 from ratrain.errors import ProgramError, SpecError
 from ratrain.program.csv import Step, csv_setup, read_csv
@@ -32,6 +34,21 @@ def fixed_order(path: Path) -> str:
         except ProgramError as error:
             raise SpecError(error.what, place=error.place or str(path), fix=error.fix) from error
     return name
+
+
+@contextmanager
+def order_for_now(text: str) -> Generator[str]:
+    """What `[schedule] skeleton` says of an order that no file holds yet; forgotten at the end."""
+    before = set(SKELETONS)
+    with TemporaryDirectory() as folder:
+        path = Path(folder) / "order.csv"
+        path.write_text(text)
+        name = fixed_order(path)
+        try:
+            yield str(path)
+        finally:
+            if name not in before:
+                del SKELETONS[name]
 
 
 def file_of(skeleton: str) -> str:

@@ -90,9 +90,9 @@ def _fits(row: ComparedSchedule) -> bool:
     return row.predicted is not None and row.predicted.fits
 
 
-def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
-    """One strategy with the job's budget and batch; what the job leaves out belongs to its own."""
-    chosen = strategy(name)
+def as_named(job: JobSpec, name: str) -> JobSpec:
+    """The job under a strategy's name, with its own budget, batch and layout; what it leaves out
+    and asks for otherwise belongs to its own strategy."""
     without = job.schedule.without if name == job.schedule.name else ()
     schedule = replace(job.schedule, name=name, without=without)
     if name != job.schedule.name:  # these too ask something of the job's own strategy
@@ -104,11 +104,16 @@ def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
             skeleton=None,
             passes=None,
         )
-    compared = replace(job, schedule=schedule)
+    return replace(job, schedule=schedule)
+
+
+def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
+    """One strategy on the job."""
+    chosen, compared = strategy(name), as_named(job, name)
     try:
         chosen = strategy_of(compared)
         _require_short(compared, layout, chosen.skeleton)
-        case = case_of(replace(compared, layout=_layout(job, layout, chosen.skeleton)))
+        case = case_of(replace(compared, layout=layout_for(job, layout, chosen.skeleton)))
         simulation = simulate_proved(case.proved, case.costs)
     except RatrainError as error:
         return ComparedSchedule(name, chosen.skeleton, chosen.doc, None, error.what)
@@ -133,7 +138,7 @@ def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:
         )
 
 
-def _layout(job: JobSpec, layout: LayoutSpec, order: str) -> LayoutSpec:
+def layout_for(job: JobSpec, layout: LayoutSpec, order: str) -> LayoutSpec:
     """The layout with as many stages per rank as a compute order takes."""
     if SKELETONS[order].chunks:
         enough = job.model.spec.layers >= VIRTUAL * layout.pipeline

@@ -281,7 +281,11 @@ def apply_strategy(chosen: Strategy, setup: Setup, choices: Choices) -> Program:
         arrival_places=skeleton.arrival_places,
         sharding=0,
     )
-    program = build(chosen.skeleton, plain)
+    return with_passes(build(chosen.skeleton, plain), chosen, choices)
+
+
+def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program:
+    """A plain program with the passes of a strategy, in order."""
     if choices.recovery is not None:
         program = recover_at_backward(program, heads=chosen.recovers_heads)
         program = recover_by_stage(program, choices.recovery)

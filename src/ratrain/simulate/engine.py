@@ -21,8 +21,8 @@ import numpy.typing as npt
 from ratrain.compiled import address, c_long, library
 from ratrain.errors import ProgramError
 from ratrain.program.binding import FREE, WRITE
-from ratrain.program.edges import EdgeList
 from ratrain.program.families import DEVICE
+from ratrain.program.graph import Pairs
 from ratrain.program.kind import Lane
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
@@ -51,6 +51,43 @@ class Run:
     peak_seq: Ints  # per rank: the beginning at which the peak was reached, -1: from the start
 
 
+@dataclass(frozen=True)
+class Nodes:
+    """What the clock needs of a table: its ops, who waits for whom, and where memory changes."""
+
+    inside: Pairs
+    across: Pairs
+    group: Ints  # of ops that happen together, numbered from 0; -1: alone
+    group_sizes: Ints
+    compute_rank: npt.NDArray[np.int32]  # -1: of no compute lane
+    rank: npt.NDArray[np.int32]
+    born_bytes: Ints
+    freed_bytes: Ints
+    standing_bytes: Ints  # of each rank
+
+    def __len__(self) -> int:
+        return len(self.rank)
+
+    @property
+    def ranks(self) -> int:
+        return len(self.standing_bytes)
+
+
+def nodes_of(table: Table) -> Nodes:
+    """The `Nodes` of a table."""
+    inside, across = table.edges.inside, table.edges.across
+    rank = table.rank.astype(np.int32)
+    compute_rank = np.where(table.lane == Lane.COMPUTE, rank, -1).astype(np.int32)
+    return Nodes(
+        Pairs(inside.source, inside.target),
+        Pairs(across.source, across.target),
+        *dense_groups(table),
+        compute_rank,
+        rank,
+        *memory_changes(table),
+    )
+
+
 def run(
     table: Table,
     costs: OpCosts,
@@ -61,17 +98,29 @@ def run(
     progress: Progress | None = None,
 ) -> Run:
     """Runs `steps` copies of a program's step. A program that cannot finish is an error."""
-    born, freed, standing = memory_changes(table)
-    nodes = len(table) * steps
-    result = _blank(nodes, table.setup.ranks, steps)
+    return run_nodes(nodes_of(table), costs, rates, steps, compiled=compiled, progress=progress)
+
+
+def run_nodes(
+    nodes: Nodes,
+    costs: OpCosts,
+    rates: Floats,
+    steps: int,
+    *,
+    compiled: bool = True,
+    progress: Progress | None = None,
+) -> Run:
+    """The same of ops whose columns are at hand."""
+    total = len(nodes) * steps
+    result = _blank(total, nodes.ranks, steps)
     c = library("simulate", "engine_c") if compiled else None
     if c is None:
-        ran = _Loop(table, costs, rates, steps, born, freed, standing, result).run(progress)
+        ran = _Loop(nodes, costs, rates, steps, result).run(progress)
     else:
-        ran = _run_compiled(c, table, costs, rates, born, freed, standing, result, progress)
-    if ran < nodes:
+        ran = _run_compiled(c, nodes, costs, rates, result, progress)
+    if ran < total:
         raise ProgramError(
-            f"the program stands still after {ran} of {nodes} ops",
+            f"the program stands still after {ran} of {total} ops",
             fix="run `ratrain verify` on it: it names the circle of waiting",
         )
     return result
@@ -112,39 +161,33 @@ def memory_changes(table: Table, tier: str = DEVICE) -> tuple[Ints, Ints, Ints]:
 
 def _run_compiled(
     c: ctypes.CDLL,
-    table: Table,
+    nodes: Nodes,
     costs: OpCosts,
     rates: Floats,
-    born: Ints,
-    freed: Ints,
-    standing: Ints,
     out: Run,
     progress: Progress | None,
 ) -> int:
-    group, sizes = dense_groups(table)
-    inside, across = table.edges.inside, table.edges.across
-    compute, rank = _lane_ranks(table)
-    memory = standing.copy()
+    inside, across, sizes = nodes.inside, nodes.across, nodes.group_sizes
+    memory = nodes.standing_bytes.copy()
     counter = ctypes.c_int64(0)
-    keep = [inside.source, inside.target, across.source, across.target, group, sizes, rates, memory]
     edges = (c_long(len(inside.source)), address(inside.source), address(inside.target))
     edges += (c_long(len(across.source)), address(across.source), address(across.target))
     c.ratrain_simulate.restype = ctypes.c_int64
 
     def call() -> int:
         return c.ratrain_simulate(
-            *(c_long(len(table)), c_long(out.steps), *edges),
-            *(c_long(len(sizes)), address(group), address(sizes)),
-            *(c_long(table.setup.ranks), c_long(len(rates))),
+            *(c_long(len(nodes)), c_long(out.steps), *edges),
+            *(c_long(len(sizes)), address(nodes.group), address(sizes)),
+            *(c_long(nodes.ranks), c_long(len(rates))),
             *(address(costs.fixed_s), address(costs.interrupt_s), address(costs.volume_bytes)),
             *(
                 address(costs.link),
                 address(costs.peer_link),
                 address(rates),
-                address(compute),
-                address(rank),
+                address(nodes.compute_rank),
+                address(nodes.rank),
             ),
-            *(address(born), address(freed), address(memory)),
+            *(address(nodes.born_bytes), address(nodes.freed_bytes), address(memory)),
             *(
                 address(out.start_s),
                 address(out.end_s),
@@ -160,7 +203,6 @@ def _run_compiled(
         )
 
     ran = call() if progress is None else _watched(call, counter, len(out.end_s), progress)
-    del keep
     if ran < 0:
         raise MemoryError("simulating the program")
     return ran
@@ -181,46 +223,27 @@ def _watched(
     return answer[0]
 
 
-def _lane_ranks(table: Table) -> tuple[npt.NDArray[np.int32], npt.NDArray[np.int32]]:
-    """(rank of compute ops, -1 for others; rank of every op)."""
-    rank = table.rank.astype(np.int32)
-    return np.where(table.lane == Lane.COMPUTE, rank, -1).astype(np.int32), rank
-
-
 FLOW_ENDS, OP_ENDS = 0, 1
 
 
 class _Loop:
     """The event loop in Python. Statement by statement the same as engine.c."""
 
-    def __init__(
-        self,
-        table: Table,
-        costs: OpCosts,
-        rates: Floats,
-        steps: int,
-        born: Ints,
-        freed: Ints,
-        standing: Ints,
-        out: Run,
-    ) -> None:
-        self.n, self.steps, self.out = len(table), steps, out
+    def __init__(self, nodes: Nodes, costs: OpCosts, rates: Floats, steps: int, out: Run) -> None:
+        self.n, self.steps, self.out = len(nodes), steps, out
         self.fixed = [float(value) for value in costs.fixed_s]
         self.interrupt = [float(value) for value in costs.interrupt_s]
         self.volume = [float(value) for value in costs.volume_bytes]
         self.link_a = [int(link) for link in costs.link]
         self.link_b = [int(link) for link in costs.peer_link]
         self.rate = [float(rate) for rate in rates]
-        compute, rank = _lane_ranks(table)
-        self.compute, self.rank = [int(r) for r in compute], [int(r) for r in rank]
-        self.born, self.freed = born.tolist(), freed.tolist()
-        self.memory = standing.tolist()
-        group, sizes = dense_groups(table)
-        self.group, self.sizes = group.tolist(), sizes.tolist()
-        self.inside, self.across = (
-            _followers(table.edges.inside, self.n),
-            _followers(table.edges.across, self.n),
-        )
+        self.compute = [int(r) for r in nodes.compute_rank]
+        self.rank = [int(r) for r in nodes.rank]
+        self.born, self.freed = nodes.born_bytes.tolist(), nodes.freed_bytes.tolist()
+        self.memory = nodes.standing_bytes.tolist()
+        self.group, self.sizes = nodes.group.tolist(), nodes.group_sizes.tolist()
+        self.inside = _followers(nodes.inside, self.n)
+        self.across = _followers(nodes.across, self.n)
         self.heap: list[tuple[float, int, int, int, int]] = []
         self.seq = self.history = 0
         self.now = 0.0
@@ -365,7 +388,7 @@ class _Loop:
         return ran
 
 
-def _followers(edges: EdgeList, n: int) -> list[list[int]]:
+def _followers(edges: Pairs, n: int) -> list[list[int]]:
     found: list[list[int]] = [[] for _ in range(n)]
     for source, target in zip(edges.source, edges.target, strict=True):
         found[int(source)].append(int(target))

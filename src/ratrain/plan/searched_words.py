@@ -1,0 +1,281 @@
+"""An order found by search in words and as JSON: what it gains, why, and how to train it."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.order_clock import Orders
+from ratrain.plan.order_moves import forwards_ahead
+from ratrain.plan.schedules import Comparison
+from ratrain.plan.searched_order import SearchedOrder, SearchResult
+from ratrain.plan.tables import plain_table, rendered, wrapped
+from ratrain.program.kind import Kind
+from ratrain.program.setup import Recovery
+from ratrain.program.strategies import (
+    BACKWARD_RECOVERY,
+    FORWARD_RECOVERY,
+    LAYERWISE,
+    PREFETCH,
+    Strategy,
+)
+from ratrain.simulate.result import RankTimes
+from ratrain.simulate.simulate import Simulation
+
+
+def search_text(
+    result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
+) -> Iterator[str]:
+    """What a search led to, in lines of at most 80 columns. `asked`: the job as its file has it,
+    perhaps without a layout; `file`: where the order was saved."""
+    effort, order = result.effort, result.order
+    tried = f"{effort.evaluations:,} orders timed in {format_time(effort.seconds)}"
+    if order is None:
+        yield from wrapped(f"Searched: {tried}, none faster than the fastest named one.")
+        return
+    yield from wrapped(
+        f"Searched: {format_time(order.step_s)} a step, "
+        f"{100 * order.gain_over(order.named_simulation.step_time_s):.1f} % less than "
+        f"{order.named.name}, the fastest named order that fits ({tried})."
+    )
+    yield ""
+    yield from _gains_table(order, comparison)
+    yield ""
+    yield "Why:"
+    for reason in reasons(order):
+        yield from wrapped(f"- {reason}")
+    yield from wrapped(f"Proved to fit on every rank: {'; '.join(_memory_words(order))}.")
+    if file is None:
+        yield "Add --save FILE.csv to keep the order in a file that trains."
+        return
+    yield from wrapped(f"Train it, from {file}:")
+    yield "  ratrain train " + str(asked.path or "JOB") + " \\"
+    said = [f"    --set '{setting}'" for setting in settings(order, asked, file)]
+    yield from (f"{line} \\" for line in said[:-1])
+    yield said[-1]
+
+
+def _gains_table(order: SearchedOrder, comparison: Comparison) -> list[str]:
+    table = plain_table(("named order that fits", False), ("step", True), ("gain over it", True))
+    for name, step_s, gain in _gains(order, comparison):
+        table.add_row(name, format_time(step_s), f"{100 * gain:.1f} %")
+    return list(rendered(table))
+
+
+def _gains(order: SearchedOrder, comparison: Comparison) -> Iterator[tuple[str, float, float]]:
+    for row in comparison.rows:
+        if row.predicted is not None and row.predicted.fits:
+            step_s = row.predicted.step_s
+            yield row.name, step_s, order.gain_over(step_s)
+
+
+def search_json(
+    result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
+) -> dict[str, Any]:
+    """Every figure, with its unit in its key."""
+    effort, order = result.effort, result.order
+    body: dict[str, Any] = {
+        "evaluations": effort.evaluations,
+        "search_time_s": effort.seconds,
+        "faster": order is not None,
+    }
+    if order is None:
+        return body
+    simulation = order.simulation
+    assert order.job.layout is not None
+    body["order"] = {
+        "schedule": order.job.schedule.name,
+        "stages_per_rank": order.job.layout.virtual,
+        "step_time_s": order.step_s,
+        "tokens_per_s": comparison.tokens / order.step_s,
+        "bound_bytes": simulation.bound_bytes,
+        "bubble_fraction": simulation.bubble_fraction,
+        "gains": [
+            {"schedule": name, "gain_fraction": gain} for name, _, gain in _gains(order, comparison)
+        ],
+        "reasons": reasons(order),
+        "memory": [
+            {"rank": rank, "bound_bytes": bound, "budget_bytes": budget}
+            for rank, bound, budget in _memory(order)
+        ],
+        "file": None if file is None else str(file),
+        "settings": settings(order, asked, file or Path("order.csv")),
+    }
+    return body
+
+
+def reasons(order: SearchedOrder) -> list[str]:
+    """Why it is faster than the fastest named order: what its longest chain no longer waits for,
+    and what is different."""
+    before, now = _chain(order.named_simulation), _chain(order.simulation)
+    words = [
+        f"the chain of work that ends a step had {before.words} in {order.named.name}; now it has "
+        f"{now.words}",
+        _weights_words(order),
+    ]
+    ahead = [
+        " ".join(str(forwards_ahead(of_rank)) for of_rank in orders)
+        for orders in (order.orders, order.named_orders)
+    ]
+    if ahead[0] != ahead[1]:
+        words.append(f"forwards ahead of the first backward, by rank: {ahead[0]}, not {ahead[1]}")
+    if order.same_passes is not None:
+        name, same_s = order.same_passes
+        words.append(
+            f"with the passes of {order.job.schedule.name}, which it takes, the fastest named "
+            f"compute order is {name}, {format_time(same_s)} a step: "
+            f"{100 * order.gain_over(same_s):.1f} % are the order's own"
+        )
+    words.append(
+        f"rank {now.busiest} computes {format_time(now.least_s)} of the step, so with these passes "
+        "and this layout no order can gain more than "
+        f"{100 * (1 - now.least_s / order.step_s):.1f} %"
+    )
+    return [sentence for sentence in words if sentence]
+
+
+@dataclass(frozen=True)
+class _Chain:
+    """What the critical path of a step spends its time on."""
+
+    busiest: int  # the rank that computes most
+    least_s: float  # what it computes
+    messages_s: float
+    elsewhere_s: float  # computing on other ranks
+
+    @property
+    def words(self) -> str:
+        elsewhere = f"{format_time(self.elsewhere_s)} of compute on ranks other than {self.busiest}"
+        return f"{format_time(self.messages_s)} of messages and {elsewhere}"
+
+
+def _chain(simulation: Simulation) -> _Chain:
+    def computed_s(times: RankTimes) -> float:
+        return times.compute_s + times.recovery_s
+
+    busiest = max(simulation.ranks, key=computed_s)
+
+    def spent_s(kinds: tuple[Kind, ...], besides: int = -1) -> float:
+        names = [kind.name for kind in kinds]
+        return sum(
+            part.time_s
+            for part in simulation.critical
+            if part.kind in names and part.rank != besides
+        )
+
+    return _Chain(
+        busiest.rank,
+        computed_s(busiest),
+        spent_s((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)),
+        spent_s((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R), besides=busiest.rank),
+    )
+
+
+def _weights_words(order: SearchedOrder) -> str:
+    """What became of weight gradients, where backward is split."""
+    if not _is_split(order.orders):
+        return ""
+    put_off, all_of_them = _put_off(order.orders), _weights(order.orders)
+    if not _is_split(order.named_orders):
+        return (
+            "backward is split: the gradient for the stage before leaves ahead of the weight "
+            f"gradient; {put_off} of {all_of_them} weight gradients are put off to fill waits"
+        )
+    return (
+        f"{put_off} of {all_of_them} weight gradients are put off to fill waits, in "
+        f"{order.named.name} {_put_off(order.named_orders)}"
+    )
+
+
+def _is_split(orders: Orders) -> bool:
+    return any(kind is Kind.W for order in orders for kind, _, _ in order)
+
+
+def _weights(orders: Orders) -> int:
+    return sum(kind is Kind.W for order in orders for kind, _, _ in order)
+
+
+def _put_off(orders: Orders) -> int:
+    """Weight gradients that do not directly follow their input gradient."""
+    return sum(
+        after[0] is Kind.W and before != (Kind.I, *after[1:])
+        for order in orders
+        for before, after in pairwise(order)
+    )
+
+
+def _memory(order: SearchedOrder) -> Iterator[tuple[int, int, int | None]]:
+    """Of each rank the proven bytes and the budget."""
+    setup = order.simulation.program.setup
+    for bound in order.simulation.verdict.bounds:
+        yield bound.rank, bound.total_bytes, setup.budget_of(bound.rank)
+
+
+def _memory_words(order: SearchedOrder) -> Iterator[str]:
+    for rank, bound, budget in _memory(order):
+        of_budget = "" if budget is None else f" of {format_bytes(budget)}"
+        yield f"rank {rank} {format_bytes(bound)}{of_budget}"
+
+
+# ---- how to train it --------------------------------------------------------------------
+
+
+def settings(order: SearchedOrder, asked: JobSpec, file: Path) -> list[str]:
+    """What `--set` must say so that a job takes the order from a file. `asked`: as its file has
+    it, where its layout may be missing."""
+    chosen = order.job.schedule
+    said = [f"schedule.skeleton={_from_job(file, asked.path)}"]
+    if chosen.name != asked.schedule.name:
+        said.append(f"schedule.name={chosen.name}")
+        if asked.schedule.without:
+            said.append("schedule.without=[]")
+        if asked.schedule.recovery != "auto":
+            said.append("schedule.recovery=auto")
+        if asked.schedule.gradient_accumulation != "auto":
+            said.append("schedule.gradient_accumulation=auto")
+        strategy = strategy_of(replace(order.job, schedule=replace(chosen, skeleton=None)))
+        if asked.schedule.sharding is not None:
+            said.append(f"schedule.sharding={strategy.sharding}")
+        if asked.schedule.passes is not None:
+            said.append(f"schedule.passes={_listed(_passes(strategy))}")
+    layout = order.job.layout
+    assert layout is not None
+    if asked.batch != order.job.batch:
+        said.append(f"batch.micro_batch={order.job.batch.micro_batch}")
+    return said + list(_layout_settings(layout, asked.layout))
+
+
+def _layout_settings(layout: LayoutSpec, asked: LayoutSpec | None) -> Iterator[str]:
+    before = asked or LayoutSpec(pipeline=0)
+    for key in ("pipeline", "data", "tensor", "virtual"):
+        if getattr(layout, key) != getattr(before, key):
+            yield f"layout.{key}={getattr(layout, key)}"
+    if layout.layers != before.layers:
+        layers = layout.layers
+        yield f"layout.layers={layers if isinstance(layers, str) else list(layers)}"
+    if layout.sequence_parallel != before.sequence_parallel:
+        yield f"layout.sequence_parallel={str(layout.sequence_parallel).lower()}"
+
+
+def _passes(strategy: Strategy) -> list[str]:
+    recovery = {Recovery.FORWARD: FORWARD_RECOVERY, Recovery.BACKWARD: BACKWARD_RECOVERY}
+    names = [recovery[strategy.recovery]] if strategy.recovery in recovery else []
+    names += [LAYERWISE] * strategy.layerwise + [PREFETCH] * strategy.prefetch
+    return [*names, *strategy.further]
+
+
+def _listed(names: list[str]) -> str:
+    return "[" + ", ".join(f'"{name}"' for name in names) + "]"
+
+
+def _from_job(file: Path, job: Path | None) -> str:
+    """A file's path as a job names it: from the job's own folder."""
+    folder = job.parent if job is not None else Path()
+    return os.path.relpath(file, folder)
