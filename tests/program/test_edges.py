@@ -17,7 +17,7 @@ from ratrain.program.kind import Lane
 from ratrain.program.table import Table
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(max_micro_batches=12))
 def test_compiled_edges_equal_those_of_the_python_twin(case: Case) -> None:
     assert library("program", "edges_c") is not None, "the compiled edges are not built"
@@ -25,7 +25,7 @@ def test_compiled_edges_equal_those_of_the_python_twin(case: Case) -> None:
     assert_alike(edges_of(table, table.uses), edges_of(table, table.uses, compiled=False))
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=50, deadline=None)
 @given(cases(max_micro_batches=12), st.integers(0, 2**32 - 1))
 def test_they_are_equal_for_programs_that_break_rules_of_use(case: Case, seed: int) -> None:
     table = case.program.table
