@@ -47,7 +47,7 @@ def test_a_program_drawn_out_has_the_times_and_peaks_of_the_whole_one(
 
 
 @settings(
-    max_examples=25,
+    max_examples=12,
     deadline=None,
     suppress_health_check=[
         HealthCheck.function_scoped_fixture,
