@@ -63,9 +63,8 @@ def machine() -> str:
     if info.exists():
         names = [line for line in info.read_text().splitlines() if line.startswith("model name")]
         model = names[0].partition(":")[2].strip() if names else model
-    compiled = all(
-        library(room, name) for room, name in (("simulate", "engine_c"), ("program", "walk_c"))
-    )
+    parts = (("simulate", "engine_c"), ("program", "walk_c"), ("program", "edges_c"))
+    compiled = all(library(room, name) for room, name in parts)
     load = f", load {os.getloadavg()[0]:.1f}" if hasattr(os, "getloadavg") else ""
     return (
         f"{model}, {os.cpu_count()} cores{load}\n"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
 from hypothesis import strategies as st
@@ -68,9 +69,15 @@ class Case:
 
 
 @st.composite
-def cases(draw: st.DrawFn, max_micro_batches: int = 6, *, tied: bool = False) -> Case:
-    """Any layout, skeleton and combination of passes; or any whose ends are tied."""
-    skeleton = draw(st.sampled_from(sorted(SKELETONS)))
+def cases(
+    draw: st.DrawFn,
+    max_micro_batches: int = 6,
+    *,
+    tied: bool = False,
+    skeletons: Sequence[str] = (),
+) -> Case:
+    """Any layout, skeleton (of some) and combination of passes; or any whose ends are tied."""
+    skeleton = draw(st.sampled_from(sorted(skeletons or SKELETONS)))
     ranks = draw(st.integers(1, 4))
     chunks = draw(st.integers(1, 3)) if skeleton == "interleaved" else 1
     cut = tuple(draw(st.lists(st.integers(1, 3), min_size=ranks * chunks, max_size=ranks * chunks)))

@@ -2,26 +2,35 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
+import numpy as np
 import pytest
 from costs_made import plain_costs
+from hypothesis import HealthCheck, assume, given, settings
+from hypothesis import strategies as st
+from made import Case, cases, replica
 
 from ratrain.program import repeating
 from ratrain.program.kind import Kind
-from ratrain.program.repeating import Repeating
-from ratrain.program.settled import proved
-from ratrain.program.setup import Replica, Setup, Unit, stage
-from ratrain.program.strategies import Choices, apply_strategy, strategy
+from ratrain.program.repeating import Repeating, with_micro_batches
+from ratrain.program.settled import Proved, proved
+from ratrain.program.setup import Setup
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
 from ratrain.simulate import long
+from ratrain.simulate.costs import Costs
 from ratrain.simulate.long import simulate_proved
-from ratrain.simulate.simulate import simulate
+from ratrain.simulate.simulate import Simulation, simulate
+
+COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W, Kind.R)
+REPEATING = [name for name in SKELETONS if SKELETONS[name].stride(2, 2) is not None]
 
 
-def setup_of(stages: int, layers: int, micro_batches: int) -> Setup:
-    cut = [
-        stage(rank, tuple(Unit(f"{rank}.{n}", 2, 4, 24, 7, 50) for n in range(layers)), 7)
-        for rank in range(stages)
-    ]
-    return Setup((Replica(tuple(cut), micro_batches),))
+@pytest.fixture(autouse=True)
+def small_programs_are_kept_short_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Otherwise no program here would be large enough."""
+    monkeypatch.setattr(repeating, "SMALL", 0)
 
 
 @pytest.mark.parametrize("name", ["ratrain", "1f1b", "zb-h1", "zero3-heavy"])
@@ -29,17 +38,59 @@ def setup_of(stages: int, layers: int, micro_batches: int) -> Setup:
 def test_a_program_drawn_out_has_the_times_and_peaks_of_the_whole_one(
     name: str, backward_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(repeating, "SMALL", 0)
-    monkeypatch.setattr(long, "OPS", 20_000)
-    setup, chosen = setup_of(4, 3, 400), strategy(name)
-    found = proved(lambda s: apply_strategy(chosen, s, Choices()), setup, chosen.skeleton)
-    assert isinstance(found.program, Repeating)
+    setup = Setup((replica((3,) * 4, 400),))
+    found = proved_long(strategy(name), setup, Choices())
     costs = plain_costs(found.short.table, {Kind.F: 1.0, Kind.B: backward_s, Kind.I: backward_s})
-    drawn = simulate_proved(found, costs)
+    drawn = simulated(found, costs, monkeypatch)
     assert drawn.drawn_out_to is found.program
+    assert_as_the_whole(drawn, found, costs)
+
+
+@settings(
+    max_examples=12,
+    deadline=None,
+    suppress_health_check=[
+        HealthCheck.function_scoped_fixture,
+        HealthCheck.too_slow,
+        HealthCheck.filter_too_much,
+    ],
+)
+@given(cases(skeletons=REPEATING), st.integers(20, 40), st.integers(0, 2**32 - 1))
+def test_any_program_of_random_compute_times_drawn_out_is_as_the_whole_one(
+    case: Case, rounds: int, seed: int
+) -> None:
+    alone = replace(case.setup, replicas=case.setup.replicas[:1])
+    setup = with_micro_batches(alone, lambda _: alone.replicas[0].ranks * rounds)
+    found = proved_long(case.found, setup, case.choices)
+    assume(isinstance(found.program, Repeating))
+    rng = np.random.default_rng(seed)
+    times_s = {kind: float(rng.exponential()) for kind in COMPUTE}
+    costs = plain_costs(found.short.table, times_s)
+    with pytest.MonkeyPatch.context() as monkeypatch:
+        drawn = simulated(found, costs, monkeypatch)
+    assume(drawn.drawn_out_to is not None)
+    assert_as_the_whole(drawn, found, costs)
+
+
+def proved_long(chosen: Strategy, setup: Setup, choices: Choices) -> Proved:
+    return proved(lambda s: apply_strategy(chosen, s, choices), setup, chosen.skeleton)
+
+
+def simulated(found: Proved, costs: Costs, monkeypatch: pytest.MonkeyPatch) -> Simulation:
+    """Its simulation, drawn out if that can be done at all."""
+    monkeypatch.setattr(long, "OPS", 4 * found.program_ops - 1)
+    return simulate_proved(found, costs)
+
+
+def assert_as_the_whole(drawn: Simulation, found: Proved, costs: Costs) -> None:
+    """Every figure is within a millionth of the step of that of the program written out."""
+    assert isinstance(found.program, Repeating)
     whole = simulate(found.program.written_out(), costs, verdict=found.verdict)
-    assert drawn.step_time_s == pytest.approx(whole.step_time_s, rel=1e-6)
+    close = {"rel": 0, "abs": 1e-6 * whole.step_time_s}
+    assert drawn.step_time_s == pytest.approx(whole.step_time_s, **close)
     for rank, expected in zip(drawn.ranks, whole.ranks, strict=True):
-        assert rank.compute_s == pytest.approx(expected.compute_s)
-        assert rank.waiting_s == pytest.approx(expected.waiting_s, abs=1e-6 * whole.step_time_s)
+        assert rank.compute_s == pytest.approx(expected.compute_s, **close)
+        assert rank.recovery_s == pytest.approx(expected.recovery_s, **close)
+        assert rank.driving_s == pytest.approx(expected.driving_s, **close)
+        assert rank.waiting_s == pytest.approx(expected.waiting_s, **close)
         assert rank.peak_bytes == expected.peak_bytes

@@ -12,6 +12,7 @@ Not modelled: FLOPs of norms, activations, rotations and softmax (they are memor
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property, lru_cache
 from math import prod
 from typing import Literal
 
@@ -57,7 +58,7 @@ class Block:
     tensors: tuple[Tensor, ...]
     model: ModelSpec
 
-    @property
+    @cached_property
     def params(self) -> int:
         """Parameters that the block holds, a tied copy counted."""
         return sum(tensor.elements for tensor in self.tensors)
@@ -119,6 +120,7 @@ class Block:
         return ELEMENT_BYTES * tokens * (12 * h + mlp)
 
 
+@lru_cache(maxsize=16)  # a job's are asked for by everything that has a cost
 def blocks(model: ModelSpec) -> tuple[Block, ...]:
     """The embedding, every layer, and the head, in the order of the forward pass."""
     layer = _layer_tensors(model)

@@ -8,16 +8,20 @@ the reads, then at most one free. From this come four kinds of waiting:
     FREE       a free waits for the reads of its version
     OVERWRITE  the write of the next version waits for the reads of this one, or for its free
 
-Waiting for an op further ahead on the same lane is left out: the lane says it.
+Waiting for an op further ahead on the same lane is left out: the lane says it. The compiled form
+stands in edges.c; here is its twin.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
 import numpy.typing as npt
 
+from ratrain.compiled import address, c_long, library
 from ratrain.program.binding import FREE, READ, WRITE, Uses
 from ratrain.program.states import States
 from ratrain.program.units import Bools, Ints
@@ -50,8 +54,66 @@ class Edges:
     unfreed: Ints  # states that are neither freed nor kept, so that they leak
 
 
-def derive_edges(uses: Uses, states: States, lane: Ints) -> Edges:
+def derive_edges(uses: Uses, states: States, lane: Ints, *, compiled: bool = True) -> Edges:
     """The `Edges` of ops that use states. `lane` names each op's lane; ops are in lane order."""
+    c = library("program", "edges_c") if compiled else None
+    return _derived(uses, states, lane) if c is None else _derived_compiled(c, uses, states, lane)
+
+
+# ---- the call into C --------------------------------------------------------------------
+
+
+def _derived_compiled(c: ctypes.CDLL, uses: Uses, states: States, lane: Ints) -> Edges:
+    """What `_derived` answers. Lists have more room than they need, which costs nothing: memory
+    that is never written to is never taken."""
+    op, state = _in_range(uses.op, len(lane)), _in_range(uses.state, len(states.rank))
+    rows, room = len(op), len(lane) + 2 * len(op)
+    inside, across = _room_for_edges(room), _room_for_edges(room)
+    problems = [np.empty(length, dtype=np.int64) for length in (rows, rows, rows, len(states.rank))]
+    counts = np.empty(2 + len(problems), dtype=np.int64)
+    persistent = states.persistent.astype(np.int8)
+    columns = op, state, uses.version, uses.mode
+    c.ratrain_edges.restype = ctypes.c_int64
+    failed = c.ratrain_edges(
+        *(c_long(rows), *map(address, columns)),
+        *(c_long(len(states.rank)), address(persistent), c_long(len(lane)), address(lane)),
+        *map(address, (*_columns(inside), *_columns(across), *problems, counts)),
+    )
+    if failed:
+        raise MemoryError("deriving who waits for whom")
+    lengths: list[int] = counts.tolist()
+    return Edges(
+        _first_edges(inside, lengths[0]),
+        _first_edges(across, lengths[1]),
+        *(problem[:length].copy() for problem, length in zip(problems, lengths[2:], strict=True)),
+    )
+
+
+def _in_range(numbers: Ints, count: int) -> Ints:
+    """Numbers of ops or states, which a rule of somebody's own may have got wrong."""
+    if len(numbers) and not 0 <= numbers.min() <= numbers.max() < count:
+        raise IndexError(f"a use is of number {numbers.min()} to {numbers.max()}, of {count}")
+    return numbers
+
+
+def _room_for_edges(length: int) -> EdgeList:
+    source, target, state = (np.empty(length, dtype=np.int64) for _ in range(3))
+    return EdgeList(source, target, np.empty(length, dtype=np.int8), state)
+
+
+def _columns(edges: EdgeList) -> tuple[npt.NDArray[Any], ...]:
+    return edges.source, edges.target, edges.state, edges.kind
+
+
+def _first_edges(edges: EdgeList, length: int) -> EdgeList:
+    source, target, state, kind = (column[:length] for column in _columns(edges))
+    return EdgeList(source, target, kind, state)
+
+
+# ---- the same in Python -----------------------------------------------------------------
+
+
+def _derived(uses: Uses, states: States, lane: Ints) -> Edges:
     order, state, version, mode = _by_state_and_version(uses)
     op = uses.op[order]
     writes = np.bincount(state[mode == WRITE], minlength=len(states.rank))

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import cached_property
+from operator import attrgetter
 
 import numpy as np
 
@@ -47,7 +48,8 @@ class Sizing:
 
     def of(self, name: str) -> Ints:
         """A size of each unit, by its name in `Unit`."""
-        return np.array([getattr(u, name) for u in self._described], dtype=np.int64)
+        sizes = map(attrgetter(name), self._described)
+        return np.fromiter(sizes, dtype=np.int64, count=len(self._described))
 
     @cached_property
     def outputs(self) -> Ints:

@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from itertools import chain
+
+import numpy as np
+import numpy.typing as npt
 
 from ratrain.program.actions import NONE, Action
+from ratrain.program.columns import ColumnLanes, LaneOps, Rows, made_rows
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Member, Replica, Setup
@@ -20,17 +25,17 @@ def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Progr
     At the step's end every rank waits for its last backward, reduces every gradient, then
     updates everything, then starts the next step.
     """
-    lanes: dict[tuple[int, Lane], tuple[Action, ...]] = {}
+    lanes: dict[tuple[int, Lane], LaneOps] = {}
     skeleton = Program(setup, {})
     steps = {rank: list(order) for rank, order in orders.items()}
     for rank, order in steps.items():
         held = dict(skeleton.held_by(rank))
-        compute = [action for step in order for action in _spread(held, *step)]
         forward = [
             (stage, unit) for stage in sorted(held) for unit in range(len(held[stage].units))
         ]
         first = min(held)
-        lanes[rank, Lane.COMPUTE] = (*compute, Action(Kind.AllReady, first, 0, NONE))
+        ready = made_rows([Kind.AllReady], [first], [0], [NONE])
+        lanes[rank, Lane.COMPUTE] = np.concatenate([_spread(held, order), ready])
         lanes[rank, Lane.UPDATE] = (
             Action(Kind.AllSynced, first, 0, NONE),
             *(Action(Kind.UpdateShard, s, u, NONE) for s, u in forward),
@@ -42,14 +47,23 @@ def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Progr
                 *(Action(Kind.GradSync, s, u, NONE) for s, u in reversed(reduced)),
             )
     lanes.update(_messages(setup, steps))
-    return Program(setup, lanes, (name,))
+    return Program(setup, ColumnLanes(lanes), (name,))
 
 
-def _spread(held: Mapping[int, Member], kind: Kind, stage: int, micro_batch: int) -> list[Action]:
-    """A stage's op as ops of its units: forward in model order, backward against it."""
-    units = range(len(held[stage].units))
-    ordered = units if kind is Kind.F else reversed(units)
-    return [Action(kind, stage, unit, micro_batch) for unit in ordered]
+def _spread(held: Mapping[int, Member], order: list[Step]) -> Rows:
+    """Ops of stages as ops of their units: forward in model order, backward against it."""
+    kind, stage, micro_batch = _columns(order)
+    sizes = {number: len(member.units) for number, member in held.items()}
+    counts = np.array([sizes[number] for _, number, _ in order], dtype=np.int64)
+    step = np.repeat(np.arange(len(order)), counts)
+    turn = np.arange(len(step)) - (np.cumsum(counts) - counts)[step]
+    unit = np.where(kind[step] == Kind.F, turn, counts[step] - 1 - turn)
+    return made_rows(kind[step], stage[step], unit, micro_batch[step])
+
+
+def _columns(order: list[Step]) -> npt.NDArray[np.int32]:
+    numbers = chain.from_iterable(order)
+    return np.fromiter(numbers, dtype=np.int32, count=3 * len(order)).reshape(-1, 3).T
 
 
 def _messages(

@@ -12,6 +12,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ratrain.program.actions import Action
+from ratrain.program.columns import LaneOps, Rows, as_columns
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Member, Setup
 from ratrain.program.table import Table, bind
@@ -47,15 +48,29 @@ class Program:
 
     def edit(self, name: str, *lanes: Lane, by: Edit, setup: Setup | None = None) -> Program:
         """The program a pass returns: `by(rank, lane, actions)` applied to the lanes named."""
-        edited = dict(self.lanes)
-        for rank in range(self.setup.ranks):
-            for lane in lanes:
-                actions = tuple(by(rank, lane, self.lane(rank, lane)))
-                if actions:
-                    edited[rank, lane] = actions
-                else:
-                    edited.pop((rank, lane), None)
-        return Program(setup or self.setup, edited, (*self.passes, name))
+        changed: dict[tuple[int, Lane], LaneOps] = {
+            (rank, lane): tuple(by(rank, lane, self.lane(rank, lane)))
+            for rank in range(self.setup.ranks)
+            for lane in lanes
+        }
+        return self._with_lanes(changed, name, setup)
+
+    def edit_rows(
+        self, name: str, lane: Lane, *, by: EditRows, setup: Setup | None = None
+    ) -> Program:
+        """The program that a pass over many ops returns: `by(rank, rows)` in place of every
+        rank's rows of a lane (`columns`). Without a name it is part of the pass before."""
+        lanes = as_columns(self.lanes)
+        changed: dict[tuple[int, Lane], LaneOps] = {
+            (rank, lane): by(rank, lanes.rows_of((rank, lane))) for rank in range(self.setup.ranks)
+        }
+        return self._with_lanes(changed, name, setup)
+
+    def _with_lanes(
+        self, changed: Mapping[tuple[int, Lane], LaneOps], name: str, setup: Setup | None
+    ) -> Program:
+        lanes = as_columns(self.lanes).with_lanes(changed)
+        return Program(setup or self.setup, lanes, (*self.passes, *([name] if name else [])))
 
     def with_setup(self, setup: Setup) -> Program:
         """The same lanes under another header."""
@@ -63,3 +78,4 @@ class Program:
 
 
 Edit = Callable[[int, Lane, tuple[Action, ...]], Iterable[Action]]
+EditRows = Callable[[int, Rows], Rows]

@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 from dataclasses import replace
-from itertools import groupby
 
-from ratrain.program.actions import Action
+import numpy as np
+
+from ratrain.program.columns import KIND, MICRO_BATCH, STAGE, UNIT, Rows, of_kinds
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Member, Recovery, Setup
+from ratrain.program.units import Bools, Ints
 
 _GRADIENT = (Kind.B, Kind.I)
 
@@ -32,17 +34,16 @@ def recover_at_backward(program: Program, *, heads: bool = False) -> Program:
     setup = program.setup.with_members(mode)
     moved = program.with_setup(setup)
 
-    def insert(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
-        recoverable = _recoverable(moved, rank)
-        found: list[Action] = []
-        for action in actions:
-            kind, stage, unit, micro_batch, step = action
-            if kind in _GRADIENT and (stage, unit) in recoverable:
-                found.append(Action(Kind.R, stage, unit, micro_batch, step))
-            found.append(action)
-        return found
+    def insert(rank: int, rows: Rows) -> Rows:
+        again = (
+            of_kinds(rows, *_GRADIENT) & _recoverable(moved, rank)[rows[:, STAGE], rows[:, UNIT]]
+        )
+        ahead = np.flatnonzero(again)
+        inserted = rows[np.repeat(np.arange(len(rows)), 1 + again)]
+        inserted[ahead + np.arange(len(ahead)), KIND] = Kind.R
+        return inserted
 
-    return program.edit("recover-at-backward", Lane.COMPUTE, by=insert, setup=setup)
+    return program.edit_rows("recover-at-backward", Lane.COMPUTE, by=insert, setup=setup)
 
 
 def recover_forward(program: Program, exempt: Callable[[Member, bool], bool]) -> Program:
@@ -88,53 +89,52 @@ def _in_modes(program: Program, setup: Setup, name: str) -> Program:
     """The program, which recovers at backward time, with each member in the setup's mode."""
     moved = program.with_setup(setup)
 
-    def move(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterable[Action]:
-        mode = {number: member.recovery for number, member in moved.held_by(rank)}
-        kept = {number for number, recovery in mode.items() if not recovery.again}
-        needed = [a for a in actions if a.kind is not Kind.R or a.stage not in kept]
-        if Recovery.FORWARD not in mode.values():
-            return needed
-        found: list[Action] = []
-        for _, group in groupby(needed, key=_backward_block):
-            block = list(group)
-            if mode[block[0].stage] is Recovery.FORWARD:
-                found += _ahead(block, setup.recovery_buffer)
-            else:
-                found += block
-        return found
+    def move(rank: int, rows: Rows) -> Rows:
+        modes = {number: member.recovery for number, member in moved.held_by(rank)}
+        kept = [number for number, mode in modes.items() if not mode.again]
+        forward = [number for number, mode in modes.items() if mode is Recovery.FORWARD]
+        needed = rows[~(of_kinds(rows, Kind.R) & np.isin(rows[:, STAGE], kept))]
+        return _ahead(needed, forward, setup.recovery_buffer) if forward else needed
 
-    return moved.edit(name, Lane.COMPUTE, by=move, setup=setup)
+    return moved.edit_rows(name, Lane.COMPUTE, by=move, setup=setup)
 
 
-def _backward_block(action: Action) -> tuple[int, int] | int:
-    """The (stage, micro-batch) whose backward an action belongs to; forwards stand alone."""
-    if action.kind in (Kind.B, Kind.I, Kind.R):
-        return action.stage, action.micro_batch
-    return -1
+def _ahead(rows: Rows, stages: list[int], buffer: int) -> Rows:
+    """Each micro-batch's backward on some stages with its recoveries first, at most `buffer` of
+    them waiting: a further one comes behind each backward of a recovered unit."""
+    backward = of_kinds(rows, *_GRADIENT, Kind.R) & np.isin(rows[:, STAGE], stages)
+    block, start = _blocks(rows, backward)
+    recovery = backward & of_kinds(rows, Kind.R)
+    unit = block * (int(rows[:, UNIT].max(initial=0)) + 1) + rows[:, UNIT]
+    releases = np.flatnonzero(backward & ~recovery & np.isin(unit, unit[recovery]))
+    # A row's place: those of the first recoveries are ahead of their block, of the others behind
+    # the backward that releases them.
+    place = 3 * np.arange(len(rows)) + 1
+    at = np.flatnonzero(recovery)
+    turn = np.arange(len(at)) - np.searchsorted(at, start[at])
+    release = np.searchsorted(releases, start[at]) + turn - buffer
+    place[at] = 3 * start[at]
+    later = turn >= buffer
+    place[at[later]] = 3 * releases[release[later]] + 2
+    return rows[np.argsort(place, kind="stable")]
 
 
-def _ahead(block: list[Action], buffer: int) -> list[Action]:
-    """One micro-batch's backward with its recoveries first, at most `buffer` of them waiting."""
-    recoveries = [action for action in block if action.kind is Kind.R]
-    if not recoveries:
-        return block
-    found = recoveries[:buffer]
-    coming = iter(recoveries[buffer:])
-    recovered = {action.unit for action in recoveries}
-    for action in block:
-        if action.kind is Kind.R:
-            continue
-        found.append(action)
-        if action.unit in recovered:
-            found.extend(following for following in (next(coming, None),) if following)
-    return found
+def _blocks(rows: Rows, backward: Bools) -> tuple[Ints, Ints]:
+    """For each row the number of its block, and where the block starts: the backward of a
+    micro-batch on a stage, or what stands between two."""
+    changes = np.ones(len(rows), bool)
+    changes[1:] = backward[1:] != backward[:-1]
+    for column in (STAGE, MICRO_BATCH):
+        changes[1:] |= backward[1:] & (rows[1:, column] != rows[:-1, column])
+    block = np.cumsum(changes) - 1
+    return block, np.flatnonzero(changes)[block]
 
 
-def _recoverable(program: Program, rank: int) -> set[tuple[int, int]]:
-    """(stage, unit) of what a rank can recover."""
-    return {
-        (stage, number)
-        for stage, member in program.held_by(rank)
-        for number, unit in enumerate(member.units)
-        if unit.recoverable
-    }
+def _recoverable(program: Program, rank: int) -> Bools:
+    """Stages x units: what a rank can recover."""
+    held = program.held_by(rank)
+    most = max(len(member.units) for _, member in held)
+    table = np.zeros((held[-1][0] + 1, most), bool)
+    for stage, member in held:
+        table[stage, : len(member.units)] = [unit.recoverable for unit in member.units]
+    return table

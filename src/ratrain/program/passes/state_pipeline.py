@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import replace
 
+import numpy as np
+
 from ratrain.program.actions import NONE, Action
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.columns import KIND, MICRO_BATCH, STAGE, UNIT, Rows, as_columns, of_kinds
+from ratrain.program.kind import Kind, Lane, kinds_where
 from ratrain.program.program import Program
 
 _ENDING = (Kind.B, Kind.W)
@@ -56,8 +59,11 @@ def update_prefetch(program: Program) -> Program:
         shards = [action for action in kept if action.kind is Kind.UpdateShard]
         return clips + sorted(shards, key=lambda action: last[action.stage, action.unit])
 
-    lanes = (Lane.UPDATE, Lane.GATHER, Lane.COMPUTE)
-    return program.edit("update-prefetch", *lanes, by=without_barriers)
+    def without_ready(_rank: int, rows: Rows) -> Rows:
+        return rows[~kinds_where("is_barrier")[rows[:, KIND]]]
+
+    program = program.edit("update-prefetch", Lane.UPDATE, Lane.GATHER, by=without_barriers)
+    return program.edit_rows("", Lane.COMPUTE, by=without_ready)
 
 
 def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
@@ -66,15 +72,12 @@ def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
     With local accumulation a unit's gradient ends once, with its last micro-batch, and the
     micro-batch is NONE (-1).
     """
-    compute = program.lane(rank, Lane.COMPUTE)
-    if program.setup.per_micro_batch:
-        made = (a for a in compute if a.kind in _ENDING)
-        return [(a.stage, a.unit, a.micro_batch) for a in made]
-    units = sum(len(member.units) for _, member in program.held_by(rank))
-    last: dict[tuple[int, int], None] = {}
-    for kind, stage, unit, _, _ in reversed(compute):
-        if kind in _ENDING:
-            last.setdefault((stage, unit))
-            if len(last) == units:
-                break
-    return [(*key, NONE) for key in reversed(last)]
+    rows = as_columns(program.lanes).rows_of((rank, Lane.COMPUTE))
+    made = rows[of_kinds(rows, *_ENDING)][:, [STAGE, UNIT, MICRO_BATCH]]
+    if not program.setup.per_micro_batch:
+        backwards = made[::-1]
+        units = backwards[:, 0] * (int(made[:, 1].max(initial=0)) + 1) + backwards[:, 1]
+        last = np.unique(units, return_index=True)[1]
+        made = backwards[np.sort(last)[::-1]]
+        made[:, 2] = NONE
+    return [(stage, unit, micro_batch) for stage, unit, micro_batch in made.tolist()]
