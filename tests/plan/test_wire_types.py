@@ -17,6 +17,8 @@ from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
 from ratrain.plan.search import search
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
+from ratrain.report.facts.job import contents_of_job
+from ratrain.report.page import page
 from ratrain.simulate.simulate import simulate
 
 QUICKSTART = Path(__file__).parents[2] / "examples/quickstart.toml"
@@ -90,3 +92,9 @@ def test_headline_and_json_name_what_travels() -> None:
     assert "boundary tensors travel in bf16" in case.headline()
     assert case.facts()["boundary_wire"] == "bf16" and case.facts()["gradient_wire"] == "fp32"
     assert not any("travel" in line for line in case_of(load_job(QUICKSTART)).headline())
+
+
+def test_a_page_names_what_travels() -> None:
+    asked = ["schedule.gradient_wire=bf16"]
+    assert "gradients travel in bf16" in page(contents_of_job(QUICKSTART, overrides=asked))
+    assert "travel in" not in page(contents_of_job(QUICKSTART))

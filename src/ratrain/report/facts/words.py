@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
+from ratrain.cost.precision import travel_words
 from ratrain.describe.units import format_time
 from ratrain.program.setup import Setup
 from ratrain.report.contents import TimelinePanel
@@ -43,9 +44,19 @@ def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
             "Gradients",
             f"{facts['gradients']}, sharding level {facts['sharding']} (ZeRO-{facts['sharding']})",
         ),
+        *(("Network", words) for words in _travels(facts)),
         ("Micro-batches", f"{', '.join(map(str, counts))} per replica and step"),
         ("Sequence length", f"{facts['sequence_length']:,} tokens"),
     ]
+
+
+def _travels(facts: Mapping[str, Any]) -> Iterator[str]:
+    """What is sent narrower than it is computed. Runs of earlier versions do not say it, and have
+    nothing that is."""
+    if "gradient_wire" in facts:
+        words = travel_words(facts["dtype"], facts["gradient_wire"], facts["boundary_wire"])
+        if words:
+            yield words
 
 
 def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -> Iterator[str]:
