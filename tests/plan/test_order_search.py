@@ -9,6 +9,7 @@ from pathlib import Path
 from random import Random
 
 import pytest
+import random_jobs
 from click.testing import CliRunner
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -219,6 +220,14 @@ def test_the_command_line_prints_gains_reasons_memory_and_how_to_train(tmp_path:
         assert gain["gain_fraction"] == pytest.approx(1 - order["step_time_s"] / step_s)
     assert max(rank["bound_bytes"] for rank in order["memory"]) == order["bound_bytes"]
     assert file.read_text().startswith("0F0")
+
+
+def test_a_named_order_that_cannot_run_with_the_passes_of_the_found_one_is_passed_over() -> None:
+    asked = random_jobs.job("small-qwen", "a100-80g-dgx", 6, 12, 256, schedule="pe-zero")
+    asked = replace(asked, layout=LayoutSpec(2, data=3, layers="balanced"))
+    order = searched(asked, Limits(seconds=600, evaluations=150)).order
+    assert order is not None
+    assert order.same_passes is not None and order.gain_over(order.same_passes[1]) > 0
 
 
 def test_a_search_leaves_no_order_behind_in_the_registry() -> None:

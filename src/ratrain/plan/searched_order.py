@@ -123,8 +123,7 @@ def _simulated(job: JobSpec, skeleton: str) -> Simulation | None:
         case = case_of(replace(job, schedule=replace(job.schedule, skeleton=skeleton)))
     except RatrainError:
         return None
-    simulation = simulate_proved(case.proved, case.costs)
-    return simulation if simulation.feasible else None
+    return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
 
 
 def _same_passes(job: JobSpec) -> tuple[str, float] | None:
