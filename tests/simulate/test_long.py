@@ -1,4 +1,4 @@
-"""Long programs drawn out from short ones: the times of the program that would be written out."""
+"""Long programs extrapolated from short ones have the times of the program written out."""
 
 from __future__ import annotations
 
@@ -35,14 +35,14 @@ def small_programs_are_kept_short_too(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.parametrize("name", ["ratrain", "1f1b", "zb-h1", "zero3-heavy"])
 @pytest.mark.parametrize("backward_s", [1.0, 2.3])
-def test_a_program_drawn_out_has_the_times_and_peaks_of_the_whole_one(
+def test_an_extrapolated_program_has_the_times_and_peaks_of_the_whole_one(
     name: str, backward_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = Setup((replica((3,) * 4, 400),))
     found = proved_long(strategy(name), setup, Choices())
     costs = plain_costs(found.short.table, {Kind.F: 1.0, Kind.B: backward_s, Kind.I: backward_s})
     drawn = simulated(found, costs, monkeypatch)
-    assert drawn.drawn_out_to is found.program
+    assert drawn.extrapolated_to is found.program
     assert_as_the_whole(drawn, found, costs)
 
 
@@ -56,7 +56,7 @@ def test_a_program_drawn_out_has_the_times_and_peaks_of_the_whole_one(
     ],
 )
 @given(cases(skeletons=REPEATING), st.integers(20, 40), st.integers(0, 2**32 - 1))
-def test_any_program_of_random_compute_times_drawn_out_is_as_the_whole_one(
+def test_any_program_of_random_compute_times_is_extrapolated_to_the_times_of_the_whole_one(
     case: Case, rounds: int, seed: int
 ) -> None:
     alone = replace(case.setup, replicas=case.setup.replicas[:1])
@@ -68,7 +68,7 @@ def test_any_program_of_random_compute_times_drawn_out_is_as_the_whole_one(
     costs = plain_costs(found.short.table, times_s)
     with pytest.MonkeyPatch.context() as monkeypatch:
         drawn = simulated(found, costs, monkeypatch)
-    assume(drawn.drawn_out_to is not None)
+    assume(drawn.extrapolated_to is not None)
     assert_as_the_whole(drawn, found, costs)
 
 
@@ -77,7 +77,7 @@ def proved_long(chosen: Strategy, setup: Setup, choices: Choices) -> Proved:
 
 
 def simulated(found: Proved, costs: Costs, monkeypatch: pytest.MonkeyPatch) -> Simulation:
-    """Its simulation, drawn out if that can be done at all."""
+    """Its simulation, extrapolated if that can be done at all."""
     monkeypatch.setattr(long, "OPS", 4 * found.program_ops - 1)
     return simulate_proved(found, costs)
 

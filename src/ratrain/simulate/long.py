@@ -1,10 +1,14 @@
 """Long programs simulated by short ones: what repeats takes the same time again and again.
 
 Programs of one more stretch each are simulated. Where the last takes as much longer than the one
-before as that one than the one before it, in all and in each part of every rank's time, and no
-rank's memory peaks higher, every figure is drawn out to the length asked for: the bend, drawn out
-with it, may make a millionth of the step there. Where it makes more, further ones are simulated,
-then longer stretches are tried, and at last the whole program.
+before as that one than the one before it, in all and in each part of every rank's time, where no
+rank's memory peaks higher, and where no op falls behind faster than the step grows (`rhythm.py`),
+every figure is linearly extrapolated to the length asked for. What the three are off a line,
+extrapolated too, may make a millionth of the step there. Where it makes more, further ones are
+simulated, then longer stretches are tried, and at last the whole program.
+
+An extrapolation stays one, and is printed as one: ranks that drift apart slowly may begin to wait
+for each other only later.
 """
 
 from __future__ import annotations
@@ -20,12 +24,17 @@ from ratrain.simulate.costs import Costs, Floats
 from ratrain.simulate.critical import CriticalPart
 from ratrain.simulate.engine import Progress
 from ratrain.simulate.result import RankTimes
+from ratrain.simulate.rhythm import slowest_pace_s
 from ratrain.simulate.simulate import STEPS, Simulation, simulate
 
 OPS = 4_000_000
 """Ops of one step above which a program is not simulated whole if it need not be."""
 LINEAR = 1e-6
-"""How far three programs may be off a line when it is drawn out, relative to the step."""
+"""How far three programs may be off a line when it is extrapolated, relative to the step."""
+FEWEST_ROUNDS, MOST_ROUNDS = 2, 17
+"""Rounds of the pipeline in the first program that is simulated."""
+CHEAP_OPS = 100_000
+"""Ops of one step that cost next to nothing to simulate."""
 TRIES = 7
 """Programs simulated with one stretch between them before it is made longer."""
 
@@ -34,20 +43,20 @@ def simulate_proved(
     proved: Proved, costs: Costs, *, steps: int = STEPS, progress: Progress | None = None
 ) -> Simulation:
     """The `Simulation` of a program that is proved already. One that is kept short is written out
-    as long as that is cheap, and drawn out where it is not."""
+    as long as that is cheap, and extrapolated where it is not."""
     program, verdict = proved.program, proved.verdict
     if not isinstance(program, Repeating):
         return simulate(program, costs, steps=steps, verdict=verdict, progress=progress)
     if program.ops <= OPS // 4:
         whole = program.written_out()
         return simulate(whole, costs, steps=steps, verdict=verdict, progress=progress)
-    return _drawn_out(program, proved, costs, steps, progress)
+    return _extrapolated(program, proved, costs, steps, progress)
 
 
-def _drawn_out(
+def _extrapolated(
     program: Repeating, proved: Proved, costs: Costs, steps: int, progress: Progress | None
 ) -> Simulation:
-    base, times = _two_rounds(program)
+    base, times, depth = _some_rounds(program)
     middle = max(1, base.ops_of(1) - base.ops_of(0))
     stretch = max(4, base.ops_of(times) // middle // 8)
     seen: list[_Figures] = []
@@ -57,7 +66,11 @@ def _drawn_out(
         seen.append(_figures(run))
         turns = (base.times - times) / stretch
         if len(seen) > 2 and _on_a_line(seen[-3], seen[-2], seen[-1], turns):
-            return _extended(seen[-2], run, turns + 1, program)
+            grown_s = (seen[-1].step_time_s - seen[-2].step_time_s) / stretch
+            pace_s = slowest_pace_s(base, times, depth, made.table, run.run)
+            off_s = abs(pace_s - grown_s) * (base.times - times)
+            if off_s <= LINEAR * (run.step_time_s + grown_s * (base.times - times)):
+                return _extended(seen[-2], run, turns + 1, program)
         if len(seen) == TRIES:
             seen, stretch = seen[-1:], 4 * stretch
         del made, run
@@ -66,18 +79,21 @@ def _drawn_out(
     return simulate(whole, costs, steps=steps, verdict=proved.verdict, progress=progress)
 
 
-def _two_rounds(program: Repeating) -> tuple[Repeating, int]:
-    """The shortest form known, and how many repetitions make it two rounds of the pipeline."""
-    base = program.origin
-    if base is None:
-        return program, 0
-    depth = max(len(replica.stages) for replica in program.setup.replicas)
-    return base, -(-depth // base.stride)
+def _some_rounds(program: Repeating) -> tuple[Repeating, int, int]:
+    """The shortest form known, how many repetitions make it some rounds of the pipeline, and how
+    many are one round: two rounds, and more where they are cheap, since ranks drift apart for
+    longer the less their speeds differ."""
+    base = program.origin or program
+    stages = max(len(replica.stages) for replica in program.setup.replicas)
+    round_times = -(-stages // base.stride)
+    round_ops = max(1, base.ops_of(round_times) - base.ops_of(0))
+    rounds = min(max(FEWEST_ROUNDS, CHEAP_OPS // round_ops), MOST_ROUNDS)
+    return base, (rounds - 1) * round_times, round_times
 
 
 @dataclass(frozen=True)
 class _Figures:
-    """What is drawn out of a simulation, without its program and its run."""
+    """What is extrapolated of a simulation, without its program and its run."""
 
     step_time_s: float
     ranks: tuple[RankTimes, ...]
@@ -91,7 +107,7 @@ def _figures(run: Simulation) -> _Figures:
 
 def _on_a_line(first: _Figures, second: _Figures, third: _Figures, turns: float) -> bool:
     """Whether step times and every rank's times grow evenly, so that what bend there is makes next
-    to nothing of the step when drawn out by that many turns, and memory peaks no more."""
+    to nothing of the step when extrapolated by that many turns, and memory peaks no more."""
 
     def times(figures: _Figures) -> Floats:
         rows = [
@@ -107,7 +123,7 @@ def _on_a_line(first: _Figures, second: _Figures, third: _Figures, turns: float)
 
 
 def _extended(run: _Figures, longer: Simulation, turns: float, program: Repeating) -> Simulation:
-    """Two runs on a line, drawn out to the whole program."""
+    """Two runs on a line, extrapolated to the whole program."""
 
     def line(first: float, second: float) -> float:
         return first + turns * (second - first)
@@ -121,7 +137,7 @@ def _extended(run: _Figures, longer: Simulation, turns: float, program: Repeatin
         ranks=ranks,
         critical=_critical(run, longer, line),
         wall_time_s=run.wall_time_s + longer.wall_time_s,
-        drawn_out_to=program,
+        extrapolated_to=program,
     )
 
 
@@ -141,7 +157,7 @@ def _rank(before: RankTimes, after: RankTimes, line: Callable[[float, float], fl
 def _critical(
     run: _Figures, longer: Simulation, line: Callable[[float, float], float]
 ) -> tuple[CriticalPart, ...]:
-    """The longer run's path, its parts summed up by rank and kind and drawn out."""
+    """The longer run's path, its parts summed up by rank and kind and extrapolated."""
 
     def sums(simulation: _Figures | Simulation) -> dict[tuple[int, str], float]:
         total: dict[tuple[int, str], float] = {}

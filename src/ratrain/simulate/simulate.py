@@ -31,7 +31,7 @@ class Simulation:
     critical: tuple[CriticalPart, ...]
     run: Run
     wall_time_s: float  # of the simulation itself, without building and proving the program
-    drawn_out_to: Repeating | None = None  # the long program that all times are of
+    extrapolated_to: Repeating | None = None  # the longer program that all times are of
 
     @property
     def step_time_s(self) -> float:

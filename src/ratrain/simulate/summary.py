@@ -54,6 +54,7 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         ],
         "steps_simulated": simulation.run.steps,
         "ops_simulated": simulation.ops_simulated,
+        "extrapolated_from_micro_batches": _extrapolated_from(simulation),
         "wall_time_s": simulation.wall_time_s,
     }
 
@@ -170,6 +171,13 @@ def _critical(simulation: Simulation) -> Iterator[str]:
         yield from wrap(line, WIDTH, subsequent_indent="    ")
 
 
+def _extrapolated_from(simulation: Simulation) -> int | None:
+    """The most micro-batches of a replica that were simulated; None: all."""
+    if simulation.extrapolated_to is None:
+        return None
+    return max(replica.micro_batches for replica in simulation.program.setup.replicas)
+
+
 def _footer(simulation: Simulation) -> Iterator[str]:
     setup = simulation.program.setup
     folded = [replica.count for replica in setup.replicas if replica.count > 1]
@@ -178,6 +186,11 @@ def _footer(simulation: Simulation) -> Iterator[str]:
         group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
         said = f"simulated: {alike}{group}; the others are identical"
         yield from wrap(said, WIDTH, subsequent_indent="    ")
+    if simulation.extrapolated_to is not None:
+        whole = max(r.micro_batches for r in simulation.extrapolated_to.setup.replicas)
+        fewer = _extrapolated_from(simulation)
+        notice = f"times linearly extrapolated from {fewer:,} to {whole:,} micro-batches"
+        yield f"{notice}; memory as proved"
     rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
     yield (
         f"{counted(simulation.ops_simulated, 'op')} of {counted(simulation.run.steps, 'step')} in "
