@@ -35,6 +35,9 @@ FEWEST_ROUNDS, MOST_ROUNDS = 2, 17
 """Rounds of the pipeline in the first program that is simulated."""
 CHEAP_OPS = 100_000
 """Ops of one step that cost next to nothing to simulate."""
+CYCLE = 12
+"""Micro-batches take turns in two slots of a tensor and in a few of a recovery buffer. Programs whose
+lengths differ by so many repetitions end in the same slots, and differ in length alone."""
 TRIES = 7
 """Programs simulated with one stretch between them before it is made longer."""
 
@@ -58,7 +61,8 @@ def _extrapolated(
 ) -> Simulation:
     base, times, depth = _some_rounds(program)
     middle = max(1, base.ops_of(1) - base.ops_of(0))
-    stretch = max(4, base.ops_of(times) // middle // 8)
+    stretch = CYCLE * -(-(base.ops_of(times) // middle // 8) // CYCLE)
+    times = _aligned(times, base.times, stretch)
     seen: list[_Figures] = []
     while base.ops_of(times) <= OPS and times < base.times:
         made = base.written_out(times)
@@ -71,12 +75,18 @@ def _extrapolated(
             off_s = abs(pace_s - grown_s) * (base.times - times)
             if off_s <= LINEAR * (run.step_time_s + grown_s * (base.times - times)):
                 return _extended(seen[-2], run, turns + 1, program)
-        if len(seen) == TRIES:
-            seen, stretch = seen[-1:], 4 * stretch
         del made, run
         times += stretch
+        if len(seen) == TRIES:
+            seen, stretch = [], 4 * stretch
+            times = _aligned(times, base.times, stretch)
     whole = program.written_out()
     return simulate(whole, costs, steps=steps, verdict=proved.verdict, progress=progress)
+
+
+def _aligned(times: int, whole: int, stretch: int) -> int:
+    """At least so many repetitions, from which whole stretches lead to the whole program."""
+    return times + (whole - times) % stretch
 
 
 def _some_rounds(program: Repeating) -> tuple[Repeating, int, int]:
