@@ -93,6 +93,7 @@ def test_samples_are_shown_as_text_that_cannot_move_a_terminal(
         ("*.txt", "*.rst", "no file matches"),
         ("files = [", "tokenizer = 'no.json'\nfiles = [", "no.json: no such tokenizer"),
         ('["*.txt"]', "[]", "[data] files: names no file"),
+        ("*.txt", "é" * 200, "[data] files: 'ééé"),
         ("files = [", 'validation = ["away.txt"]\nfiles = [', "[data] validation: no such file"),
         ("sequence_length = 512", "sequence_length = 20000", "use sequence_length <= "),
     ],

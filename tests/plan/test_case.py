@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from itertools import combinations_with_replacement, pairwise
 from pathlib import Path
+from typing import Literal
 
 import pytest
 from hypothesis import HealthCheck, event, given, settings
@@ -22,7 +23,7 @@ from ratrain.describe.job import (
     load_job,
 )
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
-from ratrain.errors import RatrainError, SpecError
+from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
 from ratrain.program.strategies import PASSES, STRATEGIES
@@ -283,3 +284,15 @@ def test_micro_batches_and_stages_that_a_schedule_cannot_order_are_named_with_th
     with pytest.raises(SpecError) as error:
         case_of(job(layout=layout, schedule=ScheduleSpec(schedule)))
     assert place in error.value.place and fix in error.value.fix
+
+
+@pytest.mark.parametrize("recovery", ["auto", "keep-all"])
+def test_an_order_too_long_to_be_written_out_is_the_fault_of_the_job_files_key(
+    recovery: Literal["auto", "keep-all"],
+) -> None:
+    gpipe = ScheduleSpec("gpipe", recovery=recovery)
+    laid_out = job("small-llama", layout=LayoutSpec(pipeline=2), schedule=gpipe)
+    long_job = replace(laid_out, batch=Batch(10**9), path=Path("mine.toml"))
+    with pytest.raises(ProgramError, match="at most 10,000,000") as caught:
+        _ = case_of(long_job).proved
+    assert caught.value.place == "mine.toml [batch] sequences"

@@ -13,7 +13,7 @@ from ratrain.cli.schedules import command
 from ratrain.describe.job import load_job
 from ratrain.plan import schedules
 from ratrain.plan.case import case_of
-from ratrain.plan.schedules import Comparison, compare_schedules
+from ratrain.plan.schedules import Comparison, compare_schedules, comparison_text
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.simulate import simulate
@@ -68,7 +68,7 @@ def test_the_table_fits_eighty_columns_and_json_has_the_same_rows(compared: Comp
     names = [row["schedule"] for row in body["schedules"]]
     assert names == [row.name for row in compared.rows]
     shown = [
-        line.removeprefix("*").split()[0] for line in lines if line[2:].startswith(tuple(names))
+        line.removeprefix("*").split()[0] for line in lines if line[1:].startswith(tuple(names))
     ]
     assert shown == names
 
@@ -99,3 +99,14 @@ def test_a_job_s_own_order_is_that_of_its_own_row_alone() -> None:
     orders = {row.name: row.order for row in compare_schedules(job).rows if row.predicted}
     assert orders["ratrain"] == "gpipe"
     assert orders["1f1b"] == "1f1b" and orders["zb-h1"] == "zb-h1"
+
+
+def test_every_name_of_the_registry_stands_whole_in_its_row(compared: Comparison) -> None:
+    predicted = compared.rows[0].predicted
+    assert predicted is not None
+    wide = replace(predicted, step_s=123456.0, stages_per_rank=2)
+    rows = tuple(replace(row, predicted=row.predicted and wide) for row in compared.rows)
+    lines = list(comparison_text(replace(compared, rows=rows)))
+    assert max(map(len, lines)) <= 80
+    words = {line.lstrip("*").split()[0] for line in lines if line.strip()}
+    assert set(STRATEGIES) <= words

@@ -66,7 +66,9 @@ def sources_of(
                     source = source_of(file)
                     sources.setdefault(source.path, source)
         except OSError as error:  # no permission on the way, a name too long, a loop of links
-            raise unreadable(Path(pattern), error) from error
+            refused = unreadable(Path(pattern), error)
+            problem = f"{shown(refused.place)}: {refused.what}"
+            raise SpecError(problem, place=place, fix=refused.fix) from error
     return tuple(sources.values())
 
 

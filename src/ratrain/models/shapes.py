@@ -60,7 +60,7 @@ def unit_layout(spec: ModelSpec, name: str, division: Division = WHOLE) -> UnitP
             [("head.norm.weight", (spec.hidden,)), ("head.logits", (spec.vocab, spec.hidden))],
             division,
         )
-    if name in unit_names(spec):
+    if name.isdecimal() and name == str(int(name)) and int(name) < spec.layers:
         return lay_out(_layer_shapes(spec), division)
     raise SpecError(
         f'there is no unit "{name}"',

@@ -14,7 +14,8 @@ They are timed by short programs (`trial`), and proved whole, the fastest first.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from textwrap import wrap
@@ -61,7 +62,8 @@ class Case:
     @cached_property
     def proved(self) -> Proved:
         """The program, kept short where it is long and repeats itself, with its proof."""
-        return proof(self.strategy, self.setup, self.choices)
+        with _named_in(self.job):
+            return proof(self.strategy, self.setup, self.choices)
 
     @cached_property
     def program(self) -> Program:
@@ -190,8 +192,21 @@ def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
     _require_orderable(job, layout, chosen)
     placement = place(job, layout)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
-    choices = _choose(job, chosen, setup, placement)
+    with _named_in(job):
+        choices = _choose(job, chosen, setup, placement)
     return Case(job, layout, placement, chosen, setup, choices)
+
+
+@contextmanager
+def _named_in(job: JobSpec) -> Generator[None]:
+    """A program that cannot be made is the fault of a key: its place begins with the job's file."""
+    try:
+        yield
+    except ProgramError as error:
+        if not error.place.startswith("["):
+            raise
+        at = f"{job.path or 'job'} {error.place}"
+        raise ProgramError(error.what, place=at, fix=error.fix) from error
 
 
 def case_of_candidate(candidate: Candidate) -> Case:

@@ -16,7 +16,7 @@ from ratrain.program.strategies import STRATEGIES, strategy
 from ratrain.simulate.long import simulate_proved
 
 Progress = Callable[[int, int], None]
-MOST_OPS = 500_000
+MOST_OPS = 40_000
 """Ops of compute up to which an order that does not repeat is written out to be compared."""
 VIRTUAL = 2
 """Stages per rank of an interleaved order where the job's layout has one."""
@@ -207,7 +207,7 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
         breaks=0,
     )
     for row in comparison.rows:
-        mark = "* " if row.name == job.schedule.name else "  "
+        mark = "*" if row.name == job.schedule.name else " "
         known = row.predicted
         if known is None:
             table.add_row(mark + row.name, row.order, "-", "-", "-", "-")

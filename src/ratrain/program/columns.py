@@ -20,7 +20,7 @@ Rows = npt.NDArray[np.int32]
 """Actions of a lane in order: a row each, a column for each field of `Action`."""
 
 FIELDS = len(Action._fields)
-KIND, STAGE, UNIT, MICRO_BATCH, _STEP = range(FIELDS)
+KIND, STAGE, UNIT, MICRO_BATCH, STEP = range(FIELDS)
 
 NO_ROWS: Rows = np.zeros((0, FIELDS), dtype=np.int32)
 

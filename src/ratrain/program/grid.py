@@ -26,6 +26,8 @@ if TYPE_CHECKING:
     from ratrain.program.table import Table
 
 NEVER = -1
+LONG = 100_000
+"""Ops of a program of which only what fits the picture's width is looked at."""
 
 
 @dataclass(frozen=True)
@@ -89,14 +91,16 @@ def draw_rich(program: Program, mark: Collection[int] = (), width: int = 80) -> 
     from rich.text import Text
 
     table = program.table
-    marks = set(mark)
-    rows = _blocks(table, unit_clock(table), marks)
+    marks, clock = set(mark), unit_clock(table)
+    # Of a long program only what can be seen: a moment takes a character at least.
+    visible = width if len(table) > LONG else np.iinfo(np.int64).max
+    rows = _blocks(table, clock, marks, visible)
     blocks = [block for row in rows.values() for block in row]
     drawn = [block for block in blocks if block.end != NEVER]
     # So wide that the shortest block shows its whole label and a gap.
     cell = max((-(-(len(b.label) + 1) // (b.end - b.start)) for b in drawn), default=1)
     head = len(f"rank {max(rows, default=0)}") + 1
-    whole = max((block.end for block in drawn), default=0)
+    whole = int(clock.end[clock.end != NEVER].max(initial=0))
     tails = {rank: _blocked(row, width // 2) for rank, row in rows.items()}
     tail = max(map(len, tails.values()), default=0)
     shown = max(min(whole, (width - head - tail) // cell), 1)
@@ -127,13 +131,15 @@ def _fill(line: Text, row: list[Block], cell: int, shown: int) -> None:
     line.append((".".ljust(cell)) * (shown - at), style="dim")
 
 
-def _blocks(table: Table, clock: Clock, marks: set[int]) -> dict[int, list[Block]]:
-    """The blocks of every rank, in the order of its compute lane."""
+def _blocks(table: Table, clock: Clock, marks: set[int], visible: int) -> dict[int, list[Block]]:
+    """The blocks of every rank that begin before a moment or never, in the order of its compute
+    lane."""
     units = table.states.units
     rows: dict[int, list[Block]] = {rank: [] for rank in range(table.setup.ranks)}
     several = {rank: len(set(units.stage[units.rank == rank].tolist())) > 1 for rank in rows}
     last: dict[int, tuple[int, ...]] = {}
-    for op in np.flatnonzero(table.lane == Lane.COMPUTE).tolist():
+    seen = (clock.start < visible) | (clock.start == NEVER)
+    for op in np.flatnonzero((table.lane == Lane.COMPUTE) & seen).tolist():
         rank, action = int(table.rank[op]), table.action(op)
         if not action.kind.picture_width:
             continue

@@ -8,6 +8,8 @@ import numpy as np
 
 from ratrain.program.kind import Kind, kind_names
 from ratrain.program.table import Table
+from ratrain.program.units import Ints
+from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run
 from ratrain.simulate.result import Window
 
@@ -26,6 +28,39 @@ class CriticalPart:
 
 def critical_path(table: Table, run: Run, window: Window) -> tuple[CriticalPart, ...]:
     """The path that ends at the steady step's boundary, back to the boundary before it."""
+    op, time_s = _path(table, run, window)
+    changes = np.flatnonzero(np.diff(_rank_and_kind(table, op))) + 1
+    return tuple(
+        CriticalPart(
+            rank=int(table.rank[part[0]]),
+            kind=Kind(int(table.kind[part[0]])).name,
+            first=table.word(int(part[0])),
+            last=table.word(int(part[-1])),
+            ops=len(part),
+            time_s=float(spent.sum()),
+        )
+        for part, spent in zip(np.split(op, changes), np.split(time_s, changes), strict=True)
+    )
+
+
+def critical_times(table: Table, run: Run, window: Window) -> dict[tuple[int, str], float]:
+    """The same path's time, summed by rank and kind."""
+    op, time_s = _path(table, run, window)
+    keys, which = np.unique(_rank_and_kind(table, op), return_inverse=True)
+    sums = np.bincount(which, weights=time_s)
+    kinds = len(kind_names())
+    return {
+        (int(key) // kinds, Kind(int(key) % kinds).name): float(sum_s)
+        for key, sum_s in zip(keys, sums, strict=True)
+    }
+
+
+def _rank_and_kind(table: Table, op: Ints) -> Ints:
+    return table.rank[op] * len(kind_names()) + table.kind[op]
+
+
+def _path(table: Table, run: Run, window: Window) -> tuple[Ints, Floats]:
+    """The path's ops in order, and how much of the step each takes."""
     n = len(table)
     ends = np.flatnonzero(table.is_any(Kind.B, Kind.W)) + window.step * n
     node = int(ends[run.end_s[ends].argmax()])
@@ -39,16 +74,4 @@ def critical_path(table: Table, run: Run, window: Window) -> tuple[CriticalPart,
     nodes = np.array(path[::-1], dtype=np.int64)
     op = nodes % n
     begins_s = np.maximum(run.start_s[nodes], began_s)
-    time_s = np.append(begins_s[1:], begins_s[0] + window.length_s) - begins_s
-    changes = np.flatnonzero(np.diff(table.rank[op] * len(kind_names()) + table.kind[op])) + 1
-    return tuple(
-        CriticalPart(
-            rank=int(table.rank[part[0]]),
-            kind=Kind(int(table.kind[part[0]])).name,
-            first=table.word(int(part[0])),
-            last=table.word(int(part[-1])),
-            ops=len(part),
-            time_s=float(spent.sum()),
-        )
-        for part, spent in zip(np.split(op, changes), np.split(time_s, changes), strict=True)
-    )
+    return op, np.append(begins_s[1:], begins_s[0] + window.length_s) - begins_s

@@ -21,7 +21,7 @@ import numpy as np
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
 from ratrain.simulate.costs import Costs, Floats
-from ratrain.simulate.critical import CriticalPart
+from ratrain.simulate.critical import CriticalPart, critical_times
 from ratrain.simulate.engine import Progress
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.rhythm import slowest_pace_s
@@ -36,8 +36,8 @@ FEWEST_ROUNDS, MOST_ROUNDS = 2, 17
 CHEAP_OPS = 100_000
 """Ops of one step that cost next to nothing to simulate."""
 CYCLE = 12
-"""Micro-batches take turns in two slots of a tensor and in a few of a recovery buffer. Programs whose
-lengths differ by so many repetitions end in the same slots, and differ in length alone."""
+"""Micro-batches take turns in two slots of a tensor, and in a few of a recovery buffer. Programs
+whose lengths differ by so many repetitions end in the same slots, and differ in length alone."""
 TRIES = 7
 """Programs simulated with one stretch between them before it is made longer."""
 
@@ -107,12 +107,13 @@ class _Figures:
 
     step_time_s: float
     ranks: tuple[RankTimes, ...]
-    critical: tuple[CriticalPart, ...]
+    critical_s: dict[tuple[int, str], float]  # by rank and kind
     wall_time_s: float
 
 
 def _figures(run: Simulation) -> _Figures:
-    return _Figures(run.step_time_s, run.ranks, run.critical, run.wall_time_s)
+    critical_s = critical_times(run.program.table, run.run, run.window)
+    return _Figures(run.step_time_s, run.ranks, critical_s, run.wall_time_s)
 
 
 def _on_a_line(first: _Figures, second: _Figures, third: _Figures, turns: float) -> bool:
@@ -145,7 +146,7 @@ def _extended(run: _Figures, longer: Simulation, turns: float, program: Repeatin
         longer,
         window=replace(longer.window, length_s=line(run.step_time_s, longer.step_time_s)),
         ranks=ranks,
-        critical=_critical(run, longer, line),
+        extrapolated_path=_critical(run, longer, line),
         wall_time_s=run.wall_time_s + longer.wall_time_s,
         extrapolated_to=program,
     )
@@ -168,16 +169,11 @@ def _critical(
     run: _Figures, longer: Simulation, line: Callable[[float, float], float]
 ) -> tuple[CriticalPart, ...]:
     """The longer run's path, its parts summed up by rank and kind and extrapolated."""
-
-    def sums(simulation: _Figures | Simulation) -> dict[tuple[int, str], float]:
-        total: dict[tuple[int, str], float] = {}
-        for part in simulation.critical:
-            total[part.rank, part.kind] = total.get((part.rank, part.kind), 0.0) + part.time_s
-        return total
-
-    before, after = sums(run), sums(longer)
-    parts = {(part.rank, part.kind): part for part in reversed(longer.critical)}
+    after_s = _figures(longer).critical_s
+    first: dict[tuple[int, str], CriticalPart] = {}
+    for part in longer.critical:
+        first.setdefault((part.rank, part.kind), part)
     return tuple(
-        replace(parts[key], time_s=max(line(before.get(key, 0.0), time_s), 0.0))
-        for key, time_s in after.items()
+        replace(part, time_s=max(line(run.critical_s.get(key, 0.0), after_s[key]), 0.0))
+        for key, part in first.items()
     )

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from dataclasses import dataclass
+from functools import cached_property
 
 from ratrain.program.kind import Lane, Waiting
 from ratrain.program.program import Program
@@ -28,10 +29,17 @@ class Simulation:
     verdict: Verdict
     window: Window
     ranks: tuple[RankTimes, ...]
-    critical: tuple[CriticalPart, ...]
     run: Run
     wall_time_s: float  # of the simulation itself, without building and proving the program
     extrapolated_to: Repeating | None = None  # the longer program that all times are of
+    extrapolated_path: tuple[CriticalPart, ...] | None = None
+
+    @cached_property
+    def critical(self) -> tuple[CriticalPart, ...]:
+        """The critical path of the steady step."""
+        if self.extrapolated_path is not None:
+            return self.extrapolated_path
+        return critical_path(self.program.table, self.run, self.window)
 
     @property
     def step_time_s(self) -> float:
@@ -97,9 +105,7 @@ def simulate(
     window = steady_window(table, ran)
     ranks = rank_times(table, ran, op_costs.fixed_s, window)
     wall_time_s = time.perf_counter() - began
-    return Simulation(
-        program, verdict, window, ranks, critical_path(table, ran, window), ran, wall_time_s
-    )
+    return Simulation(program, verdict, window, ranks, ran, wall_time_s)
 
 
 def step_time_s(program: Program, costs: Costs, *, steps: int = STEPS) -> float:

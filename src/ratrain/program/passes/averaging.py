@@ -5,8 +5,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
 
+import numpy as np
+
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
+from ratrain.program.columns import STEP, Rows
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 
@@ -28,19 +31,21 @@ def average_weights(program: Program, steps: int) -> Program:
     setup = replace(program.setup, period=steps, averages=True)
     shared = program.setup.holders
 
-    def spelled_out(rank: int, lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
-        if lane is Lane.REDUCE:
-            held = dict(program.held_by(rank))
-            for action in program.lane(rank, Lane.UPDATE):
-                if action.kind is not Kind.UpdateShard:
-                    continue
-                if shared[held[action.stage].units[action.unit].name] > 1:
-                    yield action._replace(kind=Kind.AverageW, step=steps - 1)
-            return
-        for step in range(steps):  # `_replace` takes five times as long, for a million ops
-            yield from (
-                Action(kind, stage, unit, micro_batch, step)
-                for kind, stage, unit, micro_batch, _ in actions
-            )
+    def averages(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
+        held = dict(program.held_by(rank))
+        for action in program.lane(rank, Lane.UPDATE):
+            if action.kind is not Kind.UpdateShard:
+                continue
+            if shared[held[action.stage].units[action.unit].name] > 1:
+                yield action._replace(kind=Kind.AverageW, step=steps - 1)
 
-    return program.edit(f"average-weights-{steps}", *Lane, by=spelled_out, setup=setup)
+    def every_step(_rank: int, rows: Rows) -> Rows:
+        spelled_out = np.tile(rows, (steps, 1))
+        spelled_out[:, STEP] = np.repeat(np.arange(steps), len(rows))
+        return spelled_out
+
+    averaging = program.edit(f"average-weights-{steps}", Lane.REDUCE, by=averages, setup=setup)
+    for lane in Lane:
+        if lane is not Lane.REDUCE:
+            averaging = averaging.edit_rows("", lane, by=every_step)
+    return averaging
