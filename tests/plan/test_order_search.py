@@ -15,10 +15,11 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from registered import declared_inside
 
+from ratrain.cli.main import main
 from ratrain.cli.schedules import command
 from ratrain.describe.job import JobSpec, LayoutSpec, load_job
 from ratrain.describe.strict import FrozenMap
-from ratrain.errors import SpecError
+from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case import case_of
 from ratrain.plan.order_board import Board
 from ratrain.plan.order_clock import OrderClock
@@ -256,3 +257,27 @@ def test_options_that_make_no_sense_are_refused_with_what_would(words: tuple[str
     with pytest.raises(SpecError) as error:
         command.main([str(JOB), *words], standalone_mode=False)
     assert WRONG[words] in (error.value.fix or "")
+
+
+@pytest.mark.parametrize(
+    "words",
+    [("--seconds", "nan"), ("--seconds", "0"), ("--evaluations", "--json"), ("--seed", "-1")],
+)
+def test_a_number_that_no_search_takes_is_refused_with_those_that_it_takes(
+    words: tuple[str, str], capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("sys.argv", ["ratrain", "schedules", str(JOB), "--search", *words])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    message = capsys.readouterr().err
+    assert ended.value.code == 2
+    assert f"ratrain schedules {words[0]}: " in message and "fix: give a" in message
+
+
+def test_a_program_of_several_steps_is_not_searched() -> None:
+    job = load_job(JOB)
+    averaging = replace(job.schedule, sharding=0, average_every=2, passes=("backward-recovery",))
+    compared = compare_schedules(replace(job, schedule=averaging))
+    with pytest.raises(ProgramError, match="several steps") as caught:
+        search_for(compared, FEW, 0)
+    assert caught.value.place == f"{JOB} [schedule] average_every"

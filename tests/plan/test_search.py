@@ -151,6 +151,22 @@ def test_random_jobs_never_end_in_a_traceback_or_a_refused_plan(one: JobSpec) ->
     check_robust(one)
 
 
+@settings(
+    max_examples=60,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(jobs())
+def test_a_plans_step_is_that_of_its_whole_program(drawn: JobSpec) -> None:
+    longer = replace(drawn, batch=replace(drawn.batch, sequences=7 * drawn.batch.sequences + 3))
+    try:
+        best = planned(longer).best
+    except RatrainError:
+        return
+    case = case_of_candidate(best.candidate)
+    assert best.step_s == pytest.approx(simulate(case.program, case.costs).step_time_s, rel=1e-6)
+
+
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @settings(

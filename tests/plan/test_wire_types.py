@@ -18,6 +18,7 @@ from ratrain.plan.search import search
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.report.facts.job import contents_of_job
+from ratrain.report.facts.words import case_facts
 from ratrain.report.page import page
 from ratrain.simulate.simulate import simulate
 
@@ -98,3 +99,12 @@ def test_a_page_names_what_travels() -> None:
     asked = ["schedule.gradient_wire=bf16"]
     assert "gradients travel in bf16" in page(contents_of_job(QUICKSTART, overrides=asked))
     assert "travel in" not in page(contents_of_job(QUICKSTART))
+
+
+@pytest.mark.parametrize("missing", ["boundary_wire", "gradient_wire", "dtype"])
+def test_a_runs_facts_without_its_wires_are_shown_without_them(missing: str) -> None:
+    facts = case_of(load_job(QUICKSTART)).facts()
+    earlier = {key: value for key, value in facts.items() if key != missing}
+    assert "Network" not in dict(case_facts(facts))
+    assert missing == "dtype" or "Network" not in dict(case_facts(earlier))
+    assert len(case_facts(earlier)) >= len(case_facts(facts))

@@ -8,7 +8,7 @@ import click
 
 from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
-from ratrain.cli.options import PATH
+from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
 
 
 @click.command()
@@ -17,17 +17,17 @@ from ratrain.cli.options import PATH
 @click.option("--search", is_flag=True, help="Search for a faster order than those with a name.")
 @click.option(
     "--seconds",
-    type=click.FloatRange(min=0.1, max=86_400),
+    type=Real(0.1, 86_400),
     default=30.0,
     show_default=True,
     help="The longest that a search takes.",
 )
 @click.option(
     "--evaluations",
-    type=click.IntRange(min=1),
+    type=Whole(1, 10**9),
     help="The most orders that a search times: the same number, the same order.",
 )
-@click.option("--seed", type=click.IntRange(min=0), default=0, help="Of a search; 0 by default.")
+@click.option("--seed", type=Whole(0, MOST_SEED), default=0, help="Of a search; 0 by default.")
 @click.option("--save", type=PATH, help="Where the order found goes: a CSV file that trains.")
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(

@@ -49,11 +49,6 @@ class OrderClock:
 
     def __init__(self, program: Program, costs: Costs, *, steps: int = STEPS) -> None:
         table = program.table
-        if table.setup.period > 1:
-            raise ProgramError(
-                "the order of a program of several steps cannot be searched",
-                fix="leave schedule.average_every out",
-            )
         self.table, self.steps = table, steps
         self.rates = costs.link_rate_bytes_per_s
         self.op_costs: OpCosts = costs_of_ops(table, costs)

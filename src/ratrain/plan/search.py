@@ -18,14 +18,16 @@ import numpy as np
 from ratrain.describe.job import JobSpec
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.build import Candidate, candidate
+from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import Group, groups_of, no_group
 from ratrain.plan.estimate import estimate
 from ratrain.plan.sizes import stores_scores
-from ratrain.plan.trial import proof, timed
+from ratrain.plan.trial import STEPS, proof, timed
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Recovery
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
+from ratrain.simulate.long import simulate_proved
 
 Progress = Callable[[int, int], None]
 
@@ -60,8 +62,8 @@ class Checked:
 
 @dataclass(frozen=True)
 class Tried:
-    """A plan that was simulated: its estimate and its simulated step; and its proof, of the whole
-    program, where it was among the best."""
+    """A plan that was simulated: its estimate and its step, by short programs; where it was among
+    the best, its proof and its step are those of the whole program."""
 
     candidate: Candidate
     estimate_s: float
@@ -114,9 +116,10 @@ def search(job: JobSpec, progress: Progress | None = None) -> Search:
     )
     simulated = sorted(_simulated(rows, progress), key=lambda tried: tried.step_s)
     gaps = [abs(tried.gap) for tried in simulated]
+    shown = sorted(islice(_proved(simulated), PROVED), key=lambda tried: tried.step_s)
     return Search(
         job,
-        tuple(islice(_proved(simulated), PROVED)),
+        tuple(shown),
         len(simulated),
         sum(gaps) / max(len(gaps), 1),
         checked,
@@ -271,9 +274,11 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
 
 
 def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
-    """Those whose whole program is proved to run and to fit."""
+    """Those whose whole program is proved to run and to fit, with its step."""
     for tried in simulated:
         plan = tried.candidate
         whole = proof(plan.strategy, plan.setup, plan.choices)
         if whole.verdict.sound:
-            yield replace(tried, proved=whole)
+            costs = costs_of(plan.job, plan.placement, whole.short.setup)
+            simulated_whole = simulate_proved(whole, costs, steps=STEPS)
+            yield replace(tried, proved=whole, step_s=simulated_whole.step_time_s)

@@ -65,13 +65,19 @@ def search_for(
         )
     cases = [_case(comparison, row) for row in _beginnings(comparison, rows)]
     for case in cases:
-        _require_short(case)
+        _require_searchable(case)
     found, effort = search_orders(cases, limits, seed, progress)
     order = None if found is None else _ready(found, _case(comparison, rows[0]), rows[0])
     return SearchResult(order, effort)
 
 
-def _require_short(case: Case) -> None:
+def _require_searchable(case: Case) -> None:
+    if case.proved.short.setup.period > 1:
+        raise ProgramError(
+            "a program of several steps has an order that cannot be searched",
+            place=f"{case.job.path or 'job'} [schedule] average_every",
+            fix="leave average_every out",
+        )
     ops = case.proved.program_ops
     if ops > MOST_OPS:
         raise ProgramError(

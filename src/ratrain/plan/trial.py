@@ -23,6 +23,8 @@ from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.simulate.simulate import step_time_s
 
+SLOTS = 2
+"""Slots that the tensors of micro-batches take turns in, between stages and in recovery."""
 STEPS = 3
 """Steps simulated to time a candidate."""
 
@@ -93,14 +95,18 @@ def _made(strategy: Strategy, setup: Setup, choices: Choices, short: Setup) -> P
 
 def shortened(strategy: Strategy, setup: Setup, rounds: int) -> Setup:
     """The setup with a few rounds of the pipeline's micro-batches, where the compute order says
-    that its middle repeats."""
+    that its middle repeats. The last micro-batch ends in the slots where it ends in the whole
+    setup: steps of other lengths differ in more than length."""
     skeleton = SKELETONS[strategy.skeleton]
 
     def fewer(replica: Replica) -> Replica:
         ranks, chunks = replica.ranks, len(replica.stages) // replica.ranks
         depth = ranks * 4 if skeleton.chunks else ranks + 3
-        wanted = rounds * max(depth, 2 * (skeleton.stride(ranks, chunks) or 1))
+        stride = skeleton.stride(ranks, chunks) or 1
+        wanted = rounds * max(depth, 2 * stride)
         count = skeleton.shortened(replica.micro_batches, wanted, ranks, chunks)
+        if (replica.micro_batches - count) % SLOTS:
+            count = skeleton.shortened(replica.micro_batches, wanted + stride, ranks, chunks)
         return replace(replica, micro_batches=count)
 
     return replace(setup, replicas=tuple(fewer(replica) for replica in setup.replicas))

@@ -77,6 +77,10 @@ class _Facts:
     sharding: Annotated[int, Rule(low=0, high=3)]
     activations: Message
     gradients: Name
+    # earlier versions did not keep these
+    dtype: Name | None = None
+    gradient_wire: Name | None = None
+    boundary_wire: Name | None = None
 
 
 @dataclass(frozen=True)

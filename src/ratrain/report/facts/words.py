@@ -53,10 +53,11 @@ def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
 def _travels(facts: Mapping[str, Any]) -> Iterator[str]:
     """What is sent narrower than it is computed. Runs of earlier versions do not say it, and have
     nothing that is."""
-    if "gradient_wire" in facts:
-        words = travel_words(facts["dtype"], facts["gradient_wire"], facts["boundary_wire"])
-        if words:
-            yield words
+    dtype = facts.get("dtype") or ""
+    gradients, boundaries = (facts.get(key) or dtype for key in ("gradient_wire", "boundary_wire"))
+    words = travel_words(dtype, gradients, boundaries)
+    if words:
+        yield words
 
 
 def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -> Iterator[str]:
