@@ -39,7 +39,7 @@ def installed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_an_installed_packages_names_work_in_every_verb(installed: Path, tmp_path: Path) -> None:
     listed = ratrain(installed, "schedules", SMALL)
     assert listed.status == 0, listed.err
-    assert "  eager " in listed.out and "eager-1f1b" in listed.out
+    assert "\n eager " in listed.out and "eager-1f1b" in listed.out
     simulated = ratrain(installed, "simulate", SMALL, "--schedule", "eager", "--json")
     assert simulated.status == 0, simulated.err
     assert simulated.body["passes"][-2:] == ["update-in-forward-order", "save-states"]
