@@ -49,6 +49,11 @@ def format_action(action: Action, units_of_stage: int) -> str:
     )
 
 
+def is_word(word: str) -> bool:
+    """Whether a word has the form of an action's, of whatever kind."""
+    return _WORD.fullmatch(word) is not None
+
+
 def parse_action(word: str, place: str = "") -> Action:
     """The action that a word stands for; a `ProgramError` names the word and its place."""
     match = _WORD.fullmatch(word)

@@ -24,6 +24,7 @@ from ratrain.describe.amounts import (
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
+from ratrain.program.actions import is_word
 from ratrain.readers.files import check_name, shown
 from ratrain.readers.json import read_json_table
 from ratrain.readers.json_lines import read_json_lines
@@ -266,6 +267,7 @@ def _is_record(row: Any) -> bool:
         _is_whole(step, _MOST_STEPS)
         and isinstance(lane, str)
         and isinstance(word, str)
+        and is_word(word)
         and all(_is_number(time_s, -1e12) for time_s in times[:3])
         and times[1] <= times[2]
     )

@@ -19,6 +19,7 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
+_SEND = re.compile(r"(\d+)SEND_[FB]\d+")
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
 _TIE = Kind.TieSync.name
 _COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word)
@@ -88,7 +89,8 @@ def _meeting(word: str) -> str:
 
 def _stage_ranks(rows: Iterable[_Ran]) -> dict[int, int]:
     """The pipeline rank of each stage that sends."""
-    return {int(op.word.split("SEND")[0]): op.seat.pipeline for op in rows if "SEND_" in op.word}
+    sends = ((_SEND.fullmatch(op.word), op.seat.pipeline) for op in rows)
+    return {int(send[1]): pipeline for send, pipeline in sends if send is not None}
 
 
 def _start_s(
