@@ -9,7 +9,8 @@ those that are proved to fit is taken:
     recover on every stage        local, or sharded
     keep what each stage has memory for, by closed formula
 
-They are timed by short programs (`trial`), and proved whole, the fastest first.
+They are timed by short programs (`trial`), those alone that a lower bound (`least_time`) does not
+rule out, and proved whole, the fastest first.
 """
 
 from __future__ import annotations
@@ -18,14 +19,19 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from heapq import heapify, heappop, heappush
 from textwrap import wrap
 from typing import Any
 
+import numpy as np
+
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.bill import bill
 from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import group_of_layout, no_shards, require_tieable, strategy_of
+from ratrain.plan.least_time import least_step_s
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
@@ -42,9 +48,9 @@ from ratrain.plan.trial import proof, timed
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.setup import Accumulation, Recovery, Setup
 from ratrain.program.skeletons import SKELETONS, Place
-from ratrain.program.strategies import Choices, Strategy
+from ratrain.program.strategies import Choices, Strategy, recovery_modes
 from ratrain.simulate.costs import Costs
 
 
@@ -241,20 +247,39 @@ def _choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) 
     if len(candidates) == 1:
         return candidates[0]
 
+    costs = costs_of(job, placement, setup)
+
     def fastest(among: list[Choices]) -> Choices | None:
-        times = {
-            number: step_s
+        """Best first: a choice waits at its lower bound until it is its turn to be timed."""
+        waiting = [
+            (least_step_s(chosen, setup, choices, costs), False, number)
             for number, choices in enumerate(among)
-            if (step_s := timed(job, placement, chosen, setup, choices)[0]) is not None
-        }
-        ranked = sorted(times, key=lambda number: (times[number], number))
-        return next(
-            (among[n] for n in ranked if proof(chosen, setup, among[n]).verdict.sound), None
-        )
+        ]
+        heapify(waiting)
+        while waiting:
+            _, is_timed, number = heappop(waiting)
+            choices = among[number]
+            if is_timed and proof(chosen, setup, choices).verdict.sound:
+                return choices
+            if not is_timed:
+                fits = _fits_by_bill(job, chosen, placement, choices)
+                step_s = timed(job, placement, chosen, setup, choices, proved_later=fits)[0]
+                if step_s is not None:
+                    heappush(waiting, (step_s, True, number))
+        return None
 
     keeping = [choices for choices in candidates if choices.keep_all]
     recovering = [choices for choices in candidates if not choices.keep_all]
     return fastest(keeping) or fastest(recovering) or candidates[-1]
+
+
+def _fits_by_bill(job: JobSpec, chosen: Strategy, placement: Placement, choices: Choices) -> bool:
+    """Whether memory is next to certain to suffice: the bill is an upper bound (`bill`)."""
+    sharded = choices.accumulation is Accumulation.SHARDED
+    group = group_of_layout(job, chosen, placement, sharded)
+    modes = recovery_modes(chosen, choices, placement.layout.stages)
+    codes = np.array([[MODES.index(mode) for mode in modes]], dtype=np.int64)
+    return bool((bill(group, codes).total <= group.budgets).all())
 
 
 def _candidates(job: JobSpec, chosen: Strategy, placement: Placement) -> Iterator[Choices]:

@@ -314,6 +314,18 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
     return program
 
 
+def recovery_modes(chosen: Strategy, choices: Choices, stages: int) -> tuple[Recovery, ...]:
+    """Each stage's mode, as `with_passes` sets it."""
+    if choices.recovery is not None:
+        return choices.recovery
+    if choices.keep_all:
+        return (Recovery.NONE,) * stages
+    last = chosen.recovery
+    if last is Recovery.FORWARD and choices.exempt_last:
+        last = Recovery.NONE
+    return (*(chosen.recovery,) * (stages - 1), last)
+
+
 def _nearest(name: str, known: Iterable[str]) -> str:
     names = list(known)
     close = difflib.get_close_matches(name, names, n=1)

@@ -74,7 +74,7 @@ def _extrapolated(
             pace_s = slowest_pace_s(base, times, depth, made.table, run.run)
             off_s = abs(pace_s - grown_s) * (base.times - times)
             if off_s <= LINEAR * (run.step_time_s + grown_s * (base.times - times)):
-                return _extended(seen[-2], run, turns + 1, program)
+                return _extended(seen[-2], seen[-1], run, turns + 1, program)
         del made, run
         times += stretch
         if len(seen) == TRIES:
@@ -133,21 +133,24 @@ def _on_a_line(first: _Figures, second: _Figures, third: _Figures, turns: float)
     return bool(bend * max(turns, 1) <= LINEAR * step_s) and peaks[0] == peaks[1]
 
 
-def _extended(run: _Figures, longer: Simulation, turns: float, program: Repeating) -> Simulation:
-    """Two runs on a line, extrapolated to the whole program."""
+def _extended(
+    before: _Figures, after: _Figures, longer: Simulation, turns: float, program: Repeating
+) -> Simulation:
+    """The figures of two runs on a line, the second that of `longer`, extrapolated to the whole
+    program."""
 
     def line(first: float, second: float) -> float:
         return first + turns * (second - first)
 
     ranks = tuple(
-        _rank(before, after, line) for before, after in zip(run.ranks, longer.ranks, strict=True)
+        _rank(short, long, line) for short, long in zip(before.ranks, after.ranks, strict=True)
     )
     return replace(
         longer,
-        window=replace(longer.window, length_s=line(run.step_time_s, longer.step_time_s)),
+        window=replace(longer.window, length_s=line(before.step_time_s, after.step_time_s)),
         ranks=ranks,
-        extrapolated_path=_critical(run, longer, line),
-        wall_time_s=run.wall_time_s + longer.wall_time_s,
+        extrapolated_path=_critical(before, after, longer, line),
+        wall_time_s=before.wall_time_s + after.wall_time_s,
         extrapolated_to=program,
     )
 
@@ -166,14 +169,16 @@ def _rank(before: RankTimes, after: RankTimes, line: Callable[[float, float], fl
 
 
 def _critical(
-    run: _Figures, longer: Simulation, line: Callable[[float, float], float]
+    before: _Figures,
+    after: _Figures,
+    longer: Simulation,
+    line: Callable[[float, float], float],
 ) -> tuple[CriticalPart, ...]:
     """The longer run's path, its parts summed up by rank and kind and extrapolated."""
-    after_s = _figures(longer).critical_s
     first: dict[tuple[int, str], CriticalPart] = {}
     for part in longer.critical:
         first.setdefault((part.rank, part.kind), part)
     return tuple(
-        replace(part, time_s=max(line(run.critical_s.get(key, 0.0), after_s[key]), 0.0))
+        replace(part, time_s=max(line(before.critical_s.get(key, 0.0), after.critical_s[key]), 0.0))
         for key, part in first.items()
     )

@@ -1,0 +1,85 @@
+"""The least that a configuration's step takes, from the times of its compute alone.
+
+No order of ops beats it: a stage computes all of its micro-batches between the first one's forward
+through the stages before and the last one's backward through them, since the next step begins with
+what that backward updates; and a rank computes all of its stages one after the other.
+"""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import dataclass
+from itertools import accumulate
+
+from ratrain.program.kind import Kind
+from ratrain.program.setup import Recovery, Replica, Setup
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.strategies import Choices, Strategy, recovery_modes
+from ratrain.simulate.costs import Costs
+
+
+@dataclass(frozen=True)
+class _StageWork:
+    """Seconds of a stage's compute for one micro-batch."""
+
+    rank: int
+    forward_s: float
+    recovery_s: float
+    gradient_s: float  # the part of backward that the stage before waits for
+    later_s: float  # the part that it does not wait for: weight gradients by themselves
+
+
+def least_step_s(strategy: Strategy, setup: Setup, choices: Choices, costs: Costs) -> float:
+    """Seconds that a step takes at least; 0 where stages have several members."""
+    longest_s, first_unit = 0.0, 0
+    for replica in setup.replicas:
+        if any(len(stage.members) > 1 for stage in replica.stages):
+            return 0.0
+        works = _works(strategy, replica, choices, costs, first_unit)
+        first_unit += sum(len(stage.only.units) for stage in replica.stages)
+        longest_s = max(longest_s, _longest(works, replica.micro_batches))
+    return longest_s
+
+
+def _longest(works: list[_StageWork], micro_batches: int) -> float:
+    """The longest that a stage, or a rank with all its stages, must take."""
+    ranks_s: defaultdict[int, float] = defaultdict(float)
+    stages_s: list[float] = []
+    ways_s = accumulate((work.forward_s + work.gradient_s for work in works), initial=0.0)
+    for work, way_s in zip(works, ways_s, strict=False):
+        awaited_s = work.forward_s + work.recovery_s + work.gradient_s
+        stages_s.append(way_s + micro_batches * awaited_s)
+        ranks_s[work.rank] += micro_batches * (awaited_s + work.later_s)
+    return max(*stages_s, *ranks_s.values())
+
+
+def _works(
+    strategy: Strategy, replica: Replica, choices: Choices, costs: Costs, first_unit: int
+) -> list[_StageWork]:
+    """The work of each stage of a replica whose units begin at a number."""
+    modes = recovery_modes(strategy, choices, len(replica.stages))
+    forward, backward = costs.work[Kind.F].fixed_s, costs.work[Kind.B].fixed_s
+    later = 0.0 * backward
+    if SKELETONS[strategy.skeleton].split_backward:
+        backward, later = costs.work[Kind.I].fixed_s, costs.work[Kind.W].fixed_s
+    works: list[_StageWork] = []
+    number = first_unit
+    for stage, mode in zip(replica.stages, modes, strict=True):
+        units = stage.only.units
+        held = slice(number, number + len(units))
+        number += len(units)
+        works.append(
+            _StageWork(
+                rank=stage.only.rank,
+                forward_s=float(forward[held].sum()),
+                recovery_s=_recovery_s(mode, costs, held, [unit.recoverable for unit in units]),
+                gradient_s=float(backward[held].sum()),
+                later_s=float(later[held].sum()),
+            )
+        )
+    return works
+
+
+def _recovery_s(mode: Recovery, costs: Costs, held: slice, recovered: list[bool]) -> float:
+    """Seconds of a stage's recoveries."""
+    return float(costs.work[Kind.R].fixed_s[held][recovered].sum()) if mode.again else 0.0
