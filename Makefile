@@ -13,8 +13,9 @@ reproduce: .venv/ready
 	$(RATRAIN) reproduce
 	$(RATRAIN) simulate examples/small.toml --picture
 
+# The quick tests on two processors: files are handed out whole, since their tests share what they made.
 test: lint
-	.venv/bin/pytest -m "not slow"
+	.venv/bin/pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: lint
 	.venv/bin/pytest
