@@ -120,16 +120,14 @@ def _body(
 
 
 def _table(limits: list[str], links: list[MeasuredLink], shares: list[MeasuredShare]) -> str:
-    lines = [
-        *limits,
-        "",
-        f"{'link':12}{'file':>16}{'measured':>16}{'ratio':>8}{'latency':>12}{'measured':>10}{'ratio':>8}",
-    ]
+    head = f"{'link':10}{'file':>16}{'measured':>16}{'ratio':>7}"
+    head += f"{'latency':>11}{'measured':>11}{'ratio':>7}"
+    lines = [*limits, "", head]
     for link in links:
         rate, measured = link.wanted_bytes_per_s * 8e-6, link.found_bytes_per_s * 8e-6
         name = f"{link.source} -> {link.target}"
         lines.append(
-            f"{name:12}{rate:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / rate:>8.3f}"
+            f"{name:10}{rate:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / rate:>7.3f}"
             f"{_latency(link)}{_mark(link.fits)}"
         )
     lines += ["", f"{'rank':12}{'processors':>11}{'measured':>10}{'memory':>12}{'killed at':>12}"]
@@ -154,7 +152,7 @@ def _latency(link: MeasuredLink) -> str:
     """Milliseconds; no ratio where the lab adds nothing."""
     wanted_ms, found_ms = link.wanted_latency_s * 1e3, link.found_latency_s * 1e3
     ratio = f"{found_ms / wanted_ms:.3f}" if link.is_delayed else "-"
-    return f"{wanted_ms:>9.3f} ms{found_ms:>7.3f} ms{ratio:>8}"
+    return f"{wanted_ms:>8.3f} ms{found_ms:>8.3f} ms{ratio:>7}"
 
 
 def _busy(share: MeasuredShare) -> str:
