@@ -39,7 +39,7 @@ site = "{site}"
 
 LINK = """
 [links.{level}]
-latency = "1us"
+latency = "{latency}"
 bandwidth = "{bandwidth}"
 shared_by = "{shared_by}"
 source = "made up"
@@ -54,8 +54,13 @@ def host(name: str = "d", devices: int = 1, count: int = 2, site: str = "here") 
     return HOST.format(name=name, devices=devices, count=count, site=site)
 
 
-def link(level: str = "room", bandwidth: str = "100Mbit/s", shared_by: str = "host") -> str:
-    return LINK.format(level=level, bandwidth=bandwidth, shared_by=shared_by)
+def link(
+    level: str = "room",
+    bandwidth: str = "100Mbit/s",
+    shared_by: str = "host",
+    latency: str = "1us",
+) -> str:
+    return LINK.format(level=level, bandwidth=bandwidth, shared_by=shared_by, latency=latency)
 
 
 def text(*parts: str) -> str:
@@ -70,3 +75,9 @@ def cluster(*parts: str) -> ClusterSpec:
 def plain(devices: int = 1, count: int = 2, bandwidth: str = "100Mbit/s") -> ClusterSpec:
     """Equal hosts on one slow network."""
     return cluster(device(), host(devices=devices, count=count), link(bandwidth=bandwidth))
+
+
+def apart(latency: str = "20ms", bandwidth: str = "40Mbit/s") -> ClusterSpec:
+    """Two hosts in one room, and one on another site, far away."""
+    far = link("world", bandwidth, latency=latency)
+    return cluster(device(), host(), host(count=1, site="there"), link(), far)

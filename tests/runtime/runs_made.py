@@ -68,7 +68,7 @@ shared_by = "device"
 source = "a test"
 
 [links.room]
-latency = "100us"
+latency = "{latency}"
 bandwidth = "{link}"
 shared_by = "host"
 source = "a test"
@@ -118,6 +118,7 @@ class Setting:
     weights: str | None = None
     timeout_s: float = 60.0
     link: str = "1Gbit/s"
+    latency: str = "100us"  # between hosts
     network: str = "sockets"
     files: tuple[str, ...] = ()
     model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
@@ -179,7 +180,13 @@ def write_job(folder: Path, setting: Setting) -> Path:
     rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
     per_host = setting.devices_per_host or setting.tensor
     (folder / "cluster.toml").write_text(
-        CLUSTER.format(rates=rates, link=setting.link, per_host=per_host, hosts=8 // per_host)
+        CLUSTER.format(
+            rates=rates,
+            link=setting.link,
+            latency=setting.latency,
+            per_host=per_host,
+            hosts=8 // per_host,
+        )
     )
     schedule = {
         "name": setting.name,

@@ -24,8 +24,9 @@ pytestmark = [
 ]
 
 
-def test_a_slow_lab_changes_no_bit(tmp_path: Path) -> None:
-    setting = Setting(pipeline=2, data=2, steps=5, link="20Mbit/s")
+@pytest.mark.parametrize("latency", ["100us", "5ms"])
+def test_a_slow_lab_changes_no_bit(tmp_path: Path, latency: str) -> None:
+    setting = Setting(pipeline=2, data=2, steps=5, link="20Mbit/s", latency=latency)
     free, slowed = made(tmp_path / "free", setting), made(tmp_path / "slowed", setting)
     start(free)
     spec = slowed.read_spec()

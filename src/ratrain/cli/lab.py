@@ -23,7 +23,8 @@ def command() -> None:
     """Emulate a small, slow, unequal cluster on this machine (Linux, root).
 
     Each device of the cluster file becomes a network namespace with the file's link
-    rates; a process in it gets the file's share of processors and memory.
+    rates, and latencies from 0.5 ms; a process in it gets the file's share of
+    processors and memory.
 
     \b
     Examples (all take --json):
@@ -73,9 +74,10 @@ def _lab(target: str, devices: int | None, overrides: tuple[str, ...]) -> Lab:
 def check(target: str, devices: int | None, overrides: tuple[str, ...], as_json: bool) -> None:
     """Set up the lab, measure it against its file, remove it.
 
-    Measures links one at a time (every pair of up to four ports, else a ring), then
-    each device's share of processors and its memory limit. The exit status is 1 if
-    anything is outside 0.8 to 1.05 of the file's value.
+    Measures links one at a time (every pair of up to four ports, else a ring): half
+    of a message's round trip, then the rate of a stream; then each device's share of
+    processors and its memory limit. The exit status is 1 if anything is outside 0.8
+    to 1.05 of the file's value, or a latency of 1 ms or more outside 0.9 to 1.1.
 
     \b
     Examples:
@@ -118,13 +120,15 @@ def _body(
 
 
 def _table(limits: list[str], links: list[MeasuredLink], shares: list[MeasuredShare]) -> str:
-    lines = [*limits, "", f"{'link':12}{'file':>16}{'measured':>16}{'ratio':>8}"]
+    head = f"{'link':10}{'file':>16}{'measured':>16}{'ratio':>7}"
+    head += f"{'latency':>11}{'measured':>11}{'ratio':>7}"
+    lines = [*limits, "", head]
     for link in links:
         rate, measured = link.wanted_bytes_per_s * 8e-6, link.found_bytes_per_s * 8e-6
         name = f"{link.source} -> {link.target}"
         lines.append(
-            f"{name:12}{rate:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / rate:>8.3f}"
-            f"{_mark(link.fits)}"
+            f"{name:10}{rate:>9,.1f} Mbit/s{measured:>9,.1f} Mbit/s{measured / rate:>7.3f}"
+            f"{_latency(link)}{_mark(link.fits)}"
         )
     lines += ["", f"{'rank':12}{'processors':>11}{'measured':>10}{'memory':>12}{'killed at':>12}"]
     for share in shares:
@@ -142,6 +146,13 @@ def _table(limits: list[str], links: list[MeasuredLink], shares: list[MeasuredSh
             f"{_busy(share)}"
         )
     return "\n".join(lines)
+
+
+def _latency(link: MeasuredLink) -> str:
+    """Milliseconds; no ratio where the lab adds nothing."""
+    wanted_ms, found_ms = link.wanted_latency_s * 1e3, link.found_latency_s * 1e3
+    ratio = f"{found_ms / wanted_ms:.3f}" if link.is_delayed else "-"
+    return f"{wanted_ms:>8.3f} ms{found_ms:>8.3f} ms{ratio:>7}"
 
 
 def _busy(share: MeasuredShare) -> str:

@@ -13,8 +13,8 @@ from typing import Any
 from ratrain.describe.cluster import ClusterSpec, Device
 from ratrain.describe.units import format_bytes, format_bytes_rate
 from ratrain.errors import Infeasible
-from ratrain.lab import groups, record, wires
-from ratrain.lab.needs import missing
+from ratrain.lab import delays, groups, record, relay_order, wires
+from ratrain.lab.needs import missing, missing_for_latency
 from ratrain.lab.place import Place
 from ratrain.lab.ports import Port, lab_spec, memory_limit_bytes, ports
 
@@ -26,6 +26,7 @@ class Lab:
 
     `places`: one for each device; a process goes in with `enter(place)`. `master_address`: where
     the launcher listens so that every rank reaches it, over a network that is not slowed.
+    `without_latency`: why the file's latencies are not added, "" where they are.
     """
 
     def __init__(self, cluster: ClusterSpec, devices: int) -> None:
@@ -33,9 +34,12 @@ class Lab:
         self.cluster = cluster
         self.devices = cluster.devices(devices)
         self.ports = ports(cluster, devices)
+        self.delays = delays.delays(cluster.name, self.ports)
+        self.without_latency = ""
         self.places: tuple[Place, ...] = ()
         self.master_address = ""
         self._record: record.Record | None = None
+        self._relay: subprocess.Popen[bytes] | None = None
         self._handlers: dict[signal.Signals, Any] = {}
 
     def __enter__(self) -> Lab:
@@ -60,7 +64,14 @@ class Lab:
         error: BaseException | None,
         trace: TracebackType | None,
     ) -> None:
-        self._remove()
+        ended = self._remove()
+        if ended and error is None:
+            raise Infeasible(
+                f"the relay that adds latency ended by itself, with {ended}: from then on nothing "
+                f"passed between far ranks",
+                place="lab",
+                fix="see its message above, or the kernel's log; then try again",
+            )
 
     def limits(self) -> list[str]:
         """What is in force, in lines for people."""
@@ -68,7 +79,7 @@ class Lab:
         lines = [_rank_line(device) for device in self.devices]
         lines += [_port_line(port) for port in self.ports]
         lines += [f"control groups: version {' and '.join(map(str, versions)) or 'none'}"]
-        lines += ["latency: this machine's own; a lab limits bandwidth only"]
+        lines += delays.lines(self.ports, self.delays, self.without_latency)
         return lines + _shortages(self.devices)
 
     def oom_kills(self, rank: int) -> int:
@@ -93,6 +104,27 @@ class Lab:
             for device in self.devices
             if device.index in port.ranks
         )
+        self.without_latency = missing_for_latency() if self.delays else ""
+        if self.delays and not self.without_latency:
+            self._add_latency(names, parents)
+
+    def _add_latency(self, names: wires.Names, parents: list[groups.Parent]) -> None:
+        """A relay, outside of every rank's groups, and the far pairs' packets led through it."""
+        folders = [str(groups.make_beside(parent, names.lab, "relay")) for parent in parents]
+        most_bytes = delays.buffers(self.ports, self.delays)
+        order = relay_order.Order(
+            os.getpid(),
+            names.bridge,
+            tuple(folders),
+            tuple(relay_order.Held(d.interface, d.held_s, d.queue_bytes) for d in self.delays),
+            tuple(
+                relay_order.Buffers(names.port(port), most_bytes[port.index])
+                for port in self.ports
+                if port.index in most_bytes
+            ),
+        )
+        self._relay = relay_order.start(order)
+        wires.delay(names, self.ports, self.delays)
 
     def _place(
         self, device: Device, port: Port, names: wires.Names, parents: list[groups.Parent]
@@ -111,18 +143,22 @@ class Lab:
             memory_bytes,
         )
 
-    def _remove(self) -> None:
-        """A signal that comes meanwhile waits: half a removal would leave the other half."""
+    def _remove(self) -> str:
+        """How the relay had ended before, "" where it had not. A signal that comes meanwhile
+        waits: half a removal would leave the other half."""
+        ended = ""
         before = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, *ENDING})
         try:
             if self._record is not None and self._record.pid == os.getpid():  # not a fork of us
+                ended = relay_order.stop(self._relay) if self._relay is not None else ""
                 record.remove(self._record)
-                self._record = None
+                self._record = self._relay = None
         finally:
             signal.pthread_sigmask(signal.SIG_SETMASK, before)
             for number, handler in self._handlers.items():
                 signal.signal(number, handler)
             self._handlers = {}
+        return ended
 
     def _catch_signals(self) -> None:
         """A polite end of this process must end the lab too; only where nobody else listens."""

@@ -7,7 +7,7 @@ import shutil
 import subprocess
 
 from ratrain.errors import Infeasible
-from ratrain.lab import groups, wires
+from ratrain.lab import groups, relay_order, wires
 
 
 def missing() -> list[str]:
@@ -22,17 +22,35 @@ def missing() -> list[str]:
 
 def _network_reasons() -> list[str]:
     """The first thing about networks that fails, tried in a namespace of its own."""
-    space = f"ratlab-try-{os.getpid()}"
     bucket = wires.token_bucket("try0", 1e6)
-    steps = [
-        ("network namespaces", f"ip netns add {space}"),
-        ("virtual interfaces", f"ip -n {space} link add try0 type veth peer name try1"),
-        ("bridges", f"ip -n {space} link add try2 type bridge"),
-        ("rate limits (tbf)", f"tc -n {space} {bucket}"),
-        ("rate limits (htb)", f"tc -n {space} qdisc add dev try1 root htb"),
-    ]
+    return _first_failure(
+        ("virtual interfaces", "ip", "link add try0 type veth peer name try1"),
+        ("bridges", "ip", "link add try2 type bridge"),
+        ("rate limits (tbf)", "tc", bucket),
+        ("rate limits (htb)", "tc", "qdisc add dev try1 root htb"),
+    )
+
+
+def missing_for_latency() -> str:
+    """Why no latency can be added here, where a lab can be made; "" where it can."""
     try:
-        for ability, command in steps:
+        os.close(os.open(relay_order.TUN, os.O_RDWR))
+    except OSError as error:
+        return f"no tap interfaces: {relay_order.TUN}: {error.strerror}"
+    failures = _first_failure(
+        ("virtual interfaces", "ip", "link add try0 type veth peer name try1"),
+        ("queues of what comes in", "tc", "qdisc add dev try0 ingress"),
+        ("redirection (u32, mirred)", "tc", wires.redirect("try0", "10.88.0.1", "try1")),
+    )
+    return "".join(failures)
+
+
+def _first_failure(*steps: tuple[str, str, str]) -> list[str]:
+    """The first of these abilities that is missing: each with a tool, and its words there."""
+    space = f"ratlab-try-{os.getpid()}"
+    commands = [(ability, f"{tool} -n {space} {words}") for ability, tool, words in steps]
+    try:
+        for ability, command in [("network namespaces", f"ip netns add {space}"), *commands]:
             try:
                 wires.run(*command.split())
             except Infeasible as error:

@@ -86,7 +86,7 @@ def enter(place: Place) -> None:
     try:
         for group in place.cgroups:
             (Path(group) / "cgroup.procs").write_text("0")  # 0: whoever writes
-        _join_network(network)
+        join_network(network)
     except OSError as error:
         raise SpecError(
             f"cannot enter the lab: {error.strerror}",
@@ -106,8 +106,8 @@ def _is_in(network: Path) -> bool:
     return (current.st_dev, current.st_ino) == (target.st_dev, target.st_ino)
 
 
-def _join_network(network: Path) -> None:
-    """`os.setns` exists from Python 3.12 on; this is the C library's."""
+def join_network(network: Path) -> None:
+    """Move the calling thread there. `os.setns` exists from Python 3.12 on; this is C's."""
     libc = ctypes.CDLL(None, use_errno=True)
     handle = os.open(network, os.O_RDONLY | os.O_CLOEXEC)
     try:

@@ -3,7 +3,8 @@
 One namespace is one port. Where a link is shared by the devices of a host they stand in one
 namespace behind one port; where each device has its own link, each has its own namespace.
 Links of several levels (a room's and the world's) are several rates on one port, distinguished
-by the address of the other end; as in the cluster file, they do not slow each other.
+by the address of the other end; as in the cluster file, they do not slow each other. A latency is
+one of a pair of ports: of two hosts' own links, the slower one's.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ class Port:
     rates_bytes_per_s: tuple[tuple[Level, float], ...]  # innermost level first
     inside_bytes_per_s: float | None  # between its own ranks, all together; None: one rank
     levels: tuple[Level | None, ...]  # towards each port by index; None: itself
+    latencies_s: tuple[float, ...]  # likewise, one way; 0: itself
+    inside_latency_s: float  # between its own ranks; 0: one rank
 
     @property
     def address(self) -> str:
@@ -46,6 +49,10 @@ class Port:
         return min(
             outgoing, next(rate for name, rate in other.rates_bytes_per_s if name == level_back)
         )
+
+    def latency_to(self, other: Port) -> float:
+        """Seconds that a packet needs to another port, or between its own ranks."""
+        return self.inside_latency_s if other is self else self.latencies_s[other.index]
 
 
 def ports(cluster: ClusterSpec, count: int) -> tuple[Port, ...]:
@@ -115,8 +122,19 @@ def _port(cluster: ClusterSpec, index: int, groups: list[list[Device]]) -> Port:
         for level in LEVELS
         if level in levels
     )
-    ranks = tuple(device.index for device in group)
-    return Port(index, first.host, ranks, rates, _inside(cluster, group), levels)
+    latencies = tuple(
+        0.0 if other is group else cluster.link(first, other[0]).latency_s for other in groups
+    )
+    return Port(
+        index,
+        first.host,
+        tuple(device.index for device in group),
+        rates,
+        _inside(cluster, group),
+        levels,
+        latencies,
+        max((cluster.link(first, other).latency_s for other in group[1:]), default=0.0),
+    )
 
 
 def _inside(cluster: ClusterSpec, group: list[Device]) -> float | None:

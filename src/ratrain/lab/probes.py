@@ -1,4 +1,4 @@
-"""What a lab's limits really do: rates between ports, shares of processors, memory.
+"""What a lab's limits really do: rates and latency between ports, shares of processors, memory.
 
 Each probe is a small process inside a place: `python -m ratrain.lab.probes NAME NUMBER...`.
 Links are measured by processes that stand in the namespace alone, without a limit of
@@ -11,6 +11,7 @@ import math
 import mmap
 import os
 import socket
+import statistics
 import subprocess
 import sys
 import time
@@ -20,29 +21,55 @@ from dataclasses import dataclass, replace
 
 from ratrain.errors import Infeasible
 from ratrain.lab.cluster import Lab, available_memory_bytes
+from ratrain.lab.delays import LEAST_S
 from ratrain.lab.groups import PERIOD_US, throttled
 from ratrain.lab.inside import inside
 from ratrain.lab.place import Place, place_to_env
 from ratrain.lab.ports import Port
 
 LINK_S, WARM_S, SPIN_S = 0.8, 0.2, 1.0
-STREAMS = 4
+ROUND_TRIPS_TO_WARM = 20
+PATIENCE_S = 20.0
+ATTEMPTS = 4
 STEP_BYTES = 8 << 20
 WITHIN = (0.8, 1.05)  # of the nominal value; TCP over 1500-byte packets reaches 0.953 of a rate
+LATENCY_WITHIN = (0.9, 1.1)  # of the file's, from
+LEAST_JUDGED_S = 1e-3  # on: below, this machine's own time is too large a part
+ROUND_TRIPS_S = 0.5  # how long to exchange messages, for 20 to 200 of them
 
 
 @dataclass(frozen=True)
 class MeasuredLink:
-    """The rate of one TCP stream between two ports beside the cluster file's."""
+    """The rate of one TCP stream between two ports, and half of a message's round trip, beside the
+    cluster file's."""
 
     source: int  # rank
     target: int
     wanted_bytes_per_s: float
     found_bytes_per_s: float
+    wanted_latency_s: float
+    found_latency_s: float
+
+    @property
+    def is_delayed(self) -> bool:
+        """Whether a lab adds such a latency."""
+        return self.wanted_latency_s >= LEAST_S
+
+    @property
+    def rate_fits(self) -> bool:
+        return WITHIN[0] <= self.found_bytes_per_s / self.wanted_bytes_per_s <= WITHIN[1]
+
+    @property
+    def latency_fits(self) -> bool:
+        """Also where it is too short to be judged."""
+        if self.wanted_latency_s < LEAST_JUDGED_S:
+            return True
+        ratio = self.found_latency_s / self.wanted_latency_s
+        return LATENCY_WITHIN[0] <= ratio <= LATENCY_WITHIN[1]
 
     @property
     def fits(self) -> bool:
-        return WITHIN[0] <= self.found_bytes_per_s / self.wanted_bytes_per_s <= WITHIN[1]
+        return self.rate_fits and self.latency_fits
 
 
 @dataclass(frozen=True)
@@ -90,32 +117,50 @@ def pairs(lab: Lab) -> list[tuple[Port, Port]]:
 
 
 def measure_link(lab: Lab, source: Port, target: Port) -> MeasuredLink:
-    """The fastest of up to four TCP streams, one after the other; the first that fits is enough.
+    """The shortest of up to four latencies and the fastest of up to four TCP streams, one after the
+    other; the first that fits is enough.
 
-    Whatever else this machine does makes a stream slower, and nothing makes it faster than its
-    link: the fastest stream says what the link allows.
+    Whatever else this machine does makes a message later and a stream slower, and nothing makes
+    them faster than their link: the fastest says what the link allows.
     """
-    fastest = _stream(lab, source, target)
-    for _ in range(STREAMS - 1):
-        if fastest.fits:
+    sender, receiver = lab.places[source.ranks[0]], lab.places[target.ranks[-1]]
+    wanted, latency_s = source.rate_to(target), source.latency_to(target)
+    link = MeasuredLink(sender.rank, receiver.rank, wanted, 0.0, latency_s, math.inf)
+    for _ in range(ATTEMPTS):
+        found_s = _latency_s(sender, receiver, latency_s)
+        link = replace(link, found_latency_s=min(link.found_latency_s, found_s))
+        if link.latency_fits:
             break
-        fastest = max(
-            fastest, _stream(lab, source, target), key=lambda link: link.found_bytes_per_s
-        )
-    return fastest
+    for _ in range(ATTEMPTS):
+        rate = _stream(sender, receiver, wanted, link.found_latency_s)
+        link = replace(link, found_bytes_per_s=max(link.found_bytes_per_s, rate))
+        if link.rate_fits:
+            break
+    return link
 
 
-def _stream(lab: Lab, source: Port, target: Port) -> MeasuredLink:
-    """One TCP stream of most of a second, counted where it arrives, its first part left out."""
-    sender_place = lab.places[source.ranks[0]]
-    receiver_place = lab.places[target.ranks[-1]]
-    with _start(_unlimited(receiver_place), "receive", receiver_place.address) as receiver:
-        port = _line(receiver)
-        rate = source.rate_to(target)
-        buffer = str(max(1 << 16, min(1 << 22, round(rate * 0.1))))
-        with _start(_unlimited(sender_place), "send", receiver_place.address, port, buffer):
-            bytes_per_s = float(_line(receiver))
-    return MeasuredLink(sender_place.rank, receiver_place.rank, rate, bytes_per_s)
+def _latency_s(sender: Place, receiver: Place, latency_s: float) -> float:
+    """Half of the median round trip of one byte."""
+    count = str(max(20, min(200, round(ROUND_TRIPS_S / max(2 * latency_s, 1e-4)))))
+    with _start(_unlimited(receiver), "return", receiver.address) as mirror:
+        port = _line(mirror)
+        with _start(_unlimited(sender), "bounce", receiver.address, port, count) as bouncer:
+            return float(_line(bouncer)) / 2
+
+
+def _stream(sender: Place, receiver: Place, wanted: float, latency_s: float) -> float:
+    """Bytes per second of one TCP stream of most of a second, counted where it arrives, its first
+    part left out: until it has found its speed, which takes round trips.
+
+    Where they are long the kernel chooses the sender's buffer, which must grow beyond what a
+    program may ask for.
+    """
+    buffer = 0 if latency_s >= LEAST_S else max(1 << 16, min(1 << 22, round(wanted * 0.1)))
+    warm_s = WARM_S + ROUND_TRIPS_TO_WARM * 2 * latency_s
+    with _start(_unlimited(receiver), "receive", receiver.address, str(warm_s)) as counter:
+        port = _line(counter)
+        with _start(_unlimited(sender), "send", receiver.address, port, str(buffer)):
+            return float(_line(counter))
 
 
 def measure_share(lab: Lab, rank: int) -> MeasuredShare:
@@ -173,25 +218,53 @@ def _line(child: subprocess.Popen[str]) -> str:
     return text
 
 
-def receive(address: str) -> None:
-    """Listen, say the port, then say the bytes per second that came."""
+def return_(address: str) -> None:
+    """Listen, say the port, then send each byte back."""
+    with _one_stream(address) as stream:
+        while received := stream.recv(1):
+            stream.sendall(received)
+
+
+def bounce(address: str, port: int, count: int) -> None:
+    """Say the median seconds from sending a byte to having it back."""
+    times_s: list[float] = []
+    with socket.create_connection((address, port), PATIENCE_S) as stream:
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        for _ in range(count):
+            began_s = time.perf_counter()
+            stream.sendall(b"1")
+            stream.recv(1)
+            times_s.append(time.perf_counter() - began_s)
+    print(statistics.median(times_s))
+
+
+@contextmanager
+def _one_stream(address: str) -> Generator[socket.socket]:
+    """Listen, say the port, and accept one stream."""
     with socket.create_server((address, 0)) as server:
-        server.settimeout(20.0)
+        server.settimeout(PATIENCE_S)
         print(server.getsockname()[1], flush=True)
         stream, _ = server.accept()
     with stream:
-        print(_count(stream), flush=True)
+        stream.settimeout(PATIENCE_S)
+        stream.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        yield stream
 
 
-def _count(stream: socket.socket) -> float:
+def receive(address: str, warm_s: float) -> None:
+    """Listen, say the port, then say the bytes per second that came."""
+    with _one_stream(address) as stream:
+        print(_count(stream, warm_s), flush=True)
+
+
+def _count(stream: socket.socket, warm_s: float) -> float:
     buffer = bytearray(1 << 18)
-    stream.settimeout(20.0)
     stream.recv_into(buffer)
     start_s = time.monotonic()
     begin_s, received = start_s, 0
-    while (now_s := time.monotonic()) < start_s + WARM_S + LINK_S:
+    while (now_s := time.monotonic()) < start_s + warm_s + LINK_S:
         count = stream.recv_into(buffer)
-        if now_s < start_s + WARM_S:
+        if now_s < start_s + warm_s:
             begin_s = time.monotonic()
         else:
             received += count
@@ -200,8 +273,9 @@ def _count(stream: socket.socket) -> float:
 
 def send(address: str, port: int, buffer_bytes: int) -> None:
     """Send until the other side closes."""
-    with socket.create_connection((address, port), 20.0) as stream:
-        stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
+    with socket.create_connection((address, port), PATIENCE_S) as stream:
+        if buffer_bytes:
+            stream.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, buffer_bytes)
         block = bytes(1 << 18)
         try:
             while True:
@@ -244,8 +318,12 @@ def grow(most_bytes: int) -> None:
 
 def main(action: str, *numbers: str) -> None:
     """The probe of that name."""
-    if action == "receive":
-        receive(numbers[0])
+    if action == "return":
+        return_(numbers[0])
+    elif action == "bounce":
+        bounce(numbers[0], int(numbers[1]), int(numbers[2]))
+    elif action == "receive":
+        receive(numbers[0], float(numbers[1]))
     elif action == "send":
         send(numbers[0], int(numbers[1]), int(numbers[2]))
     elif action == "spin":

@@ -2,8 +2,9 @@
 
 Two bridges stand in a namespace of their own. On the first, each port of the lab has a pair of
 virtual interfaces shaped at both ends: what a port sends at its own end, what it receives at
-the bridge's, so it is full duplex. The second is for control: the launcher and the ranks reach
-each other over it unshaped, but ranks do not reach each other, so nothing gets round the first.
+the bridge's, so it is full duplex. In between, what is far goes through a relay, which holds it
+back. The second is for control: the launcher and the ranks reach each other over it unshaped, but
+ranks do not reach each other, so nothing gets round the first.
 """
 
 from __future__ import annotations
@@ -14,6 +15,7 @@ from dataclasses import dataclass
 
 from ratrain.describe.cluster import Level
 from ratrain.errors import Infeasible
+from ratrain.lab.delays import Delay
 from ratrain.lab.ports import Port
 
 DATA_INTERFACE = "lab0"
@@ -22,6 +24,8 @@ QUEUE_S = 0.05  # how long a queue may get before it drops
 LEAST_QUEUE_BYTES = 160 * 1024  # two of the kernel's 64 KiB segments: with less, TCP stalls
 BURST_S = 0.002
 LEAST_BURST_BYTES, MOST_BURST_BYTES = 32 * 1024, 256 * 1024
+TAP_PACKETS = 8192  # that wait for the relay to wake
+NEVER_CENTISECONDS = 100_000_000
 LEAST_LOOPBACK_BURST_BYTES = 128 * 1024  # more than one packet: the loopback's have 64 KiB
 
 
@@ -65,6 +69,49 @@ def build(names: Names, ports: Sequence[Port]) -> None:
             least = LEAST_LOOPBACK_BURST_BYTES
             batch("tc", names.port(port), [token_bucket("lo", port.inside_bytes_per_s, least)])
         batch("tc", names.bridge, shape_lines(f"p{port.index}", port, ports, "src"))
+
+
+def delay(names: Names, ports: Sequence[Port], delays: Sequence[Delay]) -> None:
+    """Lead what the far pairs send through the relay's interfaces, which exist."""
+    batch("ip", names.bridge, tap_lines(delays))
+    batch("tc", names.bridge, redirect_lines(ports, delays))
+
+
+def tap_lines(delays: Sequence[Delay]) -> list[str]:
+    """The taps as ports of the data bridge, into which it never sends by itself. What comes out of
+    them bears addresses of others, so the bridge must not learn from it, nor forget what it
+    learned when a pair last asked for an address."""
+    lines = [f"link set data type bridge ageing_time {NEVER_CENTISECONDS}"]
+    for tap in (delay.interface for delay in delays):
+        lines += [f"link set {tap} addrgenmode none txqueuelen {TAP_PACKETS} master data up"]
+        lines += [
+            f"link set {tap} type bridge_slave learning off flood off mcast_flood off "
+            f"bcast_flood off"
+        ]
+    return lines
+
+
+def redirect_lines(ports: Sequence[Port], delays: Sequence[Delay]) -> list[str]:
+    """At the bridge's end of a port, before the bridge: each far address to its latency's tap."""
+    lines: list[str] = []
+    for port in ports:
+        far = [
+            (ports[target].address, delay.interface)
+            for delay in delays
+            for source, target in delay.pairs
+            if source == port.index
+        ]
+        lines += [f"qdisc add dev p{port.index} ingress"] if far else []
+        lines += [redirect(f"p{port.index}", address, tap) for address, tap in far]
+    return lines
+
+
+def redirect(interface: str, address: str, tap: str) -> str:
+    """What comes in for the address goes out of the tap instead."""
+    return (
+        f"filter add dev {interface} parent ffff: protocol ip u32 match ip dst {address}/32 "
+        f"action mirred egress redirect dev {tap}"
+    )
 
 
 def bridge_lines(names: Names, ports: Sequence[Port]) -> list[str]:

@@ -96,6 +96,8 @@ def lab_if_possible(
         yield None
         return
     with Lab(job.cluster.spec, 1 + max(spec.device_numbers)) as lab:
+        if lab.without_latency:
+            say(f"the lab adds no latency on this machine: {lab.without_latency}.")
         yield lab
 
 
