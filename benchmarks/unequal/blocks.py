@@ -1,8 +1,8 @@
 """A model's blocks timed on one whole processor: `python blocks.py CONFIG LENGTH`, as JSON.
 
 A device that has a share of a processor takes that time over its share: this is what a lab's quota
-means. It is not measured on the device itself, because a profile takes the fastest pass of a
-block, which fits between two of a quota's pauses: all shares would look alike.
+means. `ratrain profile --layers` on each device says the same, and takes as long as torch's imports
+take there: half a minute on a tenth of a processor.
 """
 
 from __future__ import annotations
