@@ -49,6 +49,7 @@ class Figures:
     planned_s: float = 0.0  # a step, as the planner expects it
     layers: tuple[int, ...] = ()  # of the stages
     shares: tuple[float, ...] = ()  # of the stages' devices
+    micro_batches: int = 0  # of a replica
 
 
 @dataclass(frozen=True)
@@ -119,7 +120,9 @@ class Ground:
         if case.sequences // case.data % size == 0:
             case = case.but(micro_batch=size)
         stages = [shares[stage * case.data :][: case.data] for stage in range(case.pipeline)]
-        layers = best_split(self.blocks.costs, MODELS[case.model].layers, [*map(min, stages)])
+        layers = best_split(
+            self.blocks.costs, MODELS[case.model].layers, [*map(min, stages)], case.micro_batches
+        )
         field = self._field(case.but(layers=layers), shape.method)
         words = f"{lying(layers, stages)}, micro-batches of {case.micro_batch}"
         there = replace(field, lab=_in_order(self.lab, order))
@@ -164,7 +167,15 @@ def _figures(entrant: Entrant, runs: list[Outcome]) -> Figures:
     outcome, own = together(runs), entrant.own
     if own is None:
         return Figures(entrant.words, outcome)
-    return Figures(entrant.words, outcome, True, own.step_s, own.candidate.layers, own.shares)
+    return Figures(
+        entrant.words,
+        outcome,
+        True,
+        own.step_s,
+        own.candidate.layers,
+        own.shares,
+        own.candidate.micro_batches,
+    )
 
 
 def _said(outcome: Outcome) -> str:

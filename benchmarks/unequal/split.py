@@ -27,8 +27,10 @@ class BlockCosts:
             for count, end_s, share in zip(layers, ends, shares, strict=True)
         )
 
-    def busiest_s(self, layers: Sequence[int], shares: Sequence[float]) -> float:
-        return max(self.stages_s(layers, shares))
+    def step_s(self, layers: Sequence[int], shares: Sequence[float], micro_batches: int) -> float:
+        """Of 1F1B whose messages cost nothing: each stage once, the busiest for all the others."""
+        stages_s = self.stages_s(layers, shares)
+        return sum(stages_s) + (micro_batches - 1) * max(stages_s)
 
 
 def splits(layers: int, stages: int) -> Iterator[tuple[int, ...]]:
@@ -44,17 +46,18 @@ def equal_split(layers: int, stages: int) -> tuple[int, ...]:
     return tuple(each + (stage < more) for stage in range(stages))
 
 
-def best_split(costs: BlockCosts, layers: int, shares: Sequence[float]) -> tuple[int, ...]:
-    """The split whose busiest stage is least busy; of such, the one whose stages are most alike."""
-    return min(
-        splits(layers, len(shares)),
-        key=lambda split: sorted(costs.stages_s(split, shares), reverse=True),
-    )
+def best_split(
+    costs: BlockCosts, layers: int, shares: Sequence[float], micro_batches: int
+) -> tuple[int, ...]:
+    """The split of the shortest step, as an expert counts it."""
+    every = splits(layers, len(shares))
+    return min(every, key=lambda split: costs.step_s(split, shares, micro_batches))
 
 
-def ideal_gain(costs: BlockCosts, layers: int, shares: Sequence[float]) -> float:
-    """How much less its busiest stage computes in the best split than in the equal one: the gain
-    of a step with endless micro-batches and messages that cost nothing."""
-    best = best_split(costs, layers, shares)
+def ideal_gain(
+    costs: BlockCosts, layers: int, shares: Sequence[float], micro_batches: int
+) -> float:
+    """How much shorter the step of the best split is than that of the equal one."""
+    best = best_split(costs, layers, shares, micro_batches)
     equal = equal_split(layers, len(shares))
-    return costs.busiest_s(equal, shares) / costs.busiest_s(best, shares)
+    return costs.step_s(equal, shares, micro_batches) / costs.step_s(best, shares, micro_batches)

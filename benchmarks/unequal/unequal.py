@@ -66,16 +66,15 @@ def _split_words(found: Found) -> Iterator[str]:
     own, equal = found.of(OURS), found.of(EQUAL)
     if own is None or equal is None:
         return
-    layers = sum(own.layers)
-    ideal = ideal_gain(found.costs, layers, own.shares)
+    costs, layers, count = found.costs, sum(own.layers), own.micro_batches
+    ideal = ideal_gain(costs, layers, own.shares, count)
     gain = equal.outcome.step_s / own.outcome.step_s
-    costs = found.costs
     yield (
         f"  a layer takes {costs.layer_s * 1e3:.2f} ms of a whole processor, the head "
         f"{costs.head_s / costs.layer_s:.2f} layers, the embedding "
         f"{costs.embedding_s / costs.layer_s:.2f}"
     )
-    ideal_layers = " + ".join(map(str, best_split(costs, layers, own.shares)))
+    ideal_layers = " + ".join(map(str, best_split(costs, layers, own.shares, count)))
     yield (
         f"  gain {gain:.2f}x, ideal {ideal:.2f}x ({ideal_layers} layers): {gain / ideal:.0%} of it "
         f"(wanted: {REACHED:.0%})"

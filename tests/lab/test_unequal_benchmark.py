@@ -37,17 +37,30 @@ def test_equal_layers_on_a_whole_and_half_a_processor_can_gain_one_half(
 ) -> None:
     split = module("split")
     costs = split.BlockCosts(embedding_s=0.0, layer_s=0.01, head_s=0.0)
-    assert split.best_split(costs, 12, (1.0, 0.5)) == (8, 4)
-    assert split.ideal_gain(costs, 12, (1.0, 0.5)) == pytest.approx(1.5)
-    assert split.ideal_gain(costs, 12, (0.5, 0.5)) == pytest.approx(1.0)
+    assert split.best_split(costs, 12, (1.0, 0.5), 24) == (8, 4)
+    assert split.ideal_gain(costs, 12, (1.0, 0.5), 1_000_000) == pytest.approx(1.5)
+    assert split.ideal_gain(costs, 12, (0.5, 0.5), 24) == pytest.approx(1.0)
+
+
+def test_few_micro_batches_lessen_the_gain_because_the_pipeline_fills(
+    module: Callable[[str], Any],
+) -> None:
+    split = module("split")
+    costs = split.BlockCosts(embedding_s=0.0, layer_s=0.01, head_s=0.0)
+    assert costs.step_s((8, 4), (1.0, 0.5), 1) == pytest.approx(0.16)
+    assert costs.step_s((8, 4), (1.0, 0.5), 11) == pytest.approx(0.96)
+    gains = [split.ideal_gain(costs, 12, (1.0, 0.5), count) for count in (4, 24, 1000)]
+    assert gains == sorted(gains)
+    assert gains[0] < 1.4
+    assert gains[-1] > 1.49
 
 
 def test_a_heavy_head_takes_layers_away_from_its_stage(module: Callable[[str], Any]) -> None:
     split = module("split")
     costs = split.BlockCosts(embedding_s=0.0, layer_s=0.01, head_s=0.03)
     assert split.equal_split(12, 5) == (3, 3, 2, 2, 2)
-    assert split.best_split(costs, 12, (1.0, 1.0, 1.0)) == (5, 5, 2)
-    assert split.best_split(costs, 12, (0.5, 1.0)) == (5, 7)
+    assert split.best_split(costs, 12, (1.0, 1.0, 1.0), 24) == (5, 5, 2)
+    assert split.best_split(costs, 12, (0.5, 1.0), 24) == (5, 7)
     assert costs.stages_s((5, 7), (0.5, 1.0)) == pytest.approx((0.1, 0.1))
 
 
