@@ -1,8 +1,8 @@
-"""A model's blocks timed on one whole processor: `python blocks.py CONFIG LENGTH`, as JSON.
+"""A model's blocks timed on one device of a lab: `python blocks.py CONFIG LENGTH`, as JSON.
 
-A device that has a share of a processor takes that time over its share: this is what a lab's quota
-means. `ratrain profile --layers` on each device says the same, and takes as long as torch's imports
-take there: half a minute on a tenth of a processor.
+A device with half of the share takes twice the time: this is what a lab's quota means. To measure
+on each device would say the same, and takes as long as torch's imports take there: half a minute on
+a tenth of a processor.
 """
 
 from __future__ import annotations
@@ -11,13 +11,15 @@ import json
 import os
 import subprocess
 import sys
-from dataclasses import asdict, dataclass, replace
+from dataclasses import astuple, dataclass, replace
 from pathlib import Path
 
 from split import BlockCosts
 
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
+from ratrain.lab import Lab, place_to_env
+from ratrain.lab.inside import inside
 from ratrain.profile.layers import LayersAsked, layer_profiles, profile_toml
 
 MICRO_BATCHES = (1, 2, 4)
@@ -51,11 +53,13 @@ class Blocks:
         return "\n".join(profile_toml(slowed, lambda _: ""))
 
 
-def measured_blocks(config: Path, length: int) -> Blocks:
-    """The `Blocks` of a model, measured in a process of their own: torch stays out of this one."""
+def measured_blocks(config: Path, length: int, lab: Lab) -> Blocks:
+    """The `Blocks` of a model, measured on the device with the largest share: like a rank of the
+    lab it goes before other work of the machine."""
+    place = max(lab.places, key=lambda place: place.cpus)
     done = subprocess.run(
-        [sys.executable, __file__, str(config), str(length)],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        inside(sys.executable, __file__, str(config), str(length)),
+        env={**os.environ, **place_to_env(place), "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,
@@ -65,7 +69,10 @@ def measured_blocks(config: Path, length: int) -> Blocks:
         LayerProfile(
             shape_of(model, block),
             length,
-            tuple(MeasuredTime(**row) for row in rows),
+            tuple(
+                MeasuredTime(size, place.cpus * forward_s, place.cpus * backward_s)
+                for size, forward_s, backward_s in rows
+            ),
             "measured: a whole processor's time over the share",
             block,
             dtype="fp32",
@@ -80,7 +87,7 @@ def main(config: Path, length: int) -> None:
 
     torch.set_num_threads(1)
     timed = layer_profiles(LayersAsked(load_config(config), length, MICRO_BATCHES))
-    times = {entry.block: [asdict(time) for time in entry.times] for entry in timed.entries}
+    times = {entry.block: [astuple(time) for time in entry.times] for entry in timed.entries}
     print(json.dumps(times))
 
 

@@ -148,8 +148,8 @@ def run_row(row: Row, repetitions: int, say: Callable[[str], None]) -> Found:
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         folder = Path(place)
         row.case.write(folder)
-        blocks = measured_blocks(folder / "config.json", row.case.sequence_length)
         with Lab(cluster_of(folder), row.case.ranks) as lab:
+            blocks = measured_blocks(folder / "config.json", row.case.sequence_length, lab)
             entrants = list(Ground(row, lab, blocks, folder).entrants())
             runs: list[list[Outcome]] = [[] for _ in entrants]
             for number in range(repetitions):
