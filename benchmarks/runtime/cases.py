@@ -6,7 +6,9 @@ Imports no torch, so that the program which starts ranks stays small.
 from __future__ import annotations
 
 import json
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
+from itertools import groupby
 from pathlib import Path
 from typing import Any
 
@@ -61,6 +63,7 @@ class Sizes:
 MODELS = {
     "balanced": Sizes(hidden=256, layers=8, heads=4, kv_heads=2, ffn=688, vocab=2048),
     "vocabulary": Sizes(hidden=256, layers=4, heads=4, kv_heads=2, ffn=688, vocab=16384),
+    "deep": Sizes(hidden=256, layers=12, heads=4, kv_heads=2, ffn=688, vocab=2048),
     "large": Sizes(hidden=512, layers=8, heads=8, kv_heads=4, ffn=1376, vocab=8000),
     "tiny": Sizes(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, vocab=512),
 }
@@ -100,6 +103,8 @@ class Case:
     seed: int = 1
     emulation: Emulation | None = None
     settings: tuple[str, ...] = ()  # of our own jobs, as `ratrain train --set` has them
+    shares: tuple[float, ...] = ()  # of the processors, by device; (): `cpus` for each
+    layers: tuple[int, ...] = ()  # by stage; (): equal
 
     @property
     def ranks(self) -> int:
@@ -121,37 +126,60 @@ class Case:
 
     @property
     def layers_of_stages(self) -> tuple[int, ...]:
-        """Equal stages; the first get one more where it does not divide."""
+        """As the case says, or equal: the first get one more where it does not divide."""
+        if self.layers:
+            return self.layers
         each, more = divmod(MODELS[self.model].layers, self.pipeline)
         return tuple(each + (stage < more) for stage in range(self.pipeline))
 
     def but(self, **changes: Any) -> Case:
         return replace(self, **changes)
 
-    def write(self, folder: Path) -> Path:
-        """case.json, config.json and cluster.toml of the case; the first one's path."""
+    def write(self, folder: Path, measured: Mapping[float, str] | None = None) -> Path:
+        """case.json, config.json and cluster.toml of the case; the first one's path. `measured`:
+        by share of a processor, what the cluster file says besides of such a device's layers."""
         folder.mkdir(parents=True, exist_ok=True)
         MODELS[self.model].write_config(folder / "config.json")
-        (folder / "cluster.toml").write_text(self._cluster_text())
+        (folder / "cluster.toml").write_text(self._cluster_text(measured or {}))
         path = folder / "case.json"
         path.write_text(json.dumps(asdict(self), indent=2))
         return path
 
-    def _cluster_text(self) -> str:
-        return CLUSTER.format(
-            cpus=self.cpus,
+    def _cluster_text(self, measured: Mapping[float, str]) -> str:
+        shares = self.shares or (self.cpus,) * self.ranks
+        kinds = [self._kind_text(share, measured.get(share, "")) for share in sorted({*shares})]
+        hosts = [
+            HOSTS.format(first=first, share=share, count=count)
+            for first, share, count in _runs(shares)
+        ]
+        rate = f"{LINKS[self.link] / 1e6:g}Mbit/s"
+        return "\n".join([CLUSTER, *kinds, *hosts, ROOM.format(rate=rate)])
+
+    def _kind_text(self, share: float, measured: str) -> str:
+        return KIND.format(
+            share=share,
             overhead=self.overhead_bytes,
             memory=self.memory_bytes,
-            ranks=self.ranks,
-            rate=f"{LINKS[self.link] / 1e6:g}Mbit/s",
-            flops=f"{60 * min(1.0, self.cpus):g}GFLOP/s",
+            flops=f"{60 * min(1.0, share):g}GFLOP/s",
+            measured=measured,
         )
+
+
+def _runs(shares: tuple[float, ...]) -> list[tuple[int, float, int]]:
+    """(first device, share, count) of devices of one share that stand side by side."""
+    found: list[tuple[int, float, int]] = []
+    for share, alike in groupby(shares):
+        first = found[-1][0] + found[-1][2] if found else 0
+        found.append((first, share, len(list(alike))))
+    return found
 
 
 def read_case(path: Path) -> Case:
     """The case that `Case.write` wrote."""
     table: dict[str, Any] = json.loads(path.read_text())
     emulation = table.pop("emulation")
+    for key in ("settings", "shares", "layers"):
+        table[key] = tuple(table[key])
     return Case(**table, emulation=Emulation(**emulation) if emulation else None)
 
 
@@ -168,16 +196,17 @@ def cluster_of(folder: Path) -> ClusterSpec:
 CLUSTER = """\
 name = "bench"
 source = "this benchmark"
-
+"""
+KIND = """\
 [[device]]
-name = "cpu-rank"
+name = "cpu-{share:g}"
 launch = "10us"
 launch_source = "assumed"
 memory_efficiency = 0.8
 memory_efficiency_source = "assumed"
 
 [device.lab]
-cpus = {cpus}
+cpus = {share}
 overhead = "{overhead}B"
 
 [[device.tiers]]
@@ -191,13 +220,16 @@ dtype = "fp32"
 peak = "{flops}"
 gemm = "{flops}"
 source = "assumed"
-
+{measured}
+"""
+HOSTS = """\
 [[host]]
-name = "host"
-device = "cpu-rank"
+name = "host-{first}"
+device = "cpu-{share:g}"
 devices = 1
-count = {ranks}
-
+count = {count}
+"""
+ROOM = """\
 [links.room]
 latency = "200us"
 bandwidth = "{rate}"

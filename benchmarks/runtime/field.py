@@ -29,10 +29,11 @@ class Field:
     folder: Path
     lab: Lab
 
-    def run(self, method: str) -> Outcome:
-        """One run of one method; a failure is an outcome too."""
+    def run(self, method: str, plan: Path | None = None) -> Outcome:
+        """One run of one method, of ours by a plan file where one is given; a failure is an outcome
+        too."""
         if method.removesuffix(NARROW) in OURS:
-            return run_ours(self.case, self.folder, self.lab, method)
+            return run_ours(self.case, self.folder, self.lab, method, plan)
         if method == "deepspeed" and not find_spec("deepspeed"):
             return Outcome(method, failure="skipped: pip install deepspeed, which is not there")
         return self._peer(method)

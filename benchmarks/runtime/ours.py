@@ -65,12 +65,12 @@ def _recovery(case: Case) -> str:
     return "exempt-last" if case.recovery else "keep-all"
 
 
-def run_ours(case: Case, folder: Path, lab: Lab, method: str) -> Outcome:
-    """One run. The last step saves, and is left out."""
+def run_ours(case: Case, folder: Path, lab: Lab, method: str, plan: Path | None = None) -> Outcome:
+    """One run, laid out by the case, or by a plan file. The last step saves, and is left out."""
     run = RunFolder(folder / method)
     shutil.rmtree(run.path, ignore_errors=True)
     try:
-        prepared = _prepared(case, folder, method)
+        prepared = _prepared(case, folder, method, plan)
         write_run(prepared, run)
         watch = Watch(lab, run.metrics, case.warm_up, case.warm_up + case.steps)
         if case.emulation:
@@ -84,10 +84,11 @@ def run_ours(case: Case, folder: Path, lab: Lab, method: str) -> Outcome:
     return _outcome(case, method, run, watch)
 
 
-def _prepared(case: Case, folder: Path, method: str) -> PreparedRun:
+def _prepared(case: Case, folder: Path, method: str, plan: Path | None) -> PreparedRun:
     request = RunRequest(
         folder / "job.toml",
         schedule=method.removesuffix(NARROW),
+        plan_path=plan,
         threads=1,
         overrides=(*case.settings, *(WIRES if method.endswith(NARROW) else ())),
     )

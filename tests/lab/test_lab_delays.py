@@ -25,8 +25,8 @@ from ratrain.lab.relay_order import Buffers, Held, Order, order_from
 
 
 def made(spec: ClusterSpec) -> tuple[tuple[Port, ...], tuple[Delay, ...]]:
-    found = ports(spec, spec.size or 0)
-    return found, delays(spec.name, found)
+    all_ports = ports(spec, spec.size or 0)
+    return all_ports, delays(spec.name, all_ports)
 
 
 def test_pairs_that_are_far_get_their_level_s_latency_both_ways_and_near_ones_get_none() -> None:
@@ -38,26 +38,26 @@ def test_pairs_that_are_far_get_their_level_s_latency_both_ways_and_near_ones_ge
 def test_each_latency_of_a_cluster_has_an_interface_of_its_own() -> None:
     links = link(latency="1ms") + link("site", latency="3ms") + link("world", latency="9ms")
     rooms = host() + host().replace("site =", 'room = "upstairs"\nsite =') + host(site="there")
-    _, found = made(cluster(device(), rooms, links))
-    assert [delay.latency_s for delay in found] == [0.001, 0.003, 0.009]
-    assert len({delay.interface for delay in found}) == 3
-    pairs = [pair for delay in found for pair in delay.pairs]
+    _, added = made(cluster(device(), rooms, links))
+    assert [delay.latency_s for delay in added] == [0.001, 0.003, 0.009]
+    assert len({delay.interface for delay in added}) == 3
+    pairs = [pair for delay in added for pair in delay.pairs]
     assert len(pairs) == len(set(pairs)) == 6 * 5
 
 
 def test_between_unequal_hosts_the_latency_is_the_slower_link_s() -> None:
-    own = '[host.links.room]\nlatency = "7ms"\nbandwidth = "10Mbit/s"\nsource = "made up"\n'
-    mixed = cluster(device("a"), device("b"), host("a"), host("b"), own, link(latency="2ms"))
-    found, _ = made(mixed)
-    assert [found[0].latency_to(found[n]) for n in (1, 2)] == [0.002, 0.007]
-    assert found[2].latency_to(found[0]) == 0.007
+    slower = '[host.links.room]\nlatency = "7ms"\nbandwidth = "10Mbit/s"\nsource = "made up"\n'
+    mixed = cluster(device("a"), device("b"), host("a"), host("b"), slower, link(latency="2ms"))
+    mixed_ports, _ = made(mixed)
+    assert [mixed_ports[0].latency_to(mixed_ports[n]) for n in (1, 2)] == [0.002, 0.007]
+    assert mixed_ports[2].latency_to(mixed_ports[0]) == 0.007
 
 
 @pytest.mark.parametrize("preset", ["lab-mixed", "cpu-lab"])
 def test_a_lab_of_short_latencies_is_made_of_the_same_wires_as_before(preset: str) -> None:
-    found, none = made(cluster_preset(preset))
+    preset_ports, none = made(cluster_preset(preset))
     assert none == ()
-    assert wires.redirect_lines(found, none) == []
+    assert wires.redirect_lines(preset_ports, none) == []
     assert "this machine's own" in lines(found, none, "")[0]
 
 
@@ -100,7 +100,7 @@ def test_every_far_address_is_redirected_at_its_sender_s_port_and_only_there() -
 
 def test_a_latency_within_a_shared_port_is_said_to_be_missing() -> None:
     shared = cluster(device(), host(devices=2, count=1), link(latency="3ms"))
-    found, none = made(shared)
+    preset_ports, none = made(shared)
     assert none == ()
     assert lines(found, none, "")[1:] == [
         "latency of 3 ms between ranks 0, 1: not emulated, since they share a port"

@@ -64,13 +64,13 @@ def delays(cluster: str, ports: Sequence[Port]) -> tuple[Delay, ...]:
         for other, latency_s in enumerate(port.latencies_s):
             if other != port.index and latency_s >= LEAST_S:
                 pairs.setdefault(latency_s, []).append((port.index, other))
-    found = tuple(
+    chosen = tuple(
         Delay(index, latency_s, tuple(pairs[latency_s]), _rate(ports, pairs[latency_s]))
         for index, latency_s in enumerate(sorted(pairs))
     )
-    total = sum(delay.on_the_way_bytes for delay in found)
+    total = sum(delay.on_the_way_bytes for delay in chosen)
     if total > MOST_ON_THE_WAY_BYTES:
-        worst = max(found, key=lambda delay: delay.on_the_way_bytes)
+        worst = max(chosen, key=lambda delay: delay.on_the_way_bytes)
         raise Infeasible(
             f"links of {format_time(worst.latency_s)} that carry "
             f"{format_bytes_rate(worst.rate_bytes_per_s)} together hold "
@@ -79,7 +79,7 @@ def delays(cluster: str, ports: Sequence[Port]) -> tuple[Delay, ...]:
             place=f"cluster {cluster} [links.{_levels(ports, worst)[-1]}]",
             fix="describe a shorter latency or a lower bandwidth, or use fewer devices",
         )
-    return found
+    return chosen
 
 
 def buffers(ports: Sequence[Port], chosen: Sequence[Delay]) -> dict[int, int]:
@@ -134,5 +134,5 @@ def _rate(ports: Sequence[Port], pairs: Sequence[tuple[int, int]]) -> float:
 
 def _levels(ports: Sequence[Port], delay: Delay) -> list[Level]:
     """The levels whose links have the latency, innermost first."""
-    found = {ports[source].levels[target] for source, target in delay.pairs}
-    return [level for level in LEVELS if level in found]
+    names = {ports[source].levels[target] for source, target in delay.pairs}
+    return [level for level in LEVELS if level in names]

@@ -2,7 +2,8 @@
 
 With a tensor degree, one rank's part is timed alone: the sums of its group cost nothing here, so
 entries say `sums = "apart"` and the planner adds them over the links. A time is that of the fastest
-pass: whatever else runs on the machine only adds.
+pass: whatever else runs on the machine only adds. Where a quota made passes wait, it is their mean:
+the fastest one ran between two pauses.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from statistics import median
+from statistics import fmean, median
 from typing import Any
 
 from ratrain.describe.layer_profile import (
@@ -26,6 +27,7 @@ from ratrain.errors import SpecError
 from ratrain.profile.clock import BLOCKS
 from ratrain.profile.doubt import Doubt, Watch
 from ratrain.profile.products import gpu_present, torch_installed
+from ratrain.profile.quota import throttled
 
 LEAST_PASSES, WITHIN_S = 3, 1.0
 """Passes of one block: at least this many, and more until this much time has passed."""
@@ -69,7 +71,7 @@ def layer_profiles(request: LayersAsked, progress: Progress | None = None) -> La
         times: list[MeasuredTime] = []
         for size in request.micro_batches:
             forward_s, backward_s = _passes(request, block, size, watch, layer_figure(case, size))
-            times.append(MeasuredTime(size, min(forward_s), min(backward_s)))
+            times.append(MeasuredTime(size, forward_s, backward_s))
             done += 1
             if progress:
                 progress(done, total)
@@ -102,8 +104,8 @@ def _require_measurable(request: LayersAsked) -> None:
 
 def _passes(
     request: LayersAsked, block: BlockName, size: int, watch: Watch, figure: str
-) -> tuple[Sequence[float], Sequence[float]]:
-    """Seconds of one block's forwards and of its backwards, after one pass to warm up."""
+) -> tuple[float, float]:
+    """Seconds of one block's forward and of its backward, after one pass to warm up."""
     forward, backward, settle = _work(request, block, size)
     forward_s: list[float] = []
     backward_s: list[float] = []
@@ -121,6 +123,7 @@ def _passes(
     one_pass()
     forward_s.clear()
     backward_s.clear()
+    waits = throttled()
     with watch.over(figure) as blocks_s:
         began_s = time.perf_counter()
         while len(forward_s) < LEAST_PASSES or time.perf_counter() - began_s < WITHIN_S:
@@ -128,7 +131,9 @@ def _passes(
         passes_s = [sum(both) for both in zip(forward_s, backward_s, strict=True)]
         ends = [len(passes_s) * number // BLOCKS for number in range(BLOCKS + 1)]
         blocks_s += [median(passes_s[start:end]) for start, end in pairwise(ends)]
-    return forward_s, backward_s
+    if throttled() > waits:
+        return fmean(forward_s), fmean(backward_s)
+    return min(forward_s), min(backward_s)
 
 
 def _work(

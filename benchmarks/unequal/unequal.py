@@ -1,0 +1,140 @@
+"""Unequal devices in a lab: our planner's layouts against equal ones, and against torch.
+
+    python benchmarks/unequal/unequal.py                      # every row, three repetitions
+    python benchmarks/unequal/unequal.py --row "split, 1 Gbit/s" straggler --json out.json
+    python benchmarks/unequal/unequal.py --list
+
+Needs root (labs). Within a repetition the methods take turns; a figure is the median of the
+repetitions' medians. Model, tokens and initial weights are the same for all, and so are losses.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import asdict
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from race import EQUAL, OURS, Figures, Found, run_row
+from rows import ROWS
+from split import best_split, ideal_gain
+
+REACHED, PREDICTED = 0.9, 0.05
+"""Targets: the part of the ideal gain that is reached, and how far predictions may be off."""
+
+
+def lines(found: Found) -> Iterator[str]:
+    """The row for people, at most 100 columns."""
+    row, best = found.row, found.best_peer or found.of(OURS)
+    devices = " + ".join(f"{share:g}" for share in row.shares)
+    yield f"{row.name}: {devices} processors, {row.link}, {row.case.sequences} sequences a step"
+    yield (
+        f"  {'method':22s} {'step':>8s} {'least - most':>15s} {'speed':>6s} {'sent':>9s} "
+        f"{'others':>6s} {'planned':>8s} {'calibrated':>10s}"
+    )
+    for figures in found.figures:
+        yield _line(figures, best)
+        yield f"    {figures.words}"
+    yield from _split_words(found)
+    yield from _peer_words(found)
+    yield from _fewer_words(found)
+    yield f"  losses differ by {found.loss_difference:.1e} at most"
+    yield ""
+
+
+def _line(figures: Figures, best: Figures | None) -> str:
+    outcome = figures.outcome
+    if outcome.failure:
+        return f"  {outcome.method:22s} {outcome.failure[:76]}"
+    spread = f"{min(outcome.steps_s):.2f} - {max(outcome.steps_s):.2f} s"
+    ratio = f"{best.outcome.step_s / outcome.step_s:.2f}x" if best else ""
+    text = (
+        f"  {outcome.method:22s} {outcome.step_s:6.2f} s {spread:>15s} {ratio:>6s} "
+        f"{outcome.sent_bytes / 1e6:6.1f} MB {outcome.others_part:6.0%}"
+    )
+    if figures.ours:
+        text += f" {figures.planned_s:6.2f} s {outcome.predicted_s:8.2f} s"
+    return text
+
+
+def _split_words(found: Found) -> Iterator[str]:
+    """What the planned layers gain over equal ones, beside what they can gain at most."""
+    own, equal = found.of(OURS), found.of(EQUAL)
+    if own is None or equal is None:
+        return
+    costs, layers, count = found.costs, sum(own.layers), own.micro_batches
+    ideal = ideal_gain(costs, layers, own.shares, count)
+    gain = equal.outcome.step_s / own.outcome.step_s
+    yield (
+        f"  a layer takes {costs.layer_s * 1e3:.2f} ms of a whole processor, the head "
+        f"{costs.head_s / costs.layer_s:.2f} layers, the embedding "
+        f"{costs.embedding_s / costs.layer_s:.2f}"
+    )
+    ideal_layers = " + ".join(map(str, best_split(costs, layers, own.shares, count)))
+    yield (
+        f"  gain {gain:.2f}x, ideal {ideal:.2f}x ({ideal_layers} layers): {gain / ideal:.0%} of it "
+        f"(wanted: {REACHED:.0%})"
+    )
+    for figures in (own, equal):
+        outcome = figures.outcome
+        yield (
+            f"  {outcome.method}: predicted {outcome.predicted_s / outcome.step_s - 1:+.1%} "
+            f"calibrated, {figures.planned_s / outcome.step_s - 1:+.1%} by the plan "
+            f"(wanted: {PREDICTED:.0%})"
+        )
+
+
+def _peer_words(found: Found) -> Iterator[str]:
+    own, peer = found.of(OURS), found.best_peer
+    if own is not None and peer is not None:
+        speed = peer.outcome.step_s / own.outcome.step_s
+        yield f"  {OURS} is {speed:.2f} times as fast as the best peer, {peer.outcome.method}"
+
+
+def _fewer_words(found: Found) -> Iterator[str]:
+    """Whether devices that are left out would be missed."""
+    fewer = found.row.fewer
+    own, without = found.of(OURS), found.of(f"{OURS}, {fewer} devices")
+    if fewer is None or own is None or without is None:
+        return
+    slower = own.outcome.step_s > without.outcome.step_s
+    expected = own.planned_s > without.planned_s
+    yield "  `plan` uses every device of a job: it cannot leave one idle"
+    yield (
+        f"  the first {fewer} devices alone: {own.outcome.step_s / without.outcome.step_s:.2f} "
+        f"times as fast as all, by the plans {own.planned_s / without.planned_s:.2f} times"
+    )
+    yield f"  so the rest is {'a burden' if slower else 'a help'}" + (
+        "" if slower == expected else ", and the plans say the opposite"
+    )
+
+
+def main() -> None:
+    names = [row.name for row in ROWS]
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    asked.add_argument("--row", nargs="+", choices=names, default=names, metavar="NAME")
+    asked.add_argument("--repetitions", type=int, default=3)
+    asked.add_argument("--list", action="store_true", help="print the rows' names")
+    asked.add_argument("--json", type=Path, help="write all figures there")
+    chosen = asked.parse_args()
+    if chosen.list:
+        print("\n".join(names))
+        return
+    rows: list[Found] = []
+    for row in ROWS:
+        if row.name in chosen.row:
+            say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+            rows.append(run_row(row, chosen.repetitions, say))
+            print("\n".join(lines(rows[-1])), flush=True)
+            if chosen.json:
+                chosen.json.write_text(json.dumps([asdict(found) for found in rows], indent=1))
+
+
+if __name__ == "__main__":
+    main()
