@@ -55,10 +55,10 @@ def test_between_unequal_hosts_the_latency_is_the_slower_link_s() -> None:
 
 @pytest.mark.parametrize("preset", ["lab-mixed", "cpu-lab"])
 def test_a_lab_of_short_latencies_is_made_of_the_same_wires_as_before(preset: str) -> None:
-    preset_ports, none = made(cluster_preset(preset))
+    made_ports, none = made(cluster_preset(preset))
     assert none == ()
-    assert wires.redirect_lines(preset_ports, none) == []
-    assert "this machine's own" in lines(found, none, "")[0]
+    assert wires.redirect_lines(made_ports, none) == []
+    assert "this machine's own" in lines(made_ports, none, "")[0]
 
 
 def test_a_latency_is_emulated_from_the_least_on() -> None:
@@ -84,40 +84,40 @@ def test_more_in_flight_than_a_lab_holds_is_refused_by_its_link_s_name() -> None
 
 
 def test_a_stream_s_buffers_can_hold_a_round_trip_at_the_link_s_rate() -> None:
-    found, far = made(apart("50ms", "100Mbit/s"))
-    assert set(buffers(found, far)) == {0, 1, 2}
-    assert min(buffers(found, far).values()) >= 12.5e6 * 0.1
+    made_ports, far = made(apart("50ms", "100Mbit/s"))
+    assert set(buffers(made_ports, far)) == {0, 1, 2}
+    assert min(buffers(made_ports, far).values()) >= 12.5e6 * 0.1
 
 
 def test_every_far_address_is_redirected_at_its_sender_s_port_and_only_there() -> None:
-    found, far = made(apart())
-    filters = [line for line in wires.redirect_lines(found, far) if line.startswith("filter")]
+    made_ports, far = made(apart())
+    filters = [line for line in wires.redirect_lines(made_ports, far) if line.startswith("filter")]
     assert len(filters) == 4
     assert all("redirect dev delay0" in line for line in filters)
-    to_the_far_host = [line for line in filters if f"dst {found[2].address}/32" in line]
+    to_the_far_host = [line for line in filters if f"dst {made_ports[2].address}/32" in line]
     assert [line.split()[3] for line in to_the_far_host] == ["p0", "p1"]
 
 
 def test_a_latency_within_a_shared_port_is_said_to_be_missing() -> None:
     shared = cluster(device(), host(devices=2, count=1), link(latency="3ms"))
-    preset_ports, none = made(shared)
+    made_ports, none = made(shared)
     assert none == ()
-    assert lines(found, none, "")[1:] == [
+    assert lines(made_ports, none, "")[1:] == [
         "latency of 3 ms between ranks 0, 1: not emulated, since they share a port"
     ]
 
 
 def test_what_is_in_force_is_said_with_its_level_and_why_it_is_not() -> None:
-    found, far = made(apart("20ms"))
-    assert lines(found, far, "")[0].startswith("latency: 20 ms world, each way")
-    assert lines(found, far, "no tap interfaces") == [
+    made_ports, far = made(apart("20ms"))
+    assert lines(made_ports, far, "")[0].startswith("latency: 20 ms world, each way")
+    assert lines(made_ports, far, "no tap interfaces") == [
         "latency: this machine's own, whatever the file says: no tap interfaces"
     ]
 
 
 def test_more_rate_than_one_relay_carries_is_said() -> None:
-    found, far = made(apart("1ms", "2Gbit/s"))
-    assert "all at once are slower" in lines(found, far, "")[-1]
+    made_ports, far = made(apart("1ms", "2Gbit/s"))
+    assert "all at once are slower" in lines(made_ports, far, "")[-1]
     assert "slower" not in lines(*made(plain()), "")[-1]
 
 
