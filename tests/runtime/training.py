@@ -28,6 +28,7 @@ from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.links import routes_of
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import UnitState
 from ratrain.runtime.step.tensor_parts import StoredParts
@@ -194,9 +195,9 @@ def train_rank(
     network = network_among(
         spec.seats,
         seat,
+        routes_of(program.setup, spec.seats),
         setting.network,
         timeout_s=setting.timeout_s,
-        tied=program.setup.tied,
     )
     run = RankRun(
         job,
