@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from runs_made import Setting, write_job, write_text
+from runs_made import Setting, write_job, write_plan, write_text
 
 from ratrain.checkpoint.comparison import compare
 from ratrain.checkpoint.listing import listed
@@ -32,7 +32,13 @@ def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = 
         write_text(folder / "text.txt")
         setting = replace(setting, files=("text.txt",))
     job = write_job(folder, setting)
-    request = RunRequest(job, threads=1, calibrate=calibrate, steps=setting.end_step)
+    request = RunRequest(
+        job,
+        threads=1,
+        calibrate=calibrate,
+        steps=setting.end_step,
+        plan_path=write_plan(folder, setting),
+    )
     prepared = prepare_run(request)
     run_folder = RunFolder(folder / run)
     write_run(prepared, run_folder)

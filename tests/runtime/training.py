@@ -12,7 +12,7 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from crew import Crew, network_among
-from runs_made import Setting, beginning, write_job
+from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
 from ratrain.checkpoint.entries import KINDS
@@ -25,7 +25,7 @@ from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
-from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.run_folder import RunFolder, share_of
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.links import routes_of
@@ -86,7 +86,8 @@ class Result:
 def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None) -> Result:
     """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
-    prepared = prepare_run(RunRequest(job, threads=1, calibrate=False))
+    plan = write_plan(folder, setting)
+    prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
     ranks: list[RankResult] = crew.ask(setting.world_size, train_rank, setting, folder, delays)
     assert all(rank.losses == ranks[0].losses for rank in ranks)
@@ -177,15 +178,13 @@ def train_rank(
     spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
     seat, device = spec.seats.seat(rank), torch.device("cpu")
-    share = setting.sequences // setting.data
-    first = setting.first + seat.data * share
+    begins, share = share_of(spec, program.setup, seat.data)
+    size, first = spec.micro_batch_of(seat.data), setting.first + begins
     losses: list[str] = []
     norms: list[float] = []
     validated: list[tuple[int, str, int]] = []
     held_out = HeldOutShare(
-        ReplicaBatches(
-            setting.held_out_samples, seat.data * share, share, setting.micro_batch, device
-        ),
+        ReplicaBatches(setting.held_out_samples, begins, share, size, device),
         setting.held_out_batches,
     )
 
@@ -205,7 +204,7 @@ def train_rank(
         spec,
         seat,
         network,
-        ReplicaBatches(setting.samples, first, share, setting.micro_batch, device),
+        ReplicaBatches(setting.samples, first, share, size, device),
         Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
         device=device,
         on_round=heard,

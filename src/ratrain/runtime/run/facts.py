@@ -24,6 +24,7 @@ from ratrain.plan.case import Case
 from ratrain.program.verify import Verdict
 from ratrain.readers.files import exists
 from ratrain.readers.json_lines import end_last_line, read_json_lines
+from ratrain.runtime.run.uneven import UnevenCase
 from ratrain.runtime.run_files import CASE_FORMAT, read_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
@@ -42,7 +43,11 @@ class Attempt:
 
 
 def write_facts(
-    folder: RunFolder, file_job: JobSpec, case: Case, seats: Seats, verdict: Verdict
+    folder: RunFolder,
+    file_job: JobSpec,
+    case: Case | UnevenCase,
+    seats: Seats,
+    verdict: Verdict,
 ) -> None:
     """Writes case.json beside the program that it describes. `file_job`: the job as in its file."""
     setup, model_file = case.proved.program.setup, file_job.model.file
