@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -56,6 +57,17 @@ def start(folder: RunFolder, *, restarts: int = 0) -> None:
             restarts=restarts,
             tick=lambda: None,
         )
+
+
+def cut_short(whole: RunFolder, to: Path, setting: Setting, upto: int) -> RunFolder:
+    """A run of `setting` that has the whole run's checkpoints up to a step, and its lines."""
+    folder = made(to, setting)
+    for checkpoint in listed(whole.checkpoints):
+        if checkpoint.step <= upto:
+            shutil.copytree(checkpoint.path, folder.checkpoints / checkpoint.path.name)
+    lines = whole.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(lines[:upto]))
+    return folder
 
 
 def loss_bits(folder: RunFolder) -> list[str]:

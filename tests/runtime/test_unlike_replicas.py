@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -29,8 +30,8 @@ def five() -> Generator[Crew]:
         yield made
 
 
-def unlike(replicas: tuple[Unlike, ...], name: str = "ratrain", **changes: object) -> Setting:
-    return replace(ALONE, name=name, unlike=replicas, **changes)  # type: ignore[arg-type]
+def unlike(replicas: tuple[Unlike, ...], name: str = "ratrain", **changes: Any) -> Setting:
+    return replace(ALONE, name=name, unlike=replicas, **changes)
 
 
 def assert_as_alone(result: Result, alone: Result) -> None:
@@ -76,7 +77,7 @@ def test_a_replica_of_two_stages_and_one_of_one_train_as_one_process_does(
     ids=lambda given: " ".join(map(str, given if isinstance(given, tuple) else given.items())),
 )
 def test_unlike_replicas_train_as_one_process_does(
-    replicas: tuple[Unlike, ...], changes: dict[str, object], crew: Crew, tmp_path: Path
+    replicas: tuple[Unlike, ...], changes: dict[str, Any], crew: Crew, tmp_path: Path
 ) -> None:
     setting = unlike(replicas, **changes)
     alone = replace(setting, unlike=(), name="1f1b", sharding=None, network="sockets")
@@ -132,7 +133,7 @@ def test_each_replica_recovers_in_its_own_way_and_no_bit_changes(
     ids=["bf16", "narrow wires"],
 )
 def test_unlike_replicas_train_in_fewer_bits(
-    changes: dict[str, object], crew: Crew, tmp_path: Path
+    changes: dict[str, Any], crew: Crew, tmp_path: Path
 ) -> None:
     result = train(crew, unlike(OTHER_DEPTHS, **changes), tmp_path / "unlike")
     other = train(crew, unlike(OTHER_DEPTHS, "1f1b", sharding=0, **changes), tmp_path / "other")
@@ -146,7 +147,7 @@ def test_unlike_replicas_train_in_fewer_bits(
 def test_owners_in_replicas_of_two_depths_agree_on_which_unit_overflowed(
     crew: Crew, tmp_path: Path
 ) -> None:
-    changes = {"dtype": "fp16", "overflow": "unit", "loss_scale": 2.0**20}
+    changes: dict[str, Any] = {"dtype": "fp16", "overflow": "unit", "loss_scale": 2.0**20}
     by_owner = train(crew, unlike(OTHER_DEPTHS, **changes), tmp_path / "unlike")
     whole = train(crew, unlike(OTHER_DEPTHS, "1f1b", sharding=0, **changes), tmp_path / "whole")
     assert not by_owner.differences(whole)
@@ -156,7 +157,7 @@ def test_owners_in_replicas_of_two_depths_agree_on_which_unit_overflowed(
 def test_tied_ends_of_unlike_replicas_add_up_on_one_rank_and_over_two(
     crew: Crew, tmp_path: Path
 ) -> None:
-    tied = {"model": (("tie_word_embeddings", True),)}
+    tied: dict[str, Any] = {"model": (("tie_word_embeddings", True),)}
     result = train(crew, unlike(OTHER_DEPTHS, **tied), tmp_path / "unlike")
     assert_as_alone(result, train(crew, replace(ALONE, **tied), tmp_path / "alone"))
     assert_held(result)

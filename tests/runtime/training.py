@@ -16,6 +16,7 @@ from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
 from ratrain.checkpoint.entries import KINDS
+from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.models.division import WHOLE, Division
 from ratrain.models.shapes import unit_layout
@@ -83,13 +84,22 @@ class Result:
         return differing
 
 
-def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None) -> Result:
-    """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank."""
+def train(
+    crew: Crew,
+    setting: Setting,
+    folder: Path,
+    delays: int | None = None,
+    checkpoint: Path | None = None,
+) -> Result:
+    """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank.
+    `checkpoint`: where it begins."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
     plan = write_plan(folder, setting)
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
-    ranks: list[RankResult] = crew.ask(setting.world_size, train_rank, setting, folder, delays)
+    ranks: list[RankResult] = crew.ask(
+        setting.world_size, train_rank, setting, folder, delays, checkpoint
+    )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
     of_rank = {bound.rank: bound.total_bytes for bound in prepared.verdict.bounds}
@@ -171,7 +181,12 @@ def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
 
 
 def train_rank(
-    rank: int, _world_size: int, setting: Setting, folder: Path, delays: int | None
+    rank: int,
+    _world_size: int,
+    setting: Setting,
+    folder: Path,
+    delays: int | None,
+    checkpoint: Path | None = None,
 ) -> RankResult:
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
@@ -205,7 +220,7 @@ def train_rank(
         seat,
         network,
         ReplicaBatches(setting.samples, first, share, size, device),
-        Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
+        _begin(job, seat.division, checkpoint),
         device=device,
         on_round=heard,
         stop_asked=lambda: False,
@@ -229,6 +244,17 @@ def train_rank(
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
         validated,
         (network.sent_bytes or 0) - began_bytes,
+    )
+
+
+def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
+    if checkpoint is None:
+        return Begin(0, partial(beginning, job.model.spec, division=division), job.train.loss_scale)
+    saved = open_checkpoint(checkpoint)
+    return Begin(
+        saved.manifest.meta.step,
+        lambda *element_range: torch.from_numpy(saved.read_range(*element_range)),
+        job.train.loss_scale,
     )
 
 
