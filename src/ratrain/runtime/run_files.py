@@ -60,7 +60,7 @@ class _Settings:
 
 @dataclass(frozen=True)
 class _Replica:
-    """Replicas that are alike, of a run whose replicas differ."""
+    """Replicas that are alike, of a run whose replicas differ, as far as they are read."""
 
     numbers: tuple[Rank, ...]
     layers_per_stage: tuple[Annotated[int, Rule(low=0, high=10_000)], ...]

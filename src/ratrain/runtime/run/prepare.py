@@ -16,6 +16,7 @@ from ratrain.models.division import check_divides
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.plan_file import is_uneven, load_plan, to_candidate
 from ratrain.plan.search import Progress
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
 from ratrain.program.bounds import PeakBound
 from ratrain.program.passes.forward_only import forward_only
@@ -25,7 +26,7 @@ from ratrain.program.setup import Recovery, Setup
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.facts import attempts, write_facts
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
-from ratrain.runtime.run.uneven import UnevenCase
+from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_uneven_runnable
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
@@ -101,7 +102,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     setup, verdict = proved.program.setup, proved.verdict
     layout_source = request.plan_path or f"{request.job_path} [layout]"
     check_divides(case.job.model.spec, setup.tensor, f"{layout_source} tensor")
-    uneven = case if isinstance(case, UnevenCase) else None
+    sizes = micro_batches_of(case) if isinstance(case, UnevenCase) else ()
     seats = seats_of(setup, _members(case))
     _require_fit(verdict, setup, str(layout_source))
     require_whole_periods(case.job, setup.period, request.steps or job.train.steps)
@@ -115,7 +116,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         replica_class=seats.replica_class,
         first_rank=seats.first_rank,
         tensor=seats.tensor,
-        micro_batch=uneven.micro_batches[0] if uneven else case.job.batch.micro_batch,
+        micro_batch=sizes[0] if sizes else case.job.batch.micro_batch,
         dtype=case.job.schedule.dtype,
         gradient_dtype=case.job.schedule.gradient_dtype,
         gradient_wire=case.job.schedule.gradient_wire or "",
@@ -127,7 +128,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         overrides=request.overrides,
         devices=_devices(case, seats),
         depths=seats.depths,
-        micro_batches=uneven.micro_batches if uneven and _differ(uneven.micro_batches) else (),
+        micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
     return PreparedRun(file_job, case, proved, spec)
 
@@ -163,18 +164,14 @@ def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None =
 def _members(case: Case | UnevenCase) -> Sequence[Sequence[int]]:
     """Of each class of replicas alike, their numbers."""
     if isinstance(case, UnevenCase):
-        return case.members
+        return [replica.members for replica in case.plan.replicas]
     return [replica_class.members for replica_class in case.placement.classes]
-
-
-def _differ(values: Sequence[int]) -> bool:
-    return len(set(values)) > 1
 
 
 def _devices(case: Case | UnevenCase, seats: Seats) -> tuple[int, ...]:
     """The devices that a plan or the planner chose, by world rank; () for the cluster's order."""
     if isinstance(case, UnevenCase):
-        chosen = case.devices(seats)
+        chosen = devices_of(case, seats)
     else:
         chosen = tuple(device.index for device in case.placement.devices)
     return () if chosen == tuple(range(len(chosen))) else chosen
@@ -259,11 +256,11 @@ def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
     """Refuses what can be planned and simulated, and not run yet."""
     plan, file = request.plan_path, request.job_path
     if isinstance(case, UnevenCase):
-        case.require_runnable(f"{plan} replicas")
-        divided, setup = case.plan.sequence_parallel, case.plan.setup
+        require_uneven_runnable(case, f"{plan} replicas")
+        choices, divided = case.plan.choices, case.plan.sequence_parallel
     else:
-        divided, setup = case.layout.sequence_parallel, case.setup
-    modes = case.choices.modes_of(setup) or ()
+        choices, divided = case.choices, case.layout.sequence_parallel
+    modes = choices.modes_of(case.setup) or ()
     if divided:
         raise SpecError(
             "sequence parallelism cannot run yet",
