@@ -46,13 +46,19 @@ def rank(folder: Path, kind: str) -> Figures:
     from ratrain.runtime.rank.meeting import meet
     from ratrain.runtime.rank.networks import network_named
     from ratrain.runtime.seats import Seats
+    from ratrain.runtime.step.links import Routes
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
     meeting = meet(launch, read_secret(folder / "secret"), 60)
     seats = Seats(PIPELINE, DATA, (0,) * DATA, (0,))
     seat = seats.seat(launch.rank)
-    network = network_named(kind, folder, seats, seat, {(0, 1)}, meeting, 60.0)
+    groups = [
+        tuple(seats.world_rank(pipeline, data, 0) for data in range(DATA))
+        for pipeline in range(PIPELINE)
+    ]
+    holders, routes = groups[seat.pipeline], Routes({(0, 1)}, tuple(groups))
+    network = network_named(kind, folder, seats, seat, routes, meeting, 60.0)
 
     def message(tensor: torch.Tensor) -> None:
         if seat.pipeline == 0:
@@ -63,7 +69,7 @@ def rank(folder: Path, kind: str) -> Figures:
             network.receive(Lane.RECV_F, tensor, 0)
 
     def reduce(tensor: torch.Tensor) -> None:
-        network.reduce(tensor, tensor[: len(tensor) // DATA])
+        network.reduce(tensor, tensor[: len(tensor) // DATA], holders)
 
     def control(tensor: torch.Tensor) -> None:
         network.exchange(None, tensor)

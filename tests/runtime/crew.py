@@ -8,7 +8,7 @@ import secrets
 import socket
 import traceback
 from collections.abc import Callable
-from itertools import pairwise
+from itertools import pairwise, product
 from multiprocessing.connection import Connection
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -22,7 +22,7 @@ from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.meeting import Meeting, meet
 from ratrain.runtime.rank.networks import network_named
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.links import Hops
+from ratrain.runtime.step.links import Routes
 from ratrain.runtime.step.network import Network
 
 Work = Callable[..., Any]
@@ -83,13 +83,22 @@ _meeting: Meeting | None = None
 
 
 def network_among(
-    seats: Seats, seat: Seat, kind: str = "sockets", *, timeout_s: float = 30, tied: bool = False
+    seats: Seats, seat: Seat, routes: Routes, kind: str = "sockets", *, timeout_s: float = 30
 ) -> Network:
     """A member's network among those that were asked, of the kind that [train] network names."""
     assert _meeting is not None
-    hops: Hops = set(pairwise(range(seats.pipeline))) | {(seats.pipeline - 1, 0)} - {(0, 0)}
     (folder,) = _meeting.everybody(_FOLDER.name)[:1]
-    return network_named(kind, Path(folder), seats, seat, hops, _meeting, timeout_s, tied=tied)
+    return network_named(kind, Path(folder), seats, seat, routes, _meeting, timeout_s)
+
+
+def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
+    """Of replicas divided alike, each of whose last ranks sends to the first too."""
+    hops = set(pairwise(range(seats.pipeline))) | {(seats.pipeline - 1, 0)} - {(0, 0)}
+    groups = tuple(
+        tuple(seats.world_rank(pipeline, data, tensor) for data in range(seats.data))
+        for pipeline, tensor in product(range(seats.pipeline), range(seats.tensor))
+    )
+    return Routes(hops, groups, tied)
 
 
 _FOLDER = TemporaryDirectory()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shutil
 import signal
 import threading
 import time
@@ -11,7 +12,7 @@ from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 
-from runs_made import Setting, write_job, write_text
+from runs_made import Setting, write_job, write_plan, write_text
 
 from ratrain.checkpoint.comparison import compare
 from ratrain.checkpoint.listing import listed
@@ -32,7 +33,13 @@ def made(folder: Path, setting: Setting, *, calibrate: bool = False, run: str = 
         write_text(folder / "text.txt")
         setting = replace(setting, files=("text.txt",))
     job = write_job(folder, setting)
-    request = RunRequest(job, threads=1, calibrate=calibrate, steps=setting.end_step)
+    request = RunRequest(
+        job,
+        threads=1,
+        calibrate=calibrate,
+        steps=setting.end_step,
+        plan_path=write_plan(folder, setting),
+    )
     prepared = prepare_run(request)
     run_folder = RunFolder(folder / run)
     write_run(prepared, run_folder)
@@ -50,6 +57,17 @@ def start(folder: RunFolder, *, restarts: int = 0) -> None:
             restarts=restarts,
             tick=lambda: None,
         )
+
+
+def cut_short(whole: RunFolder, to: Path, setting: Setting, upto: int) -> RunFolder:
+    """A run of `setting` that has the whole run's checkpoints up to a step, and its lines."""
+    folder = made(to, setting)
+    for checkpoint in listed(whole.checkpoints):
+        if checkpoint.step <= upto:
+            shutil.copytree(checkpoint.path, folder.checkpoints / checkpoint.path.name)
+    lines = whole.metrics.read_text().splitlines(keepends=True)
+    folder.metrics.write_text("".join(lines[:upto]))
+    return folder
 
 
 def loss_bits(folder: RunFolder) -> list[str]:

@@ -16,6 +16,7 @@ from ratrain.models.division import WHOLE, Division
 from ratrain.models.head import IGNORED
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout
+from ratrain.program.strategies import strategy
 
 Ints = npt.NDArray[np.int64]
 
@@ -84,6 +85,22 @@ source = "a test"
 
 
 @dataclass(frozen=True)
+class Unlike:
+    """A replica of a run whose replicas differ: layers of each stage, and its share of a step."""
+
+    layers: tuple[int, ...]
+    micro_batches: int
+    micro_batch: int = 1
+    recovery: str = "none"
+    count: int = 1
+
+    def __str__(self) -> str:
+        cut = "+".join(map(str, self.layers))
+        times = f"{self.count}x" if self.count > 1 else ""
+        return f"{times}{cut}:{self.micro_batches}x{self.micro_batch}"
+
+
+@dataclass(frozen=True)
 class Setting:
     """One configuration of a run; what is None is left out of the job."""
 
@@ -133,9 +150,12 @@ class Setting:
     tokenizer: str | None = None
     model_file: str | None = None  # a folder whose config.json describes the model
     devices_per_host: int | None = None  # None: a tensor group
+    unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
 
     @property
     def world_size(self) -> int:
+        if self.unlike:
+            return sum(len(each.layers) * each.count for each in self.unlike) * self.tensor
         return self.pipeline * self.data * self.tensor
 
     @property
@@ -168,8 +188,11 @@ class Setting:
 
     def __str__(self) -> str:
         changed = [
-            f"{key}={value}" for key, value in vars(self).items() if value != vars(Setting())[key]
+            f"{key}={value}"
+            for key, value in vars(self).items()
+            if key != "unlike" and value != vars(Setting())[key]
         ]
+        changed += [str(each) for each in self.unlike]
         return ", ".join(changed) or "ratrain"
 
 
@@ -232,12 +255,70 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "train": train,
         "checkpoint": {"every": setting.every, "keep": setting.keep},
     }
-    if setting.planned:
+    if setting.planned or setting.unlike:
         del tables["layout"]
     if setting.files:
         tables["data"] = {"files": list(setting.files), "tokenizer": setting.tokenizer}
     path = folder / "job.toml"
     path.write_text("\n".join(_table(name, body) for name, body in tables.items()))
+    return path
+
+
+def write_plan(folder: Path, setting: Setting) -> Path | None:
+    """The plan of a setting's unlike replicas, beside its job; each has its devices together."""
+    if not setting.unlike:
+        return None
+    first = 0
+    replicas: list[dict[str, object]] = []
+    for each in setting.unlike:
+        stages: list[dict[str, object]] = []
+        for number, layers in enumerate(each.layers):
+            devices = [
+                first + (copy * len(each.layers) + number) * setting.tensor + t
+                for copy in range(each.count)
+                for t in range(setting.tensor)
+            ]
+            stages.append(
+                {
+                    "devices": ", ".join(map(str, devices)),
+                    "tensor": setting.tensor,
+                    "layers": layers,
+                    "micro_batch": each.micro_batch,
+                    "recovery": each.recovery,
+                    "sharding": 2 if setting.sharding is None else setting.sharding,
+                }
+            )
+        first += len(each.layers) * each.count * setting.tensor
+        replicas.append(
+            {"count": each.count, "micro_batches": each.micro_batches, "stages": stages}
+        )
+    chosen = strategy(setting.name, setting.without)
+    body = {
+        "format": "ratrain plan 1",
+        "model": {
+            "name": f"{setting.model_file}/config.json" if setting.model_file else "config.json",
+            "sequence_length": setting.sequence_length,
+        },
+        "cluster": {"name": "cluster.toml", "devices": setting.world_size},
+        "sequences": setting.sequences,
+        "dtype": setting.dtype,
+        "gradient_dtype": setting.gradient_dtype or "fp32",
+        "gradient_wire": setting.gradient_wire,
+        "boundary_wire": setting.boundary_wire,
+        "schedule": setting.name,
+        "skeleton": setting.skeleton or chosen.skeleton,
+        "without": list(setting.without),
+        "accumulation": setting.accumulation,
+        "recovery_buffer": setting.recovery_buffer or 2,
+        "prefetch": chosen.prefetch,
+        "clip_norm": setting.clip_norm,
+        "overflow": setting.overflow,
+        "average_every": setting.average_every,
+        "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
+        "replicas": replicas,
+    }
+    path = folder / "plan.json"
+    path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))
     return path
 
 

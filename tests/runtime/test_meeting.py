@@ -12,6 +12,7 @@ from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass, replace
 
 import pytest
+from crew import grid_routes
 
 from ratrain import proof
 from ratrain.errors import HandshakeFailed, RatrainError, RunFailed, SpecError
@@ -325,12 +326,11 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
 ) -> None:
     seats = Seats(pipeline, data, (0,) * data, (0,), tensor)
     place.world_size = seats.world_size
-    hops = {(0, 1), (1, 2), (2, 0)} if pipeline == 3 else {(0, 1)} if pipeline == 2 else set()
     met = place.meet(list(range(seats.world_size)))
     heard: dict[int, dict[tuple[int, str], str]] = {}
 
     def link(member: Meeting) -> None:
-        needs = all_needs(seats, seats.seat(member.rank), hops, tied=True)
+        needs = all_needs(seats, seats.seat(member.rank), grid_routes(seats, tied=True))
         assert len(needs) == len(set(needs))
         links = connect_all(member, needs, 20)
         for (peer, channel), connection in links.items():
@@ -383,7 +383,7 @@ def test_a_crowd_at_a_rank_s_door_delays_its_connections_and_stops_none(
 
     def link(member: object) -> None:
         assert isinstance(member, Meeting)
-        needs = all_needs(seats, seats.seat(member.rank), {(0, 1)}, tied=True)
+        needs = all_needs(seats, seats.seat(member.rank), grid_routes(seats, tied=True))
         links.append(connect_all(member, needs, 20))
 
     linking = [threading.Thread(target=link, args=(member,)) for member in met.values()]

@@ -8,7 +8,7 @@ from functools import reduce
 
 import pytest
 import torch
-from crew import Crew, network_among
+from crew import Crew, grid_routes, network_among
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
@@ -31,7 +31,7 @@ def seats(pipeline: int, data: int, tensor: int = 1) -> Seats:
 
 def network_of(rank: int, pipeline: int, data: int, kind: str) -> Network:
     made = seats(pipeline, data)
-    return network_among(made, made.seat(rank), kind)
+    return network_among(made, made.seat(rank), grid_routes(made), kind)
 
 
 def values(data: int, elements: int, dtype: torch.dtype) -> Tensor:
@@ -60,7 +60,7 @@ def reduced(rank: int, world: int, kind: str, *, alias: bool) -> list[str]:
             out = flat[own_part] if alias else torch.empty(part, dtype=dtype)
             if (rank + part) % 2:
                 time.sleep(0.01)
-            network.reduce(flat, out)
+            network.reduce(flat, out, tuple(range(world)))
             expected = ordered_sum([values[own_part] for values in all_values])
             if not torch.equal(out.view(torch.uint8), expected.view(torch.uint8)):
                 wrong.append(f"{dtype} {part}")
@@ -105,7 +105,7 @@ def gathered(rank: int, world: int, kind: str) -> list[str]:
             whole = values(7, part * world, dtype)
             flat = torch.full_like(whole, float("nan"))
             flat[rank * part : (rank + 1) * part] = whole[rank * part : (rank + 1) * part]
-            network.gather(Lane.GATHER, flat)
+            network.gather(Lane.GATHER, flat, tuple(range(world)))
             if not torch.equal(flat.view(torch.uint8), whole.view(torch.uint8)):
                 wrong.append(f"{dtype} {part}")
     return wrong
@@ -217,7 +217,6 @@ def test_every_process_has_one_part_and_all_of_its_groups(
         p, d, t = seat.pipeline, seat.data, seat.division.rank
         assert made.world_rank(p, d, t) == seat.world_rank
         assert made.replica(d, t)[p] == seat.world_rank
-        assert made.data_group(p, t)[d] == seat.world_rank
         assert made.tensor_group(p, d)[t] == seat.world_rank
     if tensor > 1:
         first = made.tensor_group(0, 0)

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import shutil
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from launched import (
     assert_same_end,
+    cut_short,
     loss_bits,
     made,
     meanwhile,
@@ -36,17 +36,6 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     folder = made(tmp_path_factory.mktemp("whole"), SETTING)
     start(folder)
     assert saved_steps(folder) == [2, 4, 6, 8, 10, 12]
-    return folder
-
-
-def cut_short(whole: RunFolder, to: Path, setting: Setting, upto: int) -> RunFolder:
-    """A run of `setting` that has the whole run's checkpoints up to a step, and its lines."""
-    folder = made(to, setting)
-    for checkpoint in listed(whole.checkpoints):
-        if checkpoint.step <= upto:
-            shutil.copytree(checkpoint.path, folder.checkpoints / checkpoint.path.name)
-    lines = whole.metrics.read_text().splitlines(keepends=True)
-    folder.metrics.write_text("".join(lines[:upto]))
     return folder
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 import torch
-from crew import Crew, network_among
+from crew import Crew, grid_routes, network_among
 from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
@@ -35,7 +35,7 @@ def in_order(world_size: int, size: int, dtype: torch.dtype) -> Tensor:
 
 def group_of(rank: int, world_size: int) -> TensorGroup:
     seats = Seats(1, 1, (0,), (0,), tensor=world_size)
-    group = network_among(seats, seats.seat(rank)).tensor_group(Lane.TENSOR)
+    group = network_among(seats, seats.seat(rank), grid_routes(seats)).tensor_group(Lane.TENSOR)
     assert group is not None
     return group
 

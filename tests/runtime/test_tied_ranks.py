@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from crew import Crew, network_among
+from crew import Crew, grid_routes, network_among
 from runs_made import Setting, write_job
 from test_same_numbers import begun_units, plainly_trained
 from torch import Tensor
@@ -115,7 +115,7 @@ def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) ->
     """One rank of two pipelines of `world_size` / 2 ranks: its own numbers, added up."""
     seats = Seats(world_size // 2, 2, (0, 0), (0,))
     seat = seats.seat(rank)
-    network = network_among(seats, seat, tied=True)
+    network = network_among(seats, seat, grid_routes(seats, tied=True))
     gradient = numbers(rank, elements, dtype)
     if rank in seats.ends(seat.data, 0):
         network.add_copies(gradient)

@@ -12,10 +12,11 @@ import numpy as np
 import numpy.typing as npt
 import torch
 from crew import Crew, network_among
-from runs_made import Setting, beginning, write_job
+from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
 from ratrain.checkpoint.entries import KINDS
+from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec, load_job
 from ratrain.models.division import WHOLE, Division
 from ratrain.models.shapes import unit_layout
@@ -25,9 +26,10 @@ from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
-from ratrain.runtime.run_folder import RunFolder
+from ratrain.runtime.run_folder import RunFolder, share_of
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.links import routes_of
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import UnitState
 from ratrain.runtime.step.tensor_parts import StoredParts
@@ -82,12 +84,22 @@ class Result:
         return differing
 
 
-def train(crew: Crew, setting: Setting, folder: Path, delays: int | None = None) -> Result:
-    """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank."""
+def train(
+    crew: Crew,
+    setting: Setting,
+    folder: Path,
+    delays: int | None = None,
+    checkpoint: Path | None = None,
+) -> Result:
+    """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank.
+    `checkpoint`: where it begins."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
-    prepared = prepare_run(RunRequest(job, threads=1, calibrate=False))
+    plan = write_plan(folder, setting)
+    prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
-    ranks: list[RankResult] = crew.ask(setting.world_size, train_rank, setting, folder, delays)
+    ranks: list[RankResult] = crew.ask(
+        setting.world_size, train_rank, setting, folder, delays, checkpoint
+    )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
     of_rank = {bound.rank: bound.total_bytes for bound in prepared.verdict.bounds}
@@ -169,22 +181,25 @@ def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
 
 
 def train_rank(
-    rank: int, _world_size: int, setting: Setting, folder: Path, delays: int | None
+    rank: int,
+    _world_size: int,
+    setting: Setting,
+    folder: Path,
+    delays: int | None,
+    checkpoint: Path | None = None,
 ) -> RankResult:
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
     spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
     seat, device = spec.seats.seat(rank), torch.device("cpu")
-    share = setting.sequences // setting.data
-    first = setting.first + seat.data * share
+    begins, share = share_of(spec, program.setup, seat.data)
+    size, first = spec.micro_batch_of(seat.data), setting.first + begins
     losses: list[str] = []
     norms: list[float] = []
     validated: list[tuple[int, str, int]] = []
     held_out = HeldOutShare(
-        ReplicaBatches(
-            setting.held_out_samples, seat.data * share, share, setting.micro_batch, device
-        ),
+        ReplicaBatches(setting.held_out_samples, begins, share, size, device),
         setting.held_out_batches,
     )
 
@@ -194,9 +209,9 @@ def train_rank(
     network = network_among(
         spec.seats,
         seat,
+        routes_of(program.setup, spec.seats),
         setting.network,
         timeout_s=setting.timeout_s,
-        tied=program.setup.tied,
     )
     run = RankRun(
         job,
@@ -204,8 +219,8 @@ def train_rank(
         spec,
         seat,
         network,
-        ReplicaBatches(setting.samples, first, share, setting.micro_batch, device),
-        Begin(0, partial(beginning, job.model.spec, division=seat.division), job.train.loss_scale),
+        ReplicaBatches(setting.samples, first, share, size, device),
+        _begin(job, seat.division, checkpoint),
         device=device,
         on_round=heard,
         stop_asked=lambda: False,
@@ -229,6 +244,17 @@ def train_rank(
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
         validated,
         (network.sent_bytes or 0) - began_bytes,
+    )
+
+
+def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
+    if checkpoint is None:
+        return Begin(0, partial(beginning, job.model.spec, division=division), job.train.loss_scale)
+    saved = open_checkpoint(checkpoint)
+    return Begin(
+        saved.manifest.meta.step,
+        lambda *element_range: torch.from_numpy(saved.read_range(*element_range)),
+        job.train.loss_scale,
     )
 
 

@@ -17,6 +17,7 @@ from rich.console import Console
 from ratrain.cli.train_view import StepTable
 from ratrain.errors import SpecError
 from ratrain.program.kind import Waiting
+from ratrain.program.text import write_text
 from ratrain.runtime.rank import trackers
 from ratrain.runtime.rank.progress import (
     Progress,
@@ -142,9 +143,13 @@ def test_weights_and_biases_is_used_only_where_installed_and_asked_for(
 # ---- merging and itemising --------------------------------------------------------------
 
 
-def write_records(folder: RunFolder, rows: dict[int, list[list[object]]]) -> None:
-    """Ranks' records; each rank's own clock is a second ahead of the one before."""
+def write_records(
+    folder: RunFolder, rows: dict[int, list[list[object]]], cut: tuple[int, ...] = (2, 2)
+) -> None:
+    """Ranks' records, and the program that they ran; each rank's own clock is a second ahead of the
+    one before."""
     (folder.path / "ranks").mkdir()
+    folder.program.write_text(write_text(small("1f1b", cut)))
     for rank, own_rows in rows.items():
         body = {"rank": rank, "clock_s": -float(rank), "rows": own_rows}
         for row in own_rows:
@@ -174,7 +179,7 @@ def test_a_message_begins_when_both_of_its_ends_are_there(tmp_path: Path) -> Non
 def test_a_collective_begins_when_its_last_replica_is_there(tmp_path: Path) -> None:
     folder = RunFolder(tmp_path)
     rows = {rank: [[0, "reduce", "0.1GradSync", 0.0, 1.0 + 3 * rank, 6.0]] for rank in (0, 1)}
-    write_records(folder, rows)  # type: ignore[arg-type]
+    write_records(folder, rows, (4,))  # type: ignore[arg-type]
     timeline = merge_records(folder, spec_of(1, 2))
     assert timeline is not None
     assert [(span.start_s, span.end_s) for span in timeline.spans] == [(0.0, 2.0)] * 2

@@ -59,6 +59,16 @@ class _Settings:
 
 
 @dataclass(frozen=True)
+class _Replica:
+    """Replicas that are alike, of a run whose replicas differ, as far as they are read."""
+
+    numbers: tuple[Rank, ...]
+    layers_per_stage: tuple[Annotated[int, Rule(low=0, high=10_000)], ...]
+    micro_batches: Count
+    micro_batch: Count
+
+
+@dataclass(frozen=True)
 class _Facts:
     """What was chosen for the job, as far as it is read."""
 
@@ -82,6 +92,7 @@ class _Facts:
     dtype: Name | None = None
     gradient_wire: Name | None = None
     boundary_wire: Name | None = None
+    replicas: tuple[_Replica, ...] = ()  # where they differ
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -26,6 +27,7 @@ from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
+from ratrain.program.setup import Setup
 from ratrain.program.text import read_any, write_text
 from ratrain.readers import files
 from ratrain.readers.json import read_json_table
@@ -66,6 +68,8 @@ class RunSpec:
     boundary_wire: Note = ""  # in which activations between stages and their gradients are sent
     overrides: tuple[Override, ...] = ()  # of the job file's values, as `--set` has them
     devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
+    depths: tuple[Count, ...] = ()  # of each class of replicas: its ranks; (): all have `pipeline`
+    micro_batches: tuple[Count, ...] = ()  # of each class: sequences of one; (): all `micro_batch`
 
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor
@@ -73,13 +77,6 @@ class RunSpec:
             raise SpecError(
                 f"the run has {ranks:,} ranks; the maximum is {MOST_RANKS:,}",
                 place="pipeline",
-                fix="start the run again: this folder is damaged",
-            )
-        different = len(set(self.devices))
-        if self.devices and not different == len(self.devices) == ranks:
-            raise SpecError(
-                f"{ranks} ranks are on {different} different devices",
-                place="devices",
                 fix="start the run again: this folder is damaged",
             )
         if len(self.replica_class) != self.data:
@@ -95,6 +92,33 @@ class RunSpec:
                 place="replica_class",
                 fix="start the run again: this folder is damaged",
             )
+        for name in ("depths", "micro_batches"):
+            known = len(getattr(self, name))
+            if known not in (0, len(self.first_rank)):
+                raise SpecError(
+                    f"{known} classes of replicas are named, the run has {len(self.first_rank)}",
+                    place=name,
+                    fix="start the run again: this folder is damaged",
+                )
+        if self.depths and max(self.depths) != self.pipeline:
+            raise SpecError(
+                f"the deepest replica has {max(self.depths)} ranks, pipeline is {self.pipeline}",
+                place="depths",
+                fix="start the run again: this folder is damaged",
+            )
+        ranks, different = self.seats.world_size, len(set(self.devices))
+        if self.devices and not different == len(self.devices) == ranks:
+            raise SpecError(
+                f"{ranks} ranks are on {different} different devices",
+                place="devices",
+                fix="start the run again: this folder is damaged",
+            )
+
+    def micro_batch_of(self, data: int) -> int:
+        """Sequences of a micro-batch of a replica."""
+        if not self.micro_batches:
+            return self.micro_batch
+        return self.micro_batches[self.replica_class[data]]
 
     @property
     def precision(self) -> str:
@@ -117,9 +141,26 @@ class RunSpec:
         """The number of each world rank's device in the cluster."""
         return self.devices or tuple(range(self.seats.world_size))
 
-    @property
+    @cached_property
     def seats(self) -> Seats:
-        return Seats(self.pipeline, self.data, self.replica_class, self.first_rank, self.tensor)
+        return Seats(
+            self.pipeline,
+            self.data,
+            self.replica_class,
+            self.first_rank,
+            self.tensor,
+            self.depths,
+        )
+
+
+def share_of(spec: RunSpec, setup: Setup, data: int) -> tuple[int, int]:
+    """Where in a step's global batch a replica's sequences begin, and how many they are: replicas
+    take them in order, each as many as it has micro-batches of its size."""
+    sizes = [
+        setup.replicas[number].micro_batches * spec.micro_batch_of(replica)
+        for replica, number in enumerate(spec.replica_class)
+    ]
+    return sum(sizes[:data]), sizes[data]
 
 
 @dataclass(frozen=True)
@@ -197,7 +238,11 @@ class RunFolder:
             raise cannot_be_made(self.path, error) from error
         write_secret(self.secret)
         write_whole(self.program, write_text(program))
-        write_whole(self.path / MARKER, json.dumps({"format": FORMAT, **asdict(spec)}, indent=2))
+        body = {"format": FORMAT, **asdict(spec)}
+        for name in ("depths", "micro_batches"):
+            if not body[name]:
+                del body[name]  # replicas are alike
+        write_whole(self.path / MARKER, json.dumps(body, indent=2))
 
     def read_spec(self) -> RunSpec:
         """What run.json says."""
@@ -232,6 +277,10 @@ class RunFolder:
     def read_program(self) -> Program:
         program = self.kept_program()
         return program.written_out() if isinstance(program, Repeating) else program
+
+    def read_setup(self) -> Setup:
+        """The program's header."""
+        return self.kept_program().setup
 
     def kept_program(self) -> Program | Repeating:
         """The program as short as its text."""

@@ -24,6 +24,7 @@ from ratrain.runtime.run_folder import RunSpec
 from ratrain.simulate.simulate import simulate
 
 BASIS = "the cluster file's rates, without this run's calibration"
+_UNLIKE = "Devices, links and other layouts, because the replicas of this run differ."
 _NOTABLE = 0.02
 """Waits and differences below this share of the step are not worth a sentence."""
 
@@ -47,6 +48,8 @@ def plan_of_run(
 ) -> RunPlan:
     """The `RunPlan` of a run; a SpecError where its files have different layouts."""
     _require_layers(facts, program, folder)
+    if facts.get("replicas"):
+        return RunPlan(None, None, None, (_UNLIKE,))
     try:
         job = _job_of_run(facts, spec, folder)
         assert job.layout is not None

@@ -7,6 +7,7 @@ from typing import Any
 
 from ratrain.cost.precision import travel_words
 from ratrain.describe.units import format_time
+from ratrain.plan.ranges import write_ranges
 from ratrain.program.setup import Setup
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import CURVES
@@ -32,12 +33,16 @@ def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     degrees += f" x tensor {facts['tensor']}" if facts["tensor"] > 1 else ""
     degrees += f", {facts['virtual']} stages per rank" if facts["virtual"] > 1 else ""
     degrees += ", sequence parallel" if facts["sequence_parallel"] else ""
+    unlike = facts.get("replicas", ())
+    if unlike:
+        degrees = f"{facts['data']} replicas that differ"
     schedule = str(facts["schedule"])
     if facts["without"]:
         schedule += f" without {', '.join(facts['without'])}"
     counts = sorted(set(facts["micro_batches"]))
     return [
         ("Layout", degrees),
+        *((f"Replica {write_ranges(each['numbers'])}", _cut(each)) for each in unlike),
         ("Schedule", schedule),
         ("Activations", str(facts["activations"])),
         (
@@ -48,6 +53,12 @@ def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         ("Micro-batches", f"{', '.join(map(str, counts))} per replica and step"),
         ("Sequence length", f"{facts['sequence_length']:,} tokens"),
     ]
+
+
+def _cut(replica: Mapping[str, Any]) -> str:
+    """A replica's layers on each rank, and its share of a step."""
+    layers = "+".join(map(str, replica["layers_per_stage"]))
+    return f"{layers} layers, {replica['micro_batches']} micro-batches of {replica['micro_batch']}"
 
 
 def _travels(facts: Mapping[str, Any]) -> Iterator[str]:

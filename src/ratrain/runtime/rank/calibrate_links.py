@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import replace
+from dataclasses import astuple, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -15,7 +15,7 @@ from ratrain.models.parameters import ALIGN, aligned
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibrate_processor import working
 from ratrain.runtime.rank.calibration import LinkTimes
-from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.states import RankStates
@@ -44,15 +44,16 @@ def message_times(
     tensors travel; `beside` threads compute where one is sent, as they do in a step."""
     wire = states.wire.boundaries
     to, source = seat.pipeline + towards, seat.pipeline - towards
+    depth = seats.depth(seat.data)
     sent: LinkTimes | None = None
     received: LinkTimes | None = None
     # A chain would add up waits: even positions send first, then odd ones.
     for turn in (0, 1):
-        if seat.pipeline % 2 == turn and 0 <= to < seats.pipeline:
+        if seat.pipeline % 2 == turn and 0 <= to < depth:
             sent = _message(
                 states, lambda tensor: send_boundary(network, lane, tensor, to, wire), beside
             )
-        elif seat.pipeline % 2 != turn and 0 <= source < seats.pipeline:
+        elif seat.pipeline % 2 != turn and 0 <= source < depth:
             received = _message(
                 states, lambda tensor: receive_boundary(network, lane, tensor, source, wire), 0
             )
@@ -74,18 +75,26 @@ def _message(states: RankStates, transfer: Callable[[Tensor], None], beside: int
     return replace(alone, fixed_s=max(alone.fixed_s, took_s - sent_bytes / alone.rate_bytes_per_s))
 
 
-def collective_times(states: RankStates, network: Network, seats: Seats) -> LinkTimes:
+def collective_times(states: RankStates, network: Network) -> LinkTimes:
     """Reduce-scatters of two sizes, in the dtype in which gradients travel: bytes that one rank
-    sends, over time. As in a step, the buffer is padded until all replicas own as much of it."""
-    wire = states.wire.gradients
+    sends, over time. As in a step, the buffer is padded until all holders own as much of it. A rank
+    whose units are held by different ranks times each group, in model order as all do, and takes
+    the mean."""
+    groups = dict.fromkeys(unit.holders for unit in states.units)
+    times = [_group_times(states, network, holders) for holders in groups]
+    return LinkTimes(*map(fmean, zip(*map(astuple, times), strict=True)))
+
+
+def _group_times(states: RankStates, network: Network, holders: Holders) -> LinkTimes:
+    wire, count = states.wire.gradients, len(holders)
 
     def gradient(size_bytes: int) -> Sample:
-        elements = aligned(size_bytes // wire.itemsize, ALIGN * seats.data)
+        elements = aligned(size_bytes // wire.itemsize, ALIGN * count)
         flat = torch.zeros(elements, dtype=wire, device=states.device)
-        return flat, flat.nbytes * (seats.data - 1) / seats.data
+        return flat, flat.nbytes * (count - 1) / count
 
     def reduce(flat: Tensor) -> None:
-        network.reduce(flat, flat[: len(flat) // seats.data])
+        network.reduce(flat, flat[: len(flat) // count], holders)
 
     return _two_sizes(gradient, reduce)
 

@@ -17,7 +17,7 @@ from ratrain.runtime.rank.meeting import Meeting
 from ratrain.runtime.rank.mesh import connect_all
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.links import Hops, all_needs, hops_of, word_needs
+from ratrain.runtime.step.links import Routes, all_needs, routes_of, word_needs
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.socket_network import SocketNetwork
 
@@ -35,9 +35,9 @@ def network_of(
 ) -> Network:
     """The job's network, else that of the device's kind: sockets of our own, or NCCL. All ranks
     call this together."""
-    name, hops = chosen(train.network, device.type), hops_of(program.setup)
-    ranks, tied = folder.path / "ranks", program.setup.tied
-    return network_named(name, ranks, seats, seat, hops, meeting, train.timeout_s, tied=tied)
+    name, routes = chosen(train.network, device.type), routes_of(program.setup, seats)
+    ranks = folder.path / "ranks"
+    return network_named(name, ranks, seats, seat, routes, meeting, train.timeout_s)
 
 
 def network_named(
@@ -45,21 +45,19 @@ def network_named(
     folder: Path,
     seats: Seats,
     seat: Seat,
-    hops: Hops,
+    routes: Routes,
     meeting: Meeting,
     timeout_s: float,
-    *,
-    tied: bool = False,
 ) -> Network:
     """A rank's network by its kind's name. `folder`: one that all ranks see."""
     if name == "sockets":
-        needs = all_needs(seats, seat, hops, tied=tied)
+        needs = all_needs(seats, seat, routes)
         return SocketNetwork(seats, seat, connect_all(meeting, needs, timeout_s))
     from ratrain.runtime.step.torch_network import TorchNetwork
 
-    links = connect_all(meeting, word_needs(seats, seat, hops), timeout_s)
+    links = connect_all(meeting, word_needs(seats, seat, routes.hops), timeout_s)
     _join_torch(folder, name, meeting, timeout_s)
-    return TorchNetwork(seats, seat, links, backend=name, timeout_s=timeout_s, tied=tied)
+    return TorchNetwork(seats, seat, routes, links, backend=name, timeout_s=timeout_s)
 
 
 def chosen(name: str, device: str) -> str:

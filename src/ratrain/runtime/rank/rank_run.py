@@ -40,7 +40,7 @@ from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare, Validated
 from ratrain.runtime.rank.voice import Voice
-from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seat
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import Allocator
@@ -247,15 +247,14 @@ def _held_out(stand: Stand, device: torch.device) -> HeldOutShare | None:
 
 def _share(stand: Stand, source: Samples | HeldOut, device: torch.device) -> ReplicaBatches:
     spec, seat = stand.spec, stand.seat
-    counts = [stand.program.setup.replicas[c].micro_batches for c in spec.replica_class]
-    first = sum(counts[: seat.data]) * spec.micro_batch
-    sequences = counts[seat.data] * spec.micro_batch
+    first, sequences = share_of(spec, stand.program.setup, seat.data)
 
     def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
         batch = source.batch(step, begin, count)
         return batch.tokens, batch.targets
 
-    return ReplicaBatches(read, first, sequences, spec.micro_batch, device, count=source.counted)
+    size = spec.micro_batch_of(seat.data)
+    return ReplicaBatches(read, first, sequences, size, device, count=source.counted)
 
 
 def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:

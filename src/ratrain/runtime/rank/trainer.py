@@ -326,5 +326,5 @@ class RankRun:
     def _sizes(self) -> Sizes:
         length, spec = self._job.model.sequence_length, self._job.model.spec
         return Sizes(
-            boundary=(self._spec.micro_batch, length, spec.hidden),
+            boundary=(self._spec.micro_batch_of(self._seat.data), length, spec.hidden),
         )

@@ -21,9 +21,11 @@ from ratrain.describe.amounts import Natural
 from ratrain.describe.job import JobSpec
 from ratrain.describe.strict import Rule, load
 from ratrain.plan.case import Case
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.verify import Verdict
 from ratrain.readers.files import exists
 from ratrain.readers.json_lines import end_last_line, read_json_lines
+from ratrain.runtime.run.uneven import facts_of_run
 from ratrain.runtime.run_files import CASE_FORMAT, read_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
@@ -42,13 +44,17 @@ class Attempt:
 
 
 def write_facts(
-    folder: RunFolder, file_job: JobSpec, case: Case, seats: Seats, verdict: Verdict
+    folder: RunFolder,
+    file_job: JobSpec,
+    case: Case | UnevenCase,
+    seats: Seats,
+    verdict: Verdict,
 ) -> None:
     """Writes case.json beside the program that it describes. `file_job`: the job as in its file."""
     setup, model_file = case.proved.program.setup, file_job.model.file
     body = {
         "format": CASE_FORMAT,
-        "facts": case.facts(),
+        "facts": facts_of_run(case) if isinstance(case, UnevenCase) else case.facts(),
         "headline": case.headline(),
         "settings": settings_of(file_job),
         "model_file": None if model_file is None else str(model_file.resolve()),

@@ -1,26 +1,27 @@
 """What every rank recorded, as one timeline: measured.json.
 
-A transfer has partners: a message its sender, a collective its group's ranks, a sum of tied copies
-the other end. Its span begins when the last of them has begun, so that it shows the transfer and
-not the wait for the others.
+A transfer has partners: a message its sender, a collective the ranks that hold its unit, a sum of
+tied copies the other end. Its span begins when the last of them has begun, so that it shows the
+transfer and not the wait for the others.
 Ranks' clocks are put together by each machine's own time of day.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from ratrain.program.kind import Kind, Lane
+from ratrain.program.setup import Setup
 from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
-from ratrain.runtime.seats import Seat
+from ratrain.runtime.seats import Seat, Seats, holders_of
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
-_SEND = re.compile(r"(\d+)SEND_[FB]\d+")
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
+_UNIT = re.compile(r"(\d+)(?:\.(\d+))?(.+)")
 _TIE = Kind.TieSync.name
 _COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word)
 
@@ -47,7 +48,7 @@ def merge_records(folder: RunFolder, spec: RunSpec) -> Timeline | None:
         for seat, path in zip(spec.seats.all(), paths, strict=True)
         for op in _ran(seat, read_records(path, seat.world_rank))
     ]
-    return timeline_of_records(ran) if ran else None
+    return timeline_of_records(ran, _Partners(folder.read_setup(), spec.seats)) if ran else None
 
 
 def write_measured(folder: RunFolder, spec: RunSpec) -> Timeline | None:
@@ -58,15 +59,11 @@ def write_measured(folder: RunFolder, spec: RunSpec) -> Timeline | None:
     return timeline
 
 
-def timeline_of_records(ran: Iterable[_Ran]) -> Timeline:
+def timeline_of_records(ran: Iterable[_Ran], partners: _Partners) -> Timeline:
     """Spans that begin with their last partner; the first one at zero."""
     rows = list(ran)
-    began = {(op.seat.world_rank, op.step, _meeting(op.word)): op.start_s for op in rows}
-    seats = {
-        (op.seat.pipeline, op.seat.data, op.seat.division.rank): op.seat.world_rank for op in rows
-    }
-    senders = _stage_ranks(rows)
-    starts = [_start_s(op, began, seats, senders) for op in rows]
+    began = {(op.seat.world_rank, op.step, partners.meeting(op)): op.start_s for op in rows}
+    starts = [_start_s(op, began, partners) for op in rows]
     origin_s = min(starts)
     spans = [
         Span(op.step, op.seat.world_rank, op.lane, op.word, at - origin_s, op.end_s - origin_s)
@@ -82,39 +79,66 @@ def _ran(seat: Seat, body: dict[str, Any]) -> Iterable[_Ran]:
         yield _Ran(seat, step, lane, word, clock_s + start_s, clock_s + end_s)
 
 
-def _meeting(word: str) -> str:
-    """What partners call an op alike; a sum of tied copies has another word at each end."""
-    return _TIE if word.endswith(_TIE) else word
+class _Partners:
+    """Who an op happened together with, and what all of them call it."""
+
+    def __init__(self, setup: Setup, seats: Seats) -> None:
+        self._setup, self._seats = setup, seats
+        self._unit_names = [
+            {
+                (number, unit): name
+                for number, stage in enumerate(replica.stages)
+                for unit, name in enumerate(stage.names)
+            }
+            for replica in setup.replicas
+        ]
+        self._holders = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
+
+    def meeting(self, op: _Ran) -> str:
+        """A unit has a place of its own in each replica's words, so a collective is called by the
+        unit's name; a sum of tied copies has another word at each end."""
+        if op.word.endswith(_TIE):
+            return _TIE
+        found = self._unit_of(op) if op.lane in _COLLECTIVES else None
+        return " ".join(found) if found else op.word
+
+    def of(self, op: _Ran) -> tuple[str, Sequence[int]]:
+        """The partners' name for it, and their ranks."""
+        seat, meeting = op.seat, self.meeting(op)
+        tensor = seat.division.rank
+        received = _RECEIVE.fullmatch(op.word)
+        if received is not None:
+            stage, way, micro_batch = received.groups()
+            source = int(stage) + (1 if way == "B" else -1)
+            return f"{source}SEND_{way}{micro_batch}", self._ranks_of_stage(seat, source)
+        if meeting == _TIE:
+            return meeting, self._seats.replica(seat.data, tensor)
+        if op.lane == Lane.TENSOR.word:
+            return meeting, self._seats.tensor_group(seat.pipeline, seat.data)
+        found = self._unit_of(op) if op.lane in _COLLECTIVES else None
+        return meeting, self._holders[tensor][found[0]] if found else [seat.world_rank]
+
+    def _unit_of(self, op: _Ran) -> tuple[str, str] | None:
+        """The name of the unit that an op's word begins with, and the rest of the word; None where
+        the program has no such unit."""
+        match = _UNIT.fullmatch(op.word)
+        if match is None:
+            return None
+        stage, unit, rest = match.groups()
+        names = self._unit_names[self._seats.replica_class[op.seat.data]]
+        name = names.get((int(stage), int(unit or 0)))
+        return None if name is None else (name, rest)
+
+    def _ranks_of_stage(self, seat: Seat, stage: int) -> list[int]:
+        stages = self._setup.replicas[self._seats.replica_class[seat.data]].stages
+        if not 0 <= stage < len(stages):
+            return []
+        rank = stages[stage].only.rank
+        return [self._seats.world_rank(rank, seat.data, seat.division.rank)]
 
 
-def _stage_ranks(rows: Iterable[_Ran]) -> dict[int, int]:
-    """The pipeline rank of each stage that sends."""
-    sends = ((_SEND.fullmatch(op.word), op.seat.pipeline) for op in rows)
-    return {int(send[1]): pipeline for send, pipeline in sends if send is not None}
-
-
-def _start_s(
-    op: _Ran,
-    began: Mapping[tuple[int, int, str], float],
-    seats: Mapping[tuple[int, int, int], int],
-    stage_ranks: Mapping[int, int],
-) -> float:
+def _start_s(op: _Ran, began: Mapping[tuple[int, int, str], float], partners: _Partners) -> float:
     """When an op and all of its partners had begun; never behind its end."""
-    partners = [op.seat.world_rank]
-    pipeline, data, tensor = op.seat.pipeline, op.seat.data, op.seat.division.rank
-    word = op.word
-    received = _RECEIVE.fullmatch(word)
-    if received is not None:
-        stage, way, micro_batch = received.groups()
-        source = int(stage) + (1 if way == "B" else -1)
-        word = f"{source}SEND_{way}{micro_batch}"
-        sender = seats.get((stage_ranks.get(source, -1), data, tensor))
-        partners = [] if sender is None else [sender]
-    elif op.lane in _COLLECTIVES:
-        partners = [rank for (p, _, t), rank in seats.items() if (p, t) == (pipeline, tensor)]
-    elif op.lane == Lane.TENSOR.word:
-        partners = [rank for (p, d, _), rank in seats.items() if (p, d) == (pipeline, data)]
-    if _meeting(word) == _TIE:
-        partners = [rank for (_, d, t), rank in seats.items() if (d, t) == (data, tensor)]
-    times = [began.get((rank, op.step, _meeting(word)), op.start_s) for rank in partners]
+    word, ranks = partners.of(op)
+    times = [began.get((rank, op.step, word), op.start_s) for rank in ranks]
     return min(max([op.start_s, *times]), op.end_s)

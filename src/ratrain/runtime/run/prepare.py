@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import shutil
 import textwrap
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -13,8 +14,10 @@ from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
 from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.plan_file import load_plan, to_candidate
+from ratrain.plan.plan_file import is_uneven, load_plan, to_candidate
 from ratrain.plan.search import Progress
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
 from ratrain.program.bounds import PeakBound
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
@@ -23,8 +26,9 @@ from ratrain.program.setup import Recovery, Setup
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.facts import attempts, write_facts
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
+from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_uneven_runnable
 from ratrain.runtime.run_folder import RunFolder, RunSpec
-from ratrain.runtime.seats import seats_of
+from ratrain.runtime.seats import Seats, seats_of
 
 
 @dataclass(frozen=True)
@@ -48,7 +52,7 @@ class PreparedRun:
     besides what the command line said and a plan chose: schedule, layout, micro-batch."""
 
     file_job: JobSpec
-    case: Case
+    case: Case | UnevenCase
     proved: Proved
     spec: RunSpec
 
@@ -67,12 +71,13 @@ class PreparedRun:
 
     def seating(self) -> list[str]:
         """Which rank belongs on which device, where that is not the cluster's order."""
-        if not self.spec.devices:
-            return []
+        devices = self.case.job.cluster.members()
         placed = [
-            f"{rank} on {device.index} ({device.kind.name})"
-            for rank, device in enumerate(self.case.placement.devices)
+            f"{rank} on {number} ({devices[number].kind.name})"
+            for rank, number in enumerate(self.spec.devices)
         ]
+        if not placed:
+            return []
         return textwrap.wrap(f"ranks on devices: {', '.join(placed)}", 80, subsequent_indent="  ")
 
     def proof(self) -> list[str]:
@@ -97,7 +102,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     setup, verdict = proved.program.setup, proved.verdict
     layout_source = request.plan_path or f"{request.job_path} [layout]"
     check_divides(case.job.model.spec, setup.tensor, f"{layout_source} tensor")
-    seats = seats_of(setup, [replica_class.members for replica_class in case.placement.classes])
+    sizes = micro_batches_of(case) if isinstance(case, UnevenCase) else ()
+    seats = seats_of(setup, _members(case))
     _require_fit(verdict, setup, str(layout_source))
     require_whole_periods(case.job, setup.period, request.steps or job.train.steps)
     if job.data is not None and job.data.validation:
@@ -110,7 +116,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         replica_class=seats.replica_class,
         first_rank=seats.first_rank,
         tensor=seats.tensor,
-        micro_batch=case.job.batch.micro_batch,
+        micro_batch=sizes[0] if sizes else case.job.batch.micro_batch,
         dtype=case.job.schedule.dtype,
         gradient_dtype=case.job.schedule.gradient_dtype,
         gradient_wire=case.job.schedule.gradient_wire or "",
@@ -120,7 +126,9 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         record_steps=request.record_steps,
         calibrate=request.calibrate,
         overrides=request.overrides,
-        devices=_devices(case),
+        devices=_devices(case, seats),
+        depths=seats.depths,
+        micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
     return PreparedRun(file_job, case, proved, spec)
 
@@ -153,9 +161,19 @@ def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None =
     write_facts(folder, prepared.file_job, prepared.case, seats, verdict)
 
 
-def _devices(case: Case) -> tuple[int, ...]:
+def _members(case: Case | UnevenCase) -> Sequence[Sequence[int]]:
+    """Of each class of replicas alike, their numbers."""
+    if isinstance(case, UnevenCase):
+        return [replica.members for replica in case.plan.replicas]
+    return [replica_class.members for replica_class in case.placement.classes]
+
+
+def _devices(case: Case | UnevenCase, seats: Seats) -> tuple[int, ...]:
     """The devices that a plan or the planner chose, by world rank; () for the cluster's order."""
-    chosen = tuple(device.index for device in case.placement.devices)
+    if isinstance(case, UnevenCase):
+        chosen = devices_of(case, seats)
+    else:
+        chosen = tuple(device.index for device in case.placement.devices)
     return () if chosen == tuple(range(len(chosen))) else chosen
 
 
@@ -180,15 +198,21 @@ def _with_flags(job: JobSpec, request: RunRequest) -> JobSpec:
     return replace(job, schedule=schedule)
 
 
-def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
+def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case | UnevenCase:
     if request.plan_path is None:
         return case_of(job, progress)
-    planned = to_candidate(load_plan(request.plan_path), str(request.plan_path))
+    plan, file = load_plan(request.plan_path), str(request.plan_path)
+    uneven = uneven_plan(plan, file) if is_uneven(plan) else None
+    planned = uneven or to_candidate(plan, file)
     # With the job's path: its data is beside the job, wherever the plan is.
     trained = replace(
         planned.job, path=job.path, train=job.train, data=job.data, checkpoint=job.checkpoint
     )
-    case = case_of_candidate(replace(planned, job=trained))
+    case: Case | UnevenCase
+    if isinstance(planned, UnevenPlan):
+        case = UnevenCase(replace(planned, job=trained))
+    else:
+        case = case_of_candidate(replace(planned, job=trained))
     _require_same_job(planned.job, job, str(request.plan_path))
     if (planned.job.train.clip_norm is None) != (job.train.clip_norm is None):
         clips = "clips" if planned.job.train.clip_norm else "does not clip"
@@ -228,16 +252,22 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
     }
 
 
-def _require_runnable(case: Case, request: RunRequest) -> None:
+def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
     """Refuses what can be planned and simulated, and not run yet."""
     plan, file = request.plan_path, request.job_path
-    if case.layout.sequence_parallel:
+    if isinstance(case, UnevenCase):
+        require_uneven_runnable(case, f"{plan} replicas")
+        choices, divided = case.plan.choices, case.plan.sequence_parallel
+    else:
+        choices, divided = case.choices, case.layout.sequence_parallel
+    modes = choices.modes_of(case.setup) or ()
+    if divided:
         raise SpecError(
             "sequence parallelism cannot run yet",
             place=f"{plan or f'{file} [layout]'} sequence_parallel",
             fix="leave it out, or plan again from the job with its [data]",
         )
-    if case.choices.recovery and Recovery.SELECTIVE in case.choices.recovery:
+    if any(Recovery.SELECTIVE in of_replica for of_replica in modes):
         raise SpecError(
             "selective recovery cannot run yet, and would free nothing: attention here "
             "keeps no scores",

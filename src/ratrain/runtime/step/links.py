@@ -7,11 +7,12 @@ between two ranks has a connection of its own.
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable, Mapping
+from dataclasses import dataclass
 from itertools import pairwise, product
 
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
 from ratrain.runtime.step.connection import Connection
 
 Need = tuple[int, str]
@@ -19,7 +20,7 @@ Need = tuple[int, str]
 Links = Mapping[Need, Connection]
 Hops = Collection[tuple[int, int]]
 """Pipeline ranks between which activations go, each from the first to the second; gradients go
-back."""
+back. A replica that has no such rank has no such hop."""
 
 CIRCLES: dict[Lane | None, str] = {None: "control", Lane.UPDATE: "update", Lane.DISK: "disk"}
 DATA = {Lane.REDUCE: "reduce", Lane.GATHER: "gather"}
@@ -37,6 +38,22 @@ def hops_of(setup: Setup) -> Hops:
     return {(sender, receiver) for sender, receiver in hops if sender != receiver}
 
 
+@dataclass(frozen=True)
+class Routes:
+    """Who sends what to whom, besides words."""
+
+    hops: Hops
+    groups: tuple[Holders, ...]  # ranks that reduce together: each group once, in model order
+    tied: bool = False  # the ends of each replica add up their copies of a matrix
+
+
+def routes_of(setup: Setup, seats: Seats) -> Routes:
+    """The `Routes` of a program."""
+    by_unit = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
+    groups = dict.fromkeys(by_name[name] for name in by_unit[0] for by_name in by_unit)
+    return Routes(hops_of(setup), tuple(groups), setup.tied)
+
+
 def message_channel(lane: Lane, sender: int) -> str:
     """Of messages from the world rank `sender`."""
     forward = lane in (Lane.SEND_F, Lane.RECV_F)
@@ -49,14 +66,15 @@ def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
     return [*_messages(seats, seat, hops), *_circles(seats, seat)]
 
 
-def all_needs(seats: Seats, seat: Seat, hops: Hops, *, tied: bool) -> list[Need]:
+def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
     """What the network over sockets needs, for tensors too."""
     rank, tensor = seat.world_rank, seat.division.rank
-    data = _others(seats.data_group(seat.pipeline, tensor), rank)
+    shared = {peer for group in routes.groups if rank in group for peer in group}
+    data = _others(sorted(shared), rank)
     group = _others(seats.tensor_group(seat.pipeline, seat.data), rank)
-    ends = seats.ends(seat.data, tensor) if tied and seats.pipeline > 1 else []
+    ends = seats.ends(seat.data, tensor) if routes.tied else []
     return [
-        *word_needs(seats, seat, hops),
+        *word_needs(seats, seat, routes.hops),
         *((peer, name) for peer in data for name in DATA.values()),
         *((peer, name) for peer in group for name in TENSOR.values()),
         *((peer, COPIES) for peer in _others(ends, rank) if rank in ends),
@@ -67,7 +85,8 @@ def _messages(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
     needs: list[Need] = []
     for forward in hops:
         for lane, (first, second) in ((Lane.SEND_F, forward), (Lane.SEND_B, forward[::-1])):
-            if seat.pipeline in (first, second):
+            exists = max(forward) < seats.depth(seat.data)
+            if exists and seat.pipeline in (first, second):
                 sender, receiver = (
                     seats.world_rank(pipeline, seat.data, seat.division.rank)
                     for pipeline in (first, second)

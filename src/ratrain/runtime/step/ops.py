@@ -328,16 +328,16 @@ class RankOps:
         unit = self.unit(op)
         if not self._setup.per_micro_batch:
             gradient = self._narrow(unit)
-            self._network.reduce(gradient, gradient[unit.owned])
+            self._network.reduce(gradient, gradient[unit.owned], unit.holders)
             if not self._setup.sharding:
-                self._network.gather(Lane.REDUCE, gradient)
+                self._network.gather(Lane.REDUCE, gradient, unit.holders)
             else:
                 self._agree_on_overflow(unit)
             return
         flat = self._states.transit[op.transit][: unit.padded]
         flat = narrowed(flat, self._states.wire.gradients)
         share = flat[unit.owned]
-        self._network.reduce(flat, share)
+        self._network.reduce(flat, share, unit.holders)
         if op.micro_batch == 0:
             unit.shard = share.to(self._states.gradient_dtype, copy=True)
         else:
@@ -350,9 +350,9 @@ class RankOps:
         """Where units decide by themselves: whether any owner's part of the sum has overflowed."""
         if not self.clipping.by_unit:
             return
-        flags = torch.zeros(self._setup.data, device=self._states.device)
+        flags = torch.zeros(len(unit.holders), device=self._states.device)
         flags[self._replica(unit)] = float(not is_finite(self._reduced(unit, share_only=True)))
-        self._network.gather(Lane.REDUCE, flags)
+        self._network.gather(Lane.REDUCE, flags, unit.holders)
         unit.overflowed = bool(flags.any())
 
     def _replica(self, unit: UnitState) -> int:
@@ -375,9 +375,9 @@ class RankOps:
         part = unit.part
         for buffer in (part.weights, part.moment1, part.moment2):
             mean = buffer[unit.owned]
-            self._network.reduce(buffer, mean)
-            mean /= self._setup.data
-            self._network.gather(Lane.REDUCE, buffer)
+            self._network.reduce(buffer, mean, unit.holders)
+            mean /= len(unit.holders)
+            self._network.gather(Lane.REDUCE, buffer, unit.holders)
         assert unit.view is not None
         if unit.view.data_ptr() != part.weights.data_ptr():
             unit.view.copy_(part.weights)
@@ -445,7 +445,7 @@ class RankOps:
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         assert unit.view is not None
-        self._network.gather(Lane.GATHER, unit.view)
+        self._network.gather(Lane.GATHER, unit.view, unit.holders)
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -456,7 +456,7 @@ class RankOps:
         else:
             slot = self._states.gathered[op.gathered][: unit.padded]
         slot[unit.owned] = unit.shard_view
-        self._network.gather(Lane.GATHER, slot)
+        self._network.gather(Lane.GATHER, slot, unit.holders)
 
     def save(self, op: LocalOp, step: int) -> None:
         if self.saver is not None:

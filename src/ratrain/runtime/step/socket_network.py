@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
-from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.circle import circles_of, exchanged
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
 from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_channel
@@ -33,7 +33,6 @@ class SocketNetwork:
     def __init__(self, seats: Seats, seat: Seat, links: Links) -> None:
         self._seats, self._seat, self._links = seats, seat, links
         self._circles = circles_of(seats, seat, links)
-        self._data = {lane: self._replicas(name) for lane, name in DATA.items()}
         self._tensor = self._tensor_groups() if seats.tensor > 1 else {}
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
@@ -56,36 +55,35 @@ class SocketNetwork:
         sender = self._stage(pipeline)
         self._links[sender, message_channel(lane, sender)].await_frame()
 
-    def reduce(self, flat: Tensor, out: Tensor) -> None:
-        """The other replicas' parts leave as fast as their owners take them, while the own one
+    def reduce(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
+        """The other holders' parts leave as fast as their owners take them, while the own one
         comes in and is added up, piece by piece."""
-        links, replica = self._data[Lane.REDUCE], self._seat.data
-        parts = list(flat.view(self._seats.data, -1))
+        links, place = self._links_to(holders, DATA[Lane.REDUCE]), self._place_among(holders)
+        parts = list(flat.view(len(holders), -1))
         leaving = [
             Leaving(link, bytes_of(part))
-            for link, part in zip(links, self._others(parts), strict=True)
+            for link, part in zip(links, _all_but(place, parts), strict=True)
         ]
-        places = list(pieces(out, PIECE_BYTES))
-        rooms = [torch.empty_like(places[0]) for _ in links] if places else []
-        for mine, place in zip(pieces(parts[replica], PIECE_BYTES), places, strict=True):
-            landed = [room[: len(place)] for room in rooms]
+        sums = list(pieces(out, PIECE_BYTES))
+        rooms = [torch.empty_like(sums[0]) for _ in links] if sums else []
+        for mine, total in zip(pieces(parts[place], PIECE_BYTES), sums, strict=True):
+            landed = [room[: len(total)] for room in rooms]
             landing = [
                 Landing(link, bytes_of(room), bytes_of(out).nbytes)
                 for link, room in zip(links, landed, strict=True)
             ]
             move(leaving, landing, enough_sent=0)
-            landed.insert(replica, mine)
-            add_up(landed, place)
+            landed.insert(place, mine)
+            add_up(landed, total)
         move(leaving, [])
 
-    def gather(self, lane: Lane, flat: Tensor) -> None:
-        parts = [bytes_of(part) for part in flat.view(self._seats.data, -1)]
-        mine = parts[self._seat.data]
-        links = self._data[lane]
+    def gather(self, lane: Lane, flat: Tensor, holders: Holders) -> None:
+        links, place = self._links_to(holders, DATA[lane]), self._place_among(holders)
+        parts = [bytes_of(part) for part in flat.view(len(holders), -1)]
         landing = [
-            Landing(link, part) for link, part in zip(links, self._others(parts), strict=True)
+            Landing(link, part) for link, part in zip(links, _all_but(place, parts), strict=True)
         ]
-        move([Leaving(link, mine) for link in links], landing)
+        move([Leaving(link, parts[place]) for link in links], landing)
 
     def add_copies(self, gradient: Tensor) -> None:
         first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
@@ -114,14 +112,12 @@ class SocketNetwork:
         """The world rank at a pipeline position that this one exchanges messages with."""
         return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
 
-    def _others(self, of_replicas: Sequence[T]) -> list[T]:
-        """Those of all replicas but the own."""
-        replica = self._seat.data
-        return [*of_replicas[:replica], *of_replicas[replica + 1 :]]
+    def _place_among(self, holders: Holders) -> int:
+        return holders.index(self._seat.world_rank)
 
-    def _replicas(self, name: str) -> list[Connection]:
-        ranks = self._seats.data_group(self._seat.pipeline, self._seat.division.rank)
-        return [self._links[peer, name] for peer in self._others(ranks)]
+    def _links_to(self, holders: Holders, name: str) -> list[Connection]:
+        """A channel's connections to the other holders."""
+        return [self._links[peer, name] for peer in holders if peer != self._seat.world_rank]
 
     def _tensor_groups(self) -> dict[Lane, TensorPeers]:
         """One for sums inside a compute op, one for those that are ops of their own."""
@@ -145,6 +141,10 @@ class Swap:
         leaving = [Leaving(link, bytes_of(t)) for link, t in zip(self._links, out, strict=True)]
         landing = [Landing(link, bytes_of(t)) for link, t in zip(self._links, into, strict=True)]
         move(leaving, landing)
+
+
+def _all_but(place: int, parts: Sequence[T]) -> list[T]:
+    return [*parts[:place], *parts[place + 1 :]]
 
 
 def bytes_of(tensor: Tensor) -> memoryview:

@@ -15,7 +15,7 @@ from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
@@ -43,6 +43,7 @@ class UnitState:
     unit: Unit
     weights: Weights
     division: Division
+    holders: Holders  # this rank among them: they reduce its gradient, and gather it
     padded: int  # elements of the flat buffers
     owned: slice  # the part that this rank owns in a reduction
     part: OwnedPart
@@ -114,11 +115,12 @@ class RankStates:
     partialb: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
 
     def complete(self, network: Network) -> None:
-        """Fills what this rank holds and others own, from them. All replicas call this together,
-        once each has read what it owns."""
+        """Fills what this rank holds and others own, from them. All ranks call this together, once
+        each has read what it owns; units come in model order, so none waits for another that waits
+        for it."""
         for unit in self.units:
             for buffer in unit.replicated:
-                network.gather(Lane.GATHER, buffer)
+                network.gather(Lane.GATHER, buffer, unit.holders)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
@@ -138,8 +140,9 @@ def rank_states(
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
     range; the rest is for `RankStates.complete`."""
     setup = schedule.program.setup
+    holders = holders_of(setup, seats, seat.division.rank)
     units = [
-        _unit_state(local, setup, seats, seat, make_unit, source, dtype, device)
+        _unit_state(local, setup, holders[local.unit.name], seat, make_unit, source, dtype, device)
         for local in schedule.units
     ]
     largest = max(unit.padded for unit in units)
@@ -164,7 +167,7 @@ def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
 def _unit_state(
     local: LocalUnit,
     setup: Setup,
-    seats: Seats,
+    holders: Holders,
     seat: Seat,
     make_unit: Callable[[str], Unit],
     source: Source,
@@ -174,10 +177,10 @@ def _unit_state(
     unit = make_unit(local.unit.name)
     layout = unit.layout
     alike = _cut_alike(local.unit.name, setup)
-    padded = max(make_unit(replica_unit).layout.padded(seats.data) for replica_unit in alike)
-    begin, end = owned_range(padded, seats.data, seat.data)
+    padded = max(make_unit(replica_unit).layout.padded(len(holders)) for replica_unit in alike)
+    begin, end = owned_range(padded, len(holders), holders.index(seat.world_rank))
     share = slice(begin, end)
-    if not (setup.sharding and seats.data > 1):
+    if not (setup.sharding and len(holders) > 1):
         begin, end = 0, padded
     name = local.unit.name
 
@@ -209,4 +212,6 @@ def _unit_state(
     weights = Weights(layout)
     if view is not None:
         weights.attach_view(view)
-    return UnitState(local, unit, weights, seat.division, padded, share, part, view, shard_view)
+    return UnitState(
+        local, unit, weights, seat.division, holders, padded, share, part, view, shard_view
+    )

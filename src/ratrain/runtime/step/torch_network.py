@@ -18,9 +18,9 @@ from torch import Tensor
 
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
-from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.circle import circles_of, exchanged
-from ratrain.runtime.step.links import Links, message_channel
+from ratrain.runtime.step.links import Links, Routes, message_channel
 from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
 from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
 from ratrain.runtime.step.torch_exchange import exchange, wait_all
@@ -37,11 +37,11 @@ class TorchNetwork:
         self,
         seats: Seats,
         seat: Seat,
+        routes: Routes,
         links: Links,
         *,
         backend: str,
         timeout_s: float,
-        tied: bool = False,
     ) -> None:
         self._seats, self._seat, self._links = seats, seat, links
         self._circles = circles_of(seats, seat, links)
@@ -53,24 +53,22 @@ class TorchNetwork:
                 group = self._group(ranks, backend)
                 if seat.world_rank in ranks:
                     self._message[lane] = group
-        self._data: dict[Lane, dist.ProcessGroup] = {}
-        for lane in (Lane.REDUCE, Lane.GATHER):
-            for pipeline, tensor in product(range(seats.pipeline), range(seats.tensor)):
-                ranks = seats.data_group(pipeline, tensor)
-                group = self._group(ranks, backend)
-                if seat.world_rank in ranks:
-                    self._data[lane] = group
+        # Every rank makes every group, its own or not, in one order.
+        self._data = {
+            (lane, holders): self._group(holders, backend)
+            for lane, holders in product((Lane.REDUCE, Lane.GATHER), routes.groups)
+        }
         self._tensor = self._tensor_groups(backend) if seats.tensor > 1 else {}
         self._copies: dist.ProcessGroup | None = None
-        ends = product(range(seats.data), range(seats.tensor))
-        for data, tensor in ends if tied and seats.pipeline > 1 else ():
+        for data, tensor in product(range(seats.data), range(seats.tensor)):
             ranks = seats.ends(data, tensor)
-            group = self._group(ranks, backend)
-            if seat.world_rank in ranks:
-                self._copies = group
+            if routes.tied and seats.depth(data) > 1:
+                group = self._group(ranks, backend)
+                if seat.world_rank in ranks:
+                    self._copies = group
 
-    def _group(self, ranks: list[int], backend: str) -> dist.ProcessGroup:
-        group = dist.new_group(ranks, timeout=self._timeout, backend=backend)
+    def _group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
+        group = dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
         assert isinstance(group, dist.ProcessGroup) or group is dist.GroupMember.NON_GROUP_MEMBER
         return group  # type: ignore[return-value]
 
@@ -79,8 +77,8 @@ class TorchNetwork:
         seats, seat = self._seats, self._seat
         groups: dict[Lane, TensorPeers] = {}
         for lane in (Lane.COMPUTE, Lane.TENSOR):
-            for pipeline, data in product(range(seats.pipeline), range(seats.data)):
-                ranks = seats.tensor_group(pipeline, data)
+            for number in range(0, seats.world_size, seats.tensor):
+                ranks = list(range(number, number + seats.tensor))
                 group = self._group(ranks, backend)
                 if seat.world_rank in ranks:
                     others = [rank for rank in ranks if rank != seat.world_rank]
@@ -93,10 +91,6 @@ class TorchNetwork:
     def _stage(self, pipeline: int) -> int:
         """The world rank at a pipeline position that this one exchanges messages with."""
         return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
-
-    @property
-    def _data_group(self) -> list[int]:
-        return self._seats.data_group(self._seat.pipeline, self._seat.division.rank)
 
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         peer = self._stage(pipeline)
@@ -114,35 +108,34 @@ class TorchNetwork:
         sender = self._stage(pipeline)
         self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
 
-    def reduce(self, flat: Tensor, out: Tensor) -> None:
-        parts, replica = list(flat.view(self._seats.data, -1)), self._seat.data
+    def reduce(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
+        parts, place = list(flat.view(len(holders), -1)), self._place_among(holders)
         columns = list(zip(*(pieces(part, PIECE_BYTES) for part in parts), strict=True))
-        flying = deque(self._leave(column) for column in columns[:PIECES_AHEAD])
+        flying = deque(self._leave(column, holders) for column in columns[:PIECES_AHEAD])
         following = iter(columns[PIECES_AHEAD:])
-        for place, column in zip(pieces(out, PIECE_BYTES), columns, strict=True):
+        for total, column in zip(pieces(out, PIECE_BYTES), columns, strict=True):
             landed, works = flying.popleft()
             wait_all(works)
-            flying.extend(self._leave(column) for column in islice(following, 1))
-            landed.insert(replica, column[replica])
-            add_up(landed, place)
+            flying.extend(self._leave(column, holders) for column in islice(following, 1))
+            landed.insert(place, column[place])
+            add_up(landed, total)
 
-    def _leave(self, column: Sequence[Tensor]) -> tuple[list[Tensor], list[dist.Work]]:
-        """Every replica's part of a piece on its way to its owner, and the own one from all."""
-        leaving = self._others(column)
+    def _leave(
+        self, column: Sequence[Tensor], holders: Holders
+    ) -> tuple[list[Tensor], list[dist.Work]]:
+        """Every holder's part of a piece on its way to its owner, and the own one from all."""
+        place = self._place_among(holders)
+        leaving, peers = _all_but(place, column), _all_but(place, holders)
         landing = [torch.empty_like(piece) for piece in leaving]
-        peers = self._others(self._data_group)
-        return landing, exchange(self._data[Lane.REDUCE], peers, leaving, landing)
+        return landing, exchange(self._data[Lane.REDUCE, holders], peers, leaving, landing)
 
-    def _others(self, of_replicas: Sequence[T]) -> list[T]:
-        """Those of all replicas but the own."""
-        replica = self._seat.data
-        return [*of_replicas[:replica], *of_replicas[replica + 1 :]]
+    def gather(self, lane: Lane, flat: Tensor, holders: Holders) -> None:
+        place, parts = self._place_among(holders), list(flat.view(len(holders), -1))
+        peers, others = _all_but(place, holders), _all_but(place, parts)
+        wait_all(exchange(self._data[lane, holders], peers, [parts[place]] * len(peers), others))
 
-    def gather(self, lane: Lane, flat: Tensor) -> None:
-        peers, replica = self._others(self._data_group), self._seat.data
-        parts = list(flat.view(self._seats.data, -1))
-        mine = [parts[replica]] * len(peers)
-        wait_all(exchange(self._data[lane], peers, mine, self._others(parts)))
+    def _place_among(self, holders: Holders) -> int:
+        return holders.index(self._seat.world_rank)
 
     def add_copies(self, gradient: Tensor) -> None:
         first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
@@ -172,6 +165,10 @@ class TorchNetwork:
     @property
     def sent_bytes(self) -> None:
         """What torch.distributed sends is not counted."""
+
+
+def _all_but(place: int, parts: Sequence[T]) -> list[T]:
+    return [*parts[:place], *parts[place + 1 :]]
 
 
 def _channel(lane: Lane) -> Lane:

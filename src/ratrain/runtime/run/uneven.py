@@ -1,0 +1,84 @@
+"""A run whose replicas differ, out of a plan file: what its ranks and its folder need to know."""
+
+from __future__ import annotations
+
+from ratrain.errors import SpecError
+from ratrain.plan.case import recovery_words
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import UnevenReplica
+from ratrain.runtime.seats import Seats
+
+
+def micro_batches_of(case: UnevenCase) -> tuple[int, ...]:
+    """Of each class of replicas alike, the sequences of a micro-batch."""
+    return tuple(replica.micro_batch for replica in case.plan.replicas)
+
+
+def devices_of(case: UnevenCase, seats: Seats) -> tuple[int, ...]:
+    """The number of each world rank's device in the cluster."""
+    numbers: list[int] = []
+    for seat in seats.all():
+        replica = case.plan.replicas[seats.replica_class[seat.data]]
+        groups = replica.groups[replica.members.index(seat.data)]
+        numbers.append(groups[seat.pipeline][seat.division.rank].index)
+    return tuple(numbers)
+
+
+def require_uneven_runnable(case: UnevenCase, place: str) -> None:
+    """Refuses what a plan may say of unlike replicas, and processes cannot do yet."""
+    plan = case.plan
+    degrees = sorted({tensor for replica in plan.replicas for tensor in replica.tensor})
+    refused = (
+        (
+            len(degrees) > 1,
+            f"stages of tensor {degrees[0]} and {degrees[-1]} cannot run together yet",
+            "use one tensor degree for all stages",
+        ),
+        (
+            plan.mode.sharding == 3,
+            "replicas that differ cannot run at sharding level 3 yet",
+            "write sharding 2",
+        ),
+        (
+            plan.mode.sharded_gradients,
+            "replicas that differ cannot run with sharded accumulation yet",
+            'write accumulation "local"',
+        ),
+        (
+            any(replica.layout.virtual > 1 for replica in plan.replicas),
+            "replicas that differ cannot run with several stages on a device yet",
+            "give each stage its own devices",
+        ),
+    )
+    for is_asked, what, fix in refused:
+        if is_asked:
+            raise SpecError(what, place=place, fix=fix)
+
+
+def facts_of_run(case: UnevenCase) -> dict[str, object]:
+    """The facts of `UnevenCase`, with figures of the whole run beside those of each replica:
+    the depth of the deepest, and the cut of the first."""
+    replicas = case.plan.replicas
+    facts = case.facts()
+    of_replicas = facts["replicas"]
+    assert isinstance(of_replicas, list)
+    return {
+        **facts,
+        "pipeline": max(replica.layout.pipeline for replica in replicas),
+        "tensor": max(max(replica.tensor) for replica in replicas),
+        "virtual": max(replica.layout.virtual for replica in replicas),
+        "layers_per_stage": replicas[0].layout.layers,
+        "activations": _activations(replicas),
+        "replicas": [
+            {**of_replica, "numbers": replica.members}
+            for of_replica, replica in zip(of_replicas, replicas, strict=True)
+        ],
+    }
+
+
+def _activations(replicas: tuple[UnevenReplica, ...]) -> str:
+    words = [recovery_words(replica.recovery) for replica in replicas]
+    if len(set(words)) == 1:
+        return words[0]
+    named = zip(replicas, words, strict=True)
+    return "; ".join(f"replica {', '.join(map(str, r.members))}: {text}" for r, text in named)
