@@ -381,11 +381,11 @@ def _check_layout(job: JobSpec, place: Place) -> None:
     with faults:
         _check_degrees(job, layout, here)
     with faults:
-        _check_heads(layout, model, here)
+        check_heads(layout, model, here)
     with faults:
-        _check_sequence(job, layout, here.at("sequence_parallel"))
+        check_sequence(job, layout, here.at("sequence_parallel"))
     with faults:
-        _check_layers(layout, model, here.at("layers"))
+        check_layers(layout, model, here.at("layers"))
     with faults:
         _check_batch(job, layout, place)
     faults.raise_all()
@@ -406,7 +406,8 @@ def _check_degrees(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
         )
 
 
-def _check_heads(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
+def check_heads(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
+    """Refuses a tensor degree that does not divide attention heads."""
     for what, count in (("heads", model.heads), ("kv_heads", model.kv_heads)):
         if count % layout.tensor:
             degrees = [d for d in range(1, count + 1) if count % d == 0]
@@ -430,7 +431,8 @@ def _check_batch(job: JobSpec, layout: LayoutSpec, place: Place) -> None:
         )
 
 
-def _check_sequence(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
+def check_sequence(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
+    """Refuses sequence parallelism that a layout cannot have."""
     asked, length = job.schedule.sequence_parallel, job.model.sequence_length
     if asked is not None and asked != layout.sequence_parallel:
         raise SpecError(
@@ -455,7 +457,8 @@ def _check_sequence(job: JobSpec, layout: LayoutSpec, here: Place) -> None:
         )
 
 
-def _check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
+def check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
+    """Refuses a cut that does not hold the whole model, or leaves a stage empty."""
     if not isinstance(layout.layers, tuple):
         if layout.stages > model.layers:
             raise SpecError(

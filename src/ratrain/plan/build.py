@@ -99,11 +99,11 @@ def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
         recovery_buffer=buffer,
         budget_bytes=max(budgets),
         tier=placement.kind(placement.classes[0].kinds[0]).memory.name,
-        budgets=_unequal(budgets),
+        budgets=unequal_budgets(budgets),
     )
 
 
-def _unequal(budgets: list[int]) -> tuple[Budget, ...]:
+def unequal_budgets(budgets: list[int]) -> tuple[Budget, ...]:
     """Budgets of their own for ranks that have less than the others."""
     largest = max(budgets)
     runs: list[Budget] = []

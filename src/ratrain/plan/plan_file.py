@@ -5,8 +5,8 @@
 Replicas that behave alike share an entry with a `count`. `devices` counts a cluster's devices
 in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
 the i-th run of `tensor` devices. Loaded strictly: a wrong key, or two numbers that contradict each
-other, is one error with its place. The format allows more than runs today; `to_candidate` says
-what does not.
+other, is one error with its place. Where all replicas are divided alike a plan is a `Candidate`;
+where they are not (`is_uneven`), it is read by `uneven_setup`.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ratrain.plan.placement import Placement
 from ratrain.plan.ranges import read_ranges, write_ranges
 from ratrain.program.setup import Recovery
 from ratrain.program.skeletons import SKELETONS
-from ratrain.program.strategies import PREFETCH, strategy
+from ratrain.program.strategies import PREFETCH, Strategy, strategy
 from ratrain.readers.json import as_table, parse_json, read_json_table
 from ratrain.readers.place import Place
 
@@ -228,50 +228,41 @@ def parse_plan(text: str, file: str) -> Plan:
     return load(Plan, *as_table(*parse_json(text, file)))
 
 
+def is_uneven(plan: Plan) -> bool:
+    """Whether stages differ in tensor degree or micro-batch, or replicas in anything."""
+    degrees = {(s.tensor, s.micro_batch) for replica in plan.replicas for s in replica.stages}
+    replicas = {
+        (replica.micro_batches, tuple((s.layers, s.recovery) for s in replica.stages))
+        for replica in plan.replicas
+    }
+    return len(degrees) > 1 or len(replicas) > 1
+
+
 def to_candidate(plan: Plan, file: str) -> Candidate:
-    """The candidate that a plan describes. Raises a SpecError for what cannot run, or not yet."""
+    """The candidate that a plan of replicas divided alike describes. Raises a SpecError for what
+    cannot run, or not yet."""
     place = Place(file)
-    try:
-        strategy(plan.schedule, plan.without)
-    except SpecError as error:
-        raise SpecError(error.what, place=str(place.at("schedule")), fix=error.fix) from None
+    require_strategy(plan, place)
     stages = _alike(plan, place)
     tensor, size = stages[0].tensor, stages[0].micro_batch
     groups = [_devices_of(plan, stage, place) for stage in range(len(stages))]
     pipeline = len(dict.fromkeys(map(tuple, groups)))
     data = sum(replica.count for replica in plan.replicas)
-    _check_round(groups, pipeline, place)
+    require_round(groups, pipeline, place.at("replicas").at(0))
     layers = tuple(stage.layers for stage in stages)
     layout = LayoutSpec(
         pipeline, data, tensor, len(stages) // pipeline, layers, plan.sequence_parallel
     )
-    job = _job(plan, layout, size, place)
+    job = job_of_plan(plan, layout, size, place)
     _check_devices(groups[:pipeline], place)
     _check_counts(plan, job, place)
     chosen = strategy_of(job)
-    if chosen.prefetch != plan.prefetch:
-        value = chosen.prefetch
-        raise SpecError(
-            f"the schedule {plan.schedule!r} has prefetch {value!r}",
-            place=str(place.at("prefetch")),
-            fix=f"write {json.dumps(value)}"
-            + (f', or add "{PREFETCH}" to without' if value else ""),
-        )
+    require_prefetch(plan, chosen, place)
     members = job.cluster.members()
     order: tuple[Device, ...] = tuple(members[i] for group in groups[:pipeline] for i in group)
-    mode = StateMode(stages[0].sharding, plan.accumulation == "sharded")
-    if mode.sharded_gradients and mode.sharding < 2:
-        raise SpecError(
-            "sharded accumulation needs sharding 2 or 3",
-            place=str(place.at("accumulation")),
-            fix='write "local"',
-        )
-    if len(stages) > pipeline and not SKELETONS[chosen.skeleton].chunks:
-        raise SpecError(
-            f"{chosen.skeleton} places one stage on a device, and devices repeat",
-            place=str(place.at("replicas")),
-            fix='give each stage its own devices, or use the schedule "interleaved"',
-        )
+    mode = state_mode(plan, place)
+    if len(stages) > pipeline:
+        require_chunks(chosen, place.at("replicas"))
     return Candidate(
         job,
         Placement(job.cluster.spec, layout, order),
@@ -282,19 +273,54 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     )
 
 
-def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
+def require_strategy(plan: Plan, place: Place) -> None:
+    """Refuses a schedule that no strategy has."""
+    try:
+        strategy(plan.schedule, plan.without)
+    except SpecError as error:
+        raise SpecError(error.what, place=str(place.at("schedule")), fix=error.fix) from None
+
+
+def require_prefetch(plan: Plan, chosen: Strategy, place: Place) -> None:
+    """Refuses a plan that says otherwise than its schedule."""
+    if chosen.prefetch != plan.prefetch:
+        value = chosen.prefetch
+        raise SpecError(
+            f"the schedule {plan.schedule!r} has prefetch {value!r}",
+            place=str(place.at("prefetch")),
+            fix=f"write {json.dumps(value)}"
+            + (f', or add "{PREFETCH}" to without' if value else ""),
+        )
+
+
+def require_chunks(chosen: Strategy, here: Place) -> None:
+    """Refuses several stages on a device where the compute order places one."""
+    if not SKELETONS[chosen.skeleton].chunks:
+        raise SpecError(
+            f"{chosen.skeleton} places one stage on a device, and devices repeat",
+            place=str(here),
+            fix='give each stage its own devices, or use the schedule "interleaved"',
+        )
+
+
+def state_mode(plan: Plan, place: Place) -> StateMode:
+    """Who owns what, as the first stage has it."""
+    mode = StateMode(plan.replicas[0].stages[0].sharding, plan.accumulation == "sharded")
+    if mode.sharded_gradients and mode.sharding < 2:
+        raise SpecError(
+            "sharded accumulation needs sharding 2 or 3",
+            place=str(place.at("accumulation")),
+            fix='write "local"',
+        )
+    return mode
+
+
+def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) -> JobSpec:
+    """The job that a plan is about, with micro-batches of that size."""
     table: dict[str, Any] = {
         "model": vars(plan.model),
         "cluster": vars(plan.cluster),
         "batch": {"sequences": plan.sequences, "micro_batch": size},
-        "layout": {
-            "pipeline": layout.pipeline,
-            "data": layout.data,
-            "tensor": layout.tensor,
-            "virtual": layout.virtual,
-            "layers": list(layout.layers),
-            "sequence_parallel": layout.sequence_parallel,
-        },
         "schedule": {
             "name": plan.schedule,
             "without": list(plan.without),
@@ -306,6 +332,8 @@ def _job(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
             "collective": plan.collective,
         },
     }
+    if layout is not None:
+        table["layout"] = {**vars(layout), "layers": list(layout.layers)}
     if plan.memory_budget_bytes is not None:
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:
@@ -371,27 +399,35 @@ def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
 
 def _devices_of(plan: Plan, stage: int, place: Place) -> list[int]:
     """A stage's devices over all replicas, replica by replica."""
-    devices: list[int] = []
-    for number, replica in enumerate(plan.replicas):
-        held = replica.stages[stage]
-        at = str(place.at("replicas").at(number).at("stages").at(stage).at("devices"))
-        members = read_ranges(held.devices, at, plan.cluster.devices)
-        if len(members) != replica.count * held.tensor:
-            raise SpecError(
-                f"{len(members)} devices for {replica.count} replicas x tensor {held.tensor}",
-                place=at,
-                fix=f"list {replica.count * held.tensor}",
-            )
-        devices += members
-    return devices
+    return [
+        device
+        for number in range(len(plan.replicas))
+        for device in devices_of_stage(plan, number, stage, place)
+    ]
 
 
-def _check_round(groups: Sequence[Sequence[int]], pipeline: int, place: Place) -> None:
+def devices_of_stage(plan: Plan, number: int, stage: int, place: Place) -> list[int]:
+    """The devices of a stage over all replicas of an entry."""
+    replica = plan.replicas[number]
+    held = replica.stages[stage]
+    at = str(place.at("replicas").at(number).at("stages").at(stage).at("devices"))
+    members = read_ranges(held.devices, at, plan.cluster.devices)
+    if len(members) != replica.count * held.tensor:
+        raise SpecError(
+            f"{len(members)} devices for {replica.count} replicas x tensor {held.tensor}",
+            place=at,
+            fix=f"list {replica.count * held.tensor}",
+        )
+    return members
+
+
+def require_round(groups: Sequence[Sequence[int]], pipeline: int, here: Place) -> None:
+    """Refuses stages that come back to devices in another order than they left them."""
     for number, group in enumerate(groups):
         if len(groups) % pipeline or list(group) != list(groups[number % pipeline]):
             raise SpecError(
                 "stages must visit the same devices in the same order",
-                place=str(place.at("replicas").at(0).at("stages").at(number).at("devices")),
+                place=str(here.at("stages").at(number).at("devices")),
                 fix="give each stage its own devices",
             )
 

@@ -37,6 +37,8 @@ FURTHER_PASSES: Registry[Callable[[Program], Program]] = Registry("pass")
 
 _BUILT_IN = (FORWARD_RECOVERY, BACKWARD_RECOVERY, LAYERWISE, PREFETCH)
 
+GATHER_ONCE = "gather-once"
+
 
 def declare_pass(name: str, make: Callable[[Program], Program]) -> None:
     """Makes a pass known by a name, for `[schedule] passes`."""
@@ -46,7 +48,7 @@ def declare_pass(name: str, make: Callable[[Program], Program]) -> None:
 
 
 declare_pass("offload-inputs", offload_inputs)
-declare_pass("gather-once", gather_once)
+declare_pass(GATHER_ONCE, gather_once)
 
 
 def known_passes() -> tuple[str, ...]:
@@ -120,7 +122,7 @@ _OURS: dict[str, Strategy] = {
         doc="breadth-first with views sharded, gathered once per pass: pipeline-efficient ZeRO",
         sharding=3,
         skeleton="breadth-first",
-        further=("gather-once",),
+        further=(GATHER_ONCE,),
     ),
     "tensor-parallel-heavy": replace(
         _RATRAIN,
@@ -266,10 +268,17 @@ class Choices:
     accumulation: Accumulation = Accumulation.LOCAL
     bucket_bytes: int | None = None
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
+    recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each replica's own
     average_steps: int = 0  # replicas average their weights every this many steps; 0: never
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
     tie: bool = False  # embedding and head are one matrix: their gradients add up
+
+    def modes_of(self, setup: Setup) -> tuple[tuple[Recovery, ...], ...] | None:
+        """Each replica's recovery modes, one a stage; None where flags say what recovers."""
+        if self.recovery_of_replicas is not None:
+            return self.recovery_of_replicas
+        return None if self.recovery is None else (self.recovery,) * len(setup.replicas)
 
 
 def apply_strategy(chosen: Strategy, setup: Setup, choices: Choices) -> Program:
@@ -286,9 +295,10 @@ def apply_strategy(chosen: Strategy, setup: Setup, choices: Choices) -> Program:
 
 def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program:
     """A plain program with the passes of a strategy, in order."""
-    if choices.recovery is not None:
+    modes = choices.modes_of(program.setup)
+    if modes is not None:
         program = recover_at_backward(program, heads=chosen.recovers_heads)
-        program = recover_by_stage(program, choices.recovery)
+        program = recover_by_stage(program, modes)
     elif chosen.recovery is not Recovery.NONE and not choices.keep_all:
         program = recover_at_backward(program, heads=chosen.recovers_heads)
         if chosen.recovery is Recovery.FORWARD:

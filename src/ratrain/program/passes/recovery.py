@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -64,8 +64,8 @@ def recover_forward(program: Program, exempt: Callable[[Member, bool], bool]) ->
     return _in_modes(program, program.setup.with_members(mode), "recover-forward")
 
 
-def recover_by_stage(program: Program, modes: tuple[Recovery, ...]) -> Program:
-    """Each stage in a recovery mode of its own: what a stage has memory for, it keeps.
+def recover_by_stage(program: Program, modes: Sequence[tuple[Recovery, ...]]) -> Program:
+    """Each stage of each replica in a recovery mode of its own: what it has memory for, it keeps.
 
     Starts from backward-time recovery everywhere. Takes the Rs of stages that keep theirs away,
     moves those of stages in mode forward as `recover_forward` does, and leaves the others. Safe
@@ -77,10 +77,10 @@ def recover_by_stage(program: Program, modes: tuple[Recovery, ...]) -> Program:
             replica,
             stages=tuple(
                 replace(stage, members=tuple(replace(m, recovery=mode) for m in stage.members))
-                for stage, mode in zip(replica.stages, modes, strict=True)
+                for stage, mode in zip(replica.stages, of_replica, strict=True)
             ),
         )
-        for replica in setup.replicas
+        for replica, of_replica in zip(setup.replicas, modes, strict=True)
     )
     return _in_modes(program, replace(setup, replicas=replicas), "recover-by-stage")
 

@@ -1,0 +1,164 @@
+"""Plans whose stages and replicas differ: what header they become, and what is refused."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+from hypothesis import HealthCheck, given, settings
+from random_jobs import candidates
+
+from ratrain.errors import SpecError
+from ratrain.plan.plan_file import is_uneven, parse_plan, plan_of, write_plan
+from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
+from ratrain.program.setup import Recovery
+
+TWO_KINDS: dict[str, Any] = {
+    "format": "ratrain plan 1",
+    "model": {"name": "small-llama", "sequence_length": 512},
+    "cluster": {"name": "mixed-sites", "devices": 12},
+    "sequences": 24,
+    "dtype": "fp16",
+    "backend": "described",
+    "schedule": "ratrain",
+    "skeleton": "1f1b",
+    "without": [],
+    "accumulation": "local",
+    "recovery_buffer": 2,
+    "prefetch": True,
+}
+
+
+def stage(devices: str, layers: int, tensor: int = 1, **more: Any) -> dict[str, Any]:
+    fields = {"micro_batch": 1, "recovery": "none", "sharding": 2, **more}
+    return {"devices": devices, "tensor": tensor, "layers": layers, **fields}
+
+
+def replica(micro_batches: int, *stages: dict[str, Any], count: int = 1) -> dict[str, Any]:
+    return {"count": count, "micro_batches": micro_batches, "stages": list(stages)}
+
+
+def read(*replicas: dict[str, Any], **head: Any) -> UnevenPlan:
+    table = {**TWO_KINDS, **head, "replicas": list(replicas)}
+    return uneven_plan(parse_plan(json.dumps(table), "p.json"), "p.json")
+
+
+@settings(
+    max_examples=40,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(candidates(("ratrain", "megatron", "interleaved", "zb-h1")))
+def test_replicas_that_are_alike_have_the_header_and_the_strategy_of_the_regular_way(row) -> None:
+    one = row[1]
+    plan = plan_of(one)
+    assert not is_uneven(plan)
+    made = uneven_plan(parse_plan(write_plan(plan), "p.json"), "p.json")
+    assert made.setup == one.setup
+    assert made.strategy == one.strategy
+    assert made.choices.modes_of(made.setup) == one.choices.modes_of(one.setup)
+
+
+def hexiscale() -> tuple[dict[str, Any], dict[str, Any]]:
+    """Two stages of tensor 4 and 2 on the DGX; three of tensor 1, 2 and 1 on one node."""
+    fast = replica(9, stage("0-3", 5, 4), stage("4-5", 3, 2), count=1)
+    slow = replica(
+        3, stage("8", 2, recovery="forward", micro_batch=2), stage("9-10", 4, 2, micro_batch=2),
+        stage("11", 2, recovery="backward", micro_batch=2),
+    )  # fmt: skip
+    return fast, slow
+
+
+def test_replicas_keep_their_own_depth_degrees_recovery_and_micro_batches() -> None:
+    made = read(*hexiscale(), sequences=15)
+    fast, slow = made.setup.replicas
+    assert [[member.tensor for member in s.members] for s in fast.stages] == [[4], [2]]
+    assert [[member.tensor for member in s.members] for s in slow.stages] == [[1], [2], [1]]
+    assert (fast.micro_batches, slow.micro_batches) == (9, 3)
+    assert made.setup.holders == dict.fromkeys(["e", *map(str, range(8)), "h"], 2)
+    assert made.choices.recovery_of_replicas == (
+        (Recovery.NONE, Recovery.NONE),
+        (Recovery.FORWARD, Recovery.NONE, Recovery.BACKWARD),
+    )
+    assert [[[d.index for d in g] for g in one.groups[0]] for one in made.replicas] == [
+        [[0, 1, 2, 3], [4, 5]],
+        [[8], [9, 10], [11]],
+    ]
+
+
+def test_a_rank_holds_its_own_part_and_passes_on_tensors_of_its_own_micro_batch() -> None:
+    fast, slow = read(*hexiscale(), sequences=15).setup.replicas
+    layer_of = {s.only.tensor: s.only.units[-1] for s in fast.stages[:1] + slow.stages[1:2]}
+    assert layer_of[2].view_bytes == 2 * layer_of[4].view_bytes
+    assert slow.stages[0].only.output_bytes == 2 * fast.stages[0].only.output_bytes
+    assert slow.stages[1].only.units[0].input_bytes == slow.stages[0].only.output_bytes
+
+
+def test_each_rank_s_budget_is_its_own_device_s() -> None:
+    setup = read(*hexiscale(), sequences=15).setup
+    assert [setup.budget_of(rank) for rank in range(setup.ranks)] == [80 * 10**9] * 2 + [
+        20 * 10**9
+    ] * 3
+
+
+def test_copies_of_an_entry_on_other_kinds_of_device_are_replicas_of_their_own() -> None:
+    (pair,) = (replica(6, stage("0-1, 8-9", 4), stage("2-3, 10-11", 4), count=4),)
+    made = read(pair)
+    assert [one.kinds for one in made.replicas] == [
+        ("a100-80g-sxm",) * 2,
+        ("mt3000-cluster",) * 2,
+    ]
+    assert [r.count for r in made.setup.replicas] == [2, 2]
+    assert [len(one.groups) for one in made.replicas] == [2, 2]
+
+
+PAIR = (replica(6, stage("0", 8)), replica(6, stage("1", 4), stage("2", 4)))
+
+
+@pytest.mark.parametrize(
+    ("change", "says", "at"),
+    [
+        ({"sequences": 13}, "1 x 6 x 1 + 1 x 6 x 1 = 12 sequences, not 13", "sequences"),
+        ({"devices": "0"}, "device 0 is in stage 0 of entry 0 already", "replicas.1.stages.1"),
+        ({"devices": "2-3"}, "2 devices for 1 replicas x tensor 1", "replicas.1.stages.1"),
+        ({"devices": "2-4", "tensor": 3}, "8 heads, which 3 ranks cannot", "replicas.1.stages.1"),
+        ({"devices": "7-8", "tensor": 2}, "of two kinds", "replicas.1.stages.1"),
+        ({"layers": 5}, "add up to 9 layers", "replicas.1"),
+        ({"micro_batch": 2}, "must agree on their size", "replicas.1.stages.1"),
+        ({"sharding": 1}, "one for the whole plan", "replicas.1.stages.1"),
+        ({"offload": "host"}, "cannot run yet", "replicas.1.stages.1"),
+        ({"accumulation": "sharded", "second": 5}, "cannot reduce once per", "replicas"),
+        ({"sharding_of_all": 3}, "cannot gather views for every use", "replicas"),
+        ({"schedule": "interleaved", "skeleton": "interleaved", "prefetch": False, "second": 5},
+         "multiples of 2", "replicas.1"),
+        ({"without": ["update-prefetch"]}, "has prefetch False", "prefetch"),
+    ],
+)  # fmt: skip
+def test_what_contradicts_itself_is_named_with_its_place_and_a_fix(
+    change: dict[str, Any], says: str, at: str
+) -> None:
+    first, second = json.loads(json.dumps(PAIR))
+    head: dict[str, Any] = {"sequences": 12}
+    for key, value in change.items():
+        if key in ("sequences", "accumulation", "schedule", "skeleton", "prefetch", "without"):
+            head[key] = value
+        elif key == "second":
+            second["micro_batches"], head["sequences"] = value, 6 + value
+        elif key == "sharding_of_all":
+            for one in (*first["stages"], *second["stages"]):
+                one["sharding"] = value
+        else:
+            second["stages"][1][key] = value
+    with pytest.raises(SpecError) as error:
+        read(first, second, **head)
+    assert says in error.value.what
+    assert error.value.place.startswith("p.json")
+    assert at in error.value.place
+    assert error.value.fix
+
+
+def test_no_replica_and_a_replica_without_stages_are_refused() -> None:
+    for replicas in ((), (replica(4),), (PAIR[0], replica(4))):
+        with pytest.raises(SpecError, match="no stages"):
+            read(*replicas)
