@@ -7,11 +7,11 @@ from dataclasses import replace
 from ratrain.cost.blocks import Block
 from ratrain.cost.compute import BlockTimes, block_times
 from ratrain.cost.gpu_layer import Execution
-from ratrain.describe.cluster import DeviceKind
-from ratrain.describe.job import JobSpec
+from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import boundary_bytes
-from ratrain.plan.transfers import SUMS, sums_of_op, tensor_sums_s
+from ratrain.plan.transfers import SUMS, sums_alone_s, sums_of_op
 
 
 def placed_times(
@@ -26,7 +26,21 @@ def placed_times(
     """The `BlockTimes` of a block on a pipeline rank with that device. On a backend whose compute
     ops contain a unit's inner sums, forward, recovery and backward wait for them."""
     layout = placement.layout
-    sums_s = tensor_sums_s(block.kind, boundary_bytes(job), placement, pipeline)
+    link = placement.tensor_link(pipeline) if layout.tensor > 1 else None
+    return times_in_layout(job, layout, block, device, link, selective=selective)
+
+
+def times_in_layout(
+    job: JobSpec,
+    layout: LayoutSpec,
+    block: Block,
+    device: DeviceKind,
+    tensor_link: Link | None,
+    *,
+    selective: bool = False,
+) -> BlockTimes:
+    """The same on a device whose tensor group has that link; None where it is alone."""
+    sums_s = sums_alone_s(block.kind, boundary_bytes(job), layout, tensor_link)
     times = block_times(
         block,
         device,

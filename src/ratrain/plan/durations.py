@@ -1,56 +1,28 @@
-"""The costs of a placed layout: each kind of op on each unit, and the links that they share."""
+"""The costs of units in their places: each kind of op on each unit, and the links they share."""
 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
-from functools import cache
+from dataclasses import replace
 
 import numpy as np
 
-from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, tree_all_reduce
-from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
-from ratrain.cost.precision import SAVED_BYTES, precision_of, wire_bytes
+from ratrain.cost.compute import BlockTimes, update
+from ratrain.cost.precision import SAVED_BYTES, wire_bytes
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.compute_times import placed_times
-from ratrain.plan.gradient_groups import Half, data_half
-from ratrain.plan.placement import Placement, ReplicaClass
-from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
-from ratrain.plan.transfers import stage_message, sums_of_op, tensor_sums
+from ratrain.plan.even_places import even_places
+from ratrain.plan.placement import Placement
+from ratrain.plan.transfers import sums_of_op, tensor_sums
+from ratrain.plan.unit_place import Half, StageMessage, UnitPlace
 from ratrain.program.kind import Cost, Kind, kinds
-from ratrain.program.setup import HOST, Recovery, Setup, Unit
+from ratrain.program.setup import HOST, Setup, Unit
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
 _NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
 _SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
-
-
-@dataclass(frozen=True)
-class _Message:
-    """A tensor for a neighbouring stage: to which program rank, over which link, what it sends."""
-
-    rank: int
-    link: Link
-    sent: Transfer
-
-
-@dataclass(frozen=True)
-class _Place:
-    """A unit in its place: what the cost of its ops depends on."""
-
-    rank: int  # of the program
-    pipeline: int  # rank within the replica
-    kind: BlockKind
-    times: BlockTimes
-    params: float  # on one rank of a tensor group
-    view_bytes: float  # its weights there
-    reduced_bytes: float  # its gradient there, as reductions send it
-    boundary_bytes: int
-    previous: _Message | None  # to the stage before, if elsewhere
-    following: _Message | None
 
 
 class _Ports:
@@ -105,8 +77,16 @@ def declare_cost(name: str, seconds: Seconds) -> None:
 
 def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
     """The `Costs` of a setup made by `case` for this job and placement."""
+    farthest = placement.farthest_link if setup.devices > 1 else None
+    return costs_of_places(job, setup, even_places(job, placement, setup), farthest)
+
+
+def costs_of_places(
+    job: JobSpec, setup: Setup, units: Sequence[UnitPlace], farthest: Link | None
+) -> Costs:
+    """The `Costs` of a setup whose units stand in these places, in the order of its members.
+    `farthest`: the used link of the longest latency; None where one device uses none."""
     ports = _Ports()
-    units = _places(job, placement, setup)
     zero = fixed_work(np.zeros(len(units), dtype=np.float64))
     priced: dict[str, Work] = {
         Cost.NOTHING: zero,
@@ -117,21 +97,18 @@ def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
     }
     for cost, time_s in _COMPUTE.items():
         priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
-    for cost, transfer in _collectives(job, placement, setup).items():
-        inside = cost is Cost.TENSOR_SUM
-        link = placement.tensor_link if inside else placement.data_link
-        needed = placement.layout.tensor > 1 if inside else placement.layout.data > 1
-        priced[cost] = _group_work(units, ports, transfer, link) if needed else zero
-    priced[Cost.UPDATE] = _updates(placement, setup, units, ports)
-    priced[Cost.NORM] = _norms(placement, setup, len(units))
+    for cost, transfer in _collectives(job, setup).items():
+        priced[cost] = _group_work(units, ports, transfer, inside=cost is Cost.TENSOR_SUM)
+    priced[Cost.UPDATE] = _updates(setup, units, ports)
+    priced[Cost.NORM] = _norms(farthest, setup, len(units))
     # Steps that save nothing are simulated, unless every one does.
-    saving = _saves(placement, setup, units, ports)
+    saving = _saves(setup, units, ports)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
-    priced[Cost.COPY_INPUT] = _copies(placement, setup, units, ports)
+    priced[Cost.COPY_INPUT] = _copies(units, ports)
     if setup.tied:
-        priced[Cost.TIE] = _ties(job, placement, setup, units, ports)
+        priced[Cost.TIE] = _ties(job, setup, units, ports)
     for name, seconds in OWN_COSTS.items():
-        priced[name] = _declared(seconds, placement, setup, units)
+        priced[name] = _declared(seconds, setup, units)
     work = {k: priced[k.cost] for k in kinds() if k.cost in priced}
     if job.backend.sums_in_compute:
         work[Kind.AllReduce_R] = zero  # what a recovered unit hands on is not read
@@ -146,71 +123,11 @@ _COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
 }
 
 
-def _declared(
-    seconds: Seconds, placement: Placement, setup: Setup, places: Sequence[_Place]
-) -> Work:
+def _declared(seconds: Seconds, setup: Setup, places: Sequence[UnitPlace]) -> Work:
     """The work of a cost that is declared as seconds of each unit on its device."""
     described = [unit for member in setup.members for unit in member.units]
-    times: list[float] = []
-    for unit, place in zip(described, places, strict=True):
-        alike = placement.classes[setup.replica_of(place.rank)]
-        times.append(seconds(unit, placement.kind(alike.kinds[place.pipeline])))
+    times = [seconds(unit, place.device) for unit, place in zip(described, places, strict=True)]
     return fixed_work(np.array(times))
-
-
-def _places(job: JobSpec, placement: Placement, setup: Setup) -> list[_Place]:
-    places: list[_Place] = []
-    for number, alike in enumerate(placement.classes):
-        places += _places_of_class(job, placement, setup, number, alike)
-    return places
-
-
-def _places_of_class(
-    job: JobSpec, placement: Placement, setup: Setup, number: int, alike: ReplicaClass
-) -> list[_Place]:
-    layout, base = placement.layout, setup.first_rank[number]
-    stages = blocks_of_stages(job, layout)
-    rank_of = [number % layout.pipeline for number in range(len(stages))]
-
-    def neighbour(source: int, target: int) -> _Message | None:
-        if not 0 <= target < len(stages) or rank_of[source] == rank_of[target]:
-            return None
-        here, there = rank_of[source], rank_of[target]
-        link = placement.stage_link(here, there, alike.members)
-        kind = placement.kind(alike.kinds[here])
-        return _Message(base + there, link, stage_message(sent, link, kind, placement, there))
-
-    boundary, sent = boundary_bytes(job), sent_boundary_bytes(job)
-    places: list[_Place] = []
-    known: dict[tuple[int, str, bool], BlockTimes] = {}
-    precision = precision_of(job.schedule.dtype)
-    for stage, parts in enumerate(stages):
-        kind = placement.kind(alike.kinds[rank_of[stage]])
-        previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
-        mode = setup.replicas[number].stages[stage].only.recovery
-        selective = mode is Recovery.SELECTIVE
-        reduced = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
-        for block in parts:
-            key = (rank_of[stage], block.kind, selective)
-            if key not in known:
-                known[key] = placed_times(
-                    job, placement, block, kind, rank_of[stage], selective=selective
-                )
-            places.append(
-                _Place(
-                    rank=base + rank_of[stage],
-                    pipeline=rank_of[stage],
-                    kind=block.kind,
-                    times=known[key],
-                    params=block.params / layout.tensor,
-                    view_bytes=precision.weight_bytes * block.params / layout.tensor,
-                    reduced_bytes=reduced * block.params / layout.tensor,
-                    boundary_bytes=boundary,
-                    previous=previous,
-                    following=following,
-                )
-            )
-    return places
 
 
 def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
@@ -224,7 +141,7 @@ def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequenc
 
 
 def _sends(
-    units: Sequence[_Place], ports: _Ports, other: Callable[[_Place], _Message | None]
+    units: Sequence[UnitPlace], ports: _Ports, other: Callable[[UnitPlace], StageMessage | None]
 ) -> Work:
     transfers: list[Transfer] = []
     links: list[int] = []
@@ -242,31 +159,24 @@ def _sends(
     return _work_of(transfers, links, peers)
 
 
-def _collectives(
-    job: JobSpec, placement: Placement, setup: Setup
-) -> dict[Cost, Callable[[_Place, Link], Transfer]]:
+def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, Link], Transfer]]:
     """The transfer of each sort of collective for one unit. Where units decide by themselves
     whether they overflowed, their owners agree by one number each with every reduction."""
-    data = placement.layout.data
     agree = job.schedule.dtype == "fp16" and job.train.overflow == "unit" and setup.sharding > 0
 
-    @cache
-    def half_of(pipeline: int) -> Half:
-        return data_half(job, placement, pipeline)
+    def half(unit: UnitPlace, _link: Link) -> Transfer:
+        return _half_of(unit)(unit.view_bytes)
 
-    def half(unit: _Place, _link: Link) -> Transfer:
-        return half_of(unit.pipeline)(unit.view_bytes)
-
-    def reduction(unit: _Place, _link: Link) -> Transfer:
-        half_sent = half_of(unit.pipeline)
+    def reduction(unit: UnitPlace, _link: Link) -> Transfer:
+        half_sent = _half_of(unit)
         reduced = half_sent(unit.reduced_bytes).times(1 if setup.sharding else 2)
-        return reduced.plus(half_sent(FLAG_BYTES * data)) if agree else reduced
+        return reduced.plus(half_sent(FLAG_BYTES * setup.data)) if agree else reduced
 
-    def sums(unit: _Place, link: Link) -> Transfer:
+    def sums(unit: UnitPlace, link: Link) -> Transfer:
         if unit.times.sums_inside:
             return NOTHING
         count = sums_of_op(job, unit.kind)
-        return tensor_sums(count, unit.boundary_bytes, placement.layout, link)
+        return tensor_sums(count, unit.boundary_bytes, unit.layout, link)
 
     return {
         Cost.REDUCE: reduction,
@@ -276,77 +186,77 @@ def _collectives(
     }
 
 
+def _half_of(unit: UnitPlace) -> Half:
+    assert unit.group is not None  # else there is no link, and nothing is asked for
+    return unit.group.half
+
+
 def _group_work(
-    units: Sequence[_Place],
+    units: Sequence[UnitPlace],
     ports: _Ports,
-    transfer: Callable[[_Place, Link], Transfer],
-    link_of: Callable[[int], Link],
+    transfer: Callable[[UnitPlace, Link], Transfer],
+    *,
+    inside: bool,
 ) -> Work:
-    """In a collective a rank receives as much as it sends: it uses both of its ports."""
-    known = {pipeline: link_of(pipeline) for pipeline in {unit.pipeline for unit in units}}
-    links = [known[unit.pipeline] for unit in units]
+    """In a collective a rank receives as much as it sends: it uses both of its ports. `inside`: of
+    its tensor group, else of the ranks that hold the unit."""
+    transfers: list[Transfer] = []
+    links: list[Link | None] = []
+    for unit in units:
+        link = unit.sums_link if inside else unit.group.link if unit.group else None
+        transfers.append(transfer(unit, link) if link else NOTHING)
+        links.append(link)
     return _work_of(
-        [transfer(unit, link) for unit, link in zip(units, links, strict=True)],
-        [ports.out(unit.rank, link) for unit, link in zip(units, links, strict=True)],
-        [ports.into(unit.rank, link) for unit, link in zip(units, links, strict=True)],
+        transfers,
+        [ports.out(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
+        [ports.into(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
     )
 
 
-def _updates(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
+def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """The optimizer on a rank's share of the parameters."""
     owners = setup.data if setup.sharding else 1
-    transfers: list[Transfer] = []
-    links: list[int] = []
-    for unit in units:
-        alike = placement.classes[setup.replica_of(unit.rank)]
-        device = placement.kind(alike.kinds[unit.pipeline])
-        transfers.append(update(unit.times, unit.params, owners, device))
-        links.append(ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s))
+    transfers = [update(unit.times, unit.params, owners, unit.device) for unit in units]
+    links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
 
-def _norms(placement: Placement, setup: Setup, units: int) -> Work:
+def _norms(farthest: Link | None, setup: Setup, units: int) -> Work:
     """The global norm: a few bytes from every device to every other, over the farthest link. What
     the squares of the gradients take to add up is not counted."""
-    if setup.devices == 1:
+    if farthest is None:
         return fixed_work(np.zeros(units))
-    link = placement.farthest_link
-    transfer = tree_all_reduce(_NORM_BYTES, setup.devices, link)
-    fixed_s = transfer.alone_s(link.bandwidth_bytes_per_s)
+    transfer = tree_all_reduce(_NORM_BYTES, setup.devices, farthest)
+    fixed_s = transfer.alone_s(farthest.bandwidth_bytes_per_s)
     work = fixed_work(np.full(units, fixed_s))
     return replace(work, interrupt_s=np.full(units, transfer.driving_s))
 
 
-def _ties(
-    job: JobSpec, placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports
-) -> Work:
+def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """The part of a tied matrix' gradient that a replica owns from each end of the pipeline to the
     other, both ways at once; on one rank, three reads and two writes of it in memory. Not modelled:
     the sum where it was sent."""
-    layout, model = placement.layout, job.model.spec
-    parts = layout.tensor * (setup.data if setup.sharding else 1)
+    model, owners = job.model.spec, setup.data if setup.sharding else 1
     sent_bytes = wire_bytes(job.schedule.gradients_travel_in)
-    size_bytes = sent_bytes * model.vocab * model.hidden / parts
-    last = layout.pipeline - 1
 
-    def tie(unit: _Place) -> tuple[Transfer, int, int]:
-        alike = placement.classes[setup.replica_of(unit.rank)]
-        if not last:
-            device = placement.kind(alike.kinds[unit.pipeline])
+    def tie(unit: UnitPlace) -> tuple[Transfer, int, int]:
+        end = unit.other_end
+        tensor = end.tensor if end else unit.layout.tensor
+        size_bytes = sent_bytes * model.vocab * model.hidden / (tensor * owners)
+        if unit.layout.pipeline == 1:
+            device = unit.device
             port = ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s)
             return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0), port, NO_LINK
-        if unit.pipeline not in (0, last):
+        if end is None:
             return NOTHING, NO_LINK, NO_LINK
-        other = last - unit.pipeline
-        link = placement.stage_link(unit.pipeline, other, alike.members)
-        peer = unit.rank - unit.pipeline + other
-        return message(size_bytes, link), ports.out(unit.rank, link), ports.into(peer, link)
+        sent = message(size_bytes, end.link)
+        return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
 
     transfers, links, peers = zip(*map(tie, units), strict=True)
     return _work_of(transfers, links, peers)
 
 
-def _saves(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
+def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """A checkpoint: the master weights and moments that a rank owns, through its disk (the tier of
     that name; nothing where the device has none). Where every replica has all of them, one of them
     writes all. Not modelled: several devices of a host on one disk."""
@@ -354,8 +264,7 @@ def _saves(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _
     transfers: list[Transfer] = []
     links: list[int] = []
     for unit in units:
-        alike = placement.classes[setup.replica_of(unit.rank)]
-        tiers = {tier.name: tier for tier in placement.kind(alike.kinds[unit.pipeline]).tiers}
+        tiers = {tier.name: tier for tier in unit.device.tiers}
         disk = tiers.get("disk")
         size_bytes = SAVED_BYTES * unit.params / owners if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))
@@ -363,13 +272,12 @@ def _saves(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
 
-def _copies(placement: Placement, setup: Setup, units: Sequence[_Place], ports: _Ports) -> Work:
+def _copies(units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """A unit's input to host memory or back, over the device's own link to it."""
     transfers: list[Transfer] = []
     links: list[int] = []
     for unit in units:
-        alike = placement.classes[setup.replica_of(unit.rank)]
-        tiers = {tier.name: tier for tier in placement.kind(alike.kinds[unit.pipeline]).tiers}
+        tiers = {tier.name: tier for tier in unit.device.tiers}
         host = tiers.get(HOST)
         transfers.append(Transfer(0.0, float(unit.boundary_bytes) if host else 0.0, 0.0))
         links.append(ports.host(unit.rank, host.bandwidth_bytes_per_s) if host else NO_LINK)

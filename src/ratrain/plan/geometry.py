@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ratrain.describe.cluster import ClusterSpec, Device, Link
-from ratrain.program.units import Ints
+from ratrain.program.units import Bools, Ints
 
 
 class Geometry:
@@ -40,6 +40,19 @@ class Geometry:
         """The slowest link of each row of rings (rows x rings x device numbers), as one of the
         groups that cross it sees it: a ring crosses a host once, however many of its members stand
         there."""
+        return self._slowest(self._around(members))
+
+    def sender(self, rings: Ints, chosen: Bools) -> Link:
+        """The slowest link over which the chosen members of rings (rings x device numbers) send."""
+        pairs = self._around(rings[None])
+        picked = np.broadcast_to(chosen, rings.shape).reshape(-1)
+        sources, targets, within = (
+            numbers[:, picked] for numbers in (pairs.sources, pairs.targets, pairs.within)
+        )
+        return self._slowest(_Pairs(sources, targets, within))[0]
+
+    def _around(self, members: Ints) -> _Pairs:
+        """Each member of rings, and the one behind it."""
         rows, rings, _ = members.shape
         host = self._host[members]
         ring: Ints = np.arange(rows * rings, dtype=np.int64).reshape(rows, rings, 1)
@@ -47,9 +60,7 @@ class Geometry:
         _, inverse, counts = np.unique(named, return_inverse=True, return_counts=True)
         following = np.roll(members, -1, axis=2)
         within = counts[inverse]
-        return self._slowest(
-            _Pairs(*(numbers.reshape(rows, -1) for numbers in (members, following, within)))
-        )
+        return _Pairs(*(numbers.reshape(rows, -1) for numbers in (members, following, within)))
 
     def pairs(self, sources: Ints, targets: Ints) -> list[Link]:
         """The slowest link between each row's sources and its targets, one by one."""

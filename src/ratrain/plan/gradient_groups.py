@@ -3,20 +3,18 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from itertools import pairwise
 
 from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, half
-from ratrain.cost.collectives import Transfer, ring_half
-from ratrain.describe.cluster import Device, Link
+from ratrain.cost.collectives import ring_half
+from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.job import JobSpec
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
 from ratrain.plan.geometry import speed
 from ratrain.plan.placement import Placement
-
-Half = Callable[[float], Transfer]
-"""A reduce-scatter or all-gather of that many bytes."""
+from ratrain.plan.unit_place import Half
 
 
 def data_half(job: JobSpec, placement: Placement, pipeline: int) -> Half:
@@ -28,15 +26,32 @@ def data_half(job: JobSpec, placement: Placement, pipeline: int) -> Half:
     return lambda size_bytes: half(name, size_bytes, group)
 
 
+def half_among(
+    name: str, cluster: ClusterSpec, members: Sequence[Device], link: Link, used: Sequence[Device]
+) -> Half:
+    """The same over any devices, by the algorithm of a name; `used`: all devices of the job."""
+    if name == "ring":
+        return lambda size_bytes: ring_half(size_bytes, len(members), link)
+    group = group_among(cluster, members, link, used)
+    return lambda size_bytes: half(name, size_bytes, group)
+
+
 def data_group(placement: Placement, pipeline: int) -> Group:
-    """The replicas' devices for a stage. Of the links between neighbours in their ring, the slowest
-    inside a host and the slowest between two."""
+    """The replicas' devices for a stage."""
     members = [placement.device(pipeline, data) for data in range(placement.layout.data)]
-    hosts = tuple(device.host for device in members)
     slowest = placement.data_link(pipeline)
-    links = _links(placement, members)
+    return group_among(placement.cluster, members, slowest, placement.devices)
+
+
+def group_among(
+    cluster: ClusterSpec, members: Sequence[Device], slowest: Link, used: Sequence[Device]
+) -> Group:
+    """Devices as a group. Of the links between neighbours in their ring, the slowest inside a host
+    and the slowest between two."""
+    hosts = tuple(device.host for device in members)
+    links = _links(cluster, members)
     across = min(links["across"] or links["inside"] or [slowest], key=speed)
-    on_host = Counter(device.host for device in placement.devices)
+    on_host = Counter(device.host for device in used)
     return Group(
         hosts,
         slowest,
@@ -46,11 +61,11 @@ def data_group(placement: Placement, pipeline: int) -> Group:
     )
 
 
-def _links(placement: Placement, members: Sequence[Device]) -> dict[str, list[Link]]:
+def _links(cluster: ClusterSpec, members: Sequence[Device]) -> dict[str, list[Link]]:
     """The links between neighbours of a ring, each once."""
     links: dict[str, list[Link]] = {"inside": [], "across": []}
     for device, following in pairwise([*members, members[0]]):
-        link = placement.cluster.link(device, following)
+        link = cluster.link(device, following)
         known = links["inside" if device.host == following.host else "across"]
         if link not in known:
             known.append(link)

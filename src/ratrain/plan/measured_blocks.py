@@ -15,11 +15,14 @@ from ratrain.plan.enumerate import kinds_of_block
 def measured_words(job: JobSpec, layout: LayoutSpec) -> list[str]:
     """One sentence for each device kind of the job that has a layer profile."""
     kinds = {device.kind.name: device.kind for device in job.cluster.members()}
-    return [
-        f"times on {name}: {'; '.join(_told(job, layout, kind))}"
-        for name, kind in kinds.items()
-        if kind.layer_profile
-    ]
+    return [sentence for kind in kinds.values() for sentence in words_of(job, layout, kind)]
+
+
+def words_of(job: JobSpec, layout: LayoutSpec, kind: DeviceKind) -> list[str]:
+    """The sentence of one device kind; none where it has no layer profile."""
+    if not kind.layer_profile:
+        return []
+    return [f"times on {kind.name}: {'; '.join(_told(job, layout, kind))}"]
 
 
 def left_out_words(job: JobSpec) -> list[str]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
 from ratrain.describe.cluster import DeviceKind, Link
@@ -31,15 +33,14 @@ def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link)
     return ring_all_reduce(boundary_bytes, layout.tensor, link).times(count)
 
 
-def tensor_sums_s(
-    kind: BlockKind, boundary_bytes: int, placement: Placement, pipeline: int
+def sums_alone_s(
+    kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link | None
 ) -> float:
-    """Seconds of all sums of a block in one direction on a pipeline rank, its link used by nothing
-    else."""
-    if placement.layout.tensor == 1:
+    """Seconds of all sums of a block in one direction over its tensor group's link (None: it is on
+    one rank), which nothing else uses."""
+    if link is None:
         return 0.0
-    link = placement.tensor_link(pipeline)
-    sums = tensor_sums(SUMS[kind], boundary_bytes, placement.layout, link)
+    sums = tensor_sums(SUMS[kind], boundary_bytes, layout, link)
     return sums.alone_s(link.bandwidth_bytes_per_s)
 
 
@@ -50,21 +51,30 @@ def stage_message(
     placement: Placement,
     target: int,
 ) -> Transfer:
-    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it.
+    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it."""
+    layout = placement.layout
+    inside = placement.tensor_link(target) if layout.tensor > 1 else None
+    return group_message(boundary_bytes, link, device, layout, inside)
+
+
+def group_message(
+    boundary_bytes: int, link: Link, device: DeviceKind, layout: LayoutSpec, inside: Link | None
+) -> Transfer:
+    """A tensor from one tensor group to another of the same degree, as a rank of the sender sees
+    it; `inside`: the link of the receiving group, None where it is one rank.
 
     Where the sequence is divided, each rank sends its part (arXiv 2205.05198). Else without a
     kernel model each rank sends all of it, and libraries with one send a part each, which the
     receiving group gathers over its own links (arXiv 2104.04473, section 4.1), unless they are
     said to send whole messages.
     """
-    tensor, divided = placement.layout.tensor, placement.layout.sequence_parallel
+    tensor, divided = layout.tensor, layout.sequence_parallel
     if divided and device.kernels is None:
         boundary_bytes //= tensor
-    if device.kernels is None or tensor == 1 or (device.kernels.whole_sends and not divided):
+    if device.kernels is None or inside is None or (device.kernels.whole_sends and not divided):
         blocking = device.kernels is not None and device.kernels.blocking_sends
         return message(boundary_bytes, link, blocking=blocking)
     gather = NOTHING
-    inside = placement.tensor_link(target)
     if not divided:
         gather = ring_half(boundary_bytes, tensor, inside)
     return message(
@@ -73,3 +83,35 @@ def stage_message(
         blocking=device.kernels.blocking_sends,
         after_s=gather.alone_s(inside.bandwidth_bytes_per_s),
     )
+
+
+def regrouped_message(
+    boundary_bytes: int,
+    link: Link,
+    device: DeviceKind,
+    degrees: tuple[int, int],
+    *,
+    gathered_over: Link | None,
+) -> Transfer:
+    """A tensor from one tensor group to another of another degree, as a rank sees it.
+
+    Every byte crosses once, whatever the degrees: each rank of the sender sends its part, cut where
+    the receivers' parts end, and the ranks of the smaller group are the ones that are busy. Where
+    each receiver needs all of it, the group gathers it over its own link, `gathered_over`.
+    """
+    cells = most_cells(*degrees)
+    sent = message(boundary_bytes / min(degrees) / cells, link).times(cells)
+    if gathered_over is not None:
+        gather = ring_half(boundary_bytes, degrees[1], gathered_over)
+        gather_s = gather.alone_s(gathered_over.bandwidth_bytes_per_s)
+        sent = replace(sent, latency_s=sent.latency_s + gather_s)
+    if device.kernels is not None and device.kernels.blocking_sends:
+        return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
+    return sent
+
+
+def most_cells(sources: int, targets: int) -> int:
+    """Messages that the busiest rank sends or receives where a tensor in `sources` equal parts
+    becomes one in `targets`: parts of the other side that overlap its own."""
+    few, many = sorted((sources, targets))
+    return max(-(-(part + 1) * many // few) - part * many // few for part in range(few))

@@ -1,0 +1,62 @@
+"""A unit where a plan places it: all that the costs of its ops depend on."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import Transfer
+from ratrain.cost.compute import BlockTimes
+from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.job import LayoutSpec
+
+Half = Callable[[float], Transfer]
+"""A reduce-scatter or all-gather, for the bytes that one rank has of it."""
+
+
+@dataclass(frozen=True)
+class StageMessage:
+    """A tensor for a neighbouring stage: to which program rank, over which link, what it sends."""
+
+    rank: int
+    link: Link
+    sent: Transfer
+
+
+@dataclass(frozen=True)
+class OtherEnd:
+    """The rank that holds the other copy of a tied matrix, and the link to it. `tensor`: the
+    smaller degree of both ends, which share the matrix among so many."""
+
+    rank: int
+    link: Link
+    tensor: int
+
+
+@dataclass(frozen=True)
+class DataGroup:
+    """The ranks that hold a unit: what their collectives take of one of them, over which link."""
+
+    half: Half
+    link: Link
+
+
+@dataclass(frozen=True)
+class UnitPlace:
+    """A unit in its place."""
+
+    rank: int  # of the program
+    kind: BlockKind
+    device: DeviceKind
+    layout: LayoutSpec  # with its own tensor degree
+    times: BlockTimes
+    params: float  # on one rank of a tensor group
+    view_bytes: float  # its weights there
+    reduced_bytes: float  # its gradient there, as reductions send it
+    boundary_bytes: int
+    previous: StageMessage | None  # to the stage before, if elsewhere
+    following: StageMessage | None
+    sums_link: Link | None  # of its tensor group; None: it is alone
+    group: DataGroup | None  # None: no other rank holds it
+    other_end: OtherEnd | None  # of a tied matrix, where it is on another rank
