@@ -24,6 +24,7 @@ from ratrain.profile.machine import MachineProfile
 from ratrain.profile.products import ProductTime
 
 SMALL = str(Path(__file__).parents[2] / "examples" / "small.toml")
+UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
 HELD_OUT = ["--set", 'data.validation=["held-out.txt"]', "--set", "train.validate_every=2"]
 Words = list[str]
@@ -48,7 +49,11 @@ QUICK: dict[str, list[Words]] = {
         ["schedules", SMALL, "--search", "--evaluations", "60", "--save", "mine.csv"],
     ],
     "verify": [["verify", SMALL], ["verify", "broken.program"]],
-    "simulate": [["simulate", SMALL], ["simulate", SMALL, "--without", "update-prefetch"]],
+    "simulate": [
+        ["simulate", SMALL],
+        ["simulate", SMALL, "--without", "update-prefetch"],
+        ["simulate", UNEQUAL],
+    ],
     "report": [["report", SMALL, "-o", "page.html"]],
     "noc sweep": [["noc", "sweep", "--mesh", "4x4", "--loads", "0.1"]],
     "noc collective": [["noc", "collective", "reduce", "--shape", "2x2", "--size", "1KiB"]],

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +14,7 @@ from ratrain.errors import SpecError
 from ratrain.plan.plan_file import is_uneven, parse_plan, plan_of, write_plan
 from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
 from ratrain.program.setup import Recovery
+from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 TWO_KINDS: dict[str, Any] = {
     "format": "ratrain plan 1",
@@ -158,7 +160,38 @@ def test_what_contradicts_itself_is_named_with_its_place_and_a_fix(
     assert error.value.fix
 
 
+def test_replicas_that_would_meet_in_different_orders_are_refused() -> None:
+    def one(devices: str, recovery: str) -> dict[str, Any]:
+        return replica(6, stage(devices, 8, sharding=3, recovery=recovery))
+
+    with pytest.raises(SpecError, match="must recover alike"):
+        read(one("0", "forward"), one("1", "none"), sequences=12, schedule="zero3-heavy")
+    looped = replica(6, *(stage(devices, 2) for devices in ("0", "1", "0", "1")))
+    straight = replica(6, stage("2", 4), stage("3", 4))
+    order = {"schedule": "breadth-first", "skeleton": "breadth-first"}
+    with pytest.raises(SpecError, match="cannot reduce once per micro-batch"):
+        read(looped, straight, sequences=12, accumulation="sharded", **order)
+    assert len(read(looped, straight, sequences=12, **order).setup.replicas) == 2
+
+
 def test_no_replica_and_a_replica_without_stages_are_refused() -> None:
     for replicas in ((), (replica(4),), (PAIR[0], replica(4))):
         with pytest.raises(SpecError, match="no stages"):
             read(*replicas)
+
+
+def test_training_refuses_unequal_degrees_by_name_before_any_rank_starts(tmp_path: Path) -> None:
+    plan, job = tmp_path / "plan.json", tmp_path / "job.toml"
+    fast, _ = hexiscale()
+    head = {**TWO_KINDS, "sequences": 9, "backend": "torch"}
+    plan.write_text(json.dumps({**head, "replicas": [fast]}))
+    (tmp_path / "text.txt").write_text("to be read\n" * 1000)
+    job.write_text(
+        '[model]\nname = "small-llama"\nsequence_length = 512\n'
+        '[cluster]\nname = "mixed-sites"\ndevices = 12\n'
+        '[batch]\nsequences = 9\n[schedule]\ndtype = "fp16"\n[data]\nfiles = ["text.txt"]\n'
+    )
+    with pytest.raises(SpecError, match="cannot run yet") as error:
+        prepare_run(RunRequest(job, plan_path=plan))
+    assert str(plan) in error.value.place
+    assert error.value.fix

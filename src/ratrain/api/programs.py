@@ -13,7 +13,9 @@ from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
 from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.plan_file import load_plan, to_candidate
+from ratrain.plan.case_of_plan import case_of_plan
+from ratrain.plan.plan_file import load_plan
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.file import proof_of_file
 from ratrain.program.grid import draw
 from ratrain.program.program import Program
@@ -33,7 +35,7 @@ _DRAWN_OPS = 4000
 class BuiltProgram(Shown):
     """Every op of one step, by rank and lane, with what was chosen for the job: `case`."""
 
-    case: Case
+    case: Case | UnevenCase
 
     @property
     def job(self) -> Job:
@@ -154,7 +156,7 @@ def build(subject: Subject, *, progress: Callable[[int, int], None] | None = Non
     if isinstance(subject, Plan):
         return BuiltProgram(case_of_candidate(subject.tried.candidate))
     if not isinstance(subject, Job) and Path(subject).suffix == ".json":
-        return BuiltProgram(case_of_candidate(to_candidate(load_plan(subject), str(subject))))
+        return BuiltProgram(case_of_plan(load_plan(subject), str(subject)))
     return BuiltProgram(case_of(job_of(subject).spec, progress))
 
 

@@ -10,6 +10,7 @@ import click
 
 if TYPE_CHECKING:
     from ratrain.plan.case import Case
+    from ratrain.plan.uneven_case import UnevenCase
 
 set_values = click.option(
     "--set",
@@ -36,13 +37,14 @@ def case_of_file(
     schedule: str | None = None,
     without: tuple[str, ...] = (),
     overrides: tuple[str, ...] = (),
-) -> Case:
+) -> Case | UnevenCase:
     """The case of a job file (.toml) or a plan file (.json); options replace what a job says."""
     from ratrain.cli.progress import progress
     from ratrain.describe.job import load_job
     from ratrain.errors import SpecError
-    from ratrain.plan.case import case_of, case_of_candidate
-    from ratrain.plan.plan_file import load_plan, to_candidate
+    from ratrain.plan.case import case_of
+    from ratrain.plan.case_of_plan import case_of_plan
+    from ratrain.plan.plan_file import load_plan
 
     if path.suffix == ".json":
         refuse_overrides(path, overrides)
@@ -52,7 +54,7 @@ def case_of_file(
                 place=str(path),
                 fix="edit the plan, or plan again",
             )
-        return case_of_candidate(to_candidate(load_plan(path), str(path)))
+        return case_of_plan(load_plan(path), str(path))
     job = load_job(path, overrides)
     chosen = job.schedule
     if schedule is not None:

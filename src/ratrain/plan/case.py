@@ -90,7 +90,7 @@ class Case:
     def activations(self) -> str:
         """What became of activations, in words."""
         if self.choices.recovery is not None:
-            return _recovery_words(self.choices.recovery)
+            return recovery_words(self.choices.recovery)
         if self.strategy.recovery is Recovery.NONE or self.choices.keep_all:
             return "kept on every stage"
         if self.strategy.recovery is Recovery.BACKWARD:
@@ -149,7 +149,7 @@ class Case:
         return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
 
 
-def _recovery_words(modes: tuple[Recovery, ...]) -> str:
+def recovery_words(modes: tuple[Recovery, ...]) -> str:
     """What each run of stages does: "kept on 0-2, recovered ahead of backward on 3"."""
     words = {
         Recovery.NONE: "kept",

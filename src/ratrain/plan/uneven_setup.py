@@ -39,7 +39,7 @@ from ratrain.plan.sizes import stages_of
 from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Stage
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.skeletons import Place as Position
-from ratrain.program.strategies import GATHER_ONCE, Choices, Strategy
+from ratrain.program.strategies import Choices, Strategy
 from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
 
@@ -162,6 +162,7 @@ def uneven_plan(plan: Plan, file: str) -> UnevenPlan:
     )
     _require_orders(made, place.at("replicas"))
     _require_program(made, place)
+    _require_one_order(made, place)
     return made
 
 
@@ -361,13 +362,40 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
         )
     mode = made.mode
     try:
-        replace(
+        marked = replace(
             made.setup,
             sharding=mode.sharding,
             accumulation=Accumulation.SHARDED if mode.sharded_gradients else Accumulation.LOCAL,
-            gathers_per_pass=GATHER_ONCE in made.strategy.further,
+            gathers_per_pass=True,
             tied=made.choices.tie,
             averages=made.job.schedule.average_every is not None,
         )
     except ProgramError as error:
         raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
+    try:  # a pass that gathers less often begins with a program that gathers for every use
+        replace(marked, gathers_per_pass=False)
+    except ProgramError as error:
+        fix = "use sharding 2, or divide all replicas alike"
+        raise SpecError(error.what, place=str(place.at("replicas")), fix=fix) from None
+
+
+def _require_one_order(made: UnevenPlan, place: Place) -> None:
+    """Refuses replicas that would meet each other in different orders, and wait for ever."""
+    mode = made.mode
+    cuts = {(replica.layout.pipeline, replica.layout.layers) for replica in made.replicas}
+    loops = any(replica.layout.virtual > 1 for replica in made.replicas)
+    if mode.sharded_gradients and loops and len(cuts) > 1:
+        raise SpecError(
+            "ranks of several stages end the gradients of a micro-batch in an order that follows "
+            "from their cut: replicas cut differently cannot reduce once per micro-batch",
+            place=str(place.at("accumulation")),
+            fix='write "local", or give each stage its own devices',
+        )
+    ahead = {tuple(mode is Recovery.FORWARD for mode in r.recovery) for r in made.replicas}
+    if mode.sharding == 3 and len(ahead) > 1:
+        raise SpecError(
+            "recovery ahead of backward gathers views in another order: at sharding 3 replicas "
+            "that gather together must recover alike",
+            place=str(place.at("replicas")),
+            fix='write "forward" on the same stages of every replica, or on none',
+        )

@@ -205,6 +205,12 @@ class Setup:
             for member in stage.members
         )
 
+    @cached_property
+    def is_uneven(self) -> bool:
+        """Whether members differ in tensor degree, or replicas in their stages or micro-batches."""
+        shapes = {(replica.stages, replica.micro_batches) for replica in self.replicas}
+        return len(shapes) > 1 or len({member.tensor for member in self.members}) > 1
+
     @property
     def devices(self) -> int:
         """Devices that the program stands for."""

@@ -37,8 +37,6 @@ FURTHER_PASSES: Registry[Callable[[Program], Program]] = Registry("pass")
 
 _BUILT_IN = (FORWARD_RECOVERY, BACKWARD_RECOVERY, LAYERWISE, PREFETCH)
 
-GATHER_ONCE = "gather-once"
-
 
 def declare_pass(name: str, make: Callable[[Program], Program]) -> None:
     """Makes a pass known by a name, for `[schedule] passes`."""
@@ -48,7 +46,7 @@ def declare_pass(name: str, make: Callable[[Program], Program]) -> None:
 
 
 declare_pass("offload-inputs", offload_inputs)
-declare_pass(GATHER_ONCE, gather_once)
+declare_pass("gather-once", gather_once)
 
 
 def known_passes() -> tuple[str, ...]:
@@ -122,7 +120,7 @@ _OURS: dict[str, Strategy] = {
         doc="breadth-first with views sharded, gathered once per pass: pipeline-efficient ZeRO",
         sharding=3,
         skeleton="breadth-first",
-        further=(GATHER_ONCE,),
+        further=("gather-once",),
     ),
     "tensor-parallel-heavy": replace(
         _RATRAIN,

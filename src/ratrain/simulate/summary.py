@@ -7,6 +7,7 @@ from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -103,9 +104,11 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     step = format_time(simulation.step_time_s)
     yield f"step {step}, {tokens / simulation.step_time_s:,.1f} tokens/s"
     memory = f"peak memory {format_bytes(simulation.peak_bytes)} per rank"
-    if simulation.bound_bytes:
+    if setup.is_uneven:
+        memory = _fullest(simulation)
+    elif simulation.bound_bytes:
         memory += f", proven peak {format_bytes(simulation.bound_bytes)}"
-    if budget is not None:
+    if budget is not None and not setup.is_uneven:
         fits = "fits" if simulation.feasible else "DOES NOT FIT"
         memory += f" (budget {format_bytes(budget)}): {fits}"
     yield memory
@@ -121,6 +124,19 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     yield from wrap(waits, WIDTH, subsequent_indent="  ")
 
 
+def _fullest(simulation: Simulation) -> str:
+    """The proven peak of the rank that is nearest to its own budget, or furthest beyond it."""
+    setup = simulation.program.setup
+    bounds = [bound for bound in simulation.verdict.bounds if bound.tier == DEVICE]
+    if not bounds:
+        return f"peak memory {format_bytes(simulation.peak_bytes)} per rank"
+    worst = max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or b.total_bytes))
+    size, budget = format_bytes(worst.total_bytes), setup.budget_of(worst.rank)
+    fits = "fits" if simulation.feasible else "DOES NOT FIT"
+    limit = f" of its {format_bytes(budget)}: {fits}" if budget else ""
+    return f"fullest is rank {worst.rank}, proven peak {size}{limit}"
+
+
 def _ranks(simulation: Simulation) -> Iterator[str]:
     yield "# compute  + recovery  ! exposed communication  . bubble"
     yield f"{'rank':4}  {'one step':{_BAR}}  {'busy':>7} {'peak':>9}  largest item"
@@ -134,6 +150,9 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
         bar = _bar(times, simulation.step_time_s)
         busy = 100 * times.compute_s / simulation.step_time_s
         peak = format_bytes(times.peak_bytes)
+        budget = simulation.program.setup.budget_of(times.rank)
+        if simulation.program.setup.is_uneven and budget:
+            peak = f"{peak:>9} of {format_bytes(budget):>7}"
         yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>9}  {item} {format_bytes(size)}"
 
 
@@ -183,7 +202,8 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     folded = [replica.count for replica in setup.replicas if replica.count > 1]
     if folded or setup.tensor > 1:
         alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
-        group = f", 1 of {setup.tensor} ranks of each tensor group" if setup.tensor > 1 else ""
+        of = f" of {setup.tensor} ranks" if len({m.tensor for m in setup.members}) == 1 else " rank"
+        group = f", 1{of} of each tensor group" if setup.tensor > 1 else ""
         said = f"simulated: {alike}{group}; the others are identical"
         yield from wrap(said, WIDTH, subsequent_indent="    ")
     if simulation.extrapolated_to is not None:

@@ -1,0 +1,171 @@
+"""A plan whose stages and replicas differ, made ready to prove and simulate."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+from textwrap import wrap
+
+from ratrain.describe.job import JobSpec
+from ratrain.describe.units import counted
+from ratrain.errors import ProgramError
+from ratrain.plan.case import recovery_words
+from ratrain.plan.measured_blocks import words_of
+from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.sizes import gradients_in, travels
+from ratrain.plan.trial import proof
+from ratrain.plan.uneven_places import uneven_costs
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.program.program import Program
+from ratrain.program.repeating import Repeating
+from ratrain.program.settled import Proved
+from ratrain.program.setup import Setup
+from ratrain.simulate.costs import Costs
+
+
+@dataclass(frozen=True)
+class UnevenCase:
+    """What `Case` is for a layout, for a plan of any replicas."""
+
+    plan: UnevenPlan
+
+    @property
+    def job(self) -> JobSpec:
+        return self.plan.job
+
+    @property
+    def setup(self) -> Setup:
+        return self.plan.setup
+
+    @cached_property
+    def proved(self) -> Proved:
+        """The program, kept short where it is long and repeats itself, with its proof."""
+        with self._named():
+            return proof(self.plan.strategy, self.plan.setup, self.plan.choices)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program, written out."""
+        program = self.proved.program
+        with self._named():
+            return program.written_out() if isinstance(program, Repeating) else program
+
+    @cached_property
+    def costs(self) -> Costs:
+        return uneven_costs(self.plan, self.proved.short.setup)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.job.batch.sequences * self.job.model.sequence_length
+
+    @contextmanager
+    def _named(self) -> Generator[None]:
+        """A program that cannot be made is the fault of the plan."""
+        try:
+            yield
+        except ProgramError as error:
+            place = f"{self.job.path} {error.place or '[replicas]'}"
+            fix = error.fix or "divide all replicas alike, or use another schedule"
+            raise ProgramError(error.what, place=place, fix=fix) from error
+
+    @property
+    def _idle(self) -> list[int]:
+        used = {device.index for device in self.plan.devices}
+        return [index for index in range(self.job.cluster.devices) if index not in used]
+
+    @property
+    def _measured(self) -> list[str]:
+        """Where times were measured, once for each kind of device and degree."""
+        sentences = [
+            sentence
+            for replica in self.plan.replicas
+            for rank, group in enumerate(replica.groups[0])
+            for sentence in words_of(
+                self.plan.job_of(replica, rank), replica.layout_of(rank), group[0].kind
+            )
+        ]
+        return list(dict.fromkeys(sentences))
+
+    def facts(self) -> dict[str, object]:
+        """What the plan is and what was chosen for it, for JSON."""
+        job, setup = self.job, self.plan.setup
+        return {
+            "model": job.model.spec.name,
+            "sequence_length": job.model.sequence_length,
+            "cluster": job.cluster.spec.name,
+            "devices": job.cluster.devices,
+            "idle_devices": self._idle,
+            **dict.fromkeys(("pipeline", "tensor", "virtual", "layers_per_stage", "activations")),
+            "data": setup.data,
+            "sequence_parallel": self.plan.sequence_parallel,
+            "replicas": [self._facts_of(replica) for replica in self.plan.replicas],
+            "micro_batches": [replica.micro_batches for replica in setup.replicas],
+            "schedule": job.schedule.name,
+            "without": list(job.schedule.without),
+            "sharding": self.plan.strategy.sharding,
+            "gradients": self.proved.short.setup.accumulation.value,
+            "backend": job.schedule.backend,
+            "dtype": job.schedule.dtype,
+            "gradient_dtype": job.schedule.gradient_dtype,
+            "gradient_wire": job.schedule.gradients_travel_in,
+            "boundary_wire": job.schedule.boundaries_travel_in,
+            "collective": job.schedule.collective,
+            "measured_times": self._measured,
+        }
+
+    def _facts_of(self, replica: UnevenReplica) -> dict[str, object]:
+        return {
+            "count": len(replica.members),
+            "device_kinds": list(replica.kinds),
+            "budget_bytes": [self.job.budget_of(group[0].kind) for group in replica.groups[0]],
+            "pipeline": replica.layout.pipeline,
+            "tensor": list(replica.tensor),
+            "virtual": replica.layout.virtual,
+            "layers_per_stage": list(_layers(replica)),
+            "micro_batch": replica.micro_batch,
+            "micro_batches": replica.micro_batches,
+            "activations": recovery_words(replica.recovery),
+        }
+
+    def headline(self) -> list[str]:
+        """The same in a few lines of at most 80 columns."""
+        job, setup = self.job, self.plan.setup
+        strategy = job.schedule.name
+        if job.schedule.without:
+            strategy += f" without {', '.join(job.schedule.without)}"
+        gradients = self.proved.short.setup.accumulation.value + gradients_in(job.schedule)
+        divided = " with divided sequences" if self.plan.sequence_parallel else ""
+        lines = [
+            f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
+            f"{counted(setup.data, 'replica')} of {len(setup.replicas)} sorts{divided}",
+            f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
+            *travels(job.schedule),
+        ]
+        first_rank = setup.first_rank
+        for replica, first in zip(self.plan.replicas, first_rank, strict=True):
+            lines.append(_line_of(replica, first))
+        if self._idle:
+            lines.append(f"idle: {counted(len(self._idle), 'device')}, {write_ranges(self._idle)}")
+        lines += self._measured
+        return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
+
+
+def _layers(replica: UnevenReplica) -> tuple[int, ...]:
+    assert isinstance(replica.layout.layers, tuple)
+    return replica.layout.layers
+
+
+def _line_of(replica: UnevenReplica, first_rank: int) -> str:
+    """A sort of replicas: how many, its ranks, what they hold, on what, and its share."""
+    ranks = write_ranges(range(first_rank, first_rank + replica.layout.pipeline))
+    parts = (
+        f"layers {runs(_layers(replica))}",
+        f"tensor {runs(replica.tensor)}",
+        f"on {runs(replica.kinds)}",
+        f"micro-batches {replica.micro_batches} of {replica.micro_batch}",
+        f"activations {recovery_words(replica.recovery)}",
+    )
+    return f"{counted(len(replica.members), 'replica')} (rank {ranks}): {'; '.join(parts)}"

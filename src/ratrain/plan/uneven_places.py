@@ -1,0 +1,249 @@
+"""The units of a plan whose stages and replicas differ, in their places.
+
+A unit is held by one rank of each replica, a tensor group where its degree is above 1. Ranks of one
+degree reduce their parts in rings; where degrees differ, a rank of a smaller group has a larger
+part, and takes part in the rings of all ranks that have a piece of it. All wait for the slowest:
+the degree whose part takes longest over the slowest link that its ranks send on decides, and the
+others are priced as if they sent as much.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from functools import cache, cached_property
+from math import lcm
+
+import numpy as np
+
+from ratrain.cost.blocks import Block
+from ratrain.cost.collectives import Transfer
+from ratrain.cost.compute import reduced_bytes_per_param
+from ratrain.cost.precision import precision_of
+from ratrain.describe.cluster import Device, Link
+from ratrain.plan.compute_times import times_in_layout
+from ratrain.plan.durations import costs_of_places
+from ratrain.plan.geometry import Geometry
+from ratrain.plan.gradient_groups import half_among
+from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
+from ratrain.plan.transfers import group_message, regrouped_message
+from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.unit_place import DataGroup, Half, OtherEnd, StageMessage, UnitPlace
+from ratrain.program.setup import Recovery, Setup
+from ratrain.program.units import Ints
+from ratrain.simulate.costs import Costs
+
+Holders = tuple[int, ...]
+"""For each replica of a plan, the pipeline rank that holds a unit."""
+
+
+def uneven_costs(plan: UnevenPlan, setup: Setup) -> Costs:
+    """The `Costs` of a plan's program; `setup` is the program's own, with its passes' marks."""
+    places = _Places(plan, setup)
+    return costs_of_places(plan.job, setup, places.all(), places.farthest)
+
+
+class _Places:
+    """Where the units of a plan stand, and over which links."""
+
+    def __init__(self, plan: UnevenPlan, setup: Setup) -> None:
+        self._plan, self._setup = plan, setup
+        self._devices = plan.devices
+        self._geometry = Geometry(plan.job.cluster.spec, self._devices)
+        self._number = {device.index: place for place, device in enumerate(self._devices)}
+        self._blocks = [
+            blocks_of_stages(plan.job_of(replica, 0), replica.layout) for replica in plan.replicas
+        ]
+        self.message_to = cache(self._message_to)
+        self.sums_link = cache(self._sums_link)
+        self.links_of = cache(self._links_of)
+
+    def all(self) -> list[UnitPlace]:
+        """Every unit in its place, in the order of the setup's members."""
+        return [
+            place
+            for number, blocks in enumerate(self._blocks)
+            for stage in range(len(blocks))
+            for place in self._of_stage(number, stage)
+        ]
+
+    @cached_property
+    def farthest(self) -> Link | None:
+        """The used link of the longest latency; None for a plan of one device."""
+        replicas = self._plan.replicas
+        links = [
+            self._boundary_link(number, rank - 1, rank)
+            for number, replica in enumerate(replicas)
+            for rank in range(1, replica.layout.pipeline)
+        ]
+        if self._setup.data > 1:
+            groups = dict.fromkeys(self._holders.values())
+            links += [link for ranks in groups for _, link in self.links_of(ranks)]
+        links += [
+            link
+            for number, replica in enumerate(replicas)
+            for rank in range(replica.layout.pipeline)
+            if (link := self.sums_link(number, rank)) is not None
+        ]
+        return max(links, key=lambda link: link.latency_s) if links else None
+
+    def _of_stage(self, number: int, stage: int) -> list[UnitPlace]:
+        """The units of one stage of a replica."""
+        replica, blocks = self._plan.replicas[number], self._blocks[number]
+        rank = stage % replica.layout.pipeline
+        layout, job = replica.layout_of(rank), self._plan.job_of(replica, rank)
+        device = replica.groups[0][rank][0].kind
+        mode = self._setup.replicas[number].stages[stage].only.recovery
+        times = {
+            block.kind: times_in_layout(
+                job,
+                layout,
+                block,
+                device,
+                self.sums_link(number, rank),
+                selective=mode is Recovery.SELECTIVE,
+            )
+            for block in blocks[stage]
+        }
+        weight = precision_of(job.schedule.dtype).weight_bytes
+        reduced = reduced_bytes_per_param(device, job.schedule.dtype, job.schedule.gradient_wire)
+        return [
+            UnitPlace(
+                rank=self._setup.first_rank[number] + rank,
+                kind=block.kind,
+                device=device,
+                layout=layout,
+                times=times[block.kind],
+                params=block.params / layout.tensor,
+                view_bytes=weight * block.params / layout.tensor,
+                reduced_bytes=reduced * block.params / layout.tensor,
+                boundary_bytes=boundary_bytes(job),
+                previous=self.message_to(number, stage, stage - 1),
+                following=self.message_to(number, stage, stage + 1),
+                sums_link=self.sums_link(number, rank),
+                group=self._group(block, layout.tensor),
+                other_end=self._other_end(number, rank),
+            )
+            for block in blocks[stage]
+        ]
+
+    # ---- links ---------------------------------------------------------------------------
+
+    def _groups(self, number: int, rank: int) -> list[tuple[Device, ...]]:
+        """The tensor groups of a pipeline rank, of each of the replicas that are alike."""
+        return [ranks[rank] for ranks in self._plan.replicas[number].groups]
+
+    def _numbers(self, groups: Sequence[Sequence[Device]]) -> Ints:
+        return np.array([[self._number[d.index] for d in group] for group in groups])
+
+    def _sums_link(self, number: int, rank: int) -> Link | None:
+        """The slowest link in the rings of a rank's tensor groups; None where it is alone."""
+        groups = self._numbers(self._groups(number, rank))
+        return self._geometry.rings(groups[None])[0] if groups.shape[1] > 1 else None
+
+    def _boundary_link(self, number: int, source: int, target: int) -> Link:
+        """The slowest link between two pipeline ranks. Between groups of one degree first devices
+        stand for all, else every pair that has bytes for each other is looked at."""
+        here = self._numbers(self._groups(number, source))
+        there = self._numbers(self._groups(number, target))
+        if here.shape[1] == there.shape[1]:
+            here, there = here[:, :1], there[:, :1]
+        parts = lcm(here.shape[1], there.shape[1])
+        slots = np.arange(parts)
+        sources = here[:, slots * here.shape[1] // parts].reshape(1, -1)
+        targets = there[:, slots * there.shape[1] // parts].reshape(1, -1)
+        return self._geometry.pairs(sources, targets)[0]
+
+    def _message_to(self, number: int, source: int, target: int) -> StageMessage | None:
+        """A tensor from one stage to its neighbour; None where they are on one rank, or there is
+        no neighbour."""
+        replica = self._plan.replicas[number]
+        ranks = replica.layout.pipeline
+        here, there = source % ranks, target % ranks
+        if not 0 <= target < replica.layout.stages or here == there:
+            return None
+        size_bytes = sent_boundary_bytes(self._plan.job_of(replica, here))
+        link = self._boundary_link(number, here, there)
+        device, inside = self._groups(number, here)[0][0].kind, self.sums_link(number, there)
+        layout, degrees = replica.layout_of(here), (replica.tensor[here], replica.tensor[there])
+        if degrees[0] == degrees[1]:
+            sent = group_message(size_bytes, link, device, layout, inside)
+        else:
+            divided = replica.layout_of(there).sequence_parallel
+            over = None if divided else inside
+            sent = regrouped_message(size_bytes, link, device, degrees, gathered_over=over)
+        return StageMessage(self._setup.first_rank[number] + there, link, sent)
+
+    def _other_end(self, number: int, rank: int) -> OtherEnd | None:
+        """The rank with the other copy of a tied matrix."""
+        tensor = self._plan.replicas[number].tensor
+        last = len(tensor) - 1
+        if not self._setup.tied or not last or rank not in (0, last):
+            return None
+        other = last - rank
+        link = self._boundary_link(number, rank, other)
+        smaller = min(tensor[0], tensor[last])
+        return OtherEnd(self._setup.first_rank[number] + other, link, smaller)
+
+    # ---- holders of a unit ---------------------------------------------------------------
+
+    @cached_property
+    def _holders(self) -> dict[tuple[str, int], Holders]:
+        """Who holds each block, by its kind and index."""
+        ranks: dict[tuple[str, int], list[int]] = {}
+        for replica, blocks in zip(self._plan.replicas, self._blocks, strict=True):
+            for stage, parts in enumerate(blocks):
+                for block in parts:
+                    rank = stage % replica.layout.pipeline
+                    ranks.setdefault((block.kind, block.index), []).append(rank)
+        return {block: tuple(held) for block, held in ranks.items()}
+
+    def _rings(self, holders: Holders) -> list[tuple[Device, ...]]:
+        """The groups that hold a unit, in the order of the replicas' numbers."""
+        groups: dict[int, tuple[Device, ...]] = {}
+        for replica, rank in zip(self._plan.replicas, holders, strict=True):
+            for number, ranks in zip(replica.members, replica.groups, strict=True):
+                groups[number] = ranks[rank]
+        return [groups[number] for number in sorted(groups)]
+
+    def _links_of(self, holders: Holders) -> list[tuple[int, Link]]:
+        """For each tensor degree among the holders, the slowest link that its ranks send on."""
+        groups = self._rings(holders)
+        degrees = np.array([len(group) for group in groups])
+        parts = 1 if len(set(degrees.tolist())) == 1 else lcm(*degrees.tolist())
+        rings = np.array(
+            [
+                [self._number[group[part * len(group) // parts].index] for group in groups]
+                for part in range(parts)
+            ]
+        )
+        return [
+            (degree, self._geometry.sender(rings, degrees == degree))
+            for degree in sorted(set(degrees.tolist()))
+        ]
+
+    def _group(self, block: Block, tensor: int) -> DataGroup | None:
+        """The group that holds a block, as a rank of a tensor degree sees it."""
+        if self._setup.data == 1:
+            return None
+        holders = self._holders[block.kind, block.index]
+        members = [group[0] for group in self._rings(holders)]
+        job = self._plan.job
+        name, cluster = job.schedule.collective, job.cluster.spec
+        weight_bytes = precision_of(job.schedule.dtype).weight_bytes * block.params
+
+        def half_of(link: Link) -> Half:
+            return half_among(name, cluster, members, link, self._devices)
+
+        def time_s(degree_and_link: tuple[int, Link]) -> float:
+            degree, link = degree_and_link
+            return half_of(link)(weight_bytes / degree).alone_s(link.bandwidth_bytes_per_s)
+
+        slowest, link = max(self.links_of(holders), key=time_s)
+        half, larger = half_of(link), tensor / slowest
+        if tensor == slowest:
+            return DataGroup(half, link)
+
+        def as_slowest(size_bytes: float) -> Transfer:
+            return half(size_bytes * larger)
+
+        return DataGroup(as_slowest, link)

@@ -1,0 +1,103 @@
+"""Random plans whose stages and replicas differ."""
+
+from __future__ import annotations
+
+from random import Random
+from typing import Any
+
+from ratrain.plan.ranges import write_ranges
+
+SCHEDULES = {
+    "ratrain": ("1f1b", True),
+    "full-save": ("1f1b", True),
+    "baseline-1f1b": ("1f1b", False),
+    "megatron": ("1f1b", False),
+    "zb-h1": ("zb-h1", False),
+    "gpipe": ("gpipe", False),
+    "interleaved": ("interleaved", False),
+    "breadth-first": ("breadth-first", True),
+    "zero3-heavy": ("1f1b", True),
+    "pe-zero": ("breadth-first", True),
+}
+LAYERS = {"tiny-llama": 4, "small-llama": 8}
+
+
+def random_plan(rng: Random) -> dict[str, Any]:
+    """A plan of 1 to 3 entries on two kinds of device: most are sound, some contradict
+    themselves."""
+    model = rng.choice(list(LAYERS))
+    free = {"dgx": list(range(8)), "nodes": list(range(8, 24))}
+    sharding = rng.choice([0, 1, 1, 2, 2, 2, 3])
+    schedule = rng.choice(list(SCHEDULES))
+    skeleton, prefetch = SCHEDULES[schedule]
+    recoveries = ["none", "none", "backward", "forward"]
+    replicas = [
+        entry
+        for _ in range(rng.randint(1, 3))
+        if (entry := _entry(rng, free, LAYERS[model], sharding, skeleton, recoveries))
+    ]
+    total = sum(r["count"] * r["micro_batches"] * r["stages"][0]["micro_batch"] for r in replicas)
+    sharded = sharding >= 2 and rng.random() < 0.3
+    plan: dict[str, Any] = {
+        "format": "ratrain plan 1",
+        "model": {"name": model, "sequence_length": rng.choice([64, 256])},
+        "cluster": {"name": "mixed-sites", "devices": 24},
+        "sequences": total + (rng.random() < 0.03),
+        "dtype": "fp16",
+        "backend": rng.choice(["described", "torch"]),
+        "schedule": schedule,
+        "skeleton": skeleton,
+        "without": [],
+        "accumulation": "sharded" if sharded else "local",
+        "recovery_buffer": rng.randint(1, 3),
+        "prefetch": prefetch,
+        "collective": rng.choice(["ring", "ring", "auto", "hierarchical"]),
+        "replicas": replicas,
+    }
+    if rng.random() < 0.1:
+        plan["sequence_parallel"] = True
+    if rng.random() < 0.2:
+        plan["clip_norm"] = 1.0
+    return plan
+
+
+def _entry(
+    rng: Random,
+    free: dict[str, list[int]],
+    layers: int,
+    sharding: int,
+    skeleton: str,
+    recoveries: list[str],
+) -> dict[str, Any] | None:
+    """An entry on devices that are still free, mostly of one kind; None where none are left."""
+    count, size = rng.choice([1, 1, 1, 2]), rng.choice([1, 1, 2])
+    depth = rng.randint(1, min(4, layers))
+    stages: list[dict[str, Any]] = []
+    for _ in range(depth):
+        kinds = [kind for kind in free if free[kind]]
+        if not kinds:
+            break
+        kind = rng.choice(kinds) if rng.random() < 0.2 else kinds[0]
+        degrees = [1, 1, 2] if layers == LAYERS["tiny-llama"] else [1, 2, 4]
+        tensor = rng.choice(degrees) if rng.random() < 0.99 else 3
+        if len(free[kind]) < tensor * count:
+            continue
+        taken = free[kind][: tensor * count]
+        if rng.random() > 0.02:
+            del free[kind][: tensor * count]
+        stages.append({
+            "devices": write_ranges(taken), "tensor": tensor, "layers": 0,
+            "micro_batch": size if rng.random() < 0.99 else size + 1,
+            "recovery": rng.choice(recoveries), "sharding": sharding,
+        })  # fmt: skip
+    if not stages:
+        return None
+    if skeleton in ("interleaved", "breadth-first") and rng.random() < 0.5:
+        stages += [dict(stage) for stage in stages]
+    if len(stages) > layers:
+        del stages[1:]
+    cuts = sorted(rng.sample(range(1, layers), len(stages) - 1))
+    for stage, begin, end in zip(stages, [0, *cuts], [*cuts, layers], strict=True):
+        stage["layers"] = end - begin
+    multiple = len(stages) if skeleton == "interleaved" and rng.random() < 0.9 else 1
+    return {"count": count, "micro_batches": multiple * rng.randint(1, 5), "stages": stages}

@@ -1,0 +1,133 @@
+"""What plans of stages and replicas that differ cost: as layouts do where they are alike, and as
+their own devices, degrees and shares say where they are not."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+from hypothesis import HealthCheck, assume, given, settings
+from random_jobs import candidates
+from test_uneven_setup import hexiscale, read, replica, stage
+
+from ratrain.describe.cluster import Link
+from ratrain.plan.build import Candidate
+from ratrain.plan.case import case_of_candidate
+from ratrain.plan.plan_file import parse_plan, plan_of, write_plan
+from ratrain.plan.transfers import most_cells, regrouped_message
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import uneven_plan
+from ratrain.program.kind import Kind
+from ratrain.simulate.costs import Costs
+from ratrain.simulate.simulate import simulate
+
+quick = settings(
+    deadline=None, suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much]
+)
+
+
+def same(one: Costs, other: Costs) -> bool:
+    assert one.work.keys() == other.work.keys()
+    columns = ("fixed_s", "volume_bytes", "interrupt_s", "link", "peer_link")
+    return np.array_equal(one.link_rate_bytes_per_s, other.link_rate_bytes_per_s) and all(
+        np.array_equal(getattr(one.work[kind], name), getattr(other.work[kind], name))
+        for kind in one.work
+        for name in columns
+    )
+
+
+def of_one_sort_or_undivided(one: Candidate) -> bool:
+    """A layout prices a tensor group by the slowest one of its stage in any replica, a plan of
+    unequal replicas by those that stand on the same kinds of device."""
+    return len(one.placement.classes) == 1 or one.layout.tensor == 1
+
+
+def prices_alike(one: Candidate) -> None:
+    read_again = parse_plan(write_plan(plan_of(one)), "p.json")
+    plan = uneven_plan(read_again, "p.json")
+    job = replace(plan.job, model=one.job.model)  # no preset is tied
+    regular, made = case_of_candidate(one), UnevenCase(replace(plan, job=job))
+    assert made.program == regular.program
+    assert same(made.costs, regular.costs)
+    first, second = (simulate(case.program, case.costs, steps=2) for case in (regular, made))
+    assert first.step_time_s == second.step_time_s
+    assert first.bound_bytes == second.bound_bytes
+
+
+@settings(quick, max_examples=40)
+@given(candidates(("ratrain", "megatron", "interleaved", "zb-h1", "zero3-heavy"), cells=60))
+def test_replicas_that_are_alike_cost_exactly_what_the_regular_way_says(row) -> None:
+    assume(of_one_sort_or_undivided(row[1]))
+    prices_alike(row[1])
+
+
+@settings(quick, max_examples=10)
+@given(candidates(cells=60, tied=True))
+def test_tied_replicas_that_are_alike_do_too(row) -> None:
+    assume(of_one_sort_or_undivided(row[1]))
+    prices_alike(row[1])
+
+
+SLOW = Link(1e-3, 1e6, "test")
+
+
+def test_a_boundary_between_degrees_sends_every_byte_once() -> None:
+    kind = read(*hexiscale(), sequences=15).devices[0].kind
+    for source in range(1, 9):
+        for target in range(1, 9):
+            sent = regrouped_message(8_000_000, SLOW, kind, (source, target), gathered_over=None)
+            assert sent.volume_bytes * min(source, target) == pytest.approx(8e6)
+            assert sent.latency_s == pytest.approx(most_cells(source, target) * SLOW.latency_s)
+    assert most_cells(4, 4) == most_cells(1, 1) == 1
+    assert (most_cells(2, 4), most_cells(4, 1), most_cells(2, 3), most_cells(3, 5)) == (2, 4, 2, 3)
+
+
+def test_a_receiving_group_gathers_what_it_needs_whole() -> None:
+    case = UnevenCase(read(*hexiscale(), sequences=15))
+    kind = case.plan.devices[0].kind
+    apart = regrouped_message(8_000_000, SLOW, kind, (1, 2), gathered_over=None)
+    whole = regrouped_message(8_000_000, SLOW, kind, (1, 2), gathered_over=SLOW)
+    assert whole.volume_bytes == apart.volume_bytes
+    assert whole.latency_s - apart.latency_s == pytest.approx(1e-3 + 4.0)
+
+
+def test_ranks_of_unequal_degrees_end_a_reduction_together() -> None:
+    case = UnevenCase(read(*hexiscale(), sequences=15))
+    work = case.costs.work[Kind.GradSync]
+    names = [unit.name for member in case.setup.members for unit in member.units]
+    rates = case.costs.link_rate_bytes_per_s
+    for name in set(names):
+        here = [place for place, other in enumerate(names) if other == name]
+        times = work.fixed_s[here] + work.volume_bytes[here] / rates[work.link[here]]
+        assert times == pytest.approx(times[0])
+        assert times[0] > 0
+
+
+def test_each_replica_computes_at_its_own_device_s_pace_and_micro_batch() -> None:
+    case = UnevenCase(read(*hexiscale(), sequences=15))
+    units = [(m.tensor, unit) for m in case.setup.members for unit in m.units]
+    forward_s = case.costs.work[Kind.F].fixed_s
+    fast, slow = (
+        next(t for t, (degree, unit) in zip(forward_s, units, strict=True)
+             if degree == 2 and unit.name == name)
+        for name in ("7", "2")
+    )  # fmt: skip
+    # 38 times slower products, twice the sequences; launches and passes weigh in.
+    assert 30 < slow / fast < 400
+
+
+def test_more_sequences_for_the_faster_replica_make_a_shorter_step() -> None:
+    def step_s(first: int, second: int) -> float:
+        case = UnevenCase(
+            read(
+                replica(first, stage("0", 8)),
+                replica(second, stage("8", 4), stage("9", 4)),
+                sequences=first + second,
+                model={"name": "small-llama", "sequence_length": 2048},
+                cluster={"name": "mixed-sites", "devices": 12},
+            )
+        )
+        return simulate(case.program, case.costs, steps=3).step_time_s
+
+    assert step_s(380, 20) < step_s(200, 200)

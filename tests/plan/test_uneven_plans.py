@@ -1,0 +1,196 @@
+"""Random plans whose stages and replicas differ: each is proved, or refused by name; and what is
+broken in their programs is found."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from dataclasses import replace
+from functools import cache
+from itertools import pairwise
+from pathlib import Path
+from random import Random
+
+import pytest
+from click.testing import CliRunner
+from random_plans import random_plan
+
+from ratrain.cli.main import ratrain
+from ratrain.errors import SpecError
+from ratrain.plan.plan_file import is_uneven, parse_plan
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import uneven_plan
+from ratrain.program.actions import Action
+from ratrain.program.kind import Kind, Lane
+from ratrain.program.program import Program
+from ratrain.program.verify import Rule, verify
+from ratrain.simulate.simulate import simulate
+
+
+def case_of(seed: int) -> UnevenCase | SpecError:
+    """A random plan made ready, or why it is refused."""
+    text = json.dumps(random_plan(Random(seed)))
+    try:
+        return UnevenCase(uneven_plan(parse_plan(text, "p.json"), "p.json"))
+    except SpecError as error:
+        return error
+
+
+def check(seed: int) -> str:
+    """Proves and simulates one random plan; says what became of it."""
+    case = case_of(seed)
+    if isinstance(case, SpecError):
+        assert case.place.startswith("p.json"), seed
+        assert case.fix, seed
+        return "refused"
+    findings = case.proved.verdict.findings
+    assert all(finding.rule is Rule.OVER_BUDGET for finding in findings), (seed, findings[:3])
+    simulation = simulate(case.program, case.costs, steps=2, verdict=case.proved.verdict)
+    assert 0 < simulation.step_time_s < 1e6, seed
+    bounds = {bound.rank: bound.total_bytes for bound in case.proved.verdict.bounds}
+    assert all(times.peak_bytes <= bounds[times.rank] for times in simulation.ranks), seed
+    json.dumps(case.facts())
+    assert max(map(len, case.headline())) <= 80, seed
+    return "uneven" if is_uneven(parse_plan(json.dumps(random_plan(Random(seed))), "")) else "even"
+
+
+def test_random_plans_are_sound_or_refused_with_a_place_and_a_fix() -> None:
+    seen = Counter(check(seed) for seed in range(200))
+    assert seen["uneven"] > 80
+    assert seen["refused"] > 10
+
+
+@pytest.mark.slow
+def test_ten_thousand_more_are_too() -> None:
+    seen = Counter(check(seed) for seed in range(1000, 11_000))
+    assert seen["uneven"] > 5_000
+
+
+# ---- what is broken is found -------------------------------------------------------------
+
+
+@cache
+def programs() -> tuple[Program, ...]:
+    """Programs of random plans of several sorts of replicas."""
+    cases = (case_of(seed) for seed in range(50))
+    return tuple(
+        case.program
+        for case in cases
+        if isinstance(case, UnevenCase) and len(case.setup.replicas) > 1
+    )[:15]
+
+
+def ops_of(program: Program, *kinds: Kind) -> list[tuple[int, Lane, int]]:
+    """(rank, lane, place) of every op of these kinds."""
+    return [
+        (rank, lane, place)
+        for (rank, lane), actions in program.lanes.items()
+        for place, action in enumerate(actions)
+        if action.kind in kinds
+    ]
+
+
+def without(program: Program, rank: int, lane: Lane, place: int) -> Program:
+    actions = program.lanes[rank, lane]
+    left = (*actions[:place], *actions[place + 1 :])
+    return replace(program, lanes={**program.lanes, (rank, lane): left})
+
+
+def found(program: Program) -> set[Rule]:
+    return {finding.rule for finding in verify(program).findings}
+
+
+@pytest.mark.parametrize(
+    ("kinds", "rule"),
+    [
+        ((Kind.SEND_F, Kind.SEND_B), Rule.MISSING_SEND),
+        ((Kind.RECV_F, Kind.RECV_B), Rule.MISSING_RECEIVE),
+        ((Kind.GradSync,), Rule.MISSING_PARTNER),
+        ((Kind.PrefetchW,), Rule.MISSING_PARTNER),
+        ((Kind.ClipNorm,), Rule.MISSING_PARTNER),
+    ],
+)
+def test_a_message_or_a_member_of_a_collective_that_is_missing_is_found(
+    kinds: tuple[Kind, ...], rule: Rule
+) -> None:
+    broken = 0
+    for number, program in enumerate(programs()):
+        places = ops_of(program, *kinds)
+        if places:
+            broken += 1
+            assert rule in found(without(program, *Random(number).choice(places))), number
+    assert broken > 3
+
+
+def test_two_peers_that_reduce_in_opposite_order_are_a_deadlock() -> None:
+    broken = 0
+    for number, program in enumerate(programs()):
+        pair = _met_twice(program)
+        if pair is None:
+            continue
+        rank, one, other = pair
+        actions = list(program.lanes[rank, Lane.REDUCE])
+        actions[one], actions[other] = actions[other], actions[one]
+        lanes = {**program.lanes, (rank, Lane.REDUCE): tuple(actions)}
+        broken += 1
+        assert Rule.DEADLOCK in found(replace(program, lanes=lanes)), number
+    assert broken > 3
+
+
+def _met_twice(program: Program) -> tuple[int, int, int] | None:
+    """Two neighbouring reductions of a rank in which it meets one other rank both times."""
+
+    def name(rank: int, action: Action) -> str:
+        held = dict(program.held_by(rank))
+        return held[action.stage].units[action.unit].name
+
+    for (rank, lane), actions in program.lanes.items():
+        if lane is not Lane.REDUCE:
+            continue
+        for place, (first, second) in enumerate(pairwise(actions)):
+            if not first.kind == second.kind == Kind.GradSync:
+                continue
+            wanted = {name(rank, first), name(rank, second)}
+            others = (
+                {u.name for _, member in program.held_by(other) for u in member.units}
+                for other in range(program.setup.ranks)
+                if other != rank
+            )
+            if len(wanted) == 2 and any(wanted <= held for held in others):
+                return rank, place, place + 1
+    return None
+
+
+# ---- through the command line ------------------------------------------------------------
+
+EXAMPLE = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
+
+
+def test_the_example_is_simulated_verified_and_printed(tmp_path: Path) -> None:
+    simulated = CliRunner().invoke(ratrain, ["simulate", EXAMPLE])
+    assert simulated.exit_code == 0
+    assert "2 replicas of 2 sorts" in simulated.output
+    assert "of its 2 GB: fits" in simulated.output
+    verified = CliRunner().invoke(ratrain, ["verify", EXAMPLE])
+    assert verified.exit_code == 0
+    assert "sound: " in verified.output
+    file = tmp_path / "unequal.program"
+    printed = CliRunner().invoke(ratrain, ["program", EXAMPLE, "--form", "text", "-o", str(file)])
+    assert printed.exit_code == 0
+    assert CliRunner().invoke(ratrain, ["verify", str(file)]).output == verified.output
+
+
+def test_a_plan_that_is_over_a_small_device_s_budget_names_that_rank(tmp_path: Path) -> None:
+    table = json.loads(Path(EXAMPLE).read_text())
+    table["memory_budget"] = "300MB"
+    path = tmp_path / "tight.json"
+    path.write_text(json.dumps(table))
+    run = CliRunner().invoke(ratrain, ["simulate", str(path)])
+    assert run.exit_code == 3
+    assert "fullest is rank 0, proven peak 554 MB of its 300 MB: DOES NOT FIT" in run.output
+
+
+@pytest.mark.parametrize("verb", [["explain"], ["report", "--output", "page.html"]])
+def test_verbs_that_know_alike_replicas_only_refuse_by_name(verb: list[str]) -> None:
+    with pytest.raises(SpecError, match="cannot run yet"):
+        CliRunner().invoke(ratrain, [*verb, EXAMPLE], catch_exceptions=False)
