@@ -4,6 +4,7 @@ their own devices, degrees and shares say where they are not."""
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,6 +12,8 @@ from hypothesis import HealthCheck, assume, given, settings
 from random_jobs import candidates
 from test_uneven_setup import hexiscale, read, replica, stage
 
+from ratrain.cost.blocks import blocks
+from ratrain.cost.compute import case_of_block
 from ratrain.describe.cluster import Link
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import case_of_candidate
@@ -131,3 +134,36 @@ def test_more_sequences_for_the_faster_replica_make_a_shorter_step() -> None:
         return simulate(case.program, case.costs, steps=3).step_time_s
 
     assert step_s(380, 20) < step_s(200, 200)
+
+
+def test_each_rank_takes_the_layer_times_measured_at_its_own_degree_and_micro_batch() -> None:
+    def part(micro_batches: int, *stages: dict[str, Any]) -> dict[str, Any]:
+        return replica(micro_batches, *({**one, "sharding": 0} for one in stages))
+
+    case = UnevenCase(
+        read(
+            part(8, stage("0-1", 14, 2, micro_batch=2), stage("2", 10, 1, micro_batch=2)),
+            part(2, stage("4-7", 24, 4, micro_batch=4)),
+            sequences=24,
+            model={"name": "opt-350m", "sequence_length": 2048},
+            cluster={"name": "gh200-deepspeed", "devices": 8},
+            dtype="fp32",
+            schedule="megatron",
+            prefetch=False,
+        )
+    )
+    layer = blocks(case.job.model.spec)[1]
+    measured_s = {
+        (entry.tensor, time.micro_batch): time.forward_s
+        for entry in case.plan.devices[0].kind.layer_profile
+        if entry.case == case_of_block(layer, 2048, entry.tensor, "fp32")
+        for time in entry.times
+    }
+    units = [(member.tensor, unit.name) for member in case.setup.members for unit in member.units]
+    forward_s = case.costs.work[Kind.F].fixed_s
+    sizes = [2] * 26 + [4] * 26  # with the embedding and the head
+    for (tensor, name), size, time_s in zip(units, sizes, forward_s, strict=True):
+        if name not in ("e", "h"):
+            assert time_s == pytest.approx(measured_s[tensor, size])
+    assert case.facts()["idle_devices"] == [3]
+    assert "idle: 1 device, 3" in case.headline()
