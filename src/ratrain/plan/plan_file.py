@@ -229,13 +229,19 @@ def parse_plan(text: str, file: str) -> Plan:
 
 
 def is_uneven(plan: Plan) -> bool:
-    """Whether stages differ in tensor degree or micro-batch, or replicas in anything."""
+    """Whether stages differ in tensor degree or micro-batch, replicas in anything, or devices are
+    left idle: what a job's layout cannot say."""
+    used = sum(
+        replica.count * tensor
+        for replica in plan.replicas
+        for _, tensor in {(stage.devices, stage.tensor) for stage in replica.stages}
+    )
     degrees = {(s.tensor, s.micro_batch) for replica in plan.replicas for s in replica.stages}
     replicas = {
         (replica.micro_batches, tuple((s.layers, s.recovery) for s in replica.stages))
         for replica in plan.replicas
     }
-    return len(degrees) > 1 or len(replicas) > 1
+    return len(degrees) > 1 or len(replicas) > 1 or used < plan.cluster.devices
 
 
 def to_candidate(plan: Plan, file: str) -> Candidate:
