@@ -171,7 +171,7 @@ def wide_stage(plan: dict[str, Any]) -> None:
         (every_stage("sharding", 3), "cannot gather views for every use"),
         (sharded, "cannot run with sharded accumulation yet"),
         (selective, "selective recovery cannot run yet"),
-        (wide_stage, "stages of tensor 1 and 2 cannot run together yet"),
+        (wide_stage, "stages of tensor 1 and 2 together cannot run yet"),
         (missing_sequences, "= 10 sequences, not 8"),
     ],
 )

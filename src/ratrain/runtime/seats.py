@@ -140,7 +140,7 @@ def _require_runnable(setup: Setup) -> None:
     degrees = sorted({member.tensor for member in setup.members})
     if len(degrees) > 1:
         raise SpecError(
-            f"tensor groups of {degrees[0]} and of {degrees[-1]} ranks cannot run together yet",
+            f"tensor groups of {degrees[0]} and of {degrees[-1]} ranks together cannot run yet",
             place="plan",
             fix="use one tensor degree for all stages",
         )

@@ -31,7 +31,7 @@ def require_uneven_runnable(case: UnevenCase, place: str) -> None:
     refused = (
         (
             len(degrees) > 1,
-            f"stages of tensor {degrees[0]} and {degrees[-1]} cannot run together yet",
+            f"stages of tensor {degrees[0]} and {degrees[-1]} together cannot run yet",
             "use one tensor degree for all stages",
         ),
         (
