@@ -97,6 +97,14 @@ def test_a_rank_holds_its_own_part_and_passes_on_tensors_of_its_own_micro_batch(
     assert slow.stages[1].only.units[0].input_bytes == slow.stages[0].only.output_bytes
 
 
+def test_devices_that_no_stage_of_alike_replicas_names_are_idle() -> None:
+    plan = read(replica(6, stage("0, 8", 8), count=2), sequences=12)
+    assert [replica.kinds for replica in plan.replicas] == [("a100-80g-sxm",), ("mt3000-cluster",)]
+    assert [device.index for device in plan.devices] == [0, 8]
+    table = {**TWO_KINDS, "sequences": 12, "replicas": [replica(6, stage("0, 8", 8), count=2)]}
+    assert is_uneven(parse_plan(json.dumps(table), "p.json"))
+
+
 def test_each_rank_s_budget_is_its_own_device_s() -> None:
     setup = read(*hexiscale(), sequences=15).setup
     assert [setup.budget_of(rank) for rank in range(setup.ranks)] == [80 * 10**9] * 2 + [
