@@ -28,7 +28,12 @@ EVERYTHING = Setting(
 
 
 def with_page(
-    rank: int, world_size: int, setting: Setting, folder: Path, delays: int | None
+    rank: int,
+    world_size: int,
+    setting: Setting,
+    folder: Path,
+    delays: int | None,
+    checkpoint: Path | None = None,
 ) -> RankResult:
     """One rank of `train`, in a process that knows the page's modules; checks its averages."""
     with declared_inside(folder / "page"):
@@ -44,7 +49,7 @@ def with_page(
             seen.setdefault(unit.name, []).append(unit.part.weights.clone())
 
         averaging.add = recorded
-        result = train_rank(rank, world_size, setting, folder, delays)
+        result = train_rank(rank, world_size, setting, folder, delays, checkpoint)
         assert set(averaging.averages) == set(seen)
         for name, weights in seen.items():
             expected = weights[0].double()
