@@ -32,10 +32,10 @@ def test_each_rank_sends_all_but_its_own_part_of_a_state(
 ) -> None:
     members = group(per_host, hosts).hosts
     sent, received = defaultdict[int, float](float), defaultdict[int, float](float)
-    for one in ALGORITHMS[name](members):
-        for source, target in one.messages:
-            sent[source] += one.share * one.times
-            received[target] += one.share * one.times
+    for round_ in ALGORITHMS[name](members):
+        for source, target in round_.messages:
+            sent[source] += round_.share * round_.times
+            received[target] += round_.share * round_.times
     n = len(members)
     for ends in (sent, received):
         assert [ends[rank] for rank in range(n)] == pytest.approx([(n - 1) / n] * n)

@@ -57,11 +57,11 @@ def test_backward_is_its_two_halves_for_every_block() -> None:
 
 def test_tensor_and_sequence_parallelism_divide_what_they_should() -> None:
     model = model_preset("llama-2-7b")
-    one = act.layer_activations(model, 2048)
+    whole = act.layer_activations(model, 2048)
     four = act.layer_activations(model, 2048, tensor=4)
-    assert four["gate"] * 4 == one["gate"] and four["input"] == one["input"]
+    assert four["gate"] * 4 == whole["gate"] and four["input"] == whole["input"]
     both = act.layer_activation_bytes(model, 2048, tensor=4, sequence_parallel=True)
-    assert both * 4 == sum(one.values())
+    assert both * 4 == sum(whole.values())
 
 
 @given(st.integers(1, 4), st.booleans())
@@ -79,6 +79,6 @@ def test_the_balanced_split_is_as_good_as_the_best_of_all_splits(
         return max(load)
 
     splits = (s for s in product(range(1, 9), repeat=stages) if sum(s) == model.layers)
-    found = balanced_layers(model, stages, 64, recovery=recovery)
-    assert sum(found) == model.layers
-    assert busiest(found) == pytest.approx(min(map(busiest, splits)))
+    balanced = balanced_layers(model, stages, 64, recovery=recovery)
+    assert sum(balanced) == model.layers
+    assert busiest(balanced) == pytest.approx(min(map(busiest, splits)))

@@ -45,11 +45,11 @@ def forward_s(device: DeviceKind, micro_batch: int, **changes: object) -> float:
 
 
 def test_a_measured_micro_batch_takes_the_measured_time() -> None:
-    found = block_times(
+    times = block_times(
         LAYER, with_entry(entry({2: (0.5, 1.25)})), micro_batch=2, sequence=2048, dtype="fp16"
     )
-    assert (found.forward_s, found.backward_s) == (0.5, 1.25)
-    assert 0 < found.weight_gradient_s < found.input_gradient_s
+    assert (times.forward_s, times.backward_s) == (0.5, 1.25)
+    assert 0 < times.weight_gradient_s < times.input_gradient_s
 
 
 @pytest.mark.parametrize(
@@ -80,9 +80,9 @@ def test_a_larger_micro_batch_never_takes_less_and_none_takes_no_time(
     times: dict[int, tuple[float, float]],
 ) -> None:
     device = with_entry(entry(times))
-    found = [forward_s(device, size) for size in range(1, 130)]
-    assert found[0] > 0
-    assert all(b >= a * (1 - 1e-12) for a, b in pairwise(found))
+    times_s = [forward_s(device, size) for size in range(1, 130)]
+    assert times_s[0] > 0
+    assert all(b >= a * (1 - 1e-12) for a, b in pairwise(times_s))
 
 
 @pytest.mark.parametrize(
@@ -151,15 +151,15 @@ def test_a_measured_update_is_shared_by_its_owners() -> None:
 def test_every_preset_profile_is_a_device_with_sourced_layers_as_fast_as_a_gpu(name: str) -> None:
     (device,) = cluster_preset(name).device
     assert device.name == name
-    layers = [one for one in device.layer_profile if one.block == "layer"]
+    layers = [layer for layer in device.layer_profile if layer.block == "layer"]
     assert layers
-    for one in layers:
-        shape = one.shape.whole
+    for layer in layers:
+        shape = layer.shape.whole
         q, kv = shape.heads * shape.head_dim, shape.kv_heads * shape.head_dim
         weights = shape.hidden * (2 * q + 2 * kv + (3 if shape.gated_mlp else 2) * shape.ffn)
-        for time in one.times:
-            tokens = time.micro_batch * one.sequence
-            reached = 2 * tokens * weights / one.tensor / time.forward_s
-            assert 1e12 < reached < device.rate(one.dtype).peak_flops
+        for time in layer.times:
+            tokens = time.micro_batch * layer.sequence
+            reached = 2 * tokens * weights / layer.tensor / time.forward_s
+            assert 1e12 < reached < device.rate(layer.dtype).peak_flops
             assert 0.6 < time.backward_s / time.forward_s < 3.6
-        assert one.source.strip()
+        assert layer.source.strip()

@@ -39,10 +39,10 @@ def keys_of(text: str) -> dict[str, set[str]]:
     keys: dict[str, set[str]] = {}
     table = ""
     for line in text.splitlines():
-        if found := re.match(r"(?:# )?\[(\w+)\]$", line):
-            table = found[1]
-        elif found := re.match(r"(?:# )?(\w+) = ", line):
-            keys.setdefault(table, set()).add(found[1])
+        if heading := re.match(r"(?:# )?\[(\w+)\]$", line):
+            table = heading[1]
+        elif heading := re.match(r"(?:# )?(\w+) = ", line):
+            keys.setdefault(table, set()).add(heading[1])
     return keys
 
 
@@ -83,10 +83,10 @@ def test_a_cluster_to_begin_with_loads_and_has_a_link_for_every_pair(
     path.write_text(text)
     cluster = load_cluster(path)
     devices = cluster.devices(2 * machine.devices)
-    for one in devices:
+    for device in devices:
         for other in devices:
-            if one is not other:
-                assert cluster.link(one, other).bandwidth_bytes_per_s > 0
+            if device is not other:
+                assert cluster.link(device, other).bandwidth_bytes_per_s > 0
     assert {rate.dtype for rate in devices[0].kind.rates} == set(machine.flops)
     assert devices[0].kind.memory.capacity_bytes == machine.capacity_bytes
 

@@ -49,20 +49,20 @@ def problems(arguments: list[str], answer: Answer, named: tuple[str, ...]) -> li
     where there are any."""
     if answer.failure:
         return [(answer.failure, answer.detail)]
-    found: list[tuple[str, str]] = []
+    said: list[tuple[str, str]] = []
     if answer.status not in STATUSES:
-        found.append(("status", f"{answer.status}"))
+        said.append(("status", f"{answer.status}"))
     if "Traceback" in answer.err or "panicked" in answer.err:
-        found.append(("traceback", answer.err[-400:]))
+        said.append(("traceback", answer.err[-400:]))
     if answer.status == 0:
-        found += _nonsense(arguments, answer)
+        said += _nonsense(arguments, answer)
     elif "error: " in answer.err:
-        found += _incomplete(answer, named)
+        said += _incomplete(answer, named)
     elif not _may_be_silent(arguments, answer):
-        found.append(("silent", f"status {answer.status}, {answer.err[:200]!r}"))
+        said.append(("silent", f"status {answer.status}, {answer.err[:200]!r}"))
     if any(ord(c) < 32 and c not in "\n\t\r" for c in answer.err):
-        found.append(("control", repr(answer.err[:200])))
-    return found
+        said.append(("control", repr(answer.err[:200])))
+    return said
 
 
 def _may_be_silent(arguments: list[str], answer: Answer) -> bool:
@@ -75,19 +75,19 @@ def _may_be_silent(arguments: list[str], answer: Answer) -> bool:
 
 def _incomplete(answer: Answer, named: tuple[str, ...]) -> list[tuple[str, str]]:
     """Errors without a place or a fix. Each is `error: PLACE: WHAT` and `  fix: FIX`."""
-    found: list[tuple[str, str]] = []
+    missing: list[tuple[str, str]] = []
     for message in answer.err.split("error: ")[1:]:
         head, fix, rest = message.partition("\n  fix: ")
         if not fix or not rest.split("\n")[0].strip():
-            found.append(("no fix", message[:300]))
+            missing.append(("no fix", message[:300]))
         place, colon, what = head.partition(": ")
         if not colon or not place.strip() or not what.strip():
-            found.append(("no place", message[:300]))
+            missing.append(("no place", message[:300]))
         elif named and not any(name in place or name in head for name in named):
-            found.append(("other place", message[:300]))
+            missing.append(("other place", message[:300]))
         if len(head) > 3000:
-            found.append(("long", f"{len(head)} characters"))
-    return found
+            missing.append(("long", f"{len(head)} characters"))
+    return missing
 
 
 def _nonsense(arguments: list[str], answer: Answer) -> list[tuple[str, str]]:

@@ -63,9 +63,12 @@ def toml(content: bytes, rng: random.Random) -> Made:
     text = content.decode()
     kind = rng.random()
     if kind < 0.7:
-        one = change(tomllib.loads(text), rng)
+        changed = change(tomllib.loads(text), rng)
         return Made(
-            as_toml(one.tree).encode(errors="surrogatepass"), one.what, one.keys, one.expect
+            as_toml(changed.tree).encode(errors="surrogatepass"),
+            changed.what,
+            changed.keys,
+            changed.expect,
         )
     if kind < 0.76 and (doubled := doubled_key(text, rng)):
         return Made(doubled.encode(), "a key twice", (), REJECT)
@@ -80,9 +83,12 @@ def json_text(content: bytes, rng: random.Random) -> Made:
     """A JSON file, the same way."""
     kind = rng.random()
     if kind < 0.75:
-        one = change(json.loads(content), rng)
+        changed = change(json.loads(content), rng)
         return Made(
-            as_json(one.tree).encode(errors="surrogatepass"), one.what, one.keys, one.expect
+            as_json(changed.tree).encode(errors="surrogatepass"),
+            changed.what,
+            changed.keys,
+            changed.expect,
         )
     if kind < 0.82 and (doubled := doubled_key(content.decode(), rng)):
         return Made(doubled.encode(), "a key twice", (), REJECT)
@@ -98,10 +104,12 @@ def json_lines(content: bytes, rng: random.Random) -> Made:
         return bytewise(content, rng)
     lines = content.decode().splitlines()
     number = rng.randrange(len(lines))
-    one = change(json.loads(lines[number]), rng)
-    lines[number] = as_json(one.tree).replace("\n", " ")
+    changed = change(json.loads(lines[number]), rng)
+    lines[number] = as_json(changed.tree).replace("\n", " ")
     text = "\n".join(lines) + "\n"
-    return Made(text.encode(errors="surrogatepass"), f"line {number + 1}: {one.what}", one.keys)
+    return Made(
+        text.encode(errors="surrogatepass"), f"line {number + 1}: {changed.what}", changed.keys
+    )
 
 
 def manifest(content: bytes, rng: random.Random) -> Made:
@@ -109,10 +117,10 @@ def manifest(content: bytes, rng: random.Random) -> Made:
     if rng.random() < 0.3:
         return bytewise(content, rng)
     zeros = "0" * 64
-    one = change({**json.loads(content), "sha256": zeros}, rng)
-    text = (as_json(one.tree) + "\n").encode(errors="surrogatepass")
+    changed = change({**json.loads(content), "sha256": zeros}, rng)
+    text = (as_json(changed.tree) + "\n").encode(errors="surrogatepass")
     signed = text.replace(zeros.encode(), sha256(text).hexdigest().encode(), 1)
-    return Made(signed, f"signed: {one.what}", one.keys)
+    return Made(signed, f"signed: {changed.what}", changed.keys)
 
 
 def corpus_index(content: bytes, rng: random.Random) -> Made:
@@ -121,16 +129,16 @@ def corpus_index(content: bytes, rng: random.Random) -> Made:
         return bytewise(content, rng)
     table = json.loads(content)
     table.pop("checksum")
-    one = change(table, rng)
+    changed = change(table, rng)
     try:
-        plain = json.loads(as_json(one.tree))
+        plain = json.loads(as_json(changed.tree))
         checksum = sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
     except (ValueError, RecursionError):
         checksum = "0" * 64
-    if not isinstance(one.tree, dict):
-        return Made(as_json(one.tree).encode(), one.what, one.keys)
-    text = as_json({**one.tree, "checksum": checksum})
-    return Made(text.encode(errors="surrogatepass"), f"signed: {one.what}", one.keys)
+    if not isinstance(changed.tree, dict):
+        return Made(as_json(changed.tree).encode(), changed.what, changed.keys)
+    text = as_json({**changed.tree, "checksum": checksum})
+    return Made(text.encode(errors="surrogatepass"), f"signed: {changed.what}", changed.keys)
 
 
 def safetensors(content: bytes, rng: random.Random) -> Made:
@@ -138,10 +146,12 @@ def safetensors(content: bytes, rng: random.Random) -> Made:
     if rng.random() < 0.3:
         return bytewise(content, rng)
     length = int.from_bytes(content[:8], "little")
-    one = change(json.loads(content[8 : 8 + length]), rng)
-    header = as_json(one.tree).encode(errors="surrogatepass")
+    changed = change(json.loads(content[8 : 8 + length]), rng)
+    header = as_json(changed.tree).encode(errors="surrogatepass")
     size = rng.choice([len(header)] * 6 + [2**63, 2**64 - 1, 0, len(header) + 1])
-    return Made(size.to_bytes(8, "little") + header + content[8 + length :], one.what, one.keys)
+    return Made(
+        size.to_bytes(8, "little") + header + content[8 + length :], changed.what, changed.keys
+    )
 
 
 CELLS = (

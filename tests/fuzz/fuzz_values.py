@@ -206,10 +206,14 @@ def change(tree: Any, rng: random.Random) -> Changed:
     made: Changed | None = None
     for _ in range(rng.choice([1, 1, 1, 1, 2, 4])):
         source = tree if made is None else made.tree
-        one: Changed | None = None
-        while one is None:
-            one = rng.choices(makers, weights)[0](source, rng)
-        made = one if made is None else Changed(one.tree, f"{made.what}; {one.what}", one.keys, ANY)
+        changed: Changed | None = None
+        while changed is None:
+            changed = rng.choices(makers, weights)[0](source, rng)
+        made = (
+            changed
+            if made is None
+            else Changed(changed.tree, f"{made.what}; {changed.what}", changed.keys, ANY)
+        )
     assert made is not None
     return made
 

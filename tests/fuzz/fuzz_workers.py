@@ -203,10 +203,10 @@ def _tried(
     broken: list[tuple[str, str]],
     named: tuple[str, ...],
 ) -> Tried:
-    found = [*problems(arguments, answer, named), *broken]
+    wrong = [*problems(arguments, answer, named), *broken]
     error = answer.err.split("\n")[0][:200] if answer.status else ""
     return Tried(
-        seed, index, target, what[:200], arguments, answer.status, found, answer.cpu_s, error
+        seed, index, target, what[:200], arguments, answer.status, wrong, answer.cpu_s, error
     )
 
 

@@ -341,7 +341,7 @@ def _write_descriptions(folder: Path) -> None:
     hosts = HOST.format(name="a", device="fast", count=2, room="r1")
     hosts += HOST.format(name="b", device="slow", count='"any"', room="r2")
     profiled = '\n[[device]]\nname = "slow"\nprofile = "profile.toml"\n'
-    one = HOST.format(name="me", device="measured", count=1, room="r")
+    host = HOST.format(name="me", device="measured", count=1, room="r")
     measured = slow.replace('name = "slow"', 'name = "measured"')
     files = {
         "job.toml": JOB,
@@ -351,7 +351,7 @@ def _write_descriptions(folder: Path) -> None:
         "cluster.toml": head.format("fuzzed") + fast + KERNELS + slow + hosts + LINKS,
         "mixed.toml": head.format("mixed") + fast + profiled + hosts + LINKS,
         "measured.toml": MEASURED,
-        "profile.toml": head.format("measured") + measured + one + LINKS,
+        "profile.toml": head.format("measured") + measured + host + LINKS,
         "config.json": json.dumps(CONFIG, indent=1),
         "gpt2.json": json.dumps(GPT2, indent=1),
         "baichuan.json": json.dumps(BAICHUAN, indent=1),

@@ -30,7 +30,7 @@ RATRAIN = [sys.executable, "-c", "from ratrain.cli.main import main; main()"]
 
 def relays(maker: int) -> list[int]:
     """The processes that relay for that maker's labs."""
-    found: list[int] = []
+    pids: list[int] = []
     for folder in Path("/proc").glob("[0-9]*"):
         try:
             words = (folder / "cmdline").read_text().split("\0")
@@ -38,8 +38,8 @@ def relays(maker: int) -> list[int]:
             continue
         orders = [word for word in words if word.startswith('{"maker"')]
         if "ratrain.lab.relay" in words and json.loads(orders[0])["maker"] == maker:
-            found.append(int(folder.name))
-    return found
+            pids.append(int(folder.name))
+    return pids
 
 
 def wait_for_no_relay(maker: int) -> None:

@@ -119,7 +119,7 @@ def candidates(
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
     model's embeddings are, on the backend that keeps two copies. `divided`: with sequence
     parallelism, or without; None: either."""
-    one = job(
+    planned_job = job(
         draw(st.sampled_from(MODELS)),
         draw(st.sampled_from(["mt3000", "a100-80g-dgx", "mixed-sites"])),
         draw(st.sampled_from([1, 2, 3, 4, 6, 8, 12, 16])),
@@ -129,11 +129,11 @@ def candidates(
         backend="torch" if tied else "described",
     )
     if tied:
-        spec = replace(one.model.spec, tied_embeddings=True)
-        one = replace(one, model=replace(one.model, spec=spec))
+        spec = replace(planned_job.model.spec, tied_embeddings=True)
+        planned_job = replace(planned_job, model=replace(planned_job.model, spec=spec))
     groups = [
         g
-        for g in groups_of(one)
+        for g in groups_of(planned_job)
         if g.micro_batches * g.layout.stages <= cells
         and divided in (None, g.layout.sequence_parallel)
     ]

@@ -20,26 +20,28 @@ RATRAIN = ("ratrain", "full-save", "backward-checkpoint", "zero3-heavy")
 
 
 def check_never_below(row: Row) -> None:
-    group, one, recovery = row
-    program = apply_strategy(one.strategy, one.setup, one.choices)
+    group, candidate, recovery = row
+    program = apply_strategy(candidate.strategy, candidate.setup, candidate.choices)
     verdict = verify(program)
     total = bill(group, recovery).total[0]
-    for rank, bound in enumerate(verdict.bounds[: one.layout.pipeline]):
+    for rank, bound in enumerate(verdict.bounds[: candidate.layout.pipeline]):
         assert total[rank] >= bound.total_bytes, (rank, bound.by_family)
-    seen = simulate(program, costs_of(one.job, one.placement, program.setup), verdict=verdict)
+    seen = simulate(
+        program, costs_of(candidate.job, candidate.placement, program.setup), verdict=verdict
+    )
     assert total.max() >= seen.peak_bytes
 
 
 def check_close(row: Row) -> None:
     """Once a pipeline is full. With fewer micro-batches than stages the bill stays above."""
-    group, one, recovery = row
-    if one.micro_batches <= one.layout.pipeline:
+    group, candidate, recovery = row
+    if candidate.micro_batches <= candidate.layout.pipeline:
         return
-    verdict = verify(apply_strategy(one.strategy, one.setup, one.choices))
+    verdict = verify(apply_strategy(candidate.strategy, candidate.setup, candidate.choices))
     total = bill(group, recovery).total[0]
     # A tensor between two units. Beside weights it matters in toys alone.
     room = group.units[1].input_bytes
-    for rank, bound in enumerate(verdict.bounds[: one.layout.pipeline]):
+    for rank, bound in enumerate(verdict.bounds[: candidate.layout.pipeline]):
         assert total[rank] <= 1.02 * bound.total_bytes + room
 
 

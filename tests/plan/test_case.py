@@ -52,9 +52,9 @@ def job(
     )
 
 
-def limited(one: JobSpec, budget_bytes: int) -> Case:
+def limited(spec: JobSpec, budget_bytes: int) -> Case:
     """The case of a job under a budget."""
-    return case_of(replace(one, schedule=replace(one.schedule, memory_budget_bytes=budget_bytes)))
+    return case_of(replace(spec, schedule=replace(spec.schedule, memory_budget_bytes=budget_bytes)))
 
 
 def bound(case: Case) -> int:
@@ -66,10 +66,10 @@ def bound(case: Case) -> int:
 
 
 def test_as_the_budget_shrinks_less_is_kept_and_no_step_gets_faster() -> None:
-    one = job("small-llama", layout=LayoutSpec(pipeline=4, data=4), sequences=64, sequence=512)
+    spec = job("small-llama", layout=LayoutSpec(pipeline=4, data=4), sequences=64, sequence=512)
     bounds, steps_s, seen = list[int](), list[float](), set[str]()
     budget = 2**40
-    while (case := limited(one, budget)).proved.verdict.sound:
+    while (case := limited(spec, budget)).proved.verdict.sound:
         bounds.append(bound(case))
         steps_s.append(simulate(case.program, case.costs).step_time_s)
         seen.add(f"{case.choices.accumulation} {case.activations}")
@@ -87,12 +87,12 @@ def test_sharded_accumulation_without_sharded_gradients_is_refused_not_ignored()
 
 
 def test_a_choice_passed_over_did_not_fit() -> None:
-    one = job("small-llama", layout=LayoutSpec(pipeline=4, data=2), sequences=32, sequence=512)
-    roomy = limited(one, 2**40)
-    tight = limited(one, bound(roomy) - 1)
-    kept = replace(one.schedule, recovery="keep-all", gradient_accumulation="local")
+    spec = job("small-llama", layout=LayoutSpec(pipeline=4, data=2), sequences=32, sequence=512)
+    roomy = limited(spec, 2**40)
+    tight = limited(spec, bound(roomy) - 1)
+    kept = replace(spec.schedule, recovery="keep-all", gradient_accumulation="local")
     assert tight.choices != roomy.choices
-    assert not verify(limited(replace(one, schedule=kept), bound(roomy) - 1).program).sound
+    assert not verify(limited(replace(spec, schedule=kept), bound(roomy) - 1).program).sound
 
 
 def test_a_job_that_does_not_fit_names_rank_item_and_bytes() -> None:
@@ -115,9 +115,9 @@ def test_a_job_that_does_not_fit_names_rank_item_and_bytes() -> None:
 def test_a_short_program_decides_memory_as_the_whole_one_does() -> None:
     for name in ("ratrain", "zero3-heavy", "1f1b", "zb-h1"):
         layout = LayoutSpec(pipeline=4, data=2)
-        one = job("small-llama", layout=layout, sequences=8, schedule=ScheduleSpec(name))
+        spec = job("small-llama", layout=layout, sequences=8, schedule=ScheduleSpec(name))
         bounds = [
-            bound(case_of(replace(one, batch=Batch(sequences, 1)))) for sequences in (32, 128)
+            bound(case_of(replace(spec, batch=Batch(sequences, 1)))) for sequences in (32, 128)
         ]
         assert bounds[0] == bounds[1], name
 
@@ -152,16 +152,16 @@ def test_a_tensor_group_is_one_rank_of_the_program() -> None:
     case = case_of(job("small-llama", layout=LayoutSpec(pipeline=2, tensor=2)))
     assert case.program.setup.ranks == 2
     assert case.program.setup.devices == 4
-    one = case_of(job("small-llama", layout=LayoutSpec(pipeline=2)))
-    assert bound(case) < bound(one)
+    alone = case_of(job("small-llama", layout=LayoutSpec(pipeline=2)))
+    assert bound(case) < bound(alone)
 
 
 # ---- layers to stages -------------------------------------------------------------------
 
 
-def fullest(one: JobSpec, split: tuple[int, ...]) -> int:
+def fullest(spec: JobSpec, split: tuple[int, ...]) -> int:
     """Parameters of the largest stage of a split."""
-    parts = blocks(one.model.spec)
+    parts = blocks(spec.model.spec)
     held = [count * parts[1].params for count in split]
     held[0] += parts[0].params
     held[-1] += parts[-1].params
@@ -173,10 +173,10 @@ def fullest(one: JobSpec, split: tuple[int, ...]) -> int:
 @pytest.mark.parametrize("stages", [1, 2, 3, 4])
 def test_no_split_has_a_smaller_fullest_stage(model: str, layers: int, stages: int) -> None:
     spec = replace(model_preset(model), layers=layers)
-    one = job(layout=LayoutSpec(pipeline=stages))
-    one = replace(one, model=ModelChoice(spec, 128))
-    assert one.layout is not None
-    split = parameter_balanced_layers(one, one.layout)
+    staged = job(layout=LayoutSpec(pipeline=stages))
+    staged = replace(staged, model=ModelChoice(spec, 128))
+    assert staged.layout is not None
+    split = parameter_balanced_layers(staged, staged.layout)
     assert sum(split) == layers
     assert len(split) == stages
     assert min(split) >= 0
@@ -184,18 +184,18 @@ def test_no_split_has_a_smaller_fullest_stage(model: str, layers: int, stages: i
         tuple(b - a for a, b in zip((0, *cuts), (*cuts, layers), strict=True))
         for cuts in combinations_with_replacement(range(layers + 1), stages - 1)
     )
-    assert fullest(one, split) == min(fullest(one, other) for other in every)
+    assert fullest(staged, split) == min(fullest(staged, other) for other in every)
 
 
 @pytest.mark.parametrize("layers", ["equal", "balanced", (3, 0, 1, 4)])
 def test_stages_hold_every_block_once_in_order(layers: object) -> None:
     model = replace(model_preset("tiny-llama"), layers=8)
-    one = job(layout=LayoutSpec(pipeline=4, layers=layers))  # pyright: ignore[reportArgumentType]
-    one = replace(one, model=ModelChoice(model, 128))
-    assert one.layout is not None
-    held = [block for stage in blocks_of_stages(one, one.layout) for block in stage]
+    spec = job(layout=LayoutSpec(pipeline=4, layers=layers))  # pyright: ignore[reportArgumentType]
+    spec = replace(spec, model=ModelChoice(model, 128))
+    assert spec.layout is not None
+    held = [block for stage in blocks_of_stages(spec, spec.layout) for block in stage]
     assert tuple(held) == blocks(model)
-    assert sum(layers_of_stages(one, one.layout)) == 8
+    assert sum(layers_of_stages(spec, spec.layout)) == 8
 
 
 # ---- anything a user may ask for --------------------------------------------------------
@@ -253,10 +253,10 @@ def jobs(draw: st.DrawFn) -> JobSpec:
 
 @settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
-def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(one: JobSpec) -> None:
+def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(spec: JobSpec) -> None:
     try:
-        check_job(one)
-        case = case_of(one)
+        check_job(spec)
+        case = case_of(spec)
         simulation = simulate(case.program, case.costs, steps=2)
     except RatrainError as error:
         event(f"refused: {type(error).__name__}")
@@ -268,7 +268,7 @@ def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(one: Job
     bounds = {bound.rank: bound.total_bytes for bound in simulation.verdict.bounds}
     assert all(times.peak_bytes <= bounds[times.rank] for times in simulation.ranks)
     assert max(map(len, case.headline())) <= 80
-    assert case.tokens == one.batch.sequences * one.model.sequence_length
+    assert case.tokens == spec.batch.sequences * spec.model.sequence_length
 
 
 @pytest.mark.parametrize(

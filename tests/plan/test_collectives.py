@@ -35,14 +35,14 @@ def two_hosts_of_four() -> ClusterSpec:
 
 
 def on_two_hosts(collective: str, layout: LayoutSpec | None = None) -> JobSpec:
-    one = job("small-llama", "a100-80g-dgx", 8, 32, backend="torch")
-    cluster = replace(one.cluster, spec=two_hosts_of_four())
-    schedule = replace(one.schedule, collective=collective)
-    return replace(one, cluster=cluster, schedule=schedule, layout=layout)
+    spec = job("small-llama", "a100-80g-dgx", 8, 32, backend="torch")
+    cluster = replace(spec.cluster, spec=two_hosts_of_four())
+    schedule = replace(spec.schedule, collective=collective)
+    return replace(spec, cluster=cluster, schedule=schedule, layout=layout)
 
 
-def step_s(one: JobSpec) -> float:
-    case = case_of(one)
+def step_s(spec: JobSpec) -> float:
+    case = case_of(spec)
     return simulate(case.program, case.costs).step_time_s
 
 

@@ -25,21 +25,21 @@ from ratrain.simulate.simulate import simulate
 def laid_out(
     layout: LayoutSpec, cluster: str = "cpu-lab", schedule: str = "ratrain", dtype: str = "fp32"
 ) -> JobSpec:
-    one = job("tiny-llama", cluster, layout.devices, 8, 128, schedule=schedule, backend="torch")
-    return replace(one, layout=layout, schedule=replace(one.schedule, dtype=dtype))
+    spec = job("tiny-llama", cluster, layout.devices, 8, 128, schedule=schedule, backend="torch")
+    return replace(spec, layout=layout, schedule=replace(spec.schedule, dtype=dtype))
 
 
-def on_backend(one: JobSpec, backend: str) -> JobSpec:
-    return replace(one, schedule=replace(one.schedule, backend=backend))
+def on_backend(spec: JobSpec, backend: str) -> JobSpec:
+    return replace(spec, schedule=replace(spec.schedule, backend=backend))
 
 
-def with_disk(one: JobSpec, bandwidth_bytes_per_s: float) -> JobSpec:
+def with_disk(asked: JobSpec, bandwidth_bytes_per_s: float) -> JobSpec:
     """The job on devices with a disk."""
-    spec = one.cluster.spec
+    spec = asked.cluster.spec
     disk = Tier("disk", 10**12, bandwidth_bytes_per_s, "test")
     kinds = tuple(replace(kind, tiers=(*kind.tiers, disk)) for kind in spec.device)
     cluster: ClusterSpec = replace(spec, device=kinds)
-    return replace(one, cluster=replace(one.cluster, spec=cluster))
+    return replace(asked, cluster=replace(asked.cluster, spec=cluster))
 
 
 def kinds_of(case: Case) -> set[Kind]:
@@ -53,20 +53,20 @@ def kinds_of(case: Case) -> set[Kind]:
 def test_a_program_for_the_runtime_saves_and_clips_as_its_job_says(
     dtype: str, clip_norm: float | None, clips: bool
 ) -> None:
-    one = replace(laid_out(LayoutSpec(2, 2), dtype=dtype), train=TrainSpec(clip_norm=clip_norm))
-    kinds = kinds_of(case_of(one))
+    spec = replace(laid_out(LayoutSpec(2, 2), dtype=dtype), train=TrainSpec(clip_norm=clip_norm))
+    kinds = kinds_of(case_of(spec))
     assert Kind.Save in kinds
     assert (Kind.ClipNorm in kinds) == clips
 
 
 def test_a_program_that_is_only_described_saves_nothing_and_checks_no_overflow() -> None:
-    one = on_backend(laid_out(LayoutSpec(2, 2), dtype="fp16"), "described")
-    assert not {Kind.Save, Kind.ClipNorm} & kinds_of(case_of(one))
+    spec = on_backend(laid_out(LayoutSpec(2, 2), dtype="fp16"), "described")
+    assert not {Kind.Save, Kind.ClipNorm} & kinds_of(case_of(spec))
 
 
 def test_a_plan_file_stands_for_the_very_program_that_was_planned() -> None:
-    one = job("tiny-llama", "cpu-lab", 2, 4, 64, backend="torch")
-    asked = replace(one, train=TrainSpec(clip_norm=1.0), checkpoint=CheckpointSpec(every=5))
+    spec = job("tiny-llama", "cpu-lab", 2, 4, 64, backend="torch")
+    asked = replace(spec, train=TrainSpec(clip_norm=1.0), checkpoint=CheckpointSpec(every=5))
     best = planned(asked).best.candidate
     read = to_candidate(plan_of(best), "a.json")
     assert case_of_candidate(read).program == case_of_candidate(best).program
@@ -76,37 +76,37 @@ def test_a_plan_file_stands_for_the_very_program_that_was_planned() -> None:
 def test_a_save_takes_twelve_bytes_of_each_owned_parameter_through_the_disk(
     schedule: str, owners: int
 ) -> None:
-    one = with_disk(laid_out(LayoutSpec(1, 2), schedule=schedule), 1e6)
-    saving = replace(one, checkpoint=CheckpointSpec(every=1))
+    spec = with_disk(laid_out(LayoutSpec(1, 2), schedule=schedule), 1e6)
+    saving = replace(spec, checkpoint=CheckpointSpec(every=1))
     case = case_of(saving)
     ran = simulate(case.program, case.costs).run
     table = case.program.table
     saves = np.flatnonzero(table.kind == Kind.Save)
     taken_s = (ran.end_s - ran.start_s)[saves]
-    params = np.array([block.params for block in blocks(one.model.spec)])[table.unit[saves]]
+    params = np.array([block.params for block in blocks(spec.model.spec)])[table.unit[saves]]
     assert taken_s == pytest.approx(12 * params / owners / 1e6)
 
 
 def test_a_device_without_a_disk_saves_in_no_time() -> None:
-    one = replace(laid_out(LayoutSpec(2)), checkpoint=CheckpointSpec(every=1))
-    case = case_of(one)
+    spec = replace(laid_out(LayoutSpec(2)), checkpoint=CheckpointSpec(every=1))
+    case = case_of(spec)
     work = case.costs.work[Kind.Save]
     assert not work.volume_bytes.any()
     assert not work.fixed_s.any()
 
 
 def test_a_slow_disk_holds_the_next_step_up_and_the_wait_has_its_name() -> None:
-    one = replace(laid_out(LayoutSpec(2)), checkpoint=CheckpointSpec(every=1))
-    fast, slow = (case_of(with_disk(one, rate)) for rate in (1e12, 1e4))
+    spec = replace(laid_out(LayoutSpec(2)), checkpoint=CheckpointSpec(every=1))
+    fast, slow = (case_of(with_disk(spec, rate)) for rate in (1e12, 1e4))
     quick_s, late = (simulate(case.program, case.costs) for case in (fast, slow))
     assert late.step_time_s > 2 * quick_s.step_time_s
     assert late.exposed_s[Waiting.DISK] > 0.5 * late.step_time_s
 
 
-def tied(one: JobSpec) -> JobSpec:
+def tied(spec: JobSpec) -> JobSpec:
     """The job with its model's embeddings tied."""
-    model = replace(one.model, spec=replace(one.model.spec, tied_embeddings=True))
-    return replace(one, model=model)
+    model = replace(spec.model, spec=replace(spec.model.spec, tied_embeddings=True))
+    return replace(spec, model=model)
 
 
 def test_only_a_tied_model_on_the_runtime_adds_its_copies_up() -> None:
@@ -148,13 +148,13 @@ def test_one_rank_with_both_copies_adds_them_in_its_memory() -> None:
 
 
 def test_sharded_accumulation_of_a_tied_model_is_refused_and_never_chosen() -> None:
-    one = tied(laid_out(LayoutSpec(2, 2)))
-    asked = replace(one, schedule=replace(one.schedule, gradient_accumulation="sharded"))
+    spec = tied(laid_out(LayoutSpec(2, 2)))
+    asked = replace(spec, schedule=replace(spec.schedule, gradient_accumulation="sharded"))
     for wrong in (asked, replace(asked, layout=None)):
         with pytest.raises(SpecError, match="their gradients add up whole"):
             case_of(wrong)
-    assert case_of(replace(one, layout=None)).choices.accumulation is Accumulation.LOCAL
-    tried = planned(replace(one, layout=None)).tried
+    assert case_of(replace(spec, layout=None)).choices.accumulation is Accumulation.LOCAL
+    tried = planned(replace(spec, layout=None)).tried
     assert not any(plan.candidate.mode.sharded_gradients for plan in tried)
 
 

@@ -26,9 +26,9 @@ MODELS = ("small-llama", "small-qwen", "gpt-3.6b", "llama-2-7b")
 
 def gap(group: Group, row: int, recovery: np.ndarray) -> float:
     """(closed form - simulation) / simulation."""
-    one = candidate(group, row, recovery[row])
-    program = apply_strategy(one.strategy, one.setup, one.choices)
-    simulated = simulate(program, costs_of(one.job, one.placement, program.setup))
+    priced = candidate(group, row, recovery[row])
+    program = apply_strategy(priced.strategy, priced.setup, priced.choices)
+    simulated = simulate(program, costs_of(priced.job, priced.placement, program.setup))
     closed = estimate(group.only(np.array([row])), recovery[row : row + 1])
     return float(closed.step_s[0]) / simulated.step_time_s - 1
 
@@ -42,26 +42,26 @@ def random_job(rng: random.Random) -> JobSpec:
 
 def random_gaps(count: int, seed: int) -> list[float]:
     """Gaps of random plans that fit, on clusters of one kind of device."""
-    rng, found = random.Random(seed), list[float]()
-    while len(found) < count:
-        one = random_job(rng)
-        groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= 400]
+    rng, gaps = random.Random(seed), list[float]()
+    while len(gaps) < count:
+        spec = random_job(rng)
+        groups = [g for g in groups_of(spec) if g.micro_batches * g.layout.stages <= 400]
         if not groups:
             continue
         checked = check(rng.choice(groups))
         rows = np.flatnonzero(checked.fits)
         if len(rows):
-            found.append(gap(checked.group, int(rng.choice(rows.tolist())), checked.recovery))
-    return found
+            gaps.append(gap(checked.group, int(rng.choice(rows.tolist())), checked.recovery))
+    return gaps
 
 
 def test_equal_stages_without_messages_take_m_plus_p_minus_1_slots() -> None:
     """(m + p - 1)(f + b): Narayanan et al. 2021, arXiv 2104.04473, section 2.2."""
-    one = job("gpt-3.6b", "a100-80g-dgx", 2, 16)
-    group = next(g for g in groups_of(one) if g.layout.pipeline == 2 and g.micro_batches == 16)
+    spec = job("gpt-3.6b", "a100-80g-dgx", 2, 16)
+    group = next(g for g in groups_of(spec) if g.layout.pipeline == 2 and g.micro_batches == 16)
     row = next(r for r in range(len(group)) if group.layers[r].tolist() == [15, 15])
-    found = estimate(group.only(np.array([row])), np.zeros((1, 2), dtype=np.int64))
-    slots = found.step_s[0] / found.slot_s[0]
+    estimated = estimate(group.only(np.array([row])), np.zeros((1, 2), dtype=np.int64))
+    slots = estimated.step_s[0] / estimated.slot_s[0]
     assert 16 < slots < 17.5
 
 
@@ -82,11 +82,11 @@ def test_each_stage_starts_its_updates_at_the_pace_of_its_own_device(slow_stage:
     mixed = replace(base, cluster=ClusterChoice(cluster, 2))
     group = next(g for g in groups_of(mixed) if g.layout.pipeline == 2 and not g.reversed_kinds)
     row = next(r for r in range(len(group)) if group.layers[r].tolist() == [15, 15])
-    found = estimate(group.only(np.array([row])), np.zeros((1, 2), dtype=np.int64))
+    estimated = estimate(group.only(np.array([row])), np.zeros((1, 2), dtype=np.int64))
     ramp_s = group.times[first.name][1].forward_s * 15 + group.times[first.name][1].backward_s * 15
     # 15 layers and the embedding or the head: 16 updates, each started once.
     hidden_s = 2 * ramp_s if slow_stage else 0.0
-    assert found.tail_s[0] > 16 * slow.launch_s - hidden_s
+    assert estimated.tail_s[0] > 16 * slow.launch_s - hidden_s
 
 
 @pytest.mark.slow

@@ -62,7 +62,7 @@ def test_explain_as_json_adds_up(planned: Path) -> None:
         assert sum(rank["items_bytes"].values()) == rank["bound_bytes"]
     plans = said["search"]["plans"]
     assert said["step_time_s"] == pytest.approx(plans[0]["step_time_s"], rel=0.01)
-    assert all(one["missing_bytes"] > 0 for one in said["rejected"])
+    assert all(rejected["missing_bytes"] > 0 for rejected in said["rejected"])
 
 
 def test_a_rejected_plan_fits_once_it_has_the_bytes_it_misses(

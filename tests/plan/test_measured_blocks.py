@@ -50,8 +50,8 @@ ALL = (LAYERS, entry("embedding", 0.001), entry("head", 0.005))
 
 
 def test_a_simulated_step_is_made_of_the_measured_layers() -> None:
-    one = replace(measured_job(*ALL), layout=LayoutSpec(1, 4))
-    case = case_of(one)
+    spec = replace(measured_job(*ALL), layout=LayoutSpec(1, 4))
+    case = case_of(spec)
     step_s = simulate(case.program, case.costs, steps=2).step_time_s
     layers = len(blocks(MODEL)) - 2
     compute_s = 4 * 3 * (layers * 0.01 + 0.001 + 0.005)  # four micro-batches of one sequence
@@ -61,9 +61,9 @@ def test_a_simulated_step_is_made_of_the_measured_layers() -> None:
 
 
 def test_what_is_not_measured_is_said_and_how_a_time_was_read() -> None:
-    one = measured_job(LAYERS)
-    size = replace(one.batch, micro_batch=2)
-    case = case_of(replace(one, batch=size, layout=LayoutSpec(2, 2)))
+    spec = measured_job(LAYERS)
+    size = replace(spec.batch, micro_batch=2)
+    case = case_of(replace(spec, batch=size, layout=LayoutSpec(2, 2)))
     said = " ".join(" ".join(case.headline()).split())
     assert "layers interpolated between the measured micro-batches 1 and 4" in said
     assert "embedding, head from its rates, not measured" in said
@@ -73,19 +73,19 @@ def test_what_is_not_measured_is_said_and_how_a_time_was_read() -> None:
 @pytest.mark.parametrize("rates", [True, False])
 def test_a_search_keeps_to_the_degrees_in_which_layers_were_measured(rates: bool) -> None:
     """A formula that flatters would win every comparison with a measurement."""
-    one = measured_job(*ALL, rates=rates)
-    layouts = {group.layout for group in groups_of(one)}
+    spec = measured_job(*ALL, rates=rates)
+    layouts = {group.layout for group in groups_of(spec)}
     assert {(layout.tensor, layout.sequence_parallel) for layout in layouts} == {(1, False)}
-    found = search(one)
-    said = " ".join(search_text(found, 3))
+    searched = search(spec)
+    said = " ".join(search_text(searched, 3))
     assert "times on a100-80g-sxm: layers" in said
     assert "layers were measured on a100-80g-sxm at tensor 1, without divided" in said
 
 
 def test_where_nothing_is_measured_the_search_says_what_to_measure() -> None:
-    one = measured_job(LAYERS, rates=False)
+    spec = measured_job(LAYERS, rates=False)
     with pytest.raises(Unmeasured, match="ratrain profile --layers small-llama"):
-        search(one)
+        search(spec)
 
 
 @pytest.mark.parametrize("whole", [False, True])
@@ -110,8 +110,8 @@ def test_reductions_are_as_wide_as_the_software_makes_them() -> None:
         kind = spec.device[0]
         assert kind.kernels is not None
         kind = replace(kind, kernels=replace(kind.kernels, reduce_bytes_per_param=width))
-        one = replace(base, cluster=replace(base.cluster, spec=replace(spec, device=(kind,))))
-        case = case_of(replace(one, layout=LayoutSpec(1, 2)))
+        of_kind = replace(base, cluster=replace(base.cluster, spec=replace(spec, device=(kind,))))
+        case = case_of(replace(of_kind, layout=LayoutSpec(1, 2)))
         kinds = {op.name: work for op, work in case.costs.work.items()}
         return float(kinds["GradSync"].volume_bytes.sum())
 

@@ -28,10 +28,10 @@ SMALL = job("small-llama", "cpu-lab", 4, 8, budget_bytes=200_000_000)
 )
 @given(candidates())
 def test_a_plan_written_and_read_back_is_the_same_program(row) -> None:
-    one = row[1]
-    again = to_candidate(parse_plan(write_plan(plan_of(one)), "a.json"), "a.json")
-    assert again.layers == one.layers
-    assert case_of_candidate(again).program == case_of_candidate(one).program
+    candidate = row[1]
+    again = to_candidate(parse_plan(write_plan(plan_of(candidate)), "a.json"), "a.json")
+    assert again.layers == candidate.layers
+    assert case_of_candidate(again).program == case_of_candidate(candidate).program
 
 
 @pytest.fixture(scope="module")

@@ -36,7 +36,7 @@ PASSES = (
 def jobs(draw: st.DrawFn) -> JobSpec:
     """A small job that leaves its layout open, with an order that is not there yet."""
     devices = draw(st.sampled_from([1, 2, 2, 3, 4]))
-    one = job(
+    spec = job(
         "small-llama",
         "cpu-lab",
         devices,
@@ -46,13 +46,13 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         backend=draw(st.sampled_from(["torch", "described"])),
     )
     schedule = replace(
-        one.schedule,
+        spec.schedule,
         skeleton="random",
         passes=draw(st.sampled_from(PASSES)),
         sharding=draw(st.sampled_from([None, 0, 2, 3])),
         dtype="fp32",
     )
-    return replace(one, schedule=schedule)
+    return replace(spec, schedule=schedule)
 
 
 def figures(verdict: Verdict) -> list[tuple[str, int, dict[str, int]]]:
@@ -76,12 +76,12 @@ def check_plan(candidate: Candidate, bound_bytes: int) -> None:
     assert shown.step_time_s == pytest.approx(simulation.step_time_s, rel=1e-4)
 
 
-def check_skeleton(skeleton: Skeleton, one: JobSpec) -> None:
+def check_skeleton(skeleton: Skeleton, spec: JobSpec) -> None:
     with declared_inside(), pytest.MonkeyPatch.context() as patch:
         patch.setattr(repeating, "SMALL", 200)  # so that small programs are kept short too
         declare_skeleton("random", skeleton)
         try:
-            search = planned(one)
+            search = planned(spec)
         except (SpecError, Infeasible):
             return
         for tried in search.tried[:3]:
@@ -101,9 +101,9 @@ GENERAL = {
 @settings(max_examples=5, **GENERAL)
 @given(skeletons(), jobs())
 def test_plans_of_any_order_are_what_verify_and_simulate_say(
-    skeleton: Skeleton, one: JobSpec
+    skeleton: Skeleton, spec: JobSpec
 ) -> None:
-    check_skeleton(skeleton, one)
+    check_skeleton(skeleton, spec)
 
 
 @pytest.mark.slow
@@ -111,6 +111,6 @@ def test_plans_of_any_order_are_what_verify_and_simulate_say(
 @settings(max_examples=60, **GENERAL)
 @given(skeletons(), jobs())
 def test_plans_of_many_orders_are_what_verify_and_simulate_say(
-    skeleton: Skeleton, one: JobSpec
+    skeleton: Skeleton, spec: JobSpec
 ) -> None:
-    check_skeleton(skeleton, one)
+    check_skeleton(skeleton, spec)

@@ -48,7 +48,7 @@ def test_a_row_has_the_figures_of_simulate(compared: Comparison, name: str) -> N
 
 def test_those_that_fit_come_first_and_the_fastest_first_of_all(compared: Comparison) -> None:
     known = [row.predicted for row in compared.rows if row.predicted]
-    keys = [(not one.fits, one.step_s) for one in known]
+    keys = [(not order.fits, order.step_s) for order in known]
     assert keys == sorted(keys)
     assert compared.fastest_s == known[0].step_s
 
@@ -81,7 +81,7 @@ def test_too_small_a_budget_is_told_row_by_row(tmp_path: Path) -> None:
     known = {name: row.predicted for name, row in rows.items() if row.predicted}
     assert known["ratrain"].fits
     assert not known["gpipe"].fits
-    assert all(one.fits == (one.bound_bytes <= 250_000_000) for one in known.values())
+    assert all(order.fits == (order.bound_bytes <= 250_000_000) for order in known.values())
 
 
 def test_an_order_that_does_not_repeat_is_not_written_out_for_a_long_batch(

@@ -34,10 +34,10 @@ EXHAUSTIVE = [
 ]
 
 
-def all_simulated(one: JobSpec) -> list[float]:
+def all_simulated(spec: JobSpec) -> list[float]:
     """The simulated step of every configuration that fits."""
     steps_s = list[float]()
-    for group in groups_of(one):
+    for group in groups_of(spec):
         checked = check(group)
         for row in np.flatnonzero(checked.fits).tolist():
             plan = candidate(group, row, checked.recovery[row])
@@ -49,8 +49,8 @@ def all_simulated(one: JobSpec) -> list[float]:
 
 def within_one_percent(case: tuple[str, str, int, int, int | None]) -> None:
     model, cluster, devices, sequences, budget = case
-    one = job(model, cluster, devices, sequences, budget_bytes=budget)
-    assert search(one).best.step_s <= 1.01 * min(all_simulated(one))
+    spec = job(model, cluster, devices, sequences, budget_bytes=budget)
+    assert search(spec).best.step_s <= 1.01 * min(all_simulated(spec))
 
 
 def test_the_pick_is_within_one_percent_of_trying_everything() -> None:
@@ -82,21 +82,21 @@ def test_the_plan_fits_and_is_no_slower_than_the_papers_layout(row) -> None:
     assert ours.step_time_s <= min(theirs) * 1.0001
 
 
-def _open(one: JobSpec):
-    return replace(one.schedule, recovery="auto", gradient_accumulation="auto")
+def _open(spec: JobSpec):
+    return replace(spec.schedule, recovery="auto", gradient_accumulation="auto")
 
 
 def test_plans_come_fastest_first_and_every_one_is_proved() -> None:
-    found = search(job("llama-2-7b", "mixed-sites", 8, 16, budget_bytes=30_000_000_000))
-    assert all(a.step_s <= b.step_s for a, b in pairwise(found.tried))
-    for one in found.tried[:3]:
-        assert verify(case_of_candidate(one.candidate).program).sound
+    searched = search(job("llama-2-7b", "mixed-sites", 8, 16, budget_bytes=30_000_000_000))
+    assert all(a.step_s <= b.step_s for a, b in pairwise(searched.tried))
+    for tried in searched.tried[:3]:
+        assert verify(case_of_candidate(tried.candidate).program).sound
 
 
 def test_a_last_stage_that_the_job_exempts_keeps_its_activations_in_every_plan() -> None:
-    one = job("small-llama", "cpu-lab", 4, 8)
-    one = replace(one, schedule=replace(one.schedule, recovery="exempt-last"))
-    for tried in search(one).tried:
+    spec = job("small-llama", "cpu-lab", 4, 8)
+    spec = replace(spec, schedule=replace(spec.schedule, recovery="exempt-last"))
+    for tried in search(spec).tried:
         stages = case_of_candidate(tried.candidate).program.setup.replicas[0].stages
         assert stages[-1].only.recovery is Recovery.NONE
 
@@ -126,16 +126,16 @@ def test_the_way_out_by_budget_is_one() -> None:
     assert planned(job("small-llama", "cpu-lab", 2, 8, budget_bytes=enough)).tried
 
 
-def check_robust(one: JobSpec) -> None:
+def check_robust(spec: JobSpec) -> None:
     """Never a traceback, a number that is not finite, or a plan that is refused."""
     try:
-        found = planned(one)
+        searched = planned(spec)
     except RatrainError as error:
         assert "closed formulas say" not in str(error)
         return
-    for checked in found.checked:
+    for checked in searched.checked:
         assert np.isfinite(checked.step_s).all() and (checked.step_s > 0).all()
-    case = case_of_candidate(found.best.candidate)
+    case = case_of_candidate(searched.best.candidate)
     simulated = simulate(case.program, case.costs)
     assert simulated.feasible
     assert math.isfinite(simulated.step_time_s) and simulated.step_time_s > 0
@@ -147,8 +147,8 @@ def check_robust(one: JobSpec) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(jobs())
-def test_random_jobs_never_end_in_a_traceback_or_a_refused_plan(one: JobSpec) -> None:
-    check_robust(one)
+def test_random_jobs_never_end_in_a_traceback_or_a_refused_plan(spec: JobSpec) -> None:
+    check_robust(spec)
 
 
 @settings(
@@ -175,5 +175,5 @@ def test_a_plans_step_is_that_of_its_whole_program(drawn: JobSpec) -> None:
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 @given(jobs())
-def test_two_thousand_random_jobs_never_end_in_a_traceback(one: JobSpec) -> None:
-    check_robust(one)
+def test_two_thousand_random_jobs_never_end_in_a_traceback(spec: JobSpec) -> None:
+    check_robust(spec)

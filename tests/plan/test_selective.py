@@ -23,11 +23,11 @@ from ratrain.simulate.simulate import simulate
 GPU = job("gpt-3.6b", "a100-80g-dgx", 8, 32, 2048)
 
 
-def pipelined(one: JobSpec):
+def pipelined(spec: JobSpec):
     """A group of pipeline 4, data 2, one sequence a micro-batch, level 1 and equal layers."""
     group = next(
         g
-        for g in groups_of(one)
+        for g in groups_of(spec)
         if (g.layout.pipeline, g.layout.data, g.job.batch.micro_batch) == (4, 2, 1)
     )
     rows = np.flatnonzero((group.sharding == 1) & (group.buffer == group.buffer[0]))
@@ -60,9 +60,9 @@ def test_selective_recovery_is_slower_than_keeping_and_faster_than_recovering() 
     group = pipelined(GPU)
     steps: list[float] = []
     for code in (NONE, SELECTIVE, BACKWARD):
-        one = candidate(group, 0, np.full(4, code))
-        again = to_candidate(parse_plan(write_plan(plan_of(one)), "p.json"), "p.json")
-        assert again.recovery == one.recovery
+        selective = candidate(group, 0, np.full(4, code))
+        again = to_candidate(parse_plan(write_plan(plan_of(selective)), "p.json"), "p.json")
+        assert again.recovery == selective.recovery
         case = case_of_candidate(again)
         steps.append(simulate(case.program, case.costs).step_time_s)
     assert steps == sorted(steps)
@@ -71,8 +71,8 @@ def test_selective_recovery_is_slower_than_keeping_and_faster_than_recovering() 
 
 @pytest.mark.parametrize(("cluster", "tried"), [("a100-80g-dgx", True), ("mt3000", False)])
 def test_only_where_attention_stores_its_scores_is_it_tried(cluster: str, tried: bool) -> None:
-    one = job("llama-2-7b", cluster, 16, 64, 2048, budget_bytes=20_000_000_000)
-    checked = [check(group) for group in groups_of(one)]
+    spec = job("llama-2-7b", cluster, 16, 64, 2048, budget_bytes=20_000_000_000)
+    checked = [check(group) for group in groups_of(spec)]
     assert any((each.recovery == SELECTIVE).any() for each in checked) is tried
     group = checked[0].group
     assert (group.units[1].scores_bytes > 0) is tried

@@ -26,17 +26,17 @@ from ratrain.simulate.simulate import simulate
 LLAMA = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024)
 
 
-def asked(one: JobSpec, divided: bool | None) -> JobSpec:
-    return replace(one, schedule=replace(one.schedule, sequence_parallel=divided))
+def asked(spec: JobSpec, divided: bool | None) -> JobSpec:
+    return replace(spec, schedule=replace(spec.schedule, sequence_parallel=divided))
 
 
 def pairs_of_groups() -> list[tuple[Group, Group]]:
     """The same group without sequence parallelism and with."""
-    found: dict[object, list[Group]] = {}
+    groups: dict[object, list[Group]] = {}
     for group in groups_of(LLAMA):
         plain = replace(group.layout, sequence_parallel=False)
-        found.setdefault((plain, group.micro_batches), []).append(group)
-    return [(two[0], two[1]) for two in found.values() if len(two) == 2]
+        groups.setdefault((plain, group.micro_batches), []).append(group)
+    return [(two[0], two[1]) for two in groups.values() if len(two) == 2]
 
 
 @quick
@@ -104,9 +104,9 @@ def test_a_plan_with_divided_sequences_is_read_back_and_simulates_as_said() -> N
 def test_a_plan_file_without_the_field_has_whole_sequences() -> None:
     table = json.loads(write_plan(plan_of(search(asked(LLAMA, True)).best.candidate)))
     del table["sequence_parallel"]
-    one = to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
-    assert one.layout.tensor > 1
-    assert not one.layout.sequence_parallel
+    candidate = to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
+    assert candidate.layout.tensor > 1
+    assert not candidate.layout.sequence_parallel
 
 
 def test_offload_has_a_place_in_the_plan_and_is_refused_by_name() -> None:
@@ -130,10 +130,10 @@ def test_a_backend_without_sequence_parallelism_never_divides_sequences() -> Non
 def test_a_layout_that_cannot_divide_or_contradicts_the_schedule_is_refused(
     layout: LayoutSpec, length: int
 ) -> None:
-    one = job("llama-2-7b", "a100-80g-dgx", 8, 32, length)
-    one = one if layout.sequence_parallel else asked(one, True)
+    spec = job("llama-2-7b", "a100-80g-dgx", 8, 32, length)
+    spec = spec if layout.sequence_parallel else asked(spec, True)
     with pytest.raises(SpecError, match="sequence"):
-        check_job(replace(one, layout=layout))
+        check_job(replace(spec, layout=layout))
 
 
 def test_tokens_that_do_not_divide_among_a_group_are_refused_and_never_searched() -> None:

@@ -30,27 +30,27 @@ quick = settings(
 )
 
 
-def same(one: Costs, other: Costs) -> bool:
-    assert one.work.keys() == other.work.keys()
+def same(these: Costs, other: Costs) -> bool:
+    assert these.work.keys() == other.work.keys()
     columns = ("fixed_s", "volume_bytes", "interrupt_s", "link", "peer_link")
-    return np.array_equal(one.link_rate_bytes_per_s, other.link_rate_bytes_per_s) and all(
-        np.array_equal(getattr(one.work[kind], name), getattr(other.work[kind], name))
-        for kind in one.work
+    return np.array_equal(these.link_rate_bytes_per_s, other.link_rate_bytes_per_s) and all(
+        np.array_equal(getattr(these.work[kind], name), getattr(other.work[kind], name))
+        for kind in these.work
         for name in columns
     )
 
 
-def of_one_sort_or_undivided(one: Candidate) -> bool:
+def of_one_sort_or_undivided(candidate: Candidate) -> bool:
     """A layout prices a tensor group by the slowest one of its stage in any replica, a plan of
     unequal replicas by those that stand on the same kinds of device."""
-    return len(one.placement.classes) == 1 or one.layout.tensor == 1
+    return len(candidate.placement.classes) == 1 or candidate.layout.tensor == 1
 
 
-def prices_alike(one: Candidate) -> None:
-    read_again = parse_plan(write_plan(plan_of(one)), "p.json")
+def prices_alike(candidate: Candidate) -> None:
+    read_again = parse_plan(write_plan(plan_of(candidate)), "p.json")
     plan = uneven_plan(read_again, "p.json")
-    job = replace(plan.job, model=one.job.model)  # no preset is tied
-    regular, made = case_of_candidate(one), UnevenCase(replace(plan, job=job))
+    job = replace(plan.job, model=candidate.job.model)  # no preset is tied
+    regular, made = case_of_candidate(candidate), UnevenCase(replace(plan, job=job))
     assert made.program == regular.program
     assert same(made.costs, regular.costs)
     first, second = (simulate(case.program, case.costs, steps=2) for case in (regular, made))
@@ -138,7 +138,7 @@ def test_more_sequences_for_the_faster_replica_make_a_shorter_step() -> None:
 
 def test_each_rank_takes_the_layer_times_measured_at_its_own_degree_and_micro_batch() -> None:
     def part(micro_batches: int, *stages: dict[str, Any]) -> dict[str, Any]:
-        return replica(micro_batches, *({**one, "sharding": 0} for one in stages))
+        return replica(micro_batches, *({**described, "sharding": 0} for described in stages))
 
     case = UnevenCase(
         read(

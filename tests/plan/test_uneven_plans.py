@@ -129,9 +129,9 @@ def test_two_peers_that_reduce_in_opposite_order_are_a_deadlock() -> None:
         pair = _met_twice(program)
         if pair is None:
             continue
-        rank, one, other = pair
+        rank, first, other = pair
         actions = list(program.lanes[rank, Lane.REDUCE])
-        actions[one], actions[other] = actions[other], actions[one]
+        actions[first], actions[other] = actions[other], actions[first]
         lanes = {**program.lanes, (rank, Lane.REDUCE): tuple(actions)}
         broken += 1
         assert Rule.DEADLOCK in found(replace(program, lanes=lanes)), number

@@ -53,13 +53,13 @@ def read(*replicas: dict[str, Any], **head: Any) -> UnevenPlan:
 )
 @given(candidates(("ratrain", "megatron", "interleaved", "zb-h1")))
 def test_replicas_that_are_alike_have_the_header_and_the_strategy_of_the_regular_way(row) -> None:
-    one = row[1]
-    plan = plan_of(one)
+    candidate = row[1]
+    plan = plan_of(candidate)
     assert not is_uneven(plan)
     made = uneven_plan(parse_plan(write_plan(plan), "p.json"), "p.json")
-    assert made.setup == one.setup
-    assert made.strategy == one.strategy
-    assert made.choices.modes_of(made.setup) == one.choices.modes_of(one.setup)
+    assert made.setup == candidate.setup
+    assert made.strategy == candidate.strategy
+    assert made.choices.modes_of(made.setup) == candidate.choices.modes_of(candidate.setup)
 
 
 def hexiscale() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -83,7 +83,7 @@ def test_replicas_keep_their_own_depth_degrees_recovery_and_micro_batches() -> N
         (Recovery.NONE, Recovery.NONE),
         (Recovery.FORWARD, Recovery.NONE, Recovery.BACKWARD),
     )
-    assert [[[d.index for d in g] for g in one.groups[0]] for one in made.replicas] == [
+    assert [[[d.index for d in g] for g in replica.groups[0]] for replica in made.replicas] == [
         [[0, 1, 2, 3], [4, 5]],
         [[8], [9, 10], [11]],
     ]
@@ -115,12 +115,12 @@ def test_each_rank_s_budget_is_its_own_device_s() -> None:
 def test_copies_of_an_entry_on_other_kinds_of_device_are_replicas_of_their_own() -> None:
     (pair,) = (replica(6, stage("0-1, 8-9", 4), stage("2-3, 10-11", 4), count=4),)
     made = read(pair)
-    assert [one.kinds for one in made.replicas] == [
+    assert [copy.kinds for copy in made.replicas] == [
         ("a100-80g-sxm",) * 2,
         ("mt3000-cluster",) * 2,
     ]
     assert [r.count for r in made.setup.replicas] == [2, 2]
-    assert [len(one.groups) for one in made.replicas] == [2, 2]
+    assert [len(copy.groups) for copy in made.replicas] == [2, 2]
 
 
 PAIR = (replica(6, stage("0", 8)), replica(6, stage("1", 4), stage("2", 4)))
@@ -156,8 +156,8 @@ def test_what_contradicts_itself_is_named_with_its_place_and_a_fix(
         elif key == "second":
             second["micro_batches"], head["sequences"] = value, 6 + value
         elif key == "sharding_of_all":
-            for one in (*first["stages"], *second["stages"]):
-                one["sharding"] = value
+            for stage in (*first["stages"], *second["stages"]):
+                stage["sharding"] = value
         else:
             second["stages"][1][key] = value
     with pytest.raises(SpecError) as error:

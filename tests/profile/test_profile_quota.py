@@ -13,20 +13,20 @@ DISK = "24 1 8:1 / / rw,relatime - ext4 /dev/sda1 rw\n"
 
 
 def test_the_groups_of_version_1_are_those_of_the_processors_up_to_the_mount() -> None:
-    found = list(folders(DISK + FIRST + MEMORY, "4:memory:/other\n1:cpu,cpuacct:/lab/r0\n0::/\n"))
+    listed = list(folders(DISK + FIRST + MEMORY, "4:memory:/other\n1:cpu,cpuacct:/lab/r0\n0::/\n"))
     top = Path("/sys/fs/cgroup/cpu")
-    assert found == [top / "lab" / "r0", top / "lab", top]
+    assert listed == [top / "lab" / "r0", top / "lab", top]
 
 
 def test_the_groups_of_version_2_are_those_of_the_one_hierarchy() -> None:
     top = Path("/sys/fs/cgroup")
-    found = list(folders(SECOND.format(root="/"), "0::/user.slice/session\n"))
-    assert found == [top / "user.slice" / "session", top / "user.slice", top]
+    listed = list(folders(SECOND.format(root="/"), "0::/user.slice/session\n"))
+    assert listed == [top / "user.slice" / "session", top / "user.slice", top]
 
 
 def test_a_container_sees_its_own_part_of_the_hierarchy() -> None:
-    found = list(folders(SECOND.format(root="/docker/1f"), "0::/docker/1f/inner\n"))
-    assert found == [Path("/sys/fs/cgroup/inner"), Path("/sys/fs/cgroup")]
+    listed = list(folders(SECOND.format(root="/docker/1f"), "0::/docker/1f/inner\n"))
+    assert listed == [Path("/sys/fs/cgroup/inner"), Path("/sys/fs/cgroup")]
 
 
 def test_a_machine_without_control_groups_has_none() -> None:

@@ -108,7 +108,7 @@ def cases(
     tensor = draw(st.sampled_from([1, 1, 2]))
     setup = setup.with_members(lambda member, _: replace(member, tensor=tensor))
     layerwise = draw(st.booleans())
-    found = Strategy(
+    strategy = Strategy(
         "random",
         draw(st.sampled_from(list(Recovery))),
         sharding,
@@ -125,4 +125,4 @@ def cases(
         save=draw(st.booleans()),
         tie=tied or (ends and not sharded and draw(st.booleans())),
     )
-    return Case(found, setup, choices)
+    return Case(strategy, setup, choices)

@@ -64,14 +64,14 @@ def test_a_v_shaped_schedule_with_split_backward_becomes_a_sound_program() -> No
 @given(cases())
 def test_the_compute_order_survives_both_formats(case: Case) -> None:
     program = case.program
-    for index, one in enumerate(case.setup.replicas):
+    for index, pipeline in enumerate(case.setup.replicas):
         only = write_csv(program, replica=index)
         orders = read_csv(only)
         assert orders == read_csv(write_csv(program, comms=True, replica=index))
         again = program_of_csv(only, LAYER)
         assert write_csv(again) == only
         assert not verify(again).findings
-        assert again.setup.replicas[0].micro_batches == one.micro_batches
+        assert again.setup.replicas[0].micro_batches == pipeline.micro_batches
 
 
 @pytest.mark.parametrize(

@@ -64,14 +64,14 @@ def edges_of(table: Table, uses: Uses, *, compiled: bool = True) -> Edges:
 
 def assert_alike(ours: Edges, twin: Edges) -> None:
     for listed in fields(Edges):
-        one, other = getattr(ours, listed.name), getattr(twin, listed.name)
-        if isinstance(one, EdgeList):
+        compiled, other = getattr(ours, listed.name), getattr(twin, listed.name)
+        if isinstance(compiled, EdgeList):
             for column in fields(EdgeList):
-                assert_same(getattr(one, column.name), getattr(other, column.name))
+                assert_same(getattr(compiled, column.name), getattr(other, column.name))
         else:
-            assert_same(one, other)
+            assert_same(compiled, other)
 
 
-def assert_same(one: np.ndarray, other: np.ndarray) -> None:
-    assert one.dtype == other.dtype
-    assert np.array_equal(one, other)
+def assert_same(these: np.ndarray, other: np.ndarray) -> None:
+    assert these.dtype == other.dtype
+    assert np.array_equal(these, other)

@@ -38,11 +38,14 @@ def test_text_parses_back_to_an_equal_program(case: Case) -> None:
 @given(cases(max_micro_batches=4))
 def test_the_compiled_walk_equals_its_python_twin(case: Case) -> None:
     table = case.program.table
-    one, other = walk(table), walk(table, compiled=False)
-    assert np.array_equal(one.order, other.order)
-    assert np.array_equal(one.stuck, other.stuck)
+    compiled, other = walk(table), walk(table, compiled=False)
+    assert np.array_equal(compiled.order, other.order)
+    assert np.array_equal(compiled.stuck, other.stuck)
     ranks = range(case.setup.ranks)
-    ours, twin = drift(table, one.order, ranks), drift(table, one.order, ranks, compiled=False)
+    ours, twin = (
+        drift(table, compiled.order, ranks),
+        drift(table, compiled.order, ranks, compiled=False),
+    )
     assert np.array_equal(ours.early, twin.early)
     assert np.array_equal(ours.late, twin.late)
 

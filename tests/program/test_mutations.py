@@ -53,9 +53,9 @@ def changed(program: Program, rank: int, lane: Lane, by: Callable[[list[Action]]
 
 def dropped(program: Program, data: st.DataObject, *kinds: Kind) -> tuple[Program, Action]:
     """The program without one op of these kinds, and that op."""
-    found = ops_of(program, *kinds)
-    assume(found)
-    rank, lane, place = data.draw(st.sampled_from(found))
+    ops = ops_of(program, *kinds)
+    assume(ops)
+    rank, lane, place = data.draw(st.sampled_from(ops))
     without = changed(program, rank, lane, lambda actions: actions.pop(place) and None)
     return without, program.lanes[rank, lane][place]
 
@@ -143,10 +143,10 @@ def test_a_dropped_half_of_a_tie_misses_its_partner_and_leaves_gradients_incompl
     case: Case, data: st.DataObject
 ) -> None:
     program, _ = dropped(case.program, data, Kind.TieSync)
-    found = names(verify(program))
-    assert Rule.INCOMPLETE_GRADIENT in found
+    named = names(verify(program))
+    assert Rule.INCOMPLETE_GRADIENT in named
     ranks = program.setup.replicas[0].ranks
-    assert ranks == 1 or len(program.setup.replicas) > 1 or Rule.MISSING_PARTNER in found
+    assert ranks == 1 or len(program.setup.replicas) > 1 or Rule.MISSING_PARTNER in named
 
 
 @quick
@@ -165,9 +165,9 @@ def test_a_tie_ahead_of_its_reduction_is_named(case: Case, data: st.DataObject) 
     lanes = {**program.lanes}
     rest = [action for action in actions if action is not tie]
     lanes[rank, lane] = (*rest[: behind[0]], tie, *rest[behind[0] :])
-    found = verify(replace(program, lanes=lanes))
-    assert not found.sound
-    assert "TieSync" in " ".join(finding.message for finding in found.findings)
+    verdict = verify(replace(program, lanes=lanes))
+    assert not verdict.sound
+    assert "TieSync" in " ".join(finding.message for finding in verdict.findings)
 
 
 @quick
@@ -214,23 +214,23 @@ def test_two_swapped_sends_break_the_order_of_messages(case: Case, data: st.Data
     assume(lanes)
     rank, lane = data.draw(st.sampled_from(lanes))
     actions = program.lanes[rank, lane]
-    one = data.draw(st.integers(0, len(actions) - 2))
-    other = data.draw(st.integers(one + 1, len(actions) - 1))
+    first = data.draw(st.integers(0, len(actions) - 2))
+    other = data.draw(st.integers(first + 1, len(actions) - 1))
 
     def to(action: Action) -> int:
         stage = action.stage + (1 if action.kind is Kind.SEND_F else -1)
         index = program.setup.replica_of(rank)
         return program.setup.replicas[index].stages[stage].only.rank
 
-    between = actions[one : other + 1]
-    assume(any(to(a) == to(actions[e]) for e in (one, other) for a in between if a != actions[e]))
-    found = names(verify(changed(program, rank, lane, _swap(one, other))))
-    assert Rule.MESSAGE_ORDER in found
+    between = actions[first : other + 1]
+    assume(any(to(a) == to(actions[e]) for e in (first, other) for a in between if a != actions[e]))
+    named = names(verify(changed(program, rank, lane, _swap(first, other))))
+    assert Rule.MESSAGE_ORDER in named
 
 
-def _swap(one: int, other: int) -> Callable[[list[Action]], None]:
+def _swap(first: int, other: int) -> Callable[[list[Action]], None]:
     def swap(actions: list[Action]) -> None:
-        actions[one], actions[other] = actions[other], actions[one]
+        actions[first], actions[other] = actions[other], actions[first]
 
     return swap
 
@@ -253,9 +253,9 @@ def test_swapped_ops_that_depend_on_each_other_are_named(case: Case, data: st.Da
     same = (table.rank[inside.source] == table.rank[inside.target]) & (
         table.lane[inside.source] == table.lane[inside.target]
     )
-    found = np.flatnonzero(same & (inside.kind != LANE_EDGE))
-    assume(len(found))
-    edge = data.draw(st.sampled_from(found.tolist()))
+    edges = np.flatnonzero(same & (inside.kind != LANE_EDGE))
+    assume(len(edges))
+    edge = data.draw(st.sampled_from(edges.tolist()))
     source, target = int(inside.source[edge]), int(inside.target[edge])
     rank, lane = int(table.rank[source]), Lane(int(table.lane[source]))
     start = int(np.flatnonzero((table.rank == rank) & (table.lane == lane))[0])
@@ -274,8 +274,8 @@ def test_any_two_swapped_ops_either_run_or_are_named(case: Case, data: st.DataOb
     lanes = [key for key, actions in program.lanes.items() if len(actions) > 1]
     rank, lane = data.draw(st.sampled_from(sorted(lanes)))
     places = st.integers(0, len(program.lanes[rank, lane]) - 1)
-    one, other = data.draw(places), data.draw(places)
-    verdict = verify(changed(program, rank, lane, _swap(one, other)))
+    first, other = data.draw(places), data.draw(places)
+    verdict = verify(changed(program, rank, lane, _swap(first, other)))
     assert verdict.findings or len(verdict.bounds) == case.setup.ranks
     assert all(finding.message for finding in verdict.findings)
 
@@ -328,17 +328,17 @@ def test_a_free_before_the_last_read_is_a_use_after_free(case: Case, data: st.Da
     row, early = data.draw(st.sampled_from(pairs))
     op = uses.op.copy()
     op[row] = early
-    found = names(verify(with_uses(table, op=op)))
-    assert Rule.USE_AFTER_FREE in found
+    named = names(verify(with_uses(table, op=op)))
+    assert Rule.USE_AFTER_FREE in named
 
 
 def _earlier_users(table: Table, row: int) -> list[int]:
     """Ops that use the freed version too, and stand before the freeing op on its lane."""
     uses = table.uses
-    own = (uses.state == uses.state[row]) & (uses.version == uses.version[row])
+    same_version = (uses.state == uses.state[row]) & (uses.version == uses.version[row])
     freer = int(uses.op[row])
-    readers = uses.op[own & (uses.mode == READ)]
-    writers = uses.op[own & (uses.mode == WRITE)]
+    readers = uses.op[same_version & (uses.mode == READ)]
+    writers = uses.op[same_version & (uses.mode == WRITE)]
     same = (table.rank[writers] == table.rank[freer]) & (table.lane[writers] == table.lane[freer])
     return writers[same & (writers < freer) & np.isin(freer, readers)].tolist()
 

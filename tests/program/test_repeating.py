@@ -38,8 +38,8 @@ def small_programs_are_kept_short_too(monkeypatch: pytest.MonkeyPatch) -> None:
 def of_many(case: Case, rounds: int) -> Setup:
     """The case's setup with as many micro-batches for every replica: some rounds of the ranks."""
     ranks = max(replica.ranks for replica in case.setup.replicas)
-    one = replace(case.setup, replicas=case.setup.replicas[:1])
-    return with_micro_batches(one, lambda _: ranks * rounds)
+    single = replace(case.setup, replicas=case.setup.replicas[:1])
+    return with_micro_batches(single, lambda _: ranks * rounds)
 
 
 @general
@@ -62,12 +62,12 @@ def test_what_is_proved_of_a_short_program_is_what_is_proved_of_the_long_one(
     case: Case, rounds: int
 ) -> None:
     setup = of_many(case, rounds)
-    found = proved(lambda s: made_by(case, s), setup, case.found.skeleton)
+    short = proved(lambda s: made_by(case, s), setup, case.found.skeleton)
     whole = verify(made_by(case, setup))
-    assert [(b.total_bytes, b.by_family) for b in found.verdict.bounds] == [
+    assert [(b.total_bytes, b.by_family) for b in short.verdict.bounds] == [
         (b.total_bytes, b.by_family) for b in whole.bounds
     ]
-    assert found.verdict.sound == whole.sound
+    assert short.verdict.sound == whole.sound
 
 
 def proved_long(micro_batches: int) -> Proved:
@@ -83,11 +83,11 @@ def long_program(micro_batches: int = 5000) -> Repeating:
 
 
 def test_a_million_micro_batches_are_proved_by_a_few_dozen() -> None:
-    found = proved_long(1_000_000)
-    assert isinstance(found.program, Repeating)
-    assert found.program.ops > 5 * 10**7
-    assert found.short.setup.replicas[0].micro_batches < 100
-    assert found.verdict.sound
+    long = proved_long(1_000_000)
+    assert isinstance(long.program, Repeating)
+    assert long.program.ops > 5 * 10**7
+    assert long.short.setup.replicas[0].micro_batches < 100
+    assert long.verdict.sound
 
 
 @pytest.mark.parametrize(

@@ -61,13 +61,13 @@ def test_each_replica_has_one_sum_and_both_its_halves_share_a_group(case: Case) 
     table = case.program.table
     ties = np.flatnonzero(table.kind == Kind.TieSync)
     assert bool(len(ties)) == case.choices.tie
-    for number, one in enumerate(case.setup.replicas if case.choices.tie else ()):
-        own = ties[table.states.units.replica[table.unit[ties]] == number]
-        assert len(own) == min(one.ranks, 2)
-        groups = set(table.group[own].tolist())
+    for number, pipeline in enumerate(case.setup.replicas if case.choices.tie else ()):
+        of_replica = ties[table.states.units.replica[table.unit[ties]] == number]
+        assert len(of_replica) == min(pipeline.ranks, 2)
+        groups = set(table.group[of_replica].tolist())
         assert len(groups) == 1
-        assert (groups == {-1}) == (one.ranks == 1)
-        assert not np.isin(table.group[np.setdiff1d(np.arange(len(table)), own)],
+        assert (groups == {-1}) == (pipeline.ranks == 1)
+        assert not np.isin(table.group[np.setdiff1d(np.arange(len(table)), of_replica)],
                            [*(groups - {-1})]).any()  # fmt: skip
 
 
@@ -125,5 +125,5 @@ def test_a_sum_of_a_unit_that_is_not_tied_is_refused(tied: bool, unit: int) -> N
 
 def test_tying_costs_no_memory_while_the_sum_is_reduced_in_place() -> None:
     plain, tied = small("megatron"), tie_embeddings(small("megatron"))
-    bounds = [[b.total_bytes for b in verify(one).bounds] for one in (plain, tied)]
+    bounds = [[b.total_bytes for b in verify(program).bounds] for program in (plain, tied)]
     assert bounds[0] == bounds[1]

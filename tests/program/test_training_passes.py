@@ -73,9 +73,9 @@ def test_a_circle_that_closes_through_the_norm_of_another_rank_is_spelled_out() 
     lanes = {**program.lanes, (0, Lane.COMPUTE): tuple(compute)}
     lanes[0, Lane.UPDATE] = program.lane(0, Lane.UPDATE)[1:]  # no AllSynced
     table = replace(program, lanes=lanes).table
-    uses, own = table.uses, table.rank == 0
-    late = np.flatnonzero(own & np.isin(table.kind, [Kind.ClipNorm, Kind.UpdateShard]))
-    reduction = np.flatnonzero(own & (table.kind == Kind.GradSync))
+    uses, first_rank = table.uses, table.rank == 0
+    late = np.flatnonzero(first_rank & np.isin(table.kind, [Kind.ClipNorm, Kind.UpdateShard]))
+    reduction = np.flatnonzero(first_rank & (table.kind == Kind.GradSync))
     gradient = uses.state == table.states.start("gradient")
     lost = gradient & (uses.mode == READ) & np.isin(uses.op, late)
     op = np.where(gradient & (uses.mode == FREE), reduction, uses.op)

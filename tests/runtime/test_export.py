@@ -91,8 +91,8 @@ def assert_kept(out: Path, source: Path, dtype: torch.dtype) -> None:
 
 def test_a_folder_goes_through_ratrain_unchanged(tmp_path: Path) -> None:
     source, out = their_folder(tmp_path / "theirs"), tmp_path / "ours"
-    found = export_run(source, out)
-    assert (found.dtype, found.source) == ("bf16", source)
+    exported = export_run(source, out)
+    assert (exported.dtype, exported.source) == ("bf16", source)
     assert_kept(out, source, torch.bfloat16)
     before: Any = AutoModelForCausalLM.from_pretrained(source)
     after: Any = AutoModelForCausalLM.from_pretrained(out)
@@ -146,8 +146,8 @@ def test_a_run_that_began_from_a_folder_is_exported_as_that_folder_was(tmp_path:
     )
     run, out = made(tmp_path, setting), tmp_path / "ours"
     start(run)
-    found = export_run(run.path, out)
-    assert (found.step, found.dtype, found.source) == (2, "bf16", source)
+    exported = export_run(run.path, out)
+    assert (exported.step, exported.dtype, exported.source) == (2, "bf16", source)
     assert_kept(out, source, torch.bfloat16)
     check_weights(out, trained_model(out).spec)
     before: Any = AutoModelForCausalLM.from_pretrained(source)

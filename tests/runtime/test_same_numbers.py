@@ -81,7 +81,7 @@ def test_every_strategy_gives_the_same_bits(
     usual: dict[tuple[int, int], Result],
     tmp_path: Path,
 ) -> None:
-    others = [one.at(layout) for one in CHOICES]
+    others = [choice.at(layout) for choice in CHOICES]
     if layout[0] == 2:
         others += [replace(Setting(name, virtual=2).at(layout)) for name in INTERLEAVED]
     for number, setting in enumerate(others):

@@ -17,11 +17,11 @@ def test_an_order_found_by_search_trains_to_the_same_bits_as_1f1b(tmp_path: Path
     assert searched.status == 0, searched.err
     order = searched.body["search"]["order"]
     settings = [word for setting in order["settings"] for word in ("--set", setting)]
-    found = ratrain(tmp_path, "train", "job.toml", "--run", "found", *settings, "--no-calibrate")
+    trained = ratrain(tmp_path, "train", "job.toml", "--run", "found", *settings, "--no-calibrate")
     plain = ratrain(
         tmp_path, "train", "job.toml", "--run", "plain", "--schedule", "1f1b", "--no-calibrate"
     )
-    assert found.status == plain.status == 0, found.err + plain.err
+    assert trained.status == plain.status == 0, trained.err + plain.err
     compared = ratrain(tmp_path, "compare", "found", "plain", "--json")
     assert compared.status == 0, compared.err
     assert compared.body["identical"] and compared.body["losses"]["differing"] == 0

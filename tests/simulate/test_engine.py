@@ -68,17 +68,17 @@ def test_peak_memory_stays_within_the_verifiers_bound_whatever_the_costs(
 def test_the_compiled_engine_equals_its_python_twin_bit_by_bit(case: Case, seed: int) -> None:
     assert library("simulate", "engine_c") is not None, "the compiled engine is not built"
     costs = random_costs(case.program.table, seed)
-    one, other = clock(case.program, costs), clock(case.program, costs, compiled=False)
+    compiled, other = clock(case.program, costs), clock(case.program, costs, compiled=False)
     for column in COLUMNS:
-        assert np.array_equal(getattr(one, column), getattr(other, column)), column
+        assert np.array_equal(getattr(compiled, column), getattr(other, column)), column
 
 
 @settings(quick, max_examples=20)
 @given(cases(), seeds)
 def test_two_runs_are_identical(case: Case, seed: int) -> None:
     costs = random_costs(case.program.table, seed)
-    one, other = clock(case.program, costs), clock(case.program, costs)
-    assert all(np.array_equal(getattr(one, c), getattr(other, c)) for c in COLUMNS)
+    first, other = clock(case.program, costs), clock(case.program, costs)
+    assert all(np.array_equal(getattr(first, c), getattr(other, c)) for c in COLUMNS)
 
 
 @quick
@@ -173,13 +173,13 @@ def test_a_slower_op_makes_nothing_end_earlier_where_no_link_is_shared(
 @given(st.sampled_from(["ratrain", "tuned", "zero3-heavy", "gpipe", "zb-h1"]), seeds)
 def test_a_folded_replica_takes_the_time_of_four_written_out(name: str, seed: int) -> None:
     folded = small(name)
-    one = replace(folded.setup.replicas[0], count=1)
+    single = replace(folded.setup.replicas[0], count=1)
     # `small` folds two replicas; states shared by four are made from four in both programs
-    four = replace(folded.setup, replicas=(replace(one, count=4),))
-    written = replace(folded.setup, replicas=(one,) * 4)
+    four = replace(folded.setup, replicas=(replace(single, count=4),))
+    written = replace(folded.setup, replicas=(single,) * 4)
     lanes = dict(folded.lanes)
     every = {
-        (rank + number * one.ranks, lane): actions
+        (rank + number * single.ranks, lane): actions
         for (rank, lane), actions in lanes.items()
         for number in range(4)
     }
@@ -207,7 +207,7 @@ def test_a_folded_replica_takes_the_time_of_four_written_out(name: str, seed: in
     alone, apart = clock(small_program, costs), clock(large_program, large_costs)
     n = len(small_program.table)
     for number in range(4):
-        mine = (large_program.table.rank // one.ranks) == number
+        mine = (large_program.table.rank // single.ranks) == number
         ends = apart.end_s.reshape(3, 4 * n)[:, mine].ravel()
         assert np.allclose(ends, alone.end_s, rtol=1e-9)
     assert np.array_equal(apart.peak_bytes, np.tile(alone.peak_bytes, 4))

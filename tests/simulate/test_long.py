@@ -38,11 +38,11 @@ def test_an_extrapolated_program_has_the_times_and_peaks_of_the_whole_one(
     name: str, backward_s: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     setup = Setup((replica((3,) * 4, 400),))
-    found = proved_long(strategy(name), setup, Choices())
-    costs = plain_costs(found.short.table, {Kind.F: 1.0, Kind.B: backward_s, Kind.I: backward_s})
-    drawn = simulated(found, costs, monkeypatch)
-    assert drawn.extrapolated_to is found.program
-    assert_as_the_whole(drawn, found, costs)
+    program = proved_long(strategy(name), setup, Choices())
+    costs = plain_costs(program.short.table, {Kind.F: 1.0, Kind.B: backward_s, Kind.I: backward_s})
+    drawn = simulated(program, costs, monkeypatch)
+    assert drawn.extrapolated_to is program.program
+    assert_as_the_whole(drawn, program, costs)
 
 
 @settings(
@@ -60,31 +60,31 @@ def test_any_program_of_random_times_is_extrapolated_to_the_times_of_the_whole_o
 ) -> None:
     alone = replace(case.setup, replicas=case.setup.replicas[:1])
     setup = with_micro_batches(alone, lambda _: alone.replicas[0].ranks * rounds)
-    found = proved_long(case.found, setup, case.choices)
-    assume(isinstance(found.program, Repeating))
+    program = proved_long(case.found, setup, case.choices)
+    assume(isinstance(program.program, Repeating))
     rng = np.random.default_rng(seed)
     times_s = {kind: float(rng.exponential()) for kind in kinds() if not kind.is_barrier}
-    costs = plain_costs(found.short.table, times_s)
+    costs = plain_costs(program.short.table, times_s)
     with pytest.MonkeyPatch.context() as monkeypatch:
-        drawn = simulated(found, costs, monkeypatch)
+        drawn = simulated(program, costs, monkeypatch)
     assume(drawn.extrapolated_to is not None)
-    assert_as_the_whole(drawn, found, costs)
+    assert_as_the_whole(drawn, program, costs)
 
 
 def proved_long(chosen: Strategy, setup: Setup, choices: Choices) -> Proved:
     return proved(lambda s: apply_strategy(chosen, s, choices), setup, chosen.skeleton)
 
 
-def simulated(found: Proved, costs: Costs, monkeypatch: pytest.MonkeyPatch) -> Simulation:
+def simulated(program: Proved, costs: Costs, monkeypatch: pytest.MonkeyPatch) -> Simulation:
     """Its simulation, extrapolated if that can be done at all."""
-    monkeypatch.setattr(long, "OPS", 4 * found.program_ops - 1)
-    return simulate_proved(found, costs)
+    monkeypatch.setattr(long, "OPS", 4 * program.program_ops - 1)
+    return simulate_proved(program, costs)
 
 
-def assert_as_the_whole(drawn: Simulation, found: Proved, costs: Costs) -> None:
+def assert_as_the_whole(drawn: Simulation, program: Proved, costs: Costs) -> None:
     """Every figure is within a millionth of the step of that of the program written out."""
-    assert isinstance(found.program, Repeating)
-    whole = simulate(found.program.written_out(), costs, verdict=found.verdict)
+    assert isinstance(program.program, Repeating)
+    whole = simulate(program.program.written_out(), costs, verdict=program.verdict)
     close = {"rel": 0, "abs": 1e-6 * whole.step_time_s}
     assert drawn.step_time_s == pytest.approx(whole.step_time_s, **close)
     for rank, expected in zip(drawn.ranks, whole.ranks, strict=True):

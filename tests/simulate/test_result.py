@@ -140,12 +140,12 @@ def test_the_tail_of_plain_1f1b_is_its_reductions_and_updates() -> None:
 def test_update_prefetch_and_the_state_pipeline_shorten_the_step_and_its_tail() -> None:
     times_s = {Kind.F: 1.0, Kind.R: 1.0, Kind.B: 2.0}
     state_s = dict.fromkeys([Kind.GradSync, Kind.UpdateShard, Kind.PrefetchW], 0.5)
-    found = {}
+    steps = {}
     for name in ("tuned", "backward-checkpoint"):
         program = small(name, cut=(3, 3))
-        found[name] = simulate(program, plain_costs(program.table, {**times_s, **state_s}))
-    assert found["backward-checkpoint"].step_time_s < found["tuned"].step_time_s
-    assert found["backward-checkpoint"].mean_tail_s < found["tuned"].mean_tail_s
+        steps[name] = simulate(program, plain_costs(program.table, {**times_s, **state_s}))
+    assert steps["backward-checkpoint"].step_time_s < steps["tuned"].step_time_s
+    assert steps["backward-checkpoint"].mean_tail_s < steps["tuned"].mean_tail_s
 
 
 @pytest.mark.parametrize("name", sorted(STRATEGIES))

@@ -51,7 +51,7 @@ def test_text_is_read_on_the_background(name: str, theme: str) -> None:
 @pytest.mark.parametrize("theme", THEMES)
 def test_no_two_colours_are_the_same(theme: str) -> None:
     shades = [shade(entry.colour, theme) for entry in OP_CLASSES]
-    assert all(one != other for one, other in combinations(shades, 2))
+    assert all(colour != other for colour, other in combinations(shades, 2))
     waits = [shade(colour_of(entry), theme) for entry in palette.WAITS.values()]
     assert len(set(waits)) == len(waits)
 

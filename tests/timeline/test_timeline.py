@@ -197,50 +197,52 @@ def test_spans_of_one_lane_follow_each_other_and_every_lane_is_named(name: str) 
 
 
 def test_a_timeline_equals_itself() -> None:
-    one = simulated()
-    found = compare(one, one)
-    assert not found.missing
-    assert not found.extra
-    assert found.first_length_s == found.second_length_s
-    assert len(found.ops) == len(one.spans)
-    assert all(op.length_difference_s == op.start_difference_s == 0 for op in found.ops)
+    timeline = simulated()
+    difference = compare(timeline, timeline)
+    assert not difference.missing
+    assert not difference.extra
+    assert difference.first_length_s == difference.second_length_s
+    assert len(difference.ops) == len(timeline.spans)
+    assert all(op.length_difference_s == op.start_difference_s == 0 for op in difference.ops)
 
 
 def test_a_changed_op_is_found_and_no_other() -> None:
-    one = simulated()
-    number = next(n for n, span in enumerate(one.spans) if span.word.startswith("0.1F"))
-    longer = replace(one.spans[number], end_s=one.spans[number].end_s + 5)
-    other = replace(one, spans=(*one.spans[:number], longer, *one.spans[number + 1 :]))
-    found = compare(one, other)
-    changed = [op for op in found.ops if op.length_difference_s or op.start_difference_s]
+    timeline = simulated()
+    number = next(n for n, span in enumerate(timeline.spans) if span.word.startswith("0.1F"))
+    longer = replace(timeline.spans[number], end_s=timeline.spans[number].end_s + 5)
+    other = replace(
+        timeline, spans=(*timeline.spans[:number], longer, *timeline.spans[number + 1 :])
+    )
+    difference = compare(timeline, other)
+    changed = [op for op in difference.ops if op.length_difference_s or op.start_difference_s]
     assert [op.word for op in changed] == [longer.word]
     assert changed[0].length_difference_s == pytest.approx(5)
-    kinds = {row.kind: row.second_s - row.first_s for row in found.kinds}
+    kinds = {row.kind: row.second_s - row.first_s for row in difference.kinds}
     assert kinds.pop("F") == pytest.approx(5)
     assert set(kinds.values()) == {0}
 
 
 def test_missing_and_extra_ops_are_told_apart() -> None:
-    one = simulated()
-    less = replace(one, spans=one.spans[1:])
-    assert compare(one, less).missing == one.spans[:1]
-    assert compare(one, less).extra == ()
-    assert compare(less, one).extra == one.spans[:1]
-    assert compare(less, one).missing == ()
+    timeline = simulated()
+    less = replace(timeline, spans=timeline.spans[1:])
+    assert compare(timeline, less).missing == timeline.spans[:1]
+    assert compare(timeline, less).extra == ()
+    assert compare(less, timeline).extra == timeline.spans[:1]
+    assert compare(less, timeline).missing == ()
 
 
 def test_two_strategies_compare_by_kind() -> None:
-    found = compare(simulated("ratrain"), simulated("full-save"))
-    assert {span.word for span in found.missing} >= {"0.1R0"}
-    assert {"F", "B", "SEND_F"} <= {row.kind for row in found.kinds}
-    assert "R" not in {row.kind for row in found.kinds}
+    difference = compare(simulated("ratrain"), simulated("full-save"))
+    assert {span.word for span in difference.missing} >= {"0.1R0"}
+    assert {"F", "B", "SEND_F"} <= {row.kind for row in difference.kinds}
+    assert "R" not in {row.kind for row in difference.kinds}
 
 
 def test_timelines_without_a_common_op_are_refused() -> None:
-    one = simulated()
+    timeline = simulated()
     none = Timeline("runtime", ())
     with pytest.raises(TimelineError, match="no op in common"):
-        compare(one, none)
+        compare(timeline, none)
     with pytest.raises(TimelineError, match="no op in common"):
         compare(none, none)
 

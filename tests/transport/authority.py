@@ -30,9 +30,9 @@ class Authority:
         self._folder = folder
         self._name = x509.Name([x509.NameAttribute(x509.NameOID.COMMON_NAME, name)])
         self._key = ec.generate_private_key(ec.SECP256R1())
-        own = self._certificate(self._name, self._key, 30, is_authority=True)
+        certificate = self._certificate(self._name, self._key, 30, is_authority=True)
         self.file = folder / f"{name}.pem"
-        self.file.write_bytes(own)
+        self.file.write_bytes(certificate)
 
     def sign(self, name: str, *, days: int = 30, password: bytes = b"", use: str = "") -> Tls:
         """The files of one host."""

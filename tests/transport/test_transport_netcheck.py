@@ -35,14 +35,21 @@ def test_net_check_measures_and_verifies_every_pair_of_local_agents() -> None:
 def test_net_check_measures_under_tls_by_the_secret_alone_or_by_certificates(
     tmp_path: Path,
 ) -> None:
-    own = Authority(tmp_path).sign("host")
-    files = ["--certificate", own.certificate, "--key", own.key, "--authority", own.authority]
+    signed = Authority(tmp_path).sign("host")
+    files = [
+        "--certificate",
+        signed.certificate,
+        "--key",
+        signed.key,
+        "--authority",
+        signed.authority,
+    ]
     for options in (["--tls"], [str(f) for f in files]):
         command_line = ["check", "--local", "2", "--mib", "1", "--json", *options]
         result = CliRunner().invoke(command, command_line)
         assert result.exit_code == 0, result.output
         assert [r["verified"] for r in json.loads(result.output)["links"]] == [True, True]
-    wrong = ["--certificate", str(own.certificate), "--key", "no.key", "--authority", "no.pem"]
+    wrong = ["--certificate", str(signed.certificate), "--key", "no.key", "--authority", "no.pem"]
     result = CliRunner().invoke(command, ["check", "--local", "2", *wrong])
     assert isinstance(result.exception, SpecError)
     assert str(result.exception).startswith("Tls.key: no such file: no.key")

@@ -285,10 +285,10 @@ def test_pages_can_be_reused_at_once_after_cancel_at_any_point(engines: Two) -> 
 def test_registering_counts_holders_and_a_new_length_is_a_new_region(engines: Two) -> None:
     a, b = engines
     memory = np.zeros(100, np.uint8)
-    one, two, part = b.register(memory), b.register(memory), b.register(memory[:50])
-    assert one is two
-    assert part is not one
-    b.revoke(one)
+    first, two, part = b.register(memory), b.register(memory), b.register(memory[:50])
+    assert first is two
+    assert part is not first
+    b.revoke(first)
     a.write(a.register(noise(50)), two.descriptor()).wait()
     b.revoke(two)
     with pytest.raises(BadTarget):

@@ -174,8 +174,8 @@ def test_another_secret_is_refused_under_tls(caplog: pytest.LogCaptureFixture) -
 def test_certificates_of_two_authorities_or_none_do_not_meet(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:
-    one, two = Authority(tmp_path, "one"), Authority(tmp_path, "two")
-    a_tls, b_tls = one.sign("a"), two.sign("b")
+    first, two = Authority(tmp_path, "one"), Authority(tmp_path, "two")
+    a_tls, b_tls = first.sign("a"), two.sign("b")
     with engine("a", a_tls) as a, engine("b", b_tls) as b:
         refused(a, b, "the peer's certificate is refused: ", caplog, "refuses our certificate")
     caplog.clear()

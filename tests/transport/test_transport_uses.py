@@ -56,10 +56,10 @@ def test_weights_reshard_from_rows_to_columns_and_swap_whole_versions(four: list
 def test_an_interrupted_publish_leaves_the_old_weights_whole_and_the_next_one_works(
     four: list[Engine],
 ) -> None:
-    one, two, server, _ = four
+    first, two, server, _ = four
     held = [shard(SHAPES, 4, 0, i, 2) for i in range(2)]
     subscriber = Subscriber(server, shard(SHAPES, 4, 0, 0, 1))
-    sources = {one.address: held[0], two.address: held[1]}
+    sources = {first.address: held[0], two.address: held[1]}
 
     def send(engine: Engine, index: int, version: int, offer: object) -> None:
         memory = packed(full(version), 0, index, 2)
@@ -67,25 +67,25 @@ def test_an_interrupted_publish_leaves_the_old_weights_whole_and_the_next_one_wo
             transfer.wait()
 
     offer = subscriber.offer()
-    send(one, 0, 1, offer)
+    send(first, 0, 1, offer)
     send(two, 1, 1, offer)
     subscriber.accept(sources)
     before = subscriber.weights.copy()
     late = subscriber.offer()
-    send(one, 0, 2, late)  # half of version 2, then its other half's holder dies
+    send(first, 0, 2, late)  # half of version 2, then its other half's holder dies
     two.close()
     with pytest.raises(PeerDown):
         subscriber.accept(sources, 5)
     assert subscriber.version == 1
     assert (subscriber.weights == before).all()
     with pytest.raises(TransportError):
-        send(one, 0, 2, late)
+        send(first, 0, 2, late)
     again = subscriber.offer()
     whole = shard(SHAPES, 4, 0, 0, 1)
     memory = packed(full(3), 0, 0, 1)
-    for transfer in Publisher(one, whole, memory).publish([again]):
+    for transfer in Publisher(first, whole, memory).publish([again]):
         transfer.wait()
-    assert subscriber.accept({one.address: whole}) == 2
+    assert subscriber.accept({first.address: whole}) == 2
     assert (subscriber.weights == memory).all()
 
 
