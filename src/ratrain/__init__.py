@@ -9,6 +9,7 @@ In a notebook or a script (docs/python.md):
     ratrain.build(job)         # the program of one step
     ratrain.verify(job)        # its proof: it cannot deadlock, and fits in memory
     ratrain.simulate(job)      # its predicted step
+    ratrain.schedules(job)     # every compute order on it; .search() looks for a faster one
     run = ratrain.train(job)   # real processes, as `ratrain train` starts them
     ratrain.report(run)        # a page to look at
 
@@ -29,12 +30,14 @@ if TYPE_CHECKING:
     from ratrain.api.predictions import Prediction, simulate
     from ratrain.api.programs import BuiltProgram, Proof, build, verify
     from ratrain.api.runs import Run, load_run
+    from ratrain.api.schedules import OrderSearch, Schedules, schedules
     from ratrain.api.training import StepProgress, train
     from ratrain.errors import RatrainError
 
 __all__ = [
     "BuiltProgram",
     "Job",
+    "OrderSearch",
     "Page",
     "Plan",
     "Plans",
@@ -42,6 +45,7 @@ __all__ = [
     "Proof",
     "RatrainError",
     "Run",
+    "Schedules",
     "StepProgress",
     "__version__",
     "build",
@@ -49,6 +53,7 @@ __all__ = [
     "load_run",
     "plan",
     "report",
+    "schedules",
     "simulate",
     "train",
     "verify",
@@ -72,6 +77,9 @@ _HOME = {
     "Run": "api.runs",
     "StepProgress": "api.training",
     "load_run": "api.runs",
+    "OrderSearch": "api.schedules",
+    "Schedules": "api.schedules",
+    "schedules": "api.schedules",
     "train": "api.training",
     "RatrainError": "errors",
 }
