@@ -103,14 +103,22 @@ def test_a_file_cut_after_opening_is_detected_when_it_is_read(kept: Path, tmp_pa
         checkpoint.read_range("h", "moment2", 0, UNITS["h"])
 
 
-def test_another_formats_version_is_refused_though_its_checksum_is_right(
-    kept: Path, tmp_path: Path
+@pytest.mark.parametrize(
+    ("changes", "says"),
+    [
+        ({"version": 99}, "version 99; this ratrain reads"),
+        ({"created_s": -1795445711.9}, "an invalid time, -1795445711.9"),
+        ({"created_s": True}, "an invalid time, true"),
+    ],
+)
+def test_a_manifest_that_cannot_be_is_refused_though_its_checksum_is_right(
+    kept: Path, tmp_path: Path, changes: dict[str, object], says: str
 ) -> None:
     path = shutil.copytree(kept, tmp_path / "run") / "checkpoints" / "step-00000100"
-    body = json.loads((path / NAME).read_text()) | {"version": 99, "sha256": "0" * 64}
+    body = json.loads((path / NAME).read_text()) | changes | {"sha256": "0" * 64}
     text = json.dumps(body, indent=1) + "\n"
     (path / NAME).write_text(text.replace("0" * 64, sha256(text.encode()).hexdigest()))
-    with pytest.raises(CheckpointError, match="version 99; this ratrain reads"):
+    with pytest.raises(CheckpointError, match=says):
         open_checkpoint(path)
 
 

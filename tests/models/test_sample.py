@@ -76,6 +76,15 @@ def test_a_full_sequence_goes_on_from_its_last_half() -> None:
     assert sampled[8] == next(sample(LLAMA, model.weights, sampled[4:8], 1, sequence_length=8))
 
 
+def test_a_context_of_a_billion_tokens_takes_the_memory_of_the_text() -> None:
+    model = running(LLAMA)
+    texts = [
+        list(sample(LLAMA, model.weights, [4, 7], 6, sequence_length=length))
+        for length in (8, 1_000_000_000)
+    ]
+    assert texts[0] == texts[1]
+
+
 @pytest.mark.parametrize(("prompt", "temperature"), [([], 0.0), ([1], -1.0), ([1], float("nan"))])
 def test_a_prompt_or_temperature_without_sense_is_refused(
     prompt: list[int], temperature: float

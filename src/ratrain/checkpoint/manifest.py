@@ -208,7 +208,7 @@ def parse(text: bytes) -> Manifest:
     records = tuple(RankRecord.of_json(row) for row in cast("list[Any]", files))
     created_s = body.get("created_s")
     _require(
-        isinstance(created_s, (int, float)) and abs(created_s) < _MOST_SECONDS,
+        type(created_s) in (int, float) and 0 <= cast("float", created_s) < _MOST_SECONDS,
         f"has an invalid time, {shown(created_s)}",
     )
     spread = _spread(body.get("spread"), records)

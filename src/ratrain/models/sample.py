@@ -77,6 +77,8 @@ def sample(
         raise SpecError(
             f"{temperature} is not a temperature", place="temperature", fix="use 0 to 2"
         )
+    # Room for no more keys than will be read: a context may be far longer than the text.
+    sequence_length = min(sequence_length, len(prompt) + count)
     reader = Reader(spec, weights, sequence_length)
     device = weights[HEAD]["head.logits"].device
     generator = torch.Generator().manual_seed(seed)
