@@ -69,6 +69,14 @@ def test_no_module_but_the_readers_parses_a_format_or_reads_a_file(path: Path) -
         assert not reads, f"{name}:{line} reads a file: use ratrain.readers.files"
 
 
+@pytest.mark.parametrize("path", sorted((SOURCE / "cli").rglob("*.py")), ids=lambda path: path.stem)
+def test_no_verb_writes_a_file_but_whole_and_without_waiting_for_a_pipes_reader(path: Path) -> None:
+    for owner, call, line in calls(path):
+        assert call not in ("write_text", "write_bytes"), (
+            f"{path.name}:{line} writes {owner}: use ratrain.timeline.timeline.write_whole"
+        )
+
+
 def test_the_readers_are_seen_to_parse() -> None:
     seen = {
         (owner, call)

@@ -126,6 +126,7 @@ def serve(
         (umask 077; head -c 32 /dev/urandom | base64 > job.key)
         ratrain net serve --secret-file job.key --nics eth0 --name a --out a.json
     """
+    from ratrain.timeline.timeline import write_whole
     from ratrain.transport import Engine
     from ratrain.transport.uses.netcheck import Agent
 
@@ -136,7 +137,7 @@ def serve(
         )
     with Engine(_config(secret_file, nics, name, provider, _tls(**tls))) as engine:
         agent = Agent(engine)
-        Path(out).write_bytes(engine.address.to_bytes())
+        write_whole(Path(out), engine.address.to_bytes().decode())
         if as_json:
             print_json("net serve", {"address": engine.address.to_json()})
         else:

@@ -118,10 +118,7 @@ def power_of_two(count: int) -> int:
 
 def write(path: Path, text: str) -> None:
     """Write a picture and say so."""
-    try:
-        path.write_text(text)
-    except OSError as error:
-        raise SpecError(
-            f"cannot write: {error.strerror}", place=str(path), fix="choose a writable file"
-        ) from error
+    from ratrain.timeline.timeline import write_whole
+
+    write_whole(path, text)
     click.echo(f"wrote {path}", err=True)

@@ -108,6 +108,7 @@ def command(
     from ratrain.profile.cluster_file import cluster_toml
     from ratrain.profile.layers import LayersAsked, layer_profiles
     from ratrain.profile.machine import measure
+    from ratrain.timeline.timeline import write_whole
 
     if output is not None and not output.parent.is_dir():
         raise SpecError("no such folder", place=str(output.parent), fix="create it first")
@@ -136,7 +137,7 @@ def command(
             fix="stop other programs on this machine, or remove --strict",
         )
     if output is not None:
-        output.write_text(cluster_toml(profile), encoding="utf-8")
+        write_whole(output, cluster_toml(profile))
     if as_json:
         print_json("profile", plain(profile))
     else:

@@ -76,11 +76,12 @@ def command(
     from ratrain.plan.order_search import Limits
     from ratrain.plan.searched_order import search_for
     from ratrain.plan.searched_words import search_json, search_text
+    from ratrain.timeline.timeline import write_whole
 
     with progress("searching", "s") as report:
         result = search_for(comparison, Limits(seconds, evaluations), seed, report)
     if save is not None and result.order is not None:
-        save.write_text(result.order.csv)
+        write_whole(save, result.order.csv)
     if as_json:
         found = search_json(result, comparison, described, save)
         print_json("schedules", {**comparison_json(comparison), "search": found})
