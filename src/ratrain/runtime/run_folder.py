@@ -33,7 +33,7 @@ from ratrain.readers import files
 from ratrain.readers.json import read_json_table
 from ratrain.readers.limits import PROGRAM_BYTES
 from ratrain.runtime import run_files
-from ratrain.runtime.seats import Seats
+from ratrain.runtime.seats import Seats, plays
 from ratrain.runtime.secret import write_secret
 from ratrain.timeline.timeline import write_whole
 
@@ -283,8 +283,17 @@ class RunFolder:
         return self.kept_program().setup
 
     def kept_program(self) -> Program | Repeating:
-        """The program as short as its text."""
-        return read_any(files.read_text(self.program, PROGRAM_BYTES), str(self.program))
+        """The program as short as its text; a SpecError where it is not this run's."""
+        program = read_any(files.read_text(self.program, PROGRAM_BYTES), str(self.program))
+        marker = self.path / MARKER
+        if files.exists(marker) and not plays(self.read_spec().seats, program.setup):
+            raise SpecError(
+                f"does not describe the ranks of {self.program.name} beside it: one of them was "
+                "changed",
+                place=str(marker),
+                fix=self._another_version().fix,
+            )
+        return program
 
     def read_metrics(self) -> list[dict[str, Any]]:
         """A row for each step, with what its validation added. A step that was done again after a

@@ -113,6 +113,20 @@ def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
     )
 
 
+def plays(seats: Seats, setup: Setup) -> bool:
+    """Whether these are the seats of this program."""
+    classes = range(len(setup.replicas))
+    members = [
+        [data for data, number in enumerate(seats.replica_class) if number == replica_class]
+        for replica_class in classes
+    ]
+    if [len(alike) for alike in members] != [replica.count for replica in setup.replicas]:
+        return False
+    if not set(seats.replica_class) <= set(classes):
+        return False
+    return seats == seats_of(setup, members)
+
+
 def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
     """For each unit, in model order, the ranks that hold it with one number in their tensor groups:
     those that reduce its gradient together."""
