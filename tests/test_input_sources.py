@@ -77,6 +77,18 @@ def test_no_verb_writes_a_file_but_whole_and_without_waiting_for_a_pipes_reader(
         )
 
 
+def test_python_started_by_python_imports_nothing_of_the_folder_that_it_stands_in() -> None:
+    starts = 0
+    for path in SOURCE.rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.List) and node.elts:
+                words = [ast.unparse(word) for word in node.elts]
+                if words[0] == "sys.executable":
+                    starts += 1
+                    assert words[1] == "'-P'", f"{path.name}:{node.lineno}"
+    assert starts > 5
+
+
 def test_the_readers_are_seen_to_parse() -> None:
     seen = {
         (owner, call)

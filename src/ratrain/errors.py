@@ -50,7 +50,7 @@ class RatrainError(Exception):
         super().__init__(what)
         self.what = tidy(what)
         self.place = tidy(place).replace("\n", "\\n")
-        self.fix = tidy(fix)
+        self.fix = tidy(fix).replace("\n", "\\n")
         self.more = more
 
     @property

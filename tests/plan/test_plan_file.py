@@ -97,7 +97,7 @@ def test_text_that_is_no_plan_is_refused() -> None:
 def test_ranges_read_back() -> None:
     assert write_ranges([0, 1, 2, 7, 9, 10]) == "0-2, 7, 9-10"
     assert read_ranges("0-2, 7, 9-10", "", 11) == [0, 1, 2, 7, 9, 10]
-    for wrong in ("", "a", "3-1", "0-11", "-1", "1--2"):
+    for wrong in ("", "a", "3-1", "0-11", "-1", "1--2", "²", "0-²", "0-٣", "9" * 5000):
         with pytest.raises(SpecError):
             read_ranges(wrong, "here", 11)
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import shutil
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from launched import made
@@ -118,6 +119,37 @@ def test_a_plan_that_was_made_for_another_job_is_refused(
     other = write_job(tmp_path / "other", change)
     with pytest.raises(SpecError, match=f"the plan has {setting}"):
         prepare_run(RunRequest(other, plan_path=plan))
+
+
+@pytest.mark.parametrize(
+    ("said", "problem"),
+    [
+        (("schedule.memory_budget=1GB",), "the plan has memory_budget"),
+        (("cluster.devices=2",), "the plan has devices = 4, the job has 2"),
+        (("cluster.name=lab-mixed",), "the plan has cluster"),
+        (("batch.micro_batch=1",), "decides this already"),
+        (("schedule.name=gpipe",), "decides this already"),
+        (("schedule.sharding=0",), "decides this already"),
+        (("layout.pipeline=4", "layout.data=1"), "decides this already"),
+    ],
+)
+def test_what_a_command_line_says_against_a_plan_is_refused(
+    said: tuple[str, ...], problem: str, tmp_path: Path
+) -> None:
+    job, plan = write_job(tmp_path, PLANNED), tmp_path / "plan.json"
+    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
+    plan.write_text(write_plan(plan_of(best)))
+    with pytest.raises(SpecError, match=problem):
+        prepare_run(RunRequest(job, plan_path=plan, overrides=said))
+
+
+@pytest.mark.parametrize("flags", [{"schedule": "gpipe"}, {"without": ("update-prefetch",)}])
+def test_a_schedule_beside_a_plan_is_refused(flags: dict[str, Any], tmp_path: Path) -> None:
+    job, plan = write_job(tmp_path, PLANNED), tmp_path / "plan.json"
+    best = planned(prepare_run(RunRequest(job)).file_job).best.candidate
+    plan.write_text(write_plan(plan_of(best)))
+    with pytest.raises(SpecError, match="decides this already"):
+        prepare_run(RunRequest(job, plan_path=plan, **flags))
 
 
 def test_a_plan_of_a_job_with_relative_names_runs_from_its_own_folder(

@@ -4,12 +4,13 @@ own, and a real torchrun."""
 from __future__ import annotations
 
 import os
+import random
 import shlex
 import socket
 import subprocess
 import sys
 from collections.abc import Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
@@ -111,9 +112,13 @@ def end(hosts: Sequence[Host]) -> None:
 
 
 def free_port() -> int:
-    with socket.socket() as server:
-        server.bind(("127.0.0.1", 0))
-        return int(server.getsockname()[1])
+    """One that is free together with the next, of those that the system gives to nobody."""
+    while True:
+        port = random.SystemRandom().randrange(20_000, 32_000, 2)
+        with suppress(OSError), socket.socket() as first, socket.socket() as second:
+            first.bind(("0.0.0.0", port))
+            second.bind(("0.0.0.0", port + 1))
+            return port
 
 
 def _environment() -> dict[str, str]:

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -22,6 +21,7 @@ from cli_runs import (
     wait_until,
     write_job,
 )
+from hosts import free_port
 
 from ratrain.checkpoint.listing import latest
 from ratrain.checkpoint.reader import open_checkpoint
@@ -200,20 +200,15 @@ def test_the_printed_torchrun_command_runs_what_was_prepared(tmp_path: Path) -> 
     command = body["command"].replace("\\\n", " ")
     for name, value in {"M": "1", "P": str(body["world_size"]), "N": "0"}.items():
         command = command.replace(f" {name} ", f" {value} ")
-    words = command.replace("HOST", "127.0.0.1").replace("29500", str(_free_port())).split()
-    torchrun = [sys.executable, "-m", "torch.distributed.run", *words[1:]]
-    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache")}
+    words = command.replace("HOST", "127.0.0.1").replace("29500", str(free_port())).split()
+    safe_path, value = words[0].split("=")
+    torchrun = [sys.executable, "-m", "torch.distributed.run", *words[2:]]
+    environment = {**os.environ, "XDG_CACHE_HOME": str(tmp_path / "cache"), safe_path: value}
     done = subprocess.run(torchrun, env=environment, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
     report = ratrain(tmp_path, "train", "job.toml", "--run", "run", "--resume", "--json")
     assert report.status == 0 and report.body["steps"]["done"] == 3
     assert_curves_are_the_metrics(tmp_path / "run")
-
-
-def _free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @pytest.mark.root

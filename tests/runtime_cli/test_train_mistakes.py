@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import shutil
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -50,6 +52,21 @@ def test_resume_of_another_folder_says_what_is_missing(folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.slow
+def test_files_of_the_folder_where_it_is_typed_are_no_modules_of_its_ranks(folder: Path) -> None:
+    (folder / "hmac.py").write_text("open('imported', 'a').close(); raise SystemExit(1)")
+    start = [sys.executable, "-P", "-c", "from ratrain.cli.main import main; main()"]
+    ran = subprocess.run(
+        [*start, "train", "job.toml", "--run", "own", "--no-calibrate"],
+        cwd=folder,
+        capture_output=True,
+        text=True,
+        check=False,
+    )
+    assert ran.returncode == 0, ran.stderr
+    assert not (folder / "imported").exists()
+
+
 def test_a_run_folder_is_not_written_twice_nor_resumed_with_another_job(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=2)
     assert ratrain(tmp_path, "train", job, "--run", "run", "--no-calibrate").status == 0

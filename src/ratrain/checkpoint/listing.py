@@ -153,9 +153,9 @@ def damaged(path: Path, problem: str) -> CheckpointError:
         for checkpoint in (listed(path.parent) if step is not None else ())
         if checkpoint.manifest is not None and step is not None and checkpoint.step < step
     ]
-    fix = (
-        f"use {before[-1]}, the one before it is complete" if before else "no earlier one is intact"
-    )
+    fix = "replace it with an intact copy; no earlier one is intact"
+    if before:
+        fix = f"use {before[-1]}, the one before it is complete"
     return CheckpointError(problem, place=str(path), fix=fix)
 
 

@@ -22,6 +22,7 @@ from ratrain.cli.mistakes import (
     drop_output,
     fitted_to_terminal,
     make_printable,
+    open_missing,
     write_out,
 )
 from ratrain.errors import RatrainError
@@ -106,6 +107,7 @@ def main() -> None:
     """
     try:
         with remember_interrupts():
+            open_missing()
             make_printable()
             check_arguments(sys.argv[1:])
             status = ratrain.main(standalone_mode=False)

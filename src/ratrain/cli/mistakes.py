@@ -145,6 +145,19 @@ def drop_output() -> None:
     os.close(handle)
 
 
+def open_missing() -> None:
+    """Gives a process that was started with a closed standard stream one that drops everything:
+    else the first file that is opened would take its number, and what is printed."""
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            handle = os.open(os.devnull, os.O_RDWR)  # the lowest free number: this one
+            os.set_inheritable(handle, True)
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))  # noqa: SIM115
+
+
 def make_printable() -> None:
     """Characters that a terminal's encoding lacks are escaped, in place of an error."""
     for stream in (sys.stdout, sys.stderr):

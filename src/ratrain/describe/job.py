@@ -232,6 +232,13 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
     return job_from_table(table, place, path)
 
 
+def load_job_to_plan(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job of a file without its [layout], which need not suit the rest: one is looked for."""
+    path = Path(path)
+    table, place = with_overrides(*read_toml(path), overrides)
+    return job_from_table({k: v for k, v in table.items() if k != "layout"}, place, path)
+
+
 def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None) -> JobSpec:
     """The job of a table already read; `path` anchors relative names in it."""
     faults = Faults()

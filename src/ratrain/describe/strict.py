@@ -31,7 +31,7 @@ from ratrain.describe import units
 from ratrain.errors import SpecError
 from ratrain.readers.faults import Faults
 from ratrain.readers.files import shown
-from ratrain.readers.numbers import real, whole
+from ratrain.readers.numbers import is_number, real, whole
 from ratrain.readers.place import Place
 
 T = TypeVar("T")
@@ -430,7 +430,7 @@ def _given(field: Field, table: Mapping[str, Any]) -> bool:
 
 def _keys_of(place: str) -> tuple[str | int, ...]:
     """ "host.0.device" as keys."""
-    return tuple(int(part) if part.isdigit() else part for part in place.split("."))
+    return tuple(int(part) if is_number(part) else part for part in place.split("."))
 
 
 def _like(rule: Rule) -> str:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.errors import SpecError
+from ratrain.readers.numbers import is_number
 
 
 def write_ranges(numbers: Sequence[int]) -> str:
@@ -23,7 +24,7 @@ def read_ranges(text: str, place: str, limit: int) -> list[int]:
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
-        if not (first.isascii() and first.isdigit() and (last or first).isdigit()):
+        if not (is_number(first) and is_number(last or first)):
             raise SpecError(f"{part!r} is not a device", place=place, fix='write it like "0-7, 16"')
         begin, end = int(first), int(last or first)
         if end >= limit or end < begin:

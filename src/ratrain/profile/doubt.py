@@ -15,6 +15,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from ratrain.profile.clock import Timing, timing
+from ratrain.readers.numbers import is_number
 
 SPREAD = 0.6
 """The slowest block may take this much more of the fastest one's time. On a quiet machine most
@@ -116,7 +117,7 @@ def _processor_times(helpers: Collection[int]) -> ProcessorTimes | None:
         all_s = 0.0
         for line in text.splitlines():
             name, *fields = line.split()
-            if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in allowed:
+            if name.startswith("cpu") and is_number(name[3:]) and int(name[3:]) in allowed:
                 user, nice, system, _idle, _wait, interrupt, soft, stolen = map(int, fields[:8])
                 all_s += (user + nice + system + interrupt + soft + stolen) * tick_s
         times = os.times()

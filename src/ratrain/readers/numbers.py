@@ -21,6 +21,11 @@ def whole(text: str, low: int = 0, high: int = 10**18) -> int:
     return number
 
 
+def is_number(text: str) -> bool:
+    """Whether a word is a plain whole number that fits a machine's: ASCII digits, 18 at most."""
+    return text.isascii() and text.isdigit() and len(text) <= 18
+
+
 def real(text: str) -> float:
     """The finite number of a word such as "1.5e-3"; ValueError for any other."""
     if len(text) > DIGITS or not _REAL.fullmatch(text):

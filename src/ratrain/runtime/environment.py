@@ -10,6 +10,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass, replace
 
 from ratrain.errors import SpecError
+from ratrain.readers.numbers import is_number
 
 LAUNCHER = "RATRAIN_LAUNCHER"
 """The launcher's process id: a rank whose parent is another process has lost it."""
@@ -82,7 +83,7 @@ def _port(environ: Mapping[str, str]) -> int:
 
 def _number(environ: Mapping[str, str], name: str, most: int = 1 << 20) -> int:
     value = environ.get(name, "")
-    if not (value.isascii() and value.isdigit() and len(value) < 8 and int(value) <= most):
+    if not (is_number(value) and int(value) <= most):
         raise _not_set(name)
     return int(value)
 

@@ -39,6 +39,7 @@ from ratrain.describe.strict import Rule, load
 from ratrain.errors import RunFailed, RunTaken, SpecError
 from ratrain.readers.json import read_json_table
 from ratrain.readers.limits import SMALL_BYTES
+from ratrain.readers.numbers import is_number
 from ratrain.runtime.host import boot, pid_namespace, state_and_start
 from ratrain.runtime.run_folder import RunFolder, cannot_be_made
 
@@ -184,7 +185,7 @@ def handed_on(claim: Claim) -> Generator[None]:
 def inherited(folder: Path) -> Claim | None:
     """The claim of the launcher that started this process, which keeps it alive."""
     number, _, token = os.environ.get(_VARIABLE, "").partition(":")
-    return Claim(folder, int(number), token) if number.isdigit() else None
+    return Claim(folder, int(number), token) if is_number(number) else None
 
 
 @contextmanager
@@ -318,7 +319,7 @@ def _forget(folder: Path, number: int) -> None:
 def _newest(folder: Path) -> int:
     """The highest number of a claim; 0 where there is none."""
     names = (path.stem for path in _claims(folder).glob("*.json"))
-    return max((int(name) for name in names if name.isascii() and name.isdigit()), default=0)
+    return max((int(name) for name in names if is_number(name)), default=0)
 
 
 def _read(path: Path) -> Owner | None:

@@ -1,4 +1,4 @@
-"""One process of a run: `python -m ratrain.runtime.rank RUN_FOLDER`, started by a launcher.
+"""One process of a run: `python -P -m ratrain.runtime.rank RUN_FOLDER`, started by a launcher.
 
 The launcher (`ratrain train`, torchrun) sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. First,
 with nothing imported that starts threads: the place in a lab, and the environment that must stand
@@ -21,6 +21,7 @@ from ratrain.describe.amounts import Count
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError
 from ratrain.readers.json import read_json, read_json_table
+from ratrain.readers.numbers import is_number
 from ratrain.runtime.environment import LAUNCHER
 
 _READY = "RATRAIN_RANK_READY"
@@ -53,8 +54,9 @@ def main(folder: Path) -> None:
 
 def _variable(name: str) -> str:
     value = os.environ.get(name, "")
-    if not value.isdigit():
-        sys.exit(f"{name} is not set: a rank is started by a launcher\n  fix: {_START}")
+    if not is_number(value):
+        problem = f"is {value!a}, which is no rank" if value else "is not set"
+        sys.exit(f"{name} {problem}: a rank is started by a launcher\n  fix: {_START}")
     return value
 
 
@@ -103,7 +105,8 @@ def _begin_again(folder: Path, settings: _Wanted) -> None:
     if preload is not None:
         before = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = f"{preload}:{before}" if before else str(preload)
-    arguments = [sys.executable, "-m", "ratrain.runtime.rank", str(folder)]
+    # -P: no file of the folder where a run was started counts as a module.
+    arguments = [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder)]
     os.execve(sys.executable, arguments, environment)
 
 

@@ -22,6 +22,7 @@ from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
+from ratrain.readers.numbers import is_number
 from ratrain.runtime.environment import launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.ownership import Claim
@@ -228,7 +229,8 @@ def _train(
 def _device(rank: int) -> torch.device:
     """This rank's GPU where the machine has them, else the CPU."""
     if torch.cuda.is_available():
-        number = int(os.environ.get("LOCAL_RANK", rank)) % torch.cuda.device_count()
+        local_rank = os.environ.get("LOCAL_RANK", "")
+        number = (int(local_rank) if is_number(local_rank) else rank) % torch.cuda.device_count()
         torch.cuda.set_device(number)
         return torch.device("cuda", number)
     return torch.device("cpu")

@@ -30,6 +30,14 @@ from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_une
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
+DECIDED_BY_PLAN = ("--set layout", "--set batch.micro_batch", "--set schedule.")
+"""Beginnings of what a plan file decides."""
+IN_BOTH = tuple(
+    f"--set schedule.{key}"
+    for key in ("dtype", "gradient_dtype", "gradient_wire", "boundary_wire", "memory_budget")
+)
+"""What a plan and a job both say: the two must agree, wherever the job says it."""
+
 
 @dataclass(frozen=True)
 class RunRequest:
@@ -201,6 +209,7 @@ def _with_flags(job: JobSpec, request: RunRequest) -> JobSpec:
 def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case | UnevenCase:
     if request.plan_path is None:
         return case_of(job, progress)
+    _require_left_to_plan(request)
     plan, file = load_plan(request.plan_path), str(request.plan_path)
     uneven = uneven_plan(plan, file) if is_uneven(plan) else None
     planned = uneven or to_candidate(plan, file)
@@ -224,6 +233,20 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case 
     return case
 
 
+def _require_left_to_plan(request: RunRequest) -> None:
+    """Refuses what a command line says of things that the plan file decides."""
+    said = [f"--set {text.partition('=')[0].strip()}" for text in request.overrides]
+    said = [name for name in said if name.startswith(DECIDED_BY_PLAN) and name not in IN_BOTH]
+    said += ["--schedule"] if request.schedule is not None else []
+    said += ["--without"] if request.without else []
+    if said:
+        raise SpecError(
+            f"{request.plan_path} decides this already",
+            place=said[0],
+            fix="leave it out, or plan again with it: `ratrain plan --output`",
+        )
+
+
 def _require_same_job(planned: JobSpec, job: JobSpec, plan: str) -> None:
     """Refuses a plan that was made for another job: what it proves would not be what runs."""
     in_plan, in_job = _decided_in_both(planned), _decided_in_both(job)
@@ -241,6 +264,9 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
     model = asdict(job.model.spec)
     del model["name"], model["source"]
     return {
+        "cluster": job.cluster.spec.name,
+        "devices": job.cluster.devices,
+        "memory_budget": job.schedule.memory_budget_bytes,
         "sequences": job.batch.sequences,
         "overflow": job.train.overflow,
         "sequence_length": job.model.sequence_length,

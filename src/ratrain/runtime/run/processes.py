@@ -132,7 +132,7 @@ def _start(
         log: IO[bytes] = stack.enter_context(folder.log(rank).open("ab", buffering=0))
         log.write(time.strftime("--- started %Y-%m-%d %H:%M:%S\n").encode())
         return subprocess.Popen(
-            [sys.executable, "-m", "ratrain.runtime.rank", str(folder.path)],
+            [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder.path)],
             env=environment,
             stdin=subprocess.DEVNULL,
             stdout=log,

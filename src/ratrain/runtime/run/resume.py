@@ -16,6 +16,7 @@ from ratrain.errors import SpecError
 from ratrain.program.actions import Kind
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
+from ratrain.readers.numbers import is_number
 from ratrain.runtime.run.facts import read_facts, settings_of
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
@@ -152,7 +153,7 @@ def _numbered(parent: Path, name: str) -> dict[int, Path]:
         suffix = path.name.removeprefix(name)
         if path.name == name:
             numbered[1] = path
-        elif suffix != path.name and suffix[0] == "-" and suffix[1:].isdigit():
+        elif suffix != path.name and suffix[0] == "-" and is_number(suffix[1:]):
             numbered[int(suffix[1:])] = path
     return numbered
 

@@ -104,7 +104,7 @@ def lab_if_possible(
 def torchrun_command(folder: Path, world_size: int) -> list[str]:
     """What to type on each of several machines, lines of one command."""
     return [
-        "torchrun --nnodes M --nproc-per-node P --node-rank N \\",
+        "PYTHONSAFEPATH=1 torchrun --nnodes M --nproc-per-node P --node-rank N \\",
         "  --master-addr HOST --master-port 29500 \\",
         f"  -m ratrain.runtime.rank {folder.resolve()}",
         f"with M x P = {world_size}, N from 0 to M - 1, and HOST the first machine",

@@ -30,7 +30,8 @@ def local_agents(
         key.touch(mode=0o600)
         key.write_text(secrets.token_hex(32))
         files = [Path(folder) / f"p{i}.json" for i in range(count)]
-        serve = [sys.executable, "-m", "ratrain.transport.uses.localnet", str(key), provider]
+        module = "ratrain.transport.uses.localnet"
+        serve = [sys.executable, "-P", "-m", module, str(key), provider]
         sealed = _arguments(tls)
         children = [
             subprocess.Popen([*serve, f.stem, str(f), *sealed], stderr=subprocess.DEVNULL)
