@@ -12,6 +12,7 @@ from ratrain.describe.job import Batch, LayoutSpec, ScheduleSpec, load_job
 from ratrain.describe.presets import load_cluster
 from ratrain.describe.starter import Starter, job_text
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
+from ratrain.profile.doubt import Doubt
 from ratrain.profile.starter import Machine, cluster_text
 
 CPU = Machine("birch", "x86_64-2-cores", 1, False, 20 * 10**9, 8e9, {"fp32": 5e10}, (), 1e-6)
@@ -32,6 +33,16 @@ TABLES = {
 def folder(tmp_path: Path) -> Path:
     (tmp_path / "this-machine.toml").write_text(cluster_text(CPU))
     return tmp_path
+
+
+def test_figures_that_something_disturbed_are_marked_in_the_cluster_to_begin_with(
+    tmp_path: Path,
+) -> None:
+    doubt = Doubt("large copy", "other processes took 60 % of the processors")
+    path = tmp_path / "this-machine.toml"
+    path.write_text(cluster_text(replace(CPU, doubts=(doubt,))))
+    assert "# DOUBTFUL: something disturbed 1 measurement (large copy: other" in path.read_text()
+    assert load_cluster(path) and "DOUBTFUL" not in cluster_text(CPU)
 
 
 def keys_of(text: str) -> dict[str, set[str]]:

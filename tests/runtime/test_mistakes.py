@@ -107,6 +107,13 @@ def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
     assert str(tmp_path) in ended.stderr and "Traceback" not in ended.stderr
 
 
+@pytest.mark.parametrize("run", [".", "..", "/"])
+def test_a_folder_that_the_job_lies_in_is_no_runs(run: str, tmp_path: Path) -> None:
+    with pytest.raises(SpecError, match="a run needs a folder of its own"):
+        made(tmp_path / "jobs", Setting(), run=run)
+    assert [path.name for path in tmp_path.iterdir()] == ["jobs"]
+
+
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     folder = made(tmp_path, Setting())
     folder.metrics.write_text("{}\n")

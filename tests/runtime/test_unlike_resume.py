@@ -185,5 +185,6 @@ def test_what_unlike_replicas_cannot_do_is_refused_before_any_rank_starts(
     change(plan)
     path.write_text(json.dumps(plan))
     with pytest.raises(SpecError, match=message) as refused:
-        prepare_run(RunRequest(job, plan_path=path))
+        devices = f"cluster.devices={plan['cluster']['devices']}"
+        prepare_run(RunRequest(job, plan_path=path, overrides=(devices,)))
     assert str(path) in refused.value.place and refused.value.fix

@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import click
+
 if TYPE_CHECKING:
     from ratrain.describe.model import ModelSpec
 
@@ -76,10 +78,13 @@ def write_job(file: Path, files: JobFiles, *, made_by: str) -> list[Path]:
 def write_cluster() -> str:
     """The text of this machine's cluster file."""
     from ratrain.cli.progress import progress
-    from ratrain.profile.starter import cluster_text, look
+    from ratrain.profile.starter import cluster_text, doubt_words, look
 
     with progress("looking at this machine", "parts") as tick:
-        return cluster_text(look(tick))
+        machine = look(tick)
+    for sentence in doubt_words(machine):
+        click.echo(sentence, err=True)
+    return cluster_text(machine)
 
 
 def write_new(file: Path, text: str) -> None:

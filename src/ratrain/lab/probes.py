@@ -213,7 +213,9 @@ def _line(child: subprocess.Popen[str]) -> str:
     text = child.stdout.readline().strip()
     if not text:
         raise Infeasible(
-            f"a probe ended with status {child.wait()}", place="lab", fix="see its message above"
+            f"a probe ended with status {child.wait()}",
+            place="lab",
+            fix="see its message above; try again when less else runs on this machine",
         )
     return text
 
@@ -333,4 +335,7 @@ def main(action: str, *numbers: str) -> None:
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    try:
+        main(*sys.argv[1:])
+    except OSError as error:  # as a partner that did not come in time
+        sys.exit(f"lab probe {sys.argv[1]}: {error}")

@@ -12,9 +12,10 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
+from ratrain.describe.units import counted
 from ratrain.profile import memory, products
 from ratrain.profile.clock import timing
-from ratrain.profile.doubt import Watch
+from ratrain.profile.doubt import Doubt, Watch
 
 Progress = Callable[[int, int], None]
 STEPS = 4
@@ -36,6 +37,7 @@ class Machine:
     flops: dict[str, float]
     assumed: tuple[str, ...]
     launch_s: float
+    doubts: tuple[Doubt, ...] = ()
 
     @property
     def dtype(self) -> str:
@@ -60,8 +62,9 @@ def look(progress: Progress = lambda _done, _total: None) -> Machine:
     progress(3, STEPS)
     start_s = products.launch_s(watch)
     progress(STEPS, STEPS)
+    host, doubts = socket.gethostname(), tuple(watch.doubts)
     return Machine(
-        socket.gethostname(), device, devices, is_gpu, capacity, bandwidth, flops, assumed, start_s
+        host, device, devices, is_gpu, capacity, bandwidth, flops, assumed, start_s, doubts
     )
 
 
@@ -95,12 +98,25 @@ def _gpus() -> tuple[str, int, int, float]:
     return name, int(torch.cuda.device_count()), int(properties.total_memory), rate
 
 
+def doubt_words(machine: Machine) -> list[str]:
+    """A sentence where something disturbed the measurements."""
+    if not machine.doubts:
+        return []
+    first = machine.doubts[0]
+    return [
+        f"DOUBTFUL: something disturbed {counted(len(machine.doubts), 'measurement')} "
+        f"({first.figure}: {first.why}).",
+        "Write the file again when this machine is quiet.",
+    ]
+
+
 def cluster_text(machine: Machine) -> str:
     """The cluster file's text."""
     lines = [
         "# Written by `ratrain init cluster`, after measuring this machine for a few seconds.",
         '# A job names it: [cluster] name = "this-file.toml". `ratrain profile -o FILE` measures',
         "# more, and more accurately. Plans, predictions and memory proofs use these numbers.",
+        *(f"# {sentence}" for sentence in doubt_words(machine)),
         'name = "this-machine"',
         'source = "ratrain init cluster: measured for a few seconds"',
         "",
