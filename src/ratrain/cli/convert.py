@@ -103,11 +103,12 @@ def grolar(
           --profile model_latencies.json --model llama-1b.json -o converted
       ratrain simulate converted/plan.json
     """
-    from ratrain.convert import grolar as planner
+    from ratrain.convert.grolar import files as given
+    from ratrain.convert.grolar.conversion import convert
     from ratrain.convert.kinds import likes_of
 
-    files = planner.Files(cluster, plan, profile, profiled)
-    _told("grolar", planner.convert(files, _described(model), likes_of(likes)), output, as_json)
+    files = given.Files(cluster, plan, profile, profiled)
+    _told("grolar", convert(files, _described(model), likes_of(likes)), output, as_json)
 
 
 @command.command()
@@ -184,12 +185,13 @@ def metis(
           --sequences 128 -o converted
       ratrain simulate converted/plan.json
     """
-    from ratrain.convert import metis as planner
     from ratrain.convert.kinds import likes_of
+    from ratrain.convert.metis import files as given
+    from ratrain.convert.metis.conversion import convert
 
-    files = planner.Files(hosts, cluster, plan, rank, profiles)
-    workload = planner.Workload(sequence, sequences, dtype)
-    converted = planner.convert(files, _described(model), workload, likes_of(likes))
+    files = given.Files(hosts, cluster, plan, rank, profiles)
+    workload = given.Workload(sequence, sequences, dtype)
+    converted = convert(files, _described(model), workload, likes_of(likes))
     _told("metis", converted, output, as_json)
 
 
@@ -260,12 +262,13 @@ def sailor(
           --profile GH-96=profile.json --model opt-350m -o converted
       ratrain simulate converted/plan.json
     """
-    from ratrain.convert import sailor as planner
     from ratrain.convert.kinds import likes_of
+    from ratrain.convert.sailor import files as given
+    from ratrain.convert.sailor.conversion import convert
 
     by_gpu = tuple((gpu, Path(file)) for gpu, file in likes_of(profiles, "--profile").items())
-    files = planner.Files(training, cluster, plan, rank, by_gpu, inside, between, dtype)
-    _told("sailor", planner.convert(files, _described(model), likes_of(likes)), output, as_json)
+    files = given.Files(training, cluster, plan, rank, by_gpu, inside, between, dtype)
+    _told("sailor", convert(files, _described(model), likes_of(likes)), output, as_json)
 
 
 def _described(name: str) -> Model:

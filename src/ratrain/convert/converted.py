@@ -6,6 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.huggingface import load_config
@@ -14,6 +15,7 @@ from ratrain.describe.presets import model_preset
 from ratrain.errors import SpecError
 from ratrain.plan.plan_file import FORMAT, Plan, PlanCluster, PlanModel, PlanReplica
 from ratrain.program.strategies import strategy
+from ratrain.readers.json import as_table
 from ratrain.readers.place import Place
 
 CLUSTER_FILE = "cluster.toml"
@@ -113,6 +115,11 @@ def layers_of_slots(bounds: list[tuple[int, int]], model: Model, place: Place) -
             fix=f"give the model with {expected - 2} layers as --model, or correct the stages",
         )
     return tuple(end - first - (first == 0) - (end == model.slots) for first, end in bounds)
+
+
+def object_of(value: Any, place: Place) -> dict[str, Any]:
+    """The value, which must be a JSON object."""
+    return as_table(value, place)[0]
 
 
 @contextmanager
