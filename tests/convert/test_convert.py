@@ -299,6 +299,27 @@ def test_metis_plans_of_unequal_data_degrees_are_refused_by_their_line(say: Say)
     assert "it has no plan of rank 3; it has 3" in refused(say, "metis", "--rank", "3")
 
 
+def test_without_a_plan_the_cluster_alone_is_written_and_a_job_can_search_on_it(
+    folder: Path, say: Say
+) -> None:
+    words = list(COMMANDS["grolar"])
+    cut = words.index("--plan")
+    words[cut : cut + 2] = []
+    ran = say("convert", *words, "-o", "out")
+    assert ran.status == 2 and "give --profiled" in ran.err
+    ran = say("convert", *words, "--profiled", "deepspeedllama_tiny", "-o", "out", "--json")
+    assert ran.body["written"] == ["out/cluster.toml"] and "ours" not in ran.body
+    (folder / "job.toml").write_text(
+        '[model]\nname = "grolar/llama-1b.json"\nsequence_length = 512\n'
+        '[cluster]\nname = "out/cluster.toml"\ndevices = 4\n'
+        '[batch]\nsequences = 128\n[schedule]\ndtype = "fp16"\nbackend = "described"\n'
+    )
+    found = say("plan", "job.toml", "--json")
+    assert found.status == 0, found.err
+    told = found.body["plans"][0]["plan"]["measured_times"]
+    assert any("times on l4: layers linearly extrapolated" in line for line in told), told
+
+
 @pytest.mark.parametrize("name", [*cluster_names(), *profile_names()])
 def test_a_cluster_written_as_text_is_read_as_the_same_cluster(name: str, tmp_path: Path) -> None:
     cluster = cluster_preset(name)

@@ -99,8 +99,9 @@ def grolar(
 
     \b
     Examples:
-      ratrain convert grolar --cluster cluster_info.json --plan training_config.json \\
-          --profile model_latencies.json --model llama-1b.json -o converted
+      ratrain convert grolar --cluster cluster_info.json \\
+          --plan training_config.json --profile model_latencies.json \\
+          --model llama-1b.json -o converted
       ratrain simulate converted/plan.json
     """
     from ratrain.convert.grolar import files as given
@@ -176,7 +177,8 @@ def metis(
 ) -> None:
     """Convert files of Metis.
 
-    A plan can be said here where all of its stages have one data degree.
+    Its planner prints a ranked list; --rank picks a line. A plan can be said here where all of
+    its stages have one data degree. Sequence length, batch and dtype are in none of its files.
 
     \b
     Examples:
@@ -254,6 +256,9 @@ def sailor(
     as_json: bool,
 ) -> None:
     """Convert files of Sailor.
+
+    The nodes that a plan uses become the cluster. Links are those of a cluster that the GPU is
+    like, or of Sailor's network files.
 
     \b
     Examples:

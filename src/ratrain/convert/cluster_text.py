@@ -68,7 +68,7 @@ def _given(value: Any) -> Iterator[tuple[str, str, Any]]:
         made = item.default_factory is not dataclasses.MISSING and item.default_factory()
         if one == item.default or (made is not False and one == made):
             continue
-        yield _keys(type(value))[item.name], item.name, one
+        yield _keys(cast("type[Any]", type(value)))[item.name], item.name, one
 
 
 @cache

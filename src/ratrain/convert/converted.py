@@ -6,7 +6,7 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 from ratrain.describe.cluster import ClusterSpec
 from ratrain.describe.huggingface import load_config
@@ -120,6 +120,11 @@ def layers_of_slots(bounds: list[tuple[int, int]], model: Model, place: Place) -
 def object_of(value: Any, place: Place) -> dict[str, Any]:
     """The value, which must be a JSON object."""
     return as_table(value, place)[0]
+
+
+def list_of(value: object) -> list[Any]:
+    """The value where it is a list; else one without items, which its reader refuses."""
+    return cast("list[Any]", value) if isinstance(value, list) else []
 
 
 @contextmanager

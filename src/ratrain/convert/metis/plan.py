@@ -104,8 +104,8 @@ def plan_of(
             "ones fewer sequences of every micro-batch, which its list does not print"
         )
     differs.append(
-        "its time adds the whole optimizer twice over, and compares memory with its measured "
-        "figures; schedule and recovery are not in its list: 1F1B that keeps activations"
+        "its time counts the optimizer twice; schedule and recovery are not in its list: 1F1B that "
+        "keeps activations, optimizer not sharded"
     )
     choices = Choices("1f1b", sequences, workload.sequence_length, workload.dtype)
     return plan_for(model, len(types), choices, (PlanReplica(data, ranked.batches, tuple(stages)),))

@@ -4,10 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import Any
 
 from ratrain.convert.converted import (
     Model,
+    list_of,
     object_of,
     placed,
 )
@@ -101,8 +102,9 @@ def cluster_from(
             if gpu in entries
             else f"{gpu}: its profile is not given, so all times follow from {known[gpu].name}"
         )
-    machines = [
-        Machine(
+    machines: list[Machine] = []
+    for (zone, gpu), count in seats.nodes.items():
+        node = Machine(
             f"{gpu}-{zone}",
             (gpu,) * types[gpu].gpus_per_node,
             _inside(files, gpu, types[gpu].gpus_per_node, known[gpu]),
@@ -110,9 +112,7 @@ def cluster_from(
             _far(files, gpu, zone, seats, types),
             zone,
         )
-        for (zone, gpu), count in seats.nodes.items()
-        for _ in range(count)
-    ]
+        machines += [node] * count
     if files.between is not None:
         differs.append(
             "bandwidth between nodes is that of all GPUs of a node together, shared by the node; "
@@ -191,8 +191,8 @@ def _fit(value: Any, place: Place, keys: tuple[str, ...], level: Level, *, share
                 f"no bandwidth of {shown(key)}", place=str(place), fix=nearest(key, list(table))
             )
         value, place = table[key], place.at(key)
-    pair = cast("list[Any]", value) if isinstance(value, list) else []
-    numbers = [*cast("list[Any]", pair[0]), pair[1]] if len(pair) == 2 and _is_list(pair[0]) else []
+    pair = list_of(value)
+    numbers = [*list_of(pair[0]), pair[1]] if len(pair) == 2 else []
     if len(numbers) != 4 or any(
         isinstance(one, bool) or not isinstance(one, int | float) or abs(one) > 1e18
         for one in numbers
@@ -219,7 +219,3 @@ def _fit(value: Any, place: Place, keys: tuple[str, ...], level: Level, *, share
     with placed(place):
         assert link.points
     return link
-
-
-def _is_list(value: Any) -> bool:
-    return isinstance(value, list)

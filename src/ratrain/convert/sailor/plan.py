@@ -9,6 +9,7 @@ from ratrain.convert.converted import (
     Choices,
     Model,
     layers_of_slots,
+    list_of,
     object_of,
     plan_for,
 )
@@ -68,13 +69,13 @@ def tensor_groups(
     read: list[list[Group]] = []
     for number, stage in enumerate(stages):
         at = here.at(number)
-        if not isinstance(stage, list) or not stage or len(stage) > 100_000:
+        replicas = list_of(stage)
+        if not 0 < len(replicas) <= 100_000:
             raise SpecError(
                 f"{shown(stage, 40)} are not the replicas of a stage",
                 place=str(at),
                 fix="write [[[[GPU, count, zone]], degree], ...]",
             )
-        replicas = cast("list[Any]", stage)
         read.append([_group(one, types, at.at(i)) for i, one in enumerate(replicas)])
         if len(read[-1]) != len(read[0]):
             raise SpecError(
@@ -88,17 +89,17 @@ def tensor_groups(
 
 def _group(value: Any, types: Mapping[str, NodeType], place: Place) -> Group:
     fix = "write [[[GPU, count, zone]], degree]"
-    pair = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(pair) != 2 or not isinstance(pair[0], list) or not pair[0]:
+    pair = list_of(value)
+    parts = list_of(pair[0]) if len(pair) == 2 else []
+    if not parts:
         raise SpecError(f"{shown(value, 60)} is not a tensor group", place=str(place), fix=fix)
-    parts = cast("list[Any]", pair[0])
     if len(parts) != 1:
         raise SpecError(
             f"a tensor group of {len(parts)} kinds of GPU or zones",
             place=str(place.at(0)),
             fix="give a plan whose tensor groups are of one kind in one zone",
         )
-    part = cast("list[Any]", parts[0]) if isinstance(parts[0], list) else []
+    part = list_of(parts[0])
     if (
         len(part) != 3
         or not isinstance(part[0], str)
