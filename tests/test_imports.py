@@ -21,7 +21,7 @@ ORDER = (
     ("program",),
     ("simulate",),
     ("plan",),
-    ("reproduce", "validate"),
+    ("reproduce", "validate", "convert"),
     ("models", "kernels"),
     ("runtime",),
     ("report",),

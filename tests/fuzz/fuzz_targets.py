@@ -6,14 +6,18 @@ import csv
 import io
 import json
 import random
+import sys
 import tomllib
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 
+sys.path.append(str(Path(__file__).parents[1] / "convert"))
+
 from fuzz_forms import as_json, as_toml, changed_bytes, doubled_key, reencoded
 from fuzz_values import ANY, CHANGE, LONG, REJECT, SAME, Keys, change
+from planner_files import COMMANDS
 
 Command = tuple[str, ...]
 PREPARE = ("--prepare-only", "--run", "new", "--json")
@@ -290,6 +294,19 @@ def _hf(folder: str) -> tuple[Command, ...]:
     )
 
 
+def _converted(planner: str) -> tuple[Command, ...]:
+    words = (*("convert", *COMMANDS[planner]), "-o", "out/converted")
+    return (words, (*words, "--json"))
+
+
+def _of_planner(planner: str, *files: str) -> Iterator[Target]:
+    """Files of another planner; an error may be met in the plan that comes of them."""
+    for file in files:
+        made = json_text if file.endswith(".json") else bytewise
+        named = ("plan.json", "cluster.toml", *files, "--")
+        yield Target(f"{planner}/{file}", made, _converted(planner), 2, named=named)
+
+
 OF_RUN = ("run", "ranks", "checkpoints", "step-", "model minute")
 TARGETS: tuple[Target, ...] = (
     Target(
@@ -484,6 +501,13 @@ TARGETS: tuple[Target, ...] = (
         ),
         1,
         named=("a", "b", "engine", "NIC"),
+    ),
+    *_of_planner("grolar", "cluster_info.json", "training_config.json", "model_latencies.json"),
+    *_of_planner(
+        "metis", "hostfile", "clusterfile.json", "results", "DeviceType.A100_tp1_bs1.json"
+    ),
+    *_of_planner(
+        "sailor", "training_config.json", "basic_cluster_config.json", "plan.json", "profile.json"
     ),
     Target(
         "job.key",

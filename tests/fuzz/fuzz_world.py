@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+EXAMPLES = Path(__file__).parents[2] / "examples"
 CONFIG: dict[str, Any] = {
     "model_type": "llama",
     "_name_or_path": "minute",
@@ -362,6 +363,8 @@ def _write_descriptions(folder: Path) -> None:
     }
     for name, text in files.items():
         (folder / name).write_text(text)
+    for planner in ("grolar", "metis", "sailor"):
+        shutil.copytree(EXAMPLES / "convert" / planner, folder / planner)
 
 
 def _write_texts(folder: Path) -> None:

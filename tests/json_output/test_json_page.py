@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -13,6 +14,7 @@ import click
 import pytest
 from cli_runs import here, ratrain_arguments, write_job
 from documented import documented, paths_of
+from planner_files import COMMANDS, EXAMPLES
 
 from ratrain.cli.main import VERBS, ratrain
 from ratrain.lab.needs import missing
@@ -55,6 +57,7 @@ QUICK: dict[str, list[Words]] = {
         ["simulate", UNEQUAL],
     ],
     "report": [["report", SMALL, "-o", "page.html"]],
+    **{f"convert {name}": [["convert", *words, "-o", "made"]] for name, words in COMMANDS.items()},
     "noc sweep": [["noc", "sweep", "--mesh", "4x4", "--loads", "0.1"]],
     "noc collective": [["noc", "collective", "reduce", "--shape", "2x2", "--size", "1KiB"]],
     "noc gemm": [["noc", "gemm", "summa", "--simulate", "4"], ["noc", "gemm", "fcl"]],
@@ -133,6 +136,7 @@ def test_every_verb_has_a_section_and_is_tried() -> None:
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     made = tmp_path_factory.mktemp("json")
     write_job(made, steps=4)
+    shutil.copytree(EXAMPLES, made, dirs_exist_ok=True)
     (made / "held-out.txt").write_text("".join(f"{n} and {n} is {2 * n}.\n" for n in range(99)))
     return made
 

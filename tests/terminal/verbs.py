@@ -6,6 +6,7 @@ The inputs are those that `prepare` writes into a folder; trained runs are the t
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +14,7 @@ from pathlib import Path
 import click
 from checkpoint_made import save
 from cli_runs import write_job
+from planner_files import COMMANDS
 
 from ratrain.cli.main import ratrain
 
@@ -53,6 +55,10 @@ USES = {
     ),
     "sample": Use("sample runs/job-ratrain --prompt line --tokens 20", "line", slow=True),
     "export": Use("export runs/job-ratrain {out}", "step 6", slow=True),
+    **{
+        f"convert {name}": Use(" ".join(["convert", *words, "-o", "{out}"]), "what differs")
+        for name, words in COMMANDS.items()
+    },
     "noc sweep": Use("noc sweep --mesh 4x4 --loads 0.1,0.2 --window 1000", "link load"),
     "noc collective": Use("noc collective reduce", "load of the wide links"),
     "noc gemm": Use("noc gemm summa --simulate 4", "simulated 4x4"),
@@ -92,6 +98,7 @@ def groups() -> list[str]:
 def prepare(folder: Path) -> Path:
     """Writes what the command lines name."""
     write_job(folder)
+    shutil.copytree(EXAMPLES / "convert", folder, dirs_exist_ok=True)
     (folder / "key").write_text("a secret of this test alone")
     save(folder / "saved", 4)
     save(folder / "saved", 8)

@@ -46,6 +46,7 @@ VERBS: dict[str, str] = {
     "compare": "compare two runs bit by bit: losses, weights; step times",
     "sample": "generate text with a trained model",
     "export": "write a run's weights as a Hugging Face folder",
+    "convert": "take over another planner's cluster, layer times and plan",
     "noc": "simulate a chip's mesh network and its collectives",
     "checkpoints": "list, verify and compare a run's checkpoints",
     "lab": "emulate a small, unequal cluster on this machine",

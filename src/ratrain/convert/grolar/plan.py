@@ -1,0 +1,221 @@
+"""Grolar's pipeline of groups as replicas of fixed ranks."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+
+from ratrain.convert.converted import (
+    DTYPES,
+    Choices,
+    Model,
+    plan_for,
+)
+from ratrain.convert.grolar.files import (
+    Ministage,
+    Training,
+)
+from ratrain.describe.amounts import Devices
+from ratrain.errors import SpecError
+from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage
+from ratrain.plan.ranges import write_ranges
+from ratrain.readers.files import shown
+from ratrain.readers.place import Place
+
+
+def plan_of(
+    training: Training, place: Place, model: Model, devices: Devices, differs: list[str]
+) -> Plan:
+    here = place.at("pipeline_config")
+    for number, stage in enumerate(training.pipeline_config):
+        _require_stage(stage, devices, here.at(number))
+    groups = _groups(training, here)
+    layers = _layers(training, model, here)
+    shares = _shares(training, groups, here)
+    total = sum(shares) * training.microbatch_size
+    if total != training.global_batch_size:
+        raise SpecError(
+            f"the ranks' micro-batches hold {total} sequences, the batch has "
+            f"{training.global_batch_size}",
+            place=str(place.at("global_batch_size")),
+            fix=f"write {total}, or correct num_microbatches_per_rank",
+        )
+    by_share = [_by_share(training.pipeline_config[number]) for number in range(groups)]
+    equal = len(set(shares)) == 1
+    sharding = 3 if equal else 2
+    replicas: list[PlanReplica] = []
+    taken = 0
+    for share, count in Counter(shares).items():
+        stages = tuple(
+            PlanStage(
+                write_ranges([rank for rank, _ in by_share[n % groups][taken : taken + count]]),
+                1,
+                stage_layers,
+                training.microbatch_size,
+                "backward",
+                sharding,
+            )
+            for n, stage_layers in enumerate(layers)
+        )
+        replicas.append(PlanReplica(count, share, stages))
+        taken += count
+    differs += _said_of_plan(training, equal, groups)
+    choices = Choices(
+        "pe-zero" if equal else "breadth-first",
+        training.global_batch_size,
+        training.sequence_length,
+        DTYPES[training.autocast_dtype],
+    )
+    return plan_for(model, devices, choices, tuple(replicas))
+
+
+def _require_stage(stage: Ministage, devices: int, here: Place) -> None:
+    ranks = stage.gpu_ranks
+    if not ranks or len(set(ranks)) < len(ranks) or max(ranks) >= devices:
+        raise SpecError(
+            f"ranks {shown(list(ranks), 60)} are not among 0 to {devices - 1}, each once",
+            place=str(here.at("gpu_ranks")),
+            fix="list ranks of the cluster file, each once",
+        )
+    if len(stage.num_microbatches_per_rank) != len(ranks):
+        raise SpecError(
+            f"{len(stage.num_microbatches_per_rank)} numbers of micro-batches for {len(ranks)} "
+            "ranks",
+            place=str(here.at("num_microbatches_per_rank")),
+            fix="give one for each rank",
+        )
+    if len(stage.layer_partition) != 2:
+        raise SpecError(
+            f"{len(stage.layer_partition)} numbers",
+            place=str(here.at("layer_partition")),
+            fix="give the first layer and the one after the last",
+        )
+
+
+def _groups(training: Training, here: Place) -> int:
+    """How many groups there are: ministages go round them in turns."""
+    stages = training.pipeline_config
+    if not stages:
+        raise SpecError("no stages", place=str(here), fix="list one stage")
+    seen: list[frozenset[int]] = []
+    for number, stage in enumerate(stages):
+        ranks = frozenset(stage.gpu_ranks)
+        if ranks in seen:
+            break
+        overlap = next((group for group in seen if group & ranks), None)
+        if overlap is not None:
+            raise SpecError(
+                f"rank {min(overlap & ranks)} is in two groups",
+                place=str(here.at(number, "gpu_ranks")),
+                fix="list each rank in one group",
+            )
+        seen.append(ranks)
+    for number, stage in enumerate(stages):
+        first = stages[number % len(seen)]
+        if _by_share(stage) != _by_share(first):
+            raise SpecError(
+                "this ministage has other ranks or shares than the one a round before",
+                place=str(here.at(number)),
+                fix="let ministages go round the groups in one order, each with the same shares",
+            )
+    if len(stages) % len(seen):
+        raise SpecError(
+            f"{len(stages)} ministages for {len(seen)} groups",
+            place=str(here),
+            fix="give every group as many ministages",
+        )
+    return len(seen)
+
+
+def _by_share(stage: Ministage) -> list[tuple[int, int]]:
+    """(rank, micro-batches) of a stage's ranks, most first; those without any are left out."""
+    pairs = zip(stage.gpu_ranks, stage.num_microbatches_per_rank, strict=True)
+    return sorted((pair for pair in pairs if pair[1]), key=lambda pair: (-pair[1], pair[0]))
+
+
+def _shares(training: Training, groups: int, here: Place) -> list[int]:
+    """Micro-batches of each replica: what the i-th rank of every group takes."""
+    first = [share for _, share in _by_share(training.pipeline_config[0])]
+    if not first:
+        raise SpecError(
+            "no rank has a micro-batch",
+            place=str(here.at(0, "num_microbatches_per_rank")),
+            fix="give one rank a share",
+        )
+    for number in range(1, groups):
+        shares = [share for _, share in _by_share(training.pipeline_config[number])]
+        if shares != first:
+            raise SpecError(
+                f"this group divides its micro-batches as {_few(shares)}, the first as "
+                f"{_few(first)}: a micro-batch may run on any rank of a group there, while a "
+                "replica of a RATrain plan is a pipeline of fixed ranks",
+                place=str(here.at(number, "num_microbatches_per_rank")),
+                fix="convert a plan whose groups divide their micro-batches alike, or only its "
+                "cluster and profile, and let `ratrain plan` find one",
+            )
+    return first
+
+
+def _few(numbers: Sequence[int]) -> str:
+    text = ", ".join(map(str, numbers[:8]))
+    return f"{text}, ..." if len(numbers) > 8 else text
+
+
+def _layers(training: Training, model: Model, here: Place) -> list[int]:
+    """Layers of each ministage; together they are the model's."""
+    expected = 0
+    for number, stage in enumerate(training.pipeline_config):
+        first, end = stage.layer_partition
+        if first != expected or end <= first:
+            raise SpecError(
+                f"layers {first} to {end - 1} where layer {expected} is due",
+                place=str(here.at(number, "layer_partition")),
+                fix=f"begin with {expected}, and give it at least one layer",
+            )
+        expected = end
+    if expected != model.spec.layers:
+        raise SpecError(
+            f"its stages have {expected} layers, {model.spec.name} has {model.spec.layers}",
+            place=str(here),
+            fix=f"give the model with {expected} layers as --model",
+        )
+    return [
+        stage.layer_partition[1] - stage.layer_partition[0] for stage in training.pipeline_config
+    ]
+
+
+def _said_of_plan(training: Training, equal: bool, groups: int) -> list[str]:
+    said: list[str] = []
+    if equal:
+        said.append(
+            "order and state work are those of pe-zero: breadth-first, every weight gathered once "
+            "in forward and once in backward, whole layers recovered"
+        )
+    else:
+        said.append(
+            "ranks take unequal numbers of micro-batches, and such replicas cannot gather sharded "
+            "weights here: weights are kept whole (sharding 2), gathered once after the update; "
+            "Grolar gathers them twice a step and holds less"
+        )
+    said.append(
+        "not carried over: shards and inputs wait in host memory there, and here in the GPU's, so "
+        "more memory is needed here; its 2 GB reserve is not kept"
+    )
+    if training.reduce_dtype == "float32" and training.autocast_dtype != "float32":
+        said.append("gradients travel in float32 there and in 16 bits here: half the bytes")
+    idle = [
+        rank
+        for stage in training.pipeline_config[:groups]
+        for rank, share in zip(stage.gpu_ranks, stage.num_microbatches_per_rank, strict=True)
+        if not share
+    ]
+    if idle:
+        said.append(f"ranks without a micro-batch are left idle: {write_ranges(sorted(idle))}")
+    if any(len(stage.zero_config) > 1 for stage in training.pipeline_config):
+        said.append("states are sharded over the whole group here, over parts of it there")
+    if training.latency is not None:
+        said.append(
+            "its time counts layers alone (no embedding, head or update), a start and an end at "
+            "the pace of each group's slowest GPU, and collectives a thousand times too short"
+        )
+    return said
