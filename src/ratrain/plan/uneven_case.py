@@ -119,6 +119,7 @@ class UnevenCase:
     def _facts_of(self, replica: UnevenReplica) -> dict[str, object]:
         return {
             "count": len(replica.members),
+            "numbers": list(replica.members),
             "device_kinds": list(replica.kinds),
             "budget_bytes": [self.job.budget_of(group[0].kind) for group in replica.groups[0]],
             "pipeline": replica.layout.pipeline,
