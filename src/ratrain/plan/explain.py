@@ -12,6 +12,7 @@ from ratrain.plan.added import Added, added_hosts
 from ratrain.plan.explain_kinds import (
     added_json,
     added_text,
+    gain_words,
     kinds_json,
     kinds_text,
     speedup_json,
@@ -134,14 +135,18 @@ def _work_s(times: RankTimes) -> float:
     return times.compute_s + times.recovery_s + times.driving_s
 
 
-def binding(simulation: Simulation, near: Sequence[Misfit]) -> str:
+def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[KindPart] = ()) -> str:
     """The constraint that a faster plan would have to break, in one sentence. `near`: plans that
-    memory rejected."""
+    memory rejected; `kinds`: the plan by kind of device, where they differ."""
     step_s, busiest = simulation.step_time_s, _busiest(simulation)
     if not simulation.feasible and simulation.verdict.bounds:
         fullest = _fullest(simulation)
         over = fullest.total_bytes - _budget_of(simulation, fullest.rank)
         return f"memory: rank {fullest.rank} is {format_bytes(over)} over its budget"
+    of_kinds = [(part, best) for part in kinds if (best := part.binding(step_s)) is not None]
+    if of_kinds:
+        part, best = min(of_kinds, key=lambda pair: pair[1].step_time_s)
+        return f"{best.resource} of {part.kind.name}: {gain_words(best, step_s)}"
     faster = [misfit for misfit in near if misfit.step_s < step_s]
     if faster:
         gain = max(faster, key=lambda misfit: step_s - misfit.step_s)
@@ -164,7 +169,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         _memory(explained),
         _bill(explained),
         _time(explained),
-        wrapped(f"What binds: {binding(explained.simulation, explained.near)}."),
+        wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
@@ -300,7 +305,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "feasible": simulation.feasible,
         "step_time_s": simulation.step_time_s,
         "budget_bytes": [_budget_of(simulation, bound.rank) for bound in explained.bounds],
-        "binding": binding(simulation, explained.near),
+        "binding": binding(simulation, explained.near, explained.kinds),
         "memory": [
             {"rank": b.rank, "bound_bytes": b.total_bytes, "items_bytes": b.by_family}
             for b in explained.bounds

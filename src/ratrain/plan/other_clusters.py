@@ -1,8 +1,8 @@
-"""A job's cluster changed: cut down to one kind of device, or with one more host of a kind."""
+"""A job's cluster changed: cut down to some kinds of device, or with one more host of a kind."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 
@@ -23,9 +23,10 @@ def devices_of_kind(job: JobSpec, kind: DeviceKind) -> int:
     return sum(device.kind.name == kind.name for device in job.cluster.members())
 
 
-def only_kind(job: JobSpec, kind: DeviceKind, devices: int | None = None) -> JobSpec:
-    """The job on its devices of one kind, or on the first `devices` of them; without a layout."""
-    hosts = [(host, used) for host, used in _hosts(job) if host.device == kind.name]
+def only_kinds(job: JobSpec, kinds: Collection[DeviceKind], devices: int | None = None) -> JobSpec:
+    """The job on its devices of some kinds, or on the first `devices` of them; without a layout."""
+    names = {kind.name for kind in kinds}
+    hosts = [(host, used) for host, used in _hosts(job) if host.device in names]
     return _on(job, hosts, devices)
 
 

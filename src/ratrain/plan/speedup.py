@@ -10,7 +10,7 @@ from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.enumerate import strategy_of
-from ratrain.plan.other_clusters import devices_of_kind, kinds_of, only_kind
+from ratrain.plan.other_clusters import devices_of_kind, kinds_of, only_kinds
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Tried
 from ratrain.program.strategies import FORWARD_RECOVERY, LAYERWISE, PREFETCH
@@ -86,7 +86,7 @@ def _alone(job: JobSpec, kind: DeviceKind, watch: Watch) -> Alone:
     devices = devices_of_kind(job, kind)
     problem = ""
     for used in range(devices, 0, -1):
-        cut = free_to_recover(only_kind(job, kind, used))
+        cut = free_to_recover(only_kinds(job, [kind], used))
         try:
             with watch(f"planning {kind.name} alone") as progress:
                 best = planned(cut, progress).best

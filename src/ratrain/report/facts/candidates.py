@@ -123,7 +123,7 @@ def advice_of(
     step_s = simulation.step_time_s
     return Advice(
         (),
-        binding(simulation, misses),
+        binding(simulation, misses, kinds),
         tuple(_ways(step_s, search, misses)) if search is not None else (),
         "",
         tuple(_kind_words(part, step_s) for part in kinds),
@@ -134,8 +134,8 @@ def _kind_words(part: KindPart, step_s: float) -> str:
     """A kind of device in one sentence."""
     used, idle = len(part.devices), len(part.idle)
     if not used:
-        return f"{part.kind.name}: all {idle} are idle"
-    head = f"{part.kind.name}, {counted(used, 'device')}"
+        return f"all {counted(idle, 'device')} of {part.kind.name} idle"
+    head = f"{counted(used, 'device')} of {part.kind.name}"
     head += f" and {idle} idle" if idle else ""
     binds, *helps = binding_words(part, step_s)
     return "; ".join([f"{head}: {busy_words(part)}", f"what binds is {binds}", *helps])

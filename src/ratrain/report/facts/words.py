@@ -6,7 +6,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ratrain.cost.precision import travel_words
-from ratrain.describe.units import format_time
+from ratrain.describe.units import counted, format_time
 from ratrain.plan.ranges import runs, write_ranges
 from ratrain.program.setup import Setup
 from ratrain.report.contents import TimelinePanel
@@ -35,7 +35,7 @@ def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
         schedule += f" without {', '.join(facts['without'])}"
     counts = sorted(set(facts["micro_batches"]))
     return [
-        ("Layout", f"{facts['data']} replicas, each its own" if unlike else _degrees(facts)),
+        ("Layout", counted(facts["data"], "replica") if unlike else _degrees(facts)),
         *((f"Replica {write_ranges(each['numbers'])}", _cut(each)) for each in unlike),
         ("Schedule", schedule),
         *((("Activations", str(facts["activations"])),) if facts["activations"] else ()),
@@ -102,7 +102,9 @@ def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -
     folded = sum(replica.count for replica in setup.replicas) - len(setup.replicas)
     if folded or setup.tensor > 1:
         verb = "is" if len(setup.replicas) == 1 else "are"
-        group = f", one rank of each tensor group of {setup.tensor}" if setup.tensor > 1 else ""
+        alike = len({member.tensor for member in setup.members}) == 1
+        of = f" of {setup.tensor}" if alike else ""
+        group = f", one rank of each tensor group{of}" if setup.tensor > 1 else ""
         yield (
             f"{len(setup.replicas)} of {setup.data} replicas {verb} drawn{group}: the others do "
             "the same work."
