@@ -101,6 +101,7 @@ def test_one_more_host_of_each_kind_is_planned(explained: dict[str, Any]) -> Non
     fast, slow = explained["added"]
     assert (fast["kind"], fast["devices"], slow["kind"]) == ("fast-rank", 1, "slow-rank")
     assert fast["step_time_s"] < slow["step_time_s"]
+    assert fast["hosts"] == slow["hosts"] == 1
     assert fast["plan"]["pipeline"] * fast["plan"]["data"] * fast["plan"]["tensor"] == 5
 
 

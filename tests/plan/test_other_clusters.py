@@ -12,7 +12,7 @@ from ratrain.plan.other_clusters import (
     devices_of_kind,
     kinds_of,
     only_kinds,
-    with_another_host,
+    with_more_hosts,
 )
 
 JOB = """
@@ -57,14 +57,15 @@ def test_all_kinds_are_the_job_s_devices(job: JobSpec) -> None:
     assert [(d.kind, d.host, d.chip) for d in whole.cluster.members()] == before
 
 
-def test_another_host_is_one_like_the_fullest_of_its_kind(job: JobSpec) -> None:
+@pytest.mark.parametrize("count", [1, 4])
+def test_another_host_is_one_like_the_fullest_of_its_kind(job: JobSpec, count: int) -> None:
     for kind, size in zip(kinds_of(job), (8, 4), strict=True):
-        larger, added = with_another_host(job, kind)
-        assert added == size
-        assert devices_of_kind(larger, kind) == devices_of_kind(job, kind) + size
-        assert larger.cluster.devices == job.cluster.devices + size
+        larger, added = with_more_hosts(job, kind, count)
+        assert added == count * size
+        assert devices_of_kind(larger, kind) == devices_of_kind(job, kind) + added
+        assert larger.cluster.devices == job.cluster.devices + added
         hosts = [device.host for device in larger.cluster.members()]
-        assert len(set(hosts)) == len({d.host for d in job.cluster.members()}) + 1
+        assert len(set(hosts)) == len({d.host for d in job.cluster.members()}) + count
         others = [d.index for d in job.cluster.members() if d.kind != kind]
         kept = [d.index for d in larger.cluster.members() if d.kind != kind]
         assert links(larger, kept) == links(job, others)

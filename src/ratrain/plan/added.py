@@ -1,4 +1,7 @@
-"""What one more host of each kind of device would bring: the job planned anew with it."""
+"""What one more host of each kind of device would bring: the job planned anew with it.
+
+Where no layout takes all devices, as with a prime number of them, more hosts are added.
+"""
 
 from __future__ import annotations
 
@@ -6,19 +9,23 @@ from dataclasses import dataclass
 
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
-from ratrain.errors import RatrainError
-from ratrain.plan.other_clusters import kinds_of, with_another_host
+from ratrain.errors import Infeasible, RatrainError
+from ratrain.plan.other_clusters import kinds_of, with_more_hosts
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Tried
 from ratrain.plan.speedup import Watch, unwatched
 
+HOSTS = (1, 2, 4, 8)
+"""How many are tried, the fewest first."""
+
 
 @dataclass(frozen=True)
 class Added:
-    """The best plan with one more host of a kind. `problem` says why there is none."""
+    """The best plan with one more host of a kind, or a few. `problem` says why there is none."""
 
     kind: DeviceKind
-    devices: int  # of the host
+    hosts: int
+    devices: int  # of these hosts
     best: Tried | None = None
     problem: str = ""
 
@@ -33,9 +40,15 @@ def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:
 
 
 def _added(job: JobSpec, kind: DeviceKind, watch: Watch) -> Added:
-    larger, devices = with_another_host(job, kind)
-    try:
-        with watch(f"planning one more host of {kind.name}") as progress:
-            return Added(kind, devices, planned(larger, progress).best)
-    except RatrainError as error:
-        return Added(kind, devices, problem=error.what)
+    first: Added | None = None
+    for hosts in HOSTS:
+        larger, devices = with_more_hosts(job, kind, hosts)
+        try:
+            with watch(f"planning more of {kind.name}") as progress:
+                return Added(kind, hosts, devices, planned(larger, progress).best)
+        except Infeasible as error:
+            return first or Added(kind, hosts, devices, problem=error.what)
+        except RatrainError as error:
+            first = first or Added(kind, hosts, devices, problem=error.what)
+    assert first is not None
+    return first

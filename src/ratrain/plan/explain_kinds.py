@@ -181,8 +181,8 @@ def _plan_words(tried: Tried | None) -> str:
 def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
     """The step with one more host of each kind, beside the fastest one known without."""
     yield from wrapped(
-        f"One more host, the job planned anew (the fastest plan known without it takes "
-        f"{format_time(step_s)}):"
+        f"One more host, or the fewest that a layout takes, the job planned anew (the fastest plan "
+        f"known without takes {format_time(step_s)}):"
     )
     rows = plain_table(
         ("added", False), ("devices", True), ("step", True), ("change", True), ("plan", False)
@@ -277,6 +277,7 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
     return [
         {
             "kind": each.kind.name,
+            "hosts": each.hosts,
             "devices": each.devices,
             "step_time_s": each.step_s,
             "problem": each.problem,

@@ -1,4 +1,4 @@
-"""A job's cluster changed: cut down to some kinds of device, or with one more host of a kind."""
+"""A job's cluster changed: cut down to some kinds of device, or with more hosts of a kind."""
 
 from __future__ import annotations
 
@@ -30,13 +30,14 @@ def only_kinds(job: JobSpec, kinds: Collection[DeviceKind], devices: int | None 
     return _on(job, hosts, devices)
 
 
-def with_another_host(job: JobSpec, kind: DeviceKind) -> tuple[JobSpec, int]:
-    """The job with one more host like the fullest of a kind, behind the last of that kind, and how
+def with_more_hosts(job: JobSpec, kind: DeviceKind, count: int) -> tuple[JobSpec, int]:
+    """The job with more hosts like the fullest of a kind, behind the last of that kind, and how
     many devices that adds; without a layout."""
     hosts = _hosts(job)
     of_kind = [place for place, (host, _) in enumerate(hosts) if host.device == kind.name]
     added = max((hosts[place] for place in of_kind), key=lambda host: host[1])
-    return _on(job, [*hosts[: of_kind[-1] + 1], added, *hosts[of_kind[-1] + 1 :]]), added[1]
+    behind = of_kind[-1] + 1
+    return _on(job, [*hosts[:behind], *[added] * count, *hosts[behind:]]), count * added[1]
 
 
 def _hosts(job: JobSpec) -> list[Host]:
