@@ -79,6 +79,12 @@ def test_there_is_no_ratio_where_no_kind_has_a_plan() -> None:
     assert speedup.hsr is None and speedup.ratio is None
 
 
+def test_kinds_that_are_faster_without_the_others_are_said_the_fastest_first() -> None:
+    speedup = Speedup(100.0, (alone(SLOW, 2, 110.0), alone(FAST, 2, 200.0)))
+    assert [one.kind.name for one in speedup.faster] == ["fast-rank", "slow-rank"]
+    assert Speedup(250.0, speedup.alone).faster == ()
+
+
 # ---- what each kind reaches alone --------------------------------------------------------
 
 

@@ -9,6 +9,7 @@ import pytest
 
 from ratrain.plan.plan_file import load_plan
 from ratrain.plan.subject import case_of_subject, keeping_all, subject_of
+from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.plan.what_if import computing_faster, sending_faster
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Recovery
@@ -62,6 +63,7 @@ def test_everything_twice_as_fast_halves_the_compute_bound_step() -> None:
 
 def test_a_plan_that_keeps_everything_on_some_ranks_recovers_on_the_others() -> None:
     kept = keeping_all(SUBJECT, {2})
+    assert isinstance(kept, UnevenPlan)
     assert not any(
         mode is Recovery.FORWARD for replica in kept.replicas for mode in replica.recovery
     )

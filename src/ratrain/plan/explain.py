@@ -78,11 +78,14 @@ class Explanation:
 
     @property
     def fastest_s(self) -> float:
-        """The fastest step known: this plan's, or that of the best one found."""
-        own_s = self.simulation.step_time_s
-        found = self.search is not None and self.search.tried
-        best_s = self.search.best.step_s if self.search is not None and found else own_s
-        return min(own_s, best_s) if self.simulation.feasible else best_s
+        """The fastest step known: this plan's where it fits, that of the best one found, or of one
+        kind of device alone."""
+        found = self.search.tried[:1] if self.search is not None else ()
+        alone = self.speedup.alone if self.speedup is not None else ()
+        steps = [tried.step_s for tried in (*found, *(one.best for one in alone)) if tried]
+        if self.simulation.feasible or not steps:
+            steps.append(self.simulation.step_time_s)
+        return min(steps)
 
 
 def searched(subject: Subject, progress: Progress | None = None) -> Search | None:

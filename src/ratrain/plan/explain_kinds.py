@@ -141,6 +141,10 @@ def speedup_text(speedup: Speedup) -> Iterator[str]:
     yield from (f"  {line}" for line in rendered(rows))
     for one in speedup.missing:
         yield from wrapped(f"{one.kind.name} alone: {one.problem}.")
+    for one in speedup.faster[:1]:
+        times = (one.tokens_per_s or 0.0) / speedup.tokens_per_s
+        faster = f"{times:.2f} times as fast as this plan"
+        yield from wrapped(f"{one.kind.name} alone is {faster}: leave the others idle.")
     yield from wrapped(f"The ratio is {DEFINITION}. Above 1 the kinds do more together.")
 
 

@@ -50,6 +50,12 @@ class Speedup:
         return tuple(one for one in self.alone if one.tokens_per_s is None)
 
     @property
+    def faster(self) -> tuple[Alone, ...]:
+        """Kinds that reach more alone than the plan does, the fastest first."""
+        beyond = [one for one in self.alone if (one.tokens_per_s or 0.0) > self.tokens_per_s]
+        return tuple(sorted(beyond, key=lambda one: -(one.tokens_per_s or 0.0)))
+
+    @property
     def together_tokens_per_s(self) -> float:
         """The sum over the kinds that have a plan."""
         return sum(one.tokens_per_s or 0.0 for one in self.alone)
