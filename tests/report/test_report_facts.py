@@ -59,8 +59,8 @@ def test_replicas_that_differ_are_drawn_with_their_own_stages_on_their_own_devic
         [("device 1", 5), ("device 2", 2), ("device 3", 1)],
     ]
     assert [chain.share for chain in contents.plan.chains] == [
-        "9 micro-batches of 1, 37.5 % of the sequences",
-        "15 micro-batches of 1, 62.5 % of the sequences",
+        "Replica 0: 9 micro-batches of 1, 37.5 % of the sequences",
+        "Replica 1: 15 micro-batches of 1, 62.5 % of the sequences",
     ]
     assert [len(chain.links) for chain in contents.plan.chains] == [0, 2]
     assert not contents.plan.idle

@@ -59,7 +59,7 @@ class Chain:
     cards: tuple[Card, ...]
     links: tuple[str, ...]
     in_order: bool
-    share: str = ""  # of a step's micro-batches, where replicas differ
+    share: str = ""  # which replicas, and their part of a step, where replicas differ
 
 
 @dataclass(frozen=True)

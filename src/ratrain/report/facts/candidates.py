@@ -138,7 +138,8 @@ def _kind_words(part: KindPart, step_s: float) -> str:
     head = f"{counted(used, 'device')} of {part.kind.name}"
     head += f" and {idle} idle" if idle else ""
     binds, *helps = binding_words(part, step_s)
-    return "; ".join([f"{head}: {busy_words(part)}", f"what binds is {binds}", *helps])
+    gains = f"{binds}, or {' or '.join(helps)}" if helps else binds
+    return f"{head}: {busy_words(part)}. Bound by {gains}"
 
 
 def _ways(step_s: float, search: Search, misses: Sequence[Misfit]) -> Iterator[str]:

@@ -15,11 +15,12 @@ from ratrain.plan.kinds import kind_parts
 from ratrain.plan.other_clusters import kinds_of
 from ratrain.plan.plan_file import load_plan
 from ratrain.plan.planned import planned
+from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import Search, search
 from ratrain.plan.standing import standing_of
 from ratrain.plan.subject import case_of_subject, subject_of
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
@@ -118,14 +119,18 @@ def _case_and_search(
 
 
 def _shares(plan: UnevenPlan) -> list[str]:
-    """Each replica's part of a step, in words."""
-    sequences = plan.job.batch.sequences
-    return [
-        f"{replica.micro_batches} micro-batches of {replica.micro_batch}"
-        + (" each" if len(replica.members) > 1 else "")
-        + f", {100 * len(replica.members) * replica.sequences / sequences:.1f} % of the sequences"
-        for replica in plan.replicas
-    ]
+    """ "Replica 0: 9 micro-batches of 1, 37.5 % of the sequences", for each sort of replica."""
+    return [_share(replica, plan.job.batch.sequences) for replica in plan.replicas]
+
+
+def _share(replica: UnevenReplica, sequences: int) -> str:
+    count = len(replica.members)
+    several, each = ("s", " each") if count > 1 else ("", "")
+    return (
+        f"Replica{several} {write_ranges(replica.members)}: {replica.micro_batches} micro-batches "
+        f"of {replica.micro_batch}{each}, {100 * count * replica.sequences / sequences:.1f} % of "
+        f"the sequences"
+    )
 
 
 def _unsearched(search: Search | None) -> Iterator[str]:

@@ -42,7 +42,7 @@ def _chain(chain: Chain, styles: Styles, several: bool) -> Markup:
     same_links = len(set(chain.links)) <= 1
     count = f"{chain.replicas} replicas alike" if chain.replicas > 1 else "1 replica"
     heading = [count] if several or chain.replicas > 1 else []
-    heading += [chain.share] if chain.share else []
+    heading = [chain.share] if chain.share else heading
     heading += [f"every link {chain.links[0]}"] if chain.links and same_links else []
     return join(
         tag("h3", "; ".join(heading)) if heading else None,
