@@ -137,6 +137,30 @@ def test_unequal_tensor_degrees_are_explained(tmp_path: Path) -> None:
     assert nodes["places"][0]["replicas"] == 2
 
 
+def test_a_plan_on_devices_that_no_layout_takes_is_explained_without_others(tmp_path: Path) -> None:
+    replicas = [
+        {"count": 1, "micro_batches": 4, "stages": [stage("0-1", 4, 2)]},
+        {"count": 2, "micro_batches": 2, "stages": [stage("8-9", 3), stage("10-11", 1)]},
+    ]
+    plan = changed(
+        tmp_path,
+        replicas=replicas,
+        cluster={"name": "mixed-sites", "devices": 13},
+        model={"name": "tiny-llama", "sequence_length": 64},
+        dtype="fp16",
+        sequences=8,
+    )
+    said = as_json(plan)
+    assert said["search"] is None
+    nodes = said["speedup"]["alone"][1]
+    assert (nodes["devices"], nodes["used_devices"]) == (5, 4)
+    assert "no common layout" in said["added"][0]["problem"]
+    status, text = run("explain", plan)
+    assert status == 0
+    assert "The planner knows no layout of this job that takes all of its devices." in text
+    assert "times as fast as this plan: leave the others idle." in text
+
+
 def test_a_plan_over_a_budget_says_which_kind_lacks_how_much(tmp_path: Path) -> None:
     status, said = run("explain", changed(tmp_path, memory_budget="300MB"))
     assert status == 3

@@ -97,6 +97,11 @@ def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
     elif helping:
         best = helping.pop(0)
         yield f"{best.resource}: {gain_words(best, step_s)}"
+    elif part.binds(step_s) == "compute":
+        yield (
+            "compute, in balance with other kinds: faster devices or links of this kind alone would "
+            "wait for the rest"
+        )
     else:
         yield (
             "nothing of its own: neither faster devices nor faster links here shorten the step; "
@@ -213,8 +218,6 @@ def kinds_json(parts: Sequence[KindPart], step_s: float) -> list[dict[str, Any]]
 
 
 def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
-    best = part.binding(step_s)
-    binds = "memory" if part.over_budget_bytes else best.resource if best else None
     return {
         "kind": part.kind.name,
         "devices": list(part.devices),
@@ -242,7 +245,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
         "fullest_rank": None if part.fullest is None else part.fullest.rank,
         "bound_bytes": None if part.fullest is None else part.fullest.total_bytes,
         "budget_bytes": part.budget_bytes,
-        "binds": binds,
+        "binds": part.binds(step_s),
         "what_if": [
             {
                 "resource": each.resource,

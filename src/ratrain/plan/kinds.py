@@ -25,6 +25,8 @@ FASTER = 2.0
 """How many times as fast a kind's devices or links are made to see what that would bring."""
 NOTABLE = 0.005
 """A gain below this part of the step is none."""
+MOSTLY = 0.75
+"""Of the step: a kind that computes for longer is bound by it, even where others are as slow."""
 LINKS = (Waiting.MESSAGE, Waiting.REDUCE, Waiting.GATHER, Waiting.TENSOR)
 Resource = Literal["compute", "links", "memory", "recovery"]
 """What a kind may lack. Recovery: it recovers what it has memory to keep."""
@@ -85,6 +87,16 @@ class KindPart:
         if best is None or best.step_time_s > step_s * (1 - NOTABLE):
             return None
         return best
+
+    def binds(self, step_s: float) -> Resource | None:
+        """What binds it. Where nothing of its own alone would shorten the step, compute if it is at
+        work for most of it: then kinds are in balance; else None, it waits for the others."""
+        best = self.binding(step_s)
+        if self.over_budget_bytes:
+            return "memory"
+        if best is not None:
+            return best.resource
+        return "compute" if self.compute_share + self.recovery_share > MOSTLY else None
 
     @property
     def over_budget_bytes(self) -> int:
