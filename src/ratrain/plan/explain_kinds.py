@@ -99,8 +99,8 @@ def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
         yield f"{best.resource}: {gain_words(best, step_s)}"
     elif part.binds(step_s) == "compute":
         yield (
-            "compute, in balance with other kinds: faster devices or links of this kind alone would "
-            "wait for the rest"
+            "compute, in balance with other kinds: faster devices or links of this kind alone "
+            "would wait for the rest"
         )
     else:
         yield (
