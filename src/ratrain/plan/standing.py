@@ -42,7 +42,7 @@ def standing_of(case: Case | UnevenCase) -> Standing:
     """The `Standing` of a case."""
     if isinstance(case, UnevenCase):
         return standing_of_plan(case.plan, case.proved.short.setup)
-    return standing_of_placement(case.placement)
+    return standing_of_placement(case.placement, case.job.cluster.members())
 
 
 def micro_batch_sizes(case: Case | UnevenCase) -> tuple[int, ...]:
@@ -52,16 +52,17 @@ def micro_batch_sizes(case: Case | UnevenCase) -> tuple[int, ...]:
     return (case.job.batch.micro_batch,) * len(case.setup.replicas)
 
 
-def standing_of_placement(placement: Placement) -> Standing:
-    """The `Standing` of a layout, which uses all of its devices."""
+def standing_of_placement(placement: Placement, members: Sequence[Device]) -> Standing:
+    """The `Standing` of a layout; `members` are all devices of its job."""
     layout = placement.layout
+    used = {device.index for device in placement.devices}
     reduces = [placement.data_link(r) if layout.data > 1 else None for r in range(layout.pipeline)]
     sums = [placement.tensor_link(r) if layout.tensor > 1 else None for r in range(layout.pipeline)]
 
-    def devices(rank: int, members: Sequence[int]) -> tuple[Device, ...]:
+    def devices(rank: int, replicas: Sequence[int]) -> tuple[Device, ...]:
         return tuple(
             placement.device(rank, data, tensor)
-            for data in members
+            for data in replicas
             for tensor in range(layout.tensor)
         )
 
@@ -78,6 +79,7 @@ def standing_of_placement(placement: Placement) -> Standing:
             )
             for alike in placement.classes
         ),
+        tuple(device for device in members if device.index not in used),
     )
 
 

@@ -66,7 +66,7 @@ def plan_of_run(
         return RunPlan(None, None, None, (reason,))
     candidates = candidates_of(chosen, simulation, alternatives)
     return RunPlan(
-        standing_of_placement(placement),
+        standing_of_placement(placement, job.cluster.members()),
         replace(candidates, notes=(f"Times come from {BASIS}.", *candidates.notes)),
         advice_of(simulation, alternatives),
         (),
