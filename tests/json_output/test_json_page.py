@@ -44,7 +44,7 @@ QUICK: dict[str, list[Words]] = {
     ],
     "data": [["data", "job.toml", "--sample", "1"]],
     "plan": [["plan", SMALL, "-o", "plan.json"]],
-    "explain": [["explain", "plan.json"]],
+    "explain": [["explain", "plan.json"], ["explain", UNEQUAL]],
     "program": [["program", SMALL], ["program", SMALL, "--form", "csv", "-o", "small.csv"]],
     "schedules": [
         ["schedules", SMALL],

@@ -17,13 +17,18 @@ from random_plans import random_plan
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
+from ratrain.plan.explain_kinds import kinds_text
+from ratrain.plan.kinds import kind_parts
 from ratrain.plan.plan_file import is_uneven, parse_plan
+from ratrain.plan.standing import standing_of
+from ratrain.plan.subject import case_of_subject, subject_of
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import uneven_plan
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.verify import Rule, verify
+from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import simulate
 
 
@@ -191,7 +196,33 @@ def test_a_plan_that_is_over_a_small_device_s_budget_names_that_rank(tmp_path: P
     assert "fullest is rank 0, proven peak 554 MB of its 300 MB: DOES NOT FIT" in run.output
 
 
-@pytest.mark.parametrize("verb", [["explain"], ["report", "--output", "page.html"]])
-def test_verbs_that_know_alike_replicas_only_refuse_by_name(verb: list[str]) -> None:
-    with pytest.raises(SpecError, match="cannot run yet"):
-        CliRunner().invoke(ratrain, [*verb, EXAMPLE], catch_exceptions=False)
+def check_kinds(seed: int) -> bool:
+    """Takes a random plan apart by kind of device, and draws it."""
+    text = json.dumps(random_plan(Random(seed)))
+    try:
+        subject = subject_of(parse_plan(text, "p.json"), "p.json")
+    except SpecError:
+        return False
+    case = case_of_subject(subject)
+    simulation = simulate_proved(case.proved, case.costs)
+    parts = kind_parts(subject, simulation)
+    devices = sorted(index for part in parts for index in (*part.devices, *part.idle))
+    assert devices == list(range(case.job.cluster.devices)), seed
+    assert sum(part.work_share for part in parts) == pytest.approx(1), seed
+    for part in parts:
+        shares = part.compute_share, part.recovery_share, part.links_share, part.others_share
+        assert sum(shares) == pytest.approx(1 if part.devices else 0, abs=1e-6), seed
+    assert max(map(len, kinds_text(parts, simulation.step_time_s))) <= 80, seed
+    standing = standing_of(case)
+    assert len(standing.ranks) == case.setup.ranks, seed
+    assert [len(links) + 1 for links in standing.links] == [r.ranks for r in case.setup.replicas]
+    return True
+
+
+def test_random_plans_are_taken_apart_by_kind_of_device() -> None:
+    assert sum(check_kinds(seed) for seed in range(30)) > 10
+
+
+@pytest.mark.slow
+def test_three_hundred_more_are_too() -> None:
+    assert sum(check_kinds(seed) for seed in range(1000, 1300)) > 100

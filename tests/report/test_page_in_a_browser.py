@@ -50,13 +50,14 @@ memory_budget = "20GB"
 
 @pytest.fixture(scope="module")
 def pages(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
-    """A page of each sort: a run, a job of many ranks, a job on mixed devices."""
+    """A page of each sort: a run, a job of many ranks, a job on mixed devices, unequal replicas."""
     folder = tmp_path_factory.mktemp("pages")
     run = simulated_run(folder / "small", Size(data=2)).path
     subjects = {
         "run": run,
         "job": ROOT / "examples" / "qwen32b-mt3000.toml",
         "mixed": ROOT / "examples" / "two-sites.toml",
+        "unequal": ROOT / "examples" / "unequal-replicas.json",
     }
     for name, subject in subjects.items():
         write_page(contents_of(subject), folder / f"{name}.html")
@@ -102,7 +103,7 @@ def range_of(chromium: Browser) -> str:
     )
 
 
-@pytest.mark.parametrize("name", ["run", "job", "mixed"])
+@pytest.mark.parametrize("name", ["run", "job", "mixed", "unequal"])
 @pytest.mark.parametrize("width", [400, 800, 1600])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])
 def test_a_page_draws_itself_without_a_word_at_any_width_and_in_both_themes(

@@ -21,6 +21,7 @@ from ratrain.report.contents import Contents
 from ratrain.report.facts.memory import op_times, thinned
 from ratrain.report.facts.ops import Ops
 from ratrain.report.groups import MEMORY_GROUPS, OTHER, group_of
+from ratrain.report.page import page
 from ratrain.report.read import contents_of, page_path
 from ratrain.report.thin import thinned_steps
 from ratrain.runtime.run_folder import RunFolder
@@ -44,6 +45,40 @@ def of_run(run: RunFolder) -> Contents:
 @pytest.fixture(scope="module")
 def of_job() -> Contents:
     return contents_of(EXAMPLES / "small.toml")
+
+
+# ---- plans whose stages and replicas differ -----------------------------------------------
+
+
+def test_replicas_that_differ_are_drawn_with_their_own_stages_on_their_own_devices() -> None:
+    contents = contents_of(EXAMPLES / "unequal-replicas.json")
+    assert contents.plan is not None
+    cards = [[(c.devices, c.layer_count) for c in chain.cards] for chain in contents.plan.chains]
+    assert cards == [
+        [("device 0", 8)],
+        [("device 1", 5), ("device 2", 2), ("device 3", 1)],
+    ]
+    assert [chain.share for chain in contents.plan.chains] == [
+        "Replica 0: 9 micro-batches of 1, 37.5 % of the sequences",
+        "Replica 1: 15 micro-batches of 1, 62.5 % of the sequences",
+    ]
+    assert [len(chain.links) for chain in contents.plan.chains] == [0, 2]
+    assert not contents.plan.idle
+    assert contents.advice is not None and len(contents.advice.kinds) == 2
+    assert "rank 0, the fullest" in contents.verdict.text
+
+
+def test_devices_without_a_stage_are_drawn_as_idle(tmp_path: Path) -> None:
+    table = json.loads((EXAMPLES / "unequal-replicas.json").read_text())
+    only = table["replicas"][0] | {"micro_batches": 24}
+    path = tmp_path / "idle.json"
+    path.write_text(json.dumps(table | {"replicas": [only]}))
+    contents = contents_of(path)
+    assert contents.plan is not None
+    idle = [(each.device, each.devices, each.count) for each in contents.plan.idle]
+    assert idle == [("fast-rank", "device 1", 1), ("slow-rank", "devices 2-3", 2)]
+    assert ("Devices", "1 of 4") in [(tile.label, tile.value) for tile in contents.tiles]
+    assert "no stage is placed here" in page(contents)
 
 
 # ---- the critical path ------------------------------------------------------------------

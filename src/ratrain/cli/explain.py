@@ -20,31 +20,37 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     limits it, how much slower the runners-up are, and the nearest plans that do not fit,
     each with the smallest change that would make it fit.
 
+    Where devices, stages or replicas differ: what each kind of device holds, how busy it is, what
+    binds it and what would help. On a mixed cluster also the heterogeneous speedup ratio, for which
+    each kind is planned alone. And what one more host of each kind would bring.
+
     PLAN is a plan file (.json) or a job file (.toml), which is planned first. The exit status is
     3 if nothing fits, or if the plan itself does not.
 
     \b
-    Example: ratrain explain qwen32b.json
+    Examples:
+      ratrain explain qwen32b.json
+      ratrain explain examples/unequal-replicas.json
     """
     from dataclasses import replace
 
     from ratrain.cli.jobs import refuse_overrides
     from ratrain.cli.progress import progress
     from ratrain.describe.job import load_job
-    from ratrain.plan.explain import explain, explanation_json, explanation_text
-    from ratrain.plan.plan_file import load_plan, to_candidate
+    from ratrain.plan.explain import explain, explanation_json, explanation_text, searched
+    from ratrain.plan.plan_file import load_plan
     from ratrain.plan.planned import planned
-    from ratrain.plan.search import search
+    from ratrain.plan.subject import subject_of
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":
             refuse_overrides(plan, overrides)
-            candidate = to_candidate(load_plan(plan), str(plan))
-            plans = search(replace(candidate.job, layout=None), report)
+            subject = subject_of(load_plan(plan), str(plan))
+            plans = searched(subject, report)
         else:
             plans = planned(replace(load_job(plan, overrides), layout=None), report)
-            candidate = plans.best.candidate
-    explained = explain(candidate, plans)
+            subject = plans.best.candidate
+    explained = explain(subject, plans, lambda title: progress(title, "plans"))
     if as_json:
         print_json("explain", explanation_json(explained))
     else:

@@ -2,15 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.build import Candidate
-from ratrain.plan.durations import costs_of
+from ratrain.errors import SpecError
+from ratrain.plan.added import Added, added_hosts
+from ratrain.plan.explain_kinds import (
+    added_json,
+    added_text,
+    gain_words,
+    kinds_json,
+    kinds_text,
+    speedup_json,
+    speedup_text,
+)
+from ratrain.plan.kinds import KindPart, kind_parts
 from ratrain.plan.misfit import Misfit, misfits
-from ratrain.plan.search import Search
+from ratrain.plan.other_clusters import kinds_of
+from ratrain.plan.search import Progress, Search, search
+from ratrain.plan.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.subject import Subject, case_of_subject
 from ratrain.plan.tables import (
     WIDTH,
     candidate_json,
@@ -20,7 +33,8 @@ from ratrain.plan.tables import (
     table,
     wrapped,
 )
-from ratrain.plan.trial import proof
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.bounds import PeakBound
 from ratrain.program.kind import Waiting
 from ratrain.simulate.long import simulate_proved
@@ -47,93 +61,144 @@ _LEGEND = "w weights  o optimizer  g gradients  i inputs  s saved  m messages, s
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan, its simulation, and the search it is judged by."""
+    """A plan, its simulation, and the search it is judged by; None where the planner has no layout
+    of its own to compare with."""
 
-    candidate: Candidate
+    subject: Subject
     simulation: Simulation
-    search: Search
+    search: Search | None
     near: tuple[Misfit, ...]
-
-    def budget_of(self, rank: int) -> int:
-        """The memory budget of a rank of the program."""
-        return self.simulation.program.setup.budget_of(rank) or 0
-
-    @property
-    def fullest(self) -> PeakBound:
-        """The rank that is nearest to its budget."""
-        return max(self.bounds, key=lambda b: b.total_bytes / max(self.budget_of(b.rank), 1))
+    kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
+    speedup: Speedup | None  # where kinds of device differ
+    added: tuple[Added, ...]
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
         return self.simulation.verdict.bounds
 
     @property
-    def busiest(self) -> RankTimes:
-        """The rank with the most work of its own."""
-        return max(self.simulation.ranks, key=_work_s)
+    def fastest_s(self) -> float:
+        """The fastest step known: this plan's where it fits, that of the best one found, or of one
+        kind of device alone."""
+        found = self.search.tried[:1] if self.search is not None else ()
+        alone = self.speedup.alone if self.speedup is not None else ()
+        steps = [tried.step_s for tried in (*found, *(one.best for one in alone)) if tried]
+        if self.simulation.feasible or not steps:
+            steps.append(self.simulation.step_time_s)
+        return min(steps)
 
 
-def explain(candidate: Candidate, search: Search) -> Explanation:
-    """The `Explanation` of a candidate: proved and simulated in full."""
-    proved = proof(candidate.strategy, candidate.setup, candidate.choices)
-    costs = costs_of(candidate.job, candidate.placement, proved.short.setup)
-    simulation = simulate_proved(proved, costs)
-    return Explanation(candidate, simulation, search, tuple(misfits(search, NEAR)))
+def searched(subject: Subject, progress: Progress | None = None) -> Search | None:
+    """The planner's own search of the job; None where it knows no layout that takes all devices."""
+    try:
+        return search(replace(subject.job, layout=None), progress)
+    except SpecError:
+        if isinstance(subject, UnevenPlan):
+            return None
+        raise
+
+
+def explain(subject: Subject, search: Search | None, watch: Watch = unwatched) -> Explanation:
+    """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
+    device, and planned without and with more of each. `watch` shows what takes its time."""
+    case = case_of_subject(subject)
+    simulation = simulate_proved(case.proved, case.costs)
+    several = len(kinds_of(case.job)) > 1
+    tokens_per_s = case.tokens / simulation.step_time_s
+    return Explanation(
+        subject,
+        simulation,
+        search,
+        tuple(misfits(search, NEAR)) if search is not None else (),
+        kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
+        speedup_of(case.job, tokens_per_s, watch),
+        added_hosts(case.job, watch),
+    )
+
+
+def _budget_of(simulation: Simulation, rank: int) -> int:
+    """The memory budget of a rank of the program."""
+    return simulation.program.setup.budget_of(rank) or 0
+
+
+def _fullest(simulation: Simulation) -> PeakBound:
+    """The rank that is nearest to its budget."""
+    return max(
+        simulation.verdict.bounds,
+        key=lambda b: b.total_bytes / max(_budget_of(simulation, b.rank), 1),
+    )
+
+
+def _busiest(simulation: Simulation) -> RankTimes:
+    """The rank with the most work of its own."""
+    return max(simulation.ranks, key=_work_s)
 
 
 def _work_s(times: RankTimes) -> float:
     return times.compute_s + times.recovery_s + times.driving_s
 
 
-def binding(explained: Explanation) -> str:
-    """The constraint that a faster plan would have to break, in one sentence."""
-    step_s, busiest = explained.simulation.step_time_s, explained.busiest
-    if not explained.simulation.feasible and explained.bounds:
-        fullest = explained.fullest
-        over = fullest.total_bytes - explained.budget_of(fullest.rank)
-        return f"memory: stage {fullest.rank} is {format_bytes(over)} over its budget"
-    faster = [near for near in explained.near if near.step_s < step_s]
+def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[KindPart] = ()) -> str:
+    """The constraint that a faster plan would have to break, in one sentence. `near`: plans that
+    memory rejected; `kinds`: the plan by kind of device, where they differ."""
+    step_s, busiest = simulation.step_time_s, _busiest(simulation)
+    if not simulation.feasible and simulation.verdict.bounds:
+        fullest = _fullest(simulation)
+        over = fullest.total_bytes - _budget_of(simulation, fullest.rank)
+        return f"memory: rank {fullest.rank} is {format_bytes(over)} over its budget"
+    of_kinds = [(part, best) for part in kinds if (best := part.binding(step_s)) is not None]
+    if of_kinds:
+        part, best = min(of_kinds, key=lambda pair: pair[1].step_time_s)
+        return f"{best.resource} of {part.kind.name}: {gain_words(best, step_s)}"
+    faster = [misfit for misfit in near if misfit.step_s < step_s]
     if faster:
-        gain = max(faster, key=lambda near: step_s - near.step_s)
+        gain = max(faster, key=lambda misfit: step_s - misfit.step_s)
         return (
             f"memory: with {format_bytes(gain.missing_bytes)} more, {degrees(gain.candidate)} "
             f"would take {format_time(gain.step_s)} ({100 * (1 - gain.step_s / step_s):.1f} % less)"
         )
-    kind, exposed_s = max(explained.simulation.exposed_s.items(), key=lambda pair: pair[1])
+    kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
     if exposed_s > step_s - _work_s(busiest) / 2 - step_s / 2:
-        return f"communication: {kind.value} keeps a stage waiting for {format_time(exposed_s)}"
+        return f"communication: {kind.value} keeps a rank waiting for {format_time(exposed_s)}"
     share = 100 * _work_s(busiest) / step_s
-    return f"compute: stage {busiest.rank} is busy for {share:.1f} % of the step"
+    return f"compute: rank {busiest.rank} is busy for {share:.1f} % of the step"
 
 
 def explanation_text(explained: Explanation) -> list[str]:
     """In lines of at most 80 columns."""
-    candidate, search = explained.candidate, explained.search
-    job = candidate.job
-    lines = [
-        f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
-        *headline(candidate),
-        "",
-        *_memory(explained),
-        "",
-        *_bill(explained),
-        "",
-        *_time(explained),
-        "",
-        *wrapped(f"What binds: {binding(explained)}."),
-        "",
-        *_runner_ups(explained),
+    step_s = explained.simulation.step_time_s
+    blocks: list[Iterable[str]] = [
+        _plan(explained.subject),
+        _memory(explained),
+        _bill(explained),
+        _time(explained),
+        wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
+        kinds_text(explained.kinds, step_s),
+        speedup_text(explained.speedup) if explained.speedup is not None else (),
+        added_text(explained.added, explained.fastest_s),
+        _runner_ups(explained),
+        _misfits(explained),
     ]
-    if explained.near:
-        lines += ["", "Did not fit, and would be faster" if search.tried else "Did not fit"]
-        for near in explained.near:
-            lines += _near(near)
+    lines: list[str] = []
+    for block in map(list, blocks):
+        lines += ["", *block] if lines and block else block
     return lines
+
+
+def _plan(subject: Subject) -> list[str]:
+    if isinstance(subject, UnevenPlan):
+        return UnevenCase(subject).headline()
+    job = subject.job
+    return [
+        f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
+        *headline(subject),
+    ]
 
 
 def _memory(explained: Explanation) -> Iterator[str]:
     """A bar for each stage: the whole width is its budget."""
-    budgets = sorted({explained.budget_of(bound.rank) for bound in explained.bounds})
+    simulation = explained.simulation
+    budgets = sorted({_budget_of(simulation, bound.rank) for bound in explained.bounds})
     sizes = " or ".join(format_bytes(size) for size in budgets)
     yield f"Proven peak memory of each rank; the bar's width is its budget ({sizes}):"
     rows = explained.bounds
@@ -141,7 +206,7 @@ def _memory(explained: Explanation) -> Iterator[str]:
     for bound in shown:
         if len(rows) > _SHOWN and bound is rows[-7]:
             yield f"  ...    {len(rows) - len(shown)} more ranks"
-        budget = explained.budget_of(bound.rank)
+        budget = _budget_of(simulation, bound.rank)
         share = 100 * bound.total_bytes / budget
         over = "  OVER" if bound.total_bytes > budget else ""
         yield (
@@ -164,7 +229,7 @@ def _bar(bound: PeakBound, budget: int) -> str:
 
 def _bill(explained: Explanation) -> Iterator[str]:
     """The items of the fullest stage and of the emptiest."""
-    fullest = explained.fullest
+    fullest = _fullest(explained.simulation)
     emptiest = min(explained.bounds, key=lambda bound: bound.total_bytes)
     shown = [fullest] if fullest is emptiest else [fullest, emptiest]
     titles = ["(fullest)", "(emptiest)"]
@@ -180,9 +245,9 @@ def _bill(explained: Explanation) -> Iterator[str]:
 
 
 def _time(explained: Explanation) -> Iterator[str]:
-    simulation, busiest = explained.simulation, explained.busiest
-    step_s = simulation.step_time_s
-    tokens = explained.candidate.job.batch.sequences * explained.candidate.job.model.sequence_length
+    simulation, job = explained.simulation, explained.subject.job
+    step_s, busiest = simulation.step_time_s, _busiest(simulation)
+    tokens = job.batch.sequences * job.model.sequence_length
     yield f"Time: a step takes {format_time(step_s)}, {tokens / step_s:,.1f} tokens/s"
     yield f"On rank {busiest.rank}, the busiest:"
     parts = {
@@ -199,15 +264,28 @@ def _time(explained: Explanation) -> Iterator[str]:
 
 def _runner_ups(explained: Explanation) -> Iterator[str]:
     search, step_s = explained.search, explained.simulation.step_time_s
+    if search is None:
+        yield "The planner knows no layout of this job that takes all of its devices."
+        return
     if not search.tried:
-        yield "No configuration of this job fits."
+        yield "No configuration of this job that the planner tries fits."
         return
     loses = 100 * (step_s / search.best.step_s - 1)
     if loses > 0.05:
         yield f"This plan is {loses:.1f} % slower than the best one found:"
+    elif loses < -0.05:
+        yield f"This plan takes {-loses:.1f} % less time than the best one found:"
     else:
         yield "Plans that were simulated, and how much slower they are:"
     yield from table(search.tried[:6])
+
+
+def _misfits(explained: Explanation) -> Iterator[str]:
+    if not explained.near or explained.search is None:
+        return
+    yield "Did not fit, and would be faster" if explained.search.tried else "Did not fit"
+    for near in explained.near:
+        yield from _near(near)
 
 
 def _near(near: Misfit) -> list[str]:
@@ -224,13 +302,13 @@ def _near(near: Misfit) -> list[str]:
 
 def explanation_json(explained: Explanation) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    simulation = explained.simulation
+    simulation, found = explained.simulation, explained.search
     return {
-        "plan": candidate_json(explained.candidate),
+        "plan": _plan_json(explained.subject),
         "feasible": simulation.feasible,
         "step_time_s": simulation.step_time_s,
-        "budget_bytes": [explained.budget_of(bound.rank) for bound in explained.bounds],
-        "binding": binding(explained),
+        "budget_bytes": [_budget_of(simulation, bound.rank) for bound in explained.bounds],
+        "binding": binding(simulation, explained.near, explained.kinds),
         "memory": [
             {"rank": b.rank, "bound_bytes": b.total_bytes, "items_bytes": b.by_family}
             for b in explained.bounds
@@ -250,7 +328,10 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             }
             for times in simulation.ranks
         ],
-        "search": search_json(explained.search, 24) if explained.search.tried else None,
+        "kinds": kinds_json(explained.kinds, simulation.step_time_s),
+        "speedup": speedup_json(explained.speedup),
+        "added": added_json(explained.added),
+        "search": search_json(found, 24) if found is not None and found.tried else None,
         "rejected": [
             {
                 "plan": candidate_json(near.candidate),
@@ -264,3 +345,9 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             for near in explained.near
         ],
     }
+
+
+def _plan_json(subject: Subject) -> dict[str, Any]:
+    if isinstance(subject, UnevenPlan):
+        return UnevenCase(subject).facts()
+    return candidate_json(subject)

@@ -119,6 +119,7 @@ class UnevenCase:
     def _facts_of(self, replica: UnevenReplica) -> dict[str, object]:
         return {
             "count": len(replica.members),
+            "numbers": list(replica.members),
             "device_kinds": list(replica.kinds),
             "budget_bytes": [self.job.budget_of(group[0].kind) for group in replica.groups[0]],
             "pipeline": replica.layout.pipeline,
@@ -140,7 +141,7 @@ class UnevenCase:
         divided = " with divided sequences" if self.plan.sequence_parallel else ""
         lines = [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
-            f"{counted(setup.data, 'replica')} of {len(setup.replicas)} sorts{divided}",
+            f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'sort')}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *travels(job.schedule),
         ]

@@ -10,6 +10,7 @@ others are priced as if they sent as much.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from functools import cache, cached_property
 from math import lcm
 
@@ -22,7 +23,7 @@ from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Device, Link
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.durations import costs_of_places
-from ratrain.plan.geometry import Geometry
+from ratrain.plan.geometry import Geometry, speed
 from ratrain.plan.gradient_groups import half_among
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
 from ratrain.plan.transfers import group_message, regrouped_message
@@ -40,6 +41,22 @@ def uneven_costs(plan: UnevenPlan, setup: Setup) -> Costs:
     """The `Costs` of a plan's program; `setup` is the program's own, with its passes' marks."""
     places = _Places(plan, setup)
     return costs_of_places(plan.job, setup, places.all(), places.farthest)
+
+
+@dataclass(frozen=True)
+class PlanLinks:
+    """The links of a plan. `between`: for each replica, from each rank to the next. `reductions`,
+    `sums`: for each program rank the slowest of its gradients' and of its tensor group's; None
+    where it has none."""
+
+    between: tuple[tuple[Link, ...], ...]
+    reductions: tuple[Link | None, ...]
+    sums: tuple[Link | None, ...]
+
+
+def links_of_plan(plan: UnevenPlan, setup: Setup) -> PlanLinks:
+    """The `PlanLinks` of a plan; `setup` is its program's."""
+    return _Places(plan, setup).links()
 
 
 class _Places:
@@ -65,6 +82,32 @@ class _Places:
             for stage in range(len(blocks))
             for place in self._of_stage(number, stage)
         ]
+
+    def links(self) -> PlanLinks:
+        """What leads from rank to rank."""
+        ranks = [
+            (number, rank)
+            for number, replica in enumerate(self._plan.replicas)
+            for rank in range(replica.layout.pipeline)
+        ]
+        return PlanLinks(
+            tuple(
+                tuple(
+                    self._boundary_link(number, rank, rank + 1)
+                    for rank in range(replica.layout.pipeline - 1)
+                )
+                for number, replica in enumerate(self._plan.replicas)
+            ),
+            tuple(self._slowest_reduction(*rank) for rank in ranks),
+            tuple(self.sums_link(*rank) for rank in ranks),
+        )
+
+    def _slowest_reduction(self, number: int, rank: int) -> Link | None:
+        """The slowest link over which a rank of a replica reduces any of its gradients."""
+        if self._setup.data == 1:
+            return None
+        groups = {held for held in self._holders.values() if held[number] == rank}
+        return min((link for held in groups for _, link in self.links_of(held)), key=speed)
 
     @cached_property
     def farthest(self) -> Link | None:

@@ -59,6 +59,16 @@ class Chain:
     cards: tuple[Card, ...]
     links: tuple[str, ...]
     in_order: bool
+    share: str = ""  # which replicas, and their part of a step, where replicas differ
+
+
+@dataclass(frozen=True)
+class IdleDevices:
+    """Devices of one kind on which the plan puts nothing."""
+
+    device: str
+    devices: str  # "devices 4-7"
+    count: int
 
 
 @dataclass(frozen=True)
@@ -68,6 +78,7 @@ class PlanPicture:
     facts: tuple[tuple[str, str], ...]
     chains: tuple[Chain, ...]
     group_links: tuple[tuple[str, str], ...]  # (what travels, over which link)
+    idle: tuple[IdleDevices, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -227,12 +238,13 @@ class Candidates:
 @dataclass(frozen=True)
 class Advice:
     """What was measured to bind, what binds as predicted, and what would help. `basis` says where
-    the predicted times come from."""
+    the predicted times come from; `kinds` is about each kind of device, where they differ."""
 
     measured: tuple[str, ...]
     binding: str
     ways: tuple[str, ...]
     basis: str
+    kinds: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)

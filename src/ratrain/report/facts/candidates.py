@@ -3,21 +3,25 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
 
 from ratrain.describe.job import JobSpec
-from ratrain.describe.units import format_bytes, format_time
+from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import StateMode, strategy_of
-from ratrain.plan.explain import NEAR, Explanation, binding
+from ratrain.plan.explain import NEAR, binding
+from ratrain.plan.explain_kinds import binding_words, busy_words
+from ratrain.plan.kinds import KindPart
 from ratrain.plan.misfit import Misfit, misfits
 from ratrain.plan.placement import Placement
-from ratrain.plan.ranges import runs
+from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
+from ratrain.plan.subject import Subject
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation
@@ -43,13 +47,13 @@ def candidate_of(job: JobSpec, placement: Placement, setup: Setup) -> Candidate:
     )
 
 
-def candidates_of(chosen: Candidate, simulation: Simulation, search: Search) -> Candidates:
+def candidates_of(chosen: Subject, simulation: Simulation, search: Search) -> Candidates:
     """Every configuration that was simulated, and of the others one for each neighbourhood."""
     budget = chosen.job.budgets[0]
     chosen_point = Point(
         "chosen", simulation.step_time_s, simulation.bound_bytes, _name(chosen), _details(chosen)
     )
-    key = _key(chosen)
+    key = None if isinstance(chosen, UnevenPlan) else _key(chosen)
     simulated = [
         Point(
             "simulated",
@@ -111,18 +115,37 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
         yield Point(kind, step_s, memory, _name(layout), _details(layout), counts[place])
 
 
-def advice_of(chosen: Candidate, simulation: Simulation, search: Search) -> Advice:
-    """What binds the chosen plan and what would help it."""
-    misses = tuple(misfits(search, NEAR))
-    explained = Explanation(chosen, simulation, search, misses)
-    return Advice((), binding(explained), tuple(_ways(explained)), "")
+def advice_of(
+    simulation: Simulation, search: Search | None, kinds: Sequence[KindPart] = ()
+) -> Advice:
+    """What binds a plan and what would help it; of each kind of device too, where they differ."""
+    misses = tuple(misfits(search, NEAR)) if search is not None else ()
+    step_s = simulation.step_time_s
+    return Advice(
+        (),
+        binding(simulation, misses, kinds),
+        tuple(_ways(step_s, search, misses)) if search is not None else (),
+        "",
+        tuple(_kind_words(part, step_s) for part in kinds),
+    )
 
 
-def _ways(explained: Explanation) -> Iterator[str]:
+def _kind_words(part: KindPart, step_s: float) -> str:
+    """A kind of device in one sentence."""
+    used, idle = len(part.devices), len(part.idle)
+    if not used:
+        return f"all {counted(idle, 'device')} of {part.kind.name} idle"
+    head = f"{counted(used, 'device')} of {part.kind.name}"
+    head += f" and {idle} idle" if idle else ""
+    binds, *helps = binding_words(part, step_s)
+    gains = f"{binds}, or {' or '.join(helps)}" if helps else binds
+    return f"{head}: {busy_words(part)}. Bound by {gains}"
+
+
+def _ways(step_s: float, search: Search, misses: Sequence[Misfit]) -> Iterator[str]:
     """Plans that fit and are faster, then those that would be faster and do not fit."""
-    step_s = explained.simulation.step_time_s
     faster: dict[str, Tried] = {}
-    for tried in explained.search.tried:  # of plans that differ in details alone, the fastest
+    for tried in search.tried:  # of plans that differ in details alone, the fastest
         if tried.step_s < step_s * 0.999:
             faster.setdefault(_name(tried.candidate), tried)
     for name, tried in list(faster.items())[:3]:
@@ -131,9 +154,9 @@ def _ways(explained: Explanation) -> Iterator[str]:
             f"{name} would take {format_time(tried.step_s)}, {gain:.1f} % less, and fits: at most "
             f"{format_bytes(tried.bound_bytes)}"
         )
-    if not faster and explained.search.tried:
+    if not faster and search.tried:
         yield "no faster plan that fits was found"
-    for misfit in explained.near:
+    for misfit in misses:
         yield _near(misfit)
 
 
@@ -146,22 +169,44 @@ def _near(misfit: Misfit) -> str:
     )
 
 
-def _name(candidate: Candidate) -> str:
-    layout = candidate.layout
+def _name(plan: Subject) -> str:
+    if isinstance(plan, UnevenPlan):
+        replicas = [replica for replica in plan.replicas for _ in replica.members]
+        return " | ".join(_cut(replica) for replica in replicas[:8]) + " | ..." * (
+            len(replicas) > 8
+        )
+    layout = plan.layout
     degrees = f"pipeline {layout.pipeline} x data {layout.data}"
     degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
     degrees += f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
     degrees += ", sequence parallel" if layout.sequence_parallel else ""
-    return f"{degrees}, micro-batch {candidate.job.batch.micro_batch}"
+    return f"{degrees}, micro-batch {plan.job.batch.micro_batch}"
 
 
-def _details(candidate: Candidate) -> tuple[str, ...]:
-    gradients = "sharded" if candidate.mode.sharded_gradients else "local"
+def _cut(replica: UnevenReplica) -> str:
+    """ "8 layers" or "5 + 2 + 1 layers" of a replica."""
+    return f"{' + '.join(map(str, replica.layout.layers))} layers"
+
+
+def _details(plan: Subject) -> tuple[str, ...]:
+    gradients = "sharded" if plan.mode.sharded_gradients else "local"
+    states = (
+        f"sharding level {plan.mode.sharding} (ZeRO-{plan.mode.sharding}), gradients {gradients}"
+    )
+    if isinstance(plan, UnevenPlan):
+        return (*map(_replica_details, plan.replicas), states)
     return (
-        f"layers of stages: {runs(candidate.layers)}",
-        f"activations by stage: {runs([mode.value for mode in candidate.recovery])}",
-        f"sharding level {candidate.mode.sharding} (ZeRO-{candidate.mode.sharding}), "
-        f"gradients {gradients}",
+        f"layers of stages: {runs(plan.layers)}",
+        f"activations by stage: {runs([mode.value for mode in plan.recovery])}",
+        states,
+    )
+
+
+def _replica_details(replica: UnevenReplica) -> str:
+    return (
+        f"replica {write_ranges(replica.members)}: layers {runs(list(replica.layout.layers))}, "
+        f"tensor {runs(replica.tensor)}, micro-batches {replica.micro_batches} of "
+        f"{replica.micro_batch}, activations {runs([mode.value for mode in replica.recovery])}"
     )
 
 

@@ -3,16 +3,25 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
 from ratrain.describe.job import load_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.plan_file import load_plan, to_candidate
+from ratrain.plan.explain import searched
+from ratrain.plan.kinds import kind_parts
+from ratrain.plan.other_clusters import kinds_of
+from ratrain.plan.plan_file import load_plan
 from ratrain.plan.planned import planned
+from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import Search, search
+from ratrain.plan.standing import standing_of
+from ratrain.plan.subject import case_of_subject, subject_of
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
 from ratrain.report.contents import (
@@ -50,7 +59,13 @@ def contents_of_job(
     case, search = _case_and_search(path, progress, overrides)
     simulation = simulate_proved(case.proved, case.costs)
     program = simulation.program
-    chosen = candidate_of(case.job, case.placement, program.setup)
+    standing = standing_of(case)
+    if isinstance(case, UnevenCase):
+        chosen, shares = case.plan, _shares(case.plan)
+    else:
+        chosen, shares = candidate_of(case.job, case.placement, program.setup), []
+    several = isinstance(chosen, UnevenPlan) or len(kinds_of(case.job)) > 1
+    kinds = kind_parts(chosen, simulation) if several else ()
     timeline = timeline_of(simulation, steps=1)
     step = one_step(timeline, max(span.step for span in timeline.spans))
     ops = Ops(program.table)
@@ -66,17 +81,23 @@ def contents_of_job(
         title=f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
         source=str(path),
         verdict=_verdict(simulation, search),
-        tiles=_tiles(simulation, case),
-        plan=picture(setup, case.placement, _proved(simulation), case_facts(case.facts())),
+        tiles=_tiles(simulation, case, len(standing.idle)),
+        plan=picture(
+            setup,
+            standing,
+            _proved(simulation),
+            case_facts(case.facts()),
+            shares,
+        ),
         panels=panels,
         times=times_of_simulation(simulation),
         memory=tuple(_memory(simulation, times, tier) for tier in program.table.states.tiers),
         progress=None,
-        advice=advice_of(chosen, simulation, search),
-        candidates=candidates_of(chosen, simulation, search),
+        advice=advice_of(simulation, search, kinds),
+        candidates=None if search is None else candidates_of(chosen, simulation, search),
         checkpoints=None,
         versions=tuple(versions().items()),
-        left_out=tuple(left_out_of(panels, step, setup)),
+        left_out=(*left_out_of(panels, step, setup), *_unsearched(search)),
         trace_command=shlex.join(
             ["ratrain", "simulate", str(path), *sets, "--trace", "trace.json"]
         ),
@@ -85,11 +106,11 @@ def contents_of_job(
 
 def _case_and_search(
     path: Path, progress: Progress | None, overrides: Sequence[str]
-) -> tuple[Case, Search]:
+) -> tuple[Case | UnevenCase, Search | None]:
     """The case, and the search over the layouts of its job. A job without a layout is planned."""
     if path.suffix == ".json":
-        chosen = to_candidate(load_plan(path), str(path))
-        return case_of_candidate(chosen), search(replace(chosen.job, layout=None), progress)
+        subject = subject_of(load_plan(path), str(path))
+        return case_of_subject(subject), searched(subject, progress)
     job = load_job(path, overrides)
     if job.layout is None:
         result = planned(job, progress)
@@ -97,27 +118,67 @@ def _case_and_search(
     return case_of(job), search(replace(job, layout=None), progress)
 
 
-def _verdict(simulation: Simulation, search: Search) -> Verdict:
-    budget = simulation.program.setup.budget_bytes
+def _shares(plan: UnevenPlan) -> list[str]:
+    """ "Replica 0: 9 micro-batches of 1, 37.5 % of the sequences", for each sort of replica."""
+    return [_share(replica, plan.job.batch.sequences) for replica in plan.replicas]
+
+
+def _share(replica: UnevenReplica, sequences: int) -> str:
+    count = len(replica.members)
+    several, each = ("s", " each") if count > 1 else ("", "")
+    return (
+        f"Replica{several} {write_ranges(replica.members)}: {replica.micro_batches} micro-batches "
+        f"of {replica.micro_batch}{each}, {100 * count * replica.sequences / sequences:.1f} % of "
+        f"the sequences"
+    )
+
+
+def _unsearched(search: Search | None) -> Iterator[str]:
+    if search is None:
+        yield "Other layouts: the planner knows none of this job that takes all of its devices."
+
+
+def _verdict(simulation: Simulation, search: Search | None) -> Verdict:
     step = format_time(simulation.step_time_s)
-    bound = format_bytes(simulation.bound_bytes)
     if not simulation.feasible:
         findings = tuple(f"{f.rule}: {f.message}" for f in simulation.verdict.findings)
-        return Verdict("bad", _unfit(simulation, budget), findings)
-    fits = f"Fits: proven to need at most {bound}"
-    fits += f" of {format_bytes(budget)} per device" if budget is not None else " per device"
-    sentences = f"{fits}. A step is predicted to take {step}."
-    best = search.best if search.tried else None
+        return Verdict("bad", _unfit(simulation), findings)
+    sentences = f"Fits: {_fullest_words(simulation)}. A step is predicted to take {step}."
+    best = search.best if search is not None and search.tried else None
     gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
     if best is not None and gain > 2:
         sentences += f" Another layout would take {format_time(best.step_s)}, {gain:.0f} % less."
     return Verdict("good" if gain < MUCH_FASTER else "plain", sentences)
 
 
-def _unfit(simulation: Simulation, budget: int | None) -> str:
+def _fullest(simulation: Simulation) -> tuple[PeakBound, int | None]:
+    """The bound that is nearest to its rank's budget, or furthest beyond it, and that budget."""
+    setup = simulation.program.setup
+    bound = max(
+        (bound for bound in simulation.verdict.bounds if bound.tier == DEVICE),
+        key=lambda bound: bound.total_bytes / (setup.budget_of(bound.rank) or 1),
+    )
+    return bound, setup.budget_of(bound.rank)
+
+
+def _fullest_words(simulation: Simulation) -> str:
+    """What was proved of memory: of every device, or where budgets differ of the fullest."""
+    bound, budget = _fullest(simulation)
+    if simulation.program.setup.budgets and budget is not None:
+        return (
+            f"rank {bound.rank}, the fullest, is proven to need at most "
+            f"{format_bytes(bound.total_bytes)} of its {format_bytes(budget)}"
+        )
+    of = f" of {format_bytes(budget)}" if budget is not None else ""
+    return f"proven to need at most {format_bytes(simulation.bound_bytes)}{of} per device"
+
+
+def _unfit(simulation: Simulation) -> str:
     """What the verifier found: the fullest rank where memory is short, else its first finding."""
-    fullest = max(simulation.verdict.bounds, key=lambda bound: bound.total_bytes, default=None)
-    if budget is not None and fullest is not None and fullest.total_bytes > budget:
+    if not simulation.verdict.bounds:
+        return f"Not sound: {simulation.verdict.findings[0].message}."
+    fullest, budget = _fullest(simulation)
+    if budget is not None and fullest.total_bytes > budget:
         return (
             f"Does not fit: rank {fullest.rank} can need {format_bytes(fullest.total_bytes)}, "
             f"{format_bytes(fullest.total_bytes - budget)} more than its budget of "
@@ -126,25 +187,36 @@ def _unfit(simulation: Simulation, budget: int | None) -> str:
     return f"Not sound: {simulation.verdict.findings[0].message}."
 
 
-def _tiles(simulation: Simulation, case: Case) -> tuple[Tile, ...]:
-    budget = simulation.program.setup.budget_bytes
+def _tiles(simulation: Simulation, case: Case | UnevenCase, idle: int) -> tuple[Tile, ...]:
     ranks, step_s = simulation.ranks, simulation.step_time_s
     work_s = sum(t.compute_s + t.recovery_s for t in ranks) / len(ranks)
     recovery_s = sum(t.recovery_s for t in ranks) / len(ranks)
+    devices = case.job.cluster.devices
+    idle_tiles = (Tile("Devices", f"{devices - idle} of {devices}", f"{idle} idle"),)
     return (
         Tile("Step, predicted", format_time(step_s), f"{case.tokens:,} tokens"),
         Tile("Throughput", f"{case.tokens / step_s:,.0f} tokens/s", "predicted"),
-        Tile(
-            "Memory, proven",
-            format_bytes(simulation.bound_bytes),
-            f"of {format_bytes(budget)} per device" if budget else "no budget is set",
-        ),
+        _memory_tile(simulation),
+        *(idle_tiles if idle else ()),
         Tile(
             "Computing",
             f"{100 * work_s / step_s:.1f} %",
             f"of a rank's step, recovery {100 * recovery_s / step_s:.1f} %",
         ),
         Tile("Waiting for stages", f"{100 * simulation.bubble_fraction:.1f} %", "pipeline bubble"),
+    )
+
+
+def _memory_tile(simulation: Simulation) -> Tile:
+    """The proven peak of the rank nearest to its budget."""
+    if not simulation.verdict.bounds:
+        return Tile("Memory, proven", "-", "the program is not sound")
+    bound, budget = _fullest(simulation)
+    if budget is None:
+        return Tile("Memory, proven", format_bytes(bound.total_bytes), "no budget is set")
+    whose = f"of rank {bound.rank}" if simulation.program.setup.budgets else "per device"
+    return Tile(
+        "Memory, proven", format_bytes(bound.total_bytes), f"of {format_bytes(budget)} {whose}"
     )
 
 

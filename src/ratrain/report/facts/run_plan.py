@@ -15,8 +15,9 @@ from ratrain.describe.job import JobSpec, LayoutSpec, check_job, load_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
 from ratrain.plan.durations import costs_of
-from ratrain.plan.placement import Placement, place
+from ratrain.plan.placement import place
 from ratrain.plan.search import search
+from ratrain.plan.standing import Standing, standing_of_placement
 from ratrain.program.program import Program
 from ratrain.report.contents import Advice, Candidates, Times
 from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of
@@ -33,7 +34,7 @@ _NOTABLE = 0.02
 class RunPlan:
     """What the job's file still says of a run."""
 
-    placement: Placement | None
+    standing: Standing | None
     candidates: Candidates | None
     advice: Advice | None
     left_out: tuple[str, ...]
@@ -65,9 +66,9 @@ def plan_of_run(
         return RunPlan(None, None, None, (reason,))
     candidates = candidates_of(chosen, simulation, alternatives)
     return RunPlan(
-        placement,
+        standing_of_placement(placement, job.cluster.members()),
         replace(candidates, notes=(f"Times come from {BASIS}.", *candidates.notes)),
-        advice_of(chosen, simulation, alternatives),
+        advice_of(simulation, alternatives),
         (),
     )
 

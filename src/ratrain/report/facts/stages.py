@@ -11,10 +11,10 @@ from dataclasses import dataclass
 
 from ratrain.describe.cluster import Link
 from ratrain.describe.units import format_bytes_rate, format_time
-from ratrain.plan.placement import Placement
 from ratrain.plan.ranges import write_ranges
+from ratrain.plan.standing import Standing
 from ratrain.program.setup import Member, Recovery, Replica, Setup
-from ratrain.report.contents import Card, Chain, PlanPicture
+from ratrain.report.contents import Card, Chain, IdleDevices, PlanPicture
 from ratrain.report.groups import grouped
 
 RECOVERY = {
@@ -38,41 +38,50 @@ class ProvedMemory:
 
 def picture(
     setup: Setup,
-    placement: Placement | None,
+    standing: Standing | None,
     proved: ProvedMemory,
     facts: Iterable[tuple[str, str]],
+    shares: Sequence[str] = (),
 ) -> PlanPicture:
-    """The `PlanPicture` of a program's setup."""
+    """The `PlanPicture` of a program's setup. `shares`: each replica's part of a step, where
+    replicas differ."""
     return PlanPicture(
         tuple(facts),
         tuple(
-            _chain(setup, number, replica, placement, proved)
+            _chain(setup, number, replica, standing, proved, shares[number] if shares else "")
             for number, replica in enumerate(setup.replicas)
         ),
-        tuple(_group_links(setup, placement)) if placement is not None else (),
+        tuple(_group_links(setup, standing)) if standing is not None else (),
+        tuple(_idle(standing)) if standing is not None else (),
     )
+
+
+def _idle(standing: Standing) -> Iterable[IdleDevices]:
+    """The devices that no stage is on, by kind."""
+    by_kind: dict[str, list[int]] = {}
+    for device in standing.idle:
+        by_kind.setdefault(device.kind.name, []).append(device.index)
+    for kind, indices in by_kind.items():
+        yield IdleDevices(kind, _devices_words(indices), len(indices))
 
 
 def _chain(
     setup: Setup,
     number: int,
     replica: Replica,
-    placement: Placement | None,
+    standing: Standing | None,
     proved: ProvedMemory,
+    share: str,
 ) -> Chain:
     cards = tuple(
-        _card(setup, number, replica, rank, placement, proved)
+        _card(setup, number, replica, rank, standing, proved)
         for rank in range(min(replica.ranks, CARDS))
     )
     links: tuple[str, ...] = ()
     one_each = all(len(stage.members) == 1 for stage in replica.stages)
-    if placement is not None and one_each:
-        members = placement.classes[number].members
-        links = tuple(
-            link_words(placement.stage_link(rank, rank + 1, members))
-            for rank in range(len(cards) - 1)
-        )
-    return Chain(replica.count, cards, links, one_each)
+    if standing is not None and one_each:
+        links = tuple(map(link_words, standing.links[number][: len(cards) - 1]))
+    return Chain(replica.count, cards, links, one_each, share)
 
 
 def _card(
@@ -80,7 +89,7 @@ def _card(
     number: int,
     replica: Replica,
     rank: int,
-    placement: Placement | None,
+    standing: Standing | None,
     proved: ProvedMemory,
 ) -> Card:
     program_rank = setup.first_rank[number] + rank
@@ -91,15 +100,10 @@ def _card(
     ]
     stages = write_ranges([at for at, _ in stages_held])
     kind, devices = "", ""
-    if placement is not None:
-        alike = placement.classes[number]
-        kind = alike.kinds[rank]
-        indices = [
-            placement.device(rank, data, tensor).index
-            for data in alike.members
-            for tensor in range(setup.tensor)
-        ]
-        devices = f"device{'s' * (len(indices) > 1)} {_short_ranges(sorted(indices))}"
+    if standing is not None:
+        place = standing.ranks[program_rank]
+        kind = place.kind.name
+        devices = _devices_words(sorted(device.index for device in place.devices))
     members = [member for _, member in stages_held]
     modes = dict.fromkeys(RECOVERY[member.recovery] for member in members)
     served = [m.serves for m in members if m.serves is not None]
@@ -116,6 +120,11 @@ def _card(
         bound_bytes=proved.bound_bytes[program_rank],
         budget_bytes=proved.budget_bytes[program_rank],
     )
+
+
+def _devices_words(indices: Sequence[int]) -> str:
+    """ "device 3", "devices 0-3"."""
+    return f"device{'s' * (len(indices) > 1)} {_short_ranges(indices)}"
 
 
 def _short_ranges(numbers: Sequence[int]) -> str:
@@ -142,22 +151,24 @@ def link_words(link: Link) -> str:
     return f"{format_bytes_rate(link.bandwidth_bytes_per_s)}, {format_time(link.latency_s)}"
 
 
-def _group_links(setup: Setup, placement: Placement) -> Iterable[tuple[str, str]]:
-    """The slowest link of each sort of group, once where all stages have the same."""
-    layout = placement.layout
-    if setup.data > 1:
-        links = [link_words(placement.data_link(rank)) for rank in range(layout.pipeline)]
-        yield f"between {setup.data} replicas", _same(links)
-    if setup.tensor > 1:
-        links = [link_words(placement.tensor_link(rank)) for rank in range(layout.pipeline)]
-        yield f"in tensor groups of {setup.tensor}", _same(links)
+def _group_links(setup: Setup, standing: Standing) -> Iterable[tuple[str, str]]:
+    """The slowest link of each sort of group, once where all ranks have the same."""
+    reduces = [place.reduces_over for place in standing.ranks]
+    sums = [place.sums_over for place in standing.ranks]
+    if any(reduces):
+        yield f"between {setup.data} replicas", _same(reduces)
+    if any(sums):
+        degrees = sorted({member.tensor for member in setup.members} - {1})
+        yield f"in tensor groups of {' and '.join(map(str, degrees))}", _same(sums)
 
 
-def _same(links: Sequence[str]) -> str:
-    kinds = list(dict.fromkeys(links))
+def _same(links: Sequence[Link | None]) -> str:
+    """ "12.5 MB/s, 100 us", or the same by rank."""
+    words = ["" if link is None else link_words(link) for link in links]
+    kinds = list(dict.fromkeys(filter(None, words)))
     if len(kinds) == 1:
         return kinds[0]
     return "; ".join(
-        f"stage {write_ranges([at for at, link in enumerate(links) if link == kind])}: {kind}"
+        f"rank {write_ranges([at for at, link in enumerate(words) if link == kind])}: {kind}"
         for kind in kinds[:4]
     ) + ("; ..." if len(kinds) > 4 else "")

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ratrain.cost.precision import travel_words
-from ratrain.describe.units import format_time
-from ratrain.plan.ranges import write_ranges
+from ratrain.describe.units import counted, format_time
+from ratrain.plan.ranges import runs, write_ranges
 from ratrain.program.setup import Setup
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import CURVES
@@ -29,36 +29,43 @@ KIND_NAMES = {
 
 def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     """A case's facts, as `plan/case.py` and a run's case.json have them, in words."""
-    degrees = f"pipeline {facts['pipeline']} x data {facts['data']}"
-    degrees += f" x tensor {facts['tensor']}" if facts["tensor"] > 1 else ""
-    degrees += f", {facts['virtual']} stages per rank" if facts["virtual"] > 1 else ""
-    degrees += ", sequence parallel" if facts["sequence_parallel"] else ""
     unlike = facts.get("replicas", ())
-    if unlike:
-        degrees = f"{facts['data']} replicas that differ"
     schedule = str(facts["schedule"])
     if facts["without"]:
         schedule += f" without {', '.join(facts['without'])}"
     counts = sorted(set(facts["micro_batches"]))
     return [
-        ("Layout", degrees),
+        ("Layout", counted(facts["data"], "replica") if unlike else _degrees(facts)),
         *((f"Replica {write_ranges(each['numbers'])}", _cut(each)) for each in unlike),
         ("Schedule", schedule),
-        ("Activations", str(facts["activations"])),
+        *((("Activations", str(facts["activations"])),) if facts["activations"] else ()),
         (
             "Gradients",
             f"{facts['gradients']}, sharding level {facts['sharding']} (ZeRO-{facts['sharding']})",
         ),
         *(("Network", words) for words in _travels(facts)),
-        ("Micro-batches", f"{', '.join(map(str, counts))} per replica and step"),
+        ("Micro-batches", f"{' or '.join(map(str, counts))} per replica and step"),
         ("Sequence length", f"{facts['sequence_length']:,} tokens"),
     ]
 
 
+def _degrees(facts: Mapping[str, Any]) -> str:
+    """A layout's degrees."""
+    degrees = f"pipeline {facts['pipeline']} x data {facts['data']}"
+    degrees += f" x tensor {facts['tensor']}" if facts["tensor"] > 1 else ""
+    degrees += f", {facts['virtual']} stages per rank" if facts["virtual"] > 1 else ""
+    return degrees + (", sequence parallel" if facts["sequence_parallel"] else "")
+
+
 def _cut(replica: Mapping[str, Any]) -> str:
-    """A replica's layers on each rank, and its share of a step."""
+    """A replica's layers on each rank, its share of a step, and what it keeps."""
     layers = "+".join(map(str, replica["layers_per_stage"]))
-    return f"{layers} layers, {replica['micro_batches']} micro-batches of {replica['micro_batch']}"
+    degrees = runs(replica["tensor"]) if max(replica["tensor"]) > 1 else ""
+    tensor = f", tensor {degrees}" if degrees else ""
+    return (
+        f"{layers} layers{tensor}, {replica['micro_batches']} micro-batches of "
+        f"{replica['micro_batch']}, activations {replica['activations']}"
+    )
 
 
 def _travels(facts: Mapping[str, Any]) -> Iterator[str]:
@@ -95,7 +102,9 @@ def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -
     folded = sum(replica.count for replica in setup.replicas) - len(setup.replicas)
     if folded or setup.tensor > 1:
         verb = "is" if len(setup.replicas) == 1 else "are"
-        group = f", one rank of each tensor group of {setup.tensor}" if setup.tensor > 1 else ""
+        alike = len({member.tensor for member in setup.members}) == 1
+        of = f" of {setup.tensor}" if alike else ""
+        group = f", one rank of each tensor group{of}" if setup.tensor > 1 else ""
         yield (
             f"{len(setup.replicas)} of {setup.data} replicas {verb} drawn{group}: the others do "
             "the same work."

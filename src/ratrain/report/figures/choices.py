@@ -22,6 +22,7 @@ def advice_section(advice: Advice) -> Markup:
         None,
         _list("Measured", [sentence(line) for line in advice.measured]),
         _list(heading, predicted),
+        _list("By kind of device", [sentence(line) for line in advice.kinds]),
     )
 
 

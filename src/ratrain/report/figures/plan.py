@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 
-from ratrain.report.contents import Card, Chain, PlanPicture
+from ratrain.report.contents import Card, Chain, IdleDevices, PlanPicture
 from ratrain.report.figures.frame import UNKNOWN, legend, section, size
 from ratrain.report.groups import shown_groups
 from ratrain.report.html import Markup, Styles, details, join, table, tag
@@ -33,6 +33,7 @@ def plan_section(plan: PlanPicture, styles: Styles) -> Markup:
         ),
         legend((f"m-{group.key}", group.name) for group in shown_groups(keys)),
         (_chain(chain, styles, len(plan.chains) > 1) for chain in plan.chains),
+        _idle(plan.idle) if plan.idle else None,
         details("Plan as a table", _table(plan)),
     )
 
@@ -41,6 +42,7 @@ def _chain(chain: Chain, styles: Styles, several: bool) -> Markup:
     same_links = len(set(chain.links)) <= 1
     count = f"{chain.replicas} replicas alike" if chain.replicas > 1 else "1 replica"
     heading = [count] if several or chain.replicas > 1 else []
+    heading = [chain.share] if chain.share else heading
     heading += [f"every link {chain.links[0]}"] if chain.links and same_links else []
     return join(
         tag("h3", "; ".join(heading)) if heading else None,
@@ -51,6 +53,28 @@ def _chain(chain: Chain, styles: Styles, several: bool) -> Markup:
                 for at, card in enumerate(chain.cards)
             ),
             class_=" ".join(_classes(chain)),
+        ),
+    )
+
+
+def _idle(idle: Sequence[IdleDevices]) -> Markup:
+    """Devices on which nothing runs, one card for each kind."""
+    count = sum(each.count for each in idle)
+    return join(
+        tag("h3", f"{count} device{'s' * (count > 1)} idle"),
+        tag(
+            "ol",
+            (
+                tag(
+                    "li",
+                    tag("div", tag("b", "idle"), class_="row"),
+                    tag("div", join(each.device, tag("br"), each.devices), class_="device"),
+                    tag("div", "no stage is placed here", class_="muted"),
+                    class_="idle",
+                )
+                for each in idle
+            ),
+            class_="chain",
         ),
     )
 
@@ -111,21 +135,26 @@ def memory_bar(
 
 def _table(plan: PlanPicture) -> Markup:
     cards = [(chain, card) for chain in plan.chains for card in chain.cards]
+    rows = [
+        (
+            f"{card.rank}",
+            card.stages,
+            card.layers,
+            card.recovery,
+            f"{card.device} {card.devices}".strip() or UNKNOWN,
+            f"{chain.replicas}",
+            size(card.bound_bytes),
+            size(card.budget_bytes),
+        )
+        for chain, card in cards
+    ]
+    rows += [
+        (UNKNOWN, "idle", *2 * (UNKNOWN,), f"{each.device} {each.devices}", *3 * (UNKNOWN,))
+        for each in plan.idle
+    ]
     return table(
         ("Rank", "Stages", "Holds", "Activations", "Device", "Replicas", "Proven", "Budget"),
-        (
-            (
-                f"{card.rank}",
-                card.stages,
-                card.layers,
-                card.recovery,
-                f"{card.device} {card.devices}".strip() or UNKNOWN,
-                f"{chain.replicas}",
-                size(card.bound_bytes),
-                size(card.budget_bytes),
-            )
-            for chain, card in cards
-        ),
+        rows,
         caption="What each rank holds",
         text=range(5),
     )

@@ -59,20 +59,13 @@ def facts_of_run(case: UnevenCase) -> dict[str, object]:
     """The facts of `UnevenCase`, with figures of the whole run beside those of each replica:
     the depth of the deepest, and the cut of the first."""
     replicas = case.plan.replicas
-    facts = case.facts()
-    of_replicas = facts["replicas"]
-    assert isinstance(of_replicas, list)
     return {
-        **facts,
+        **case.facts(),
         "pipeline": max(replica.layout.pipeline for replica in replicas),
         "tensor": max(max(replica.tensor) for replica in replicas),
         "virtual": max(replica.layout.virtual for replica in replicas),
         "layers_per_stage": replicas[0].layout.layers,
         "activations": _activations(replicas),
-        "replicas": [
-            {**of_replica, "numbers": replica.members}
-            for of_replica, replica in zip(of_replicas, replicas, strict=True)
-        ],
     }
 
 

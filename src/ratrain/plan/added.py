@@ -1,0 +1,54 @@
+"""What one more host of each kind of device would bring: the job planned anew with it.
+
+Where no layout takes all devices, as with a prime number of them, more hosts are added.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.job import JobSpec
+from ratrain.errors import Infeasible, RatrainError
+from ratrain.plan.other_clusters import kinds_of, with_more_hosts
+from ratrain.plan.planned import planned
+from ratrain.plan.search import Tried
+from ratrain.plan.speedup import Watch, unwatched
+
+HOSTS = (1, 2, 4, 8)
+"""How many are tried, the fewest first."""
+
+
+@dataclass(frozen=True)
+class Added:
+    """The best plan with one more host of a kind, or a few. `problem` says why there is none."""
+
+    kind: DeviceKind
+    hosts: int
+    devices: int  # of these hosts
+    best: Tried | None = None
+    problem: str = ""
+
+    @property
+    def step_s(self) -> float | None:
+        return None if self.best is None else self.best.step_s
+
+
+def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:
+    """The `Added` of each kind of the job's devices."""
+    return tuple(_added(job, kind, watch) for kind in kinds_of(job))
+
+
+def _added(job: JobSpec, kind: DeviceKind, watch: Watch) -> Added:
+    first: Added | None = None
+    for hosts in HOSTS:
+        larger, devices = with_more_hosts(job, kind, hosts)
+        try:
+            with watch(f"planning more of {kind.name}") as progress:
+                return Added(kind, hosts, devices, planned(larger, progress).best)
+        except Infeasible as error:
+            return first or Added(kind, hosts, devices, problem=error.what)
+        except RatrainError as error:
+            first = first or Added(kind, hosts, devices, problem=error.what)
+    assert first is not None
+    return first

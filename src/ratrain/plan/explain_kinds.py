@@ -1,0 +1,294 @@
+"""What a plan of several kinds of device has to say of each, in words and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import Any
+
+from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.plan.added import Added
+from ratrain.plan.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
+from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.search import Tried
+from ratrain.plan.speedup import DEFINITION, Alone, Speedup
+from ratrain.plan.tables import WIDTH, candidate_json, degrees, plain_table, rendered, wrapped
+
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+_FASTER = {"compute": "devices", "links": "links"}
+
+
+# ---- by kind -----------------------------------------------------------------------------
+
+
+def kinds_text(parts: Sequence[KindPart], step_s: float) -> Iterator[str]:
+    """Each kind of device: its place, its time, its memory, what binds it."""
+    for part in parts:
+        used = f"{counted(len(part.devices), 'device')} ({write_ranges(part.devices)})"
+        share = f", {100 * part.work_share:.1f} % of the layers' work"
+        yield from wrapped(f"{part.kind.name}: {used + share if part.devices else 'idle'}")
+        for place in part.places:
+            yield from _labelled("holds", place_words(place))
+        if part.idle:
+            yield from _labelled(
+                "idle", f"{counted(len(part.idle), 'device')}, {write_ranges(part.idle)}"
+            )
+        if part.devices:
+            yield from _labelled("busy", busy_words(part))
+            yield from _labelled("memory", memory_words(part))
+            binds, *further = binding_words(part, step_s)
+            yield from _labelled("binds", binds)
+            for words in further:
+                yield from _labelled("helps", words)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    """Lines that begin with a label, and go on under their text."""
+    whole = text.replace(" %", f"{_UNBROKEN}%")
+    lines = wrap(whole, WIDTH, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10)
+    return [line.replace(_UNBROKEN, " ") for line in lines]
+
+
+def place_words(place: Place) -> str:
+    """ "stage 0 of 3 (rank 1): embedding, 5 layers; 15 micro-batches of 1"."""
+    stages = f"stage{'s' * (len(place.stages) > 1)} {write_ranges(place.stages)}"
+    ranks = f"rank{'s' * (len(place.ranks) > 1)} {write_ranges(place.ranks)}"
+    count = sum(place.layers)
+    layers = counted(count, "layer")
+    layers += f" ({runs(place.layers)})" if len(place.layers) > 1 else ""
+    parts = ["embedding"] * place.embedding + [layers] * (count > 0) + ["head"] * place.head
+    tensor = f"; tensor {runs(place.tensor)}" if max(place.tensor) > 1 else ""
+    alike = f", {place.replicas} replicas alike" if place.replicas > 1 else ""
+    return (
+        f"{stages} of {place.of_stages} ({ranks}{alike}): {', '.join(parts)}{tensor}; "
+        f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)} of "
+        f"{place.micro_batch}"
+    )
+
+
+def busy_words(part: KindPart) -> str:
+    """Where its devices' time goes, in parts of the step."""
+    recovering = f", recovering {_percent(part.recovery_share)}" if part.recovery_share else ""
+    return (
+        f"computing {_percent(part.compute_share)} of the step{recovering}, waiting for links "
+        f"{_percent(part.links_share)}, for other ranks and updates {_percent(part.others_share)}"
+    )
+
+
+def memory_words(part: KindPart) -> str:
+    """Its fullest rank beside its budget."""
+    if part.fullest is None:
+        return "nothing proved: the program is not sound"
+    budget = "" if part.budget_bytes is None else f" of {format_bytes(part.budget_bytes)}"
+    over = part.over_budget_bytes
+    beyond = f", {format_bytes(over)} over its budget" if over else ""
+    return (
+        f"rank {part.fullest.rank} is the fullest: at most "
+        f"{format_bytes(part.fullest.total_bytes)}{budget}{beyond}"
+    )
+
+
+def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
+    """What binds it first, then what else would help."""
+    ranked = sorted(part.what_ifs, key=lambda what_if: what_if.step_time_s)
+    helping = [each for each in ranked if each.step_time_s < step_s * (1 - NOTABLE)]
+    if part.over_budget_bytes:
+        yield f"memory: it lacks {format_bytes(part.over_budget_bytes)}"
+    elif helping:
+        best = helping.pop(0)
+        yield f"{best.resource}: {gain_words(best, step_s)}"
+    elif part.binds(step_s) == "compute":
+        yield (
+            "compute, in balance with other kinds: faster devices or links of this kind alone "
+            "would wait for the rest"
+        )
+    else:
+        yield (
+            "nothing of its own: neither faster devices nor faster links here shorten the step; "
+            f"it waits for other ranks {_percent(part.others_share)} of the step"
+        )
+    for each in helping:
+        yield gain_words(each, step_s)
+
+
+def gain_words(what_if: WhatIf, step_s: float) -> str:
+    """ "with links 2 times as fast, a step would take 18.4 s, 10.6 % less"."""
+    less = 1 - what_if.step_time_s / step_s
+    return (
+        f"{_better(what_if)}, a step would take {format_time(what_if.step_time_s)}, "
+        f"{_percent(less)} less"
+    )
+
+
+def _better(what_if: WhatIf) -> str:
+    if what_if.resource == "memory":
+        return f"with {format_bytes(what_if.missing_bytes)} more, keeping every activation"
+    if what_if.resource == "recovery":
+        return "keeping every activation, for which there is room"
+    return f"with {_FASTER[what_if.resource]} {FASTER:g} times as fast"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+# ---- the heterogeneous speedup ratio -------------------------------------------------------
+
+
+def speedup_text(speedup: Speedup) -> Iterator[str]:
+    """The ratio, what it is made of, and what it means."""
+    yield from wrapped(speedup_words(speedup))
+    rows = plain_table(("alone", False), ("devices", True), ("tokens/s", True), ("plan", False))
+    for one in speedup.alone:
+        used = f"{one.used}" if one.used == one.devices else f"{one.used} of {one.devices}"
+        tokens = "-" if one.tokens_per_s is None else f"{one.tokens_per_s:,.1f}"
+        rows.add_row(one.kind.name, used, tokens, _plan_words(one.best) or "none")
+    yield from (f"  {line}" for line in rendered(rows))
+    for one in speedup.missing:
+        yield from wrapped(f"{one.kind.name} alone: {one.problem}.")
+    for one in speedup.faster[:1]:
+        times = (one.tokens_per_s or 0.0) / speedup.tokens_per_s
+        faster = f"{times:.2f} times as fast as this plan"
+        yield from wrapped(f"{one.kind.name} alone is {faster}: leave the others idle.")
+    yield from wrapped(f"The ratio is {DEFINITION}. Above 1 the kinds do more together.")
+
+
+def speedup_words(speedup: Speedup) -> str:
+    """The ratio in one sentence; where a kind alone has no plan, the one over those that have."""
+    if speedup.ratio is None:
+        return "No heterogeneous speedup ratio: no kind of device alone has a plan."
+    sums = f"{speedup.tokens_per_s:,.1f} tokens/s over {speedup.together_tokens_per_s:,.1f}"
+    if speedup.hsr is not None:
+        return f"Heterogeneous speedup ratio {speedup.hsr:.3f}: {sums}, each kind alone added up."
+    missing = _names(speedup.missing)
+    there = _names([one for one in speedup.alone if one.tokens_per_s is not None])
+    return (
+        f"No heterogeneous speedup ratio: {missing} alone {_has(speedup.missing)} no plan. Ratio "
+        f"over {there} alone: {speedup.ratio:.3f}, {sums}."
+    )
+
+
+def _names(alone: Sequence[Alone]) -> str:
+    return " and ".join(one.kind.name for one in alone)
+
+
+def _has(alone: Sequence[Alone]) -> str:
+    return "has" if len(alone) == 1 else "have"
+
+
+def _plan_words(tried: Tried | None) -> str:
+    if tried is None:
+        return ""
+    plan = tried.candidate
+    modes = runs(list(dict.fromkeys(mode.value for mode in plan.recovery)))
+    return f"{degrees(plan)}, micro-batch {plan.job.batch.micro_batch}, recovery {modes}"
+
+
+# ---- one more host -----------------------------------------------------------------------
+
+
+def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
+    """The step with one more host of each kind, beside the fastest one known without."""
+    yield from wrapped(
+        f"One more host, or the fewest that a layout takes, the job planned anew (the fastest plan "
+        f"known without takes {format_time(step_s)}):"
+    )
+    rows = plain_table(
+        ("added", False), ("devices", True), ("step", True), ("change", True), ("plan", False)
+    )
+    for each in added:
+        step = each.step_s
+        words = ("-", "-") if step is None else (format_time(step), _change(step, step_s))
+        rows.add_row(each.kind.name, f"{each.devices}", *words, _plan_words(each.best) or "none")
+    yield from (f"  {line}" for line in rendered(rows))
+    for each in added:
+        if each.best is None:
+            yield from wrapped(f"{each.kind.name}: {each.problem}.")
+
+
+def _change(step_s: float, before_s: float) -> str:
+    return f"{100 * (step_s / before_s - 1):+.1f} %"
+
+
+# ---- JSON --------------------------------------------------------------------------------
+
+
+def kinds_json(parts: Sequence[KindPart], step_s: float) -> list[dict[str, Any]]:
+    return [_part_json(part, step_s) for part in parts]
+
+
+def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
+    return {
+        "kind": part.kind.name,
+        "devices": list(part.devices),
+        "idle_devices": list(part.idle),
+        "places": [
+            {
+                "replicas": place.replicas,
+                "ranks": list(place.ranks),
+                "stages": list(place.stages),
+                "of_stages": place.of_stages,
+                "layers_per_stage": list(place.layers),
+                "embedding": place.embedding,
+                "head": place.head,
+                "tensor": list(place.tensor),
+                "micro_batches": place.micro_batches,
+                "micro_batch": place.micro_batch,
+            }
+            for place in part.places
+        ],
+        "work_share": part.work_share,
+        "compute_share": part.compute_share,
+        "recovery_share": part.recovery_share,
+        "links_share": part.links_share,
+        "others_share": part.others_share,
+        "fullest_rank": None if part.fullest is None else part.fullest.rank,
+        "bound_bytes": None if part.fullest is None else part.fullest.total_bytes,
+        "budget_bytes": part.budget_bytes,
+        "binds": part.binds(step_s),
+        "what_if": [
+            {
+                "resource": each.resource,
+                "step_time_s": each.step_time_s,
+                "missing_bytes": each.missing_bytes,
+            }
+            for each in part.what_ifs
+        ],
+    }
+
+
+def speedup_json(speedup: Speedup | None) -> dict[str, Any] | None:
+    if speedup is None:
+        return None
+    return {
+        "hsr": speedup.hsr,
+        "ratio": speedup.ratio,
+        "over": [one.kind.name for one in speedup.alone if one.tokens_per_s is not None],
+        "definition": DEFINITION,
+        "tokens_per_s": speedup.tokens_per_s,
+        "alone": [
+            {
+                "kind": one.kind.name,
+                "devices": one.devices,
+                "used_devices": one.used,
+                "tokens_per_s": one.tokens_per_s,
+                "problem": one.problem,
+                "plan": None if one.best is None else candidate_json(one.best.candidate),
+            }
+            for one in speedup.alone
+        ],
+    }
+
+
+def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": each.kind.name,
+            "hosts": each.hosts,
+            "devices": each.devices,
+            "step_time_s": each.step_s,
+            "problem": each.problem,
+            "plan": None if each.best is None else candidate_json(each.best.candidate),
+        }
+        for each in added
+    ]

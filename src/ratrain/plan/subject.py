@@ -1,0 +1,56 @@
+"""A plan, whether a layout can say it or not."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import replace
+
+from ratrain.plan.build import Candidate
+from ratrain.plan.case import Case, case_of_candidate
+from ratrain.plan.plan_file import Plan, is_uneven, to_candidate
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica, uneven_plan
+from ratrain.program.setup import Recovery
+
+Subject = Candidate | UnevenPlan
+"""A plan: replicas divided alike, or any."""
+
+
+def subject_of(plan: Plan, file: str) -> Subject:
+    """What a plan file describes."""
+    return uneven_plan(plan, file) if is_uneven(plan) else to_candidate(plan, file)
+
+
+def case_of_subject(subject: Subject) -> Case | UnevenCase:
+    """The subject, ready to prove and simulate."""
+    if isinstance(subject, UnevenPlan):
+        return UnevenCase(subject)
+    return case_of_candidate(subject)
+
+
+def keeping_all(subject: Subject, ranks: Collection[int]) -> Subject:
+    """The plan whose stages on these program ranks keep every activation. Where replicas are
+    divided alike, so do these stages of every replica."""
+    first_rank = subject.setup.first_rank
+    if isinstance(subject, UnevenPlan):
+        replicas = [
+            _keeping(replica, {rank - first for rank in ranks})
+            for first, replica in zip(first_rank, subject.replicas, strict=True)
+        ]
+        return replace(subject, replicas=tuple(replicas))
+    pipeline = subject.layout.pipeline
+    recovery = _kept(subject.recovery, pipeline, {rank % pipeline for rank in ranks})
+    return replace(subject, recovery=recovery)
+
+
+def _keeping(replica: UnevenReplica, ranks: Collection[int]) -> UnevenReplica:
+    return replace(replica, recovery=_kept(replica.recovery, replica.layout.pipeline, ranks))
+
+
+def _kept(
+    recovery: tuple[Recovery, ...], pipeline: int, ranks: Collection[int]
+) -> tuple[Recovery, ...]:
+    """The recovery of stages, none on some ranks of the pipeline."""
+    return tuple(
+        Recovery.NONE if stage % pipeline in ranks else mode for stage, mode in enumerate(recovery)
+    )
