@@ -52,7 +52,6 @@ def test_resume_of_another_folder_says_what_is_missing(folder: Path) -> None:
 
 
 @pytest.mark.slow
-@pytest.mark.slow
 def test_files_of_the_folder_where_it_is_typed_are_no_modules_of_its_ranks(folder: Path) -> None:
     (folder / "hmac.py").write_text("open('imported', 'a').close(); raise SystemExit(1)")
     start = [sys.executable, "-P", "-c", "from ratrain.cli.main import main; main()"]
@@ -67,6 +66,7 @@ def test_files_of_the_folder_where_it_is_typed_are_no_modules_of_its_ranks(folde
     assert not (folder / "imported").exists()
 
 
+@pytest.mark.slow
 def test_a_run_folder_is_not_written_twice_nor_resumed_with_another_job(tmp_path: Path) -> None:
     job = write_job(tmp_path, steps=2)
     assert ratrain(tmp_path, "train", job, "--run", "run", "--no-calibrate").status == 0
