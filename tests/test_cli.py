@@ -179,6 +179,7 @@ def test_a_job_over_its_budget_simulates_but_says_so_and_verify_exits_with_3(
     assert body["findings"]
 
 
+@pytest.mark.slow
 def test_a_report_of_a_job_over_its_budget_says_so_where_errors_are_told(
     ratrain: Terminal, tmp_path: Path
 ) -> None:

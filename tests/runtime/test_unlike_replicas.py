@@ -49,6 +49,7 @@ def assert_held(result: Result) -> None:
     assert all(0 < p <= b for p, b in zip(result.ledger_peaks, result.bounds, strict=True))
 
 
+@pytest.mark.slow
 def test_a_replica_of_two_stages_and_one_of_one_train_as_one_process_does(
     crew: Crew, tmp_path: Path
 ) -> None:

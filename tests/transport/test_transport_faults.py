@@ -397,6 +397,7 @@ class TestNamespaces:
         assert 0.1 < slow < 0.35  # its rate's share is 0.2; an even split waits for it
         assert fast > 0.65
 
+    @pytest.mark.slow
     def test_a_nic_that_goes_down_loses_nothing_and_is_used_again_when_back(self) -> None:
         with (
             wires(400, 400) as (space, hosts),
