@@ -156,3 +156,5 @@ def test_the_idle_device_is_named_with_its_reason_and_stands_in_the_plan_file(
     assert plan["job"]["idle_devices"] == by_job["job"]["idle_devices"] == [2]
     assert plan["step_time_s"] == by_job["step_time_s"]
     verb("verify", str(folder / "plan.json"))
+    explained = verb("explain", str(folder / "plan.json"))
+    assert explained["plan"]["idle_devices"] == [2]

@@ -153,7 +153,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
         base = Placement(job.cluster.spec, LayoutSpec(1), members)
         for tensor in _tensor_degrees(job, used):
             rest = len(used) // tensor
-            for pipeline in _divisors(rest):
+            for pipeline in divisors_of(rest):
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
@@ -264,7 +264,7 @@ def _groups(
 ) -> Iterator[Group]:
     pipeline, data = degrees.pipeline, degrees.data
     skeleton = SKELETONS[chosen.skeleton]
-    modes = _modes(job, chosen, data)
+    modes = modes_of(job, chosen, data)
     placement: Placement | None = None
     for virtual in _virtual(skeleton, pipeline):
         if pipeline * virtual > job.model.spec.layers:
@@ -272,7 +272,7 @@ def _groups(
         layout = replace(degrees, virtual=virtual)
         if placement is None or placement.layout != layout:
             placement = replace(base, layout=layout)
-        for size in _divisors(job.batch.sequences // data):
+        for size in divisors_of(job.batch.sequences // data):
             count = job.batch.sequences // (data * size)
             if size > MICRO_BATCHES or not skeleton.takes(count, pipeline, virtual):
                 continue
@@ -303,7 +303,7 @@ def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
     return VIRTUAL if skeleton.chunks and pipeline > 1 else (1,)
 
 
-def _modes(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
+def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
     """The state modes that the job leaves open. Where they come to the same, the first is kept."""
     if data == 1:
         return (StateMode(chosen.sharding, False),)
@@ -342,7 +342,7 @@ def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
     counts = {*hosts.values(), model.heads, model.kv_heads}
     if job.backend.divides_everything:
         counts |= {model.ffn, model.vocab}
-    return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
+    return [t for t in divisors_of(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 
 def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
@@ -431,7 +431,7 @@ def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool)
     return tuple(count)
 
 
-def _divisors(number: int) -> list[int]:
+def divisors_of(number: int) -> list[int]:
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 

@@ -66,8 +66,9 @@ def _degrees(job: JobSpec, largest: int) -> list[int]:
 
 def least_step_s(job: JobSpec, devices: Collection[Device]) -> float:
     """Seconds that a step takes at least, whatever the plan of these devices is, where a tensor
-    group stays in a host and a micro-batch has up to `LARGEST_MICRO_BATCH` sequences. A kind's speed at layers weighs its devices; embedding and
-    head count as the fewest layers that they are worth on any kind."""
+    group stays in a host and a micro-batch has up to `LARGEST_MICRO_BATCH` sequences. A kind's
+    speed at layers weighs its devices; embedding and head count as the fewest layers that they are
+    worth on any kind."""
     counts = Counter(device.kind for device in devices)
     largest = max(Counter(device.host for device in devices).values())
     speeds = {kind: kind_speed(job, kind, largest) for kind in counts}

@@ -30,6 +30,7 @@ from ratrain.plan.sizes import stores_scores
 from ratrain.plan.trial import STEPS, proof, timed
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Recovery
+from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.long import simulate_proved
@@ -185,7 +186,7 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     """Recovery codes (rows x stages), and bytes that the fullest rank is over its budget."""
     pipeline, virtual = group.layout.pipeline, group.layout.virtual
     budget, shape = group.budgets, (len(group), group.layout.stages)
-    codes = _codes(group)
+    codes = codes_of(group.job, group.strategy)
     last_code = np.full(shape, codes[-1], dtype=np.int64)
     if group.job.schedule.recovery == "exempt-last":
         last_code[:, -1] = NONE
@@ -207,9 +208,9 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     return np.tile(chosen, (1, virtual)), missing.max(axis=1)
 
 
-def _codes(group: Group) -> tuple[int, ...]:
+def codes_of(job: JobSpec, strategy: Strategy) -> tuple[int, ...]:
     """The recovery modes that job and strategy allow, fastest first."""
-    asked, strategy = group.job.schedule.recovery, group.strategy
+    asked = job.schedule.recovery
     if asked == "selective":
         return (SELECTIVE,)
     if strategy.recovery is Recovery.NONE or asked == "keep-all":
@@ -217,7 +218,7 @@ def _codes(group: Group) -> tuple[int, ...]:
     again = (BACKWARD,) if strategy.recovery is Recovery.BACKWARD else (FORWARD, BACKWARD)
     if asked != "auto" or strategy.recovers_all:
         return again[:1]
-    return (NONE, *((SELECTIVE,) if stores_scores(group.job) else ()), *again)
+    return (NONE, *((SELECTIVE,) if stores_scores(job) else ()), *again)
 
 
 Entry = tuple[float, Checked, int]

@@ -6,8 +6,7 @@ from ratrain.plan.uneven_setup import UnevenPlan
 
 
 def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
-    """Why `ratrain train` cannot run a plan, each reason with what to write instead. Replicas that
-    are alike run as a layout does, also where devices are idle."""
+    """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
     degrees = sorted({tensor for replica in plan.replicas for tensor in replica.tensor})
     refused = [
         (
@@ -16,32 +15,19 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             "use one tensor degree for all stages",
         ),
         (
-            plan.mode.sharding == 3 and not _alike(plan),
+            plan.mode.sharding == 3,
             "replicas that differ cannot run at sharding level 3 yet",
             "write sharding 2",
         ),
         (
-            plan.mode.sharded_gradients and not _alike(plan),
+            plan.mode.sharded_gradients,
             "replicas that differ cannot run with sharded accumulation yet",
             'write accumulation "local"',
         ),
         (
-            any(replica.layout.virtual > 1 for replica in plan.replicas) and not _alike(plan),
+            any(replica.layout.virtual > 1 for replica in plan.replicas),
             "replicas that differ cannot run with several stages on a device yet",
             "give each stage its own devices",
         ),
     ]
     return [(what, fix) for is_asked, what, fix in refused if is_asked]
-
-
-def _alike(plan: UnevenPlan) -> bool:
-    """Whether all replicas hold, recover and take the same, whatever devices they stand on."""
-    return (
-        len(
-            {
-                (r.layout, r.tensor, r.recovery, r.micro_batch, r.micro_batches)
-                for r in plan.replicas
-            }
-        )
-        == 1
-    )
