@@ -113,7 +113,8 @@ class Ground:
         return Entrant(name, own.words, field, OURS, own, plan)
 
     def _peer(self, shape: Shape, own: Planned) -> Entrant:
-        order = [device.index for device in own.candidate.placement.devices]
+        placed = (*own.candidate.placement.devices, *own.candidate.idle)
+        order = [device.index for device in placed]
         shares = tuple(self.row.shares[device] for device in order)
         case = self.row.case.but(pipeline=shape.pipeline, data=shape.data, shares=shares)
         size = own.candidate.job.batch.micro_batch

@@ -103,10 +103,10 @@ def _fewer_words(found: Found) -> Iterator[str]:
         return
     slower = own.outcome.step_s > without.outcome.step_s
     expected = own.planned_s > without.planned_s
-    yield "  `plan` uses every device of a job: it cannot leave one idle"
     yield (
         f"  the first {fewer} devices alone: {own.outcome.step_s / without.outcome.step_s:.2f} "
-        f"times as fast as all, by the plans {own.planned_s / without.planned_s:.2f} times"
+        f"times as fast as the plan of all, "
+        f"by the plans {own.planned_s / without.planned_s:.2f} times"
     )
     yield f"  so the rest is {'a burden' if slower else 'a help'}" + (
         "" if slower == expected else ", and the plans say the opposite"

@@ -26,6 +26,7 @@ from ratrain.profile.machine import MachineProfile
 from ratrain.profile.products import ProductTime
 
 SMALL = str(Path(__file__).parents[2] / "examples" / "small.toml")
+TWO_KINDS = str(Path(__file__).parents[2] / "examples" / "unequal.toml")
 UNEQUAL = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 SAVED = "checkpoints/step-00000004"
 HELD_OUT = ["--set", 'data.validation=["held-out.txt"]', "--set", "train.validate_every=2"]
@@ -43,7 +44,7 @@ QUICK: dict[str, list[Words]] = {
         ),
     ],
     "data": [["data", "job.toml", "--sample", "1"]],
-    "plan": [["plan", SMALL, "-o", "plan.json"]],
+    "plan": [["plan", SMALL, "-o", "plan.json"], ["plan", TWO_KINDS]],
     "explain": [["explain", "plan.json"], ["explain", UNEQUAL]],
     "program": [["program", SMALL], ["program", SMALL, "--form", "csv", "-o", "small.csv"]],
     "schedules": [

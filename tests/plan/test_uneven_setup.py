@@ -11,6 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from random_jobs import candidates
 
 from ratrain.errors import SpecError
+from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.plan_file import is_uneven, parse_plan, plan_of, write_plan
 from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
 from ratrain.program.setup import Recovery
@@ -102,7 +103,11 @@ def test_devices_that_no_stage_of_alike_replicas_names_are_idle() -> None:
     assert [replica.kinds for replica in plan.replicas] == [("a100-80g-sxm",), ("mt3000-cluster",)]
     assert [device.index for device in plan.devices] == [0, 8]
     table = {**TWO_KINDS, "sequences": 12, "replicas": [replica(6, stage("0, 8", 8), count=2)]}
-    assert is_uneven(parse_plan(json.dumps(table), "p.json"))
+    alike = parse_plan(json.dumps(table), "p.json")
+    assert not is_uneven(alike)
+    layout = case_of_plan(alike, "p.json")
+    assert layout.setup == plan.setup
+    assert layout.facts()["idle_devices"] == [*range(1, 8), 9, 10, 11]
 
 
 def test_each_rank_s_budget_is_its_own_device_s() -> None:

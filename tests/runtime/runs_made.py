@@ -151,6 +151,7 @@ class Setting:
     model_file: str | None = None  # a folder whose config.json describes the model
     devices_per_host: int | None = None  # None: a tensor group
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
+    idle: int = 0  # devices of the job that the plan names nowhere
 
     @property
     def world_size(self) -> int:
@@ -242,7 +243,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
     model = f"{setting.model_file}/config.json" if setting.model_file else "config.json"
     tables = {
         "model": {"name": model, "sequence_length": setting.sequence_length},
-        "cluster": {"name": "cluster.toml", "devices": setting.world_size},
+        "cluster": {"name": "cluster.toml", "devices": setting.world_size + setting.idle},
         "batch": {"sequences": setting.sequences, "micro_batch": setting.micro_batch},
         "layout": {
             "pipeline": setting.pipeline,
@@ -299,7 +300,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
             "name": f"{setting.model_file}/config.json" if setting.model_file else "config.json",
             "sequence_length": setting.sequence_length,
         },
-        "cluster": {"name": "cluster.toml", "devices": setting.world_size},
+        "cluster": {"name": "cluster.toml", "devices": setting.world_size + setting.idle},
         "sequences": setting.sequences,
         "dtype": setting.dtype,
         "gradient_dtype": setting.gradient_dtype or "fp32",

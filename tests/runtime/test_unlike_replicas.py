@@ -88,6 +88,20 @@ def test_unlike_replicas_train_as_one_process_does(
 
 
 @pytest.mark.slow
+@pytest.mark.parametrize(
+    "changes", [{"sharding": 3}, {"accumulation": "sharded"}], ids=["level 3", "sharded gradients"]
+)
+def test_alike_replicas_beside_an_idle_device_train_at_every_level(
+    changes: dict[str, Any], crew: Crew, tmp_path: Path
+) -> None:
+    beside = unlike((Unlike((2, 2), 4, count=2),), idle=1, **changes)
+    alone = train(crew, ALONE, tmp_path / "alone")
+    result = train(crew, beside, tmp_path / "beside")
+    assert_as_alone(result, alone)
+    assert_held(result)
+
+
+@pytest.mark.slow
 @pytest.mark.parametrize("sharding", [0, 2])
 def test_replicas_of_three_and_two_stages_train_as_one_process_does(
     sharding: int, five: Crew, tmp_path: Path

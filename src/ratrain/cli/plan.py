@@ -17,7 +17,12 @@ from ratrain.cli.options import PATH, Whole
     "-o",
     "--output",
     type=PATH,
-    help="Write the fastest plan to a file (JSON).",
+    help="Write the fastest plan that `ratrain train` can run to a file (JSON).",
+)
+@click.option(
+    "--fastest",
+    type=PATH,
+    help="Write the fastest plan of all, which perhaps can only be simulated yet.",
 )
 @click.option(
     "--top",
@@ -30,14 +35,21 @@ from ratrain.cli.options import PATH, Whole
 @set_values
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
-    job: Path, output: Path | None, top: int, overrides: tuple[str, ...], as_json: bool
+    job: Path,
+    output: Path | None,
+    fastest: Path | None,
+    top: int,
+    overrides: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Find a layout that fits and is fast: pipeline, data and tensor degrees, layers per
     stage, micro-batch, sharding level, and which activations are kept or recomputed.
 
     JOB is a job file (.toml). Its [layout] and micro-batch are ignored; its [schedule] is kept.
-    The plan is proved to fit. A plan file may be edited; `ratrain simulate` and
-    `ratrain train --plan` take it. The exit status is 3 if nothing fits.
+    Where devices are of unequal kinds some may stay idle, and where they are at most 16, plans
+    whose stages and replicas differ are searched for too. The plan is proved to fit. A plan file
+    may be edited; `ratrain simulate` and `ratrain train --plan` take it. The exit status is 3 if
+    nothing fits.
 
     \b
     Examples:
@@ -50,21 +62,21 @@ def command(
 
     from ratrain.cli.progress import progress
     from ratrain.describe.job import load_job
-    from ratrain.plan.plan_file import Predicted, plan_of, write_plan
-    from ratrain.plan.planned import planned
-    from ratrain.plan.tables import search_json, search_text
+    from ratrain.plan.every_plan import every_plan
+    from ratrain.plan.plan_file import write_plan
+    from ratrain.plan.unequal_words import every_json, every_text
     from ratrain.timeline.timeline import write_whole
 
     described = replace(load_job(job, overrides), layout=None)
     with progress("simulating", "plans") as report:
-        plans = planned(described, report)
-    if output is not None:
-        best = plans.best
-        plan = plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
-        write_whole(output, write_plan(plan))
+        found = every_plan(described, report)
+    for path, of_all in ((output, False), (fastest, True)):
+        if path is not None:
+            write_whole(path, write_plan(found.file(fastest=of_all)))
     if as_json:
-        print_json("plan", search_json(plans, top))
+        print_json("plan", every_json(found, top))
     else:
-        click.echo("\n".join(search_text(plans, top)))
-        if output is not None:
-            click.echo(f"wrote {output}; see why with: ratrain explain {output}")
+        click.echo("\n".join(every_text(found, top)))
+        for path in (output, fastest):
+            if path is not None:
+                click.echo(f"wrote {path}; see why with: ratrain explain {path}")

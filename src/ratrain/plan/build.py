@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Any
 
+from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.enumerate import Group, StateMode
 from ratrain.plan.placement import Placement
@@ -37,6 +38,14 @@ class Candidate:
     def layers(self) -> tuple[int, ...]:
         assert isinstance(self.layout.layers, tuple)
         return self.layout.layers
+
+    @property
+    def idle(self) -> tuple[Device, ...]:
+        """The job's devices that it leaves idle."""
+        if self.layout.devices == self.job.cluster.devices:
+            return ()
+        used = {device.index for device in self.placement.devices}
+        return tuple(d for d in self.job.cluster.members() if d.index not in used)
 
     @property
     def micro_batches(self) -> int:

@@ -26,6 +26,7 @@ from typing import Any
 import numpy as np
 
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.bill import bill
 from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
@@ -105,6 +106,11 @@ class Case:
             return "recovered ahead of backward; the last stage keeps its own"
         return "recovered ahead of backward, on every stage"
 
+    @property
+    def _idle(self) -> list[int]:
+        used = {device.index for device in self.placement.devices}
+        return [index for index in range(self.job.cluster.devices) if index not in used]
+
     def facts(self) -> dict[str, object]:
         """What the job is and what was chosen for it, for JSON."""
         job, layout = self.job, self.layout
@@ -113,6 +119,7 @@ class Case:
             "sequence_length": job.model.sequence_length,
             "cluster": job.cluster.spec.name,
             "devices": job.cluster.devices,
+            "idle_devices": self._idle,
             "pipeline": layout.pipeline,
             "data": layout.data,
             "tensor": layout.tensor,
@@ -152,6 +159,9 @@ class Case:
             *travels(job.schedule),
             *measured_words(job, layout),
         )
+        idle = self._idle
+        if idle:
+            lines = (*lines, f"idle: {counted(len(idle), 'device')}, {write_ranges(idle)}")
         return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
 
 

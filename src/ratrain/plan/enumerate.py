@@ -8,7 +8,7 @@ what a stage can keep follows from its memory (`bill`).
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from operator import mul
@@ -91,6 +91,13 @@ class Group:
         return self.job.batch.sequences // (self.layout.data * self.job.batch.micro_batch)
 
     @cached_property
+    def idle_key(self) -> object:
+        """Which devices are left idle, as what tells groups apart; None where none is."""
+        if self.layout.devices == self.job.cluster.devices:
+            return None
+        return tuple(device.index for device in self.placement.devices)
+
+    @cached_property
     def sharding(self) -> Ints:
         return np.array([mode.sharding for mode in self.modes])[self.mode]
 
@@ -126,8 +133,9 @@ class Group:
         )
 
 
-def groups_of(job: JobSpec) -> Iterator[Group]:
-    """Every group of a job. All devices of the job are used; a tensor group stays in a host.
+def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator[Group]:
+    """Every group of a job on these of its devices, all of them unless said otherwise. Each is
+    used; a tensor group stays in a host.
 
     Where a device's layers were measured, degrees in which they were not are left out; where that
     leaves nothing, the error says what to measure.
@@ -137,13 +145,15 @@ def groups_of(job: JobSpec) -> Iterator[Group]:
     if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
         raise no_shards(job, level)
     require_tieable(job)
-    _require_dividable(job)
+    used = job.cluster.members() if devices is None else tuple(devices)
+    if devices is None:
+        _require_dividable(job)
     priced, missing = False, list[Unmeasured]()
-    for members, turned in _orders(job):
+    for members, turned in _orders(used):
         base = Placement(job.cluster.spec, LayoutSpec(1), members)
-        for tensor in _tensor_degrees(job):
-            rest = job.cluster.devices // tensor
-            for pipeline in _divisors(rest):
+        for tensor in _tensor_degrees(job, used):
+            rest = len(used) // tensor
+            for pipeline in divisors_of(rest):
                 data = rest // pipeline
                 if job.batch.sequences % data or pipeline > job.model.spec.layers:
                     continue
@@ -254,7 +264,7 @@ def _groups(
 ) -> Iterator[Group]:
     pipeline, data = degrees.pipeline, degrees.data
     skeleton = SKELETONS[chosen.skeleton]
-    modes = _modes(job, chosen, data)
+    modes = modes_of(job, chosen, data)
     placement: Placement | None = None
     for virtual in _virtual(skeleton, pipeline):
         if pipeline * virtual > job.model.spec.layers:
@@ -262,7 +272,7 @@ def _groups(
         layout = replace(degrees, virtual=virtual)
         if placement is None or placement.layout != layout:
             placement = replace(base, layout=layout)
-        for size in _divisors(job.batch.sequences // data):
+        for size in divisors_of(job.batch.sequences // data):
             count = job.batch.sequences // (data * size)
             if size > MICRO_BATCHES or not skeleton.takes(count, pipeline, virtual):
                 continue
@@ -293,7 +303,7 @@ def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
     return VIRTUAL if skeleton.chunks and pipeline > 1 else (1,)
 
 
-def _modes(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
+def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
     """The state modes that the job leaves open. Where they come to the same, the first is kept."""
     if data == 1:
         return (StateMode(chosen.sharding, False),)
@@ -310,9 +320,8 @@ def _modes(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
     )
 
 
-def _orders(job: JobSpec) -> Iterator[tuple[tuple[Device, ...], bool]]:
-    """The cluster's devices in its order and, where kinds differ, with the kinds reversed."""
-    members = job.cluster.members()
+def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], bool]]:
+    """The devices in the cluster's order and, where kinds differ, with the kinds reversed."""
     yield members, False
     kinds = list(dict.fromkeys(device.kind.name for device in members))
     if len(kinds) > 1:
@@ -320,20 +329,20 @@ def _orders(job: JobSpec) -> Iterator[tuple[tuple[Device, ...], bool]]:
         yield tuple(sorted(members, key=lambda device: place[device.kind.name])), True
 
 
-def _tensor_degrees(job: JobSpec) -> list[int]:
+def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
     """Degrees that divide heads and every host's devices, so that no group leaves its host; where
     the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
     to update are whole."""
     if job.train.overflow == "unit":
         return [1]
     hosts: dict[int, int] = {}
-    for device in job.cluster.members():
+    for device in devices:
         hosts[device.host] = hosts.get(device.host, 0) + 1
     model = job.model.spec
     counts = {*hosts.values(), model.heads, model.kv_heads}
     if job.backend.divides_everything:
         counts |= {model.ffn, model.vocab}
-    return [t for t in _divisors(min(hosts.values())) if all(c % t == 0 for c in counts)]
+    return [t for t in divisors_of(min(hosts.values())) if all(c % t == 0 for c in counts)]
 
 
 def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
@@ -422,7 +431,7 @@ def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool)
     return tuple(count)
 
 
-def _divisors(number: int) -> list[int]:
+def divisors_of(number: int) -> list[int]:
     small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
     return sorted({*small, *(number // d for d in small)})
 
@@ -453,7 +462,7 @@ def require_tieable(job: JobSpec) -> None:
 def _require_dividable(job: JobSpec) -> None:
     """Refuses a job that asks for sequence parallelism where no layout of it can have any."""
     if not job.schedule.sequence_parallel or any(
-        True in _divisions(job, tensor) for tensor in _tensor_degrees(job)
+        True in _divisions(job, tensor) for tensor in _tensor_degrees(job, job.cluster.members())
     ):
         return
     length = job.model.sequence_length

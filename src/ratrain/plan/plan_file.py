@@ -229,19 +229,14 @@ def parse_plan(text: str, file: str) -> Plan:
 
 
 def is_uneven(plan: Plan) -> bool:
-    """Whether stages differ in tensor degree or micro-batch, replicas in anything, or devices are
-    left idle: what a job's layout cannot say."""
-    used = sum(
-        replica.count * tensor
-        for replica in plan.replicas
-        for _, tensor in {(stage.devices, stage.tensor) for stage in replica.stages}
-    )
+    """Whether stages differ in tensor degree or micro-batch, or replicas in anything: what no
+    layout can say, of whichever devices."""
     degrees = {(s.tensor, s.micro_batch) for replica in plan.replicas for s in replica.stages}
     replicas = {
         (replica.micro_batches, tuple((s.layers, s.recovery) for s in replica.stages))
         for replica in plan.replicas
     }
-    return len(degrees) > 1 or len(replicas) > 1 or used < plan.cluster.devices
+    return len(degrees) > 1 or len(replicas) > 1
 
 
 def to_candidate(plan: Plan, file: str) -> Candidate:
@@ -259,7 +254,7 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     layout = LayoutSpec(
         pipeline, data, tensor, len(stages) // pipeline, layers, plan.sequence_parallel
     )
-    job = job_of_plan(plan, layout, size, place)
+    job = _job_of_layout(plan, layout, size, place)
     _check_devices(groups[:pipeline], place)
     _check_counts(plan, job, place)
     chosen = strategy_of(job)
@@ -277,6 +272,15 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
         mode,
         plan.recovery_buffer,
     )
+
+
+def _job_of_layout(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> JobSpec:
+    """The job that a plan of a layout is about: checked as one on the devices that the plan names,
+    where it leaves others idle."""
+    used = min(layout.devices, plan.cluster.devices)
+    named = replace(plan, cluster=replace(plan.cluster, devices=used))
+    job = job_of_plan(named, layout, size, place)
+    return replace(job, cluster=replace(job.cluster, devices=plan.cluster.devices))
 
 
 def require_strategy(plan: Plan, place: Place) -> None:

@@ -1,5 +1,7 @@
 """The search: enumerate and prune by memory, rank by closed formulas, simulate the best.
 
+Where devices are of unequal kinds, plans that leave some of them idle are candidates like others.
+
 What a stage keeps follows from its memory: everything where that fits, else all but attention's
 scores (where those are stored), else it recovers ahead of backward, else when backward arrives.
 Keeping more never makes a stage slower, so nothing is lost by not trying the rest.
@@ -9,22 +11,26 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import islice
 
 import numpy as np
 
+from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import Group, groups_of, no_group
 from ratrain.plan.estimate import estimate
+from ratrain.plan.kind_speed import least_step_s
+from ratrain.plan.left_out import parts_of_cluster
 from ratrain.plan.sizes import stores_scores
 from ratrain.plan.trial import STEPS, proof, timed
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Recovery
+from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.long import simulate_proved
@@ -96,6 +102,7 @@ class Search:
     fitting: int
     check_s: float  # time of the check and the estimate
     total_s: float
+    all_devices_s: float | None = None  # where the best leaves some idle: the step with none idle
 
     @property
     def best(self) -> Tried:
@@ -105,7 +112,7 @@ class Search:
 def search(job: JobSpec, progress: Progress | None = None) -> Search:
     """The `Search` of a job. Where nothing fits it has no `tried`."""
     began = time.perf_counter()
-    checked = tuple(check(group) for group in groups_of(job))
+    checked = tuple(_checked(job))
     if not checked:
         raise no_group(job)
     check_s = time.perf_counter() - began
@@ -127,7 +134,46 @@ def search(job: JobSpec, progress: Progress | None = None) -> Search:
         sum(int(checked_group.fits.sum()) for checked_group in checked),
         check_s,
         time.perf_counter() - began,
+        _all_devices_s(shown[0], checked, simulated) if shown else None,
     )
+
+
+def _checked(job: JobSpec) -> Iterator[Checked]:
+    """Every group on all devices, and on those parts of the cluster that could be as fast as the
+    fastest row that was found."""
+    best_s = float("inf")
+    for devices in parts_of_cluster(job):
+        whole = len(devices) == job.cluster.devices
+        if not whole and least_step_s(job, devices) > best_s:
+            continue
+        try:
+            for group in groups_of(job, None if whole else devices):
+                checked = check(group)
+                if checked.fits.any():
+                    best_s = min(best_s, float(checked.step_s[checked.fits].min()))
+                yield checked
+        except Unmeasured:
+            if whole:
+                raise
+
+
+def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Tried]) -> float | None:
+    """The fastest step of a plan that uses every device, where the best one does not: as simulated,
+    by short programs. None where no such plan fits."""
+    if not best.candidate.idle:
+        return None
+    whole = [one for one in tried if not one.candidate.idle]
+    if not whole:
+        rows = [
+            (float(times[row]), group, row)
+            for group in checked
+            if group.group.layout.devices == group.group.job.cluster.devices and group.fits.any()
+            for times in (np.where(group.fits, group.step_s, np.inf),)
+            for row in (int(times.argmin()),)
+        ]
+        rows.sort(key=lambda entry: entry[0])
+        whole = list(islice(_simulated(rows, None), SIMULATED_AT_LEAST))
+    return min((one.step_s for one in whole), default=None)
 
 
 def check(group: Group) -> Checked:
@@ -140,7 +186,7 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     """Recovery codes (rows x stages), and bytes that the fullest rank is over its budget."""
     pipeline, virtual = group.layout.pipeline, group.layout.virtual
     budget, shape = group.budgets, (len(group), group.layout.stages)
-    codes = _codes(group)
+    codes = codes_of(group.job, group.strategy)
     last_code = np.full(shape, codes[-1], dtype=np.int64)
     if group.job.schedule.recovery == "exempt-last":
         last_code[:, -1] = NONE
@@ -162,9 +208,9 @@ def fitted(group: Group) -> tuple[Ints, Ints]:
     return np.tile(chosen, (1, virtual)), missing.max(axis=1)
 
 
-def _codes(group: Group) -> tuple[int, ...]:
+def codes_of(job: JobSpec, strategy: Strategy) -> tuple[int, ...]:
     """The recovery modes that job and strategy allow, fastest first."""
-    asked, strategy = group.job.schedule.recovery, group.strategy
+    asked = job.schedule.recovery
     if asked == "selective":
         return (SELECTIVE,)
     if strategy.recovery is Recovery.NONE or asked == "keep-all":
@@ -172,7 +218,7 @@ def _codes(group: Group) -> tuple[int, ...]:
     again = (BACKWARD,) if strategy.recovery is Recovery.BACKWARD else (FORWARD, BACKWARD)
     if asked != "auto" or strategy.recovers_all:
         return again[:1]
-    return (NONE, *((SELECTIVE,) if stores_scores(group.job) else ()), *again)
+    return (NONE, *((SELECTIVE,) if stores_scores(job) else ()), *again)
 
 
 Entry = tuple[float, Checked, int]
@@ -204,6 +250,7 @@ def _same_program(checked: Checked, row: int) -> object:
         replace(group.layout, layers="equal"),
         group.job.batch.micro_batch,
         group.reversed_kinds,
+        group.idle_key,
         tuple(group.layers[row].tolist()),
         int(group.mode[row]),
         tuple(recovery.tolist()),

@@ -8,10 +8,11 @@ from io import StringIO
 from textwrap import wrap
 from typing import TYPE_CHECKING, Any
 
-from ratrain.describe.units import format_bytes, format_time
+from ratrain.describe.cluster import Device
+from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate
 from ratrain.plan.measured_blocks import left_out_words, measured_words
-from ratrain.plan.ranges import runs
+from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.sizes import gradients_in, travels
 
@@ -50,9 +51,31 @@ def headline(candidate: Candidate) -> list[str]:
         lines[-1] += f", recovery buffer {candidate.buffer}"
     if candidate.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
+    lines += idle_words(candidate.idle)
     lines += travels(candidate.job.schedule)
     lines += measured_words(candidate.job, candidate.layout)
     return [part for line in lines for part in wrapped(line)]
+
+
+def idle_words(idle: Sequence[Device]) -> list[str]:
+    """Which devices a plan leaves idle, as a line of a headline; none where it uses all."""
+    if not idle:
+        return []
+    numbers, kinds = write_ranges([d.index for d in idle]), runs([d.kind.name for d in idle])
+    return [f"idle: {counted(len(idle), 'device')}, {numbers} ({kinds})"]
+
+
+def _why_idle(search: Search) -> list[str]:
+    """Why the best plan leaves devices idle."""
+    if not search.best.candidate.idle:
+        return []
+    if search.all_devices_s is None:
+        return wrapped("no plan that uses every device fits")
+    more = 100 * (search.all_devices_s / search.best.step_s - 1)
+    return wrapped(
+        f"with no device idle the fastest plan found takes {format_time(search.all_devices_s)}, "
+        f"{more:.1f} % more"
+    )
 
 
 def wrapped(line: str, indent: str = "  ") -> list[str]:
@@ -73,6 +96,7 @@ def search_text(search: Search, top: int) -> list[str]:
         ),
         "",
         *headline(best.candidate),
+        *_why_idle(search),
         f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; proven peak "
         f"{format_bytes(best.bound_bytes)} per rank (budget {budget})",
         "",
@@ -160,6 +184,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "gradient_wire": candidate.job.schedule.gradients_travel_in,
         "boundary_wire": candidate.job.schedule.boundaries_travel_in,
         "reversed_kinds": candidate.reversed_kinds,
+        "idle_devices": [device.index for device in candidate.idle],
         "measured_times": measured_words(candidate.job, layout),
     }
 
@@ -183,6 +208,7 @@ def search_json(search: Search, top: int) -> dict[str, Any]:
         "devices": job.cluster.devices,
         "budget_bytes": list(job.budgets),
         "tokens_per_s": tokens / search.best.step_s,
+        "all_devices_step_time_s": search.all_devices_s,
         "plans": [tried_json(tried) for tried in search.tried[:top]],
         "checked": search.checks,
         "fitting": search.fitting,

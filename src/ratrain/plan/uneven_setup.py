@@ -160,10 +160,15 @@ def uneven_plan(plan: Plan, file: str) -> UnevenPlan:
         plan.recovery_buffer,
         plan.sequence_parallel,
     )
+    require_runnable(made, place)
+    return made
+
+
+def require_runnable(made: UnevenPlan, place: Place) -> None:
+    """Refuses what no program of these replicas can do."""
     _require_orders(made, place.at("replicas"))
     _require_program(made, place)
     _require_one_order(made, place)
-    return made
 
 
 def _tensor(layout: LayoutSpec) -> int:

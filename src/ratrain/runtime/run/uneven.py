@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratrain.errors import SpecError
 from ratrain.plan.case import recovery_words
+from ratrain.plan.trainable import untrainable
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenReplica
 from ratrain.runtime.seats import Seats
@@ -26,33 +27,8 @@ def devices_of(case: UnevenCase, seats: Seats) -> tuple[int, ...]:
 
 def require_uneven_runnable(case: UnevenCase, place: str) -> None:
     """Refuses what a plan may say of unlike replicas, and processes cannot do yet."""
-    plan = case.plan
-    degrees = sorted({tensor for replica in plan.replicas for tensor in replica.tensor})
-    refused = (
-        (
-            len(degrees) > 1,
-            f"stages of tensor {degrees[0]} and {degrees[-1]} together cannot run yet",
-            "use one tensor degree for all stages",
-        ),
-        (
-            plan.mode.sharding == 3,
-            "replicas that differ cannot run at sharding level 3 yet",
-            "write sharding 2",
-        ),
-        (
-            plan.mode.sharded_gradients,
-            "replicas that differ cannot run with sharded accumulation yet",
-            'write accumulation "local"',
-        ),
-        (
-            any(replica.layout.virtual > 1 for replica in plan.replicas),
-            "replicas that differ cannot run with several stages on a device yet",
-            "give each stage its own devices",
-        ),
-    )
-    for is_asked, what, fix in refused:
-        if is_asked:
-            raise SpecError(what, place=place, fix=fix)
+    for what, fix in untrainable(case.plan):
+        raise SpecError(what, place=place, fix=fix)
 
 
 def facts_of_run(case: UnevenCase) -> dict[str, object]:

@@ -1,0 +1,69 @@
+"""What `ratrain plan` finds: plans of alike replicas and, on few unequal devices, of any."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import inf
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import Infeasible
+from ratrain.plan.plan_file import Plan, Predicted, plan_of
+from ratrain.plan.planned import planned
+from ratrain.plan.search import Progress, Search
+from ratrain.plan.unequal_build import file_of_plan
+from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
+from ratrain.plan.unequal_trial import Timed
+
+STARTS = 4
+"""Plans of alike replicas that the search for others begins with."""
+
+
+@dataclass(frozen=True)
+class EveryPlan:
+    """Both searches of a job; at least one has found a plan. `alike` is None where no plan of alike
+    replicas fits, `unequal` where none of others is searched for."""
+
+    job: JobSpec
+    alike: Search | None
+    unequal: UnequalSearch | None
+
+    @property
+    def best(self) -> Timed | None:
+        """The fastest plan that can be trained, or that there is where none can, where its replicas
+        differ; None where they are alike."""
+        if self.unequal is None:
+            return None
+        if self.unequal.trainable:
+            return self.unequal.trainable[0]
+        none_trains = self.alike is None or not self.job.backend.trains
+        return self.unequal.others[0] if none_trains and self.unequal.others else None
+
+    @property
+    def faster(self) -> Timed | None:
+        """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
+        others = self.unequal.others if self.unequal is not None else ()
+        return others[0] if others and others[0] is not self.best else None
+
+    def file(self, *, fastest: bool) -> Plan:
+        """The plan file of the best plan, or of the fastest, whether it trains or not."""
+        one = (self.faster if fastest else None) or self.best
+        if one is not None:
+            return file_of_plan(one.plan, Predicted(one.step_s, one.bound_bytes))
+        assert self.alike is not None, "one of the searches has found a plan"
+        best = self.alike.best
+        return plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
+
+
+def every_plan(job: JobSpec, progress: Progress | None = None) -> EveryPlan:
+    """The `EveryPlan` of a job without a layout. Raises `Infeasible` where nothing fits."""
+    try:
+        alike = planned(job, progress)
+    except Infeasible:
+        unequal = unequal_search(job, (), inf, progress) if searchable(job) else None
+        if unequal is None or not (unequal.trainable or unequal.others):
+            raise
+        return EveryPlan(job, None, unequal)
+    if not searchable(job):
+        return EveryPlan(job, alike, None)
+    starts = [tried.candidate for tried in alike.tried[:STARTS]]
+    return EveryPlan(job, alike, unequal_search(job, starts, alike.best.step_s, progress))

@@ -1,0 +1,164 @@
+"""Drafts on devices: the plan that a draft becomes, and its plan file."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ratrain.describe.cluster import Device
+from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.fixed_orders import file_of
+from ratrain.plan.plan_file import (
+    FORMAT,
+    Plan,
+    PlanCluster,
+    PlanModel,
+    PlanReplica,
+    PlanStage,
+    Predicted,
+)
+from ratrain.plan.ranges import write_ranges
+from ratrain.plan.unequal_mixes import Draft
+from ratrain.plan.unequal_pools import Pool
+from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica, require_runnable
+from ratrain.readers.place import Place
+
+
+def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[UnevenPlan]:
+    """The plans of a draft: with fast links inside replicas, and with fast links between them,
+    where these are two. None where its tensor groups have no room, or no program says it."""
+    seen: list[list[Groups]] = []
+    for stage_by_stage in (False, True):
+        groups = _seated(pools, draft, stage_by_stage)
+        if groups is not None and groups not in seen:
+            seen.append(groups)
+            try:
+                yield _plan(job, pools, draft, groups)
+            except (SpecError, ProgramError):  # its order or its passes cannot have it
+                continue
+
+
+def _seated(pools: Sequence[Pool], draft: Draft, stage_by_stage: bool) -> list[Groups] | None:
+    """The devices of each part's posts: part by part, or first stages first."""
+    free: list[dict[int, list[Device]]] = []
+    for pool in pools:
+        hosts: dict[int, list[Device]] = {}
+        for device in pool.devices:
+            hosts.setdefault(device.host, []).append(device)
+        free.append(hosts)
+    turns = [(n, s) for n, part in enumerate(draft.parts) for s in range(len(part.shape))]
+    if stage_by_stage:
+        turns.sort(key=lambda turn: (turn[1], turn[0]))
+    seats: dict[tuple[int, int], tuple[Device, ...]] = {}
+    for number, stage in turns:
+        post = draft.parts[number].shape[stage]
+        beside = (number - 1, stage) if stage_by_stage else (number, stage - 1)
+        near = seats[beside][0].host if beside in seats else -1
+        hosts = {h: left for h, left in free[post.pool].items() if len(left) >= post.tensor}
+        if not hosts:
+            return None
+        host = near if near in hosts else max(hosts, key=lambda h: (len(hosts[h]), -h))
+        taken, free[post.pool][host] = hosts[host][: post.tensor], hosts[host][post.tensor :]
+        seats[number, stage] = tuple(taken)
+    return [
+        tuple(seats[number, stage] for stage in range(len(part.shape)))
+        for number, part in enumerate(draft.parts)
+    ]
+
+
+def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups]) -> UnevenPlan:
+    """The plan of parts on their devices; those that are alike are one entry."""
+    alike: dict[object, UnevenReplica] = {}
+    order: dict[object, int] = {}
+    for number, (part, share) in enumerate(zip(draft.parts, draft.shares, strict=True)):
+        posts = tuple((pools[post.pool].kind.name, post.tensor) for post in part.shape)
+        key = posts, part.layers, part.recovery, part.micro_batch, share
+        order.setdefault(key, len(order))
+        layout = LayoutSpec(
+            len(part.shape), len(draft.parts), part.shape[0].tensor, layers=part.layers
+        )
+        one = UnevenReplica(
+            layout,
+            tuple(post.tensor for post in part.shape),
+            part.recovery,
+            part.micro_batch,
+            share,
+            (groups[number],),
+            (),
+            order[key],
+        )
+        known = alike.get(key)
+        alike[key] = one if known is None else replace(known, groups=known.groups + one.groups)
+    replicas: list[UnevenReplica] = []
+    first = 0
+    for one in alike.values():
+        members = tuple(range(first, first + len(one.groups)))
+        replicas.append(replace(one, members=members))
+        first += len(members)
+    whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
+    widest = max(post.tensor for part in draft.parts for post in part.shape)
+    chosen = strategy_of(replace(whole, layout=LayoutSpec(1, 1, widest)))
+    made = UnevenPlan(
+        whole,
+        tuple(replicas),
+        replace(chosen, sharding=draft.state.sharding),
+        draft.state,
+        job.schedule.recovery_buffer,
+        False,
+    )
+    require_runnable(made, Place(str(job.path or "job")))
+    return made
+
+
+def file_of_plan(plan: UnevenPlan, predicted: Predicted | None = None) -> Plan:
+    """The plan file of a plan of any replicas."""
+    job, schedule = plan.job, plan.job.schedule
+    return Plan(
+        format=FORMAT,
+        model=PlanModel(job.model.name, job.model.sequence_length),
+        cluster=PlanCluster(job.cluster.name, job.cluster.devices),
+        sequences=job.batch.sequences,
+        dtype=schedule.dtype,
+        schedule=schedule.name,
+        skeleton=file_of(plan.strategy.skeleton),
+        without=schedule.without,
+        accumulation="sharded" if plan.mode.sharded_gradients else "local",
+        recovery_buffer=plan.buffer,
+        prefetch=plan.strategy.prefetch,
+        replicas=tuple(_entry(plan, replica) for replica in plan.replicas),
+        memory_budget_bytes=schedule.memory_budget_bytes,
+        backend=schedule.backend,
+        passes=schedule.passes,
+        average_every=schedule.average_every,
+        clip_norm=job.train.clip_norm,
+        overflow=job.train.overflow,
+        recover_heads=schedule.recover_heads,
+        sequence_parallel=plan.sequence_parallel,
+        gradient_dtype=schedule.gradient_dtype,
+        gradient_wire=schedule.gradient_wire,
+        boundary_wire=schedule.boundary_wire,
+        collective=schedule.collective,
+        predicted=predicted,
+    )
+
+
+def _entry(plan: UnevenPlan, replica: UnevenReplica) -> PlanReplica:
+    layers = replica.layout.layers
+    assert isinstance(layers, tuple)
+    return PlanReplica(
+        len(replica.members),
+        replica.micro_batches,
+        tuple(
+            PlanStage(
+                write_ranges([d.index for groups in replica.groups for d in groups[stage]]),
+                replica.tensor[stage],
+                count,
+                replica.micro_batch,
+                mode.value,
+                plan.mode.sharding,
+            )
+            for stage, (count, mode) in enumerate(zip(layers, replica.recovery, strict=True))
+        ),
+    )

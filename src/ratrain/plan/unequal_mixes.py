@@ -1,0 +1,271 @@
+"""Drafts: parts put together to whole plans, ranked by about how long they take.
+
+Each part alone says what a further micro-batch costs it, so many parts that share a batch level
+like water: all end together at
+
+    T = (S + sum of A r) / sum of r
+
+with S sequences, r sequences per second of each part, and A its ramp. Mixes are grown part by part;
+of those that take the same devices in the same number of parts a few of the best are kept.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from heapq import heapify, heapreplace, nsmallest
+from math import inf
+
+import numpy as np
+
+from ratrain.cost.collectives import ring_half
+from ratrain.cost.precision import precision_of
+from ratrain.plan.enumerate import StateMode, kinds_of_block
+from ratrain.plan.unequal_parts import Part, part_of
+from ratrain.plan.unequal_pools import Shape, degrees_of, used_of
+from ratrain.plan.unequal_stages import Stages
+from ratrain.program.units import Bools
+
+KEPT_SHAPES = 4
+"""Shapes kept of those that take the same devices in the same tensor degrees."""
+KEPT_MIXES = 8
+"""Mixes kept of those that take the same devices in the same number of parts."""
+LIBRARY = 300
+"""Shapes kept in all, for each micro-batch: those that make the most of their devices."""
+BRANCHES = 24
+"""Parts that are put to a mix at most."""
+PARTS = 8
+"""Replicas at most."""
+
+
+@dataclass(frozen=True)
+class Draft:
+    """A plan before it has devices: parts, each with its micro-batches."""
+
+    parts: tuple[Part, ...]
+    shares: tuple[int, ...]
+    state: StateMode
+    estimate_s: float
+
+    @property
+    def trainable(self) -> bool:
+        """Whether processes can run replicas that differ so: see `trainable`."""
+        degrees = frozenset[int]().union(*(degrees_of(part.shape) for part in self.parts))
+        return len(degrees) == 1 and self.state.sharding < 3 and not self.state.sharded_gradients
+
+    @property
+    def ops(self) -> int:
+        """About as many ops as its program has; long ones repeat themselves and are kept short."""
+        return sum(
+            min(share, 64) * (2 * sum(part.layers) + 4 * len(part.shape))
+            for part, share in dict.fromkeys(zip(self.parts, self.shares, strict=True))
+        )
+
+    @property
+    def key(self) -> object:
+        """What tells drafts apart: the order of parts does not."""
+        parts = [
+            (part.shape, part.micro_batch, part.layers, part.recovery, share)
+            for part, share in zip(self.parts, self.shares, strict=True)
+        ]
+        return tuple(sorted(parts, key=repr)), self.state
+
+    @property
+    def family(self) -> object:
+        """What is the same of drafts that differ in cuts and shares alone."""
+        return tuple(sorted(repr(part.shape) for part in self.parts)), self.state
+
+
+def drafts(
+    stages: Stages, shapes: Sequence[Shape], micro_batch: int, states: Sequence[StateMode]
+) -> Iterator[Draft]:
+    """The best drafts of micro-batches of one size; `states`: what replicas that share states may
+    do, the first first, and a replica alone the last."""
+    for many in (False, True):
+        state = states[0] if many else states[-1]
+        library = _library(stages, shapes, micro_batch, 2 if many else 1, state)
+        for parts in _mixes(stages, library, micro_batch, many):
+            draft = draft_of(stages, parts, state)
+            if draft is not None:
+                yield draft
+
+
+def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
+    """Parts with their shares of the step; None where the batch cannot be shared so."""
+    shares = _shares(parts, stages.job.batch.sequences)
+    if shares is None:
+        return None
+    return shared(stages, parts, shares, state)
+
+
+def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft:
+    """Parts with given shares."""
+    pipe_s = max(part.step_s(share) for part, share in zip(parts, shares, strict=True))
+    tail_s = max(_tail_s(stages, part, parts, state) for part in parts)
+    return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s)
+
+
+def _library(
+    stages: Stages, shapes: Sequence[Shape], micro_batch: int, data: int, state: StateMode
+) -> list[Part]:
+    """The parts of shapes, the best of those that take the same."""
+    share = max(1, stages.job.batch.sequences // (data * micro_batch))
+    alike: dict[object, list[tuple[float, int, Part]]] = {}
+    for number, shape in enumerate(shapes):
+        part = part_of(stages, shape, micro_batch, data, state)
+        if part is not None:
+            key = used_of(shape, len(stages.pools)), degrees_of(shape)
+            alike.setdefault(key, []).append((part.step_s(share), number, part))
+    best = [entry for entries in alike.values() for entry in nsmallest(KEPT_SHAPES, entries)]
+
+    def waste(entry: tuple[float, int, Part]) -> float:
+        return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))
+
+    return [part for _, _, part in nsmallest(LIBRARY, best, key=waste)]
+
+
+def _mixes(
+    stages: Stages, library: Sequence[Part], micro_batch: int, many: bool
+) -> Iterator[tuple[Part, ...]]:
+    """The best mixes of one part, or of two and more."""
+    sequences = stages.job.batch.sequences
+    if not many:
+        share = sequences // micro_batch
+        best = nsmallest(5 * KEPT_MIXES, library, key=lambda part: part.step_s(share))
+        yield from ((part,) for part in best)
+        return
+    if not library:
+        return
+    grower = _Grower(stages, library, micro_batch)
+    level = grower.alone()
+    devices = sum(len(pool.devices) for pool in stages.pools)
+    for _ in range(2, 1 + min(PARTS, devices, sequences // micro_batch)):
+        level = grower.longer(level)
+        best = nsmallest(
+            5 * KEPT_MIXES, (mix for mixes in level.values() for mix in mixes), key=grower.level_s
+        )
+        yield from (tuple(library[number] for number in mix.numbers) for mix in best)
+
+
+@dataclass(frozen=True)
+class _Mix:
+    """Parts by their numbers, ascending; what they add up to."""
+
+    numbers: tuple[int, ...]
+    rate: float  # sequences per second
+    ramped: float  # sum of A r
+
+
+_Taken = tuple[tuple[int, ...], frozenset[int]]
+_Level = dict[_Taken, list[_Mix]]
+"""Mixes of equally many parts, by the devices of each pool that they take and by their tensor
+degrees: those of one degree, which can be trained, are kept beside the rest."""
+
+
+class _Grower:
+    """Mixes made longer by one part."""
+
+    def __init__(self, stages: Stages, library: Sequence[Part], micro_batch: int) -> None:
+        self._stages = stages
+        self._sequences = stages.job.batch.sequences
+        self._free = np.array([len(pool.devices) for pool in stages.pools])
+        self._used = np.array([used_of(part.shape, len(stages.pools)) for part in library])
+        share = max(1, self._sequences // (2 * micro_batch))
+        slots = np.array([part.slot_s for part in library])
+        ramps = np.array([part.step_s(share) for part in library]) - share * slots
+        self._worth = np.array([stages.speed_of(used) for used in self._used.tolist()])
+        self._batch_share = self._sequences / stages.speed_of(self._free.tolist())
+        self._degrees = [degrees_of(part.shape) for part in library]
+        self._rates = micro_batch / slots
+        self._ramped = ramps * self._rates
+
+    def alone(self) -> _Level:
+        """Each part by itself."""
+        level: _Level = {}
+        for number, used in enumerate(self._used.tolist()):
+            mix = _Mix((number,), float(self._rates[number]), float(self._ramped[number]))
+            level.setdefault((tuple(used), self._degrees[number]), []).append(mix)
+        return level
+
+    def longer(self, level: _Level) -> _Level:
+        """The mixes of one part more. Numbers ascend, so that each set of parts comes once."""
+        grown: dict[_Taken, list[tuple[float, _Mix]]] = {}
+        for (used, degrees), mixes in level.items():
+            together = self._used + np.array(used)
+            fits: Bools = np.all(together <= self._free, axis=1)
+            for mix in mixes:
+                for number in self._promising(mix, used, fits):
+                    taken = tuple(together[number].tolist())
+                    rate = mix.rate + float(self._rates[number])
+                    ramped = mix.ramped + float(self._ramped[number])
+                    longer = _Mix((*mix.numbers, number), rate, ramped)
+                    key = taken, degrees | self._degrees[number]
+                    grown.setdefault(key, []).append((self._part_s(taken, longer), longer))
+        return {
+            taken: [mix for _, mix in nsmallest(KEPT_MIXES, mixes, key=lambda pair: pair[0])]
+            for taken, mixes in grown.items()
+        }
+
+    def _promising(self, mix: _Mix, used: tuple[int, ...], fits: Bools) -> list[int]:
+        """The parts that go with a mix and fit, those that make the most of what both take."""
+        places = np.flatnonzero(fits)
+        places = places[places >= mix.numbers[-1]]
+        if len(places) > BRANCHES:
+            worth = (self._stages.speed_of(used) + self._worth[places]) * self._batch_share
+            level_s = (worth + mix.ramped + self._ramped[places]) / (mix.rate + self._rates[places])
+            places = places[np.argsort(level_s, kind="stable")[:BRANCHES]]
+        return places.tolist()
+
+    def _part_s(self, taken: tuple[int, ...], mix: _Mix) -> float:
+        """The level where these parts take as much of the batch as their devices are worth."""
+        return (self._stages.speed_of(taken) * self._batch_share + mix.ramped) / mix.rate
+
+    def level_s(self, mix: _Mix) -> float:
+        return (self._sequences + mix.ramped) / mix.rate
+
+
+def _shares(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
+    """Micro-batches of each part, one at least: each next one goes to the part that will end first
+    with it. None where that does not come to the whole batch."""
+    rates = [part.micro_batch / part.slot_s for part in parts]
+    most = sequences / sum(rates)  # nobody ends before this
+    shares = [max(1, int(0.8 * most / part.slot_s)) for part in parts]
+    left = sequences - sum(n * part.micro_batch for n, part in zip(shares, parts, strict=True))
+    if left < 0:
+        shares = [1] * len(parts)
+        left = sequences - sum(part.micro_batch for part in parts)
+    heap = [(part.step_s(shares[place] + 1), place) for place, part in enumerate(parts)]
+    heapify(heap)
+    while left > 0 and heap[0][0] < inf:
+        place = heap[0][1]
+        if parts[place].micro_batch > left:
+            heapreplace(heap, (inf, place))
+            continue
+        shares[place] += 1
+        left -= parts[place].micro_batch
+        heapreplace(heap, (parts[place].step_s(shares[place] + 1), place))
+    return tuple(shares) if left == 0 else None
+
+
+def _tail_s(stages: Stages, part: Part, parts: Sequence[Part], state: StateMode) -> float:
+    """About what reductions and gathers add behind a part's last backward."""
+    if len(parts) == 1:
+        return 0.0
+    pools = frozenset(post.pool for each in parts for post in each.shape)
+    link = stages.links.slowest(pools)
+    embedding, layer, head = (block.params for block in kinds_of_block(stages.job))
+    weight_bytes = precision_of(stages.job.schedule.dtype).weight_bytes
+    last, longest = len(part.shape) - 1, 0.0
+    for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
+        params = count * layer + (s == 0) * embedding + (s == last) * head
+        whole_s, unit_s = (
+            ring_half(weight_bytes * size / post.tensor, len(parts), link).alone_s(
+                link.bandwidth_bytes_per_s
+            )
+            for size in (params, max(layer, (s == 0) * embedding))
+        )
+        twice = 1 if state.sharding else 2
+        reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
+        gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
+        longest = max(longest, reduced_s + gathered_s)
+    return longest

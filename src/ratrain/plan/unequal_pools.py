@@ -1,0 +1,165 @@
+"""Devices that may stand for each other, and the shapes that a replica can have on them.
+
+A pool holds the devices of one kind in hosts of one kind. A post is what holds a stage: so many
+devices of a pool, as one tensor group in one host. A shape is the posts of a replica, stage by
+stage. Links are looked up between the first devices of pools, so they are exact where hosts hold
+one device and a guess elsewhere; what is simulated has its true links.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import cache, cached_property
+from itertools import permutations, product
+
+from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
+from ratrain.describe.job import JobSpec
+from ratrain.plan.geometry import speed
+
+ALL_ORDERS = 3_000
+"""Where there are more shapes than this, those alone are tried that keep a pool's posts together,
+all of one tensor degree."""
+
+
+@dataclass(frozen=True)
+class Post:
+    """One tensor group of a pool's devices: a rank alone, where `tensor` is 1."""
+
+    pool: int
+    tensor: int
+
+
+Shape = tuple[Post, ...]
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Devices of one kind, in hosts of one kind at one place."""
+
+    kind: DeviceKind
+    devices: tuple[Device, ...]
+
+    @cached_property
+    def on_host(self) -> int:
+        """The most of its devices that one host has."""
+        return max(Counter(device.host for device in self.devices).values())
+
+
+def pools_of(devices: Sequence[Device]) -> tuple[Pool, ...]:
+    """The pools of devices, in the order of their first ones."""
+    alike: dict[object, list[Device]] = {}
+    for device in devices:
+        key = device.kind.name, device.host_kind.name, device.room, device.site
+        alike.setdefault(key, []).append(device)
+    return tuple(Pool(group[0].kind, tuple(group)) for group in alike.values())
+
+
+class PoolLinks:
+    """The links between posts, as far as pools tell."""
+
+    def __init__(self, cluster: ClusterSpec, pools: Sequence[Pool]) -> None:
+        self._cluster, self._pools = cluster, pools
+        self.boundary = cache(self._boundary)
+        self.inside = cache(self._inside)
+        self.slowest = cache(self._slowest)
+
+    def _shared(self, link: Link, pool: Pool, members: int) -> Link:
+        """A link's part where all groups of a host send at once."""
+        groups = pool.on_host / members
+        return link if link.shared_by == "device" or groups == 1 else link.divided(groups)
+
+    def _boundary(self, source: int, target: int) -> Link | None:
+        """From a post of one pool to one of another, or of the same; None where there is none."""
+        here, there = self._pools[source], self._pools[target]
+        if source != target:
+            return self._shared(self._cluster.link(here.devices[0], there.devices[0]), here, 1)
+        if len(here.devices) == 1:
+            return None
+        return self._shared(self._cluster.link(*here.devices[:2]), here, 1)
+
+    def _inside(self, pool: int, tensor: int) -> Link | None:
+        """In a tensor group."""
+        here = self._pools[pool]
+        if tensor == 1:
+            return None
+        return self._shared(self._cluster.link(*here.devices[:2]), here, tensor)
+
+    def _slowest(self, pools: frozenset[int]) -> Link:
+        """The slowest link that a reduction over these pools crosses."""
+        ends = [self._pools[pool].devices for pool in sorted(pools)]
+        links = [
+            self._shared(self._cluster.link(here[0], there[-1]), self._pools[0], 1)
+            for place, here in enumerate(ends)
+            for there in ends[place:]
+            if here[0] is not there[-1]
+        ]
+        return min(links, key=speed)
+
+
+def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
+    """Degrees that divide the model and that a host of the pool has room for."""
+    if job.train.overflow == "unit":
+        return [1]
+    model = job.model.spec
+    counts = {model.heads, model.kv_heads}
+    if job.backend.divides_everything:
+        counts |= {model.ffn, model.vocab}
+    return [t for t in range(1, pool.on_host + 1) if all(count % t == 0 for count in counts)]
+
+
+def shapes_of(job: JobSpec, pools: Sequence[Pool]) -> list[Shape]:
+    """Every order of posts on the pools' devices, or those that keep a pool's posts together."""
+    posts = [
+        Post(number, tensor)
+        for number, pool in enumerate(pools)
+        for tensor in tensor_degrees(job, pool)
+    ]
+    every: list[Shape] = []
+    for shape in _orders(posts, [len(pool.devices) for pool in pools], job.model.spec.layers):
+        every.append(shape)
+        if len(every) > ALL_ORDERS:
+            return list(_blocks(posts, pools, job.model.spec.layers))
+    return every
+
+
+def _orders(posts: Sequence[Post], free: list[int], layers: int) -> Iterator[Shape]:
+    """Shapes of one stage, then of two, and so on, of what is free."""
+    waiting: list[Shape] = [()]
+    for _ in range(min(layers, sum(free))):
+        longer: list[Shape] = []
+        for shape in waiting:
+            used = used_of(shape, len(free))
+            for post in posts:
+                if used[post.pool] + post.tensor <= free[post.pool]:
+                    longer.append((*shape, post))
+                    yield longer[-1]
+        waiting = longer
+
+
+def _blocks(posts: Sequence[Post], pools: Sequence[Pool], layers: int) -> Iterator[Shape]:
+    """Shapes of a run of equal posts for each pool that they use, the pools in any order."""
+    runs: list[list[Shape]] = [[] for _ in pools]
+    for post in posts:
+        most = len(pools[post.pool].devices) // post.tensor
+        runs[post.pool] += [(post,) * count for count in range(1, most + 1)]
+    for size in range(1, len(pools) + 1):
+        for order in permutations(range(len(pools)), size):
+            for parts in product(*(runs[pool] for pool in order)):
+                shape = tuple(post for part in parts for post in part)
+                if len(shape) <= layers:
+                    yield shape
+
+
+def used_of(shape: Shape, pools: int) -> tuple[int, ...]:
+    """How many devices of each pool a shape takes."""
+    used = [0] * pools
+    for post in shape:
+        used[post.pool] += post.tensor
+    return tuple(used)
+
+
+def degrees_of(shape: Shape) -> frozenset[int]:
+    """The tensor degrees of a shape."""
+    return frozenset(post.tensor for post in shape)

@@ -1,0 +1,72 @@
+"""A draft tried out: its program proved whole, its step simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import ProgramError
+from ratrain.plan.least_time import least_step_s
+from ratrain.plan.trainable import untrainable
+from ratrain.plan.trial import STEPS, proof
+from ratrain.plan.unequal_build import plans_of
+from ratrain.plan.unequal_mixes import Draft
+from ratrain.plan.unequal_pools import Pool
+from ratrain.plan.uneven_places import uneven_costs
+from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.program.verify import Rule, Verdict
+from ratrain.simulate.long import simulate_proved
+
+
+@dataclass(frozen=True)
+class Timed:
+    """A plan with its draft, its simulated step and its fullest rank's proven peak."""
+
+    draft: Draft
+    plan: UnevenPlan
+    step_s: float
+    bound_bytes: int
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why `ratrain train` cannot run it."""
+        reasons = [what for what, _ in untrainable(self.plan)]
+        if not self.plan.job.backend.trains:
+            reasons.append(f"the backend {self.plan.job.backend.name} cannot train")
+        return reasons
+
+
+def timed(
+    job: JobSpec, pools: Sequence[Pool], draft: Draft, best_s: float
+) -> tuple[Timed | None, tuple[int, ...]]:
+    """The fastest of a draft's plans that is proved to fit, unless a lower bound says that none is
+    faster than `best_s`; else the program ranks whose memory is short."""
+    best: Timed | None = None
+    short: tuple[int, ...] = ()
+    for plan in plans_of(job, pools, draft):
+        costs = uneven_costs(plan, plan.setup)
+        bar_s = best.step_s if best is not None else best_s
+        if least_step_s(plan.strategy, plan.setup, plan.choices, costs) >= bar_s:
+            continue
+        try:
+            proved = proof(plan.strategy, plan.setup, plan.choices)
+        except ProgramError:  # no order of these passes
+            continue
+        if not proved.verdict.sound:
+            short = short or _short_ranks(proved.verdict)
+            continue
+        costs = uneven_costs(plan, proved.short.setup)
+        step_s = simulate_proved(proved, costs, steps=STEPS).step_time_s
+        if step_s < (best.step_s if best is not None else inf):
+            bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
+            best = Timed(draft, plan, step_s, bound_bytes)
+    return best, () if best is not None else short
+
+
+def _short_ranks(verdict: Verdict) -> tuple[int, ...]:
+    """The ranks over their budget, where memory is all that is wrong."""
+    if any(finding.rule is not Rule.OVER_BUDGET for finding in verdict.findings):
+        return ()
+    return tuple(sorted({finding.rank for finding in verdict.findings}))

@@ -1,0 +1,111 @@
+"""What `ratrain plan` prints, where plans of replicas that differ are among what it found."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.every_plan import EveryPlan
+from ratrain.plan.tables import search_json, search_text, wrapped
+from ratrain.plan.unequal_trial import Timed
+from ratrain.plan.uneven_case import UnevenCase
+
+
+def every_text(found: EveryPlan, top: int) -> list[str]:
+    """The best plan first; then plans of alike replicas, and what is faster and cannot be trained
+    yet."""
+    lines = _best(found)
+    if found.alike is not None:
+        lines += search_text(found.alike, top)
+    if found.unequal is not None:
+        lines += _beyond(found)
+    return lines
+
+
+def _best(found: EveryPlan) -> list[str]:
+    """The best plan, where its replicas differ."""
+    best, alike = found.best, found.alike
+    if best is None:
+        return []
+    lines = UnevenCase(best.plan).headline()
+    lines += [_step(found, best), *(part for line in _refused(best) for part in wrapped(line))]
+    if alike is None:
+        return [*lines, "no plan of alike replicas fits"]
+    more = 100 * (alike.best.step_s / best.step_s - 1)
+    slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"
+    return [*lines, *wrapped(f"the fastest plan of alike replicas takes {slower}:"), ""]
+
+
+def _step(found: EveryPlan, one: Timed) -> str:
+    job = found.job
+    tokens = job.batch.sequences * job.model.sequence_length
+    return (
+        f"step {format_time(one.step_s)}, {tokens / one.step_s:,.1f} tokens/s; proven peak "
+        f"{format_bytes(one.bound_bytes)} per rank"
+    )
+
+
+def _refused(one: Timed) -> list[str]:
+    return [f"`ratrain train` cannot run it: {reason}" for reason in one.refusals]
+
+
+def _beyond(found: EveryPlan) -> list[str]:
+    """What is faster still, and how fast any plan could be."""
+    unequal, lines = found.unequal, list[str]()
+    assert unequal is not None
+    faster = found.faster
+    if faster is not None:
+        lines += ["", "Faster, and not to be trained yet (--fastest FILE writes it):"]
+        lines += [f"  {line}" for line in UnevenCase(faster.plan).headline()[1:]]
+        lines += [f"  {_step(found, faster)}"]
+        lines += [f"  {part}" for line in _refused(faster) for part in wrapped(line)]
+    elif found.best is None:
+        lines += wrapped("no plan of replicas or stages that differ was found to be faster")
+    lines += wrapped(
+        f"{unequal.drafts:,} plans of replicas that differ ranked, {unequal.simulated} simulated "
+        f"({format_time(unequal.total_s)}); no plan of these devices takes less than "
+        f"{format_time(unequal.least_s)}"
+    )
+    return lines
+
+
+def every_json(found: EveryPlan, top: int) -> dict[str, Any]:
+    """Every figure, with its unit in its key."""
+    job = found.job
+    if found.alike is not None:
+        body = search_json(found.alike, top)
+    else:
+        body = {
+            "model": job.model.spec.name,
+            "cluster": job.cluster.spec.name,
+            "devices": job.cluster.devices,
+            "budget_bytes": list(job.budgets),
+            "plans": [],
+        }
+    return {**body, "unequal": _unequal_json(found, top)}
+
+
+def _unequal_json(found: EveryPlan, top: int) -> dict[str, Any] | None:
+    unequal = found.unequal
+    if unequal is None:
+        return None
+    return {
+        "trainable": [_timed_json(one) for one in unequal.trainable[:top]],
+        "only_simulated": [_timed_json(one) for one in unequal.others[:top]],
+        "least_step_time_s": unequal.least_s,
+        "ranked": unequal.drafts,
+        "simulated": unequal.simulated,
+        "search_time_s": unequal.total_s,
+    }
+
+
+def _timed_json(one: Timed) -> dict[str, Any]:
+    facts = UnevenCase(one.plan).facts()
+    kept = ("idle_devices", "replicas", "sharding", "gradients")
+    return {
+        "plan": {key: facts[key] for key in kept},
+        "step_time_s": one.step_s,
+        "estimate_s": one.draft.estimate_s,
+        "bound_bytes": one.bound_bytes,
+        "refused": one.refusals,
+    }

@@ -1,0 +1,318 @@
+"""The search for plans whose stages and replicas differ: what it tries, and what it finds."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import replace
+from importlib import import_module
+from itertools import product
+from pathlib import Path
+from random import Random
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+from random_jobs import job
+from test_left_out import cluster_file, job_file
+
+from ratrain.cli.main import ratrain
+from ratrain.describe.job import JobSpec, load_job
+from ratrain.errors import Infeasible
+from ratrain.plan.case_of_plan import case_of_plan
+from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.every_plan import EveryPlan, every_plan
+from ratrain.plan.kind_speed import least_step_s
+from ratrain.plan.plan_file import parse_plan, write_plan
+from ratrain.plan.unequal_build import file_of_plan, plans_of
+from ratrain.plan.unequal_mixes import Draft, draft_of, drafts
+from ratrain.plan.unequal_parts import Part, part_of
+from ratrain.plan.unequal_pools import ALL_ORDERS, Post, pools_of, shapes_of
+from ratrain.plan.unequal_search import searchable
+from ratrain.plan.unequal_stages import Stages
+from ratrain.plan.unequal_trial import timed
+from ratrain.program.setup import Recovery
+from ratrain.simulate.long import simulate_proved
+
+LEVEL_1 = StateMode(1, False)
+BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"
+MODES = (Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD)
+
+
+def stages_of(one: JobSpec) -> Stages:
+    return Stages(one, pools_of(one.cluster.members()), strategy_of(one), MODES)
+
+
+def three_kinds(folder: Path) -> JobSpec:
+    return load_job(job_file(folder, fast=(40, 2), middle=(20, 1), slow=(10, 1)))
+
+
+def all_drafts(stages: Stages, size: int) -> list[Draft]:
+    shapes = shapes_of(stages.job, stages.pools)
+    return list(drafts(stages, shapes, size, (LEVEL_1, StateMode(1, False))))
+
+
+def parts_of(stages: Stages, *shapes: tuple[int, ...], size: int = 1) -> list[Part]:
+    parts = [
+        part_of(stages, tuple(Post(pool, 1) for pool in shape), size, len(shapes), LEVEL_1)
+        for shape in shapes
+    ]
+    assert None not in parts
+    return [part for part in parts if part is not None]
+
+
+# ---- shapes, cuts and shares ---------------------------------------------------------------
+
+
+def test_every_order_of_two_and_two_devices_is_a_shape() -> None:
+    pools = pools_of(job("small-llama", "lab-mixed", 4, 24).cluster.members())
+    shapes = shapes_of(job("small-llama", "lab-mixed", 4, 24), pools)
+    assert len(shapes) == len(set(shapes)) == 2 + 4 + 6 + 6
+
+
+def test_where_orders_are_too_many_each_pool_keeps_its_posts_together(tmp_path: Path) -> None:
+    one = load_job(job_file(tmp_path, a=(40, 4), b=(30, 4), c=(20, 4), d=(10, 4)))
+    model = replace(one.model.spec, layers=16)
+    one = replace(one, model=replace(one.model, spec=model))
+    shapes = shapes_of(one, pools_of(one.cluster.members()))
+    assert len(shapes) > ALL_ORDERS
+    for shape in shapes:
+        runs = [post for post, before in zip(shape, (None, *shape), strict=False) if post != before]
+        assert len({post.pool for post in runs}) == len(runs)
+
+
+def test_a_tensor_group_stays_in_a_host(tmp_path: Path) -> None:
+    one = job("tiny-llama", "mixed-sites", 12, 24)
+    for shape in shapes_of(one, pools_of(one.cluster.members())):
+        assert all(post.tensor in (1, 2) for post in shape)
+    alone = load_job(job_file(tmp_path, fast=(40, 2), slow=(10, 2)))
+    for shape in shapes_of(alone, pools_of(alone.cluster.members())):
+        assert {post.tensor for post in shape} == {1}
+
+
+def cuts(layers: int, count: int) -> Iterator[tuple[int, ...]]:
+    every = product(range(1, layers + 1), repeat=count)
+    return (cut for cut in every if sum(cut) == layers)
+
+
+def test_no_cut_has_a_faster_slowest_stage(tmp_path: Path) -> None:
+    stages = stages_of(three_kinds(tmp_path))
+    for shape in ((0, 1), (2, 0), (0, 2, 1), (2, 1, 0)):
+        (part,) = parts_of(stages, shape)
+        best = min(
+            max(work.busy_s for work in other.works)
+            for cut in cuts(4, len(shape))
+            if (other := part_of(stages, part.shape, 1, 1, LEVEL_1, cut)) is not None
+        )
+        assert max(work.busy_s for work in part.works) == best
+
+
+def test_layers_follow_speed_and_not_memory() -> None:
+    one = job("small-llama", "lab-mixed", 4, 24)
+    stages = stages_of(one)
+    (part,) = parts_of(stages, (0, 0, 1, 1))
+    layer_s = [stages.seconds(post, 1)[1] for post in part.shape]
+    speeds = [1 / (each.forward_s + each.backward_s) for each in layer_s]
+    for stage in (1, 2):  # without an embedding or a head
+        share = 8 * speeds[stage] / sum(speeds)
+        assert abs(part.layers[stage] - share) <= 1
+
+
+def test_shares_come_to_the_whole_batch_and_none_is_empty() -> None:
+    stages = stages_of(job("small-llama", "lab-mixed", 4, 24))
+    for size in (1, 2, 3, 4):
+        for draft in all_drafts(stages, size):
+            assert min(draft.shares) >= 1
+            sides = zip(draft.parts, draft.shares, strict=True)
+            assert sum(part.micro_batch * share for part, share in sides) == 24
+
+
+def test_no_shares_end_sooner(tmp_path: Path) -> None:
+    stages = stages_of(three_kinds(tmp_path))
+    parts = parts_of(stages, (0,), (0, 2), (1,))
+    draft = draft_of(stages, parts, LEVEL_1)
+    assert draft is not None
+
+    def end_s(shares: tuple[int, ...]) -> float:
+        return max(part.step_s(share) for part, share in zip(parts, shares, strict=True))
+
+    assert end_s(draft.shares) == min(end_s(shares) for shares in cuts(12, 3))
+
+
+# ---- drafts as plans -----------------------------------------------------------------------
+
+
+def test_a_draft_s_plan_file_is_read_as_the_plan_that_was_simulated(tmp_path: Path) -> None:
+    one = three_kinds(tmp_path)
+    stages = stages_of(one)
+    best = sorted(all_drafts(stages, 1), key=lambda draft: draft.estimate_s)
+    for draft in best[:12]:
+        found, short = timed(one, stages.pools, draft, float("inf"))
+        assert found is not None
+        assert not short
+        text = write_plan(file_of_plan(found.plan))
+        case = case_of_plan(parse_plan(text, str(one.path)), str(one.path))
+        assert case.setup == found.plan.setup or len(draft.parts) == 1
+        read_s = simulate_proved(case.proved, case.costs, steps=3).step_time_s
+        assert read_s == pytest.approx(found.step_s, rel=1e-12)
+
+
+def test_no_simulated_plan_is_faster_than_all_devices_at_work(tmp_path: Path) -> None:
+    one = three_kinds(tmp_path)
+    stages, least_s = stages_of(one), least_step_s(one, one.cluster.members())
+    for draft in all_drafts(stages, 1)[:40]:
+        found, _ = timed(one, stages.pools, draft, float("inf"))
+        assert found is not None
+        assert found.step_s > least_s
+
+
+def test_estimates_are_near_what_is_simulated(tmp_path: Path) -> None:
+    one = three_kinds(tmp_path)
+    stages = stages_of(one)
+    best = sorted(all_drafts(stages, 1), key=lambda draft: draft.estimate_s)[:30]
+    gaps = [
+        abs(draft.estimate_s / found.step_s - 1)
+        for draft in best
+        if (found := timed(one, stages.pools, draft, float("inf"))[0]) is not None
+    ]
+    assert len(gaps) == len(best)
+    assert sum(gaps) / len(gaps) < 0.1
+
+
+def test_both_cut_directions_are_tried_where_hosts_hold_several_devices() -> None:
+    one = job("tiny-llama", "mixed-sites", 16, 16)
+    stages = stages_of(one)
+    draft = draft_of(stages, parts_of(stages, (1, 1), (1, 1), (1, 1)), LEVEL_1)
+    assert draft is not None
+    inside, between = plans_of(one, stages.pools, draft)
+    for plan, same_host in ((inside, True), (between, False)):
+        hosts = [{group[0].host for group in groups} for groups in plan.replicas[0].groups]
+        assert (len(hosts[0]) == 1) is same_host
+
+
+# ---- what is found -------------------------------------------------------------------------
+
+
+def test_jobs_of_one_kind_or_of_many_devices_are_left_to_the_other_search() -> None:
+    assert not searchable(job("tiny-llama", "cpu-lab", 4, 8))
+    assert not searchable(job("tiny-llama", "mixed-sites", 24, 48))
+    assert searchable(job("tiny-llama", "mixed-sites", 12, 24))
+
+
+@pytest.fixture(scope="module")
+def lopsided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EveryPlan]:
+    """One device that is as fast as three others, on fast links: alike replicas waste it."""
+    folder = tmp_path_factory.mktemp("lopsided")
+    path = job_file(folder, sequences=12, fast=(60, 1), slow=(20, 3))
+    text = (folder / "cluster.toml").read_text()
+    (folder / "cluster.toml").write_text(text.replace("1Gbit/s", "10Gbit/s"))
+    return path, every_plan(load_job(path))
+
+
+def test_replicas_of_unequal_shares_beat_alike_ones(lopsided: tuple[Path, EveryPlan]) -> None:
+    found = lopsided[1]
+    assert found.best is not None
+    assert found.alike is not None
+    assert found.best.step_s < 0.95 * found.alike.best.step_s
+    assert not found.best.refusals
+
+
+def test_the_best_plan_comes_first_and_simulate_and_verify_take_its_file(
+    lopsided: tuple[Path, EveryPlan],
+) -> None:
+    path, found = lopsided
+    assert found.best is not None
+    plan = path.parent / "plan.json"
+    run = CliRunner().invoke(ratrain, ["plan", str(path), "-o", str(plan), "--json"])
+    assert run.exit_code == 0
+    body = json.loads(run.output)
+    first = body["unequal"]["trainable"][0]
+    assert first["step_time_s"] == found.best.step_s
+    assert first["refused"] == []
+    assert first["step_time_s"] > body["unequal"]["least_step_time_s"]
+    simulated = verb("simulate", str(plan))
+    assert simulated["step_time_s"] == pytest.approx(first["step_time_s"], rel=1e-6)
+    assert max(simulated["bound_bytes"].values()) == first["bound_bytes"]
+    verb("verify", str(plan))
+
+
+def verb(*words: str) -> dict[str, Any]:
+    run = CliRunner().invoke(ratrain, [*words, "--json"])
+    assert run.exit_code == 0, run.output
+    return json.loads(run.output)
+
+
+def test_where_the_only_links_are_a_thousand_times_slower_the_plan_is_another(
+    tmp_path: Path,
+) -> None:
+    path = job_file(tmp_path, sequences=12, fast=(60, 1), slow=(20, 3))
+    used: list[int] = []
+    for link in ("10Gbit/s", "1Mbit/s"):
+        cluster_file(tmp_path, fast=(60, 1), slow=(20, 3))
+        text = (tmp_path / "cluster.toml").read_text()
+        (tmp_path / "cluster.toml").write_text(text.replace("1Gbit/s", link))
+        found = every_plan(load_job(path))
+        if found.best is not None:
+            used.append(len(found.best.plan.devices))
+        else:
+            assert found.alike is not None
+            used.append(found.alike.best.candidate.layout.devices)
+    assert used == [4, 1]
+
+
+def test_a_budget_that_asks_for_recovery_has_plans_that_fit(tmp_path: Path) -> None:
+    path = job_file(tmp_path, sequences=8, fast=(40, 1), slow=(20, 2))
+    text = path.read_text().replace('name = "ratrain"', 'name = "ratrain"\nmemory_budget = "16MB"')
+    path.write_text(text)
+    one = load_job(path)
+    found = every_plan(one)
+    for tried in (found.unequal.trainable + found.unequal.others) if found.unequal else ():
+        assert tried.bound_bytes <= 16_000_000
+
+
+def test_a_job_that_fits_nowhere_says_so_as_before(tmp_path: Path) -> None:
+    path = job_file(tmp_path, fast=(40, 1), slow=(20, 1))
+    text = path.read_text().replace('name = "ratrain"', 'name = "ratrain"\nmemory_budget = "2MB"')
+    path.write_text(text)
+    with pytest.raises(Infeasible, match="nothing fits 2 MB"):
+        every_plan(load_job(path))
+
+
+# ---- against every plan --------------------------------------------------------------------
+
+
+@pytest.fixture
+def exhaustive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
+    """The benchmark's module, which stands in no package."""
+    monkeypatch.syspath_prepend(str(BENCHMARKS))
+    yield import_module("exhaustive")
+    sys.modules.pop("exhaustive", None)
+
+
+def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
+    exhaustive: Any, tmp_path: Path
+) -> None:
+    kinds = tuple(
+        exhaustive.Kind(rate, count, count > 1) for rate, count in ((10, 1), (15, 1), (5, 3))
+    )
+    cluster = exhaustive.Cluster(kinds, "10Gbit/s", layers=5, sequences=6)
+    path, fastest = exhaustive.write_job(tmp_path, cluster), tmp_path / "fastest.json"
+    run = CliRunner().invoke(ratrain, ["plan", str(path), "--fastest", str(fastest)])
+    assert run.exit_code == 0
+    assert "Faster, and not to be trained yet" in run.output
+    assert "cannot run it: stages of tensor 1 and 2 together cannot run yet" in " ".join(
+        run.output.split()
+    )
+    plan = json.loads(fastest.read_text())
+    degrees = {stage["tensor"] for one in plan["replicas"] for stage in one["stages"]}
+    assert degrees == {1, 2}
+    verb("simulate", str(fastest))
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("seed", range(6))
+def test_the_plan_is_within_one_percent_of_every_plan_there_is(seed: int, exhaustive: Any) -> None:
+    compared = exhaustive.compare(exhaustive.random_cluster(Random(seed), 4))
+    assert compared.loss <= exhaustive.WANTED, compared
