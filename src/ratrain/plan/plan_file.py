@@ -107,6 +107,7 @@ class Plan:
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None
+    gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: whole
     collective: Name = "ring"
     predicted: Predicted | None = None
 
@@ -161,6 +162,7 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
         gradient_dtype=schedule.gradient_dtype,
         gradient_wire=schedule.gradient_wire,
         boundary_wire=schedule.boundary_wire,
+        gradient_bucket_bytes=schedule.gradient_bucket_bytes,
         collective=schedule.collective,
         predicted=predicted,
     )
@@ -200,6 +202,7 @@ def write_plan(plan: Plan) -> str:
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
     head |= _wires(plan)
+    head |= _bucket(plan)
     if plan.predicted is not None:
         head["predicted"] = vars(plan.predicted)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
@@ -344,7 +347,7 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:
         table["schedule"]["passes"] = list(plan.passes)
-    table["schedule"] |= _wires(plan)
+    table["schedule"] |= _wires(plan) | _bucket(plan)
     job = job_from_table(table, place, Path(place.file))
     return replace(
         job,
@@ -359,6 +362,12 @@ def _wires(plan: Plan) -> dict[str, str]:
     """The wire types that a plan names."""
     wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
     return {key: wire for key, wire in wires.items() if wire is not None}
+
+
+def _bucket(plan: Plan) -> dict[str, str]:
+    """The bucket that a plan names."""
+    size_bytes = plan.gradient_bucket_bytes
+    return {} if size_bytes is None else {"gradient_bucket": f"{size_bytes}B"}
 
 
 def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
