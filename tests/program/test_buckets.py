@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from made import layers_of, replica
+from made import replica
 
 from ratrain.errors import ProgramError
 from ratrain.program.kind import Kind, Lane

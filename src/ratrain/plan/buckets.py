@@ -13,7 +13,7 @@ from dataclasses import replace
 from ratrain.cost.blocks import blocks
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.precision import precision_of
-from ratrain.cost.scratch import BUCKET_ROWS
+from ratrain.cost.scratch import BUCKET_ROWS, PRODUCT_ELEMENTS
 from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_bytes
@@ -62,9 +62,9 @@ def _obstacles(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
         yield what + f"(level {chosen.sharding})", f"set sharding to 2 or 3, or {leave}"
     if not chosen.layerwise:
         yield f"without the {LAYERWISE} no gradient leaves while backward computes", leave
-    size_bytes, least_bytes = schedule.gradient_bucket_bytes, _widest_rows_bytes(job)
+    size_bytes, least_bytes = schedule.gradient_bucket_bytes, _least_bytes(job)
     if size_bytes is not None and size_bytes < least_bytes:
-        what = f"a bucket of {format_bytes(size_bytes)} has no room for {BUCKET_ROWS} rows of "
+        what = f"a bucket of {format_bytes(size_bytes)} has no room for the smallest piece of "
         what += f"{job.model.spec.name}'s widest matrix: {least_bytes:,} bytes"
         yield what, f'set it to "{least_bytes}B" or more'
 
@@ -86,15 +86,22 @@ def _element_bytes(job: JobSpec) -> int:
     return precision_of(job.schedule.dtype, job.schedule.gradient_dtype).gradient_bytes
 
 
-def _widest_rows_bytes(job: JobSpec) -> int:
-    """The least that a matrix may be cut into, of the one with the longest rows."""
+def _least_bytes(job: JobSpec) -> int:
+    """The largest piece that a matrix is cut into at least: a few rows; where gradients are wider
+    than what they are made of, what one product makes of it."""
+    precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
+    wider = precision.gradient_bytes > precision.element_bytes
     matrices = (
-        tensor
+        tensor.shape
         for block in blocks(job.model.spec)
         for tensor in block.tensors
         if len(tensor.shape) == 2
     )
-    return BUCKET_ROWS * _element_bytes(job) * max(matrix.shape[1] for matrix in matrices)
+    pieces = (
+        min(rows, max(1, PRODUCT_ELEMENTS // width) if wider else BUCKET_ROWS) * width
+        for rows, width in matrices
+    )
+    return precision.gradient_bytes * max(pieces)
 
 
 def _largest_bytes(job: JobSpec) -> int:

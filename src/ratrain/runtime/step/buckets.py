@@ -7,7 +7,8 @@ bucket is full or leaving.
 What goes into which bucket follows from the unit's layout and the order of its functions alone, so
 all ranks that hold the unit have the same buckets, whatever the timing. A parameter that fits into
 a bucket is never cut, so its product is the one that a whole gradient would get; a larger one is
-cut between rows.
+cut between rows: where gradients are wider than what they are made of, between the pieces in which
+`models.weights` adds up products anyway; else behind multiples of BUCKET_ROWS.
 """
 
 from __future__ import annotations
@@ -71,8 +72,10 @@ class Bucket:
 class Filler:
     """Takes a unit's gradient into one bucket after the other (`models.weights.Sink`)."""
 
-    def __init__(self, take: Callable[[], Bucket], leave: Callable[[Bucket], None]) -> None:
-        self._take, self._leave = take, leave
+    def __init__(
+        self, take: Callable[[], Bucket], leave: Callable[[Bucket], None], *, in_pieces: bool
+    ) -> None:
+        self._take, self._leave, self._in_pieces = take, leave, in_pieces
         self._bucket: Bucket | None = None
 
     def places(self, parameter: Parameter) -> Iterator[tuple[slice, Tensor]]:
@@ -80,7 +83,7 @@ class Filler:
         begin = 0
         while begin < rows:
             bucket = self._bucket or self._next()
-            count = _rows_that_fit(bucket, parameter, rows - begin, width)
+            count = self._rows_that_fit(bucket, parameter, rows - begin, width)
             if not count:
                 self._send(bucket)
                 continue
@@ -96,6 +99,15 @@ class Filler:
         if self._bucket is not None:
             self._send(self._bucket)
 
+    def _rows_that_fit(self, bucket: Bucket, parameter: Parameter, rows: int, width: int) -> int:
+        """How many of a parameter's next rows go into what is left of a bucket."""
+        size, left = len(bucket.memory), len(bucket.memory) - aligned(bucket.used)
+        if parameter.elements <= size:
+            return rows if rows * width <= left else 0
+        piece = max(1, CHUNK_ELEMENTS // width) if self._in_pieces else BUCKET_ROWS
+        fitting = max(left, 0) // width
+        return rows if rows <= fitting else fitting // piece * piece
+
     def _next(self) -> Bucket:
         self._bucket = self._take()
         self._bucket.memory.zero_()
@@ -108,24 +120,11 @@ class Filler:
         self._leave(bucket)
 
 
-def _rows_that_fit(bucket: Bucket, parameter: Parameter, rows: int, width: int) -> int:
-    """How many of a parameter's next rows go into what is left of a bucket. One that is cut is cut
-    where products that are added in pieces (`models.weights`) end one, as far as a bucket has room
-    for it; else behind a multiple of BUCKET_ROWS."""
-    size, left = len(bucket.memory), len(bucket.memory) - aligned(bucket.used)
-    if parameter.elements <= size:
-        return rows if rows * width <= left else 0
-    piece = max(1, CHUNK_ELEMENTS // width)
-    if piece * width > size:
-        piece = BUCKET_ROWS
-    fitting = max(left, 0) // width
-    return rows if rows <= fitting else fitting // piece * piece
-
-
 class Buckets:
     """A rank's buckets, and what its two lanes tell each other of them."""
 
-    def __init__(self, memory: Sequence[Tensor]) -> None:
+    def __init__(self, memory: Sequence[Tensor], *, in_pieces: bool) -> None:
+        self._in_pieces = in_pieces
         self._changed = threading.Condition()
         self._all = [Bucket(tensor) for tensor in memory]
         self._free = deque(self._all)
@@ -145,11 +144,11 @@ class Buckets:
 
     def filler(self) -> Filler:
         """For a unit's backward; what it fills goes to `filled`."""
-        return Filler(self._take, self._put)
+        return Filler(self._take, self._put, in_pieces=self._in_pieces)
 
     def refilled(self) -> Filler:
         """Fills the first bucket again and again: for a backward of which nothing is kept."""
-        return Filler(lambda: self._all[0], lambda _: None)
+        return Filler(lambda: self._all[0], lambda _: None, in_pieces=self._in_pieces)
 
     def complete(self) -> None:
         """All of the unit's buckets have been filled."""
@@ -199,9 +198,17 @@ class Buckets:
 
 
 def made_buckets(
-    count: int, size_bytes: int, most_elements: int, owners: int, dtype: torch.dtype, device: object
+    count: int,
+    size_bytes: int,
+    most_elements: int,
+    owners: int,
+    dtype: torch.dtype,
+    device: torch.device,
+    *,
+    in_pieces: bool,
 ) -> Buckets:
     """Buckets of that size, or smaller where no gradient has as many elements."""
     elements = min(size_bytes // dtype.itemsize, most_elements)
     size = aligned(elements, ALIGN * owners)
-    return Buckets([torch.zeros(size, dtype=dtype, device=device) for _ in range(count)])  # type: ignore[arg-type]
+    memory = [torch.zeros(size, dtype=dtype, device=device) for _ in range(count)]
+    return Buckets(memory, in_pieces=in_pieces)

@@ -160,7 +160,13 @@ def rank_states(
     if setup.backward_sends and setup.bucket_bytes is not None:
         owners = max(len(unit.holders) for unit in units)
         buckets = made_buckets(
-            setup.transit_slots, setup.bucket_bytes, largest, owners, gradient_dtype, device
+            setup.transit_slots,
+            setup.bucket_bytes,
+            largest,
+            owners,
+            gradient_dtype,
+            device,
+            in_pieces=gradient_dtype != dtype,
         )
     return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered, buckets)
 
