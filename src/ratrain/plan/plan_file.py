@@ -23,6 +23,7 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec, WireType, job_from_table
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
+from ratrain.plan.buckets import require_bucketable
 from ratrain.plan.build import Candidate
 from ratrain.plan.enumerate import StateMode, strategy_of
 from ratrain.plan.fixed_orders import file_of
@@ -270,6 +271,7 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     members = job.cluster.members()
     order: tuple[Device, ...] = tuple(members[i] for group in groups[:pipeline] for i in group)
     mode = state_mode(plan, place)
+    require_buckets(plan, job, replace(chosen, sharding=mode.sharding), place)
     if len(stages) > pipeline:
         require_chunks(chosen, place.at("replicas"))
     return Candidate(
@@ -322,6 +324,17 @@ def state_mode(plan: Plan, place: Place) -> StateMode:
             fix='write "local"',
         )
     return mode
+
+
+def require_buckets(plan: Plan, job: JobSpec, chosen: Strategy, place: Place) -> None:
+    """Refuses buckets where gradients cannot leave in them."""
+    require_bucketable(job, chosen)
+    if plan.gradient_bucket_bytes is not None and plan.accumulation == "local":
+        raise SpecError(
+            "a gradient that adds up locally is whole on every rank: it leaves in no bucket",
+            place=str(place.at("gradient_bucket")),
+            fix='leave it out, or write accumulation "sharded"',
+        )
 
 
 def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) -> JobSpec:
