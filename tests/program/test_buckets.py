@@ -13,7 +13,6 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
-from ratrain.program.table import Table
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import Rule, verify
 from ratrain.program.walk import walk
@@ -26,10 +25,6 @@ def made(*, sends: bool = True, name: str = "ratrain", micro_batches: int = 4) -
     choices = Choices(accumulation=Accumulation.SHARDED, bucket_bytes=BUCKET, backward_sends=sends)
     chosen = replace(strategy("ratrain"), skeleton=name) if name != "ratrain" else strategy(name)
     return apply_strategy(chosen, setup, choices)
-
-
-def partners(table: Table, op: int) -> list[str]:
-    return [table.word(other) for other in np.flatnonzero(table.group == table.group[op])]
 
 
 @pytest.mark.parametrize(("name", "filling"), [("ratrain", Kind.B), ("zb-h1", Kind.W)])

@@ -16,7 +16,7 @@ BYTES = 4000
 """Less than any layer's gradient, and than some of its matrices."""
 MATRIX_ELEMENTS = 300 * 32
 """Of the largest matrix. In 16 bits a product of some of its rows may be rounded otherwise."""
-WHOLE = Setting(accumulation="sharded", data=2)
+WHOLE = Setting(accumulation="sharded", data=2, timeout_s=240)
 CHOICES = [
     WHOLE,
     replace(WHOLE, pipeline=2),
