@@ -68,7 +68,7 @@ def test_a_job_that_fits_in_buckets_alone_trains_in_them(crew: Crew, tmp_path: P
     free = train(crew, room, tmp_path / "free")
     budget = max(free.bounds)
     assert budget < max(whole.bounds)
-    with pytest.raises(RatrainError, match="over its budget"):
+    with pytest.raises(RatrainError, match="more than the budget"):
         train(crew, replace(setting, budget_bytes=budget), tmp_path / "refused")
     tight = train(crew, replace(room, budget_bytes=budget), tmp_path / "tight")
     assert not tight.differences(whole)
