@@ -117,12 +117,10 @@ def cases(
         skeleton=skeleton,
         recovers_heads=draw(st.booleans()),
     )
-    bucket_bytes = draw(st.sampled_from([None, 64])) if sharded else None
     choices = Choices(
         exempt_last=draw(st.booleans()),
         accumulation=Accumulation.SHARDED if sharded else Accumulation.LOCAL,
-        bucket_bytes=bucket_bytes,
-        backward_sends=bucket_bytes is not None and len(replicas) == 1 and draw(st.booleans()),
+        bucket_bytes=draw(st.sampled_from([None, 64])) if sharded else None,
         clip=draw(st.booleans()),
         save=draw(st.booleans()),
         tie=tied or (ends and not sharded and draw(st.booleans())),
