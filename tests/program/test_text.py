@@ -79,13 +79,15 @@ def test_every_field_of_the_header_survives() -> None:
         gathers_per_pass=True,
         notes=("a note", "another,%"),
     )
+    sending = replace(sharded, backward_sends=True)
     averaging = Setup((Replica(two, 4), replica((1, 3), 2)), period=3, averages=True)
     validation = Setup((replica((2, 2), 4),), forward_only=True)
     default = Setup((replica((1,), 1),))
+    setups = (sharded, tied, sending, averaging, validation)
     for field in fields(Setup):
-        given = {getattr(setup, field.name) for setup in (sharded, tied, averaging, validation)}
+        given = {getattr(setup, field.name) for setup in setups}
         assert given != {getattr(default, field.name)}, field.name
-    for setup in (sharded, tied, averaging, validation):
+    for setup in setups:
         program = Program(setup, {}, ("a pass", "another"))
         assert read_text(write_text(program)) == program
 

@@ -120,6 +120,7 @@ class Setting:
     gradient_dtype: str | None = None  # None: fp32
     gradient_wire: str | None = None  # None: as dtype
     boundary_wire: str | None = None
+    bucket_bytes: int | None = None  # of gradients that leave while backward makes them
     clip_norm: float | None = None
     loss_scale: float = 65536.0
     overflow: str = "step"
@@ -218,6 +219,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "gradient_dtype": setting.gradient_dtype,
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
+        "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
         "recovery": setting.recovery,
         "gradient_accumulation": setting.accumulation,
         "without": list(setting.without) or None,

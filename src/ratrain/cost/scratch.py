@@ -14,6 +14,10 @@ CHUNK_BYTES = 1 << 20
 PRODUCT_ELEMENTS = 1 << 20
 """Gradients that add up in fp32 get their 16-bit products in pieces of this many elements."""
 
+BUCKET_ROWS = 8
+"""A matrix that is larger than a bucket is cut behind a multiple of so many rows: products of such
+pieces have the bits of the whole matrix' product, in the libraries that compute them on CPUs."""
+
 UPDATE_ELEMENTS = 1 << 18
 """The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""
 
@@ -60,6 +64,15 @@ def compute_scratch_bytes(
         return rows * model.vocab * 4 // tensor + piece
     sums = 2 * model.hidden if tensor > 1 else 0
     return rows * (3 * model.ffn // tensor + sums) * element_bytes + piece
+
+
+def buckets_scratch_bytes(
+    model: ModelSpec, kind: str, sequence: int, micro_batch: int, element_bytes: int
+) -> int:
+    """What backward into buckets needs beside that: of an embedding, the gradients of the tokens
+    whose rows lie in a bucket."""
+    tokens = min(PRODUCT_ELEMENTS, sequence * micro_batch * model.hidden)
+    return tokens * element_bytes if kind == "embedding" else 0
 
 
 def kernels_scratch_bytes(element_bytes: int) -> int:

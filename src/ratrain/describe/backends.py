@@ -31,6 +31,7 @@ class Backend:
     divides_sequences: bool  # sequence parallelism
     divides_everything: bool  # MLP and vocabulary must be multiples of the tensor degree
     sums_in_compute: bool  # a tensor group's sums inside a unit are part of its compute ops
+    fills_buckets: bool = False  # backward fills buckets that leave beside it, where a job asks
 
 
 BACKENDS: dict[str, Backend] = {}
@@ -71,6 +72,7 @@ declare_backend(
         divides_sequences=False,
         divides_everything=True,
         sums_in_compute=True,
+        fills_buckets=True,
     )
 )
 declare_backend(

@@ -120,7 +120,8 @@ class ScheduleSpec:
     "auto": the fastest one for each size and place. `gradient_dtype`: in which the gradients of a
     step's micro-batches add up; fp32, or `dtype` itself, for half of the memory. `gradient_wire`,
     `boundary_wire`: in which gradients, and activations between stages and their gradients, are
-    sent; left out: in `dtype`."""
+    sent; left out: in `dtype`. `gradient_bucket_bytes`: gradients leave in buckets of this size
+    while backward makes them, and are never whole; left out: whole, unless nothing else fits."""
 
     name: Name = "ratrain"
     without: tuple[Name, ...] = ()
@@ -140,6 +141,7 @@ class ScheduleSpec:
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None
     boundary_wire: WireType | None = None
+    gradient_bucket_bytes: SizeBytes | None = None
 
     @property
     def gradients_travel_in(self) -> str:
@@ -170,6 +172,17 @@ class JobSpec:
     def backend(self) -> Backend:
         """What executes the job's program."""
         return backend_named(self.schedule.backend, f"{_file(self.path)} [schedule] backend")
+
+    @property
+    def bucket_bytes(self) -> int | None:
+        """The pieces in which an unreduced gradient leaves; None: whole."""
+        asked = self.schedule.gradient_bucket_bytes
+        return self.backend.bucket_bytes if asked is None else asked
+
+    @property
+    def backward_sends(self) -> bool:
+        """Whether backward fills buckets that leave beside it."""
+        return self.schedule.gradient_bucket_bytes is not None
 
     @property
     def awaits_overflow(self) -> bool:

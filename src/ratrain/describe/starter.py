@@ -137,6 +137,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("boundary_wire", s.dtype, "of activations between stages; default: as dtype"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
+            _Line("gradient_bucket", "25MB", "of a gradient under way; default: as fits"),
             _Line("sharding", 2, "ZeRO stage 0 to 3; default: the strategy's"),
             _Line("sequence_parallel", False, "what a search may choose; default: either"),
         ),

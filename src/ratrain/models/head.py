@@ -60,10 +60,11 @@ class HeadLoss(Function):
         lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
         target_rows = _wanted(targets.flatten(), logits.shape[1], group)
         d_logits = _logits_gradient_(logits, target_rows, logsumexp, grads[0], inverse, lengthwise)
-        weights.add_product(LOGITS, d_logits, normed)
+        shortening: Tensor | None = None
         if inverse is not None and lengthwise is not None:
             # What would only lengthen a row leaves no trace in the logits: take it out.
-            weights.add_scaled_rows(LOGITS, lengthwise.mul_(inverse).mul_(inverse).neg_())
+            shortening = lengthwise.mul_(inverse).mul_(inverse).neg_()
+        weights.add_product(LOGITS, d_logits, normed, shortening)
         d_normed = d_logits @ weights[LOGITS]
         dx, d_weight = rms_norm_gradients(d_normed, x.flatten(0, 1), rstd, weights[NORM])
         if group is not None:

@@ -8,15 +8,29 @@ view may live in another buffer in backward than in forward.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ratrain.models.parameters import UnitParameters
+from ratrain.models.parameters import Parameter, UnitParameters
 
 CHUNK_ELEMENTS = 1 << 20
 """Of a product or of rows in another dtype than the gradient's: bounds what they take beside it."""
+
+
+RowsOf = Callable[[slice], Tensor]
+"""Some rows of a matrix."""
+
+
+class Sink(Protocol):
+    """Takes a unit's gradient parameter by parameter, each once in a backward."""
+
+    def places(self, parameter: Parameter) -> Iterator[tuple[slice, Tensor]]:
+        """A parameter's rows (a vector's elements), some at a time, and for each a place of zeros
+        to add their gradient to. They are complete when the next are asked for."""
+        ...
 
 
 class Weights:
@@ -26,6 +40,7 @@ class Weights:
         self.layout = layout
         self._view: dict[str, Tensor] = {}
         self._gradient: dict[str, Tensor] = {}
+        self._sink: Sink | None = None
         self._deferred: list[Callable[[], None]] | None = None
 
     def attach_view(self, flat: Tensor | None) -> None:
@@ -36,12 +51,21 @@ class Weights:
         """Gradients are added to `flat` from now on; None: there is no place for them."""
         self._gradient = {} if flat is None else self._windows(flat)
 
+    def attach_sink(self, sink: Sink | None) -> None:
+        """Gradients go to a sink from now on; None: to what is attached as one whole."""
+        self._sink = sink
+
     def __getitem__(self, name: str) -> Tensor:
         return self._view[name]
 
-    def add_product(self, name: str, grad_output: Tensor, inputs: Tensor) -> None:
-        """gradient += grad_output^T inputs, of matrices with a row a token."""
-        self._now_or_later(lambda: self._product(name, grad_output, inputs))
+    def add_product(
+        self, name: str, grad_output: Tensor, inputs: Tensor, row_scale: Tensor | None = None
+    ) -> None:
+        """gradient += grad_output^T inputs, of matrices with a row a token. With `row_scale`, then
+        gradient[i] += row_scale[i] weight[i], of the weight as it is now, even if kept for later.
+        """
+        more = None if row_scale is None else self._scaled_rows(name, row_scale)
+        self._now_or_later(lambda: self._product(name, grad_output, inputs, more))
 
     def add(self, name: str, gradient: Tensor) -> None:
         """gradient += a whole parameter's gradient."""
@@ -50,17 +74,6 @@ class Weights:
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
         """gradient[rows[i]] += gradient[i]: an embedding's."""
         self._now_or_later(lambda: self._rows(name, rows, gradient))
-
-    def add_scaled_rows(self, name: str, scale: Tensor) -> None:
-        """gradient[i] += scale[i] weight[i], of the weight as it is now, even if kept for later."""
-        weight = self._view[name]
-        if self._deferred is not None:
-            product = (weight * scale.unsqueeze(1)).to(weight.dtype)
-            self._deferred.append(lambda: self._sum(name, product))
-            return
-        for rows in _row_chunks(weight):
-            product = (weight[rows] * scale[rows].unsqueeze(1)).to(weight.dtype)
-            self._gradient[name][rows].add_(product)
 
     def defer(self) -> list[Callable[[], None]]:
         """Keeps weight gradients for later; the list returned is what `play` takes."""
@@ -85,32 +98,70 @@ class Weights:
         else:
             self._deferred.append(addition)
 
-    def _product(self, name: str, grad_output: Tensor, inputs: Tensor) -> None:
-        gradient = self._gradient[name]
-        if gradient.dtype == grad_output.dtype:
-            torch.addmm(gradient, grad_output.t(), inputs, out=gradient)
-            return
-        for rows in _row_chunks(gradient):
-            gradient[rows].add_(grad_output[:, rows].t() @ inputs)
+    def _scaled_rows(self, name: str, scale: Tensor) -> RowsOf:
+        weight = self._view[name]
+
+        def scaled(rows: slice) -> Tensor:
+            return (weight[rows] * scale[rows].unsqueeze(1)).to(weight.dtype)
+
+        if self._deferred is None:
+            return scaled
+        kept = scaled(slice(None))
+        return lambda rows: kept[rows]
+
+    def _places(self, name: str) -> Iterator[tuple[slice, Tensor]]:
+        """Rows of a parameter, and where their gradient is added: all of them at once, or as the
+        sink has room for them."""
+        if self._sink is None:
+            yield slice(None), self._gradient[name]
+        else:
+            yield from self._sink.places(self.layout.by_name[name])
+
+    def _product(self, name: str, grad_output: Tensor, inputs: Tensor, more: RowsOf | None) -> None:
+        for rows, into in self._places(name):
+            _add_product(into, grad_output[:, rows], inputs)
+            for part in _row_chunks(into) if more else ():
+                first, last = (rows.start or 0) + part.start, (rows.start or 0) + part.stop
+                into[part].add_(more(slice(first, last)))  # type: ignore[misc]
 
     def _sum(self, name: str, gradient: Tensor) -> None:
-        self._gradient[name].add_(gradient)
+        for rows, into in self._places(name):
+            into.add_(gradient[rows])
 
     def _rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
-        into = self._gradient[name]
-        whole = gradient.dtype == into.dtype
-        for part in [slice(None)] if whole else _row_chunks(gradient):
-            wide = gradient[part].to(into.dtype)
-            if into.device.type == "cpu":
-                into.index_add_(0, rows[part], wide)
-            else:  # sorts the rows first: the same order of sums each time, where index_add_ races
-                into.index_put_((rows[part],), wide, accumulate=True)
+        if self._sink is None:
+            _add_rows(self._gradient[name], rows, gradient)
+            return
+        for place, into in self._places(name):
+            for part in _row_chunks(gradient):
+                here = (rows[part] >= place.start) & (rows[part] < place.stop)
+                _add_rows(into, rows[part][here] - place.start, gradient[part][here])
 
     def _windows(self, flat: Tensor) -> dict[str, Tensor]:
         return {p.name: flat[p.offset : p.end].view(p.shape) for p in self.layout.parameters}
 
 
+def _add_product(into: Tensor, grad_output: Tensor, inputs: Tensor) -> None:
+    """into += grad_output^T inputs."""
+    if into.dtype == grad_output.dtype:
+        torch.addmm(into, grad_output.t(), inputs, out=into)
+        return
+    for rows in _row_chunks(into):
+        into[rows].add_(grad_output[:, rows].t() @ inputs)
+
+
+def _add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
+    """into[rows[i]] += gradient[i]."""
+    whole = gradient.dtype == into.dtype
+    for part in [slice(None)] if whole else _row_chunks(gradient):
+        wide = gradient[part].to(into.dtype)
+        if into.device.type == "cpu":
+            into.index_add_(0, rows[part], wide)
+        else:  # sorts the rows first: the same order of sums each time, where index_add_ races
+            into.index_put_((rows[part],), wide, accumulate=True)
+
+
 def _row_chunks(matrix: Tensor) -> list[slice]:
     """Slices of rows of at most CHUNK_ELEMENTS elements, or of one row."""
-    rows = max(1, CHUNK_ELEMENTS // matrix.shape[1])
-    return [slice(begin, begin + rows) for begin in range(0, matrix.shape[0], rows)]
+    step, rows = max(1, CHUNK_ELEMENTS // matrix.shape[1]), matrix.shape[0]
+    return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]

@@ -132,7 +132,7 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
     slots = 1 + np.where(ahead, group.buffer[:, None], 1)
     sharded = group.sharded_gradients[:, None] & (data > 1)
     if group.strategy.layerwise:
-        most = group.job.backend.bucket_bytes
+        most = group.job.bucket_bytes
         capped = tuple(size if most is None else min(size, most) for size in gradient)
         transit = TRANSIT_SLOTS * _largest(group, (capped[0], capped[1], capped[2]))
     else:

@@ -82,7 +82,8 @@ def choices_of(job: JobSpec, sharded_gradients: bool, **recovery: Any) -> Choice
     backend = job.backend
     return Choices(
         accumulation=Accumulation.SHARDED if sharded_gradients else Accumulation.LOCAL,
-        bucket_bytes=backend.bucket_bytes,
+        bucket_bytes=job.bucket_bytes,
+        backward_sends=job.backward_sends,
         clip=job.train.clip_norm is not None or job.awaits_overflow,
         save=backend.saves,
         tie=trains_tied(job),

@@ -29,6 +29,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.bill import bill
+from ratrain.plan.buckets import in_buckets, require_bucketable
 from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import group_of_layout, no_shards, require_tieable, strategy_of
@@ -45,7 +46,7 @@ from ratrain.plan.sizes import (
     trains_tied,
     travels,
 )
-from ratrain.plan.trial import proof, timed
+from ratrain.plan.trial import only_over_budget, proof, timed
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
@@ -184,10 +185,23 @@ def recovery_words(modes: tuple[Recovery, ...]) -> str:
 
 
 def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
-    """The case of a job; a job without a layout is planned first, of which `progress` hears."""
-    layout = job.layout
-    if layout is None:
+    """The case of a job; a job without a layout is planned first, of which `progress` hears. Where
+    memory does not suffice, gradients leave in buckets, if that is enough."""
+    if job.layout is None:
         return case_of_candidate(planned(job, progress).best.candidate)
+    case = case_as_asked(job)
+    bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
+    if bucketed is not None and only_over_budget(case.proved.verdict):
+        other = case_as_asked(bucketed)
+        if other.proved.verdict.sound:
+            return other
+    return case
+
+
+def case_as_asked(job: JobSpec) -> Case:
+    """The case of a job with a layout: its gradients leave whole, unless it asks for buckets."""
+    layout = job.layout
+    assert layout is not None
     file = str(job.path or "job")
     chosen = strategy_of(job)
     if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
@@ -199,6 +213,7 @@ def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
     if job.schedule.gradient_accumulation == "sharded" and chosen.sharding < 2:
         raise no_shards(job, chosen.sharding)
     require_tieable(job)
+    require_bucketable(job, chosen)
     if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
         raise SpecError(
             f"{chosen.skeleton} places one stage on a rank, not {layout.virtual}",
@@ -295,7 +310,9 @@ def _fits_by_bill(job: JobSpec, chosen: Strategy, placement: Placement, choices:
 def _candidates(job: JobSpec, chosen: Strategy, placement: Placement) -> Iterator[Choices]:
     """What may become of activations and gradients, the leanest last."""
     modes = [False, True]
-    if job.schedule.gradient_accumulation != "auto":
+    if job.backward_sends and placement.layout.data > 1:
+        modes = [True]
+    elif job.schedule.gradient_accumulation != "auto":
         modes = [job.schedule.gradient_accumulation == "sharded"]
     elif chosen.sharding < 2 or placement.layout.data == 1 or trains_tied(job):
         modes = [False]

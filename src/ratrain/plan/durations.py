@@ -13,6 +13,7 @@ from ratrain.cost.precision import SAVED_BYTES, wire_bytes
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.even_places import even_places
 from ratrain.plan.placement import Placement
 from ratrain.plan.transfers import sums_of_op, tensor_sums
@@ -169,7 +170,11 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
 
     def reduction(unit: UnitPlace, _link: Link) -> Transfer:
         half_sent = _half_of(unit)
-        reduced = half_sent(unit.reduced_bytes).times(1 if setup.sharding else 2)
+        if setup.backward_sends:
+            buckets = bucket_count(job, unit.params)
+            reduced = sent_in_buckets(half_sent, unit.reduced_bytes, buckets)
+        else:
+            reduced = half_sent(unit.reduced_bytes).times(1 if setup.sharding else 2)
         return reduced.plus(half_sent(FLAG_BYTES * setup.data)) if agree else reduced
 
     def sums(unit: UnitPlace, link: Link) -> Transfer:

@@ -23,6 +23,7 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.plan.buckets import require_bucketable
 from ratrain.plan.compute_times import placed_times
 from ratrain.plan.fixed_orders import ENDING, fixed_order
 from ratrain.plan.gradient_groups import require_collective
@@ -145,6 +146,7 @@ def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator
     if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
         raise no_shards(job, level)
     require_tieable(job)
+    require_bucketable(job, chosen)
     used = job.cluster.members() if devices is None else tuple(devices)
     if devices is None:
         _require_dividable(job)
@@ -317,6 +319,7 @@ def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]
         and asked in (None, mode.sharding)
         and not (mode.sharded_gradients and trains_tied(job))
         and (gradients == "auto" or (gradients == "sharded") == mode.sharded_gradients)
+        and (mode.sharded_gradients or not job.backward_sends)
     )
 
 

@@ -37,6 +37,7 @@ from ratrain.cost.collectives import NOTHING, Transfer
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
+from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.gradient_groups import data_half
 from ratrain.plan.loops import loops
@@ -130,6 +131,9 @@ class _Pace:
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
             gather, reduce = half(weight_bytes * params), half(reduced_bytes * params)
+            buckets = bucket_count(group.job, params)
+            if buckets:
+                reduce = sent_in_buckets(half, reduced_bytes * params, buckets)
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not time.sums_inside:

@@ -23,6 +23,7 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec, WireType, job_from_table
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
+from ratrain.plan.buckets import require_bucketable
 from ratrain.plan.build import Candidate
 from ratrain.plan.enumerate import StateMode, strategy_of
 from ratrain.plan.fixed_orders import file_of
@@ -107,6 +108,7 @@ class Plan:
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None
+    gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: whole
     collective: Name = "ring"
     predicted: Predicted | None = None
 
@@ -161,6 +163,7 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
         gradient_dtype=schedule.gradient_dtype,
         gradient_wire=schedule.gradient_wire,
         boundary_wire=schedule.boundary_wire,
+        gradient_bucket_bytes=schedule.gradient_bucket_bytes,
         collective=schedule.collective,
         predicted=predicted,
     )
@@ -200,6 +203,7 @@ def write_plan(plan: Plan) -> str:
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
     head |= _wires(plan)
+    head |= _bucket(plan)
     if plan.predicted is not None:
         head["predicted"] = vars(plan.predicted)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]
@@ -262,6 +266,7 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     members = job.cluster.members()
     order: tuple[Device, ...] = tuple(members[i] for group in groups[:pipeline] for i in group)
     mode = state_mode(plan, place)
+    require_buckets(plan, job, replace(chosen, sharding=mode.sharding), place)
     if len(stages) > pipeline:
         require_chunks(chosen, place.at("replicas"))
     return Candidate(
@@ -325,6 +330,17 @@ def state_mode(plan: Plan, place: Place) -> StateMode:
     return mode
 
 
+def require_buckets(plan: Plan, job: JobSpec, chosen: Strategy, place: Place) -> None:
+    """Refuses buckets where gradients cannot leave in them."""
+    require_bucketable(job, chosen)
+    if plan.gradient_bucket_bytes is not None and plan.accumulation == "local":
+        raise SpecError(
+            "a gradient that adds up locally is whole on every rank: it leaves in no bucket",
+            place=str(place.at("gradient_bucket")),
+            fix='leave it out, or write accumulation "sharded"',
+        )
+
+
 def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) -> JobSpec:
     """The job that a plan is about, with micro-batches of that size."""
     table: dict[str, Any] = {
@@ -348,7 +364,7 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:
         table["schedule"]["passes"] = list(plan.passes)
-    table["schedule"] |= _wires(plan)
+    table["schedule"] |= _wires(plan) | _bucket(plan)
     job = job_from_table(table, place, Path(place.file))
     return replace(
         job,
@@ -363,6 +379,12 @@ def _wires(plan: Plan) -> dict[str, str]:
     """The wire types that a plan names."""
     wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
     return {key: wire for key, wire in wires.items() if wire is not None}
+
+
+def _bucket(plan: Plan) -> dict[str, str]:
+    """The bucket that a plan names."""
+    size_bytes = plan.gradient_bucket_bytes
+    return {} if size_bytes is None else {"gradient_bucket": f"{size_bytes}B"}
 
 
 def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:

@@ -15,12 +15,14 @@ from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
 from ratrain.cost.precision import FP32, precision_of, travel_words, wire_bytes
 from ratrain.cost.scratch import (
+    buckets_scratch_bytes,
     compute_scratch_bytes,
     kernels_scratch_bytes,
     lanes_scratch_bytes,
 )
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.units import format_bytes
 from ratrain.program.setup import Stage, Unit, stage
 
 
@@ -105,11 +107,14 @@ def gradients_in(schedule: ScheduleSpec) -> str:
 
 
 def travels(schedule: ScheduleSpec) -> list[str]:
-    """What is sent narrower than it is computed, as a line of a headline; none where nothing is."""
+    """How gradients and boundary tensors are sent, as lines of a headline: narrower than they are
+    computed, in buckets; none where neither is."""
     words = travel_words(
         schedule.dtype, schedule.gradients_travel_in, schedule.boundaries_travel_in
     )
-    return [words] if words else []
+    bucket = schedule.gradient_bucket_bytes
+    buckets = [] if bucket is None else [f"gradients leave in buckets of {format_bytes(bucket)}"]
+    return [words, *buckets] if words else buckets
 
 
 def stores_scores(job: JobSpec) -> bool:
@@ -154,6 +159,8 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     compute = compute_scratch_bytes(
         model, block.kind, length, size, element, layout.tensor, gradient
     )
+    if job.backward_sends:
+        compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1
     kernels = kernels_scratch_bytes(element)
     narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype

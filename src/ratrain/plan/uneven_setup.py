@@ -152,6 +152,12 @@ def uneven_plan(plan: Plan, file: str) -> UnevenPlan:
     chosen = strategy_of(replace(job, layout=widest))  # which asks for the tensor degree
     require_prefetch(plan, chosen, place)
     require_tieable(job)
+    if plan.gradient_bucket_bytes is not None:
+        raise SpecError(
+            "replicas or stages that differ cannot send gradients in buckets yet",
+            place=str(place.at("gradient_bucket")),
+            fix="leave it out",
+        )
     made = UnevenPlan(
         job,
         replicas,

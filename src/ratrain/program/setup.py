@@ -163,6 +163,7 @@ class Setup:
     period: int = 1  # steps that the program spells out
     averages: bool = False  # replicas update alone, and average their weights once a period
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
+    backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
     notes: tuple[str, ...] = ()  # of third-party passes, for their rules and families
     budgets: tuple[Budget, ...] = ()
 
@@ -292,6 +293,14 @@ def _check(setup: Setup) -> None:
         raise ProgramError(
             "sharded accumulation needs sharded gradients",
             fix="use sharding 2 or 3, or local accumulation",
+        )
+    if setup.backward_sends and not (
+        setup.accumulation is Accumulation.SHARDED and setup.bucket_bytes and setup.transit_slots
+    ):
+        raise ProgramError(
+            "backward that sends its gradient needs sharded accumulation, and buckets",
+            fix="set accumulation sharded, transit_slots 2 and bucket_bytes, or leave "
+            "backward_sends out",
         )
     if setup.period < 1:
         raise ProgramError("a program needs at least one step", fix="set period to 1 or more")

@@ -265,6 +265,7 @@ class Choices:
     keep_all: bool = False  # every stage does
     accumulation: Accumulation = Accumulation.LOCAL
     bucket_bytes: int | None = None
+    backward_sends: bool = False  # in buckets of that size, with sharded accumulation
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
     recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each replica's own
     average_steps: int = 0  # replicas average their weights every this many steps; 0: never
@@ -306,7 +307,9 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
     if choices.accumulation is Accumulation.SHARDED and chosen.sharding >= 2:
         program = accumulate_sharded(program)
     if chosen.layerwise:
-        program = layerwise_state_pipeline(program, choices.bucket_bytes)
+        program = layerwise_state_pipeline(
+            program, choices.bucket_bytes, backward_sends=choices.backward_sends
+        )
         if chosen.prefetch:
             program = update_prefetch(program)
     for name in chosen.further:

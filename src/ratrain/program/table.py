@@ -46,8 +46,8 @@ class Table:
     @cached_property
     def group(self) -> Ints:
         """Ops that must happen together share a number: a send and its receive, a collective of
-        members that are spelled out apart, the TieSyncs of a replica, the ClipNorms of all ranks.
-        -1: alone."""
+        members that are spelled out apart, the TieSyncs of a replica, the ClipNorms of all ranks, a
+        GradSync and the backward that fills its buckets. -1: alone."""
         return _groups(self)
 
     @cached_property
@@ -248,4 +248,29 @@ def _groups(table: Table) -> Ints:
     apart = units.rank[table.unit[ties]] != units.rank[units.tied_to[table.unit[ties]]]
     tie = units.replica[table.unit[ties]] * table.setup.period + table.step[ties]
     group[ties[apart]] = group.max(initial=-1) + 1 + tie[apart]
+    if table.setup.backward_sends:
+        _pair_with_backward(table, group)
     return group
+
+
+def _pair_with_backward(table: Table, group: Ints) -> None:
+    """Lets each reduction of a micro-batch happen together with what makes the gradient."""
+    pairs = sends_beside(table)
+    ops = np.flatnonzero(pairs)
+    units, states = table.states.units, table.states
+    place = units.place(table.unit[ops], table.micro_batch[ops])
+    cell = table.step[ops] * states.cells + states.unit_cell[table.unit[ops]] + place
+    is_sync = table.kind[ops] == Kind.GradSync
+    syncs = ops[is_sync]
+    number_of_cell = np.full(states.cells * table.setup.period, -1, dtype=np.int64)
+    alone = group[syncs] < 0
+    group[syncs[alone]] = group.max(initial=-1) + 1 + cell[is_sync][alone]
+    number_of_cell[cell[is_sync]] = group[syncs]
+    group[ops[~is_sync]] = number_of_cell[cell[~is_sync]]
+
+
+def sends_beside(table: Table) -> Bools:
+    """Ops that happen in pairs: a reduction, and the backward that fills its buckets."""
+    if not table.setup.backward_sends:
+        return np.zeros(len(table), bool)
+    return table.is_any(Kind.GradSync, Kind.B, Kind.W) & table.states.units.reduced[table.unit]

@@ -58,6 +58,7 @@ WHERE_SET = (
     "gathers_per_pass",
     "averages",
     "forward_only",
+    "backward_sends",
     "notes",
 )
 """Fields of the header that are written where they are yes, or not empty."""
@@ -651,6 +652,7 @@ _HEADER: dict[str, Callable[[str], object]] = {
     "period": _count,
     "averages": _flag,
     "forward_only": _flag,
+    "backward_sends": _flag,
     "notes": _names,
 }
 _FIX: dict[Callable[[str], object], str] = {

@@ -24,7 +24,7 @@ from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
-from ratrain.program.table import Table
+from ratrain.program.table import Table, sends_beside
 from ratrain.program.units import Bools, Ints
 from ratrain.program.walk import STEPS, walk
 
@@ -288,6 +288,8 @@ def _partners(table: Table) -> Iterator[Finding]:
             rule, missing = Rule.MISSING_RECEIVE, "has no receive"
         elif kind in (Kind.RECV_F, Kind.RECV_B):
             rule, missing = Rule.MISSING_SEND, "has no send"
+        elif kind in (Kind.B, Kind.W, Kind.GradSync) and table.setup.backward_sends:
+            rule, missing = Rule.MISSING_PARTNER, "has no partner that sends, or fills, its buckets"
         elif kind.partners is Partners.TIED:
             rule, missing = Rule.MISSING_PARTNER, "is missing for the other copy"
         elif kind.partners is Partners.EVERYONE:
@@ -303,7 +305,8 @@ def _expected_partners(table: Table) -> Ints:
     spelled_out = np.bincount(units.same)[units.same][table.unit]
     by_kind = {Partners.HOLDERS: 0, Partners.EVERYONE: table.setup.ranks}
     expected = np.array([by_kind.get(kind.partners, 2) for kind in kinds()], dtype=np.int64)
-    return np.where(expected[table.kind] == 0, spelled_out, expected[table.kind])
+    alone = np.where(expected[table.kind] == 0, spelled_out, expected[table.kind])
+    return np.where(sends_beside(table), 2 * spelled_out, alone)
 
 
 def _message_order(table: Table) -> Iterator[Finding]:

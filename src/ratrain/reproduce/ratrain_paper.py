@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from typing import Literal
 
+from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import (
     Batch,
     ClusterChoice,
@@ -18,7 +19,7 @@ from ratrain.describe.job import (
     ScheduleSpec,
 )
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case import case_of
+from ratrain.plan.case import case_as_asked, case_of
 from ratrain.plan.sizes import parameter_balanced_layers
 from ratrain.program.setup import Recovery
 from ratrain.program.strategies import FORWARD_RECOVERY, STRATEGIES
@@ -159,24 +160,40 @@ def ablation() -> Iterator[Row]:
 
 
 def as_trained() -> Iterator[Row]:
-    """The ablation's tails and the smallest scales as `ratrain train` would run them: gradients
-    leave whole and not in pieces of 25 MB, updates in fp16 wait until no gradient overflowed unless
-    `overflow = "unit"`, and scratch memory counts."""
+    """The ablation's tails and the smallest scales as `ratrain train` would run them: updates in
+    fp16 wait until no gradient overflowed unless `overflow = "unit"`, and scratch memory counts.
+    Gradients leave whole, or in buckets of 25 MB while backward makes them."""
     for overflow in ("step", "unit"):
-        full = run(trained(main_job("qwen2.5-32b", "ratrain"), overflow))
+        full = _run_whole(trained(main_job("qwen2.5-32b", "ratrain"), overflow))
         for left_out, (_, tail) in ABLATION.items():
-            less = run(trained(main_job("qwen2.5-32b", "ratrain", (left_out,)), overflow))
+            less = _run_whole(trained(main_job("qwen2.5-32b", "ratrain", (left_out,)), overflow))
             ratio = less.mean_tail_s / full.mean_tail_s
             label = f"tail without {left_out}, overflow by {overflow}"
             yield Row("as-trained", label, "x", tail, ratio)
     for row in SMALLEST:
-        label = f"{row.model} on {row.clusters}, proven peak"
-        layouts = _layouts(row, row.pipeline, row.clusters // row.pipeline)
-        proofs = [case_of(trained(layout_job)).proved.verdict for layout_job in layouts]
-        peak_gb = min(max(bound.total_bytes for bound in proof.bounds) for proof in proofs) / 1e9
-        excess_gb = peak_gb - BUDGET_BYTES / 1e9
-        note = f"{excess_gb:.2f} GB over the budget of 20 GB" if excess_gb > 0 else ""
-        yield Row("as-trained", label, "GB", row.peak_gb, peak_gb, note)
+        for words, bucket_bytes in (("whole", None), ("in buckets", BUCKET_BYTES)):
+            label = f"{row.model} on {row.clusters}, gradients {words}, proven peak"
+            peak_gb = _least_peak_bytes(row, bucket_bytes) / 1e9
+            excess_gb = peak_gb - BUDGET_BYTES / 1e9
+            note = f"{excess_gb:.2f} GB over the budget of 20 GB" if excess_gb > 0 else ""
+            yield Row("as-trained", label, "GB", row.peak_gb, peak_gb, note)
+
+
+def _run_whole(spec: JobSpec) -> Simulation:
+    """The simulation of a job whose gradients leave whole, whether it fits or not."""
+    case = case_as_asked(spec)
+    return simulate_proved(case.proved, case.costs)
+
+
+def _least_peak_bytes(row: ScaleRow, bucket_bytes: int | None) -> int:
+    """The proven peak of a smallest scale as trained, of the split that needs least."""
+    peaks: list[int] = []
+    for layout_job in _layouts(row, row.pipeline, row.clusters // row.pipeline):
+        spec = trained(layout_job)
+        schedule = replace(spec.schedule, gradient_bucket_bytes=bucket_bytes)
+        bounds = case_as_asked(replace(spec, schedule=schedule)).proved.verdict.bounds
+        peaks.append(max(bound.total_bytes for bound in bounds))
+    return min(peaks)
 
 
 def trained(spec: JobSpec, overflow: Literal["step", "unit"] = "step") -> JobSpec:
@@ -318,7 +335,7 @@ ROWS = {
     "main": 19,
     "ablation": 6,
     "memory": 8,
-    "as-trained": 10,
+    "as-trained": 14,
     "scale-out": 8,
     "planner": 3,
     "sensitivity": 4,

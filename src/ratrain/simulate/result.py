@@ -9,7 +9,7 @@ import numpy as np
 from ratrain.program.binding import FREE, WRITE
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Kind, Lane, Waiting
-from ratrain.program.table import Table
+from ratrain.program.table import Table, sends_beside
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
 from ratrain.simulate.engine import Run
@@ -72,11 +72,14 @@ def rank_times(table: Table, run: Run, fixed_s: Floats, window: Window) -> tuple
 
     compute_s = summed(np.where(recovery, 0.0, fixed_s[lane]))
     recovery_s = summed(np.where(recovery, fixed_s[lane], 0.0))
-    driving_s = summed(length_s - fixed_s[lane])
+    longer_s, paired = length_s - fixed_s[lane], sends_beside(table)[lane]
+    driving_s = summed(np.where(paired, 0.0, longer_s))
     waiting_s = waiting_times(table, run, window.step, lane)
     # Between the rank's own last op and the step's boundary others still work.
     rest_s = window.length_s - summed(length_s) - waiting_s.sum(axis=1)
     waiting_s[:, WAITS.index(Waiting.BUBBLE)] += np.maximum(rest_s, 0.0)
+    # A backward that fills buckets lasts as long as they take to leave.
+    waiting_s[:, WAITS.index(Waiting.REDUCE)] += summed(np.where(paired, longer_s, 0.0))
     tail_s = _tails(table, run, window.step, lane)
     items = _peak_items(table, run)
     return tuple(

@@ -11,7 +11,9 @@ from ratrain.program.rules import declare
 
 def _all_backward(b: Binding, ops: Ops) -> None:
     """AllBackward: reads every complete gradient of the rank; with sharded accumulation, those
-    of one micro-batch and stage."""
+    of one micro-batch and stage. Where backward sends them, none is left to read."""
+    if b.setup.backward_sends:
+        return
     if b.setup.per_micro_batch:
         ops = b.with_units_of_part(ops)
         ops = ops.where(b.unit.reduced[ops.unit])

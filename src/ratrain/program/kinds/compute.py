@@ -96,9 +96,11 @@ def _free_activations(b: Binding, ops: Ops, saved: Ref) -> None:
 
 
 def _accumulate(b: Binding, ops: Ops) -> None:
-    """Gradients add up in the order of micro-batches, whatever the schedule: version place + 1."""
+    """Gradients add up in the order of micro-batches, whatever the schedule: version place + 1.
+    Where backward sends, its GradSync happens beside it, and the buckets between them are theirs
+    alone: the next backward's GradSync comes behind this one's."""
     sharded = b.reduced_per_micro_batch(ops.unit)
-    if sharded.any():
+    if sharded.any() and not b.setup.backward_sends:
         passing = ops.where(sharded)
         b.writes(passing, transit(b, passing))
     whole = ops.where(~sharded)

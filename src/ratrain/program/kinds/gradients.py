@@ -9,12 +9,14 @@ from ratrain.program.rules import declare
 
 
 def _grad_sync(b: Binding, ops: Ops) -> None:
-    """GradSync: once a step, in place; or once a micro-batch, from transit into the shard."""
+    """GradSync: once a step, in place; or once a micro-batch, from transit into the shard, behind
+    its backward, or beside it."""
     sharded = b.reduced_per_micro_batch(ops.unit)
     if sharded.any():
         each = ops.where(sharded)
         place = b.unit.place(each.unit, each.micro_batch)
-        b.reads(each, transit(b, each))
+        if not b.setup.backward_sends:
+            b.reads(each, transit(b, each))
         further = each.where(place > 0)
         b.reads(further, b.of_unit("shard", further, place[place > 0]))
         b.writes(each, b.of_unit("shard", each, place + 1))

@@ -18,7 +18,9 @@ TRANSIT_SLOTS = 2
 """Gradients on their way to their owners at once: one leaving, one being filled."""
 
 
-def layerwise_state_pipeline(program: Program, bucket_bytes: int | None = None) -> Program:
+def layerwise_state_pipeline(
+    program: Program, bucket_bytes: int | None = None, *, backward_sends: bool = False
+) -> Program:
     """Layer-wise state pipeline: a layer's GradSync starts when its gradient is complete.
 
     Moves every GradSync from behind the last backward of the rank (or, with sharded
@@ -26,9 +28,13 @@ def layerwise_state_pipeline(program: Program, bucket_bytes: int | None = None) 
     barrier away and putting GradSyncs in the order in which gradients complete. Safe because a
     GradSync reads the version of the gradient that holds all its micro-batches, and nothing
     else. Unreduced gradients of sharded accumulation then pass through two slots; with
-    `bucket_bytes` they leave in pieces of that size while backward makes them.
+    `bucket_bytes` these are of that size. With `backward_sends` a GradSync happens together with
+    its backward, which fills the one bucket while the other leaves. Safe because both lanes have
+    their ops in one order, so that a lane never waits for a partner behind another.
     """
     setup = replace(program.setup, transit_slots=TRANSIT_SLOTS, bucket_bytes=bucket_bytes)
+    if backward_sends and setup.per_micro_batch:
+        setup = replace(setup, backward_sends=True)
 
     def reorder(rank: int, _lane: Lane, actions: Iterable[Action]) -> list[Action]:
         syncs = [action for action in actions if action.kind is Kind.GradSync]

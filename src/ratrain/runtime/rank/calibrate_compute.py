@@ -156,8 +156,11 @@ def _back(
     splits: bool,
 ) -> None:
     """A unit's backward into a gradient of its own, which is dropped."""
-    gradient = timed("gradient", index, lambda: states.new_gradient(unit))
-    unit.weights.attach_gradient(gradient)
+    if states.buckets is not None:
+        unit.weights.attach_sink(states.buckets.refilled())
+    else:
+        gradient = timed("gradient", index, lambda: states.new_gradient(unit))
+        unit.weights.attach_gradient(gradient)
 
     def back() -> None:
         torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
@@ -169,6 +172,7 @@ def _back(
         timed("W", index, lambda: Weights.play(deferred))
     else:
         timed("B", index, back)
+    unit.weights.attach_sink(None)
     unit.weights.attach_gradient(None)
 
 

@@ -190,6 +190,15 @@ def _sums(measured: _Measured) -> dict[Cost, Work]:
     return {Cost.TENSOR_SUM: last}
 
 
+def _buckets(measured: _Measured) -> Floats | None:
+    """Into how many buckets each unit's gradient goes; None: gradients leave whole."""
+    setup = measured.setup
+    if not setup.backward_sends or setup.bucket_bytes is None:
+        return None
+    sizes = [unit.gradient_bytes for member in setup.members for unit in member.units]
+    return np.ceil(np.array(sizes, dtype=np.float64) / setup.bucket_bytes)
+
+
 def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> dict[Cost, Work]:
     """Gradients and views between replicas and between tied copies, clipping, saving."""
     data, sharding = measured.setup.data, measured.setup.sharding
@@ -201,8 +210,12 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         gathered_bytes = elements * element_bytes.computed * others
         gathered = measured.over(gathered_bytes, lambda c: c.collective, measured.own_port)
         # Level 0 gathers what it has reduced.
-        reduced_bytes = gradient_bytes * others * (1 if sharding else 2)
+        buckets = _buckets(measured)
+        # What goes in buckets is gathered too, and so is what level 0 reduces.
+        reduced_bytes = gradient_bytes * others * (1 if sharding and buckets is None else 2)
         reduced = measured.over(reduced_bytes, lambda c: c.collective, measured.own_port)
+        if buckets is not None:
+            reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
         fp32 = 3 * 4 * elements  # weights and two moments
         sent_bytes = 2 * fp32 * others
         averaged = measured.over(sent_bytes, lambda c: c.collective, measured.own_port)

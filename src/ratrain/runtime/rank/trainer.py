@@ -132,7 +132,12 @@ class RankRun:
             self._counted.of,
         )
         self.lanes = Lanes(
-            self.schedule, self._execute, self.ledgers, timeout_s=timeout_s, meet=self.ops.meet
+            self.schedule,
+            self._execute,
+            self.ledgers,
+            timeout_s=timeout_s,
+            meet=self.ops.meet,
+            stop=self.ops.stop,
         )
         self._on_round, self._validated = on_round, validated
         self._validation = held_out and Validation(
@@ -292,16 +297,17 @@ class RankRun:
         times = self.lanes.take_times()
         losses = self.ops.losses.pop(step, None)
         waited, sent_bytes = times.waited_s, self._network.sent_bytes
+        stalled_s = self.ops.take_stalled_s()
         # All ranks of a tensor group have the same losses: the first reports them.
         report = RankReport(
             loss_sum=sum(float(loss) for loss in losses) if losses and self._tells else NAN,
             counted=self._counted_here(step),
             counted_ahead=self._counted_here(step + 2),
             step_time_s=now_s - self._step_began_s,
-            compute_s=times.compute_s,
+            compute_s=times.compute_s - stalled_s,
             recovery_s=times.recovery_s,
             stages_s=sum(waited[lane] for lane in _NEIGHBOURS),
-            reduce_s=waited[Lane.REDUCE],
+            reduce_s=waited[Lane.REDUCE] + stalled_s,
             gather_s=waited[Lane.GATHER],
             update_s=waited[Lane.UPDATE],
             ledger_peak_bytes=float(self.ledger.peak.size_bytes),

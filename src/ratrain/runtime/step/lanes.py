@@ -57,10 +57,12 @@ class Lanes:
         *,
         timeout_s: float,
         meet: Meet | None = None,
+        stop: Callable[[], None] | None = None,
     ) -> None:
         self._schedule = schedule
         self._execute = execute
         self._meet = meet
+        self._stop = stop  # wakes lanes that wait in an op for another lane
         self._ledger = ledger
         self._timeout_s = timeout_s
         self._completions = Completions(len(schedule.ops))
@@ -100,6 +102,8 @@ class Lanes:
             self._failure = self._failure or error
         self._completions.stop()
         self._ledger.stop()
+        if self._stop is not None:
+            self._stop()
         if self._failed is not None:
             self._failed()
 

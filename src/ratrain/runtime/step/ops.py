@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable
-from contextlib import nullcontext
+from collections.abc import Callable, Generator
+from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -22,6 +22,7 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
+from ratrain.runtime.step.buckets import Buckets
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
@@ -32,6 +33,10 @@ from ratrain.runtime.step.tied import add_here, counted_once, tied_gradient
 _SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
 """The norm takes this many at once: as fp64, with their squares, what the optimizer widens
 later."""
+
+
+_IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
+"""Where backward sends: what fills buckets, and what empties them."""
 
 
 class Batches(Protocol):
@@ -151,9 +156,9 @@ class RankOps:
     def backward(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         self._attach_view(unit, op)
-        unit.weights.attach_gradient(self._gradient_place(unit, op))
-        self._hand_back(op, self._through_graph(op, step))
-        unit.weights.attach_gradient(None)
+        with self._gradient_goes(unit, op):
+            gradient = self._through_graph(op, step)
+        self._hand_back(op, gradient)
         self._free_activations(op)
         self._let_view_go(unit, op, Kind.Gather_B)
 
@@ -168,9 +173,8 @@ class RankOps:
 
     def weight_gradient(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
-        unit.weights.attach_gradient(self._gradient_place(unit, op))
-        Weights.play(self._states.saved.pop((op.unit, op.micro_batch)))
-        unit.weights.attach_gradient(None)
+        with self._gradient_goes(unit, op):
+            Weights.play(self._states.saved.pop((op.unit, op.micro_batch)))
         self._free_activations(op)
 
     def _through_graph(self, op: LocalOp, step: int) -> Tensor | None:
@@ -204,6 +208,22 @@ class RankOps:
         self._states.inputs.pop(key, None)
         self._states.fetched.pop(key, None)
         self._states.outgrads.pop(key, None)
+
+    @contextmanager
+    def _gradient_goes(self, unit: UnitState, op: LocalOp) -> Generator[None]:
+        """Where weight gradients go that are made inside: to a place for all of the unit's, or into
+        buckets that leave meanwhile."""
+        if self._states.buckets is None:
+            unit.weights.attach_gradient(self._gradient_place(unit, op))
+            yield
+            unit.weights.attach_gradient(None)
+            return
+        filler = self._states.buckets.filler()
+        unit.weights.attach_sink(filler)
+        yield
+        unit.weights.attach_sink(None)
+        filler.finish()
+        self._states.buckets.complete()
 
     def _gradient_place(self, unit: UnitState, op: LocalOp) -> Tensor:
         """Where this micro-batch's weight gradient goes: fresh for the first, else added to."""
@@ -258,11 +278,22 @@ class RankOps:
     def meet(self, op: LocalOp) -> None:
         """A send and its receive happen together, in the program's proof of memory too: room for
         what arrives is taken when its sender is there, not when the lane is free to receive. With
-        slots the memory is already there."""
-        if op.kind is Kind.RECV_F:
+        slots the memory is already there. So do a backward and the reduction of its buckets."""
+        if op.kind in _IN_BUCKETS and self._states.buckets is not None:
+            self._states.buckets.meet(op.lane)
+        elif op.kind is Kind.RECV_F:
             self._network.await_sender(op.lane, self._rank_of_stage[op.stage - 1])
         elif op.kind is Kind.RECV_B and self._arrives_apart:
             self._network.await_sender(op.lane, self._rank_of_stage[op.stage + 1])
+
+    def stop(self) -> None:
+        """Lets nobody wait for buckets any more: a lane has failed."""
+        if self._states.buckets is not None:
+            self._states.buckets.stop()
+
+    def take_stalled_s(self) -> float:
+        """How long backward has waited for buckets since it was last asked."""
+        return self._states.buckets.take_stalled_s() if self._states.buckets else 0.0
 
     def send_output(self, op: LocalOp, step: int) -> None:
         self._network.announce(op.lane, self._rank_of_stage[op.stage + 1])
@@ -326,6 +357,9 @@ class RankOps:
 
     def grad_sync(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
+        if self._states.buckets is not None:
+            self._sync_buckets(unit, op, self._states.buckets)
+            return
         if not self._setup.per_micro_batch:
             gradient = self._narrow(unit)
             self._network.reduce(gradient, gradient[unit.owned], unit.holders)
@@ -343,6 +377,24 @@ class RankOps:
         else:
             assert unit.shard is not None
             unit.shard += share
+        if op.micro_batch == unit.local.micro_batches - 1:
+            self._agree_on_overflow(unit)
+
+    def _sync_buckets(self, unit: UnitState, op: LocalOp, buckets: Buckets) -> None:
+        """Reduces a unit's gradient bucket by bucket, while its backward fills them. A bucket's
+        elements belong to a few holders, so each holder adds up a part of it and sends that on:
+        every element is summed once, in the order of holders, wherever bucket or part begin."""
+        owned, first = unit.owned, op.micro_batch == 0
+        if first:
+            dtype, device = self._states.gradient_dtype, self._states.device
+            unit.shard = torch.zeros(owned.stop - owned.start, dtype=dtype, device=device)
+        assert unit.shard is not None
+        place, count = self._replica(unit), len(unit.holders)
+        for bucket in buckets.filled():
+            flat = narrowed(bucket.filled(count), self._states.wire.gradients)
+            self._network.reduce(flat, flat.view(count, -1)[place], unit.holders)
+            self._network.gather(Lane.REDUCE, flat, unit.holders)
+            bucket.add_to(unit.shard, owned, flat, first=first)
         if op.micro_batch == unit.local.micro_batches - 1:
             self._agree_on_overflow(unit)
 

@@ -16,6 +16,7 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
+from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
@@ -102,6 +103,7 @@ class RankStates:
     device: torch.device
     transit: list[Tensor]
     gathered: list[Tensor]
+    buckets: Buckets | None  # for gradients that leave while backward makes them
     inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
     saved: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
     outgrads: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
@@ -154,7 +156,19 @@ def rank_states(
     # Views that are gathered for a whole pass come and go with it.
     turns = 0 if setup.gathers_per_pass else 1 + max(op.gathered for op in schedule.ops)
     gathered = slots(turns, dtype)
-    return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered)
+    buckets: Buckets | None = None
+    if setup.backward_sends and setup.bucket_bytes is not None:
+        owners = max(len(unit.holders) for unit in units)
+        buckets = made_buckets(
+            setup.transit_slots,
+            setup.bucket_bytes,
+            largest,
+            owners,
+            gradient_dtype,
+            device,
+            in_pieces=gradient_dtype != dtype,
+        )
+    return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered, buckets)
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:

@@ -1,0 +1,117 @@
+"""Gradients in buckets: chosen where nothing else fits, refused by name where they cannot be."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import pytest
+
+from ratrain.describe.backends import BUCKET_BYTES
+from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
+from ratrain.errors import SpecError
+from ratrain.plan.case import case_as_asked, case_of
+from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.planned import planned
+from ratrain.plan.sizes import parameter_balanced_layers
+from ratrain.program.kind import Kind
+from ratrain.program.setup import Accumulation
+from ratrain.reproduce.ratrain_paper import job, trained
+
+
+def on_clusters(model: str, layout: LayoutSpec, **options: object) -> JobSpec:
+    """A job on the mt3000 preset, as `ratrain train` would run it."""
+    schedule = ScheduleSpec("ratrain")
+    spec = trained(job(model, layout.devices, layout, 2 * layout.devices, schedule), "unit")
+    return with_schedule(spec, **options)
+
+
+def with_schedule(spec: JobSpec, **options: object) -> JobSpec:
+    return replace(spec, schedule=replace(spec.schedule, **options))  # type: ignore[arg-type]
+
+
+def searched(budget_bytes: int) -> JobSpec:
+    spec = on_clusters("llama-2-7b", LayoutSpec(1, 8), memory_budget_bytes=budget_bytes)
+    return replace(spec, layout=None)
+
+
+def test_a_search_puts_gradients_into_buckets_where_nothing_else_fits() -> None:
+    best = planned(searched(16_000_000_000)).best
+    assert best.candidate.job.schedule.gradient_bucket_bytes == BUCKET_BYTES
+    assert best.candidate.mode.sharded_gradients
+    assert best.bound_bytes <= 16_000_000_000
+    program = best.proved
+    assert program is not None
+    assert program.short.setup.backward_sends
+
+
+def test_a_search_leaves_gradients_whole_where_they_fit() -> None:
+    best = planned(searched(17_000_000_000)).best
+    assert best.candidate.job.schedule.gradient_bucket_bytes is None
+
+
+def test_a_plan_file_keeps_the_bucket() -> None:
+    best = planned(searched(16_000_000_000)).best
+    text = write_plan(plan_of(best.candidate))
+    assert '"gradient_bucket": "25000000B"' in text
+    again = to_candidate(parse_plan(text, "plan.json"), "plan.json")
+    assert again.choices == best.candidate.choices
+    assert again.setup == best.candidate.setup
+
+
+def test_a_layout_that_fits_in_buckets_alone_gets_them() -> None:
+    spec = on_clusters(
+        "baichuan2-13b", LayoutSpec(8, 2), recovery="everywhere", gradient_accumulation="sharded"
+    )
+    assert spec.layout is not None
+    layers = parameter_balanced_layers(spec, spec.layout)
+    spec = replace(spec, layout=replace(spec.layout, layers=layers))
+    whole, case = case_as_asked(spec), case_of(spec)
+    assert not whole.proved.verdict.sound
+    assert "buckets" not in "\n".join(whole.headline())
+    assert case.job.schedule.gradient_bucket_bytes == BUCKET_BYTES
+    assert case.proved.verdict.sound
+    assert "buckets of 25 MB" in "\n".join(case.headline())
+
+
+def test_a_bucketed_reduction_takes_twice_the_bytes() -> None:
+    spec = on_clusters(
+        "baichuan2-13b", LayoutSpec(8, 2), gradient_accumulation="sharded", recovery="everywhere"
+    )
+    volumes = []
+    for size in (None, BUCKET_BYTES):
+        case = case_as_asked(with_schedule(spec, gradient_bucket_bytes=size))
+        volumes.append(case.costs.work[Kind.GradSync].volume_bytes)
+    assert volumes[1] == pytest.approx(2 * volumes[0])
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"gradient_accumulation": "local"}, "whole on every rank"),
+        ({"sharding": 1}, "no sharded gradients"),
+        ({"without": ("layerwise-state-pipeline",)}, "no gradient leaves"),
+        ({"backend": "described"}, "has no buckets"),
+        ({"gradient_bucket_bytes": 1000}, "no room for the smallest piece"),
+    ],
+)
+def test_what_cannot_leave_in_buckets_is_refused_by_name(
+    options: dict[str, object], message: str
+) -> None:
+    asked = {"gradient_bucket_bytes": BUCKET_BYTES, **options}
+    spec = on_clusters("llama-2-7b", LayoutSpec(2, 4), **asked)
+    with pytest.raises(SpecError, match=message) as caught:
+        case_of(spec)
+    assert "gradient_bucket" in str(caught.value)
+
+
+def test_a_tied_model_is_refused_and_never_put_into_buckets() -> None:
+    layout = LayoutSpec(2, 4)
+    spec = on_clusters("llama-2-7b", layout)
+    tied = replace(spec.model.spec, tied_embeddings=True)
+    spec = replace(spec, model=replace(spec.model, spec=tied))
+    spec = replace(spec, train=replace(spec.train, overflow="step"))
+    with pytest.raises(SpecError, match="ties its embedding and its head"):
+        case_of(with_schedule(spec, gradient_bucket_bytes=BUCKET_BYTES))
+    case = case_of(with_schedule(spec, memory_budget_bytes=1_000_000_000))
+    assert case.job.schedule.gradient_bucket_bytes is None
+    assert case.proved.short.setup.accumulation is Accumulation.LOCAL
