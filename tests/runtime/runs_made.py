@@ -114,6 +114,7 @@ class Setting:
     passes: tuple[str, ...] | None = None
     average_every: int | None = None
     sharding: int | None = None
+    collective: str | None = None
     recovery: str = "auto"
     accumulation: str = "local"
     dtype: str = "fp32"
@@ -208,7 +209,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
             link=setting.link,
             latency=setting.latency,
             per_host=per_host,
-            hosts=8 // per_host,
+            hosts=-(-8 // per_host),
         )
     )
     schedule = {
@@ -224,6 +225,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "passes": None if setting.passes is None else list(setting.passes),
         "average_every": setting.average_every,
         "sharding": setting.sharding,
+        "collective": setting.collective,
         "recovery_buffer": setting.recovery_buffer,
         "recover_heads": setting.recover_heads,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,

@@ -38,7 +38,7 @@ from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.enumerate import Group, kinds_of_block
-from ratrain.plan.gradient_groups import data_half
+from ratrain.plan.gradient_groups import data_half, widened
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
 from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes
@@ -126,10 +126,12 @@ class _Pace:
         dtype = schedule.dtype
         weight_bytes = precision_of(dtype).weight_bytes
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
+        wider = widened(group.job)
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
-            gather, reduce = half(weight_bytes * params), half(reduced_bytes * params)
+            gather = half(weight_bytes * params)
+            reduce = half(reduced_bytes * params, wider)
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not time.sums_inside:
@@ -387,7 +389,7 @@ class _Pace:
         return np.maximum(_summed(self, shared), _summed(self, alone))
 
 
-def _nothing_sent(_size_bytes: float) -> Transfer:
+def _nothing_sent(_size_bytes: float, _widened: float = 1.0, /) -> Transfer:
     return NOTHING
 
 

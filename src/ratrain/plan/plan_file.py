@@ -107,7 +107,7 @@ class Plan:
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None
-    collective: Name = "ring"
+    collective: Name | None = None
     predicted: Predicted | None = None
 
 
@@ -195,7 +195,7 @@ def write_plan(plan: Plan) -> str:
         head["overflow"] = plan.overflow
     if plan.recover_heads is not None:
         head["recover_heads"] = plan.recover_heads
-    if plan.collective != "ring":
+    if plan.collective is not None:
         head["collective"] = plan.collective
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
@@ -335,7 +335,6 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
             "recovery_buffer": plan.recovery_buffer,
             "dtype": plan.dtype,
             "gradient_dtype": plan.gradient_dtype,
-            "collective": plan.collective,
         },
     }
     if layout is not None:
@@ -344,6 +343,8 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:
         table["schedule"]["passes"] = list(plan.passes)
+    if plan.collective is not None:
+        table["schedule"]["collective"] = plan.collective
     table["schedule"] |= _wires(plan)
     job = job_from_table(table, place, Path(place.file))
     return replace(
