@@ -99,13 +99,14 @@ def test_a_hierarchy_trains_what_a_direct_exchange_trains(
 def test_what_auto_takes_for_each_unit_is_what_runs(crew: Crew, tmp_path: Path) -> None:
     setting = replace(PAIRS, collective="auto", link="1Mbit/s", latency="1us")
     spec = prepared(tmp_path / "prepared", setting).spec
-    assert set(spec.reduces_by.values()) == {"hierarchical"}
     assert set(spec.gathers_by) == set(spec.reduces_by) != set()
-    named = replace(setting, collective="hierarchical")
-    auto, hierarchical = (
+    (name,) = {*spec.gathers_by.values(), *spec.reduces_by.values()}
+    assert name != "direct", "the line between hosts is slow, and shared"
+    named = replace(setting, collective=name)
+    auto, by_name = (
         train(crew, each, tmp_path / str(each.collective)) for each in (setting, named)
     )
-    assert not auto.differences(hierarchical)
+    assert not auto.differences(by_name)
 
 
 def test_a_host_that_is_alone_changes_no_bit(crew: Crew, tmp_path: Path, direct: Result) -> None:

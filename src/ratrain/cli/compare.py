@@ -44,12 +44,13 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     if as_json:
         print_json("compare", pair_json(pair))
     else:
-        click.echo("\n".join(_lines(pair)))
+        click.echo("\n".join(lines_of(pair)))
     if not pair.agrees:
         raise SystemExit(1)
 
 
-def _lines(pair: RunPair) -> Iterator[str]:
+def lines_of(pair: RunPair) -> Iterator[str]:
+    """What is said of two runs."""
     from ratrain.describe.units import counted, format_time
 
     first, second = pair.precision

@@ -15,12 +15,12 @@ from collections import defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
-from typing import Any
+from typing import TypeAlias
 
 from ratrain.cost.algorithms import ALGORITHMS, Algorithm, Hosts, Message
 from ratrain.errors import SpecError
 
-Order = Any
+Order: TypeAlias = "int | tuple[Order, ...]"
 """How a part is summed: a place's number, or a tuple of orders, added from left to right."""
 
 _MOST_COMPARED = 64
@@ -94,9 +94,8 @@ def _exchange(name: str, algorithm: Algorithm, hosts: Hosts) -> Exchange:
             held[target][part] = tuple(in_order) if len(in_order) > 1 else in_order[0]
         for place in range(n):
             turns[place].append(Turn(tuple(leaving[place]), tuple(arriving[place])))
-    orders = tuple(held[part].get(part) for part in range(n))
-    _require_whole(name, orders)
-    return Exchange(tuple(map(tuple, turns)), orders)
+    orders = [held[part].get(part) for part in range(n)]
+    return Exchange(tuple(map(tuple, turns)), _whole(name, orders))
 
 
 def order_words(names: Iterable[tuple[str, Hosts]]) -> str:
@@ -121,17 +120,17 @@ def _words(name: str, hosts: Hosts) -> str:
 
 def _canonical(order: Order) -> Order:
     """The same for all orders that give the same bits."""
-    if not isinstance(order, tuple):
-        return order
-    terms: list[Order] = [_canonical(term) for term in order]  # pyright: ignore[reportUnknownVariableType]
-    return reduce(lambda left, right: tuple(sorted((left, right), key=repr)), terms)
+    return order if isinstance(order, int) else reduce(_added, map(_canonical, order))
+
+
+def _added(left: Order, right: Order) -> Order:
+    return (left, right) if repr(left) <= repr(right) else (right, left)
 
 
 def _formula(order: Order) -> str:
-    if not isinstance(order, tuple):
+    if isinstance(order, int):
         return str(order)
-    terms: Sequence[Order] = order  # pyright: ignore[reportUnknownVariableType]
-    return "+".join(f"({_formula(t)})" if isinstance(t, tuple) else str(t) for t in terms)
+    return "+".join(str(t) if isinstance(t, int) else f"({_formula(t)})" for t in order)
 
 
 def _require_held(name: str, message: Message, held: Sequence[dict[int, Order]]) -> None:
@@ -145,12 +144,16 @@ def _require_held(name: str, message: Message, held: Sequence[dict[int, Order]])
         raise _refused(name, f"has place {source} send {what}")
 
 
-def _require_whole(name: str, orders: Sequence[Order]) -> None:
-    every = list(range(len(orders)))
+def _whole(name: str, orders: Sequence[Order | None]) -> tuple[Order, ...]:
+    """The orders, where each part is summed over every place once."""
+    every, whole = list(range(len(orders))), list[Order]()
     for part, order in enumerate(orders):
-        if sorted(_places(order)) != every:
+        if order is not None and sorted(_places(order)) == every:
+            whole.append(order)
+        else:
             there = ", ".join(map(str, sorted(_places(order)))) or "none"
             raise _refused(name, f"ends with part {part} summed over places {there}")
+    return tuple(whole)
 
 
 def _refused(name: str, what: str) -> SpecError:
@@ -161,13 +164,10 @@ def _refused(name: str, what: str) -> SpecError:
     )
 
 
-def _places(order: Order) -> list[int]:
+def _places(order: Order | None) -> list[int]:
     if order is None:
         return []
-    if not isinstance(order, tuple):
-        return [order]
-    terms: Sequence[Order] = order  # pyright: ignore[reportUnknownVariableType]
-    return [place for term in terms for place in _places(term)]
+    return [order] if isinstance(order, int) else [p for term in order for p in _places(term)]
 
 
 def _held(turns: Sequence[Turn]) -> int:
