@@ -307,6 +307,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_dtype": setting.gradient_dtype or "fp32",
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
+        "collective": setting.collective,
         "schedule": setting.name,
         "skeleton": setting.skeleton or chosen.skeleton,
         "without": list(setting.without),

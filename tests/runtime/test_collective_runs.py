@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 from crew import Crew
-from runs_made import Setting, write_job
+from runs_made import Setting, Unlike, write_job, write_plan
 from training import Result, train
 
 from ratrain.cost.algorithms import ALGORITHMS
+from ratrain.errors import SpecError
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run
 
 PAIRS = Setting(data=4, devices_per_host=2)
@@ -107,6 +108,25 @@ def test_what_auto_takes_for_each_unit_is_what_runs(crew: Crew, tmp_path: Path) 
         train(crew, each, tmp_path / str(each.collective)) for each in (setting, named)
     )
     assert not auto.differences(by_name)
+
+
+def test_replicas_that_differ_reduce_in_a_hierarchy_too(crew: Crew, tmp_path: Path) -> None:
+    unlike = (Unlike((2, 2), 4), Unlike((4,), 2, count=2))
+    setting = Setting(unlike=unlike, devices_per_host=2)
+    direct, hierarchical = (
+        train(crew, replace(setting, collective=name), tmp_path / name)
+        for name in ("direct", "hierarchical")
+    )
+    assert hierarchical.loss_values == pytest.approx(direct.loss_values, rel=1e-5)
+
+
+def test_a_plan_of_another_collective_than_the_jobs_is_refused(tmp_path: Path) -> None:
+    unlike = (Unlike((2, 2), 4), Unlike((4,), 2, count=2))
+    setting = Setting(unlike=unlike, devices_per_host=2, files=("none.txt",))
+    plan = write_plan(tmp_path, setting)
+    job = write_job(tmp_path, replace(setting, collective="ring"))
+    with pytest.raises(SpecError, match="the plan has collective = 'direct', the job has 'ring'"):
+        prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
 
 
 def test_a_host_that_is_alone_changes_no_bit(crew: Crew, tmp_path: Path, direct: Result) -> None:
