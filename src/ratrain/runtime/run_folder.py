@@ -15,7 +15,6 @@ logs/           what each rank printed
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -24,7 +23,6 @@ from typing import Annotated, Any
 from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.precision import precision_words, travel_words
 from ratrain.describe.amounts import Count, FileName, Name, Note, Steps
-from ratrain.describe.cluster import Device
 from ratrain.describe.overrides import MOST_CHARS
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
@@ -77,6 +75,7 @@ class RunSpec:
     collective: Name = DIRECT  # of replicas; "auto": as the next two say
     reduces_by: dict[str, Name] = field(default_factory=dict[str, Name])  # by unit
     gathers_by: dict[str, Name] = field(default_factory=dict[str, Name])
+    hosts: tuple[Part, ...] = ()  # of each world rank, for collectives; (): all are on one
     sum_order: Note = ""  # of replicas' gradients, in words; "": that of replicas
 
     def __post_init__(self) -> None:
@@ -112,6 +111,12 @@ class RunSpec:
             raise SpecError(
                 f"the deepest replica has {max(self.depths)} ranks, pipeline is {self.pipeline}",
                 place="depths",
+                fix="start the run again: this folder is damaged",
+            )
+        if len(self.hosts) not in (0, self.seats.world_size):
+            raise SpecError(
+                f"{len(self.hosts)} ranks have a host, the run has {self.seats.world_size}",
+                place="hosts",
                 fix="start the run again: this folder is damaged",
             )
         ranks, different = self.seats.world_size, len(set(self.devices))
@@ -154,10 +159,6 @@ class RunSpec:
         if self.collective != AUTO:
             return self.collective, self.collective
         return self.reduces_by.get(unit, DIRECT), self.gathers_by.get(unit, DIRECT)
-
-    def hosts_in(self, devices: Sequence[Device]) -> tuple[int, ...]:
-        """The number of each world rank's host, where the cluster has these devices."""
-        return tuple(devices[number].host for number in self.device_numbers)
 
     @cached_property
     def seats(self) -> Seats:
@@ -257,7 +258,7 @@ class RunFolder:
         write_secret(self.secret)
         write_whole(self.program, write_text(program))
         body = {"format": FORMAT, **asdict(spec)}
-        for name in ("depths", "micro_batches", "reduces_by", "gathers_by", "sum_order"):
+        for name in ("depths", "micro_batches", "reduces_by", "gathers_by", "hosts", "sum_order"):
             if not body[name]:
                 del body[name]  # replicas are alike; one collective for all units
         write_whole(self.path / MARKER, json.dumps(body, indent=2))

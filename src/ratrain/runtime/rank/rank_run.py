@@ -114,7 +114,7 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
         stand.seat,
         device,
         meeting,
-        stand.spec.hosts_in(stand.job.cluster.members()),
+        stand.spec.hosts,
     )
     rows = StepRows(stand.job, stand.program.setup.budget_bytes)
     with ExitStack() as closing:

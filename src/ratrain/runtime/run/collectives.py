@@ -2,10 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 
-from ratrain.cost.algorithms import AUTO
+from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.exchanges import exchange_of, order_words
 from ratrain.plan.case import Case
 from ratrain.plan.even_places import even_places
@@ -23,14 +22,15 @@ class Chosen:
     collective: str
     reduces_by: dict[str, str] = field(default_factory=dict[str, str])
     gathers_by: dict[str, str] = field(default_factory=dict[str, str])
+    hosts: tuple[int, ...] = ()
     sum_order: str = ""
 
 
-def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: Sequence[int]) -> Chosen:
+def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: tuple[int, ...]) -> Chosen:
     """The collectives of a run whose world ranks are on these hosts. An algorithm that is no
     reduce-scatter is refused."""
     setup, name = case.proved.program.setup, case.job.collective
-    if setup.data == 1:
+    if setup.data == 1 or name == DIRECT:
         return Chosen(name)
     reduces_by, gathers_by = _fastest(case) if name == AUTO else ({}, {})
     reductions = dict.fromkeys(
@@ -40,7 +40,7 @@ def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: Sequence[in
     )
     for by, group in reductions:
         exchange_of(by, group)
-    return Chosen(name, reduces_by, gathers_by, order_words(reductions))
+    return Chosen(name, reduces_by, gathers_by, hosts, order_words(reductions))
 
 
 def _fastest(case: Case | UnevenCase) -> tuple[dict[str, str], dict[str, str]]:

@@ -139,7 +139,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         depths=seats.depths,
         micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
-    hosts = spec.hosts_in(case.job.cluster.members())
+    devices = case.job.cluster.members()
+    hosts = tuple(devices[number].host for number in spec.device_numbers)
     chosen = chosen_collectives(case, seats, hosts)
     return PreparedRun(file_job, case, proved, replace(spec, **vars(chosen)))
 
