@@ -33,8 +33,8 @@ def test_each_rank_sends_all_but_its_own_part_of_a_state(
 ) -> None:
     members = group(per_host, hosts).hosts
     sent, received = Counter[int](), Counter[int]()
-    for one in ALGORITHMS[name](members):
-        for source, target, parts in one.messages:
+    for round_ in ALGORITHMS[name](members):
+        for source, target, parts in round_.messages:
             sent[source] += len(parts)
             received[target] += len(parts)
     n = len(members)
