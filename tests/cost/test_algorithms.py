@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, half, of_messages, ring
+from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, Round, direct, half, of_messages, ring
 from ratrain.cost.collectives import ring_half
 from ratrain.describe.cluster import Link, SizePoint
 
@@ -31,14 +32,35 @@ def test_each_rank_sends_all_but_its_own_part_of_a_state(
     name: str, per_host: int, hosts: int
 ) -> None:
     members = group(per_host, hosts).hosts
-    sent, received = defaultdict[int, float](float), defaultdict[int, float](float)
+    sent, received = Counter[int](), Counter[int]()
     for round_ in ALGORITHMS[name](members):
-        for source, target in round_.messages:
-            sent[source] += round_.share * round_.times
-            received[target] += round_.share * round_.times
+        for source, target, parts in round_.messages:
+            sent[source] += len(parts)
+            received[target] += len(parts)
     n = len(members)
     for ends in (sent, received):
-        assert [ends[rank] for rank in range(n)] == pytest.approx([(n - 1) / n] * n)
+        assert [ends[rank] for rank in range(n)] == [n - 1] * n
+
+
+@given(st.lists(st.integers(0, 4), min_size=2, max_size=9).map(tuple))
+def test_the_load_of_a_direct_exchange_is_that_of_its_messages(hosts: tuple[int, ...]) -> None:
+    def spelled_out(members: tuple[int, ...]) -> Iterator[Round]:
+        yield from direct(members)
+
+    here = Group(hosts, SLOW, SLOW, FAST, 2.0)
+    one, other = of_messages(direct, 1e6, here), of_messages(spelled_out, 1e6, here)
+    assert one.latency_s == pytest.approx(other.latency_s)
+    assert one.volume_bytes == pytest.approx(other.volume_bytes)
+    assert one.driving_s == pytest.approx(other.driving_s)
+
+
+@pytest.mark.parametrize("per_host", [1, 2, 4])
+def test_sums_of_narrow_elements_cross_in_wide_ones(per_host: int) -> None:
+    """What a rank has of its own leaves as it is, and what a host has summed is twice as long."""
+    here = group(per_host, 2)
+    narrow, wide = (half("hierarchical", 1e6, here, widened) for widened in (1.0, 2.0))
+    assert wide.volume_bytes == pytest.approx(narrow.volume_bytes * (1 if per_host == 1 else 2))
+    assert half("direct", 1e6, here, 2.0) == half("direct", 1e6, here)
 
 
 @given(
@@ -46,14 +68,15 @@ def test_each_rank_sends_all_but_its_own_part_of_a_state(
     st.sampled_from([SLOW, BY_SIZE]),
     st.sampled_from([1.0, 2.0, 8.0]),
     st.floats(1, 1e10),
+    st.sampled_from([1.0, 2.0]),
 )
 def test_a_rings_messages_come_to_its_closed_formula(
-    hosts: int, across: Link, sharing: float, size_bytes: float
+    hosts: int, across: Link, sharing: float, size_bytes: float, widened: float
 ) -> None:
     here = group(1, hosts, across, sharing)
     by_messages, closed = (
-        of_messages(ring, size_bytes, here),
-        ring_half(size_bytes, hosts, here.link),
+        of_messages(ring, size_bytes, here, widened),
+        ring_half(size_bytes, hosts, here.link, widened),
     )
     assert by_messages.volume_bytes == pytest.approx(closed.volume_bytes)
     assert by_messages.latency_s == pytest.approx(closed.latency_s)
@@ -72,11 +95,6 @@ def test_across_hosts_a_hierarchy_sends_what_one_host_needs() -> None:
     assert half("ring", whole, here).volume_bytes == pytest.approx(7 / 8 * whole)
     assert half("hierarchical", whole, here).volume_bytes == pytest.approx(4 / 8 * whole)
     assert half("direct", whole, here).volume_bytes == pytest.approx(16 / 8 * whole)
-
-
-def test_hosts_of_unequal_numbers_have_a_plain_ring() -> None:
-    uneven = Group((0, 0, 1), SLOW, SLOW, FAST)
-    assert half("hierarchical", 1e6, uneven) == of_messages(ring, 1e6, uneven)
 
 
 def test_direct_exchange_is_fast_for_small_states_and_slow_for_large_ones() -> None:

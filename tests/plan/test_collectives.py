@@ -15,6 +15,7 @@ from ratrain.describe.presets import cluster_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
 from ratrain.plan.case import case_of
+from ratrain.plan.plan_file import parse_plan, plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.program.kind import Cost
 from ratrain.simulate.simulate import simulate
@@ -71,3 +72,23 @@ def test_a_planned_job_is_never_slower_with_auto() -> None:
 def test_an_unknown_collective_is_named_with_its_place() -> None:
     with pytest.raises(SpecError, match=r"\[schedule\] collective"):
         case_of(on_two_hosts("rings", LayoutSpec(1, 8)))
+
+
+def test_a_job_that_names_none_has_its_backends() -> None:
+    job = on_two_hosts("ring", LayoutSpec(1, 8))
+    left_out = replace(job, schedule=replace(job.schedule, collective=None))
+    described = replace(left_out, schedule=replace(left_out.schedule, backend="described"))
+    assert (left_out.collective, described.collective) == ("direct", "ring")
+    assert step_s(left_out) == step_s(on_two_hosts("direct", LayoutSpec(1, 8)))
+
+
+def test_a_headline_names_a_collective_and_its_order() -> None:
+    said = "\n".join(case_of(on_two_hosts("hierarchical", LayoutSpec(1, 8))).headline())
+    assert "replicas reduce by hierarchical, added (0+1+2+3)+(4+5+6+7)" in said
+    assert "replicas" not in "\n".join(case_of(on_two_hosts("direct", LayoutSpec(1, 8))).headline())
+
+
+def test_a_plan_file_keeps_the_collective_that_a_job_names() -> None:
+    for named in ("hierarchical", AUTO):
+        candidate = planned(on_two_hosts(named)).best.candidate
+        assert parse_plan(write_plan(plan_of(candidate)), "plan.json").collective == named

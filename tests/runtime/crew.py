@@ -83,12 +83,18 @@ _meeting: Meeting | None = None
 
 
 def network_among(
-    seats: Seats, seat: Seat, routes: Routes, kind: str = "sockets", *, timeout_s: float = 30
+    seats: Seats,
+    seat: Seat,
+    routes: Routes,
+    kind: str = "sockets",
+    *,
+    timeout_s: float = 30,
+    hosts: tuple[int, ...] = (),
 ) -> Network:
     """A member's network among those that were asked, of the kind that [train] network names."""
     assert _meeting is not None
     (folder,) = _meeting.everybody(_FOLDER.name)[:1]
-    return network_named(kind, Path(folder), seats, seat, routes, _meeting, timeout_s)
+    return network_named(kind, Path(folder), seats, seat, routes, _meeting, timeout_s, hosts)
 
 
 def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:

@@ -114,6 +114,7 @@ class Setting:
     passes: tuple[str, ...] | None = None
     average_every: int | None = None
     sharding: int | None = None
+    collective: str | None = None
     recovery: str = "auto"
     accumulation: str = "local"
     dtype: str = "fp32"
@@ -210,7 +211,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
             link=setting.link,
             latency=setting.latency,
             per_host=per_host,
-            hosts=8 // per_host,
+            hosts=-(-8 // per_host),
         )
     )
     schedule = {
@@ -227,6 +228,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "passes": None if setting.passes is None else list(setting.passes),
         "average_every": setting.average_every,
         "sharding": setting.sharding,
+        "collective": setting.collective,
         "recovery_buffer": setting.recovery_buffer,
         "recover_heads": setting.recover_heads,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
@@ -308,6 +310,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_dtype": setting.gradient_dtype or "fp32",
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
+        "collective": setting.collective,
         "schedule": setting.name,
         "skeleton": setting.skeleton or chosen.skeleton,
         "without": list(setting.without),

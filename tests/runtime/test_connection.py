@@ -73,7 +73,7 @@ def test_a_frame_can_be_taken_in_parts_behind_its_beginning(ends: Ends) -> None:
     got = bytearray()
     for part in (1, 100_000, (1 << 20) - 100_001):
         room = bytearray(part)
-        move([], [Landing(ends[1], memoryview(room), len(body))])
+        move([], [Landing(ends[1], memoryview(room), frame_bytes=len(body))])
         got += room
     sending.join()
     assert got == body

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,8 @@ from extending_page import MODULES, write_files
 from registered import declared_inside
 from runs_made import Setting
 from training import RankResult, train, train_rank
+
+from ratrain.runtime.run_folder import RunFolder
 
 RATRAIN = ("forward-recovery", "layerwise-state-pipeline", "update-prefetch")
 EVERYTHING = Setting(
@@ -76,3 +79,21 @@ def test_what_the_page_adds_trains_with_the_bits_of_plain_1f1b(
     assert not mine.differences(usual)
     assert all(p <= b for p, b in zip(mine.ledger_peaks, mine.bounds, strict=True))
     assert all(0 < p <= b for p, b in zip(mine.host_peaks, mine.host_bounds, strict=True))
+
+
+@pytest.mark.slow
+def test_the_collective_of_the_page_runs(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    setting = Setting(data=4, sequences=8)
+    direct = train(crew, setting, tmp_path / "direct")
+    monkeypatch.setattr("training.train_rank", with_page)
+    folder = tmp_path / "mine"
+    with declared_inside(write_files(folder / "page")):
+        for name in MODULES:
+            import_module(name)
+        halved = train(crew, replace(setting, collective="halving"), folder)
+        spec = RunFolder(folder / "run").read_spec()
+    assert (spec.collective, spec.sum_order) == ("halving", "(0+2)+(1+3)")
+    assert halved.loss_values == pytest.approx(direct.loss_values, rel=1e-5)
+    assert halved.differences(direct), "two orders of summation"

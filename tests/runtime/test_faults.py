@@ -91,6 +91,23 @@ def test_a_killed_rank_is_named_and_the_run_goes_on_with_the_same_bits(
     assert_same_end(folder, undisturbed)
 
 
+@pytest.mark.parametrize("collective", ["ring", "hierarchical"])
+def test_a_killed_rank_is_named_whoever_waits_for_whom(collective: str, tmp_path: Path) -> None:
+    """Most ranks have no word with the one that is gone: their peers go because of it."""
+    setting = Setting(data=4, devices_per_host=2, steps=STEPS, every=EVERY, collective=collective)
+    folder = made(tmp_path, setting)
+    killed: list[float] = []
+    with (
+        pytest.raises(RunFailed) as failed,
+        meanwhile(killer(folder, 3, between_steps(folder)), killed),
+    ):
+        start(folder)
+    assert failed.value.what.startswith("rank 3 was killed by SIGKILL"), failed.value
+    assert time.monotonic() - killed[0] < GRACE_S
+    start(folder)
+    assert saved_steps(folder)[-1] == STEPS
+
+
 def test_a_run_with_restarts_goes_on_by_itself(undisturbed: RunFolder, tmp_path: Path) -> None:
     folder = made(tmp_path, SETTING)
 

@@ -212,6 +212,7 @@ def train_rank(
         routes_of(program.setup, spec.seats),
         setting.network,
         timeout_s=setting.timeout_s,
+        hosts=spec.hosts,
     )
     run = RankRun(
         job,

@@ -1,21 +1,23 @@
 """Collectives as algorithms that yield messages, and how long the messages take.
 
 An algorithm is a function: for a group of ranks, given as the number of each one's host, it yields
-the rounds of a reduce-scatter. A round is messages that leave together; the next one begins when
-all have arrived. An all-gather is the same messages the other way round, so it takes as long. A
-third-party package may `declare_algorithm`.
+the rounds of a reduce-scatter. A state is cut into as many parts as there are ranks, and the rank
+at a place of the group ends with the sum of the part of that number. A round is messages that leave
+together; the next one begins when all have arrived. An all-gather is the same messages the other
+way round, so it takes as long. A third-party package may `declare_algorithm`.
 
-Priced are two levels: the links inside hosts and the one between hosts. Not modelled: rounds that
-overlap, hosts at unequal distances, the arithmetic of a reduction. The runtime exchanges directly
-whatever is chosen here: the choice is of how the cluster that a job describes is predicted.
+What is priced here is what the runtime executes (`cost.exchanges` says what each rank does, and in
+which order each part is summed). Priced are two levels: the links inside hosts and the one between
+hosts. Not modelled: rounds that overlap, hosts at unequal distances, the arithmetic of a reduction.
 """
 
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
+from typing import NamedTuple
 
 from ratrain.cost.collectives import NOTHING, Transfer, ring_half
 from ratrain.describe.cluster import Link
@@ -26,16 +28,23 @@ Hosts = tuple[int, ...]
 
 AUTO = "auto"
 """In place of an algorithm's name: for each size the fastest one."""
+DIRECT = "direct"
+
+
+class Message(NamedTuple):
+    """From one place of a group to another: the source's sums so far of these parts, which it then
+    has no longer. In an all-gather the target sends the parts to the source."""
+
+    source: int
+    target: int
+    parts: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class Round:
-    """Messages that leave together, as (source, target) of places in the group, each of `share` of
-    the whole state; `times` such rounds follow each other."""
+    """Messages that leave together."""
 
-    messages: Sequence[tuple[int, int]]
-    share: float
-    times: int = 1
+    messages: Iterable[Message]
 
 
 Algorithm = Callable[[Hosts], Iterable[Round]]
@@ -57,41 +66,50 @@ def declare_algorithm(name: str, algorithm: Algorithm) -> None:
 def ring(hosts: Hosts) -> Iterator[Round]:
     """Each rank sends a part to the next one, n - 1 times. Thakur et al. 2005."""
     n = len(hosts)
-    yield Round([(rank, (rank + 1) % n) for rank in range(n)], 1 / n, times=n - 1)
+    for turn in range(1, n):
+        yield Round(Message(rank, (rank + 1) % n, ((rank - turn) % n,)) for rank in range(n))
 
 
 def direct(hosts: Hosts) -> Iterator[Round]:
     """Each rank sends every other rank its part at once: one round, many messages."""
     n = len(hosts)
-    yield Round([(a, b) for a in range(n) for b in range(n) if a != b], 1 / n)
+    yield Round(Message(a, b, (b,)) for a in range(n) for b in range(n) if a != b)
 
 
 def hierarchical(hosts: Hosts) -> Iterator[Round]:
-    """Rings inside hosts, then rings across hosts of the ranks that hold the same part.
+    """Inside each host, each rank collects the parts that it carries: its own, and its share of
+    those that other hosts own. Then the carriers send their hosts' sums to the owners, across.
 
-    Only a host's part of a state crosses to other hosts. Where hosts hold unequal numbers of ranks
-    the parts do not match, and it is a plain ring.
+    So each host sends a part once, and a host of k ranks sends 1/k of what a direct exchange does.
+    Hosts may have unequal numbers of ranks.
     """
     members = [[r for r, host in enumerate(hosts) if host == h] for h in dict.fromkeys(hosts)]
-    inside, across = len(members[0]), len(members)
-    if any(len(ranks) != inside for ranks in members):
-        yield from ring(hosts)
-        return
-    if inside > 1:
-        pairs = [(a, b) for ranks in members for a, b in _around(ranks)]
-        yield Round(pairs, 1 / inside, times=inside - 1)
-    if across > 1:
-        columns = list(zip(*members, strict=True))
-        pairs = [(a, b) for ranks in columns for a, b in _around(ranks)]
-        yield Round(pairs, 1 / (inside * across), times=across - 1)
+    carried = [_carried(ranks, len(hosts)) for ranks in members]
+    yield Round(
+        Message(a, b, of_rank[b])
+        for ranks, of_rank in zip(members, carried, strict=True)
+        for a in ranks
+        for b in ranks
+        if a != b
+    )
+    yield Round(
+        Message(carrier, part, (part,))
+        for of_rank in carried
+        for carrier, parts in of_rank.items()
+        for part in parts
+        if part not in of_rank
+    )
 
 
-def _around(ranks: Sequence[int]) -> list[tuple[int, int]]:
-    return list(zip(ranks, [*ranks[1:], ranks[0]], strict=True))
+def _carried(ranks: list[int], parts: int) -> dict[int, tuple[int, ...]]:
+    """The parts that each of a host's ranks carries: its own, and others' in turn."""
+    here = set(ranks)
+    away = [part for part in range(parts) if part not in here]
+    return {rank: (rank, *away[turn :: len(ranks)]) for turn, rank in enumerate(ranks)}
 
 
 declare_algorithm("ring", ring)
-declare_algorithm("direct", direct)
+declare_algorithm(DIRECT, direct)
 declare_algorithm("hierarchical", hierarchical)
 
 
@@ -111,82 +129,130 @@ class Group:
     sharing: float = 1.0
 
 
-def half(name: str, size_bytes: float, group: Group) -> Transfer:
+def half(name: str, size_bytes: float, group: Group, widened: float = 1.0) -> Transfer:
     """A reduce-scatter or all-gather of a state over a group, by the algorithm of a name: what one
-    participant sends over `group.link`. Time on links inside hosts counts as latency."""
+    participant sends over `group.link`. Time on links inside hosts counts as latency. `widened`:
+    how many times as long a sum's element is on its way as a rank's own (1 in an all-gather)."""
     if name == AUTO:
-        every = (half(known, size_bytes, group) for known in ALGORITHMS)
-        return min(every, key=lambda sent: sent.alone_s(group.link.bandwidth_bytes_per_s))
+        name = fastest(size_bytes, group, widened)
     if name == "ring":
-        return ring_half(size_bytes, len(group.hosts), group.link)
-    return of_messages(ALGORITHMS[name], size_bytes, group)
+        return ring_half(size_bytes, len(group.hosts), group.link, widened)
+    return of_messages(ALGORITHMS[name], size_bytes, group, widened)
 
 
-def of_messages(algorithm: Algorithm, size_bytes: float, group: Group) -> Transfer:
+def fastest(size_bytes: float, group: Group, widened: float = 1.0) -> str:
+    """The algorithm that takes the least time alone; of equals, one that sums in the order of the
+    ranks."""
+    rate = group.link.bandwidth_bytes_per_s
+    names = (DIRECT, *(name for name in ALGORITHMS if name != DIRECT))
+    return min(names, key=lambda name: half(name, size_bytes, group, widened).alone_s(rate))
+
+
+def of_messages(
+    algorithm: Algorithm, size_bytes: float, group: Group, widened: float = 1.0
+) -> Transfer:
     """The same from the algorithm's messages. (A ring's come to `ring_half`, which is faster.)"""
     if len(group.hosts) == 1:
         return NOTHING
     latency_s = group.link.collective_s
     across_s = driving_s = 0.0
-    for load in _loads(algorithm, group.hosts):
-        message_bytes = size_bytes * load.share
+    for load in _loads(algorithm, group.hosts, widened):
         levels = [
-            (link, _busy_s(link, level, message_bytes, group.sharing), level)
+            (link, _busy_s(link, level, size_bytes, group.sharing), level)
             for link, level in ((group.inside, load.inside), (group.across, load.across))
             if level.messages
         ]
-        waits_s = max(link.latency_s + link.size_s(message_bytes) for link, _, _ in levels)
+        waits_s = max(
+            link.latency_s + link.size_s(size_bytes * level.largest) for link, _, level in levels
+        )
         crossing_s = sum(busy_s for _, busy_s, level in levels if level is load.across)
         longest_s = max(busy_s for _, busy_s, _ in levels)
-        latency_s += load.times * (waits_s + longest_s - crossing_s)
-        across_s += load.times * crossing_s
-        driving_s += load.times * sum(link.overhead_s * level.messages for link, _, level in levels)
+        latency_s += waits_s + longest_s - crossing_s
+        across_s += crossing_s
+        driving_s += sum(link.overhead_s * level.messages for link, _, level in levels)
     return Transfer(latency_s, across_s * group.link.bandwidth_bytes_per_s, driving_s)
 
 
 @dataclass(frozen=True)
 class _Level:
-    """Of a round's messages that stay inside hosts, or of those that do not: the most that leave or
-    reach one rank, that leave one rank, and that leave or reach one host."""
+    """Of a round's messages that stay inside hosts, or of those that do not, as shares of the
+    state: the most that leaves or reaches one rank, and one host; the largest message. `messages`:
+    the most that leave one rank."""
 
-    of_rank: int
+    of_rank: float
+    of_host: float
+    largest: float
     messages: int
-    of_host: int
 
 
 @dataclass(frozen=True)
 class _Load:
-    share: float
-    times: int
     inside: _Level
     across: _Level
 
 
 @lru_cache(maxsize=1024)
-def _loads(algorithm: Algorithm, hosts: Hosts) -> tuple[_Load, ...]:
-    return tuple(
-        _Load(
-            round_.share,
-            round_.times,
-            _level([(a, b) for a, b in round_.messages if hosts[a] == hosts[b]], hosts),
-            _level([(a, b) for a, b in round_.messages if hosts[a] != hosts[b]], hosts),
+def _loads(algorithm: Algorithm, hosts: Hosts, widened: float) -> tuple[_Load, ...]:
+    if algorithm is direct:
+        return (_direct_load(hosts),)
+    loads: list[_Load] = []
+    arrived: set[tuple[int, int]] = set()  # (place, part): what it sends of it is a sum
+    for round_ in algorithm(hosts):
+        inside, across = _Counts(), _Counts()
+        arriving: list[Message] = []
+        for message in round_.messages:
+            source, target, parts = message
+            sums = 0
+            if widened != 1.0:
+                sums = sum((source, part) in arrived for part in parts)
+                arriving.append(message)
+            share = (len(parts) + sums * (widened - 1.0)) / len(hosts)
+            level = inside if hosts[source] == hosts[target] else across
+            level.add(source, target, hosts[source], hosts[target], share)
+        arrived.update((target, part) for _, target, parts in arriving for part in parts)
+        if inside.largest or across.largest:
+            loads.append(_Load(inside.level(), across.level()))
+    return tuple(loads)
+
+
+class _Counts:
+    """A round's messages of one level, added up."""
+
+    def __init__(self) -> None:
+        self.largest = 0.0
+        self._messages = Counter[int]()
+        self._ranks = Counter[tuple[int, bool]]()
+        self._hosts = Counter[tuple[int, bool]]()
+
+    def add(self, source: int, target: int, host: int, to_host: int, share: float) -> None:
+        self.largest = max(self.largest, share)
+        self._messages[source] += 1
+        for rank, its_host, sends in ((source, host, True), (target, to_host, False)):
+            self._ranks[rank, sends] += share  # type: ignore[assignment]
+            self._hosts[its_host, sends] += share  # type: ignore[assignment]
+
+    def level(self) -> _Level:
+        return _Level(
+            max(self._ranks.values(), default=0.0),
+            max(self._hosts.values(), default=0.0),
+            self.largest,
+            max(self._messages.values(), default=0),
         )
-        for round_ in algorithm(hosts)
-        if round_.times and round_.messages
+
+
+def _direct_load(hosts: Hosts) -> _Load:
+    """What the messages of a direct exchange come to, of which there are too many in a large
+    group."""
+    n, on_host = len(hosts), Counter(hosts).values()
+    here, away = max(on_host) - 1, n - min(on_host)
+    crossing = max(count * (n - count) for count in on_host)
+    return _Load(
+        _Level(here / n, max(on_host) * here / n, 1 / n * (here > 0), here),
+        _Level(away / n, crossing / n, 1 / n * (away > 0), away),
     )
 
 
-def _level(messages: Sequence[tuple[int, int]], hosts: Hosts) -> _Level:
-    out, into = Counter(a for a, _ in messages), Counter(b for _, b in messages)
-    ends = Counter(hosts[a] for a, _ in messages), Counter(hosts[b] for _, b in messages)
-    return _Level(
-        max([*out.values(), *into.values()], default=0),
-        max(out.values(), default=0),
-        max([*ends[0].values(), *ends[1].values()], default=0),
-    )
-
-
-def _busy_s(link: Link, level: _Level, message_bytes: float, sharing: float) -> float:
+def _busy_s(link: Link, level: _Level, size_bytes: float, sharing: float) -> float:
     """Seconds for which a round's bytes need the busiest of such links."""
-    count = level.of_host * sharing if link.shared_by == "host" else level.of_rank
-    return count * message_bytes / link.bandwidth_bytes_per_s
+    share = level.of_host * sharing if link.shared_by == "host" else level.of_rank
+    return share * size_bytes / link.bandwidth_bytes_per_s

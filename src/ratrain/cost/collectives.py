@@ -59,14 +59,21 @@ def message(
     return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
 
 
-def ring_half(size_bytes: float, ranks: int, link: Link) -> Transfer:
+def ring_half(size_bytes: float, ranks: int, link: Link, widened: float = 1.0) -> Transfer:
     """A ring reduce-scatter or all-gather of a state of size_bytes over `ranks` ranks.
 
     (n - 1) messages of size / n: latency (n - 1) alpha, bytes size (n - 1) / n, driving (n - 1) o.
+    `widened`: how many times as long a sum's element is on its way as a rank's own; all messages of
+    a ring's reduction but the first are sums.
     """
     if ranks == 1:
         return NOTHING
     hops = ranks - 1
+    if widened != 1.0 and hops > 1:
+        rest = ring_half(widened * size_bytes * (ranks - 1) / ranks, ranks - 1, link)
+        own_bytes = size_bytes / ranks
+        first = Transfer(link.latency_s + link.size_s(own_bytes), own_bytes, link.overhead_s)
+        return first.plus(rest)
     each_s = link.latency_s + link.size_s(size_bytes / ranks)
     latency_s = hops * each_s + link.collective_s
     return Transfer(latency_s, size_bytes * hops / ranks, hops * link.overhead_s)

@@ -81,6 +81,12 @@ def kernels_scratch_bytes(element_bytes: int) -> int:
     return KERNELS * _KERNEL_BYTES if element_bytes == 2 else 0
 
 
+def reduction_chunks(data: int) -> int:
+    """Chunks that a reduction over so many ranks holds at once, by any algorithm: in a direct
+    exchange two from each peer and the piece's sum; others take pieces that fit into as much."""
+    return 2 * (data - 1) + 1 if data > 1 else 0
+
+
 def lanes_scratch_bytes(
     data: int, tensor: int = 1, *, tied: bool = False, narrow_boundaries: bool = False
 ) -> int:
@@ -89,7 +95,7 @@ def lanes_scratch_bytes(
     optimizer's widened gradient, scaled; and what the sums of a tensor group hold, inside compute
     and beside it: a piece from each peer, and the piece's sum in fp32. Where boundary tensors
     travel narrower than they are, each of the four message lanes has a 2-byte piece of one."""
-    reduction = 2 * (data - 1) + 1 if data > 1 else 0
+    reduction = reduction_chunks(data)
     sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
     pieces = max(reduction, 2 if tied else 0) + sums
     rounded = 4 * 2 * NARROWED_ELEMENTS if narrow_boundaries else 0

@@ -31,6 +31,8 @@ class Backend:
     divides_sequences: bool  # sequence parallelism
     divides_everything: bool  # MLP and vocabulary must be multiples of the tensor degree
     sums_in_compute: bool  # a tensor group's sums inside a unit are part of its compute ops
+    collective: str  # of replicas, where a job names none
+    widens_sums: bool  # 16-bit gradients that are summed in part travel on in fp32
     fills_buckets: bool = False  # backward fills buckets that leave beside it, where a job asks
 
 
@@ -72,6 +74,8 @@ declare_backend(
         divides_sequences=False,
         divides_everything=True,
         sums_in_compute=True,
+        collective="direct",
+        widens_sums=True,
         fills_buckets=True,
     )
 )
@@ -92,5 +96,7 @@ declare_backend(
         divides_sequences=True,
         divides_everything=False,
         sums_in_compute=False,
+        collective="ring",
+        widens_sums=False,
     )
 )

@@ -116,8 +116,8 @@ class ScheduleSpec:
     default: either. `skeleton` and `passes` replace the strategy's own; `backend` is what executes
     the program. `average_every`: replicas update alone and average their weights every that many
     steps, which changes what training means; left out: they share every gradient. `collective`: by
-    which algorithm replicas reduce and gather, for the time that is predicted (`cost.algorithms`);
-    "auto": the fastest one for each size and place. `gradient_dtype`: in which the gradients of a
+    which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
+    unit in its place; left out: the backend's own. `gradient_dtype`: in which the gradients of a
     step's micro-batches add up; fp32, or `dtype` itself, for half of the memory. `gradient_wire`,
     `boundary_wire`: in which gradients, and activations between stages and their gradients, are
     sent; left out: in `dtype`. `gradient_bucket_bytes`: gradients leave in buckets of this size
@@ -136,7 +136,7 @@ class ScheduleSpec:
     recover_heads: bool | None = None
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
     sequence_parallel: bool | None = None
-    collective: Name = "ring"
+    collective: Name | None = None
     dtype: Name = "fp16"
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None
@@ -183,6 +183,11 @@ class JobSpec:
     def backward_sends(self) -> bool:
         """Whether backward fills buckets that leave beside it."""
         return self.schedule.gradient_bucket_bytes is not None
+
+    @property
+    def collective(self) -> str:
+        """By which algorithm replicas reduce and gather."""
+        return self.schedule.collective or self.backend.collective
 
     @property
     def awaits_overflow(self) -> bool:

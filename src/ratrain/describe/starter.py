@@ -131,7 +131,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("recovery", "auto", "activation recomputation: which stages"),
             _Line("recover_heads", False, "recompute the head too; default: the strategy's"),
             _Line("recovery_buffer", 2, "layers recomputed ahead of their backward"),
-            _Line("collective", "ring", "or direct, hierarchical, auto: for predictions"),
+            _Line("collective", "auto", "or direct, ring, hierarchical; default: direct"),
             _Line("gradient_dtype", "fp32", "of summed gradients; default: as dtype"),
             _Line("gradient_wire", s.dtype, "in which gradients are sent; default: as dtype"),
             _Line("boundary_wire", s.dtype, "of activations between stages; default: as dtype"),

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.blocks import blocks
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.precision import precision_of
@@ -51,6 +52,9 @@ def _obstacles(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
     if trains_tied(job):
         what = f"{job.model.spec.name} ties its embedding and its head: their gradients add up "
         yield what + "whole, and buckets hold no whole gradient", leave
+    if job.collective != DIRECT:
+        what = f"buckets are exchanged directly, and the collective is {job.collective}"
+        yield what, f'set collective = "{DIRECT}", or {leave}'
     if schedule.average_every is not None:
         yield "replicas that average their weights send no gradients", leave
     if schedule.gradient_accumulation == "local":

@@ -33,6 +33,7 @@ from ratrain.plan.buckets import in_buckets, require_bucketable
 from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import group_of_layout, no_shards, require_tieable, strategy_of
+from ratrain.plan.gradient_groups import collective_words, data_group
 from ratrain.plan.least_time import least_step_s
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
@@ -138,9 +139,15 @@ class Case:
             "gradient_dtype": job.schedule.gradient_dtype,
             "gradient_wire": job.schedule.gradients_travel_in,
             "boundary_wire": job.schedule.boundaries_travel_in,
-            "collective": job.schedule.collective,
+            "collective": job.collective,
             "measured_times": measured_words(job, layout),
         }
+
+    def _collectives(self) -> list[str]:
+        if self.layout.data == 1:
+            return []
+        groups = [data_group(self.placement, rank) for rank in range(self.layout.pipeline)]
+        return collective_words(self.job, (group.hosts for group in groups))
 
     def headline(self) -> list[str]:
         """The same in a few lines of at most 80 columns."""
@@ -158,6 +165,7 @@ class Case:
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
             f"activations {self.activations}",
             *travels(job.schedule),
+            *self._collectives(),
             *measured_words(job, layout),
         )
         idle = self._idle

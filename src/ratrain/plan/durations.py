@@ -15,6 +15,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.even_places import even_places
+from ratrain.plan.gradient_groups import widened
 from ratrain.plan.placement import Placement
 from ratrain.plan.transfers import sums_of_op, tensor_sums
 from ratrain.plan.unit_place import Half, StageMessage, UnitPlace
@@ -163,6 +164,7 @@ def _sends(
 def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, Link], Transfer]]:
     """The transfer of each sort of collective for one unit. Where units decide by themselves
     whether they overflowed, their owners agree by one number each with every reduction."""
+    wider = widened(job)
     agree = job.schedule.dtype == "fp16" and job.train.overflow == "unit" and setup.sharding > 0
 
     def half(unit: UnitPlace, _link: Link) -> Transfer:
@@ -174,7 +176,9 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
             buckets = bucket_count(job, unit.params)
             reduced = sent_in_buckets(half_sent, unit.reduced_bytes, buckets)
         else:
-            reduced = half_sent(unit.reduced_bytes).times(1 if setup.sharding else 2)
+            reduced = half_sent(unit.reduced_bytes, wider)
+            if not setup.sharding:
+                reduced = reduced.plus(half_sent(unit.reduced_bytes))
         return reduced.plus(half_sent(FLAG_BYTES * setup.data)) if agree else reduced
 
     def sums(unit: UnitPlace, link: Link) -> Transfer:

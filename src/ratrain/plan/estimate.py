@@ -39,7 +39,7 @@ from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.enumerate import Group, kinds_of_block
-from ratrain.plan.gradient_groups import data_half
+from ratrain.plan.gradient_groups import data_half, widened
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
 from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes
@@ -127,10 +127,12 @@ class _Pace:
         dtype = schedule.dtype
         weight_bytes = precision_of(dtype).weight_bytes
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
+        wider = widened(group.job)
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
-            gather, reduce = half(weight_bytes * params), half(reduced_bytes * params)
+            gather = half(weight_bytes * params)
+            reduce = half(reduced_bytes * params, wider)
             buckets = bucket_count(group.job, params)
             if buckets:
                 reduce = sent_in_buckets(half, reduced_bytes * params, buckets)
@@ -391,7 +393,7 @@ class _Pace:
         return np.maximum(_summed(self, shared), _summed(self, alone))
 
 
-def _nothing_sent(_size_bytes: float) -> Transfer:
+def _nothing_sent(_size_bytes: float, _widened: float = 1.0, /) -> Transfer:
     return NOTHING
 
 

@@ -23,7 +23,8 @@ def even_places(job: JobSpec, placement: Placement, setup: Setup) -> list[UnitPl
     def group(pipeline: int) -> DataGroup | None:
         if placement.layout.data == 1:
             return None
-        return DataGroup(data_half(job, placement, pipeline), placement.data_link(pipeline))
+        half = data_half(job, placement, pipeline)
+        return DataGroup(half, placement.data_link(pipeline), half.chosen)
 
     places: list[UnitPlace] = []
     for number, alike in enumerate(placement.classes):

@@ -3,37 +3,47 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
 from itertools import pairwise
 
-from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, half
-from ratrain.cost.collectives import ring_half
+from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, Hosts, fastest, half
+from ratrain.cost.collectives import Transfer
+from ratrain.cost.exchanges import order_words
+from ratrain.cost.precision import wire_bytes
 from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.job import JobSpec
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
 from ratrain.plan.geometry import speed
 from ratrain.plan.placement import Placement
-from ratrain.plan.unit_place import Half
 
 
-def data_half(job: JobSpec, placement: Placement, pipeline: int) -> Half:
+@dataclass(frozen=True)
+class NamedHalf:
+    """The half of a collective over a group, by the algorithm of a name or the fastest one."""
+
+    name: str
+    group: Group
+
+    def __call__(self, size_bytes: float, widened: float = 1.0, /) -> Transfer:
+        return half(self.name, size_bytes, self.group, widened)
+
+    def chosen(self, size_bytes: float, widened: float) -> str:
+        """The algorithm's name for a size."""
+        return fastest(size_bytes, self.group, widened) if self.name == AUTO else self.name
+
+
+def data_half(job: JobSpec, placement: Placement, pipeline: int) -> NamedHalf:
     """The half of a collective over the replicas of a stage, by the job's algorithm."""
-    link, data, name = placement.data_link(pipeline), placement.layout.data, job.schedule.collective
-    if name == "ring":
-        return lambda size_bytes: ring_half(size_bytes, data, link)
-    group = data_group(placement, pipeline)
-    return lambda size_bytes: half(name, size_bytes, group)
+    return NamedHalf(job.collective, data_group(placement, pipeline))
 
 
 def half_among(
     name: str, cluster: ClusterSpec, members: Sequence[Device], link: Link, used: Sequence[Device]
-) -> Half:
+) -> NamedHalf:
     """The same over any devices, by the algorithm of a name; `used`: all devices of the job."""
-    if name == "ring":
-        return lambda size_bytes: ring_half(size_bytes, len(members), link)
-    group = group_among(cluster, members, link, used)
-    return lambda size_bytes: half(name, size_bytes, group)
+    return NamedHalf(name, group_among(cluster, members, link, used))
 
 
 def data_group(placement: Placement, pipeline: int) -> Group:
@@ -75,9 +85,30 @@ def _links(cluster: ClusterSpec, members: Sequence[Device]) -> dict[str, list[Li
 def require_collective(job: JobSpec) -> None:
     """Refuses a name that no algorithm has."""
     names = (AUTO, *ALGORITHMS)
-    if job.schedule.collective not in names:
+    if job.collective not in names:
         raise SpecError(
-            f"unknown collective {job.schedule.collective!r}",
+            f"unknown collective {job.collective!r}",
             place=f"{job.path or 'job'} [schedule] collective",
-            fix=nearest(job.schedule.collective, names),
+            fix=nearest(job.collective, names),
         )
+
+
+def collective_words(job: JobSpec, groups: Iterable[Hosts]) -> list[str]:
+    """How replicas reduce, and in which order they are added on these groups of hosts, as a line
+    of a headline; none where the job leaves it to its backend. Groups that are left out are not
+    spoken of."""
+    name = job.collective
+    if name == job.backend.collective:
+        return []
+    if name == AUTO:
+        return ["replicas reduce by the fastest collective for each unit"]
+    order = order_words((name, hosts) for hosts in groups if len(hosts) > 1)
+    return [f"replicas reduce by {name}" + (f", added {order}" if order else "")]
+
+
+def widened(job: JobSpec) -> float:
+    """How many times as long an element of a sum of gradients is on its way as one of a rank's
+    own."""
+    if not job.backend.widens_sums:
+        return 1.0
+    return 4 / wire_bytes(job.schedule.gradients_travel_in)

@@ -109,7 +109,7 @@ class Plan:
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None
     gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: whole
-    collective: Name = "ring"
+    collective: Name | None = None
     predicted: Predicted | None = None
 
 
@@ -198,7 +198,7 @@ def write_plan(plan: Plan) -> str:
         head["overflow"] = plan.overflow
     if plan.recover_heads is not None:
         head["recover_heads"] = plan.recover_heads
-    if plan.collective != "ring":
+    if plan.collective is not None:
         head["collective"] = plan.collective
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
@@ -355,7 +355,6 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
             "recovery_buffer": plan.recovery_buffer,
             "dtype": plan.dtype,
             "gradient_dtype": plan.gradient_dtype,
-            "collective": plan.collective,
         },
     }
     if layout is not None:
@@ -364,6 +363,8 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:
         table["schedule"]["passes"] = list(plan.passes)
+    if plan.collective is not None:
+        table["schedule"]["collective"] = plan.collective
     table["schedule"] |= _wires(plan) | _bucket(plan)
     job = job_from_table(table, place, Path(place.file))
     return replace(

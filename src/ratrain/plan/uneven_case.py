@@ -12,6 +12,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError
 from ratrain.plan.case import recovery_words
+from ratrain.plan.gradient_groups import collective_words
 from ratrain.plan.measured_blocks import words_of
 from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.sizes import gradients_in, travels
@@ -112,7 +113,7 @@ class UnevenCase:
             "gradient_dtype": job.schedule.gradient_dtype,
             "gradient_wire": job.schedule.gradients_travel_in,
             "boundary_wire": job.schedule.boundaries_travel_in,
-            "collective": job.schedule.collective,
+            "collective": job.collective,
             "measured_times": self._measured,
         }
 
@@ -144,6 +145,7 @@ class UnevenCase:
             f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'sort')}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *travels(job.schedule),
+            *collective_words(job, ()),
         ]
         first_rank = setup.first_rank
         for replica, first in zip(self.plan.replicas, first_rank, strict=True):

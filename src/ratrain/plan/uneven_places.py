@@ -24,17 +24,22 @@ from ratrain.describe.cluster import Device, Link
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.durations import costs_of_places
 from ratrain.plan.geometry import Geometry, speed
-from ratrain.plan.gradient_groups import half_among
+from ratrain.plan.gradient_groups import NamedHalf, half_among
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
 from ratrain.plan.transfers import group_message, regrouped_message
 from ratrain.plan.uneven_setup import UnevenPlan
-from ratrain.plan.unit_place import DataGroup, Half, OtherEnd, StageMessage, UnitPlace
+from ratrain.plan.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
 from ratrain.program.setup import Recovery, Setup
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Costs
 
 Holders = tuple[int, ...]
 """For each replica of a plan, the pipeline rank that holds a unit."""
+
+
+def uneven_unit_places(plan: UnevenPlan, setup: Setup) -> list[UnitPlace]:
+    """Every unit of the setup in its place, in the order of the setup's members."""
+    return _Places(plan, setup).all()
 
 
 def uneven_costs(plan: UnevenPlan, setup: Setup) -> Costs:
@@ -271,10 +276,10 @@ class _Places:
         holders = self._holders[block.kind, block.index]
         members = [group[0] for group in self._rings(holders)]
         job = self._plan.job
-        name, cluster = job.schedule.collective, job.cluster.spec
+        name, cluster = job.collective, job.cluster.spec
         weight_bytes = precision_of(job.schedule.dtype).weight_bytes * block.params
 
-        def half_of(link: Link) -> Half:
+        def half_of(link: Link) -> NamedHalf:
             return half_among(name, cluster, members, link, self._devices)
 
         def time_s(degree_and_link: tuple[int, Link]) -> float:
@@ -284,9 +289,12 @@ class _Places:
         slowest, link = max(self.links_of(holders), key=time_s)
         half, larger = half_of(link), tensor / slowest
         if tensor == slowest:
-            return DataGroup(half, link)
+            return DataGroup(half, link, half.chosen)
 
-        def as_slowest(size_bytes: float) -> Transfer:
-            return half(size_bytes * larger)
+        def as_slowest(size_bytes: float, widened: float = 1.0) -> Transfer:
+            return half(size_bytes * larger, widened)
 
-        return DataGroup(as_slowest, link)
+        def chosen(size_bytes: float, widened: float) -> str:
+            return half.chosen(size_bytes * larger, widened)
+
+        return DataGroup(as_slowest, link, chosen)

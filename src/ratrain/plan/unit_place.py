@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from typing import Protocol
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer
@@ -11,8 +12,13 @@ from ratrain.cost.compute import BlockTimes
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import LayoutSpec
 
-Half = Callable[[float], Transfer]
-"""A reduce-scatter or all-gather, for the bytes that one rank has of it."""
+
+class Half(Protocol):
+    """A reduce-scatter or all-gather, for the bytes that one rank has of it."""
+
+    def __call__(self, size_bytes: float, widened: float = 1.0, /) -> Transfer:
+        """`widened`: how many times as long a sum's element is on its way as a rank's own."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -36,10 +42,12 @@ class OtherEnd:
 
 @dataclass(frozen=True)
 class DataGroup:
-    """The ranks that hold a unit: what their collectives take of one of them, over which link."""
+    """The ranks that hold a unit: what their collectives take of one of them, over which link, and
+    by which algorithm, for the same figures as `half`."""
 
     half: Half
     link: Link
+    chosen: Callable[[float, float], str]
 
 
 @dataclass(frozen=True)

@@ -15,11 +15,12 @@ logs/           what each rank printed
 from __future__ import annotations
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Any
 
+from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.precision import precision_words, travel_words
 from ratrain.describe.amounts import Count, FileName, Name, Note, Steps
 from ratrain.describe.overrides import MOST_CHARS
@@ -71,6 +72,12 @@ class RunSpec:
     depths: tuple[Count, ...] = ()  # of each class of replicas: its ranks; (): all have `pipeline`
     micro_batches: tuple[Count, ...] = ()  # of each class: sequences of one; (): all `micro_batch`
 
+    collective: Name = DIRECT  # of replicas; "auto": as the next two say
+    reduces_by: dict[str, Name] = field(default_factory=dict[str, Name])  # by unit
+    gathers_by: dict[str, Name] = field(default_factory=dict[str, Name])
+    hosts: tuple[Part, ...] = ()  # of each world rank, for collectives; (): all are on one
+    sum_order: Note = ""  # of replicas' gradients, in words; "": that of replicas
+
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor
         if ranks > MOST_RANKS:
@@ -104,6 +111,12 @@ class RunSpec:
             raise SpecError(
                 f"the deepest replica has {max(self.depths)} ranks, pipeline is {self.pipeline}",
                 place="depths",
+                fix="start the run again: this folder is damaged",
+            )
+        if len(self.hosts) not in (0, self.seats.world_size):
+            raise SpecError(
+                f"{len(self.hosts)} ranks have a host, the run has {self.seats.world_size}",
+                place="hosts",
                 fix="start the run again: this folder is damaged",
             )
         ranks, different = self.seats.world_size, len(set(self.devices))
@@ -140,6 +153,12 @@ class RunSpec:
     def device_numbers(self) -> tuple[int, ...]:
         """The number of each world rank's device in the cluster."""
         return self.devices or tuple(range(self.seats.world_size))
+
+    def collectives_of(self, unit: str) -> tuple[str, str]:
+        """By which algorithms a unit's holders reduce its gradient, and gather its weights."""
+        if self.collective != AUTO:
+            return self.collective, self.collective
+        return self.reduces_by.get(unit, DIRECT), self.gathers_by.get(unit, DIRECT)
 
     @cached_property
     def seats(self) -> Seats:
@@ -239,9 +258,9 @@ class RunFolder:
         write_secret(self.secret)
         write_whole(self.program, write_text(program))
         body = {"format": FORMAT, **asdict(spec)}
-        for name in ("depths", "micro_batches"):
+        for name in ("depths", "micro_batches", "reduces_by", "gathers_by", "hosts", "sum_order"):
             if not body[name]:
-                del body[name]  # replicas are alike
+                del body[name]  # replicas are alike; one collective for all units
         write_whole(self.path / MARKER, json.dumps(body, indent=2))
 
     def read_spec(self) -> RunSpec:

@@ -80,12 +80,12 @@ def collective_times(states: RankStates, network: Network) -> LinkTimes:
     sends, over time. As in a step, the buffer is padded until all holders own as much of it. A rank
     whose units are held by different ranks times each group, in model order as all do, and takes
     the mean."""
-    groups = dict.fromkeys(unit.holders for unit in states.units)
-    times = [_group_times(states, network, holders) for holders in groups]
+    groups = dict.fromkeys((unit.holders, unit.by.reduces) for unit in states.units)
+    times = [_group_times(states, network, *group) for group in groups]
     return LinkTimes(*map(fmean, zip(*map(astuple, times), strict=True)))
 
 
-def _group_times(states: RankStates, network: Network, holders: Holders) -> LinkTimes:
+def _group_times(states: RankStates, network: Network, holders: Holders, by: str) -> LinkTimes:
     wire, count = states.wire.gradients, len(holders)
 
     def gradient(size_bytes: int) -> Sample:
@@ -94,7 +94,7 @@ def _group_times(states: RankStates, network: Network, holders: Holders) -> Link
         return flat, flat.nbytes * (count - 1) / count
 
     def reduce(flat: Tensor) -> None:
-        network.reduce(flat, flat[: len(flat) // count], holders)
+        network.reduce(flat, flat[: len(flat) // count], holders, by)
 
     return _two_sizes(gradient, reduce)
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Sequence
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -32,12 +33,13 @@ def network_of(
     seat: Seat,
     device: torch.device,
     meeting: Meeting,
+    hosts: Sequence[int],
 ) -> Network:
     """The job's network, else that of the device's kind: sockets of our own, or NCCL. All ranks
-    call this together."""
+    call this together. `hosts`, by world rank: the number of its host."""
     name, routes = chosen(train.network, device.type), routes_of(program.setup, seats)
     ranks = folder.path / "ranks"
-    return network_named(name, ranks, seats, seat, routes, meeting, train.timeout_s)
+    return network_named(name, ranks, seats, seat, routes, meeting, train.timeout_s, hosts)
 
 
 def network_named(
@@ -48,16 +50,19 @@ def network_named(
     routes: Routes,
     meeting: Meeting,
     timeout_s: float,
+    hosts: Sequence[int] = (),
 ) -> Network:
-    """A rank's network by its kind's name. `folder`: one that all ranks see."""
+    """A rank's network by its kind's name. `folder`: one that all ranks see; `hosts`, by world
+    rank: the number of its host; left out, all are on one."""
+    hosts = hosts or (0,) * seats.world_size
     if name == "sockets":
         needs = all_needs(seats, seat, routes)
-        return SocketNetwork(seats, seat, connect_all(meeting, needs, timeout_s))
+        return SocketNetwork(seats, seat, connect_all(meeting, needs, timeout_s), hosts)
     from ratrain.runtime.step.torch_network import TorchNetwork
 
     links = connect_all(meeting, word_needs(seats, seat, routes.hops), timeout_s)
     _join_torch(folder, name, meeting, timeout_s)
-    return TorchNetwork(seats, seat, routes, links, backend=name, timeout_s=timeout_s)
+    return TorchNetwork(seats, seat, routes, links, hosts, backend=name, timeout_s=timeout_s)
 
 
 def chosen(name: str, device: str) -> str:

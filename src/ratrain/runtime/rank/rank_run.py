@@ -107,7 +107,14 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
     require_network(stand.job.train, device, stand.company)
     torch.set_num_threads(stand.spec.threads)
     network = network_of(
-        folder, stand.job.train, stand.program, stand.spec.seats, stand.seat, device, meeting
+        folder,
+        stand.job.train,
+        stand.program,
+        stand.spec.seats,
+        stand.seat,
+        device,
+        meeting,
+        stand.spec.hosts,
     )
     rows = StepRows(stand.job, stand.program.setup.budget_bytes)
     with ExitStack() as closing:

@@ -28,7 +28,7 @@ from ratrain.runtime.step.ops import RankOps, Saver, Sizes
 from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.process import resident_bytes
 from ratrain.runtime.step.schedule import Schedule, schedule_of
-from ratrain.runtime.step.states import DTYPES, RankStates, Source, rank_states
+from ratrain.runtime.step.states import DTYPES, Collectives, RankStates, Source, rank_states
 
 NAN = float("nan")
 _NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
@@ -113,6 +113,7 @@ class RankRun:
             DTYPES[spec.gradient_dtype or spec.dtype],
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
             device,
+            lambda unit: Collectives(*spec.collectives_of(unit)),
         )
         timeout_s = job.train.timeout_s
         scaled = spec.dtype == "fp16"

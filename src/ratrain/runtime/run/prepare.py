@@ -24,6 +24,7 @@ from ratrain.program.program import Program
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Recovery, Setup
 from ratrain.program.verify import Rule, Verdict, verify
+from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
 from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_uneven_runnable
@@ -138,7 +139,10 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         depths=seats.depths,
         micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
-    return PreparedRun(file_job, case, proved, spec)
+    devices = case.job.cluster.members()
+    hosts = tuple(devices[number].host for number in spec.device_numbers)
+    chosen = chosen_collectives(case, seats, hosts)
+    return PreparedRun(file_job, case, proved, replace(spec, **vars(chosen)))
 
 
 def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
@@ -286,6 +290,7 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "gradient_dtype": job.schedule.gradient_dtype,
         "gradient_wire": job.schedule.gradients_travel_in,
         "boundary_wire": job.schedule.boundaries_travel_in,
+        "collective": job.collective,
         **model,
     }
 

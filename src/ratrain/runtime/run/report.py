@@ -48,6 +48,8 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "job": spec.job_path,
         "facts": facts["facts"],
         "precision": spec.precision,
+        "collective": spec.collective,
+        "sum_order": spec.sum_order,
         "versions": last[0].versions if last else {},
         "lab": bool(last and last[0].lab),
         "steps": {

@@ -35,7 +35,8 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
         yield f"{progress}: nothing was measured"
         return
     precision = "" if report["precision"] == "fp32" else f"; {report['precision']}"
-    head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}"
+    added = report.get("sum_order") and f"; replicas added {report['sum_order']}"
+    head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}{added or ''}"
     yield from wrap(head, 80, subsequent_indent="  ")
     if report["skipped_updates"]:
         yield (

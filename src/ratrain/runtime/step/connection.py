@@ -24,6 +24,8 @@ _WAKE_BYTES = 1 << 17
 second, where every packet would be nine thousand times."""
 _BLOCK_BYTES = 1 << 20
 """A body whose length the sender chooses is given memory as it arrives, this much at a time."""
+_PARTS_AT_ONCE = 1000
+"""The operating system takes 1,024."""
 _IDLE_S, _PROBE_S, _PROBES = 60, 20, 6
 """Firewalls forget connections that are idle for long: a lane may have nothing to say for hours."""
 
@@ -67,7 +69,7 @@ class Connection:
         body = bytearray()
         while True:
             block = bytearray(min(size - len(body), _BLOCK_BYTES))
-            move([], [Landing(self, memoryview(block), size)])
+            move([], [Landing(self, memoryview(block), frame_bytes=size)])
             body += block
             if len(body) == size:
                 return bytes(body)
@@ -160,13 +162,14 @@ class Connection:
 
 
 class Leaving:
-    """A frame on its way out."""
+    """A frame on its way out; its body may lie in several places."""
 
-    def __init__(self, connection: Connection, body: memoryview | bytes) -> None:
+    def __init__(self, connection: Connection, *bodies: memoryview | bytes) -> None:
         self.connection = connection
-        body = memoryview(body)
-        self._parts = [memoryview(_HEADER.pack(_MARKER, len(body))), body]
-        self._left = _HEADER.size + len(body)
+        body = [memoryview(each) for each in bodies]
+        size = sum(map(len, body))
+        self._parts = [memoryview(_HEADER.pack(_MARKER, size)), *body]
+        self._left = _HEADER.size + size
         self._size = self._left
 
     @property
@@ -177,7 +180,7 @@ class Leaving:
     def push(self) -> bool:
         """Sends what can be sent now; whether that was the rest."""
         while self._left:
-            count = self.connection.push(self._parts)
+            count = self.connection.push(self._parts[:_PARTS_AT_ONCE])
             self._left -= count
             while self._parts and count >= len(self._parts[0]):
                 count -= len(self._parts.pop(0))
@@ -188,35 +191,40 @@ class Leaving:
 
 
 class Landing:
-    """Room for a frame, or for the next part of one: `frame_bytes` is the length of all of it."""
+    """Room for a frame, or for the next part of one: `frame_bytes` is the length of all of it. The
+    rooms are filled in their order."""
 
     def __init__(
-        self, connection: Connection, room: memoryview, frame_bytes: int | None = None
+        self, connection: Connection, *rooms: memoryview, frame_bytes: int | None = None
     ) -> None:
-        self.connection, self._room = connection, room
-        self._frame_bytes = len(room) if frame_bytes is None else frame_bytes
+        self.connection, self._rooms = connection, list(rooms)
+        self._frame_bytes = sum(map(len, rooms)) if frame_bytes is None else frame_bytes
         self._opened = False
 
     def arm(self) -> None:
         """Before a sleep: what to be woken for."""
-        self.connection.wake_at(len(self._room))
+        self.connection.wake_at(sum(map(len, self._rooms)))
 
     def pull(self) -> bool:
         """Receives what is there; whether that was the rest."""
         if not self._opened:
             self._opened = self.connection.open_frame(self._frame_bytes)
-        if self._opened and len(self._room):
-            count = self.connection.pull(self._room)
+        while self._opened and self._rooms:
+            room = self._rooms[0]
+            count = self.connection.pull(room) if len(room) else 0
             self.connection.took(count)
-            self._room = self._room[count:]
-        return self._opened and not len(self._room)
+            self._rooms[0] = room[count:]
+            if len(self._rooms[0]):
+                return False
+            del self._rooms[0]
+        return self._opened
 
 
 class _Header(Landing):
     """The next frame's header alone."""
 
     def __init__(self, connection: Connection) -> None:
-        super().__init__(connection, memoryview(b""))
+        super().__init__(connection)
 
     def pull(self) -> bool:
         return self.connection.open_frame(None)

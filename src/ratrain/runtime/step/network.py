@@ -1,9 +1,10 @@
 """What the executor needs of the network between ranks, as the cost model mirrors it.
 
-Reductions are direct exchanges between the ranks that hold a unit, its holders, which may be other
-ranks for another unit: each receives the part that it owns from every peer and adds the parts in
-the order of replicas, so the sum has the same bits whatever the timing, and at every sharding
-level. Each lane has connections of its own, so that lanes do not wait for each other.
+Reductions are among the ranks that hold a unit, its holders, which may be other ranks for another
+unit. In a direct exchange each receives the part that it owns from every peer and adds the parts in
+the order of replicas; other collectives (`cost.algorithms`) send sums on, in rounds. Each has one
+order of adding, so the sum has the same bits whatever the timing, and at every sharding level.
+Each lane has connections of its own, so that lanes do not wait for each other.
 
 Two modules carry it out: `socket_network` (ranks on CPUs), `torch_network` (NCCL, and gloo).
 """
@@ -14,6 +15,7 @@ from typing import Protocol
 
 from torch import Tensor
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
@@ -38,11 +40,12 @@ class Network(Protocol):
         """Waits until that rank has come to its `send`."""
         ...
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
-        """Adds up all holders' `flat` in their order; the own part of the sum goes to `out`."""
+    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+        """Adds up all holders' `flat` by the collective of a name; the own part of the sum goes to
+        `out`."""
         ...
 
-    def gather(self, lane: Lane, flat: Tensor, holders: Holders) -> None:
+    def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
         """Fills `flat` with every holder's part; the own part is already there."""
         ...
 

@@ -362,16 +362,16 @@ class RankOps:
             return
         if not self._setup.per_micro_batch:
             gradient = self._narrow(unit)
-            self._network.reduce(gradient, gradient[unit.owned], unit.holders)
+            self._network.reduce(gradient, gradient[unit.owned], unit.holders, unit.by.reduces)
             if not self._setup.sharding:
-                self._network.gather(Lane.REDUCE, gradient, unit.holders)
+                self._network.gather(Lane.REDUCE, gradient, unit.holders, unit.by.gathers)
             else:
                 self._agree_on_overflow(unit)
             return
         flat = self._states.transit[op.transit][: unit.padded]
         flat = narrowed(flat, self._states.wire.gradients)
         share = flat[unit.owned]
-        self._network.reduce(flat, share, unit.holders)
+        self._network.reduce(flat, share, unit.holders, unit.by.reduces)
         if op.micro_batch == 0:
             unit.shard = share.to(self._states.gradient_dtype, copy=True)
         else:
@@ -427,9 +427,9 @@ class RankOps:
         part = unit.part
         for buffer in (part.weights, part.moment1, part.moment2):
             mean = buffer[unit.owned]
-            self._network.reduce(buffer, mean, unit.holders)
+            self._network.reduce(buffer, mean, unit.holders, unit.by.reduces)
             mean /= len(unit.holders)
-            self._network.gather(Lane.REDUCE, buffer, unit.holders)
+            self._network.gather(Lane.REDUCE, buffer, unit.holders, unit.by.gathers)
         assert unit.view is not None
         if unit.view.data_ptr() != part.weights.data_ptr():
             unit.view.copy_(part.weights)
@@ -497,7 +497,7 @@ class RankOps:
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         assert unit.view is not None
-        self._network.gather(Lane.GATHER, unit.view, unit.holders)
+        self._network.gather(Lane.GATHER, unit.view, unit.holders, unit.by.gathers)
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -508,7 +508,7 @@ class RankOps:
         else:
             slot = self._states.gathered[op.gathered][: unit.padded]
         slot[unit.owned] = unit.shard_view
-        self._network.gather(Lane.GATHER, slot, unit.holders)
+        self._network.gather(Lane.GATHER, slot, unit.holders, unit.by.gathers)
 
     def save(self, op: LocalOp, step: int) -> None:
         if self.saver is not None:

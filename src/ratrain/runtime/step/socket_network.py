@@ -7,16 +7,21 @@ program's proof of memory has it, though the bytes may be on their way before.
 
 from __future__ import annotations
 
+from collections import defaultdict
 from collections.abc import Sequence
 from typing import TypeVar
 
 import torch
 from torch import Tensor
 
+from ratrain.cost.algorithms import DIRECT
+from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.circle import circles_of, exchanged
+from ratrain.runtime.step.collective import Swap as PlacesSwap
+from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
 from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_channel
 from ratrain.runtime.step.sums import PIECE_BYTES, add_up, pieces
@@ -28,10 +33,11 @@ _NOTHING = memoryview(b"")
 
 
 class SocketNetwork:
-    """`links` has a connection for each of the rank's needs (`links.all_needs`)."""
+    """`links` has a connection for each of the rank's needs (`links.all_needs`); `hosts`, by world
+    rank: the number of its host."""
 
-    def __init__(self, seats: Seats, seat: Seat, links: Links) -> None:
-        self._seats, self._seat, self._links = seats, seat, links
+    def __init__(self, seats: Seats, seat: Seat, links: Links, hosts: Sequence[int]) -> None:
+        self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
         self._circles = circles_of(seats, seat, links)
         self._tensor = self._tensor_groups() if seats.tensor > 1 else {}
 
@@ -55,7 +61,14 @@ class SocketNetwork:
         sender = self._stage(pipeline)
         self._links[sender, message_channel(lane, sender)].await_frame()
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
+    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+        exchange, place = self._exchange(holders, by), self._place_among(holders)
+        if exchange.rounds > 1:
+            reduce_by(exchange, place, flat, out, self._swap(holders, DATA[Lane.REDUCE]))
+        else:
+            self._reduce_directly(flat, out, holders)
+
+    def _reduce_directly(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
         """The other holders' parts leave as fast as their owners take them, while the own one
         comes in and is added up, piece by piece."""
         links, place = self._links_to(holders, DATA[Lane.REDUCE]), self._place_among(holders)
@@ -69,7 +82,7 @@ class SocketNetwork:
         for mine, total in zip(pieces(parts[place], PIECE_BYTES), sums, strict=True):
             landed = [room[: len(total)] for room in rooms]
             landing = [
-                Landing(link, bytes_of(room), bytes_of(out).nbytes)
+                Landing(link, bytes_of(room), frame_bytes=bytes_of(out).nbytes)
                 for link, room in zip(links, landed, strict=True)
             ]
             move(leaving, landing, enough_sent=0)
@@ -77,8 +90,12 @@ class SocketNetwork:
             add_up(landed, total)
         move(leaving, [])
 
-    def gather(self, lane: Lane, flat: Tensor, holders: Holders) -> None:
-        links, place = self._links_to(holders, DATA[lane]), self._place_among(holders)
+    def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
+        exchange, place = self._exchange(holders, by), self._place_among(holders)
+        if exchange.rounds > 1:
+            gather_by(exchange, place, flat, self._swap(holders, DATA[lane]))
+            return
+        links = self._links_to(holders, DATA[lane])
         parts = [bytes_of(part) for part in flat.view(len(holders), -1)]
         landing = [
             Landing(link, part) for link, part in zip(links, _all_but(place, parts), strict=True)
@@ -94,7 +111,7 @@ class SocketNetwork:
         for mine in pieces(gradient):
             other = torch.empty_like(mine)
             sent_bytes += mine.nbytes
-            landing = Landing(link, bytes_of(other), gradient.nbytes)
+            landing = Landing(link, bytes_of(other), frame_bytes=gradient.nbytes)
             move([leaving], [landing], enough_sent=sent_bytes)  # it is overwritten by the sum
             add_up((mine, other) if here_first else (other, mine), mine)
 
@@ -106,7 +123,19 @@ class SocketNetwork:
 
     @property
     def sent_bytes(self) -> int:
-        return sum(link.sent_bytes for link in self._links.values())
+        return sum(self.sent_to().values())
+
+    def sent_to(self) -> dict[int, int]:
+        """The same by the rank that it went to."""
+        sent: dict[int, int] = defaultdict(int)
+        for (peer, _), link in self._links.items():
+            sent[peer] += link.sent_bytes
+        return sent
+
+    def close(self) -> None:
+        """Peers see the end of every stream."""
+        for link in self._links.values():
+            link.close()
 
     def _stage(self, pipeline: int) -> int:
         """The world rank at a pipeline position that this one exchanges messages with."""
@@ -114,6 +143,26 @@ class SocketNetwork:
 
     def _place_among(self, holders: Holders) -> int:
         return holders.index(self._seat.world_rank)
+
+    def _exchange(self, holders: Holders, by: str) -> Exchange:
+        return exchange_of(by, tuple(self._hosts[rank] for rank in holders))
+
+    def _swap(self, holders: Holders, name: str) -> PlacesSwap:
+        """Sends and receives of a collective's turn over a channel, by place among the holders."""
+
+        def swap(leaving: Tensors, landing: Tensors) -> None:
+            move(
+                [
+                    Leaving(self._links[holders[peer], name], *map(bytes_of, tensors))
+                    for peer, tensors in leaving.items()
+                ],
+                [
+                    Landing(self._links[holders[peer], name], *map(bytes_of, tensors))
+                    for peer, tensors in landing.items()
+                ],
+            )
+
+        return swap
 
     def _links_to(self, holders: Holders, name: str) -> list[Connection]:
         """A channel's connections to the other holders."""

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
@@ -27,6 +28,16 @@ DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Source = Callable[[str, str, int, int], Tensor]
 """(unit, "weights" | "moment1" | "moment2", begin, end) -> fp32 values of that range."""
+
+
+class Collectives(NamedTuple):
+    """By which algorithms a unit's holders reduce its gradient, and gather its weights."""
+
+    reduces: str
+    gathers: str
+
+
+DIRECTLY = Collectives(DIRECT, DIRECT)
 
 
 class Graph(NamedTuple):
@@ -52,6 +63,7 @@ class UnitState:
     shard_view: Tensor | None = None  # level 3
     gradient: Tensor | None = None
     shard: Tensor | None = None  # sharded accumulation
+    by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     passing: dict[Kind, Tensor] = field(default_factory=dict[Kind, Tensor])
     """Views gathered for a whole pass, by the kind that gathered them."""
@@ -122,7 +134,7 @@ class RankStates:
         for it."""
         for unit in self.units:
             for buffer in unit.replicated:
-                network.gather(Lane.GATHER, buffer, unit.holders)
+                network.gather(Lane.GATHER, buffer, unit.holders, unit.by.gathers)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
@@ -138,15 +150,18 @@ def rank_states(
     gradient_dtype: torch.dtype,
     wire: Wire,
     device: torch.device,
+    collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
 ) -> RankStates:
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
-    range; the rest is for `RankStates.complete`."""
+    range; the rest is for `RankStates.complete`. `collectives`: of each unit."""
     setup = schedule.program.setup
     holders = holders_of(setup, seats, seat.division.rank)
     units = [
         _unit_state(local, setup, holders[local.unit.name], seat, make_unit, source, dtype, device)
         for local in schedule.units
     ]
+    for unit in units:
+        unit.by = collectives(unit.name)
     largest = max(unit.padded for unit in units)
 
     def slots(count: int, dtype: torch.dtype) -> list[Tensor]:

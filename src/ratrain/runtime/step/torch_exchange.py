@@ -12,12 +12,24 @@ def exchange(
     group: dist.ProcessGroup, peers: Sequence[int], out: Sequence[Tensor], into: Sequence[Tensor]
 ) -> list[dist.Work]:
     """Begins to send `out[i]` to the world rank `peers[i]` and to fill `into[i]` with what it
-    sends. Receives stand first, so that both directions of a link are used at once; as one batch,
-    since NCCL begins none of them before the last is known."""
+    sends."""
+    return exchange_pairs(
+        group, list(zip(peers, out, strict=True)), list(zip(peers, into, strict=True))
+    )
+
+
+def exchange_pairs(
+    group: dist.ProcessGroup,
+    out: Sequence[tuple[int, Tensor]],
+    into: Sequence[tuple[int, Tensor]],
+) -> list[dist.Work]:
+    """The same to and from other peers, as (world rank, tensor). Receives stand first, so that both
+    directions of a link are used at once; as one batch, since NCCL begins none of them before the
+    last is known."""
     both = [
         dist.P2POp(do, tensor, peer, group)
-        for do, tensors in ((dist.irecv, into), (dist.isend, out))
-        for tensor, peer in zip(tensors, peers, strict=True)
+        for do, pairs in ((dist.irecv, into), (dist.isend, out))
+        for peer, tensor in pairs
         if tensor.numel()
     ]
     return dist.batch_isend_irecv(both) if both else []

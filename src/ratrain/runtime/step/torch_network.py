@@ -16,14 +16,18 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
+from ratrain.cost.algorithms import DIRECT
+from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.circle import circles_of, exchanged
+from ratrain.runtime.step.collective import Swap as PlacesSwap
+from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.links import Links, Routes, message_channel
 from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
 from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
-from ratrain.runtime.step.torch_exchange import exchange, wait_all
+from ratrain.runtime.step.torch_exchange import exchange, exchange_pairs, wait_all
 
 T = TypeVar("T")
 
@@ -31,7 +35,7 @@ T = TypeVar("T")
 class TorchNetwork:
     """Tensors go over torch.distributed, whose default group must exist; words, and what tells a
     receiver that its sender is there, over connections of our own: `links` has one for each of
-    `links.word_needs`."""
+    `links.word_needs`. `hosts`, by world rank: the number of its host."""
 
     def __init__(
         self,
@@ -39,11 +43,12 @@ class TorchNetwork:
         seat: Seat,
         routes: Routes,
         links: Links,
+        hosts: Sequence[int],
         *,
         backend: str,
         timeout_s: float,
     ) -> None:
-        self._seats, self._seat, self._links = seats, seat, links
+        self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
         self._circles = circles_of(seats, seat, links)
         self._timeout = timedelta(seconds=timeout_s)
         self._message: dict[Lane, dist.ProcessGroup] = {}
@@ -108,7 +113,14 @@ class TorchNetwork:
         sender = self._stage(pipeline)
         self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
 
-    def reduce(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
+    def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
+        collective, place = self._collective(holders, by), self._place_among(holders)
+        if collective.rounds > 1:
+            reduce_by(collective, place, flat, out, self._swap_of(Lane.REDUCE, holders))
+        else:
+            self._reduce_directly(flat, out, holders)
+
+    def _reduce_directly(self, flat: Tensor, out: Tensor, holders: Holders) -> None:
         parts, place = list(flat.view(len(holders), -1)), self._place_among(holders)
         columns = list(zip(*(pieces(part, PIECE_BYTES) for part in parts), strict=True))
         flying = deque(self._leave(column, holders) for column in columns[:PIECES_AHEAD])
@@ -129,10 +141,31 @@ class TorchNetwork:
         landing = [torch.empty_like(piece) for piece in leaving]
         return landing, exchange(self._data[Lane.REDUCE, holders], peers, leaving, landing)
 
-    def gather(self, lane: Lane, flat: Tensor, holders: Holders) -> None:
-        place, parts = self._place_among(holders), list(flat.view(len(holders), -1))
+    def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
+        collective, place = self._collective(holders, by), self._place_among(holders)
+        if collective.rounds > 1:
+            gather_by(collective, place, flat, self._swap_of(lane, holders))
+            return
+        parts = list(flat.view(len(holders), -1))
         peers, others = _all_but(place, holders), _all_but(place, parts)
         wait_all(exchange(self._data[lane, holders], peers, [parts[place]] * len(peers), others))
+
+    def _collective(self, holders: Holders, by: str) -> Exchange:
+        return exchange_of(by, tuple(self._hosts[rank] for rank in holders))
+
+    def _swap_of(self, lane: Lane, holders: Holders) -> PlacesSwap:
+        """Sends and receives of a collective's turn, by place among the holders. Several tensors
+        for one peer arrive in the order in which they were sent."""
+        group = self._data[lane, holders]
+
+        def swap(leaving: Tensors, landing: Tensors) -> None:
+            both = [
+                [(holders[peer], tensor) for peer, tensors in each.items() for tensor in tensors]
+                for each in (leaving, landing)
+            ]
+            wait_all(exchange_pairs(group, *both))
+
+        return swap
 
     def _place_among(self, holders: Holders) -> int:
         return holders.index(self._seat.world_rank)

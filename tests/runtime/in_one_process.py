@@ -1,0 +1,66 @@
+"""Networks of ranks that are threads of one process, over real connections: many small groups cost
+little time."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Callable, Sequence
+from typing import TypeVar
+
+from ratrain.runtime.seats import Seats
+from ratrain.runtime.step.connection import Connection
+from ratrain.runtime.step.links import Need, Routes, all_needs
+from ratrain.runtime.step.socket_network import SocketNetwork
+
+T = TypeVar("T")
+PATIENCE_S = 60.0
+
+
+def replicas(count: int) -> Seats:
+    """Replicas of one stage each."""
+    return Seats(1, count, (0,) * count, (0,))
+
+
+def networks(seats: Seats, routes: Routes, hosts: Sequence[int]) -> list[SocketNetwork]:
+    """Every rank's network."""
+    needs = [all_needs(seats, seat, routes) for seat in seats.all()]
+    links: list[dict[Need, Connection]] = [{} for _ in needs]
+    for rank, of_rank in enumerate(needs):
+        for peer, name in of_rank:
+            if peer > rank:
+                ends = socket.socketpair()
+                links[rank][peer, name] = Connection(ends[0], rank, peer, PATIENCE_S)
+                links[peer][rank, name] = Connection(ends[1], peer, rank, PATIENCE_S)
+    return [
+        SocketNetwork(seats, seat, of_rank, hosts)
+        for seat, of_rank in zip(seats.all(), links, strict=True)
+    ]
+
+
+def on_all(crowd: Sequence[SocketNetwork], work: Callable[[int, SocketNetwork], T]) -> list[T]:
+    """What `work` gives on each rank, all of them at once."""
+    answers: dict[int, T] = {}
+    problems: list[BaseException] = []
+
+    def run(rank: int) -> None:
+        try:
+            answers[rank] = work(rank, crowd[rank])
+        except BaseException as error:
+            problems.append(error)
+            crowd[rank].close()  # the others do not wait for it
+
+    threads = [threading.Thread(target=run, args=(rank,)) for rank in range(len(crowd))]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    if problems:
+        raise problems[0]
+    return [answers[rank] for rank in range(len(crowd))]
+
+
+def close_all(crowd: Sequence[SocketNetwork]) -> None:
+    """Every connection's end."""
+    for network in crowd:
+        network.close()
