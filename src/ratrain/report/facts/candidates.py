@@ -11,6 +11,7 @@ import numpy as np
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.build import Candidate, candidate
+from ratrain.plan.case import recovery_words
 from ratrain.plan.enumerate import StateMode, strategy_of
 from ratrain.plan.explain import NEAR, Explanation, binding
 from ratrain.plan.misfit import Misfit, misfits
@@ -18,6 +19,7 @@ from ratrain.plan.placement import Placement
 from ratrain.plan.ranges import runs
 from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
+from ratrain.program.family_groups import group_name, group_of
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation
@@ -88,6 +90,7 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
     """One point for each cell of the picture: of what fits and of what does not, the fastest."""
     fastest_s = min((float(checked.step_s.min()) for checked in search.checked), default=slowest_s)
     decades = max(np.log(slowest_s / fastest_s), 1e-9)
+    highest_bytes = min(fullest_bytes, _highest_bytes(search, slowest_s))
     cells: dict[tuple[int, int, bool], tuple[float, Checked, int]] = {}
     counts: Counter[tuple[int, int, bool]] = Counter()
     for checked in search.checked:
@@ -96,7 +99,7 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
         rows = np.flatnonzero((checked.step_s <= slowest_s) & (memory <= fullest_bytes))
         along = np.log(checked.step_s[rows] / fastest_s) / decades
         columns = (along * COLUMNS).astype(int).tolist()
-        heights = (memory[rows] / fullest_bytes * ROWS).astype(int).tolist()
+        heights = (memory[rows] / highest_bytes * ROWS).astype(int).tolist()
         fits = checked.fits[rows].tolist()
         for row, *cell in zip(rows.tolist(), columns, heights, fits, strict=True):
             place = cell[0], cell[1], cell[2]
@@ -111,11 +114,29 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
         yield Point(kind, step_s, memory, _name(layout), _details(layout), counts[place])
 
 
+def _highest_bytes(search: Search, slowest_s: float) -> float:
+    """The most memory that any configuration needs that is fast enough to be drawn."""
+    return max(
+        (
+            float(checked.missing_bytes[fast].max()) + checked.group.job.budgets[0]
+            for checked in search.checked
+            if (fast := checked.step_s <= slowest_s).any()
+        ),
+        default=1.0,
+    )
+
+
 def advice_of(chosen: Candidate, simulation: Simulation, search: Search) -> Advice:
     """What binds the chosen plan and what would help it."""
     misses = tuple(misfits(search, NEAR))
     explained = Explanation(chosen, simulation, search, misses)
-    return Advice((), binding(explained), tuple(_ways(explained)), "")
+    binds = binding(explained)
+    fastest = min(misses, key=lambda misfit: misfit.step_s, default=None)
+    if simulation.feasible and fastest is not None and fastest.step_s < simulation.step_time_s:
+        # Memory binds: the layout that shows it is told of once, with all that is known of it.
+        binds = f"memory: {_near(fastest, simulation.step_time_s)}"
+        explained = replace(explained, near=tuple(m for m in misses if m is not fastest))
+    return Advice((), binds, tuple(_ways(explained)), "")
 
 
 def _ways(explained: Explanation) -> Iterator[str]:
@@ -125,8 +146,9 @@ def _ways(explained: Explanation) -> Iterator[str]:
     for tried in explained.search.tried:  # of plans that differ in details alone, the fastest
         if tried.step_s < step_s * 0.999:
             faster.setdefault(_name(tried.candidate), tried)
-    for name, tried in list(faster.items())[:3]:
+    for tried in list(faster.values())[:3]:
         gain = 100 * (1 - tried.step_s / step_s)
+        name = other_layout(explained.candidate, tried.candidate)
         yield (
             f"{name} would take {format_time(tried.step_s)}, {gain:.1f} % less, and fits: at most "
             f"{format_bytes(tried.bound_bytes)}"
@@ -134,16 +156,33 @@ def _ways(explained: Explanation) -> Iterator[str]:
     if not faster and explained.search.tried:
         yield "no faster plan that fits was found"
     for misfit in explained.near:
-        yield _near(misfit)
+        yield _near(misfit, step_s)
 
 
-def _near(misfit: Misfit) -> str:
+def _near(misfit: Misfit, step_s: float) -> str:
     change = misfit.change or "other degrees"
+    gain = 100 * (1 - misfit.step_s / step_s)
+    less = f", {gain:.1f} % less," if gain > 0 else ""
     return (
-        f"{_name(misfit.candidate)} would take {format_time(misfit.step_s)} and needs "
-        f"{format_bytes(misfit.missing_bytes)} more on stage {misfit.stage}, where {misfit.item} "
-        f"takes {format_bytes(misfit.item_bytes)}; it would fit with {change}"
+        f"{_name(misfit.candidate)} would take {format_time(misfit.step_s)}{less} and needs "
+        f"{format_bytes(misfit.missing_bytes)} more on stage {misfit.stage}, where "
+        f"{_item_words(misfit.item)} {format_bytes(misfit.item_bytes)}; it would fit with {change}"
     )
+
+
+def _item_words(item: str) -> str:
+    """ "saved activations take": an item of the planner's bill, which bills messages by slots."""
+    key = "messages" if item in ("slots", "sums") else group_of(item)
+    return f"{group_name(key)} {'takes' if key in ('optimizer', 'scratch') else 'take'}"
+
+
+def other_layout(chosen: Candidate, other: Candidate) -> str:
+    """Another layout's name; of one that has the same name as the chosen one, what differs."""
+    if _name(other) != _name(chosen):
+        return _name(other)
+    known = _details(chosen)
+    differing = "; ".join(detail for detail in _details(other) if detail not in known)
+    return f"this layout with {differing or 'states held in another way'}"
 
 
 def _name(candidate: Candidate) -> str:
@@ -159,7 +198,7 @@ def _details(candidate: Candidate) -> tuple[str, ...]:
     gradients = "sharded" if candidate.mode.sharded_gradients else "local"
     return (
         f"layers of stages: {runs(candidate.layers)}",
-        f"activations by stage: {runs([mode.value for mode in candidate.recovery])}",
+        f"activations: {recovery_words(candidate.recovery)}",
         f"sharding level {candidate.mode.sharding} (ZeRO-{candidate.mode.sharding}), "
         f"gradients {gradients}",
     )

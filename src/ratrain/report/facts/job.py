@@ -9,6 +9,7 @@ from pathlib import Path
 
 from ratrain.describe.job import load_job
 from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.build import Candidate
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.plan_file import load_plan, to_candidate
 from ratrain.plan.planned import planned
@@ -25,7 +26,12 @@ from ratrain.report.contents import (
     Times,
     Verdict,
 )
-from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of
+from ratrain.report.facts.candidates import (
+    advice_of,
+    candidate_of,
+    candidates_of,
+    other_layout,
+)
 from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.stages import ProvedMemory, picture
@@ -65,7 +71,7 @@ def contents_of_job(
         kind=kind,
         title=f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
         source=str(path),
-        verdict=_verdict(simulation, search),
+        verdict=_verdict(chosen, simulation, search),
         tiles=_tiles(simulation, case),
         plan=picture(setup, case.placement, _proved(simulation), case_facts(case.facts())),
         panels=panels,
@@ -97,7 +103,7 @@ def _case_and_search(
     return case_of(job), search(replace(job, layout=None), progress)
 
 
-def _verdict(simulation: Simulation, search: Search) -> Verdict:
+def _verdict(chosen: Candidate, simulation: Simulation, search: Search) -> Verdict:
     budget = simulation.program.setup.budget_bytes
     step = format_time(simulation.step_time_s)
     bound = format_bytes(simulation.bound_bytes)
@@ -110,7 +116,8 @@ def _verdict(simulation: Simulation, search: Search) -> Verdict:
     best = search.best if search.tried else None
     gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
     if best is not None and gain > 2:
-        sentences += f" Another layout would take {format_time(best.step_s)}, {gain:.0f} % less."
+        other, best_s = other_layout(chosen, best.candidate), format_time(best.step_s)
+        sentences += f" {other[:1].upper()}{other[1:]} would take {best_s}, {gain:.0f} % less."
     return Verdict("good" if gain < MUCH_FASTER else "plain", sentences)
 
 
