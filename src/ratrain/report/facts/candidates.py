@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 
 import numpy as np
@@ -130,25 +130,28 @@ def advice_of(chosen: Candidate, simulation: Simulation, search: Search) -> Advi
     """What binds the chosen plan and what would help it."""
     misses = tuple(misfits(search, NEAR))
     explained = Explanation(chosen, simulation, search, misses)
-    binds = binding(explained)
+    binds, told = binding(explained), [chosen]
     fastest = min(misses, key=lambda misfit: misfit.step_s, default=None)
     if simulation.feasible and fastest is not None and fastest.step_s < simulation.step_time_s:
         # Memory binds: the layout that shows it is told of once, with all that is known of it.
-        binds = f"memory: {_near(fastest, simulation.step_time_s)}"
+        binds = f"memory: {_near(fastest, simulation.step_time_s, told)}"
+        told.append(fastest.candidate)
         explained = replace(explained, near=tuple(m for m in misses if m is not fastest))
-    return Advice((), binds, tuple(_ways(explained)), "")
+    return Advice((), binds, tuple(_ways(explained, told)), "")
 
 
-def _ways(explained: Explanation) -> Iterator[str]:
-    """Plans that fit and are faster, then those that would be faster and do not fit."""
+def _ways(explained: Explanation, told: Sequence[Candidate]) -> Iterator[str]:
+    """Plans that fit and are faster, then those that would be faster and do not fit. `told` are
+    layouts that the reader knows by now."""
     step_s = explained.simulation.step_time_s
     faster: dict[str, Tried] = {}
     for tried in explained.search.tried:  # of plans that differ in details alone, the fastest
         if tried.step_s < step_s * 0.999:
             faster.setdefault(_name(tried.candidate), tried)
-    for tried in list(faster.values())[:3]:
+    shown = list(faster.values())[:3]
+    for tried in shown:
         gain = 100 * (1 - tried.step_s / step_s)
-        name = other_layout(explained.candidate, tried.candidate)
+        name = named_apart(tried.candidate, told)
         yield (
             f"{name} would take {format_time(tried.step_s)}, {gain:.1f} % less, and fits: at most "
             f"{format_bytes(tried.bound_bytes)}"
@@ -156,17 +159,18 @@ def _ways(explained: Explanation) -> Iterator[str]:
     if not faster and explained.search.tried:
         yield "no faster plan that fits was found"
     for misfit in explained.near:
-        yield _near(misfit, step_s)
+        yield _near(misfit, step_s, [*told, *(tried.candidate for tried in shown)])
 
 
-def _near(misfit: Misfit, step_s: float) -> str:
+def _near(misfit: Misfit, step_s: float, told: Sequence[Candidate]) -> str:
     change = misfit.change or "other degrees"
     gain = 100 * (1 - misfit.step_s / step_s)
     less = f", {gain:.1f} % less," if gain > 0 else ""
+    name, step = named_apart(misfit.candidate, told), format_time(misfit.step_s)
     return (
-        f"{_name(misfit.candidate)} would take {format_time(misfit.step_s)}{less} and needs "
-        f"{format_bytes(misfit.missing_bytes)} more on stage {misfit.stage}, where "
-        f"{_item_words(misfit.item)} {format_bytes(misfit.item_bytes)}; it would fit with {change}"
+        f"{name} would take {step}{less} and needs {format_bytes(misfit.missing_bytes)} more on "
+        f"stage {misfit.stage}, where {_item_words(misfit.item)} "
+        f"{format_bytes(misfit.item_bytes)}; it would fit with {change}"
     )
 
 
@@ -176,13 +180,15 @@ def _item_words(item: str) -> str:
     return f"{group_name(key)} {'takes' if key in ('optimizer', 'scratch') else 'take'}"
 
 
-def other_layout(chosen: Candidate, other: Candidate) -> str:
-    """Another layout's name; of one that has the same name as the chosen one, what differs."""
-    if _name(other) != _name(chosen):
-        return _name(other)
-    known = _details(chosen)
-    differing = "; ".join(detail for detail in _details(other) if detail not in known)
-    return f"this layout with {differing or 'states held in another way'}"
+def named_apart(candidate: Candidate, others: Sequence[Candidate]) -> str:
+    """A layout's name; where one of the others has the same name, also what differs from it."""
+    name = _name(candidate)
+    same = next((other for other in others if _name(other) == name), None)
+    if same is None:
+        return name
+    known = _details(same)
+    differing = "; ".join(detail for detail in _details(candidate) if detail not in known)
+    return f"{name} with {differing or 'its states held in another way'}"
 
 
 def _name(candidate: Candidate) -> str:

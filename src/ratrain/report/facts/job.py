@@ -30,7 +30,7 @@ from ratrain.report.facts.candidates import (
     advice_of,
     candidate_of,
     candidates_of,
-    other_layout,
+    named_apart,
 )
 from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
@@ -116,7 +116,7 @@ def _verdict(chosen: Candidate, simulation: Simulation, search: Search) -> Verdi
     best = search.best if search.tried else None
     gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
     if best is not None and gain > 2:
-        other, best_s = other_layout(chosen, best.candidate), format_time(best.step_s)
+        other, best_s = named_apart(best.candidate, [chosen]), format_time(best.step_s)
         sentences += f" {other[:1].upper()}{other[1:]} would take {best_s}, {gain:.0f} % less."
     return Verdict("good" if gain < MUCH_FASTER else "plain", sentences)
 

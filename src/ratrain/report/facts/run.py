@@ -20,7 +20,7 @@ from ratrain.report.facts.measured import Measured, memory_of, panels_of, times_
 from ratrain.report.facts.run_plan import advice_of_run, plan_of_run
 from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.words import case_facts, left_out_of
-from ratrain.report.thin import STEPS, thinned_steps
+from ratrain.report.thin import STEPS, shown_steps
 from ratrain.runtime.rank.metrics import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
 from ratrain.runtime.run.report import report_of
@@ -150,7 +150,11 @@ def _progress(
     """The run step by step. Of very many steps each stretch's extremes are kept."""
     if not rows:
         return None
-    thinned = [rows[place] for place in _shown_steps(rows)]
+    validations = {
+        place: row["validation_loss"] for place, row in enumerate(rows) if "validation_loss" in row
+    }
+    places = shown_steps([row["loss"] for row in rows], validations)
+    thinned = [rows[place] for place in places]
     return Progress(
         step=tuple(row["step"] + 1 for row in thinned),
         loss=tuple(_finite(row["loss"]) for row in thinned),
@@ -163,15 +167,6 @@ def _progress(
         tokens=rows[0]["tokens"],
         steps=len(rows),
     )
-
-
-def _shown_steps(rows: Sequence[Row]) -> list[int]:
-    """Places of the steps that curves show: of the loss, and of the loss on held-out text, each
-    stretch's extremes."""
-    validated = [place for place, row in enumerate(rows) if "validation_loss" in row]
-    kept = thinned_steps([rows[place]["validation_loss"] for place in validated], STEPS // 2)
-    shown = {validated[place] for place in kept}
-    return sorted(shown.union(thinned_steps([row["loss"] for row in rows])))
 
 
 def _finite(value: float | None) -> float | None:
