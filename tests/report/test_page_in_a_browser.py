@@ -143,7 +143,7 @@ def test_labels_of_an_axis_are_whole_however_long_they_are(
 ) -> None:
     contents = contents_of(simulated_run(tmp_path / "run", Size(steps=8)).path)
     assert contents.progress is not None
-    long = tuple(1.01275e8 + 10 * step for step in range(8))
+    long = tuple(1.01275e8 + 1000 * step for step in range(8))
     progress = replace(contents.progress, allocated_bytes=long)
     path = tmp_path / "long.html"
     write_page(replace(contents, progress=progress), path)
