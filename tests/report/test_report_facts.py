@@ -292,7 +292,7 @@ def test_a_layout_that_binds_is_told_of_once_and_a_faster_one_by_its_name(tmp_pa
     assert "where saved activations take" in told[0]
     assert "it would fit with sharding level" in told[0]
     assert "Pipeline 1 x data 4, micro-batch 1 would take 4.8 s" in contents.verdict.text
-    assert layouts[1].startswith("pipeline 1 x data 4, micro-batch 1 with sharding level 3")
+    assert layouts[1].startswith("pipeline 1 x data 4, micro-batch 1, with sharding level 3")
 
 
 def test_a_budget_far_above_every_layout_is_said_in_words(of_job: Contents) -> None:
@@ -311,6 +311,17 @@ def test_what_is_no_run_plan_or_job_is_one_message(tmp_path: Path, name: str) ->
     with pytest.raises(SpecError) as caught:
         contents_of(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_values_of_a_job_cannot_be_set_for_what_is_no_job(run: RunFolder) -> None:
+    from ratrain.cli.main import ratrain
+
+    with pytest.raises(SpecError) as caught:
+        ratrain.main(
+            ["report", str(run.path), "--set", "train.steps=3"],
+            standalone_mode=False,
+        )
+    assert caught.value.fix == "leave --set out"
 
 
 def test_a_run_keeps_its_page_and_a_job_leaves_it_where_it_was_asked_for(tmp_path: Path) -> None:

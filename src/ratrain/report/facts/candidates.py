@@ -188,7 +188,7 @@ def named_apart(candidate: Candidate, others: Sequence[Candidate]) -> str:
         return name
     known = _details(same)
     differing = "; ".join(detail for detail in _details(candidate) if detail not in known)
-    return f"{name} with {differing or 'its states held in another way'}"
+    return f"{name}, with {differing or 'its states held in another way'},"
 
 
 def _name(candidate: Candidate) -> str:

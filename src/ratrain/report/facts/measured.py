@@ -206,7 +206,7 @@ def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
 def _label(row: dict[str, Any]) -> str:
     is_program_rank = row["rank"] == row["program_rank"]
     return f"rank {row['rank']}" + (
-        "" if is_program_rank else f" (rank {row['program_rank']} of the plan)"
+        "" if is_program_rank else f" (plan: rank {row['program_rank']})"
     )
 
 
