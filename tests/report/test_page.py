@@ -95,6 +95,14 @@ def test_names_from_outside_cannot_become_html(made: tuple[Contents, Path]) -> N
     assert html.count("</script>") == 3
 
 
+def test_where_a_run_was_resumed_is_said_by_the_step_before(made: tuple[Contents, Path]) -> None:
+    assert made[0].progress is not None
+    resumed = replace(made[0], progress=replace(made[0].progress, starts=(5, 9)))
+    assert "Resumed after step 4, 8 (dashed)." in text_of(page(resumed))
+    again = replace(made[0], progress=replace(made[0].progress, starts=(1,)))
+    assert "Begun again at step 1 (dashed)." in text_of(page(again))
+
+
 def test_the_library_is_the_published_one_and_its_licence_is_kept(
     made: tuple[Contents, Path],
 ) -> None:

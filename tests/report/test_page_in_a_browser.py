@@ -6,6 +6,7 @@ import json
 import shutil
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,42 @@ def test_the_numbers_of_the_report_are_seen_on_the_page(
     for row in report["memory"]:
         assert format_bytes(row["bound_bytes"]) in text
     assert chromium.run("document.documentElement.scrollWidth") <= 1280
+
+
+def test_labels_of_an_axis_are_whole_however_long_they_are(
+    chromium: Browser, tmp_path: Path
+) -> None:
+    contents = contents_of(simulated_run(tmp_path / "run", Size(steps=8)).path)
+    assert contents.progress is not None
+    long = tuple(1.01275e8 + 1000 * step for step in range(8))
+    progress = replace(contents.progress, allocated_bytes=long)
+    path = tmp_path / "long.html"
+    write_page(replace(contents, progress=progress), path)
+    for width in (400, 1600):
+        opened(chromium, path, width=width)
+        inked = chromium.run(
+            """(() => {
+              const canvas = document.querySelector('[data-chart="progress-memory"] canvas');
+              const pixels = canvas.getContext("2d").getImageData(0, 0, 2, canvas.height).data;
+              return pixels.filter((value, i) => i % 4 === 3 && value > 0).length;
+            })()"""
+        )
+        assert inked == 0
+        assert chromium.messages == []
+
+
+def test_validation_is_drawn_as_a_second_curve(chromium: Browser, tmp_path: Path) -> None:
+    contents = contents_of(simulated_run(tmp_path / "run", Size(steps=8)).path)
+    assert contents.progress is not None
+    losses = (None, 5.5, None, 4.5, None, 4.0, None, 3.5)
+    path = tmp_path / "validated.html"
+    write_page(contents, path)
+    opened(chromium, path)
+    before = ink(chromium, "progress-loss")
+    write_page(replace(contents, progress=replace(contents.progress, validation=losses)), path)
+    opened(chromium, path)
+    assert ink(chromium, "progress-loss") > before
+    assert chromium.messages == []
 
 
 def test_the_timeline_moves_by_key_button_and_mouse_and_both_panels_together(

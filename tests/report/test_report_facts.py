@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import math
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 
@@ -15,15 +16,20 @@ from hypothesis import strategies as st
 from made import small
 from simulated_runs import SLOWER, Size, simulated_run
 
+from ratrain.checkpoint.best import Best, write_best
+from ratrain.checkpoint.folder import step_name
 from ratrain.errors import SpecError
 from ratrain.program.kind import Kind
 from ratrain.report.contents import Contents
+from ratrain.report.data import data_of
 from ratrain.report.facts.memory import op_times, thinned
 from ratrain.report.facts.ops import Ops
 from ratrain.report.groups import MEMORY_GROUPS, OTHER, group_of
 from ratrain.report.page import page
 from ratrain.report.read import contents_of, page_path
-from ratrain.report.thin import thinned_steps
+from ratrain.report.thin import shown_steps, thinned_steps
+from ratrain.runtime.rank.metrics import validation_row
+from ratrain.runtime.rank.validation import Validated
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.compare import kind_of, one_step
@@ -232,6 +238,36 @@ def test_a_run_whose_job_file_is_gone_does_without_devices_and_says_so(tmp_path:
     assert any("because of the job file" in line for line in contents.left_out)
 
 
+def test_validation_is_a_curve_and_the_best_checkpoint_is_marked(tmp_path: Path) -> None:
+    run = simulated_run(tmp_path / "validated", Size(steps=12))
+    losses = {4: 3.5, 8: 2.5, 12: 3.0}
+    with run.metrics.open("a") as file:
+        for step, loss in losses.items():
+            file.write(json.dumps(validation_row(step, Validated(loss, 100))) + "\n")
+            (run.path / "checkpoints" / step_name(step)).mkdir(parents=True)
+    write_best(run.path, Best(8, losses[8]))
+    contents = contents_of(run.path)
+    assert contents.progress is not None
+    curve = zip(contents.progress.step, contents.progress.validation, strict=True)
+    assert {step: loss for step, loss in curve if loss is not None} == losses
+    assert contents.checkpoints is not None
+    assert {c.step: c.validation_loss for c in contents.checkpoints} == losses
+    assert [c.step for c in contents.checkpoints if c.best] == [8]
+    assert "best 2.5000 after step 8" in [tile.note for tile in contents.tiles]
+    text = page(contents)
+    assert "Validation loss</th>" in text
+    assert text.count("the best so far") == 1
+
+
+def test_of_many_validations_the_best_stays_in_the_curve() -> None:
+    losses = [6.0 - step / 5000 for step in range(5000)]
+    validations = {step: 2.0 + step / 5000 for step in range(0, 5000, 2)}
+    kept = shown_steps(losses, {**validations, 2344: 1.0})
+    assert {0, 2344, 4998, 4999} <= set(kept)
+    assert len(kept) <= 4600
+    assert shown_steps(losses[:40], {4: 3.0}) == list(range(40))
+
+
 def test_of_many_steps_the_spike_stays_and_the_rest_is_said(tmp_path: Path) -> None:
     contents = contents_of(simulated_run(tmp_path / "long", Size(steps=5000)).path)
     assert contents.progress is not None
@@ -278,6 +314,30 @@ def test_a_job_that_does_not_fit_says_which_rank_and_by_how_much(tmp_path: Path)
     assert "more than its budget of 150 MB" in contents.verdict.text
 
 
+def test_a_layout_that_binds_is_told_of_once_and_a_faster_one_by_its_name(tmp_path: Path) -> None:
+    job = tmp_path / "tight.toml"
+    text = (EXAMPLES / "small.toml").read_text()
+    job.write_text(text.replace("[schedule]", '[schedule]\nmemory_budget = "420MB"'))
+    contents = contents_of(job)
+    assert contents.advice is not None
+    told = (contents.advice.binding, *contents.advice.ways)
+    layouts = [line.removeprefix("memory: ").split(" would take")[0] for line in told]
+    assert len(set(layouts)) == len(layouts) > 1
+    assert "where saved activations take" in told[0]
+    assert "it would fit with sharding level" in told[0]
+    assert "Pipeline 1 x data 4, micro-batch 1 would take 4.8 s" in contents.verdict.text
+    assert layouts[1].startswith("pipeline 1 x data 4, micro-batch 1, with sharding level 3")
+
+
+def test_a_budget_far_above_every_layout_is_said_in_words(of_job: Contents) -> None:
+    assert of_job.candidates is not None
+    assert not of_job.candidates.budget_is_near
+    assert data_of(of_job)["candidates"]["budget_bytes"] is None
+    assert "the budget of 2\u00a0GB lies far above the picture" in page(of_job)
+    near = replace(of_job.candidates, budget_bytes=10**9)
+    assert data_of(replace(of_job, candidates=near))["candidates"]["budget_bytes"] == 10**9
+
+
 @pytest.mark.parametrize("name", ["nothing.toml", "nothing.json", "notes.txt", "folder"])
 def test_what_is_no_run_plan_or_job_is_one_message(tmp_path: Path, name: str) -> None:
     (tmp_path / "folder").mkdir()
@@ -285,6 +345,17 @@ def test_what_is_no_run_plan_or_job_is_one_message(tmp_path: Path, name: str) ->
     with pytest.raises(SpecError) as caught:
         contents_of(tmp_path / name)
     assert str(tmp_path / name) in str(caught.value)
+
+
+def test_values_of_a_job_cannot_be_set_for_what_is_no_job(run: RunFolder) -> None:
+    from ratrain.cli.main import ratrain
+
+    with pytest.raises(SpecError) as caught:
+        ratrain.main(
+            ["report", str(run.path), "--set", "train.steps=3"],
+            standalone_mode=False,
+        )
+    assert caught.value.fix == "leave --set out"
 
 
 def test_a_run_keeps_its_page_and_a_job_leaves_it_where_it_was_asked_for(tmp_path: Path) -> None:

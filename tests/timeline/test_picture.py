@@ -109,3 +109,20 @@ def test_of_many_ranks_some_are_drawn_and_the_picture_says_so() -> None:
     assert ">rank 0<" in text
     assert ">rank 99<" in text
     assert text.count(">rank ") == ROWS
+
+
+def test_names_of_the_legend_touch_neither_each_other_nor_the_edge() -> None:
+    ops = [("compute", word) for word in ("0F0", "0B0", "0R0", "0W0")]
+    lanes = ("recv_f", "reduce", "gather", "tensor", "update", "disk", "offload")
+    ops += [(lane, "0.0Op0") for lane in lanes]
+    spans = [Span(0, 0, lane, word, 1.0 * at, at + 1.0) for at, (lane, word) in enumerate(ops)]
+    text = svg([Panel("all", Timeline("simulate", tuple(spans)), step_s=1704.2)])
+    assert "a step takes 1704 s" in text
+    swatch = r'<rect x="([\d.]+)" y="([\d.]+)" width="12.0" height="12" [^>]*><title>([^<]+)<'
+    entries = [(float(x), float(y), name) for x, y, name in re.findall(swatch, text)]
+    assert {"forward", "message between stages", "sum in a tensor group"} <= {e[2] for e in entries}
+    assert len(entries) >= 9
+    for (left, top, name), after in pairwise([*entries, (0.0, 0.0, "")]):
+        end = left + 17 + 7 * len(name)  # 7 pixels a letter: what a wide face takes at 12
+        assert end <= 960
+        assert after[1] != top or end + 6 <= after[0]

@@ -28,7 +28,9 @@ def refuse_overrides(path: Path, overrides: tuple[str, ...]) -> None:
 
     if overrides:
         raise SpecError(
-            f"{path} is not a job file, and has no such values", place="--set", fix="edit the file"
+            f"{path} is not a job file, and has no such values",
+            place="--set",
+            fix="leave --set out",
         )
 
 

@@ -181,7 +181,8 @@ def _change(search: Search, checked: Checked, row: int) -> str:
             key = (len(differing), float(other.step_s[candidate_row]))
             if best is None or key < best:
                 best = key
-                words = "; ".join(f"{name} {theirs[name]}" for name in differing if theirs[name])
+                told = _axes_in_words(other, candidate_row)
+                words = "; ".join(told[name] for name in differing if theirs[name])
     return words
 
 
@@ -199,3 +200,38 @@ def _axes(checked: Checked, row: int) -> dict[str, str]:
         "recovery": runs([mode.value for mode in modes]),
         "order of kinds": "reversed" if group.reversed_kinds else "as listed",
     }
+
+
+def _axes_in_words(checked: Checked, row: int) -> dict[str, str]:
+    """The same for people: what follows "it would fit with"."""
+    group, axes = checked.group, _axes(checked, row)
+    mode = group.modes[int(group.mode[row])]
+    where = "sharded" if mode.sharded_gradients else "local"
+    no = "" if group.layout.sequence_parallel else "no "
+    return {
+        "sequence parallelism": f"{no}sequence parallelism",
+        "micro-batch": f"micro-batch {axes['micro-batch']}",
+        "state mode": f"sharding level {mode.sharding} (ZeRO-{mode.sharding}), {where} gradients",
+        "buffer": f"recovery buffer {axes['buffer']}",
+        "layers": f"layers of stages {axes['layers']}",
+        "recovery": _recovery_in_words([MODES[int(code)] for code in checked.recovery[row]]),
+        "order of kinds": f"device kinds {axes['order of kinds']}",
+    }
+
+
+_TOLD = {
+    Recovery.FORWARD: "recomputed",
+    Recovery.BACKWARD: "recomputed in backward",
+    Recovery.SELECTIVE: "kept without attention scores",
+    Recovery.NONE: "kept",
+}
+
+
+def _recovery_in_words(modes: Sequence[Recovery]) -> str:
+    """ "activations recomputed on 2 of 8 stages, kept on 6"."""
+    first, *others = [mode for mode in _TOLD if mode in modes]
+    if not others:
+        return f"activations {_TOLD[first]} on every stage"
+    parts = [f"activations {_TOLD[first]} on {modes.count(first)} of {len(modes)} stages"]
+    parts += [f"{_TOLD[mode]} on {modes.count(mode)}" for mode in others]
+    return ", ".join(parts)

@@ -199,13 +199,18 @@ class Progress:
 
     step: tuple[int, ...]
     loss: tuple[float | None, ...]
+    validation: tuple[float | None, ...]  # the loss on held-out text after the step, if measured
     step_time_s: tuple[float, ...]
     tokens_per_s: tuple[float, ...]
     allocated_bytes: tuple[float | None, ...]  # of the fullest rank
-    starts: tuple[int, ...]  # steps at which the run was started again
+    starts: tuple[int, ...]  # the first step of each time that the run was started again
     predicted_step_s: float | None
     tokens: int  # of one step
     steps: int  # before any were left out
+
+    @property
+    def is_validated(self) -> bool:
+        return any(loss is not None for loss in self.validation)
 
 
 PointKind = Literal["chosen", "simulated", "fits", "misfit"]
@@ -234,6 +239,12 @@ class Candidates:
     simulated: int
     notes: tuple[str, ...]
 
+    @property
+    def budget_is_near(self) -> bool:
+        """Whether the picture reaches up to the budget. One far above all points would leave
+        nothing of them to be seen."""
+        return self.budget_bytes < 2.5 * max(point.memory_bytes for point in self.points)
+
 
 @dataclass(frozen=True)
 class Advice:
@@ -249,10 +260,14 @@ class Advice:
 
 @dataclass(frozen=True)
 class SavedCheckpoint:
+    """`best`: the one that best.json names, with the lowest validation loss."""
+
     step: int
     path: str
     whole: bool
     size_bytes: int | None
+    validation_loss: float | None
+    best: bool
 
 
 @dataclass(frozen=True)

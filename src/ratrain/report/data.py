@@ -150,6 +150,7 @@ def _progress(progress: Progress) -> dict[str, Any]:
     return {
         "step": list(progress.step),
         "loss": short(progress.loss),
+        "validation": short(progress.validation) if progress.is_validated else None,
         "step_time_s": short(progress.step_time_s),
         "tokens_per_s": short(progress.tokens_per_s),
         "allocated_bytes": short(progress.allocated_bytes),
@@ -161,6 +162,6 @@ def _progress(progress: Progress) -> dict[str, Any]:
 
 def _candidates(candidates: Candidates) -> dict[str, Any]:
     return {
-        "budget_bytes": candidates.budget_bytes,
+        "budget_bytes": candidates.budget_bytes if candidates.budget_is_near else None,
         "points": [asdict(point) for point in candidates.points],
     }

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 STEPS = 3000
 """Steps of a run that are drawn, about."""
@@ -27,3 +27,11 @@ def thinned_steps(values: Sequence[float], most: int = STEPS) -> list[int]:
             kept |= {min(finite, key=values.__getitem__), max(finite, key=values.__getitem__)}
         kept.update(broken[:1])
     return sorted(kept)
+
+
+def shown_steps(losses: Sequence[float], validations: Mapping[int, float]) -> list[int]:
+    """Places of the steps that curves show: of each stretch the extremes of the loss, and of the
+    loss on held-out text, which some places have."""
+    validated = sorted(validations)
+    kept = thinned_steps([validations[place] for place in validated], STEPS // 2)
+    return sorted({*thinned_steps(losses), *(validated[at] for at in kept)})

@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from html import escape
 
+from ratrain.describe.units import format_time
 from ratrain.timeline import palette
 from ratrain.timeline.boxes import Box, boxes, micro_batch_of
 from ratrain.timeline.palette import OpClass, ink_on
@@ -22,6 +23,8 @@ ROWS = 32
 COLUMNS = 6000
 """Columns over all rows, about: what bounds the size of the file."""
 _WIDTH, _LEFT, _ROW, _THIN, _GAP = 960, 64, 22, 6, 6
+_LETTER = 7.2
+"""Room for a letter of the legend: at 12 pixels no common sans-serif face is wider on average."""
 _SEAM = 3.0
 """From this width on, boxes are set apart by a seam of the background."""
 _LEGEND = (
@@ -66,9 +69,9 @@ class _Shown:
     def title(self) -> str:
         said = self.panel.title
         if self.panel.step_s is not None:
-            said += f": a step takes {_seconds(self.panel.step_s)}"
+            said += f": a step takes {format_time(self.panel.step_s)}"
         else:
-            said += f": {_seconds(self.end_s)} from first op to last"
+            said += f": {format_time(self.end_s)} from first op to last"
         if self.left_out:
             said += f" ({len(self.ranks)} of {len(self.ranks) + self.left_out} ranks drawn)"
         return said
@@ -100,11 +103,11 @@ def svg(panels: Sequence[Panel]) -> str:
                 body += _lane(made, top + (_ROW if thin else 0), thin, scale)
             top += _ROW + _THIN + _GAP
         top += 12
-    body += _legend(top, used)
-    top += 18
-    notes = [f"full width: {_seconds(length_s)}", "grey: idle"]
+    entries, top = _legend(top, used)
+    body += entries
+    notes = [f"full width: {format_time(length_s)}", "grey: idle"]
     if merged:
-        width_s = _seconds(resolution_s)
+        width_s = format_time(resolution_s)
         notes.append(f"ops shorter than {width_s} are drawn together, each colour by its share")
     body.append(_text(_LEFT, top + 12, "; ".join(notes), fill=palette.MUTED.light))
     return (
@@ -169,7 +172,7 @@ def _lane(made: Iterable[Box], top: float, thin: bool, scale: float) -> Iterator
 
 def _op(box: Box, left: float, top: float, width: float, height: float, thin: bool) -> str:
     kind = box.shares[0][0]
-    name = escape(f"{box.word} {_seconds(box.length_s)}")
+    name = escape(f"{box.word} {format_time(box.length_s)}")
     drawn = _box(left, top, width - 0.5, height, kind.colour.light, name)
     micro_batch = micro_batch_of(box.word)
     if not thin and micro_batch and width > 4 + 6 * len(micro_batch):
@@ -178,13 +181,21 @@ def _op(box: Box, left: float, top: float, width: float, height: float, thin: bo
     return drawn
 
 
-def _legend(top: float, used: set[OpClass]) -> Iterator[str]:
+def _legend(top: float, used: set[OpClass]) -> tuple[list[str], float]:
+    """The colours that are used with their names, in as many lines as they need; and where the
+    last line ends."""
+    drawn: list[str] = []
     left = float(_LEFT)
     for kind in _LEGEND:
-        if kind in used:
-            yield _box(left, top, 12, 12, kind.colour.light, kind.name)
-            yield _text(left + 17, top + 10, kind.name)
-            left += 36 + 6.2 * len(kind.name)
+        if kind not in used:
+            continue
+        width = 17 + _LETTER * len(kind.name)
+        if left + width > _WIDTH:
+            left, top = float(_LEFT), top + 18
+        drawn.append(_box(left, top, 12, 12, kind.colour.light, kind.name))
+        drawn.append(_text(left + 17, top + 10, kind.name))
+        left += width + 16
+    return drawn, top + 18
 
 
 def _box(left: float, top: float, width: float, height: float, fill: str, title: str = "") -> str:
@@ -209,11 +220,3 @@ def _text(
         f'<text x="{left:.1f}" y="{top:.1f}" fill="{fill}" text-anchor="{anchor}"{bold}>'
         f"{escape(text)}</text>"
     )
-
-
-def _seconds(time_s: float) -> str:
-    for unit, size in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
-        if time_s >= size:
-            shown = time_s / size
-            return f"{shown:,.0f} {unit}" if shown >= 1000 else f"{shown:.3g} {unit}"
-    return f"{time_s * 1e9:.3g} ns"

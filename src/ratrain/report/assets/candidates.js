@@ -17,7 +17,7 @@ function drawCandidates() {
   const points = [...found.points].sort((a, b) => ahead[a.kind] - ahead[b.kind]);
   const byTime = [...found.points].sort((a, b) => a.step_s - b.step_s);
   const times = points.map((point) => point.step_s);
-  const sizes = [...points.map((point) => point.memory_bytes), found.budget_bytes];
+  const sizes = [...points.map((point) => point.memory_bytes), found.budget_bytes || 0];
   const low = Math.min(...times), high = Math.max(...times), margin = (high - low) * 0.05 || low * 0.1;
   // Where times lie far apart, equal distances are equal ratios.
   const far = high > 8 * low;
@@ -61,7 +61,7 @@ function drawCandidates() {
       ctx.stroke();
     }
     ctx.restore();
-    level(u, found.budget_bytes, "bad", `budget ${bytes(found.budget_bytes)}`, []);
+    if (found.budget_bytes) level(u, found.budget_bytes, "bad", `budget ${bytes(found.budget_bytes)}`, []);
   }
 
   const chart = plot(place, {

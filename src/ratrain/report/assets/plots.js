@@ -13,8 +13,17 @@ function axis(more) {
   };
 }
 
-/** An axis of values at the left that never moves the chart about. */
-const leftAxis = (values, label) => axis({ values, size: 68, gap: 4, label, labelSize: label ? 18 : 0 });
+/** Room for the labels of an axis at the left: the same for all charts, but for long labels. */
+function roomFor(u, labels) {
+  u.ctx.save();
+  u.ctx.font = FONT;
+  const widest = Math.max(0, ...(labels || []).map((text) => u.ctx.measureText(text).width));
+  u.ctx.restore();
+  return Math.max(68, Math.ceil(widest) + 14); // the tick, two gaps
+}
+
+/** An axis of values at the left. */
+const leftAxis = (values, label) => axis({ values, size: roomFor, gap: 4, label, labelSize: label ? 18 : 0 });
 
 /** A range that stays inside [low, high]. */
 const inside = (low, high) => (_, min, max) => {

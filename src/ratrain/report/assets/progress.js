@@ -1,10 +1,10 @@
 /* Loss, step time, throughput and memory, step by step; the four move together. */
 
-function progressChart(kind, values, ticks, format, together, extra) {
+function progressChart(kind, values, ticks, format, together, extra, second) {
   const place = placeOf(kind);
   if (!place) return;
   const steps = data.progress.step;
-  const known = values.filter((value) => value !== null);
+  const known = [...values, ...(second ? second.values : [])].filter((value) => value !== null);
   const reference = extra && extra.value;
   const all = reference ? [...known, reference] : known;
   const low = Math.min(...all), high = Math.max(...all), margin = (high - low) * 0.08 || Math.abs(high) * 0.05 || 1;
@@ -19,7 +19,10 @@ function progressChart(kind, values, ticks, format, together, extra) {
     series: [{}, {
       stroke: () => colour("o-forward"), width: 1.5, spanGaps: false,
       points: { show: steps.length <= 2, size: 5 },
-    }],
+    }, ...(second ? [{
+      stroke: () => colour(second.colour), width: 1.5, spanGaps: true,
+      points: { show: true, size: 5, stroke: () => colour(second.colour), fill: () => colour(second.colour) },
+    }] : [])],
     cursor: {
       y: false, points: { size: 6 }, drag: { x: true, y: false, setScale: true },
       sync: { key: "progress", scales: ["x", null] },
@@ -44,7 +47,7 @@ function progressChart(kind, values, ticks, format, together, extra) {
         if (reference) level(u, reference, "ink", `${extra.name} ${format(reference)}`, [4, 4]);
       }],
     },
-  }, [steps, values]);
+  }, [steps, values, ...(second ? [second.values] : [])]);
   together.add(chart, place);
   chart.over.addEventListener("mousemove", (event) => {
     const i = chart.cursor.idx;
@@ -52,6 +55,7 @@ function progressChart(kind, values, ticks, format, together, extra) {
     const value = values[i];
     return tip.show(event.clientX, event.clientY, [
       value === null ? "not a number" : format(value), `step ${steps[i].toLocaleString("en-US")}`,
+      ...(second && second.values[i] !== null ? [`${second.name} ${format(second.values[i])}`] : []),
     ]);
   });
   chart.over.addEventListener("mouseleave", tip.hide);
@@ -62,10 +66,11 @@ function drawProgress() {
   if (!run) return;
   const together = new Together(Math.min(run.step[0], run.step.at(-1) - 1), run.step.at(-1));
   const predicted = run.predicted_step_s;
-  progressChart("progress-loss", run.loss, plainTicks, (loss) => `loss ${loss.toPrecision(5)}`, together);
+  progressChart("progress-loss", run.loss, plainTicks, (loss) => `loss ${loss.toPrecision(5)}`, together, null,
+    run.validation && { name: "validation", values: run.validation, colour: "o-recovery" });
   progressChart("progress-time", run.step_time_s, secondTicks, seconds, together,
     predicted && { name: "predicted", value: predicted });
-  progressChart("progress-rate", run.tokens_per_s, plainTicks, (rate) => `${short(rate)} tokens/s`, together,
+  progressChart("progress-rate", run.tokens_per_s, plainTicks, (rate) => `${Number(short(rate)).toLocaleString("en-US")} tokens/s`, together,
     predicted && { name: "predicted", value: run.tokens / predicted });
   progressChart("progress-memory", run.allocated_bytes, byteTicks, bytes, together);
 }

@@ -20,11 +20,9 @@ const colour = (() => {
   };
 })();
 
-/** Three significant digits, as the rest of the page writes them. */
+/** Three significant digits, or whole numbers: as the rest of the page writes quantities. */
 function short(value) {
-  const size = Math.abs(value);
-  if (size >= 999.5) return Math.round(value).toLocaleString("en-US");
-  return String(Number(value.toPrecision(3)));
+  return String(Math.abs(value) >= 999.5 ? Math.round(value) : Number(value.toPrecision(3)));
 }
 
 function seconds(value) {

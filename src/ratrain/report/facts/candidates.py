@@ -11,6 +11,7 @@ import numpy as np
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate, candidate
+from ratrain.plan.case import recovery_words
 from ratrain.plan.enumerate import StateMode, strategy_of
 from ratrain.plan.explain import NEAR, binding
 from ratrain.plan.explain_kinds import binding_words, busy_words
@@ -22,6 +23,7 @@ from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
 from ratrain.plan.subject import Subject
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.program.family_groups import group_name, group_of
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation
@@ -92,6 +94,7 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
     """One point for each cell of the picture: of what fits and of what does not, the fastest."""
     fastest_s = min((float(checked.step_s.min()) for checked in search.checked), default=slowest_s)
     decades = max(np.log(slowest_s / fastest_s), 1e-9)
+    highest_bytes = min(fullest_bytes, _highest_bytes(search, slowest_s))
     cells: dict[tuple[int, int, bool], tuple[float, Checked, int]] = {}
     counts: Counter[tuple[int, int, bool]] = Counter()
     for checked in search.checked:
@@ -100,7 +103,7 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
         rows = np.flatnonzero((checked.step_s <= slowest_s) & (memory <= fullest_bytes))
         along = np.log(checked.step_s[rows] / fastest_s) / decades
         columns = (along * COLUMNS).astype(int).tolist()
-        heights = (memory[rows] / fullest_bytes * ROWS).astype(int).tolist()
+        heights = (memory[rows] / highest_bytes * ROWS).astype(int).tolist()
         fits = checked.fits[rows].tolist()
         for row, *cell in zip(rows.tolist(), columns, heights, fits, strict=True):
             place = cell[0], cell[1], cell[2]
@@ -115,19 +118,35 @@ def _estimated(search: Search, slowest_s: float, fullest_bytes: float) -> Iterat
         yield Point(kind, step_s, memory, _name(layout), _details(layout), counts[place])
 
 
-def advice_of(
-    simulation: Simulation, search: Search | None, kinds: Sequence[KindPart] = ()
-) -> Advice:
-    """What binds a plan and what would help it; of each kind of device too, where they differ."""
-    misses = tuple(misfits(search, NEAR)) if search is not None else ()
-    step_s = simulation.step_time_s
-    return Advice(
-        (),
-        binding(simulation, misses, kinds),
-        tuple(_ways(step_s, search, misses)) if search is not None else (),
-        "",
-        tuple(_kind_words(part, step_s) for part in kinds),
+def _highest_bytes(search: Search, slowest_s: float) -> float:
+    """The most memory that any configuration needs that is fast enough to be drawn."""
+    return max(
+        (
+            float(checked.missing_bytes[fast].max()) + checked.group.job.budgets[0]
+            for checked in search.checked
+            if (fast := checked.step_s <= slowest_s).any()
+        ),
+        default=1.0,
     )
+
+
+def advice_of(
+    chosen: Subject, simulation: Simulation, search: Search | None, kinds: Sequence[KindPart] = ()
+) -> Advice:
+    """What binds the chosen plan and what would help it; of each kind of device too, where they
+    differ."""
+    misses = tuple(misfits(search, NEAR)) if search is not None else ()
+    step_s, told = simulation.step_time_s, [chosen]
+    binds = binding(simulation, misses, kinds)
+    fastest = min(misses, key=lambda misfit: misfit.step_s, default=None)
+    by_kind = any(part.binding(step_s) is not None for part in kinds)
+    if simulation.feasible and not by_kind and fastest is not None and fastest.step_s < step_s:
+        # Memory binds: the layout that shows it is told of once, with all that is known of it.
+        binds = f"memory: {_near(fastest, step_s, told)}"
+        told.append(fastest.candidate)
+        misses = tuple(misfit for misfit in misses if misfit is not fastest)
+    ways = tuple(_ways(step_s, search, misses, told)) if search is not None else ()
+    return Advice((), binds, ways, "", tuple(_kind_words(part, step_s) for part in kinds))
 
 
 def _kind_words(part: KindPart, step_s: float) -> str:
@@ -142,14 +161,19 @@ def _kind_words(part: KindPart, step_s: float) -> str:
     return f"{head}: {busy_words(part)}. Bound by {gains}"
 
 
-def _ways(step_s: float, search: Search, misses: Sequence[Misfit]) -> Iterator[str]:
-    """Plans that fit and are faster, then those that would be faster and do not fit."""
+def _ways(
+    step_s: float, search: Search, misses: Sequence[Misfit], told: Sequence[Subject]
+) -> Iterator[str]:
+    """Plans that fit and are faster, then those that would be faster and do not fit. `told` are
+    layouts that the reader knows by now."""
     faster: dict[str, Tried] = {}
     for tried in search.tried:  # of plans that differ in details alone, the fastest
         if tried.step_s < step_s * 0.999:
             faster.setdefault(_name(tried.candidate), tried)
-    for name, tried in list(faster.items())[:3]:
+    shown = list(faster.values())[:3]
+    for tried in shown:
         gain = 100 * (1 - tried.step_s / step_s)
+        name = named_apart(tried.candidate, told)
         yield (
             f"{name} would take {format_time(tried.step_s)}, {gain:.1f} % less, and fits: at most "
             f"{format_bytes(tried.bound_bytes)}"
@@ -157,16 +181,36 @@ def _ways(step_s: float, search: Search, misses: Sequence[Misfit]) -> Iterator[s
     if not faster and search.tried:
         yield "no faster plan that fits was found"
     for misfit in misses:
-        yield _near(misfit)
+        yield _near(misfit, step_s, [*told, *(tried.candidate for tried in shown)])
 
 
-def _near(misfit: Misfit) -> str:
+def _near(misfit: Misfit, step_s: float, told: Sequence[Subject]) -> str:
     change = misfit.change or "other degrees"
+    gain = 100 * (1 - misfit.step_s / step_s)
+    less = f", {gain:.1f} % less," if gain > 0 else ""
+    name, step = named_apart(misfit.candidate, told), format_time(misfit.step_s)
     return (
-        f"{_name(misfit.candidate)} would take {format_time(misfit.step_s)} and needs "
-        f"{format_bytes(misfit.missing_bytes)} more on stage {misfit.stage}, where {misfit.item} "
-        f"takes {format_bytes(misfit.item_bytes)}; it would fit with {change}"
+        f"{name} would take {step}{less} and needs {format_bytes(misfit.missing_bytes)} more on "
+        f"stage {misfit.stage}, where {_item_words(misfit.item)} "
+        f"{format_bytes(misfit.item_bytes)}; it would fit with {change}"
     )
+
+
+def _item_words(item: str) -> str:
+    """ "saved activations take": an item of the planner's bill, which bills messages by slots."""
+    key = "messages" if item in ("slots", "sums") else group_of(item)
+    return f"{group_name(key)} {'takes' if key in ('optimizer', 'scratch') else 'take'}"
+
+
+def named_apart(candidate: Subject, others: Sequence[Subject]) -> str:
+    """A layout's name; where one of the others has the same name, also what differs from it."""
+    name = _name(candidate)
+    same = next((other for other in others if _name(other) == name), None)
+    if same is None:
+        return name
+    known = _details(same)
+    differing = "; ".join(detail for detail in _details(candidate) if detail not in known)
+    return f"{name}, with {differing or 'its states held in another way'},"
 
 
 def _name(plan: Subject) -> str:
@@ -197,7 +241,7 @@ def _details(plan: Subject) -> tuple[str, ...]:
         return (*map(_replica_details, plan.replicas), states)
     return (
         f"layers of stages: {runs(plan.layers)}",
-        f"activations by stage: {runs([mode.value for mode in plan.recovery])}",
+        f"activations: {recovery_words(plan.recovery)}",
         states,
     )
 
@@ -206,7 +250,7 @@ def _replica_details(replica: UnevenReplica) -> str:
     return (
         f"replica {write_ranges(replica.members)}: layers {runs(list(replica.layout.layers))}, "
         f"tensor {runs(replica.tensor)}, micro-batches {replica.micro_batches} of "
-        f"{replica.micro_batch}, activations {runs([mode.value for mode in replica.recovery])}"
+        f"{replica.micro_batch}, activations {recovery_words(replica.recovery)}"
     )
 
 

@@ -18,7 +18,7 @@ from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import Search, search
 from ratrain.plan.standing import standing_of
-from ratrain.plan.subject import case_of_subject, subject_of
+from ratrain.plan.subject import Subject, case_of_subject, subject_of
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.bounds import PeakBound
@@ -34,7 +34,12 @@ from ratrain.report.contents import (
     Times,
     Verdict,
 )
-from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of
+from ratrain.report.facts.candidates import (
+    advice_of,
+    candidate_of,
+    candidates_of,
+    named_apart,
+)
 from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.stages import ProvedMemory, picture
@@ -80,7 +85,7 @@ def contents_of_job(
         kind=kind,
         title=f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
         source=str(path),
-        verdict=_verdict(simulation, search),
+        verdict=_verdict(chosen, simulation, search),
         tiles=_tiles(simulation, case, len(standing.idle)),
         plan=picture(
             setup,
@@ -93,7 +98,7 @@ def contents_of_job(
         times=times_of_simulation(simulation),
         memory=tuple(_memory(simulation, times, tier) for tier in program.table.states.tiers),
         progress=None,
-        advice=advice_of(simulation, search, kinds),
+        advice=advice_of(chosen, simulation, search, kinds),
         candidates=None if search is None else candidates_of(chosen, simulation, search),
         checkpoints=None,
         versions=tuple(versions().items()),
@@ -138,7 +143,7 @@ def _unsearched(search: Search | None) -> Iterator[str]:
         yield "Other layouts: the planner knows none of this job that takes all of its devices."
 
 
-def _verdict(simulation: Simulation, search: Search | None) -> Verdict:
+def _verdict(chosen: Subject, simulation: Simulation, search: Search | None) -> Verdict:
     step = format_time(simulation.step_time_s)
     if not simulation.feasible:
         findings = tuple(f"{f.rule}: {f.message}" for f in simulation.verdict.findings)
@@ -147,7 +152,8 @@ def _verdict(simulation: Simulation, search: Search | None) -> Verdict:
     best = search.best if search is not None and search.tried else None
     gain = 0.0 if best is None else 100 * (1 - best.step_s / simulation.step_time_s)
     if best is not None and gain > 2:
-        sentences += f" Another layout would take {format_time(best.step_s)}, {gain:.0f} % less."
+        other, best_s = named_apart(best.candidate, [chosen]), format_time(best.step_s)
+        sentences += f" {other[:1].upper()}{other[1:]} would take {best_s}, {gain:.0f} % less."
     return Verdict("good" if gain < MUCH_FASTER else "plain", sentences)
 
 

@@ -23,7 +23,7 @@ from ratrain.report.contents import (
 from ratrain.report.facts.memory import CURVES, curves, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.steps import panel
-from ratrain.report.facts.words import KIND_NAMES
+from ratrain.report.facts.words import KIND_NAMES, kind_names
 from ratrain.runtime.run.difference import RunDifference, difference_of, first_members
 from ratrain.runtime.run.itemise import measured_kinds
 from ratrain.runtime.run.merge import merge_records
@@ -142,11 +142,12 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
     ]
     if not ran:
         notes = ["means over ranks; this run recorded no ops, so waits are those of its metrics"]
+    names = kind_names(report["facts"])
     return Times(
         step["predicted"],
         step["measured"],
         tuple(
-            KindTime(k["kind"], KIND_NAMES[k["kind"]], k["predicted_s"], k["measured_s"])
+            KindTime(k["kind"], names[k["kind"]], k["predicted_s"], k["measured_s"])
             for k in report["kinds"]
         ),
         tuple(RankTime(rank, predicted.get(rank, {}), ran.get(rank, {})) for rank in ranks),
@@ -205,7 +206,7 @@ def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
 def _label(row: dict[str, Any]) -> str:
     is_program_rank = row["rank"] == row["program_rank"]
     return f"rank {row['rank']}" + (
-        "" if is_program_rank else f" (program rank {row['program_rank']})"
+        "" if is_program_rank else f" (plan: rank {row['program_rank']})"
     )
 
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
+from ratrain.checkpoint.best import read_best
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.report.contents import (
     Contents,
@@ -19,7 +20,7 @@ from ratrain.report.facts.measured import Measured, memory_of, panels_of, times_
 from ratrain.report.facts.run_plan import advice_of_run, plan_of_run
 from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.words import case_facts, left_out_of
-from ratrain.report.thin import STEPS, thinned_steps
+from ratrain.report.thin import STEPS, shown_steps
 from ratrain.runtime.rank.metrics import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
 from ratrain.runtime.run.report import report_of
@@ -59,10 +60,7 @@ def contents_of_run(path: Path, progress: SearchProgress | None = None) -> Conte
         progress=_progress(rows, starts, report),
         advice=advice_of_run(plan, times, report),
         candidates=plan.candidates,
-        checkpoints=tuple(
-            SavedCheckpoint(c["step"], c["path"], c["complete"], c["size_bytes"])
-            for c in report["checkpoints"]
-        ),
+        checkpoints=tuple(_checkpoints(folder, report, rows)),
         versions=tuple(_versions(starts)),
         left_out=(
             *(left_out_of(panels, timeline, setup) if timeline is not None else ()),
@@ -134,6 +132,13 @@ def _tiles(report: dict[str, Any], rows: Sequence[Row]) -> Iterator[Tile]:
         )
     if loss is not None:
         yield Tile("Loss", f"{loss['last']:.4f}", f"from {loss['first']:.4f} at step 1")
+    if report["validation"] is not None:
+        last, best = report["validation"]["last"], report["validation"]["best"]
+        yield Tile(
+            "Validation loss",
+            f"{last['loss']:.4f}",
+            f"best {best['loss']:.4f} after step {best['step']:,}",
+        )
     if rows:
         tokens = sum(row["tokens"] for row in rows)
         yield Tile("Tokens trained on", f"{tokens:,}", f"{len(rows):,} steps")
@@ -145,10 +150,15 @@ def _progress(
     """The run step by step. Of very many steps each stretch's extremes are kept."""
     if not rows:
         return None
-    thinned = [rows[place] for place in thinned_steps([row["loss"] for row in rows])]
+    validations = {
+        place: row["validation_loss"] for place, row in enumerate(rows) if "validation_loss" in row
+    }
+    places = shown_steps([row["loss"] for row in rows], validations)
+    thinned = [rows[place] for place in places]
     return Progress(
         step=tuple(row["step"] + 1 for row in thinned),
-        loss=tuple(row["loss"] if math.isfinite(row["loss"]) else None for row in thinned),
+        loss=tuple(_finite(row["loss"]) for row in thinned),
+        validation=tuple(_finite(row.get("validation_loss")) for row in thinned),
         step_time_s=tuple(row["step_time_s"] for row in thinned),
         tokens_per_s=tuple(row["tokens_per_s"] for row in thinned),
         allocated_bytes=tuple(_fullest(row) for row in thinned),
@@ -159,11 +169,32 @@ def _progress(
     )
 
 
+def _finite(value: float | None) -> float | None:
+    return value if value is not None and math.isfinite(value) else None
+
+
 def _fullest(row: Row) -> float | None:
     allocated_bytes = [
         size for rank in row["ranks"] if (size := rank["allocated_peak_bytes"]) is not None
     ]
     return max(allocated_bytes) if allocated_bytes else None
+
+
+def _checkpoints(
+    folder: RunFolder, report: dict[str, Any], rows: Sequence[Row]
+) -> Iterator[SavedCheckpoint]:
+    best = read_best(folder.path)
+    losses = {row["step"] + 1: row.get("validation_loss") for row in rows}
+    for saved in report["checkpoints"]:
+        step = saved["step"]
+        yield SavedCheckpoint(
+            step,
+            saved["path"],
+            saved["complete"],
+            saved["size_bytes"],
+            _finite(losses.get(step)),
+            best is not None and best.step == step,
+        )
 
 
 def _steps_left_out(rows: Sequence[Row]) -> Iterator[str]:

@@ -68,7 +68,7 @@ def plan_of_run(
     return RunPlan(
         standing_of_placement(placement, job.cluster.members()),
         replace(candidates, notes=(f"Times come from {BASIS}.", *candidates.notes)),
-        advice_of(simulation, alternatives),
+        advice_of(chosen, simulation, alternatives),
         (),
     )
 

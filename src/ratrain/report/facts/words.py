@@ -12,6 +12,7 @@ from ratrain.program.setup import Setup
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import CURVES
 from ratrain.report.facts.stages import CARDS
+from ratrain.runtime.run.report_text import others_of
 from ratrain.timeline.timeline import Timeline
 
 KIND_NAMES = {
@@ -25,6 +26,11 @@ KIND_NAMES = {
     "other": "other",
 }
 """Where a step's time goes, by the names of `runtime/run/itemise.py`."""
+
+
+def kind_names(facts: Mapping[str, Any]) -> dict[str, str]:
+    """The same of a layout, which says who the others are."""
+    return {**KIND_NAMES, "stages": f"waiting for other {others_of(facts)}"}
 
 
 def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:

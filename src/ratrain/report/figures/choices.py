@@ -4,11 +4,17 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratrain.report.contents import Advice, Candidates
+from ratrain.report.contents import Advice, Candidates, PointKind
 from ratrain.report.figures.frame import capital, chart, legend, notes, section, size, time
 from ratrain.report.html import Markup, details, join, table, tag
 
 _ROWS = 60
+_STATES: dict[PointKind, str] = {
+    "chosen": "this layout",
+    "simulated": "simulated and proven to fit",
+    "fits": "fits, time by closed formula",
+    "misfit": "does not fit",
+}
 
 
 def advice_section(advice: Advice) -> Markup:
@@ -38,23 +44,25 @@ def sentence(text: str) -> str:
 
 def candidates_section(candidates: Candidates) -> Markup:
     kinds = {point.kind for point in candidates.points}
-    names = {
-        "chosen": "this layout",
-        "simulated": "simulated and proven to fit",
-        "fits": "fits, time by closed formula",
-        "misfit": "does not fit",
-    }
     return section(
         "candidates",
         "Other layouts of the job",
-        f"Step time against memory of the fullest device. {candidates.checked:,} configurations "
-        f"were checked, {candidates.fitting:,} fit, {candidates.simulated} were simulated. Hover "
-        "over a dot, or use the arrow keys, to see its configuration.",
-        legend((f"p-{kind}", name) for kind, name in names.items() if kind in kinds),
+        f"Step time against memory of the fullest device{_budget(candidates)}. "
+        f"{candidates.checked:,} configurations were checked, {candidates.fitting:,} fit, "
+        f"{candidates.simulated} were simulated. Hover over a dot, or use the arrow keys, to see "
+        "its configuration.",
+        legend((f"p-{kind}", name) for kind, name in _STATES.items() if kind in kinds),
         chart("candidates", "Configurations by step time and memory"),
         notes(candidates.notes),
         details("Configurations as a table", _table(candidates)),
     )
+
+
+def _budget(candidates: Candidates) -> str:
+    """The budget in words, where the picture does not reach up to it."""
+    if candidates.budget_is_near:
+        return ""
+    return f"; the budget of {size(candidates.budget_bytes)} lies far above the picture"
 
 
 def _table(candidates: Candidates) -> Markup:
@@ -65,7 +73,7 @@ def _table(candidates: Candidates) -> Markup:
                 point.name,
                 time(point.step_s),
                 size(point.memory_bytes),
-                point.kind,
+                _STATES[point.kind],
                 "; ".join(point.details),
             )
             for point in candidates.points[:_ROWS]

@@ -82,6 +82,11 @@ def time(time_s: float | None) -> str:
     return UNKNOWN if time_s is None else format_time(time_s)
 
 
+def number(value: float | None) -> str:
+    """A loss."""
+    return UNKNOWN if value is None else f"{value:.4f}"
+
+
 def capital(text: str) -> str:
     """The text with its first letter in upper case."""
     return text[:1].upper() + text[1:]

@@ -26,7 +26,7 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
         f"memory{number or ''}",
         f"Memory ({memory.tier})",
         "Bars: what each rank is proven to need at most, by group of states, against its budget "
-        "(the whole width). Marks: the peak that was seen.",
+        f"(the whole width).{_marked(memory.rows)}",
         legend(
             [
                 *((f"m-{group.key}", group.name) for group in groups),
@@ -46,11 +46,17 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
     )
 
 
+def _marked(rows: Sequence[MemoryRow]) -> str:
+    """What the marks in the bars are."""
+    marks = [name for _, name in _mark_legend(rows)]
+    return f" Marks: the {marks[0]}." if marks else ""
+
+
 def _mark_legend(rows: Sequence[MemoryRow]) -> list[tuple[str, str]]:
     if any(row.allocated_bytes is not None for row in rows):
-        return [("mark-seen", "peak allocated, measured")]
+        return [("mark-seen", "most that was allocated")]
     if any(row.peak_predicted_bytes is not None for row in rows):
-        return [("mark-seen", "peak with the predicted times")]
+        return [("mark-seen", "peak in the simulation")]
     return []
 
 
@@ -64,7 +70,7 @@ def _row(row: MemoryRow, styles: Styles) -> Markup:
         mark = tag(
             "i",
             class_=f"mark-seen {styles.left(peak_bytes / whole_bytes)}",
-            title=f"seen {size(peak_bytes)}",
+            title=f"{_mark_legend([row])[0][1]}: {size(peak_bytes)}",
         )
     over_budget = row.budget_bytes is not None and row.bound_bytes > row.budget_bytes
     return tag(
@@ -96,7 +102,7 @@ def _over_time(memory: Memory, number: int) -> Markup | None:
             "p",
             tag(
                 "label",
-                "program rank ",
+                "rank ",
                 tag(
                     "select",
                     (tag("option", f"{rank}", value=f"{rank}") for rank in ranks),

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ratrain.report.contents import Progress
-from ratrain.report.figures.frame import chart, section, size, time
+from ratrain.report.figures.frame import chart, legend, number, section, size, time
 from ratrain.report.html import Markup, details, table, tag
 
 _ROWS = 200
+_COLUMNS = ("Step time", "Tokens/s", "Allocated")
 
 
 def progress_section(progress: Progress) -> Markup:
-    starts = ", ".join(f"{step:,}" for step in progress.starts)
     charts = [
         ("progress-loss", "Loss"),
         ("progress-time", "Step time"),
@@ -21,8 +23,10 @@ def progress_section(progress: Progress) -> Markup:
     return section(
         "progress",
         "Loss and throughput",
-        f"{progress.steps:,} steps of {progress.tokens:,} tokens."
-        + (f" Restarted at step {starts} (dashed lines)." if starts else ""),
+        f"{progress.steps:,} steps of {progress.tokens:,} tokens.{_starts(progress.starts)}",
+        legend((("o-forward", "loss"), ("o-recovery", "validation loss")))
+        if progress.is_validated
+        else None,
         tag(
             "div",
             (
@@ -35,17 +39,26 @@ def progress_section(progress: Progress) -> Markup:
     )
 
 
+def _starts(starts: Sequence[int]) -> str:
+    """After which steps the run was started again, or " Begun again" where none was saved."""
+    resumed = [f"{first - 1:,}" for first in starts if first > 1]
+    words = f" Resumed after step {', '.join(resumed)} (dashed)." if resumed else ""
+    return words + (" Begun again at step 1 (dashed)." if 1 in starts else "")
+
+
 def _table(progress: Progress) -> Markup:
     count = len(progress.step)
     interval = -(-count // _ROWS)
+    validated = progress.is_validated
     places = [at for at in range(count) if at % interval == 0 or at == count - 1]
     caption = "Every step" if interval == 1 and count == progress.steps else "Some of the steps"
     return table(
-        ("Step", "Loss", "Step time", "Tokens/s", "Allocated"),
+        ("Step", "Loss", *(("Validation loss",) if validated else ()), *_COLUMNS),
         (
             (
                 f"{progress.step[at]:,}",
                 "not a number" if (loss := progress.loss[at]) is None else f"{loss:.4f}",
+                *((number(progress.validation[at]),) if validated else ()),
                 time(progress.step_time_s[at]),
                 f"{progress.tokens_per_s[at]:,.0f}",
                 size(progress.allocated_bytes[at]),

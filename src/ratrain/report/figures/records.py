@@ -5,32 +5,39 @@ from __future__ import annotations
 from collections.abc import Sequence
 
 from ratrain.report.contents import SavedCheckpoint
-from ratrain.report.figures.frame import section, size
-from ratrain.report.html import Markup, table, tag
+from ratrain.report.figures.frame import number, section, size
+from ratrain.report.html import Markup, join, table, tag
 
 
 def checkpoints_section(checkpoints: Sequence[SavedCheckpoint]) -> Markup:
     if not checkpoints:
         return section("checkpoints", "Checkpoints", "None was saved.")
+    validated = any(saved.validation_loss is not None for saved in checkpoints)
     return section(
         "checkpoints",
         "Checkpoints",
         None,
         table(
-            ("Step", "State", "Size", "Path"),
+            ("Step", "State", *(("Validation loss",) if validated else ()), "Size", "Path"),
             (
                 (
                     f"{saved.step:,}",
-                    "whole" if saved.whole else "damaged or incomplete",
+                    _state(saved),
+                    *((number(saved.validation_loss),) if validated else ()),
                     size(saved.size_bytes),
                     saved.path,
                 )
                 for saved in checkpoints
             ),
             caption="Saved checkpoints",
-            text=(0, 1, 3),
+            text=(0, 1, 3 + validated),
         ),
     )
+
+
+def _state(saved: SavedCheckpoint) -> Markup:
+    state = "whole" if saved.whole else "damaged or incomplete"
+    return join(state, ", ", tag("strong", "the best so far")) if saved.best else join(state)
 
 
 def versions_section(versions: Sequence[tuple[str, str]]) -> Markup:

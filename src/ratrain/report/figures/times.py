@@ -31,7 +31,7 @@ def times_section(times: Times, styles: Styles) -> Markup:
     return section(
         "times",
         "Where the step's time goes",
-        "The compute lane of a rank over one step: at work, or waiting and for what.",
+        "The compute lane of a rank over one step: working, or what it waits for.",
         legend((f"t-{kind.kind}", kind.name) for kind in timed),
         tag("div", bars, class_="bars"),
         tag("h3", "Rank by rank") if len(times.ranks) > 1 else None,

@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from textwrap import wrap
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
+from ratrain.program.family_groups import group_name, grouped
 
 _NAMES = {
     "compute": "compute",
     "recovery": "recovery",
-    "stages": "waiting for stages",
     "tensor": "waiting for tensor",
     "reduce": "waiting for reduce",
     "gather": "waiting for gather",
@@ -19,6 +19,7 @@ _NAMES = {
     "other": "other",
 }
 _SHOWN_RANKS = 16
+_FIRM = "\u00a0"
 _RARE = ("recovery", "tensor")
 """Kinds that are shown only if a run has any."""
 
@@ -58,20 +59,33 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
         return
     yield f"{'':22}{'predicted':>12}{'measured':>12}{'ratio':>8}"
     yield _row("step", step["predicted"], step["measured"], step["ratio"])
+    names = {**_NAMES, "stages": f"waiting for {others_of(report['facts'])}"}
     for kind in report["kinds"]:
         if kind["kind"] in _RARE and not kind["predicted_s"] and not kind["measured_s"]:
             continue
         yield _row(
-            "  " + _NAMES[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
+            "  " + names[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
         )
-    first, last = counted
-    yield (
-        f"{report['tokens_per_s']:,.0f} tokens/s. Step: median of steps {first} to {last} "
-        f"({format_time(step['fastest'])} to {format_time(step['slowest'])})."
-    )
+    yield f"{report['tokens_per_s']:,.0f} tokens/s. {_counted(step, *counted)}"
     yield "Indented rows: means over ranks, in one typical step."
     if step["predicted"] is None:
         yield "No prediction: the run was not calibrated."
+
+
+def others_of(facts: Mapping[str, Any]) -> str:
+    """Whom a rank waits for when nothing of its own is under way. A reduction or a gather begins
+    when the last replica has come to it, so that without other stages the others are replicas."""
+    return "stages" if facts["pipeline"] > 1 or facts["data"] == 1 else "replicas"
+
+
+def _counted(step: dict[str, Any], first: int, last: int) -> str:
+    """Which steps stand for the run."""
+    if first == last:
+        return f"Step {first} alone: {format_time(step['measured'])}."
+    return (
+        f"Step: median of steps {first} to {last} "
+        f"({format_time(step['fastest'])} to {format_time(step['slowest'])})."
+    )
 
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
@@ -94,9 +108,12 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     if len(rows) > _SHOWN_RANKS:
         yield f"... {len(rows) - _SHOWN_RANKS} more ranks in report.json"
     worst = max(rows, key=lambda row: row["bound_bytes"])
-    items = sorted(worst["bound_items"].items(), key=lambda item: -item[1])
-    parts = ", ".join(f"{name} {format_bytes(size)}" for name, size in items if size)
-    yield from wrap(f"rank {worst['rank']} at its peak: {parts}", 80, subsequent_indent="  ")
+    items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
+    # A number stays with its unit.
+    sizes = {key: format_bytes(size).replace(" ", _FIRM) for key, size in items}
+    parts = ", ".join(f"{group_name(key)} {size}" for key, size in sizes.items())
+    for line in wrap(f"rank {worst['rank']} at its peak: {parts}", 80, subsequent_indent="  "):
+        yield line.replace(_FIRM, " ")
 
 
 def _size(size_bytes: float | None) -> str:
@@ -105,8 +122,11 @@ def _size(size_bytes: float | None) -> str:
 
 def _places(report: dict[str, Any]) -> Iterator[str]:
     saved = [checkpoint for checkpoint in report["checkpoints"] if checkpoint["complete"]]
+    best_step = report["validation"]["best"]["step"] if report["validation"] else None
     listed = ", ".join(
-        f"step {checkpoint['step']} ({_size(checkpoint['size_bytes'])})" for checkpoint in saved
+        f"step {checkpoint['step']} ({_size(checkpoint['size_bytes'])}"
+        + (", best)" if checkpoint["step"] == best_step else ")")
+        for checkpoint in saved
     )
     yield from wrap(f"checkpoints  {listed or 'none'}", 80, subsequent_indent=" " * 13)
     yield f"run          {report['run']}"

@@ -1,0 +1,55 @@
+"""Families of states in groups that people know, for pages and reports."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+
+
+@dataclass(frozen=True)
+class FamilyGroup:
+    """Families that are shown as one."""
+
+    key: str
+    name: str
+    families: frozenset[str]
+
+
+OTHER = "other"
+FAMILY_GROUPS = (
+    FamilyGroup(
+        "weights",
+        "weights",
+        frozenset({"view", "shard_view", "gathered", "passing_f", "passing_b"}),
+    ),
+    FamilyGroup("optimizer", "optimizer", frozenset({"optimizer"})),
+    FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
+    FamilyGroup("saved", "saved activations", frozenset({"saved"})),
+    FamilyGroup("input", "layer inputs", frozenset({"input", "staged", "hosted", "fetched"})),
+    FamilyGroup(
+        "messages",
+        "messages and sums",
+        frozenset({"outgrad", "sendx", "sendg", "recvg", "arrived", "partial", "partialb"}),
+    ),
+    FamilyGroup("scratch", "scratch inside ops", frozenset({"scratch"})),
+    FamilyGroup(OTHER, "other", frozenset()),
+)
+"""In the order in which they are shown."""
+
+
+def group_of(family: str) -> str:
+    """The key of a family's group."""
+    return next((group.key for group in FAMILY_GROUPS if family in group.families), OTHER)
+
+
+def grouped(families: Mapping[str, int]) -> dict[str, int]:
+    """Bytes by group, in the order in which groups are shown; those that hold any."""
+    sums = dict.fromkeys((group.key for group in FAMILY_GROUPS), 0)
+    for family, size_bytes in families.items():
+        sums[group_of(family)] += size_bytes
+    return {key: size_bytes for key, size_bytes in sums.items() if size_bytes}
+
+
+def group_name(key: str) -> str:
+    """A group's name, by its key."""
+    return next(group.name for group in FAMILY_GROUPS if group.key == key)

@@ -1,0 +1,57 @@
+"""What a run's report says in the terminal."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from simulated_runs import Size, simulated_run
+
+from ratrain.report.facts.words import kind_names
+from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.report_text import report_text
+
+
+def reported(folder: Path, size: Size, *, done: int | None = None) -> dict[str, Any]:
+    return report_of(simulated_run(folder, size, done=done))
+
+
+def test_without_other_stages_a_run_waits_for_its_replicas(tmp_path: Path) -> None:
+    report = reported(tmp_path / "replicas", Size(pipeline=1, data=3, steps=6))
+    assert any(line.startswith("  waiting for replicas ") for line in report_text(report))
+    assert kind_names(report["facts"])["stages"] == "waiting for other replicas"
+    report = reported(tmp_path / "stages", Size(steps=6))
+    assert any(line.startswith("  waiting for stages ") for line in report_text(report))
+    assert kind_names(report["facts"])["stages"] == "waiting for other stages"
+
+
+def test_a_single_counted_step_is_no_median(tmp_path: Path) -> None:
+    report = reported(tmp_path / "short", Size(), done=3)
+    assert report["steps"]["counted"] == [3, 3]
+    text = "\n".join(report_text(report))
+    assert "Step 3 alone: " in text
+    assert "median" not in text
+    text = "\n".join(report_text(reported(tmp_path / "long", Size(steps=6))))
+    assert "Step: median of steps 4 to 6 (" in text
+
+
+def test_memory_at_its_peak_is_told_by_groups_and_numbers_keep_their_units(tmp_path: Path) -> None:
+    report = reported(tmp_path / "run", Size(steps=6))
+    lines = report_text(report)
+    first = next(at for at, line in enumerate(lines) if " at its peak: " in line)
+    text = " ".join(lines[first:]).split("checkpoints")[0]
+    worst = max(report["memory"], key=lambda row: row["bound_bytes"])
+    assert "saved activations " in text
+    assert {"view", "outgrad", "sendx", "recvg"} & set(worst["bound_items"])
+    assert not {"view", "outgrad", "sendx", "recvg"} & set(text.replace(",", "").split())
+    assert not any(line[-1].isdigit() for line in lines[first : first + 3])
+
+
+def test_the_best_checkpoint_is_marked(tmp_path: Path) -> None:
+    report = reported(tmp_path / "run", Size(steps=6))
+    saved = [
+        {"path": "", "step": step, "complete": True, "size_bytes": 10**6} for step in (2, 4, 6)
+    ]
+    best = {"last": {"step": 6, "loss": 3.0}, "best": {"step": 4, "loss": 2.0}}
+    text = "\n".join(report_text({**report, "checkpoints": saved, "validation": best}))
+    assert "step 2 (1 MB), step 4 (1 MB, best), step 6 (1 MB)" in text
