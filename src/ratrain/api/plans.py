@@ -7,8 +7,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from ratrain.api.jobs import Job, job_of
+from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
+from ratrain.describe.job import load_job_to_plan
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.plan_file import Predicted, plan_of, write_plan
 from ratrain.plan.planned import planned
@@ -113,4 +114,5 @@ def plan(job: Job | str | Path, *, progress: Callable[[int, int], None] | None =
     Raises `ratrain.errors.Infeasible`, which says the smallest change that would make room, where
     nothing fits. `progress` is called with plans simulated and their number at most.
     """
-    return Plans(planned(replace(job_of(job).spec, layout=None), progress))
+    spec = job.spec if isinstance(job, Job) else load_job_to_plan(job)
+    return Plans(planned(replace(spec, layout=None), progress))

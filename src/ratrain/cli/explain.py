@@ -32,11 +32,10 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
       ratrain explain qwen32b.json
       ratrain explain examples/unequal-replicas.json
     """
-    from dataclasses import replace
 
     from ratrain.cli.jobs import refuse_overrides
     from ratrain.cli.progress import progress
-    from ratrain.describe.job import load_job
+    from ratrain.describe.job import load_job_to_plan
     from ratrain.plan.explain import explain, explanation_json, explanation_text, searched
     from ratrain.plan.plan_file import load_plan
     from ratrain.plan.planned import planned
@@ -48,7 +47,7 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
             subject = subject_of(load_plan(plan), str(plan))
             plans = searched(subject, report)
         else:
-            plans = planned(replace(load_job(plan, overrides), layout=None), report)
+            plans = planned(load_job_to_plan(plan, overrides), report)
             subject = plans.best.candidate
     explained = explain(subject, plans, lambda title: progress(title, "plans"))
     if as_json:

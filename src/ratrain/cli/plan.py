@@ -58,16 +58,15 @@ def command(
       ratrain simulate qwen32b.json
       ratrain explain qwen32b.json
     """
-    from dataclasses import replace
 
     from ratrain.cli.progress import progress
-    from ratrain.describe.job import load_job
+    from ratrain.describe.job import load_job_to_plan
     from ratrain.plan.every_plan import every_plan
     from ratrain.plan.plan_file import write_plan
     from ratrain.plan.unequal_words import every_json, every_text
     from ratrain.timeline.timeline import write_whole
 
-    described = replace(load_job(job, overrides), layout=None)
+    described = load_job_to_plan(job, overrides)
     with progress("simulating", "plans") as report:
         found = every_plan(described, report)
     for path, of_all in ((output, False), (fastest, True)):
