@@ -352,10 +352,10 @@ def compare(cluster: Cluster) -> Compared:
     with tempfile.TemporaryDirectory() as folder:
         job = load_job(write_job(Path(folder), cluster))
         began = time.process_time()
-        found = every_plan(job)
-        assert found.alike is not None, "memory is ample"
-        steps_s = [found.alike.best.step_s]
-        steps_s += [one.step_s for one in (found.best, found.faster) if one is not None]
+        plans = every_plan(job)
+        assert plans.alike is not None, "memory is ample"
+        steps_s = [plans.alike.best.step_s]
+        steps_s += [plan.step_s for plan in (plans.best, plans.faster) if plan is not None]
         searched = time.process_time()
         every = Every(job, cluster, min(steps_s))
         every.search()
@@ -382,17 +382,19 @@ def main() -> None:
     chosen = asked.parse_args()
     worst = 0.0
     for case in range(chosen.cases):
-        one = compare(random_cluster(Random(1000 * chosen.seed + case), chosen.devices))
-        worst = max(worst, one.loss)
-        print(f"{case}: {one.cluster.words}")
+        compared = compare(random_cluster(Random(1000 * chosen.seed + case), chosen.devices))
+        worst = max(worst, compared.loss)
+        print(f"{case}: {compared.cluster.words}")
         print(
-            f"   alike {one.alike_s * 1e3:.1f} ms, found {one.found_s * 1e3:.1f} ms "
-            f"({one.search_s:.1f} s), best of all {one.best_s * 1e3:.1f} ms: {one.loss:.2%} more; "
-            f"{one.looked_at:,} plans, {one.simulated:,} simulated ({one.every_s:.0f} s)",
+            f"   alike {compared.alike_s * 1e3:.1f} ms, found {compared.found_s * 1e3:.1f} ms "
+            f"({compared.search_s:.1f} s), "
+            f"best of all {compared.best_s * 1e3:.1f} ms: {compared.loss:.2%} more; "
+            f"{compared.looked_at:,} plans, {compared.simulated:,} simulated "
+            f"({compared.every_s:.0f} s)",
             flush=True,
         )
-        if one.loss > WANTED:
-            print(f"   {one.best}", flush=True)
+        if compared.loss > WANTED:
+            print(f"   {compared.best}", flush=True)
     print(f"worst: {worst:.2%} (wanted: {WANTED:.0%})")
 
 

@@ -62,14 +62,14 @@ def best(job: JobSpec, name: str, rows: Rows) -> Found | None:
             plan = candidate(group, row, checked.recovery[row])
             ranked.append((float(checked.step_s[row]), len(ranked), plan))
     ranked.sort(key=lambda entry: entry[:2])
-    found: list[tuple[float, Candidate]] = []
+    plans: list[tuple[float, Candidate]] = []
     for _, _, plan in ranked[:TRIED]:
         step_s, _ = timed(plan.job, plan.placement, plan.strategy, plan.setup, plan.choices)
         if step_s is not None and proof(plan.strategy, plan.setup, plan.choices).verdict.sound:
-            found.append((step_s, plan))
-    if not found:
+            plans.append((step_s, plan))
+    if not plans:
         return None
-    step_s, plan = min(found, key=lambda entry: entry[0])
+    step_s, plan = min(plans, key=lambda entry: entry[0])
     return Found(name, step_s, words_of(plan))
 
 
@@ -115,26 +115,26 @@ def mix() -> Mix:
     first, last = (kind.name for kind in kinds_of(job))
     tokens = job.batch.sequences * job.model.sequence_length
     orders = [
-        found
+        order
         for name, reverse in ((f"{first} first", False), (f"{last} first", True))
-        if (found := best(job, name, in_order(reverse))) is not None
+        if (order := best(job, name, in_order(reverse))) is not None
     ]
     base = speedup_of(job, 0.0)
     assert base is not None, "the mix has two kinds"
-    speedups = [replace(base, tokens_per_s=tokens / found.step_s) for found in orders]
+    speedups = [replace(base, tokens_per_s=tokens / order.step_s) for order in orders]
     return Mix(tuple(orders), tuple(speedups))
 
 
-def mix_lines(found: Mix) -> Iterator[str]:
+def mix_lines(described: Mix) -> Iterator[str]:
     yield "large-and-small: llama-2-13b, 512 sequences of 4,096 tokens, 4 + 4 devices"
-    for one in found.speedups[0].alone:
-        assert one.best is not None and one.tokens_per_s is not None
-        yield f"  {one.kind.name + ' alone':14s} {one.tokens_per_s:10,.1f} tokens/s"
-        yield f"    {words_of(one.best.candidate)}"
-    for order, speedup in zip(found.orders, found.speedups, strict=True):
+    for kind_alone in described.speedups[0].alone:
+        assert kind_alone.best is not None and kind_alone.tokens_per_s is not None
+        yield f"  {kind_alone.kind.name + ' alone':14s} {kind_alone.tokens_per_s:10,.1f} tokens/s"
+        yield f"    {words_of(kind_alone.best.candidate)}"
+    for order, speedup in zip(described.orders, described.speedups, strict=True):
         yield f"  {order.name:14s} {speedup.tokens_per_s:10,.1f} tokens/s, HSR {speedup.hsr:.3f}"
         yield f"    {order.words}"
-    first, second = (speedup.hsr or 0.0 for speedup in found.speedups)
+    first, second = (speedup.hsr or 0.0 for speedup in described.speedups)
     reached = "reached" if first >= WANTED_HSR else "not reached"
     worth = f"the order is worth {first / second:.2f}x"
     yield f"  HSR {first:.3f} (wanted {WANTED_HSR}: {reached}); {worth}"
@@ -151,11 +151,11 @@ def plans_of(job: JobSpec) -> Iterator[Found]:
         for chosen in combinations(kinds, count):
             name = f"equal layers, {_names(chosen)}"
             try:
-                found = best(only_kinds(job, chosen), name, equal_layers)
+                chosen_plan = best(only_kinds(job, chosen), name, equal_layers)
             except RatrainError:
-                found = None  # no layout has all of these devices
-            if found is not None:
-                yield found
+                chosen_plan = None  # no layout has all of these devices
+            if chosen_plan is not None:
+                yield chosen_plan
     unequal = best(job, "unequal layers, all", any_layers)
     if unequal is not None:
         yield unequal
@@ -189,8 +189,8 @@ def main() -> None:
     )
     asked.add_argument("--json", type=Path)
     options = asked.parse_args()
-    found = mix()
-    print("\n".join(mix_lines(found)), flush=True)
+    described = mix()
+    print("\n".join(mix_lines(described)), flush=True)
     cases: dict[str, list[Found]] = {}
     for name in ("llama-2-7b", "llama-2-13b"):
         job = load_job(DESCRIBED / f"three-three-two-{name.removeprefix('llama-2-')}.toml")
@@ -199,7 +199,7 @@ def main() -> None:
     if options.json:
         orders = [
             {**asdict(order), "hsr": speedup.hsr, "tokens_per_s": speedup.tokens_per_s}
-            for order, speedup in zip(found.orders, found.speedups, strict=True)
+            for order, speedup in zip(described.orders, described.speedups, strict=True)
         ]
         body = {"mix": orders, **{name: list(map(asdict, plans)) for name, plans in cases.items()}}
         options.json.write_text(json.dumps(body, indent=1))

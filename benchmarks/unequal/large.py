@@ -61,18 +61,18 @@ def main() -> None:
     )
     parts = sum(1 for _ in parts_of_cluster(job))
     began = time.process_time()
-    found = search(job)
+    searched = search(job)
     took_s = time.process_time() - began
-    best = found.best.candidate
+    best = searched.best.candidate
     print(
         f"{chosen.model}, {chosen.devices:,} devices of {len(KINDS)} kinds: {parts} parts of the "
-        f"cluster, {found.checks:,} rows, {found.simulated} simulated, {took_s:.1f} s of processor "
-        f"time (wanted: {WANTED_S:g})"
+        f"cluster, {searched.checks:,} rows, {searched.simulated} simulated, {took_s:.1f} s of "
+        f"processor time (wanted: {WANTED_S:g})"
     )
     layout = best.layout
     print(
         f"  pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}, "
-        f"{len(best.idle)} devices idle, a step of {found.best.step_s:.1f} s"
+        f"{len(best.idle)} devices idle, a step of {searched.best.step_s:.1f} s"
     )
 
 

@@ -107,17 +107,17 @@ class Ground:
         job = self._field(case, name).folder / "job.toml"
         return self._by_plan(name, case, planned(job, self.row.pipeline))
 
-    def _by_plan(self, name: str, case: Case, own: Planned) -> Entrant:
+    def _by_plan(self, name: str, case: Case, planned: Planned) -> Entrant:
         field = self._field(case, name)
-        plan = own.write(field.folder / "plan.json")
-        return Entrant(name, own.words, field, OURS, own, plan)
+        plan = planned.write(field.folder / "plan.json")
+        return Entrant(name, planned.words, field, OURS, planned, plan)
 
-    def _peer(self, shape: Shape, own: Planned) -> Entrant:
-        placed = (*own.candidate.placement.devices, *own.candidate.idle)
+    def _peer(self, shape: Shape, planned: Planned) -> Entrant:
+        placed = (*planned.candidate.placement.devices, *planned.candidate.idle)
         order = [device.index for device in placed]
         shares = tuple(self.row.shares[device] for device in order)
         case = self.row.case.but(pipeline=shape.pipeline, data=shape.data, shares=shares)
-        size = own.candidate.job.batch.micro_batch
+        size = planned.candidate.job.batch.micro_batch
         if case.sequences // case.data % size == 0:
             case = case.but(micro_batch=size)
         stages = [shares[stage * case.data :][: case.data] for stage in range(case.pipeline)]
@@ -154,14 +154,18 @@ def run_row(row: Row, repetitions: int, say: Callable[[str], None]) -> Found:
             entrants = list(Ground(row, lab, blocks, folder).entrants())
             runs: list[list[Outcome]] = [[] for _ in entrants]
             for number in range(repetitions):
-                for entrant, found in zip(entrants, runs, strict=True):
-                    if all(run.ended for run in found):
+                for entrant, entrant_runs in zip(entrants, runs, strict=True):
+                    if all(run.ended for run in entrant_runs):
                         began_s = time.monotonic()
-                        found.append(entrant.run())
-                        took = f"{_said(found[-1])} ({time.monotonic() - began_s:.0f} s in all)"
+                        entrant_runs.append(entrant.run())
+                        took = (
+                            f"{_said(entrant_runs[-1])} ({time.monotonic() - began_s:.0f} s in all)"
+                        )
                         say(f"{row.name}, {number + 1} of {repetitions}: {took}")
     pairs = zip(entrants, runs, strict=True)
-    return Found(row, blocks.costs, tuple(_figures(entrant, found) for entrant, found in pairs))
+    return Found(
+        row, blocks.costs, tuple(_figures(entrant, entrant_runs) for entrant, entrant_runs in pairs)
+    )
 
 
 def _figures(entrant: Entrant, runs: list[Outcome]) -> Figures:

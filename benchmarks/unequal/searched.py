@@ -110,10 +110,10 @@ def race(case: Case, repetitions: int, seconds: float) -> None:
             f"  {order.name:16}{order.simulated_s:8.3f} s{predicted_s:9.3f} s"
             f"{median(steps_s):8.3f} s   {min(steps_s):.3f} - {max(steps_s):.3f}"
         )
-    best, found = orders[0], orders[-1]
-    gain = 1 - _measured_s(runs, found) / _measured_s(runs, best)
+    best, searched = orders[0], orders[-1]
+    gain = 1 - _measured_s(runs, searched) / _measured_s(runs, best)
     print(
-        f"  found against {best.name}: {1 - found.simulated_s / best.simulated_s:.1%} less by "
+        f"  found against {best.name}: {1 - searched.simulated_s / best.simulated_s:.1%} less by "
         f"rates, {gain:.1%} less measured",
         flush=True,
     )

@@ -27,22 +27,22 @@ REACHED, PREDICTED = 0.9, 0.05
 """Targets: the part of the ideal gain that is reached, and how far predictions may be off."""
 
 
-def lines(found: Found) -> Iterator[str]:
+def lines(raced: Found) -> Iterator[str]:
     """The row for people, at most 100 columns."""
-    row, best = found.row, found.best_peer or found.of(OURS)
+    row, best = raced.row, raced.best_peer or raced.of(OURS)
     devices = " + ".join(f"{share:g}" for share in row.shares)
     yield f"{row.name}: {devices} processors, {row.link}, {row.case.sequences} sequences a step"
     yield (
         f"  {'method':22s} {'step':>8s} {'least - most':>15s} {'speed':>6s} {'sent':>9s} "
         f"{'others':>6s} {'planned':>8s} {'calibrated':>10s}"
     )
-    for figures in found.figures:
+    for figures in raced.figures:
         yield _line(figures, best)
         yield f"    {figures.words}"
-    yield from _split_words(found)
-    yield from _peer_words(found)
-    yield from _fewer_words(found)
-    yield f"  losses differ by {found.loss_difference:.1e} at most"
+    yield from _split_words(raced)
+    yield from _peer_words(raced)
+    yield from _fewer_words(raced)
+    yield f"  losses differ by {raced.loss_difference:.1e} at most"
     yield ""
 
 
@@ -61,25 +61,25 @@ def _line(figures: Figures, best: Figures | None) -> str:
     return text
 
 
-def _split_words(found: Found) -> Iterator[str]:
+def _split_words(raced: Found) -> Iterator[str]:
     """What the planned layers gain over equal ones, beside what they can gain at most."""
-    own, equal = found.of(OURS), found.of(EQUAL)
-    if own is None or equal is None:
+    ours, equal = raced.of(OURS), raced.of(EQUAL)
+    if ours is None or equal is None:
         return
-    costs, layers, count = found.costs, sum(own.layers), own.micro_batches
-    ideal = ideal_gain(costs, layers, own.shares, count)
-    gain = equal.outcome.step_s / own.outcome.step_s
+    costs, layers, count = raced.costs, sum(ours.layers), ours.micro_batches
+    ideal = ideal_gain(costs, layers, ours.shares, count)
+    gain = equal.outcome.step_s / ours.outcome.step_s
     yield (
         f"  a layer takes {costs.layer_s * 1e3:.2f} ms of a whole processor, the head "
         f"{costs.head_s / costs.layer_s:.2f} layers, the embedding "
         f"{costs.embedding_s / costs.layer_s:.2f}"
     )
-    ideal_layers = " + ".join(map(str, best_split(costs, layers, own.shares, count)))
+    ideal_layers = " + ".join(map(str, best_split(costs, layers, ours.shares, count)))
     yield (
         f"  gain {gain:.2f}x, ideal {ideal:.2f}x ({ideal_layers} layers): {gain / ideal:.0%} of it "
         f"(wanted: {REACHED:.0%})"
     )
-    for figures in (own, equal):
+    for figures in (ours, equal):
         outcome = figures.outcome
         yield (
             f"  {outcome.method}: predicted {outcome.predicted_s / outcome.step_s - 1:+.1%} "
@@ -88,25 +88,25 @@ def _split_words(found: Found) -> Iterator[str]:
         )
 
 
-def _peer_words(found: Found) -> Iterator[str]:
-    own, peer = found.of(OURS), found.best_peer
-    if own is not None and peer is not None:
-        speed = peer.outcome.step_s / own.outcome.step_s
+def _peer_words(raced: Found) -> Iterator[str]:
+    ours, peer = raced.of(OURS), raced.best_peer
+    if ours is not None and peer is not None:
+        speed = peer.outcome.step_s / ours.outcome.step_s
         yield f"  {OURS} is {speed:.2f} times as fast as the best peer, {peer.outcome.method}"
 
 
-def _fewer_words(found: Found) -> Iterator[str]:
+def _fewer_words(raced: Found) -> Iterator[str]:
     """Whether devices that are left out would be missed."""
-    fewer = found.row.fewer
-    own, without = found.of(OURS), found.of(f"{OURS}, {fewer} devices")
-    if fewer is None or own is None or without is None:
+    fewer = raced.row.fewer
+    ours, without = raced.of(OURS), raced.of(f"{OURS}, {fewer} devices")
+    if fewer is None or ours is None or without is None:
         return
-    slower = own.outcome.step_s > without.outcome.step_s
-    expected = own.planned_s > without.planned_s
+    slower = ours.outcome.step_s > without.outcome.step_s
+    expected = ours.planned_s > without.planned_s
     yield (
-        f"  the first {fewer} devices alone: {own.outcome.step_s / without.outcome.step_s:.2f} "
+        f"  the first {fewer} devices alone: {ours.outcome.step_s / without.outcome.step_s:.2f} "
         f"times as fast as the plan of all, "
-        f"by the plans {own.planned_s / without.planned_s:.2f} times"
+        f"by the plans {ours.planned_s / without.planned_s:.2f} times"
     )
     yield f"  so the rest is {'a burden' if slower else 'a help'}" + (
         "" if slower == expected else ", and the plans say the opposite"
@@ -133,7 +133,7 @@ def main() -> None:
             rows.append(run_row(row, chosen.repetitions, say))
             print("\n".join(lines(rows[-1])), flush=True)
             if chosen.json:
-                chosen.json.write_text(json.dumps([asdict(found) for found in rows], indent=1))
+                chosen.json.write_text(json.dumps([asdict(raced) for raced in rows], indent=1))
 
 
 if __name__ == "__main__":

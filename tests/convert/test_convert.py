@@ -284,11 +284,11 @@ def test_metis_numbers_gpus_by_the_plans_sequence_of_kinds(say: Say) -> None:
 def test_metis_times_are_joined_by_batch_and_their_updates_divided_by_parameters(say: Say) -> None:
     converted(say, "metis")
     kind = load_cluster(Path("out/cluster.toml")).kind("A100")
-    one, two = sorted(entries(kind), key=lambda entry: entry.tensor)
-    assert [time.micro_batch for time in one.times] == [1, 4]
+    first, two = sorted(entries(kind), key=lambda entry: entry.tensor)
+    assert [time.micro_batch for time in first.times] == [1, 4]
     assert [time.micro_batch for time in two.times] == [2, 4]
-    assert one.times[0].forward_s + one.times[0].backward_s == pytest.approx(29.508e-3)
-    assert (one.sums, two.sums) == ("apart", "included")
+    assert first.times[0].forward_s + first.times[0].backward_s == pytest.approx(29.508e-3)
+    assert (first.sums, two.sums) == ("apart", "included")
     updates = [e.update_s or 0 for b in ("layer", "embedding", "head") for e in entries(kind, b)]
     assert 8 * updates[0] + updates[2] + updates[4] == pytest.approx(39.39e-3, rel=1e-2)
 
@@ -314,9 +314,9 @@ def test_without_a_plan_the_cluster_alone_is_written_and_a_job_can_search_on_it(
         '[cluster]\nname = "out/cluster.toml"\ndevices = 4\n'
         '[batch]\nsequences = 128\n[schedule]\ndtype = "fp16"\nbackend = "described"\n'
     )
-    found = say("plan", "job.toml", "--json")
-    assert found.status == 0, found.err
-    told = found.body["plans"][0]["plan"]["measured_times"]
+    planned = say("plan", "job.toml", "--json")
+    assert planned.status == 0, planned.err
+    told = planned.body["plans"][0]["plan"]["measured_times"]
     assert any("times on l4: layers linearly extrapolated" in line for line in told), told
 
 

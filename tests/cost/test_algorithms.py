@@ -48,10 +48,10 @@ def test_the_load_of_a_direct_exchange_is_that_of_its_messages(hosts: tuple[int,
         yield from direct(members)
 
     here = Group(hosts, SLOW, SLOW, FAST, 2.0)
-    one, other = of_messages(direct, 1e6, here), of_messages(spelled_out, 1e6, here)
-    assert one.latency_s == pytest.approx(other.latency_s)
-    assert one.volume_bytes == pytest.approx(other.volume_bytes)
-    assert one.driving_s == pytest.approx(other.driving_s)
+    load, other = of_messages(direct, 1e6, here), of_messages(spelled_out, 1e6, here)
+    assert load.latency_s == pytest.approx(other.latency_s)
+    assert load.volume_bytes == pytest.approx(other.volume_bytes)
+    assert load.driving_s == pytest.approx(other.driving_s)
 
 
 @pytest.mark.parametrize("per_host", [1, 2, 4])

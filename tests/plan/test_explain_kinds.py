@@ -90,7 +90,7 @@ def test_a_recovery_that_memory_does_not_ask_for_is_said(explained: dict[str, An
 
 def test_the_speedup_ratio_is_of_the_throughputs_it_lists(explained: dict[str, Any]) -> None:
     speedup = explained["speedup"]
-    alone = [one["tokens_per_s"] for one in speedup["alone"]]
+    alone = [kind["tokens_per_s"] for kind in speedup["alone"]]
     assert speedup["tokens_per_s"] == pytest.approx(24 * 512 / explained["step_time_s"])
     assert speedup["hsr"] == pytest.approx(speedup["tokens_per_s"] / sum(alone))
     assert speedup["over"] == ["fast-rank", "slow-rank"]

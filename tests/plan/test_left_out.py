@@ -82,8 +82,8 @@ def straggler(folder: Path) -> JobSpec:
 def test_parts_leave_out_the_slowest_hosts_first_and_never_the_fastest_kind_s(
     tmp_path: Path,
 ) -> None:
-    one = load_job(job_file(tmp_path, fast=(40, 2), slow=(10, 2), slower=(5, 1)))
-    parts = [tuple(d.index for d in part) for part in parts_of_cluster(one)]
+    spec = load_job(job_file(tmp_path, fast=(40, 2), slow=(10, 2), slower=(5, 1)))
+    parts = [tuple(d.index for d in part) for part in parts_of_cluster(spec)]
     assert parts[:4] == [(0, 1, 2, 3, 4), (0, 1, 2, 3), (0, 1, 2), (0, 1)]
     assert len(set(parts)) == len(parts)
 
@@ -94,42 +94,42 @@ def test_a_cluster_of_one_kind_is_tried_whole_alone() -> None:
 
 def test_no_row_is_estimated_faster_than_all_devices_at_work_all_of_the_time() -> None:
     for name, devices in (("mixed-sites", 12), ("lab-mixed", 4)):
-        one = job("small-llama", name, devices, 24)
-        for part in parts_of_cluster(one):
-            least_s = least_step_s(one, part)
-            for tried in search(one).tried:
+        spec = job("small-llama", name, devices, 24)
+        for part in parts_of_cluster(spec):
+            least_s = least_step_s(spec, part)
+            for tried in search(spec).tried:
                 if {d.index for d in tried.candidate.placement.devices} <= {d.index for d in part}:
                     assert tried.step_s >= least_s
 
 
 def test_a_kind_s_least_time_is_that_of_its_best_micro_batch(tmp_path: Path) -> None:
-    one = straggler(tmp_path)
-    steady, slow = (kind_speed(one, kind) for kind in one.cluster.spec.device)
+    spec = straggler(tmp_path)
+    steady, slow = (kind_speed(spec, kind) for kind in spec.cluster.spec.device)
     assert slow.layer_s > 5 * steady.layer_s
-    group = next(iter(groups_of(one)))
+    group = next(iter(groups_of(spec)))
     times = group.times["steady"][1]
     assert steady.layer_s <= (times.forward_s + times.backward_s) / group.job.batch.micro_batch
 
 
 def test_a_straggler_is_left_idle_where_that_is_faster(tmp_path: Path) -> None:
-    one = straggler(tmp_path)
-    found = search(one)
-    assert [device.kind.name for device in found.best.candidate.idle] == ["straggler"]
-    assert found.all_devices_s is not None
-    assert found.all_devices_s > found.best.step_s
-    fewer = replace(one, cluster=replace(one.cluster, devices=2))
-    assert found.best.step_s == search(fewer).best.step_s
+    spec = straggler(tmp_path)
+    searched = search(spec)
+    assert [device.kind.name for device in searched.best.candidate.idle] == ["straggler"]
+    assert searched.all_devices_s is not None
+    assert searched.all_devices_s > searched.best.step_s
+    fewer = replace(spec, cluster=replace(spec.cluster, devices=2))
+    assert searched.best.step_s == search(fewer).best.step_s
 
 
 def test_a_slow_device_that_helps_is_used(tmp_path: Path) -> None:
-    found = search(load_job(job_file(tmp_path, steady=(30, 1), slower=(15, 1))))
-    assert not found.best.candidate.idle
-    assert found.all_devices_s is None
+    searched = search(load_job(job_file(tmp_path, steady=(30, 1), slower=(15, 1))))
+    assert not searched.best.candidate.idle
+    assert searched.all_devices_s is None
 
 
 def test_three_devices_and_a_batch_that_no_three_divide_have_a_plan_of_two(tmp_path: Path) -> None:
-    one = load_job(job_file(tmp_path, sequences=5, steady=(30, 5), slow=(1, 2)))
-    assert {d.kind.name for d in search(one).best.candidate.idle} >= {"slow"}
+    spec = load_job(job_file(tmp_path, sequences=5, steady=(30, 5), slow=(1, 2)))
+    assert {d.kind.name for d in search(spec).best.candidate.idle} >= {"slow"}
 
 
 @pytest.fixture

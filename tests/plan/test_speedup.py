@@ -71,7 +71,7 @@ def test_a_kind_without_a_plan_leaves_a_ratio_over_the_others_and_no_hsr() -> No
     speedup = Speedup(330.0, (alone(FAST, 2, 220.0), alone(SLOW, 2, None)))
     assert speedup.hsr is None
     assert speedup.ratio == pytest.approx(1.5)
-    assert [one.kind.name for one in speedup.missing] == ["slow-rank"]
+    assert [kind_alone.kind.name for kind_alone in speedup.missing] == ["slow-rank"]
 
 
 def test_there_is_no_ratio_where_no_kind_has_a_plan() -> None:
@@ -81,7 +81,7 @@ def test_there_is_no_ratio_where_no_kind_has_a_plan() -> None:
 
 def test_kinds_that_are_faster_without_the_others_are_said_the_fastest_first() -> None:
     speedup = Speedup(100.0, (alone(SLOW, 2, 110.0), alone(FAST, 2, 200.0)))
-    assert [one.kind.name for one in speedup.faster] == ["fast-rank", "slow-rank"]
+    assert [kind_alone.kind.name for kind_alone in speedup.faster] == ["fast-rank", "slow-rank"]
     assert Speedup(250.0, speedup.alone).faster == ()
 
 
@@ -117,8 +117,8 @@ def test_a_kind_that_cannot_hold_the_model_is_named_with_what_it_lacks(tmp_path:
 def test_a_kind_alone_may_recover_whatever_its_plan_does(tmp_path: Path, schedule: str) -> None:
     job = job_of(tmp_path, schedule=f'name = "{schedule}"\nrecovery = "keep-all"')
     free = strategy_of(free_to_recover(job))
-    own = strategy_of(job)
+    chosen = strategy_of(job)
     assert free.recovery is Recovery.FORWARD and not free.recovers_all
-    assert free.skeleton == own.skeleton
-    assert (free.layerwise, free.prefetch) == (own.layerwise, own.prefetch)
+    assert free.skeleton == chosen.skeleton
+    assert (free.layerwise, free.prefetch) == (chosen.layerwise, chosen.prefetch)
     assert free_to_recover(job).schedule.recovery == "auto"

@@ -40,8 +40,8 @@ BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"
 MODES = (Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD)
 
 
-def stages_of(one: JobSpec) -> Stages:
-    return Stages(one, pools_of(one.cluster.members()), strategy_of(one), MODES)
+def stages_of(spec: JobSpec) -> Stages:
+    return Stages(spec, pools_of(spec.cluster.members()), strategy_of(spec), MODES)
 
 
 def three_kinds(folder: Path) -> JobSpec:
@@ -72,10 +72,10 @@ def test_every_order_of_two_and_two_devices_is_a_shape() -> None:
 
 
 def test_where_orders_are_too_many_each_pool_keeps_its_posts_together(tmp_path: Path) -> None:
-    one = load_job(job_file(tmp_path, a=(40, 4), b=(30, 4), c=(20, 4), d=(10, 4)))
-    model = replace(one.model.spec, layers=16)
-    one = replace(one, model=replace(one.model, spec=model))
-    shapes = shapes_of(one, pools_of(one.cluster.members()))
+    spec = load_job(job_file(tmp_path, a=(40, 4), b=(30, 4), c=(20, 4), d=(10, 4)))
+    model = replace(spec.model.spec, layers=16)
+    spec = replace(spec, model=replace(spec.model, spec=model))
+    shapes = shapes_of(spec, pools_of(spec.cluster.members()))
     assert len(shapes) > ALL_ORDERS
     for shape in shapes:
         runs = [post for post, before in zip(shape, (None, *shape), strict=False) if post != before]
@@ -83,8 +83,8 @@ def test_where_orders_are_too_many_each_pool_keeps_its_posts_together(tmp_path: 
 
 
 def test_a_tensor_group_stays_in_a_host(tmp_path: Path) -> None:
-    one = job("tiny-llama", "mixed-sites", 12, 24)
-    for shape in shapes_of(one, pools_of(one.cluster.members())):
+    spec = job("tiny-llama", "mixed-sites", 12, 24)
+    for shape in shapes_of(spec, pools_of(spec.cluster.members())):
         assert all(post.tensor in (1, 2) for post in shape)
     alone = load_job(job_file(tmp_path, fast=(40, 2), slow=(10, 2)))
     for shape in shapes_of(alone, pools_of(alone.cluster.members())):
@@ -109,8 +109,8 @@ def test_no_cut_has_a_faster_slowest_stage(tmp_path: Path) -> None:
 
 
 def test_layers_follow_speed_and_not_memory() -> None:
-    one = job("small-llama", "lab-mixed", 4, 24)
-    stages = stages_of(one)
+    spec = job("small-llama", "lab-mixed", 4, 24)
+    stages = stages_of(spec)
     (part,) = parts_of(stages, (0, 0, 1, 1))
     layer_s = [stages.seconds(post, 1)[1] for post in part.shape]
     speeds = [1 / (each.forward_s + each.backward_s) for each in layer_s]
@@ -144,48 +144,48 @@ def test_no_shares_end_sooner(tmp_path: Path) -> None:
 
 
 def test_a_draft_s_plan_file_is_read_as_the_plan_that_was_simulated(tmp_path: Path) -> None:
-    one = three_kinds(tmp_path)
-    stages = stages_of(one)
+    spec = three_kinds(tmp_path)
+    stages = stages_of(spec)
     best = sorted(all_drafts(stages, 1), key=lambda draft: draft.estimate_s)
     for draft in best[:12]:
-        found, short = timed(one, stages.pools, draft, float("inf"))
-        assert found is not None
+        plan, short = timed(spec, stages.pools, draft, float("inf"))
+        assert plan is not None
         assert not short
-        text = write_plan(file_of_plan(found.plan))
-        case = case_of_plan(parse_plan(text, str(one.path)), str(one.path))
-        assert case.setup == found.plan.setup or len(draft.parts) == 1
+        text = write_plan(file_of_plan(plan.plan))
+        case = case_of_plan(parse_plan(text, str(spec.path)), str(spec.path))
+        assert case.setup == plan.plan.setup or len(draft.parts) == 1
         read_s = simulate_proved(case.proved, case.costs, steps=3).step_time_s
-        assert read_s == pytest.approx(found.step_s, rel=1e-12)
+        assert read_s == pytest.approx(plan.step_s, rel=1e-12)
 
 
 def test_no_simulated_plan_is_faster_than_all_devices_at_work(tmp_path: Path) -> None:
-    one = three_kinds(tmp_path)
-    stages, least_s = stages_of(one), least_step_s(one, one.cluster.members())
+    spec = three_kinds(tmp_path)
+    stages, least_s = stages_of(spec), least_step_s(spec, spec.cluster.members())
     for draft in all_drafts(stages, 1)[:40]:
-        found, _ = timed(one, stages.pools, draft, float("inf"))
-        assert found is not None
-        assert found.step_s > least_s
+        plan, _ = timed(spec, stages.pools, draft, float("inf"))
+        assert plan is not None
+        assert plan.step_s > least_s
 
 
 def test_estimates_are_near_what_is_simulated(tmp_path: Path) -> None:
-    one = three_kinds(tmp_path)
-    stages = stages_of(one)
+    spec = three_kinds(tmp_path)
+    stages = stages_of(spec)
     best = sorted(all_drafts(stages, 1), key=lambda draft: draft.estimate_s)[:30]
     gaps = [
-        abs(draft.estimate_s / found.step_s - 1)
+        abs(draft.estimate_s / plan.step_s - 1)
         for draft in best
-        if (found := timed(one, stages.pools, draft, float("inf"))[0]) is not None
+        if (plan := timed(spec, stages.pools, draft, float("inf"))[0]) is not None
     ]
     assert len(gaps) == len(best)
     assert sum(gaps) / len(gaps) < 0.1
 
 
 def test_both_cut_directions_are_tried_where_hosts_hold_several_devices() -> None:
-    one = job("tiny-llama", "mixed-sites", 16, 16)
-    stages = stages_of(one)
+    spec = job("tiny-llama", "mixed-sites", 16, 16)
+    stages = stages_of(spec)
     draft = draft_of(stages, parts_of(stages, (1, 1), (1, 1), (1, 1)), LEVEL_1)
     assert draft is not None
-    inside, between = plans_of(one, stages.pools, draft)
+    inside, between = plans_of(spec, stages.pools, draft)
     for plan, same_host in ((inside, True), (between, False)):
         hosts = [{group[0].host for group in groups} for groups in plan.replicas[0].groups]
         assert (len(hosts[0]) == 1) is same_host
@@ -211,24 +211,24 @@ def lopsided(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, EveryPlan]
 
 
 def test_replicas_of_unequal_shares_beat_alike_ones(lopsided: tuple[Path, EveryPlan]) -> None:
-    found = lopsided[1]
-    assert found.best is not None
-    assert found.alike is not None
-    assert found.best.step_s < 0.95 * found.alike.best.step_s
-    assert not found.best.refusals
+    plans = lopsided[1]
+    assert plans.best is not None
+    assert plans.alike is not None
+    assert plans.best.step_s < 0.95 * plans.alike.best.step_s
+    assert not plans.best.refusals
 
 
 def test_the_best_plan_comes_first_and_simulate_and_verify_take_its_file(
     lopsided: tuple[Path, EveryPlan],
 ) -> None:
-    path, found = lopsided
-    assert found.best is not None
+    path, plans = lopsided
+    assert plans.best is not None
     plan = path.parent / "plan.json"
     run = CliRunner().invoke(ratrain, ["plan", str(path), "-o", str(plan), "--json"])
     assert run.exit_code == 0
     body = json.loads(run.output)
     first = body["unequal"]["trainable"][0]
-    assert first["step_time_s"] == found.best.step_s
+    assert first["step_time_s"] == plans.best.step_s
     assert first["refused"] == []
     assert first["step_time_s"] > body["unequal"]["least_step_time_s"]
     simulated = verb("simulate", str(plan))
@@ -252,12 +252,12 @@ def test_where_the_only_links_are_a_thousand_times_slower_the_plan_is_another(
         cluster_file(tmp_path, fast=(60, 1), slow=(20, 3))
         text = (tmp_path / "cluster.toml").read_text()
         (tmp_path / "cluster.toml").write_text(text.replace("1Gbit/s", link))
-        found = every_plan(load_job(path))
-        if found.best is not None:
-            used.append(len(found.best.plan.devices))
+        plans = every_plan(load_job(path))
+        if plans.best is not None:
+            used.append(len(plans.best.plan.devices))
         else:
-            assert found.alike is not None
-            used.append(found.alike.best.candidate.layout.devices)
+            assert plans.alike is not None
+            used.append(plans.alike.best.candidate.layout.devices)
     assert used == [4, 1]
 
 
@@ -265,9 +265,9 @@ def test_a_budget_that_asks_for_recovery_has_plans_that_fit(tmp_path: Path) -> N
     path = job_file(tmp_path, sequences=8, fast=(40, 1), slow=(20, 2))
     text = path.read_text().replace('name = "ratrain"', 'name = "ratrain"\nmemory_budget = "16MB"')
     path.write_text(text)
-    one = load_job(path)
-    found = every_plan(one)
-    for tried in (found.unequal.trainable + found.unequal.others) if found.unequal else ():
+    spec = load_job(path)
+    plans = every_plan(spec)
+    for tried in (plans.unequal.trainable + plans.unequal.others) if plans.unequal else ():
         assert tried.bound_bytes <= 16_000_000
 
 
@@ -305,7 +305,7 @@ def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
         run.output.split()
     )
     plan = json.loads(fastest.read_text())
-    degrees = {stage["tensor"] for one in plan["replicas"] for stage in one["stages"]}
+    degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
     assert degrees == {1, 2}
     verb("simulate", str(fastest))
 

@@ -67,16 +67,16 @@ def check(name: str, hosts: tuple[int, ...], part: int, dtype: torch.dtype, *, a
     orders = exchange_of(name, hosts).orders
 
     def work(rank: int, network: SocketNetwork) -> None:
-        own = slice(rank * part, (rank + 1) * part)
+        part_here = slice(rank * part, (rank + 1) * part)
         flat = given_values[rank].clone()
-        out = flat[own] if alias else torch.empty(part, dtype=dtype)
+        out = flat[part_here] if alias else torch.empty(part, dtype=dtype)
         network.reduce(flat, out, everybody, name)
-        expected = summed(orders[rank], [each[own] for each in given_values]).to(dtype)
+        expected = summed(orders[rank], [each[part_here] for each in given_values]).to(dtype)
         assert torch.equal(bits(out), bits(expected))
-        flat[own] = given_values[rank][own]
+        flat[part_here] = given_values[rank][part_here]
         assert torch.equal(bits(flat), bits(given_values[rank])), "others' parts were written"
         flat = torch.full_like(whole, float("nan"))
-        flat[own] = whole[own]
+        flat[part_here] = whole[part_here]
         network.gather(Lane.GATHER, flat, everybody, name)
         assert torch.equal(bits(flat), bits(whole))
 

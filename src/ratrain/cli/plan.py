@@ -68,14 +68,14 @@ def command(
 
     described = load_job_to_plan(job, overrides)
     with progress("simulating", "plans") as report:
-        found = every_plan(described, report)
+        plans_found = every_plan(described, report)
     for path, of_all in ((output, False), (fastest, True)):
         if path is not None:
-            write_whole(path, write_plan(found.file(fastest=of_all)))
+            write_whole(path, write_plan(plans_found.file(fastest=of_all)))
     if as_json:
-        print_json("plan", every_json(found, top))
+        print_json("plan", every_json(plans_found, top))
     else:
-        click.echo("\n".join(every_text(found, top)))
+        click.echo("\n".join(every_text(plans_found, top)))
         for path in (output, fastest):
             if path is not None:
                 click.echo(f"wrote {path}; see why with: ratrain explain {path}")

@@ -83,8 +83,8 @@ def command(
     if save is not None and result.order is not None:
         write_whole(save, result.order.csv)
     if as_json:
-        found = search_json(result, comparison, described, save)
-        print_json("schedules", {**comparison_json(comparison), "search": found})
+        searched = search_json(result, comparison, described, save)
+        print_json("schedules", {**comparison_json(comparison), "search": searched})
         return
     click.echo("\n".join(comparison_text(comparison)))
     click.echo("")

@@ -35,13 +35,13 @@ def cluster_text(cluster: ClusterSpec) -> str:
 def _table(value: Any, path: tuple[str, ...]) -> Iterator[str]:
     """A dataclass's plain keys, then the tables inside it."""
     inner: list[tuple[str, Any]] = []
-    for key, name, one in _given(value):
-        if _is_plain(one):
-            yield f"{key} = {_value(name, one)}"
+    for key, name, item_value in _given(value):
+        if _is_plain(item_value):
+            yield f"{key} = {_value(name, item_value)}"
         else:
-            inner.append((key, one))
-    for key, one in inner:
-        yield from _tables(one, (*path, key))
+            inner.append((key, item_value))
+    for key, item_value in inner:
+        yield from _tables(item_value, (*path, key))
 
 
 def _tables(value: Any, path: tuple[str, ...]) -> Iterator[str]:
@@ -64,11 +64,11 @@ def _tables(value: Any, path: tuple[str, ...]) -> Iterator[str]:
 def _given(value: Any) -> Iterator[tuple[str, str, Any]]:
     """(key of the file, name of the field, value) of what is not left at its default."""
     for item in dataclasses.fields(value):
-        one = getattr(value, item.name)
+        item_value = getattr(value, item.name)
         made = item.default_factory is not dataclasses.MISSING and item.default_factory()
-        if one == item.default or (made is not False and one == made):
+        if item_value == item.default or (made is not False and item_value == made):
             continue
-        yield _keys(cast("type[Any]", type(value)))[item.name], item.name, one
+        yield _keys(cast("type[Any]", type(value)))[item.name], item.name, item_value
 
 
 @cache
@@ -91,7 +91,9 @@ def _value(name: str, value: Any) -> str:
             return "[\n" + "".join(f"  {item},\n" for item in items) + "]"
         return f"[{', '.join(items)}]"
     if dataclasses.is_dataclass(value):
-        inside = (f"{key} = {_value(inner, one)}" for key, inner, one in _given(value))
+        inside = (
+            f"{key} = {_value(inner, inner_value)}" for key, inner, inner_value in _given(value)
+        )
         return f"{{{', '.join(inside)}}}"
     if isinstance(value, bool):
         return str(value).lower()

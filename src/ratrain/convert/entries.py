@@ -33,12 +33,13 @@ class Conditions:
 def entry_of(taken: Mapping[int, Taken], block: BlockName, about: Conditions) -> LayerProfile:
     """The entry of a block from its measurements by micro-batch. Times of a tensor group hold its
     sums, since whole layers were timed."""
-    updates = [one.update_s for one in taken.values() if one.update_s]
+    updates = [times.update_s for times in taken.values() if times.update_s]
     return LayerProfile(
         shape=shape_of(about.model, block),
         sequence=about.sequence,
         times=tuple(
-            MeasuredTime(size, one.forward_s, one.backward_s) for size, one in sorted(taken.items())
+            MeasuredTime(size, times.forward_s, times.backward_s)
+            for size, times in sorted(taken.items())
         ),
         source=about.source,
         block=block,

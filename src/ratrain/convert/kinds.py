@@ -90,8 +90,10 @@ def device_of(
     base = known.device
     blocks: tuple[BlockName, ...] = ("layer", "embedding", "head")
     shapes = {(block, shape_of(model, block).whole) for block in blocks}
-    own = (entry for entry in base.layer_profile if (entry.block, entry.shape.whole) in shapes)
-    measured = {entry.case: entry for entry in (*own, *entries)}
+    profiled_here = (
+        entry for entry in base.layer_profile if (entry.block, entry.shape.whole) in shapes
+    )
+    measured = {entry.case: entry for entry in (*profiled_here, *entries)}
     size_bytes, source = memory
     first = replace(
         base.memory,

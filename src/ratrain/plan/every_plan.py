@@ -46,9 +46,9 @@ class EveryPlan:
 
     def file(self, *, fastest: bool) -> Plan:
         """The plan file of the best plan, or of the fastest, whether it trains or not."""
-        one = (self.faster if fastest else None) or self.best
-        if one is not None:
-            return file_of_plan(one.plan, Predicted(one.step_s, one.bound_bytes))
+        chosen = (self.faster if fastest else None) or self.best
+        if chosen is not None:
+            return file_of_plan(chosen.plan, Predicted(chosen.step_s, chosen.bound_bytes))
         assert self.alike is not None, "one of the searches has found a plan"
         best = self.alike.best
         return plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))

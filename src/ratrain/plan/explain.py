@@ -80,9 +80,13 @@ class Explanation:
     def fastest_s(self) -> float:
         """The fastest step known: this plan's where it fits, that of the best one found, or of one
         kind of device alone."""
-        found = self.search.tried[:1] if self.search is not None else ()
+        best_alike = self.search.tried[:1] if self.search is not None else ()
         alone = self.speedup.alone if self.speedup is not None else ()
-        steps = [tried.step_s for tried in (*found, *(one.best for one in alone)) if tried]
+        steps = [
+            tried.step_s
+            for tried in (*best_alike, *(kind_alone.best for kind_alone in alone))
+            if tried
+        ]
         if self.simulation.feasible or not steps:
             steps.append(self.simulation.step_time_s)
         return min(steps)
@@ -302,7 +306,7 @@ def _near(near: Misfit) -> list[str]:
 
 def explanation_json(explained: Explanation) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    simulation, found = explained.simulation, explained.search
+    simulation, layouts = explained.simulation, explained.search
     return {
         "plan": _plan_json(explained.subject),
         "feasible": simulation.feasible,
@@ -331,7 +335,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "kinds": kinds_json(explained.kinds, simulation.step_time_s),
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),
-        "search": search_json(found, 24) if found is not None and found.tried else None,
+        "search": search_json(layouts, 24) if layouts is not None and layouts.tried else None,
         "rejected": [
             {
                 "plan": candidate_json(near.candidate),

@@ -139,17 +139,21 @@ def speedup_text(speedup: Speedup) -> Iterator[str]:
     """The ratio, what it is made of, and what it means."""
     yield from wrapped(speedup_words(speedup))
     rows = plain_table(("alone", False), ("devices", True), ("tokens/s", True), ("plan", False))
-    for one in speedup.alone:
-        used = f"{one.used}" if one.used == one.devices else f"{one.used} of {one.devices}"
-        tokens = "-" if one.tokens_per_s is None else f"{one.tokens_per_s:,.1f}"
-        rows.add_row(one.kind.name, used, tokens, _plan_words(one.best) or "none")
+    for kind_alone in speedup.alone:
+        used = (
+            f"{kind_alone.used}"
+            if kind_alone.used == kind_alone.devices
+            else f"{kind_alone.used} of {kind_alone.devices}"
+        )
+        tokens = "-" if kind_alone.tokens_per_s is None else f"{kind_alone.tokens_per_s:,.1f}"
+        rows.add_row(kind_alone.kind.name, used, tokens, _plan_words(kind_alone.best) or "none")
     yield from (f"  {line}" for line in rendered(rows))
-    for one in speedup.missing:
-        yield from wrapped(f"{one.kind.name} alone: {one.problem}.")
-    for one in speedup.faster[:1]:
-        times = (one.tokens_per_s or 0.0) / speedup.tokens_per_s
+    for kind_alone in speedup.missing:
+        yield from wrapped(f"{kind_alone.kind.name} alone: {kind_alone.problem}.")
+    for kind_alone in speedup.faster[:1]:
+        times = (kind_alone.tokens_per_s or 0.0) / speedup.tokens_per_s
         faster = f"{times:.2f} times as fast as this plan"
-        yield from wrapped(f"{one.kind.name} alone is {faster}: leave the others idle.")
+        yield from wrapped(f"{kind_alone.kind.name} alone is {faster}: leave the others idle.")
     yield from wrapped(f"The ratio is {DEFINITION}. Above 1 the kinds do more together.")
 
 
@@ -161,7 +165,9 @@ def speedup_words(speedup: Speedup) -> str:
     if speedup.hsr is not None:
         return f"Heterogeneous speedup ratio {speedup.hsr:.3f}: {sums}, each kind alone added up."
     missing = _names(speedup.missing)
-    there = _names([one for one in speedup.alone if one.tokens_per_s is not None])
+    there = _names(
+        [kind_alone for kind_alone in speedup.alone if kind_alone.tokens_per_s is not None]
+    )
     return (
         f"No heterogeneous speedup ratio: {missing} alone {_has(speedup.missing)} no plan. Ratio "
         f"over {there} alone: {speedup.ratio:.3f}, {sums}."
@@ -169,7 +175,7 @@ def speedup_words(speedup: Speedup) -> str:
 
 
 def _names(alone: Sequence[Alone]) -> str:
-    return " and ".join(one.kind.name for one in alone)
+    return " and ".join(kind_alone.kind.name for kind_alone in alone)
 
 
 def _has(alone: Sequence[Alone]) -> str:
@@ -263,19 +269,25 @@ def speedup_json(speedup: Speedup | None) -> dict[str, Any] | None:
     return {
         "hsr": speedup.hsr,
         "ratio": speedup.ratio,
-        "over": [one.kind.name for one in speedup.alone if one.tokens_per_s is not None],
+        "over": [
+            kind_alone.kind.name
+            for kind_alone in speedup.alone
+            if kind_alone.tokens_per_s is not None
+        ],
         "definition": DEFINITION,
         "tokens_per_s": speedup.tokens_per_s,
         "alone": [
             {
-                "kind": one.kind.name,
-                "devices": one.devices,
-                "used_devices": one.used,
-                "tokens_per_s": one.tokens_per_s,
-                "problem": one.problem,
-                "plan": None if one.best is None else candidate_json(one.best.candidate),
+                "kind": kind_alone.kind.name,
+                "devices": kind_alone.devices,
+                "used_devices": kind_alone.used,
+                "tokens_per_s": kind_alone.tokens_per_s,
+                "problem": kind_alone.problem,
+                "plan": None
+                if kind_alone.best is None
+                else candidate_json(kind_alone.best.candidate),
             }
-            for one in speedup.alone
+            for kind_alone in speedup.alone
         ],
     }
 

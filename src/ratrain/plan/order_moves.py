@@ -94,10 +94,10 @@ def _shift(steps: list[Step], at: int, way: int, turns: int) -> bool:
     return True
 
 
-def _in_order(one: Step, other: Step) -> bool:
+def _in_order(step: Step, other: Step) -> bool:
     """Whether two pieces must keep their order: those of a stage that are of one kind (gradients
     add up from micro-batch 0 on) or of one micro-batch."""
-    return one[1] == other[1] and (one[0] is other[0] or one[2] == other[2])
+    return step[1] == other[1] and (step[0] is other[0] or step[2] == other[2])
 
 
 def _with(orders: Orders, place: int, order: Order | None) -> Orders | None:

@@ -162,7 +162,7 @@ def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Trie
     by short programs. None where no such plan fits."""
     if not best.candidate.idle:
         return None
-    whole = [one for one in tried if not one.candidate.idle]
+    whole = [plan for plan in tried if not plan.candidate.idle]
     if not whole:
         rows = [
             (float(times[row]), group, row)
@@ -173,7 +173,7 @@ def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Trie
         ]
         rows.sort(key=lambda entry: entry[0])
         whole = list(islice(_simulated(rows, None), SIMULATED_AT_LEAST))
-    return min((one.step_s for one in whole), default=None)
+    return min((plan.step_s for plan in whole), default=None)
 
 
 def check(group: Group) -> Checked:

@@ -66,8 +66,8 @@ def search_for(
     cases = [_case(comparison, row) for row in _beginnings(comparison, rows)]
     for case in cases:
         _require_searchable(case)
-    found, effort = search_orders(cases, limits, seed, progress)
-    order = None if found is None else _ready(found, _case(comparison, rows[0]), rows[0])
+    best, effort = search_orders(cases, limits, seed, progress)
+    order = None if best is None else _ready(best, _case(comparison, rows[0]), rows[0])
     return SearchResult(order, effort)
 
 
@@ -102,19 +102,19 @@ def _case(comparison: Comparison, row: ComparedSchedule) -> Case:
     return case_of(replace(job, layout=layout_for(job, comparison.layout, row.order)))
 
 
-def _ready(found: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | None:
+def _ready(best: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | None:
     """The order as the job takes it from a file; None where it is no faster than one with a name,
     or the job would not fit with it."""
-    job = found.case.job
-    with order_for_now(found.csv) as skeleton:
+    job = best.case.job
+    with order_for_now(best.csv) as skeleton:
         simulation = _simulated(job, skeleton)
     before = simulate_proved(named.proved, named.costs)
     if simulation is None or simulation.step_time_s >= before.step_time_s:
         return None
     return SearchedOrder(
         job,
-        found.csv,
-        found.orders,
+        best.csv,
+        best.orders,
         simulation,
         row,
         OrderClock(named.program, named.costs).orders,

@@ -47,18 +47,22 @@ class Speedup:
     @property
     def missing(self) -> tuple[Alone, ...]:
         """Kinds that have no plan alone."""
-        return tuple(one for one in self.alone if one.tokens_per_s is None)
+        return tuple(kind_alone for kind_alone in self.alone if kind_alone.tokens_per_s is None)
 
     @property
     def faster(self) -> tuple[Alone, ...]:
         """Kinds that reach more alone than the plan does, the fastest first."""
-        beyond = [one for one in self.alone if (one.tokens_per_s or 0.0) > self.tokens_per_s]
-        return tuple(sorted(beyond, key=lambda one: -(one.tokens_per_s or 0.0)))
+        beyond = [
+            kind_alone
+            for kind_alone in self.alone
+            if (kind_alone.tokens_per_s or 0.0) > self.tokens_per_s
+        ]
+        return tuple(sorted(beyond, key=lambda kind_alone: -(kind_alone.tokens_per_s or 0.0)))
 
     @property
     def together_tokens_per_s(self) -> float:
         """The sum over the kinds that have a plan."""
-        return sum(one.tokens_per_s or 0.0 for one in self.alone)
+        return sum(kind_alone.tokens_per_s or 0.0 for kind_alone in self.alone)
 
     @property
     def ratio(self) -> float | None:
@@ -109,16 +113,16 @@ def _alone(job: JobSpec, kind: DeviceKind, watch: Watch) -> Alone:
 def free_to_recover(job: JobSpec) -> JobSpec:
     """The job with its own schedule but for recovery, which may be any: a kind alone must not lose
     for want of a recovery mode that its plan did not need."""
-    own = strategy_of(job)
+    chosen = strategy_of(job)
     passes = [FORWARD_RECOVERY]
-    passes += [LAYERWISE] if own.layerwise else []
-    passes += [PREFETCH] if own.prefetch else []
+    passes += [LAYERWISE] if chosen.layerwise else []
+    passes += [PREFETCH] if chosen.prefetch else []
     schedule = replace(
         job.schedule,
         name="ratrain",
         without=(),
-        skeleton=job.schedule.skeleton or own.skeleton,
-        passes=(*passes, *own.further),
+        skeleton=job.schedule.skeleton or chosen.skeleton,
+        passes=(*passes, *chosen.further),
         recovery="auto",
         recover_heads=None,
     )

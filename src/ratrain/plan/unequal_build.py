@@ -79,7 +79,7 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
         layout = LayoutSpec(
             len(part.shape), len(draft.parts), part.shape[0].tensor, layers=part.layers
         )
-        one = UnevenReplica(
+        same = UnevenReplica(
             layout,
             tuple(post.tensor for post in part.shape),
             part.recovery,
@@ -90,12 +90,12 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
             order[key],
         )
         known = alike.get(key)
-        alike[key] = one if known is None else replace(known, groups=known.groups + one.groups)
+        alike[key] = same if known is None else replace(known, groups=known.groups + same.groups)
     replicas: list[UnevenReplica] = []
     first = 0
-    for one in alike.values():
-        members = tuple(range(first, first + len(one.groups)))
-        replicas.append(replace(one, members=members))
+    for same in alike.values():
+        members = tuple(range(first, first + len(same.groups)))
+        replicas.append(replace(same, members=members))
         first += len(members)
     whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
     widest = max(post.tensor for part in draft.parts for post in part.shape)

@@ -72,7 +72,7 @@ def _with(stages: Stages, draft: Draft, number: int, part: Part, other: Part) ->
     """The other part in place of one, and in place of all that are like it: with the shares as they
     are, and shared anew."""
     alone = [*draft.parts[:number], other, *draft.parts[number + 1 :]]
-    every = [other if one == part else one for one in draft.parts]
+    every = [other if known == part else known for known in draft.parts]
     for parts in (alone, every) if alone != every else (alone,):
         if other.micro_batch == part.micro_batch:
             yield shared(stages, parts, draft.shares, draft.state)

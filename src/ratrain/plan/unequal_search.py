@@ -86,18 +86,18 @@ def unequal_search(
     and its step, infinite where there are none. Plans that are no faster are left out."""
     began = time.perf_counter()
     seeker = _Seeker(job, known_s, progress)
-    found = seeker.ranked()
-    starts = [start for one in known if (start := of_candidate(seeker.stages, one)) is not None]
+    ranked = seeker.ranked()
+    starts = [start for plan in known if (start := of_candidate(seeker.stages, plan)) is not None]
     trains = job.backend.trains
-    can_train = [draft for draft in found if trains and draft.trainable]
-    rest = [draft for draft in found if not (trains and draft.trainable)]
+    can_train = [draft for draft in ranked if trains and draft.trainable]
+    rest = [draft for draft in ranked if not (trains and draft.trainable)]
     trainable = seeker.best_of([*starts, *can_train] if trains else can_train, known_s)
     bar_s = trainable[0].step_s if trainable else known_s
     others = seeker.best_of(rest if trains else [*starts, *rest], bar_s)
     return UnequalSearch(
-        tuple(one for one in trainable if one.step_s < known_s),
-        tuple(one for one in others if one.step_s < bar_s),
-        len(found),
+        tuple(plan for plan in trainable if plan.step_s < known_s),
+        tuple(plan for plan in others if plan.step_s < bar_s),
+        len(ranked),
         seeker.simulated,
         least_step_s(job, job.cluster.members()),
         time.perf_counter() - began,
@@ -124,19 +124,19 @@ class _Seeker:
         shapes = shapes_of(self.job, self.stages.pools)
         sizes = [s for s in divisors_of(self.job.batch.sequences) if s <= LARGEST_MICRO_BATCH]
         alone = modes_of(self.job, strategy_of(self.job), 1)[0]
-        found: dict[object, Draft] = {}
+        by_shape: dict[object, Draft] = {}
         for state in self.states:
             for size in sizes:
                 for draft in drafts(self.stages, shapes, size, (state, alone)):
-                    found.setdefault(draft.key, draft)
-            if any(len(draft.parts) > 1 for draft in found.values()):
+                    by_shape.setdefault(draft.key, draft)
+            if any(len(draft.parts) > 1 for draft in by_shape.values()):
                 break
-        best = nsmallest(RESIZED, found.values(), key=lambda draft: draft.estimate_s)
+        best = nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.estimate_s)
         for draft in best:
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
-                found.setdefault(resized.key, resized)
-        return sorted(found.values(), key=lambda draft: draft.estimate_s)
+                by_shape.setdefault(resized.key, resized)
+        return sorted(by_shape.values(), key=lambda draft: draft.estimate_s)
 
     def best_of(self, ranked: Iterable[Draft], bar_s: float) -> list[Timed]:
         """The best of drafts as simulated, and of those made of the best by changes. Those that
@@ -152,14 +152,16 @@ class _Seeker:
                 continue
             families[draft.family] += 1
             count += 1
-            one = self._simulate(draft, best_s)
-            if one is not None:
-                tried[one.draft.key] = one
-                best_s = min(best_s, one.step_s)
-        for one in sorted(tried.values(), key=lambda one: one.step_s)[:CLIMBS]:
-            for better in self._climbed(one):
+            timed_draft = self._simulate(draft, best_s)
+            if timed_draft is not None:
+                tried[timed_draft.draft.key] = timed_draft
+                best_s = min(best_s, timed_draft.step_s)
+        for timed_draft in sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)[
+            :CLIMBS
+        ]:
+            for better in self._climbed(timed_draft):
                 tried[better.draft.key] = better
-        return sorted(tried.values(), key=lambda one: one.step_s)
+        return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
 
     def _climbed(self, start: Timed) -> Iterable[Timed]:
         """Ever faster ones, each a change of the one before."""
@@ -175,8 +177,8 @@ class _Seeker:
                 return
             timed_near = [self._simulate(draft, here.step_s) for draft in near[:CHANGES]]
             better = min(
-                (one for one in timed_near if one is not None),
-                key=lambda one: one.step_s,
+                (neighbour for neighbour in timed_near if neighbour is not None),
+                key=lambda neighbour: neighbour.step_s,
                 default=None,
             )
             if better is None or better.step_s >= here.step_s * (1 - 1e-6):

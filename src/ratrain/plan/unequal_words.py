@@ -11,24 +11,24 @@ from ratrain.plan.unequal_trial import Timed
 from ratrain.plan.uneven_case import UnevenCase
 
 
-def every_text(found: EveryPlan, top: int) -> list[str]:
+def every_text(plans: EveryPlan, top: int) -> list[str]:
     """The best plan first; then plans of alike replicas, and what is faster and cannot be trained
     yet."""
-    lines = _best(found)
-    if found.alike is not None:
-        lines += search_text(found.alike, top)
-    if found.unequal is not None:
-        lines += _beyond(found)
+    lines = _best(plans)
+    if plans.alike is not None:
+        lines += search_text(plans.alike, top)
+    if plans.unequal is not None:
+        lines += _beyond(plans)
     return lines
 
 
-def _best(found: EveryPlan) -> list[str]:
+def _best(plans: EveryPlan) -> list[str]:
     """The best plan, where its replicas differ."""
-    best, alike = found.best, found.alike
+    best, alike = plans.best, plans.alike
     if best is None:
         return []
     lines = UnevenCase(best.plan).headline()
-    lines += [_step(found, best), *(part for line in _refused(best) for part in wrapped(line))]
+    lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
     if alike is None:
         return [*lines, "no plan of alike replicas fits"]
     more = 100 * (alike.best.step_s / best.step_s - 1)
@@ -36,30 +36,30 @@ def _best(found: EveryPlan) -> list[str]:
     return [*lines, *wrapped(f"the fastest plan of alike replicas takes {slower}:"), ""]
 
 
-def _step(found: EveryPlan, one: Timed) -> str:
-    job = found.job
+def _step(plans: EveryPlan, plan: Timed) -> str:
+    job = plans.job
     tokens = job.batch.sequences * job.model.sequence_length
     return (
-        f"step {format_time(one.step_s)}, {tokens / one.step_s:,.1f} tokens/s; proven peak "
-        f"{format_bytes(one.bound_bytes)} per rank"
+        f"step {format_time(plan.step_s)}, {tokens / plan.step_s:,.1f} tokens/s; proven peak "
+        f"{format_bytes(plan.bound_bytes)} per rank"
     )
 
 
-def _refused(one: Timed) -> list[str]:
-    return [f"`ratrain train` cannot run it: {reason}" for reason in one.refusals]
+def _refused(plan: Timed) -> list[str]:
+    return [f"`ratrain train` cannot run it: {reason}" for reason in plan.refusals]
 
 
-def _beyond(found: EveryPlan) -> list[str]:
+def _beyond(plans: EveryPlan) -> list[str]:
     """What is faster still, and how fast any plan could be."""
-    unequal, lines = found.unequal, list[str]()
+    unequal, lines = plans.unequal, list[str]()
     assert unequal is not None
-    faster = found.faster
+    faster = plans.faster
     if faster is not None:
         lines += ["", "Faster, and not to be trained yet (--fastest FILE writes it):"]
         lines += [f"  {line}" for line in UnevenCase(faster.plan).headline()[1:]]
-        lines += [f"  {_step(found, faster)}"]
+        lines += [f"  {_step(plans, faster)}"]
         lines += [f"  {part}" for line in _refused(faster) for part in wrapped(line)]
-    elif found.best is None:
+    elif plans.best is None:
         lines += wrapped("no plan of replicas or stages that differ was found to be faster")
     lines += wrapped(
         f"{unequal.drafts:,} plans of replicas that differ ranked, {unequal.simulated} simulated "
@@ -69,11 +69,11 @@ def _beyond(found: EveryPlan) -> list[str]:
     return lines
 
 
-def every_json(found: EveryPlan, top: int) -> dict[str, Any]:
+def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    job = found.job
-    if found.alike is not None:
-        body = search_json(found.alike, top)
+    job = plans.job
+    if plans.alike is not None:
+        body = search_json(plans.alike, top)
     else:
         body = {
             "model": job.model.spec.name,
@@ -82,16 +82,16 @@ def every_json(found: EveryPlan, top: int) -> dict[str, Any]:
             "budget_bytes": list(job.budgets),
             "plans": [],
         }
-    return {**body, "unequal": _unequal_json(found, top)}
+    return {**body, "unequal": _unequal_json(plans, top)}
 
 
-def _unequal_json(found: EveryPlan, top: int) -> dict[str, Any] | None:
-    unequal = found.unequal
+def _unequal_json(plans: EveryPlan, top: int) -> dict[str, Any] | None:
+    unequal = plans.unequal
     if unequal is None:
         return None
     return {
-        "trainable": [_timed_json(one) for one in unequal.trainable[:top]],
-        "only_simulated": [_timed_json(one) for one in unequal.others[:top]],
+        "trainable": [_timed_json(plan) for plan in unequal.trainable[:top]],
+        "only_simulated": [_timed_json(plan) for plan in unequal.others[:top]],
         "least_step_time_s": unequal.least_s,
         "ranked": unequal.drafts,
         "simulated": unequal.simulated,
@@ -99,13 +99,13 @@ def _unequal_json(found: EveryPlan, top: int) -> dict[str, Any] | None:
     }
 
 
-def _timed_json(one: Timed) -> dict[str, Any]:
-    facts = UnevenCase(one.plan).facts()
+def _timed_json(plan: Timed) -> dict[str, Any]:
+    facts = UnevenCase(plan.plan).facts()
     kept = ("idle_devices", "replicas", "sharding", "gradients")
     return {
         "plan": {key: facts[key] for key in kept},
-        "step_time_s": one.step_s,
-        "estimate_s": one.draft.estimate_s,
-        "bound_bytes": one.bound_bytes,
-        "refused": one.refusals,
+        "step_time_s": plan.step_s,
+        "estimate_s": plan.draft.estimate_s,
+        "bound_bytes": plan.bound_bytes,
+        "refused": plan.refusals,
     }

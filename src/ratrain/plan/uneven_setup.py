@@ -263,14 +263,21 @@ def _require_sequences(plan: Plan, place: Place) -> None:
 def _folded(plan: Plan, job: JobSpec, place: Place) -> tuple[UnevenReplica, ...]:
     """The plan's replicas, those that behave alike as one, in the order of the first of each."""
     alike: dict[object, UnevenReplica] = {}
-    for number, entry, one in _each(plan, job, place):
-        key = one.layout, one.tensor, one.recovery, one.micro_batch, one.micro_batches, one.kinds
+    for number, entry, replica in _each(plan, job, place):
+        key = (
+            replica.layout,
+            replica.tensor,
+            replica.recovery,
+            replica.micro_batch,
+            replica.micro_batches,
+            replica.kinds,
+        )
         first = alike.get(key)
         if first is None:
-            alike[key] = replace(one, members=(number,), entry=entry)
+            alike[key] = replace(replica, members=(number,), entry=entry)
         else:
             alike[key] = replace(
-                first, groups=first.groups + one.groups, members=(*first.members, number)
+                first, groups=first.groups + replica.groups, members=(*first.members, number)
             )
     return tuple(alike.values())
 

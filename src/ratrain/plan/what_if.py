@@ -19,18 +19,18 @@ from ratrain.simulate.costs import Costs, Work
 
 def computing_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: float) -> Costs:
     """Forward, backward and recovery of these ranks so many times as fast."""
-    own = _own(setup, ranks)
-    lanes = {Lane.COMPUTE: own}
+    of_kind = _own(setup, ranks)
+    lanes = {Lane.COMPUTE: of_kind}
     return _changed(costs, lanes, lambda work, units: _fixed(work, units, times))
 
 
 def sending_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: float) -> Costs:
     """Every message and every collective that these ranks take part in so many times as fast."""
-    own, shared = _own(setup, ranks), _shared(setup, ranks)
+    of_kind, shared = _own(setup, ranks), _shared(setup, ranks)
     lanes = {
-        Lane.SEND_F: own | _beside(setup, ranks, 1),
-        Lane.SEND_B: own | _beside(setup, ranks, -1),
-        Lane.TENSOR: own,
+        Lane.SEND_F: of_kind | _beside(setup, ranks, 1),
+        Lane.SEND_B: of_kind | _beside(setup, ranks, -1),
+        Lane.TENSOR: of_kind,
         Lane.REDUCE: shared,
         Lane.GATHER: shared,
     }
@@ -85,5 +85,5 @@ def _beside(setup: Setup, ranks: Collection[int], step: int) -> Bools:
 def _shared(setup: Setup, ranks: Collection[int]) -> Bools:
     """Units, wherever they are held, that one of the ranks holds too."""
     names = [unit.name for member in setup.members for unit in member.units]
-    held = {name for name, own in zip(names, _own(setup, ranks), strict=True) if own}
+    held = {name for name, is_held in zip(names, _own(setup, ranks), strict=True) if is_held}
     return np.array([name in held for name in names], dtype=bool)

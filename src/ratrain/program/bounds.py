@@ -89,13 +89,13 @@ class Moved:
 
     def early(self, op: Ints, step: int, rank: int) -> Ints:
         """How many of a rank's compute ops must have ended before ops of a step start."""
-        found = self.drifted.early[self._node(self.chains.at[op], step), self._column(rank)]
-        return np.where(self._is_own(op, rank), self._turn(op, step, rank), found)
+        drift = self.drifted.early[self._node(self.chains.at[op], step), self._column(rank)]
+        return np.where(self._is_own(op, rank), self._turn(op, step, rank), drift)
 
     def late(self, op: Ints, step: int, rank: int) -> Ints:
         """The first of a rank's compute ops that cannot start before ops of a step have ended."""
-        found = self.drifted.late[self._node(self.chains.from_[op], step), self._column(rank)]
-        return np.where(self._is_own(op, rank), self._turn(op, step, rank) + 1, found)
+        drift = self.drifted.late[self._node(self.chains.from_[op], step), self._column(rank)]
+        return np.where(self._is_own(op, rank), self._turn(op, step, rank) + 1, drift)
 
     def _node(self, of_chains: Ints, step: int) -> Ints:
         return of_chains + step * len(self.chains.graph)

@@ -141,6 +141,6 @@ def _between_lanes(edges: EdgeList, lane: Ints, n: int, *, behind: bool) -> Pair
     return Pairs(source[last], target[last])
 
 
-def _changes(one: Ints, other: Ints) -> Bools:
+def _changes(these: Ints, other: Ints) -> Bools:
     """Where either column differs from the row before."""
-    return np.r_[True, (np.diff(one) != 0) | (np.diff(other) != 0)][: len(one)]
+    return np.r_[True, (np.diff(these) != 0) | (np.diff(other) != 0)][: len(these)]

@@ -137,9 +137,9 @@ def shortest(make: Make, setup: Setup, skeleton: str) -> Repeating | None:
         if count < WORTH_IT * kept:
             return None
         short = make(with_micro_batches(setup, lambda _, kept=kept: kept))
-        found = _marked(short, stride, (count - kept) // stride)
-        if found is not None:
-            return found
+        marked = _marked(short, stride, (count - kept) // stride)
+        if marked is not None:
+            return marked
     return None
 
 
@@ -235,10 +235,10 @@ def _middle(rows: Rows, stride: int) -> Middle | None:
     sorts = _sorts(rows[numbered])
     begin = int(numbered[_between_ramps(sorts)])
     again = _moved_on(rows[begin], stride)
-    found = np.flatnonzero((rows[begin + 1 :] == again).all(axis=1))
-    if not len(found):
+    repeats = np.flatnonzero((rows[begin + 1 :] == again).all(axis=1))
+    if not len(repeats):
         return None
-    size = int(found[0]) + 1
+    size = int(repeats[0]) + 1
     body = rows[begin : begin + size]
     before, after = rows[max(begin - size, 0) : begin], rows[begin + size : begin + 2 * size]
     if not np.array_equal(_moved_on(before, stride), body):

@@ -180,13 +180,13 @@ def _move_on(pairs: _Pairs, moved: Moved, bounds: npt.NDArray[np.int32], node_of
     new = np.r_[True, (np.diff(here) != 0) | (np.diff(there) != 0)]
     here, there = here[new], there[new]
     owner = chains.graph.owner[here]
-    own = np.flatnonzero((owner >= ranks.start) & (owner < ranks.stop))
+    of_replica = np.flatnonzero((owner >= ranks.start) & (owner < ranks.stop))
     alike = np.ones(len(here), bool)
     for step in range(STEPS):
         shift = step * len(chains.graph)
         change = bounds[there + shift, : len(ranks)] - bounds[here + shift, : len(ranks)]
         as_expected = change == pairs.per_repetition[ranks.start : ranks.stop]
-        as_expected[own, owner[own] - ranks.start] = True
+        as_expected[of_replica, owner[of_replica] - ranks.start] = True
         alike &= as_expected.all(axis=1)
     return alike[np.cumsum(new) - 1]
 

@@ -313,10 +313,10 @@ def _message_order(table: Table) -> Iterator[Finding]:
     """Between two ranks, messages of one direction are received in the order of their sends."""
     for send, receive in _RECEIVE_OF.items():
         sends, receives = np.flatnonzero(table.kind == send), np.flatnonzero(table.kind == receive)
-        _, one, other = np.intersect1d(
+        _, here, other = np.intersect1d(
             table.group[sends], table.group[receives], return_indices=True
         )
-        sent, received = sends[one], receives[other]
+        sent, received = sends[here], receives[other]
         channel = table.rank[sent] * table.setup.ranks + table.rank[received]
         as_sent, as_received = np.lexsort((sent, channel)), np.lexsort((received, channel))
         wrong = np.flatnonzero(as_sent != as_received)

@@ -138,14 +138,14 @@ def _edges(graph: Graph) -> tuple[Any, ...]:
 def _followers(graph: Graph) -> list[list[int]]:
     """For each node, the nodes that wait for it."""
     n = len(graph)
-    found: list[list[int]] = [[] for _ in range(n * STEPS)]
+    followers: list[list[int]] = [[] for _ in range(n * STEPS)]
     for edges, shift in ((graph.inside, 0), (graph.across, 1)):
         sources: list[int] = edges.source.tolist()
         targets: list[int] = edges.target.tolist()
         for step in range(STEPS - shift):
             for source, target in zip(sources, targets, strict=True):
-                found[step * n + source].append((step + shift) * n + target)
-    return found
+                followers[step * n + source].append((step + shift) * n + target)
+    return followers
 
 
 def _walk(graph: Graph, group: Ints, sizes: Ints, order: Ints) -> int:

@@ -389,7 +389,7 @@ class _Loop:
 
 
 def _followers(edges: Pairs, n: int) -> list[list[int]]:
-    found: list[list[int]] = [[] for _ in range(n)]
+    followers: list[list[int]] = [[] for _ in range(n)]
     for source, target in zip(edges.source, edges.target, strict=True):
-        found[int(source)].append(int(target))
-    return found
+        followers[int(source)].append(int(target))
+    return followers

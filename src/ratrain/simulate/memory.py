@@ -30,12 +30,12 @@ def memory_curves(
     order = np.empty(len(sequence), dtype=np.int64)
     order[sequence] = np.arange(len(sequence))
     curves: list[Curve] = []
-    for one in range(table.setup.ranks):
-        mine = order[(rank[order] == one) & (change[order] != 0)]
-        level = standing[one] + np.cumsum(change[mine])
+    for number in range(table.setup.ranks):
+        mine = order[(rank[order] == number) & (change[order] != 0)]
+        level = standing[number] + np.cumsum(change[mine])
         shown = time_s[mine] >= float(run.start_s[first_step * n :].min())
         earlier = level[~shown]
-        start = int(earlier[-1]) if len(earlier) else int(standing[one])
+        start = int(earlier[-1]) if len(earlier) else int(standing[number])
         curves.append(
             (
                 (0.0, *(time_s[mine][shown] - origin_s).tolist()),
@@ -52,9 +52,9 @@ def family_levels(table: Table, rank: int, start_s: Floats, end_s: Floats) -> tu
     is not a number did not run. Of events at one moment, what is freed goes before what is born.
     """
     states, uses = table.states, table.uses
-    own = (states.rank[uses.state] == rank) & ~states.persistent[uses.state]
-    births = np.flatnonzero(own & (uses.mode == WRITE) & (uses.version == 1))
-    deaths = np.flatnonzero(own & (uses.mode == FREE))
+    of_rank = (states.rank[uses.state] == rank) & ~states.persistent[uses.state]
+    births = np.flatnonzero(of_rank & (uses.mode == WRITE) & (uses.version == 1))
+    deaths = np.flatnonzero(of_rank & (uses.mode == FREE))
     born_s, freed_s = start_s[:, uses.op[births]], end_s[:, uses.op[deaths]]
     # An op that takes no time ends when it begins, and its end still comes second.
     instant = end_s[:, uses.op[deaths]] <= start_s[:, uses.op[deaths]]

@@ -111,8 +111,8 @@ def _tails(table: Table, run: Run, step: int, lane: Ints) -> list[float]:
     is_first[lane[np.flatnonzero(np.diff(table.rank[lane], prepend=-1))]] = True
     is_state_work = table.where("is_state_work")
     for edges, shift in ((table.edges.inside, step * n), (table.edges.across, (step - 1) * n)):
-        own = table.rank[edges.source] == table.rank[edges.target]
-        source = edges.source[is_first[edges.target] & is_state_work[edges.source] & own]
+        same_rank = table.rank[edges.source] == table.rank[edges.target]
+        source = edges.source[is_first[edges.target] & is_state_work[edges.source] & same_rank]
         np.maximum.at(ready_s, table.rank[source], run.end_s[source + shift])
     return (ready_s - last_s).tolist()
 

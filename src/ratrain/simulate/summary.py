@@ -180,8 +180,8 @@ def _critical(simulation: Simulation) -> Iterator[str]:
         by_rank[part.rank] = by_rank.get(part.rank, 0.0) + part.time_s
     total = sum(by_kind.values()) or 1.0
 
-    def shares(found: dict[Any, float], name: str) -> str:
-        best = sorted(found.items(), key=lambda pair: -pair[1])[:5]
+    def shares(by_key: dict[Any, float], name: str) -> str:
+        best = sorted(by_key.items(), key=lambda pair: -pair[1])[:5]
         return ", ".join(
             f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 5e-4 * total
         )

@@ -24,10 +24,10 @@ def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
     n, ranks, kinds = len(table), table.setup.ranks, len(WAITS)
     bubble = WAITS.index(Waiting.BUBBLE)
     numbers = np.array([WAITS.index(kind.waiting) for kind in all_kinds()])
-    found = np.zeros(ranks * kinds)
+    waited_s = np.zeros(ranks * kinds)
 
     def add(rank: Ints, kind: Ints | int, time_s: Floats) -> None:
-        found[:] += np.bincount(rank * kinds + kind, weights=time_s, minlength=ranks * kinds)
+        waited_s[:] += np.bincount(rank * kinds + kind, weights=time_s, minlength=ranks * kinds)
 
     node, free_s = lane + step * n, _free_since(table, run, step, lane)
     waited = run.start_s[node] > free_s
@@ -35,16 +35,16 @@ def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
     rank, until_s, cause = table.rank[node % n], run.start_s[node], run.cause[node]
     while len(cause):
         op = cause % n
-        own = (cause >= 0) & (table.rank[op] == rank) & (table.lane[op] != Lane.COMPUTE)
-        add(rank[~own], bubble, (until_s - free_s)[~own])
-        op, cause, rank = op[own], cause[own], rank[own]
-        until_s, free_s = until_s[own], free_s[own]
+        of_rank = (cause >= 0) & (table.rank[op] == rank) & (table.lane[op] != Lane.COMPUTE)
+        add(rank[~of_rank], bubble, (until_s - free_s)[~of_rank])
+        op, cause, rank = op[of_rank], cause[of_rank], rank[of_rank]
+        until_s, free_s = until_s[of_rank], free_s[of_rank]
         began_s = np.clip(run.start_s[cause], free_s, until_s)
         add(rank, numbers[table.kind[op]], until_s - began_s)
         more = began_s > free_s
         cause, rank = run.cause[cause[more]], rank[more]
         until_s, free_s = began_s[more], free_s[more]
-    return found.reshape(ranks, kinds)
+    return waited_s.reshape(ranks, kinds)
 
 
 def _free_since(table: Table, run: Run, step: int, lane: Ints) -> Floats:

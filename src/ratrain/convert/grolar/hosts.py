@@ -125,8 +125,8 @@ def _machines(hardware: Hardware, place: Place, differs: list[str]) -> list[Mach
     inside = hardware.bandwidth.intranode_bandwidth
     machines: list[Machine] = []
     for number, host in enumerate(hardware.machines):
-        own = inside.get(str(number))
-        if own is None and len(host.gpus) > 1:
+        inside_this = inside.get(str(number))
+        if inside_this is None and len(host.gpus) > 1:
             raise SpecError(
                 f"no bandwidth inside machine {number}",
                 place=str(place.at("bandwidth", "intranode_bandwidth")),
@@ -136,7 +136,7 @@ def _machines(hardware: Hardware, place: Place, differs: list[str]) -> list[Mach
             Machine(
                 host.machine,
                 tuple(gpu.name for gpu in host.gpus),
-                _link(own or between[number] or 1.0, place.file),
+                _link(inside_this or between[number] or 1.0, place.file),
                 _link(between[number], place.file) if count > 1 else None,
             )
         )

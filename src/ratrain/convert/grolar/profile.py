@@ -39,7 +39,7 @@ def layer_times(
             place=str(place),
             fix=f"give --profiled; {nearest(name or '', list(table))}",
         )
-    found: dict[str, tuple[LayerProfile, ...]] = {}
+    by_kind: dict[str, tuple[LayerProfile, ...]] = {}
     at = place.at(name)
     for gpu, of_gpu in object_of(table[name], at).items():
         entries: list[LayerProfile] = []
@@ -55,8 +55,8 @@ def layer_times(
                 )
                 with placed(here):
                     entries.append(entry_of(_taken(times, here), "layer", about))
-        found[gpu] = tuple(entries)
-    return found
+        by_kind[gpu] = tuple(entries)
+    return by_kind
 
 
 def _tokens(text: str, place: Place) -> int:
@@ -79,13 +79,13 @@ def _taken(value: Any, place: Place) -> dict[int, Taken]:
     """Times by micro-batch: [line, line, forward, backward], the last two in ms for 1, 2, ...
     samples; or the two lines alone, slope and intercept in ms over samples, read at 1 and 2."""
     lists = cast("list[Any]", value) if isinstance(value, list) else []
-    if len(lists) not in (2, 4) or not all(isinstance(one, list) for one in lists):
+    if len(lists) not in (2, 4) or not all(isinstance(row_given, list) for row_given in lists):
         raise SpecError(
             "these are not the lines and times of forward and backward",
             place=str(place),
             fix="write [[slope, intercept], [slope, intercept], forward times, backward times]",
         )
-    rows = [_numbers(one, place.at(number)) for number, one in enumerate(lists)]
+    rows = [_numbers(row_given, place.at(number)) for number, row_given in enumerate(lists)]
     if len(rows) == 2:
         (f, f0), (b, b0) = (_line(row, place.at(number)) for number, row in enumerate(rows))
         times = [(f * size + f0, b * size + b0) for size in (1, 2)]
@@ -108,10 +108,10 @@ def _taken(value: Any, place: Place) -> dict[int, Taken]:
 
 
 def _numbers(value: list[Any], place: Place) -> list[float]:
-    for number, one in enumerate(value):
-        if isinstance(one, bool) or not isinstance(one, int | float) or abs(one) > 1e9:
+    for number, item in enumerate(value):
+        if isinstance(item, bool) or not isinstance(item, int | float) or abs(item) > 1e9:
             raise SpecError(
-                f"{shown(one, 40)} is not a time in ms",
+                f"{shown(item, 40)} is not a time in ms",
                 place=str(place.at(number)),
                 fix="write a number of ms",
             )
@@ -119,7 +119,7 @@ def _numbers(value: list[Any], place: Place) -> list[float]:
         raise SpecError(
             f"{len(value):,} numbers", place=str(place), fix="give at most 10,000 micro-batches"
         )
-    return [float(one) for one in value]
+    return [float(item) for item in value]
 
 
 def _line(row: list[float], place: Place) -> tuple[float, float]:

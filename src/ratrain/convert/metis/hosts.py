@@ -48,21 +48,21 @@ def nodes_of(files: Files) -> list[Node]:
         if not line.strip():
             continue
         here = f"{files.hosts}:{number}"
-        found = _HOST.fullmatch(line.strip())
-        if found is None or not 0 < int(found[2]) <= 1024:
+        match = _HOST.fullmatch(line.strip())
+        if match is None or not 0 < int(match[2]) <= 1024:
             raise SpecError(
                 f"{shown(line.strip())} is not a host with its GPUs",
                 place=here,
                 fix="write it like 10.0.0.1 slots=8",
             )
-        if found[1] not in about:
+        if match[1] not in about:
             raise SpecError(
-                f"the host {shown(found[1])} is not in {files.cluster}",
+                f"the host {shown(match[1])} is not in {files.cluster}",
                 place=here,
                 fix=f"add it there, with its instance_type, memory and bandwidths; it has "
                 f"{', '.join(list(about)[:8]) or 'none'}",
             )
-        nodes.append(Node(found[1], int(found[2]), about[found[1]]))
+        nodes.append(Node(match[1], int(match[2]), about[match[1]]))
     if not nodes:
         raise SpecError("no hosts", place=str(files.hosts), fix="write 10.0.0.1 slots=8")
     return nodes

@@ -58,19 +58,19 @@ def layer_times(
         about = Conditions(model.spec, workload.sequence_length, tensor, workload.dtype, source)
         with placed(source):
             entries[kind] += entries_of_slots(by_size, about)
-    return {kind: tuple(found) for kind, found in entries.items()}
+    return {kind: tuple(of_kind) for kind, of_kind in entries.items()}
 
 
 def _conditions(path: Path) -> tuple[str, int, int]:
     """Kind, tensor degree and batch, which its file's name says."""
-    found = _NAME.fullmatch(path.name)
-    if found is None or not int(found[2]) or not int(found[3]):
+    match = _NAME.fullmatch(path.name)
+    if match is None or not int(match[2]) or not int(match[3]):
         raise SpecError(
             f"{shown(path.name)} does not say GPU, tensor degree and batch",
             place=str(path),
             fix="name it like DeviceType.A100_tp1_bs4.json",
         )
-    return found[1], int(found[2]), int(found[3])
+    return match[1], int(match[2]), int(match[3])
 
 
 def _slots(path: Path) -> list[Taken]:

@@ -194,8 +194,8 @@ def _fit(value: Any, place: Place, keys: tuple[str, ...], level: Level, *, share
     pair = list_of(value)
     numbers = [*list_of(pair[0]), pair[1]] if len(pair) == 2 else []
     if len(numbers) != 4 or any(
-        isinstance(one, bool) or not isinstance(one, int | float) or abs(one) > 1e18
-        for one in numbers
+        isinstance(number, bool) or not isinstance(number, int | float) or abs(number) > 1e18
+        for number in numbers
     ):
         raise SpecError(
             f"{shown(value, 60)} is not a fit of bandwidth",

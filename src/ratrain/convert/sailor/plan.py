@@ -76,7 +76,7 @@ def tensor_groups(
                 place=str(at),
                 fix="write [[[[GPU, count, zone]], degree], ...]",
             )
-        read.append([_group(one, types, at.at(i)) for i, one in enumerate(replicas)])
+        read.append([_group(replica, types, at.at(i)) for i, replica in enumerate(replicas)])
         if len(read[-1]) != len(read[0]):
             raise SpecError(
                 f"{len(read[-1])} replicas, {len(read[0])} on the first stage: a replica of a "

@@ -45,7 +45,7 @@ def layer_times(
             raise SpecError(
                 "no measurements", place=str(place), fix='write {"1": {"1": {"0": [...]}}}'
             )
-        found: list[LayerProfile] = []
+        profiles: list[LayerProfile] = []
         for degree, by_size in sorted(by_degree.items()):
             worst = max(worst, same_kind_of_slot(by_size))
             about = Conditions(
@@ -56,8 +56,8 @@ def layer_times(
                 f"{SOURCE} {path}, {gpu}",
             )
             with placed(place):
-                found += entries_of_slots(by_size, about)
-        entries[gpu] = tuple(found)
+                profiles += entries_of_slots(by_size, about)
+        entries[gpu] = tuple(profiles)
     if worst > 0.01:
         differs.append(
             f"layers of one measurement differ by up to {worst:.0%} from their median, which is "

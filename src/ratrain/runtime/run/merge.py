@@ -99,8 +99,8 @@ class _Partners:
         unit's name; a sum of tied copies has another word at each end."""
         if op.word.endswith(_TIE):
             return _TIE
-        found = self._unit_of(op) if op.lane in _COLLECTIVES else None
-        return " ".join(found) if found else op.word
+        unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
+        return " ".join(unit) if unit else op.word
 
     def of(self, op: _Ran) -> tuple[str, Sequence[int]]:
         """The partners' name for it, and their ranks."""
@@ -115,8 +115,8 @@ class _Partners:
             return meeting, self._seats.replica(seat.data, tensor)
         if op.lane == Lane.TENSOR.word:
             return meeting, self._seats.tensor_group(seat.pipeline, seat.data)
-        found = self._unit_of(op) if op.lane in _COLLECTIVES else None
-        return meeting, self._holders[tensor][found[0]] if found else [seat.world_rank]
+        unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
+        return meeting, self._holders[tensor][unit[0]] if unit else [seat.world_rank]
 
     def _unit_of(self, op: _Ran) -> tuple[str, str] | None:
         """The name of the unit that an op's word begins with, and the rest of the word; None where

@@ -103,9 +103,9 @@ class _Reduction:
         return rooms
 
     def _new(self, step: _Step, parcel: Parcel) -> Iterator[Tensor]:
-        own = self._parts[self._place][step.piece]
+        part_here = self._parts[self._place][step.piece]
         for summed in parcel.summed:
-            yield torch.empty_like(own, dtype=self._wide if summed else own.dtype)
+            yield torch.empty_like(part_here, dtype=self._wide if summed else part_here.dtype)
 
     def _take(self, step: _Step, part: int) -> list[Tensor]:
         """What this place has of a part, which it lets go; nothing where that has left already."""
@@ -120,7 +120,7 @@ class _Reduction:
     def _add(self, step: _Step, arrived: dict[int, dict[int, Tensor]]) -> None:
         while arrived:
             part, by_place = arrived.popitem()
-            by_place.update((self._place, own) for own in self._take(step, part))
+            by_place.update((self._place, part_here) for part_here in self._take(step, part))
             terms = [by_place[place] for place in sorted(by_place)]
             if part == self._place and step.round == self._last:
                 add_up(terms, self._out[step.piece])
