@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.lines import wrapped
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.bill import bill
 from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
@@ -152,7 +152,7 @@ class Case:
             *travels(job.schedule),
             *measured_words(job, layout),
         )
-        return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
+        return [part for line in lines for part in wrapped(line)]
 
 
 def recovery_words(modes: tuple[Recovery, ...]) -> str:
