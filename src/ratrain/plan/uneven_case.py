@@ -140,7 +140,7 @@ class UnevenCase:
         divided = " with divided sequences" if self.plan.sequence_parallel else ""
         lines = [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
-            f"{counted(setup.data, 'replica')} of {len(setup.replicas)} sorts{divided}",
+            f"{counted(setup.data, 'replica')} of {len(setup.replicas)} shapes{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *travels(job.schedule),
         ]
