@@ -12,7 +12,7 @@ from ratrain.cli.options import PATH
 
 
 @click.command()
-@click.argument("plan", type=PATH)
+@click.argument("plan", metavar="PLAN|JOB", type=PATH)
 @set_values
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
@@ -20,7 +20,7 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     limits it, how much slower the runners-up are, and the nearest plans that do not fit,
     each with the smallest change that would make it fit.
 
-    PLAN is a plan file (.json) or a job file (.toml), which is planned first. The exit status is
+    Takes a plan file (.json) or a job file (.toml), which is planned first. The exit status is
     3 if nothing fits, or if the plan itself does not.
 
     \b
