@@ -63,8 +63,8 @@ def test_the_figures_of_a_job_add_up(ratrain: Call, job: Path) -> None:
 def test_people_read_the_same_in_eighty_columns(ratrain: Call, job: Path, tmp_path: Path) -> None:
     status, out, err = ratrain("data", job, "--verify")
     assert (status, err) == (0, "")
-    assert f"{len(TEXT.encode()) + 1:,} of 257 ids" in out
-    assert "tokenised now: new" in out
+    assert f"{len(TEXT.encode()) + 1:,}, vocabulary 257" in out
+    assert "tokenised now" in out
     lines = [line for line in out.splitlines() if str(tmp_path) not in line]
     assert max(map(len, lines)) <= 80
     assert "from the cache" in ratrain("data", job)[1]
@@ -168,3 +168,25 @@ def test_the_text_to_begin_with_is_the_same_each_time_and_never_overwrites(
     with pytest.raises(SpecError, match="cannot be written: No such file"):
         write_sample_text(tmp_path / "no" / "text.jsonl")
     assert sorted(path.name for path in tmp_path.iterdir()) == ["text.jsonl", "text.jsonl.LICENCE"]
+
+
+def test_held_out_files_are_counted_beside_those_trained_on(
+    ratrain: Call, job: Path, tmp_path: Path
+) -> None:
+    (tmp_path / "held-out.md").write_text("x" * 1025)
+    job.write_text(job.read_text() + 'validation = ["*.md"]\n')
+    assert "validation 1 file, 1,026 tokens, 2 samples" in ratrain("data", job)[1]
+    body = json.loads(ratrain("data", job, "--json")[1])
+    counts = {key: body[f"validation_{key}"] for key in ("files", "tokens", "samples")}
+    assert counts == {"files": 1, "tokens": 1026, "samples": 2}
+    assert body["tokens"] == len(TEXT.encode()) + 1
+
+
+def test_the_text_of_the_examples_where_it_is_missing_is_written_by_the_command_in_the_fix(
+    ratrain: Call, job: Path, tmp_path: Path
+) -> None:
+    job.write_text(job.read_text().replace("*.txt", "quickstart-text.jsonl"))
+    missing = tmp_path / "quickstart-text.jsonl"
+    assert f"fix: write it with `ratrain data --sample-text {missing}`" in ratrain("data", job)[2]
+    job.write_text(job.read_text().replace("quickstart-text", "other"))
+    assert "fix: create it, or correct the path (relative to the job" in ratrain("data", job)[2]

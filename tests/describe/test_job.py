@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import layers_per_stage, load_job
-from ratrain.errors import RatrainError
+from ratrain.errors import RatrainError, SpecError
 
 JOB = """\
 [model]
@@ -59,7 +59,8 @@ def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:
         ("devices", "devcies", ":6 [cluster] devcies", "unknown key", "devices"),
         ('"mt3000"', '"mt300"', ":5 [cluster] name", "no cluster", "mt3000"),
         ('"qwen2.5-32b"', '"qwen-32b"', ":2 [model] name", "no model", "qwen2.5-32b"),
-        ("sequences = 4096", "", ":7 batch", '"sequences" is missing', "sequences = 1"),
+        ("sequence_length = 2048\n", "", ":1 model", '"sequence_length" is', "_length = 2048"),
+        ("sequences = 4096", "", ":7 batch", '"sequences" is missing', "sequences = 64"),
         ('"20GB"', '"20GBs"', ":14 [schedule] memory_budget", "GBs", '"GB"'),
         ('"20GB"', '"-20GB"', ":14 [schedule] memory_budget", "below", 'at least "1B"'),
         ('"20GB"', "20", ":14 [schedule] memory_budget", "20 is not a quantity", "20GB"),
@@ -92,3 +93,28 @@ def test_a_wrong_job_names_place_and_fix(
 def test_more_devices_than_exist_names_how_many_there_are(tmp_path: Path) -> None:
     with pytest.raises(RatrainError, match="256 devices asked for, 8 exist"):
         load(tmp_path, JOB.replace("mt3000", "h200"))
+
+
+@pytest.mark.parametrize(
+    ("name", "what", "fix"),
+    [
+        ("runs", "it is a folder, not a job file", "ratrain train --resume --run"),
+        ("plan.json", "it is JSON, as a plan is", "ratrain explain"),
+    ],
+)
+def test_a_folder_or_a_plan_in_a_jobs_place_is_named_with_the_verb_that_takes_it(
+    tmp_path: Path, name: str, what: str, fix: str
+) -> None:
+    (tmp_path / "runs").mkdir()
+    (tmp_path / "plan.json").write_text('{"format": "ratrain plan 1"}')
+    with pytest.raises(SpecError) as caught:
+        load_job(tmp_path / name)
+    assert what in caught.value.what
+    assert fix in caught.value.fix and str(tmp_path / name) in caught.value.fix
+
+
+def test_an_unknown_table_like_no_known_one_gets_no_suggestion(tmp_path: Path) -> None:
+    with pytest.raises(RatrainError) as caught:
+        load(tmp_path, f"{JOB}\n[extra]\na = 1\n")
+    assert "unknown key" in caught.value.what
+    assert caught.value.fix.startswith("valid: model, cluster")

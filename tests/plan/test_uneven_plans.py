@@ -175,7 +175,7 @@ EXAMPLE = str(Path(__file__).parents[2] / "examples" / "unequal-replicas.json")
 def test_the_example_is_simulated_verified_and_printed(tmp_path: Path) -> None:
     simulated = CliRunner().invoke(ratrain, ["simulate", EXAMPLE])
     assert simulated.exit_code == 0
-    assert "2 replicas of 2 sorts" in simulated.output
+    assert "2 replicas of 2 shapes" in simulated.output
     assert "of its 2 GB: fits" in simulated.output
     verified = CliRunner().invoke(ratrain, ["verify", EXAMPLE])
     assert verified.exit_code == 0

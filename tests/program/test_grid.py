@@ -66,8 +66,8 @@ def test_no_line_is_longer_than_asked_for(case: Case, width: int) -> None:
 
 def test_a_cut_picture_says_so() -> None:
     lines = draw(single("1f1b", 4, 64), width=80)
-    assert lines[-1].startswith("cut at time ")
-    assert lines[-1].endswith(" of 201")
+    assert lines[-1].startswith("first ")
+    assert lines[-1].endswith(" of 201 time units shown")
 
 
 def stuck() -> Program:

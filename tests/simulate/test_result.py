@@ -170,6 +170,21 @@ def test_a_budget_below_the_bound_makes_a_simulation_infeasible() -> None:
         assert simulate(limited, costs).feasible is fits
 
 
+def test_one_step_alone_is_said_to_be_one_and_not_to_differ_from_another() -> None:
+    program = small("ratrain")
+    said = as_text(simulate(program, random_costs(program.table, 1), steps=1), tokens=1)[-1]
+    assert said.startswith("one step, from an empty pipeline")
+
+
+def test_what_is_over_its_budget_is_said_in_units_that_people_read() -> None:
+    program = small("ratrain")
+    costs = random_costs(program.table, 1)
+    budget = simulate(program, costs).bound_bytes - 1
+    tight = program.with_setup(replace(program.setup, budget_bytes=budget))
+    finding = simulate(tight, costs).verdict.findings[0]
+    assert f"1 B over its budget of {format_bytes(budget)};" in finding.message
+
+
 def test_a_timeline_has_the_last_steps_from_zero_and_their_memory() -> None:
     program = small("ratrain")
     simulation = simulate(program, random_costs(program.table, 1))

@@ -41,7 +41,7 @@ USES = {
     "data": Use("data job.toml --sample 1 --verify", "position 0: sample"),
     "init job": Use("init job job-{out}.toml", r"try it: ratrain train", slow=True),
     "init cluster": Use("init cluster cluster-{out}.toml", r"show it", slow=True),
-    "plan": Use(f"plan {SMALL}", r"simulated, .* in all"),
+    "plan": Use(f"plan {SMALL}", r"simulated; .* in all"),
     "explain": Use(f"explain {SMALL}", "Plans that were simulated"),
     "schedules": Use(f"schedules {SMALL}", "fits"),
     "report": Use(f"report {SMALL} --output {{out}}.html", "html"),

@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 
 if TYPE_CHECKING:
@@ -16,7 +17,7 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.clusters)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(name: str | None, as_json: bool) -> None:
     """List the clusters and device profiles, or show one with the source of every constant.

@@ -118,14 +118,28 @@ def _print_samples(data: JobData, count: int) -> None:
 def _lines(summary: Summary) -> list[str]:
     from ratrain.describe.units import format_bytes
 
-    origin = f"tokenised now: {summary.made_because}" if summary.made_because else "from the cache"
+    reason = {"": "from the cache", "new": "tokenised now"}
+    origin = reason.get(summary.made_because, f"tokenised again: {summary.made_because}")
     return [
         f"files      {summary.files:,}, {format_bytes(summary.source_bytes)}",
         f"documents  {summary.documents:,}",
-        f"tokens     {summary.tokens:,} of {summary.vocab_size:,} ids",
-        f"samples    {summary.samples_per_epoch:,} of {summary.sequence_length:,} tokens",
+        f"tokens     {summary.tokens:,}, vocabulary {summary.vocab_size:,}",
+        f"samples    {summary.samples_per_epoch:,} of {summary.sequence_length:,} tokens each",
         f"step       {summary.sequences_per_step:,} samples, {summary.tokens_per_step:,} tokens",
         f"run        {summary.steps:,} steps, {summary.epochs:.3g} epochs",
+        *_validation_lines(summary),
         f"prepared   {format_bytes(summary.tokens_bytes)}, {origin}",
         f"           {summary.folder}",
+    ]
+
+
+def _validation_lines(summary: Summary) -> list[str]:
+    """The held-out text, where the job names any."""
+    from ratrain.describe.units import counted
+
+    if not summary.validation_files:
+        return []
+    return [
+        f"validation {counted(summary.validation_files, 'file')}, "
+        f"{summary.validation_tokens:,} tokens, {summary.validation_samples:,} samples"
     ]

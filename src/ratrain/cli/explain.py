@@ -12,7 +12,7 @@ from ratrain.cli.options import PATH
 
 
 @click.command()
-@click.argument("plan", type=PATH)
+@click.argument("plan", metavar="PLAN|JOB", type=PATH)
 @set_values
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
@@ -24,7 +24,7 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     binds it and what would help. On a mixed cluster also the heterogeneous speedup ratio, for which
     each kind is planned alone. And what one more host of each kind would bring.
 
-    PLAN is a plan file (.json) or a job file (.toml), which is planned first. The exit status is
+    Takes a plan file (.json) or a job file (.toml), which is planned first. The exit status is
     3 if nothing fits, or if the plan itself does not.
 
     \b

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import click
 
+from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import PATH, Whole
 
@@ -29,12 +30,18 @@ def command() -> None:
 @click.option(
     "--model",
     metavar="NAME|FOLDER",
+    shell_complete=completion.models,
     help="A preset, or a Hugging Face folder. [default: tiny-llama]",
 )
 @click.option(
     "--data", multiple=True, metavar="FILE", help="Training text. [default: a new text.jsonl]"
 )
-@click.option("--cluster", metavar="NAME|FILE", help="[default: a new this-machine.toml]")
+@click.option(
+    "--cluster",
+    metavar="NAME|FILE",
+    shell_complete=completion.clusters,
+    help="[default: a new this-machine.toml]",
+)
 @click.option("--devices", type=Whole(1, 1 << 18), help="Use the first N devices. [default: all]")
 @_json
 def job(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING
 
 import click
 
+from ratrain.cli import completion
+
 if TYPE_CHECKING:
     from ratrain.plan.case import Case
     from ratrain.plan.uneven_case import UnevenCase
@@ -17,6 +19,7 @@ set_values = click.option(
     "overrides",
     multiple=True,
     metavar="TABLE.KEY=VALUE",
+    shell_complete=completion.job_keys,
     help="Override a value of the job: --set train.steps=10.",
 )
 """The option of every verb that takes a job."""

@@ -7,12 +7,13 @@ from typing import Any
 
 import click
 
+from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import Whole
 
 
 @click.command()
-@click.argument("name", required=False)
+@click.argument("name", required=False, shell_complete=completion.models)
 @click.option(
     "--sequence",
     type=Whole(1, 1 << 27),

@@ -6,16 +6,26 @@ from pathlib import Path
 
 import click
 
+from ratrain.cli import completion
 from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import PATH
 
 
 @click.command()
-@click.argument("job", type=PATH)
-@click.option("--schedule", metavar="NAME", help="Use this strategy, not the job's.")
+@click.argument("job", metavar="JOB|PLAN", type=PATH)
 @click.option(
-    "--without", multiple=True, metavar="PASS", help="Leave out a pass, as in `simulate`."
+    "--schedule",
+    metavar="NAME",
+    shell_complete=completion.schedules,
+    help="Use this strategy, not the job's.",
+)
+@click.option(
+    "--without",
+    multiple=True,
+    metavar="PASS",
+    shell_complete=completion.passes,
+    help="Leave out a pass, as in `simulate`.",
 )
 @click.option(
     "--form",
@@ -36,7 +46,8 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Build the program of a job: every op of one step, by rank and lane (stream).
+    """Build the program of a job (.toml) or a plan (.json): every op of one step, by rank and
+    lane (a queue of ops, like a CUDA stream).
 
     \b
     Examples:

@@ -20,15 +20,19 @@ from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
     type=Real(0.1, 86_400),
     default=30.0,
     show_default=True,
-    help="The longest that a search takes.",
+    help="Time limit of the search.",
 )
 @click.option(
     "--evaluations",
     type=Whole(1, 10**9),
-    help="The most orders that a search times: the same number, the same order.",
+    help="Maximum orders timed (makes the search repeatable).",
 )
-@click.option("--seed", type=Whole(0, MOST_SEED), default=0, help="Of a search; 0 by default.")
-@click.option("--save", type=PATH, help="Where the order found goes: a CSV file that trains.")
+@click.option(
+    "--seed", type=Whole(0, MOST_SEED), default=0, show_default=True, help="Seed of the search."
+)
+@click.option(
+    "--save", type=PATH, help="Write the order found to this CSV file; jobs can train with it."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
     job: Path,
@@ -48,9 +52,9 @@ def command(
     order that does not repeat (gpipe, breadth-first) is left out where it is very long.
     An interleaved order gets two stages per rank if the layout has one.
 
-    With --search, an order of the job's own is looked for, beginning with the named orders that
-    fit: forwards further ahead, backward split in two, single ops earlier or later. What is
-    printed of it is proved and simulated like the others. It trains like any order.
+    With --search, it searches for an order tailored to this job, beginning with the named orders
+    that fit: forwards further ahead, backward split in two, single ops earlier or later. The
+    order found is proved and simulated like the others, and trains like any order.
 
     \b
     Examples:

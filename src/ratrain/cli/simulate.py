@@ -7,18 +7,25 @@ from textwrap import fill
 
 import click
 
+from ratrain.cli import completion
 from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import PATH, Whole
 
 
 @click.command()
-@click.argument("job", type=PATH)
-@click.option("--schedule", metavar="NAME", help="Use this strategy, not the job's.")
+@click.argument("job", metavar="JOB|PLAN", type=PATH)
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    shell_complete=completion.schedules,
+    help="Use this strategy, not the job's.",
+)
 @click.option(
     "--without",
     multiple=True,
     metavar="PASS",
+    shell_complete=completion.passes,
     help="Leave out forward-recovery, layerwise-state-pipeline or update-prefetch.",
 )
 @click.option(
@@ -49,7 +56,7 @@ def command(
 ) -> None:
     """Predict a job's step: its time, its memory, where the time goes.
 
-    JOB is a job file (.toml; planned first if it has no [layout]) or a plan file (.json). The
+    Takes a job file (.toml; planned first if it has no [layout]) or a plan file (.json). The
     program is proved, then simulated. One that does not fit is simulated anyway; the exit
     status is then 3.
 

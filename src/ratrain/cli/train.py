@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from ratrain.cli import completion
 from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.mistakes import fitted_to_terminal
@@ -28,17 +29,26 @@ _COMMAND = "ratrain train"
 @click.command()
 @click.argument("job", type=PATH, required=False)
 @click.option(
-    "--model", metavar="NAME|FOLDER", help="Without JOB: a preset, or a Hugging Face folder."
+    "--model",
+    metavar="NAME|FOLDER",
+    shell_complete=completion.models,
+    help="Without JOB: a preset, or a Hugging Face folder.",
 )
 @click.option("--data", multiple=True, metavar="FILE", help="Without JOB: text to train on.")
 @click.option(
     "--run", type=PATH, metavar="FOLDER", help="The run's folder. [default: runs/JOB-SCHEDULE]"
 )
-@click.option("--schedule", metavar="NAME", help="Use this strategy, not the job's.")
+@click.option(
+    "--schedule",
+    metavar="NAME",
+    shell_complete=completion.schedules,
+    help="Use this strategy, not the job's.",
+)
 @click.option(
     "--without",
     multiple=True,
     metavar="PASS",
+    shell_complete=completion.passes,
     help="Leave out forward-recovery, layerwise-state-pipeline or update-prefetch.",
 )
 @click.option(

@@ -111,7 +111,7 @@ class StepTable:
         from ratrain.describe.units import format_time
 
         table = Table(box=None, padding=(0, 2, 0, 0))
-        for name in ("step", "loss", "tokens/s", "step time", "exposed", "left"):
+        for name in ("step", "loss", "tokens/s", "step time", "comm. wait", "left"):
             table.add_column(name, justify="right")
         table.add_row(
             f"{progress.step}/{progress.end_step}",

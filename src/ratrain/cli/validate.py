@@ -27,7 +27,8 @@ def command(tables: tuple[str, ...], rows: bool, as_json: bool) -> None:
               ratrain validate my-runs.csv --json
     """
     from ratrain.cli.progress import progress
-    from ratrain.validate.report import HEADER, lines, reports
+    from ratrain.describe.lines import wrapped
+    from ratrain.validate.report import HEADER, LEGEND, lines, reports
     from ratrain.validate.report import as_json as report_json
 
     with progress("predicting", "rows") as tick:
@@ -39,3 +40,4 @@ def command(tables: tuple[str, ...], rows: bool, as_json: bool) -> None:
     for report in scored:
         for line in lines(report, rows=rows):
             click.echo(line)
+    click.echo("\n".join(["", *wrapped(LEGEND, "")]))

@@ -21,7 +21,7 @@ than its proof."""
 
 
 @click.command()
-@click.argument("file", type=PATH)
+@click.argument("file", metavar="PROGRAM|JOB|PLAN|CSV", type=PATH)
 @set_values
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
@@ -29,7 +29,7 @@ def command(file: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     is written or after it is freed, every gradient is complete, and memory stays within the
     budget in whatever order the ops run.
 
-    FILE is a program (from `ratrain program --form text`), a job (.toml), a plan (.json), or the
+    Takes a program (from `ratrain program --form text`), a job (.toml), a plan (.json), or the
     compute order of a PyTorch pipelining schedule (.csv). The exit status is 0 if all is proved,
     3 if only memory is over its budget, else 4.
 

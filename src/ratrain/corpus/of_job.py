@@ -47,6 +47,9 @@ class Summary:
     epochs: float  # that the job's steps go through
     folder: str
     made_because: str  # "" where it was already there
+    validation_files: int = 0
+    validation_tokens: int = 0
+    validation_samples: int = 0
 
 
 def data_of_job(
@@ -119,7 +122,16 @@ def summary_of(job: JobSpec, data: JobData) -> Summary:
         job.train.steps * samples.sequences / samples.count,
         str(data.prepared.store.folder),
         data.prepared.made_because,
+        *_held_out_counts(data),
     )
+
+
+def _held_out_counts(data: JobData) -> tuple[int, int, int]:
+    """Files, tokens and samples of the held-out text."""
+    if data.held_out is None or data.held_out_prepared is None:
+        return 0, 0, 0
+    prepared = data.held_out_prepared
+    return len(prepared.sources), prepared.store.index.tokens, data.held_out.samples.count
 
 
 def first_samples(data: JobData, count: int) -> list[tuple[int, str]]:

@@ -33,6 +33,9 @@ KINDS: tuple[tuple[tuple[str, ...], Kind], ...] = (
 MOST_DEEP = 2
 """Of `**` in a pattern: each one more multiplies the time to match by the number of folders."""
 
+SAMPLE_TEXT = "quickstart-text.jsonl"
+"""The text of the examples' jobs, which is made on the user's machine."""
+
 
 _SAVE_AGAIN = "save the dataset again with save_to_disk()"
 
@@ -103,9 +106,19 @@ def _matches(pattern: str, base: Path, place: str) -> list[Path]:
         raise SpecError(
             f"no file matches {shown(str(literal))}" if magic else f"no such file: {literal}",
             place=place,
-            fix="paths are relative to the job file" if base.parts else "name a file that exists",
+            fix=_fix_of_missing(literal, base, magic),
         )
     return paths
+
+
+def _fix_of_missing(path: Path, base: Path, is_pattern: bool) -> str:
+    """What to do where a name or pattern leads to nothing."""
+    if path.name == SAMPLE_TEXT:
+        return f"write it with `ratrain data --sample-text {path}`"
+    from_where = " (relative to the job file)" if base.parts else ""
+    if is_pattern:
+        return f"correct the pattern{from_where}"
+    return f"create it, or correct the path{from_where}"
 
 
 def _kind_of(path: Path) -> tuple[Kind, bool]:

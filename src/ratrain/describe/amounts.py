@@ -19,8 +19,8 @@ Count = Annotated[int, Rule(low=1, high=1_000_000)]  # micro-batches, degrees, d
 Period = Annotated[int, Rule(low=1, high=1000)]  # steps, each spelled out in the program
 Natural = Annotated[int, Rule(low=0, high=1_000_000_000)]
 Steps = Annotated[int, Rule(low=1, high=1_000_000_000)]
-Sequences = Annotated[int, Rule(low=1, high=1_000_000_000)]
-Tokens = Annotated[int, Rule(low=1, high=1 << 27)]  # of one sequence
+Sequences = Annotated[int, Rule(low=1, high=1_000_000_000, sample="64")]
+Tokens = Annotated[int, Rule(low=1, high=1 << 27, sample="2048")]  # of one sequence
 Devices = Annotated[int, Rule(low=1, high=1 << 18)]
 Seed = Annotated[int, Rule(low=0, high=(1 << 63) - 1)]  # what torch takes
 

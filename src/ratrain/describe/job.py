@@ -28,7 +28,7 @@ from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import SpecError
 from ratrain.readers.faults import Faults
-from ratrain.readers.files import exists, nearest_file
+from ratrain.readers.files import exists, is_folder, nearest_file
 from ratrain.readers.place import Place
 from ratrain.readers.toml import read_toml
 
@@ -246,15 +246,38 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
     """The job of a file, every choice resolved and every number checked against the others.
     `overrides`: values in place of the file's, as `--set` has them (see overrides.py)."""
     path = Path(path)
-    table, place = with_overrides(*read_toml(path), overrides)
-    return job_from_table(table, place, path)
+    return job_from_table(*_read_job(path, overrides), path)
 
 
 def load_job_to_plan(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
     """The job of a file without its [layout], which need not suit the rest: one is looked for."""
     path = Path(path)
-    table, place = with_overrides(*read_toml(path), overrides)
+    table, place = _read_job(path, overrides)
     return job_from_table({k: v for k, v in table.items() if k != "layout"}, place, path)
+
+
+def _read_job(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Place]:
+    """A job file's table with the overrides in it, and the place of its root."""
+    _require_job_file(path)
+    return with_overrides(*read_toml(path), overrides)
+
+
+def _require_job_file(path: Path) -> None:
+    """Refuses a run's folder and a plan file by name: both are often given in a job's place."""
+    if is_folder(path):
+        raise SpecError(
+            "it is a folder, not a job file",
+            place=str(path),
+            fix=f"give a .toml file; for a run: `ratrain report {path}`, or "
+            f"`ratrain train --resume --run {path}`",
+        )
+    if path.suffix == ".json":
+        raise SpecError(
+            "it is JSON, as a plan is, and not a job (.toml)",
+            place=str(path),
+            fix=f"see a plan with `ratrain explain {path}`, or train it with "
+            f"`ratrain train JOB --plan {path}`",
+        )
 
 
 def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None) -> JobSpec:

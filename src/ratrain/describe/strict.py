@@ -54,18 +54,22 @@ MOST_NUMBER = 10**15
 """The same of plain numbers."""
 MOST_CHARS = 4096
 """The same of a text's length."""
+LIKE = 0.65
+"""How much of two words must agree for one to be taken for a slip of the other."""
 
 
 @dataclass(frozen=True)
 class Rule:
     """What a value must obey: a quantity with a unit, and inclusive bounds; a text's are of its
-    length, and `lines` lets it have several; a mapping's `keys` are the only ones it may have."""
+    length, and `lines` lets it have several; a mapping's `keys` are the only ones it may have.
+    `sample`: the value that an error shows, where the least allowed is no sensible one."""
 
     quantity: Quantity | None = None
     low: float | None = None
     high: float | None = None
     keys: tuple[str, ...] = ()
     lines: bool = False
+    sample: str = ""
 
 
 class FrozenMap(Mapping[str, V]):
@@ -130,7 +134,7 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def _near(word: str, names: Iterable[str]) -> list[str]:
     """The name that a word is most like, if any."""
-    return difflib.get_close_matches(word[:MOST_CHARS].lower(), list(names), n=1, cutoff=0.5)
+    return difflib.get_close_matches(word[:MOST_CHARS].lower(), list(names), n=1, cutoff=LIKE)
 
 
 class _Wrong(Exception):
@@ -370,6 +374,8 @@ def sample_of(hint: Any) -> str:
         hint = hint.__origin__
     if get_origin(hint) in (Union, types.UnionType):
         return sample_of(get_args(hint)[0])
+    if rule.sample:
+        return rule.sample
     if rule.quantity:
         return f'"{SAMPLES[rule.quantity]}"'
     if get_origin(hint) is Literal:

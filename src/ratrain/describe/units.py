@@ -12,6 +12,7 @@ from collections.abc import Mapping
 
 from ratrain.errors import SpecError
 from ratrain.readers.files import shown
+from ratrain.readers.numbers import scaled, short
 
 _DECIMAL = {"": 1, "k": 10**3, "K": 10**3, "M": 10**6, "G": 10**9, "T": 10**12, "P": 10**15}
 _BINARY = {"Ki": 2**10, "Mi": 2**20, "Gi": 2**30, "Ti": 2**40, "Pi": 2**50}
@@ -94,22 +95,22 @@ def _nearest_unit(unit: str, units: Mapping[str, float]) -> str:
 
 def format_bytes(size_bytes: float) -> str:
     """Decimal, three significant digits at least: 20000000000 -> "20 GB"."""
-    return _scaled(size_bytes, "B")
+    return scaled(size_bytes, "B")
 
 
 def format_bytes_rate(rate_bytes_per_s: float) -> str:
     """3.7e9 -> "3.7 GB/s"."""
-    return _scaled(rate_bytes_per_s, "B/s")
+    return scaled(rate_bytes_per_s, "B/s")
 
 
 def format_flops_rate(rate_flops: float) -> str:
     """8.1e12 -> "8.1 TFLOP/s"."""
-    return _scaled(rate_flops, "FLOP/s")
+    return scaled(rate_flops, "FLOP/s")
 
 
 def format_count(count: float) -> str:
     """6738415616 -> "6.74 G"."""
-    return _scaled(count, "").strip()
+    return scaled(count, "").strip()
 
 
 def counted(count: int, noun: str) -> str:
@@ -121,19 +122,8 @@ def format_time(time_s: float) -> str:
     """4e-5 -> "40 us"; 90.5 -> "90.5 s"."""
     for unit, scale in (("s", 1.0), ("ms", 1e-3), ("us", 1e-6)):
         if abs(time_s) >= scale * 0.9995 or time_s == 0:
-            return f"{_short(time_s / scale)} {unit}"
-    return f"{_short(time_s / 1e-9)} ns"
-
-
-def _scaled(value: float, unit: str) -> str:
-    for prefix in ("P", "T", "G", "M", "k"):
-        if abs(value) >= _DECIMAL[prefix] * 0.9995:
-            return f"{_short(value / _DECIMAL[prefix])} {prefix}{unit}"
-    return f"{_short(value)} {unit}"
-
-
-def _short(number: float) -> str:
-    return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"
+            return f"{short(time_s / scale)} {unit}"
+    return f"{short(time_s / 1e-9)} ns"
 
 
 def clock_of(time_s: float) -> str:

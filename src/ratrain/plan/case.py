@@ -20,12 +20,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heappop, heappush
-from textwrap import wrap
 from typing import Any
 
 import numpy as np
 
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.bill import bill
@@ -171,7 +171,7 @@ class Case:
         idle = self._idle
         if idle:
             lines = (*lines, f"idle: {counted(len(idle), 'device')}, {write_ranges(idle)}")
-        return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
+        return [part for line in lines for part in wrapped(line)]
 
 
 def recovery_words(modes: tuple[Recovery, ...]) -> str:

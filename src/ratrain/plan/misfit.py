@@ -101,7 +101,7 @@ def nothing_fits(search: Search) -> Infeasible:
     needed = budget + near.missing_bytes
     ways = [f'set memory_budget = "{_rounded_up(needed)}"']
     if needed > device.kind.memory.capacity_bytes:
-        ways = [f"use devices with {_rounded_up(needed)}"]
+        ways = [f"use devices with at least {_rounded_up(needed, ' ')}"]
     more = _enough_devices(job)
     if more:
         ways.insert(0, f"use {more} devices")
@@ -123,11 +123,12 @@ def _in_words(budgets: Sequence[int]) -> str:
     return sizes[0] if len(sizes) == 1 else f"devices of {', '.join(sizes[:-1])} and {sizes[-1]}"
 
 
-def _rounded_up(size_bytes: int) -> str:
-    """A size that is at least this one, in tenths of a GB, or in MB where it is small."""
+def _rounded_up(size_bytes: int, gap: str = "") -> str:
+    """A size that is at least this one, in tenths of a GB, or in MB where it is small; `gap`
+    stands before the unit."""
     if size_bytes < 1_000_000_000:
-        return f"{-(-size_bytes // 1_000_000)}MB"
-    return f"{-(-size_bytes // 100_000_000) / 10:g}GB"
+        return f"{-(-size_bytes // 1_000_000)}{gap}MB"
+    return f"{-(-size_bytes // 100_000_000) / 10:g}{gap}GB"
 
 
 def _enough_devices(job: JobSpec) -> int | None:

@@ -224,7 +224,14 @@ def _said(stage: PlanStage) -> dict[str, Any]:
 
 def load_plan(path: Path | str) -> Plan:
     """The plan of a file; whatever is wrong with it is one SpecError."""
-    return load(Plan, *read_json_table(Path(path)))
+    path = Path(path)
+    if path.suffix == ".toml":
+        raise SpecError(
+            "it is TOML, as a job is, and not a plan (.json)",
+            place=str(path),
+            fix=f"write a plan with `ratrain plan {path} -o plan.json`",
+        )
+    return load(Plan, *read_json_table(path))
 
 
 def parse_plan(text: str, file: str) -> Plan:

@@ -201,7 +201,7 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
         ("schedule", False),
         ("order", False),
         ("step", True),
-        ("loses", True),
+        ("slower", True),
         ("memory", True),
         ("fits", False),
         breaks=0,
@@ -225,7 +225,7 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
     yield from rendered(table)
     yield ""
     yield from wrap(
-        "*: the job's own. x2: stages per rank. loses: time, against the fastest that fits. "
+        "*: the job's own. x2: stages per rank. slower: than the fastest that fits. "
         "memory: proven peak of the fullest rank.",
         WIDTH,
     )

@@ -10,13 +10,14 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.enumerate import strategy_of
 from ratrain.plan.order_clock import Orders
 from ratrain.plan.order_moves import forwards_ahead
 from ratrain.plan.schedules import Comparison
 from ratrain.plan.searched_order import SearchedOrder, SearchResult
-from ratrain.plan.tables import plain_table, rendered, wrapped
+from ratrain.plan.tables import plain_table, rendered
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Recovery
 from ratrain.program.strategies import (
@@ -37,6 +38,12 @@ def search_text(
     perhaps without a layout; `file`: where the order was saved."""
     effort, order = result.effort, result.order
     tried = f"{effort.evaluations:,} orders timed in {format_time(effort.seconds)}"
+    if not effort.evaluations:
+        yield from wrapped(
+            f"Nothing was searched: the time ran out before the search began "
+            f"({format_time(effort.seconds)}). Give it more with --seconds."
+        )
+        return
     if order is None:
         yield from wrapped(f"Searched: {tried}, none faster than the fastest named one.")
         return

@@ -5,21 +5,22 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from io import StringIO
-from textwrap import wrap
+from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ratrain.describe.cluster import Device
+from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate
+from ratrain.plan.case import recovery_words
 from ratrain.plan.measured_blocks import left_out_words, measured_words
 from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.sizes import gradients_in, travels
+from ratrain.program.setup import Recovery
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-WIDTH = 80
 
 
 def degrees(candidate: Candidate) -> str:
@@ -40,8 +41,8 @@ def headline(candidate: Candidate) -> list[str]:
         + (f", {candidate.layout.virtual} stages per rank" if candidate.layout.virtual > 1 else ""),
         f"micro-batches of {candidate.job.batch.micro_batch}, {candidate.micro_batches} per "
         f"replica",
-        f"layers of stages: {runs(candidate.layers)}",
-        f"activations by stage: {runs([mode.value for mode in candidate.recovery])}",
+        f"layers per stage: {_layers_words(candidate.layers)}",
+        f"activations: {recovery_words(candidate.recovery)}",
         f"sharding level {candidate.mode.sharding}, gradients "
         f"{where}{gradients_in(candidate.job.schedule)}",
     ]
@@ -78,16 +79,47 @@ def _why_idle(search: Search) -> list[str]:
     )
 
 
-def wrapped(line: str, indent: str = "  ") -> list[str]:
-    """A line cut at spaces into lines of at most 80 columns."""
-    return wrap(line, WIDTH, subsequent_indent=indent) or [""]
+_MODES = {
+    Recovery.NONE: "kept",
+    Recovery.SELECTIVE: "scores recomputed",
+    Recovery.BACKWARD: "recomputed",
+    Recovery.FORWARD: "recomputed",
+}
+"""What becomes of a stage's activations, for a table; the headline says when."""
+
+
+def _layers_words(layers: Sequence[int]) -> str:
+    """ "9, 9, 4, 2", or of many stages "15 stages of 4, 1 of 3"."""
+    if len(layers) <= _LISTED:
+        return ", ".join(str(count) for count in layers)
+    alike = [(count, len(list(stages))) for count, stages in groupby(layers)]
+    (first, times), rest = alike[0], alike[1:]
+    return ", ".join([f"{times} stages of {first}", *(f"{n} of {count}" for count, n in rest)])
+
+
+_LISTED = 8
+"""Stages up to which each one's layers are shown."""
+
+
+def _peaks(tried: Tried) -> str:
+    """The proven peak of the fullest rank, of each budget where devices differ."""
+    assert tried.proved is not None, "only proved plans are printed"
+    setup, peaks = tried.proved.short.setup, dict[int | None, int]()
+    for bound in tried.proved.verdict.bounds:
+        budget = setup.budget_of(bound.rank)
+        peaks[budget] = max(peaks.get(budget, 0), bound.total_bytes)
+    if len(peaks) == 1:
+        budget = format_bytes(tried.candidate.job.budgets[0])
+        return f"proven peak {format_bytes(tried.bound_bytes)} per rank (budget {budget})"
+    sizes = sorted(((budget or 0, peak) for budget, peak in peaks.items()), reverse=True)
+    shown = (f"{format_bytes(peak)} of {format_bytes(budget)}" for budget, peak in sizes)
+    return f"proven peaks {', '.join(shown)} (fullest rank of each budget)"
 
 
 def search_text(search: Search, top: int) -> list[str]:
     """The best plan, and the runner-ups beside it."""
     best, job = search.best, search.job
     tokens = job.batch.sequences * job.model.sequence_length
-    budget = " or ".join(format_bytes(size) for size in reversed(job.budgets))
     head = f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
     return [
         *wrapped(
@@ -97,34 +129,35 @@ def search_text(search: Search, top: int) -> list[str]:
         "",
         *headline(best.candidate),
         *_why_idle(search),
-        f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; proven peak "
-        f"{format_bytes(best.bound_bytes)} per rank (budget {budget})",
+        *wrapped(
+            f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; {_peaks(best)}"
+        ),
         "",
         *table(search.tried[:top]),
         "",
         f"{search.checks:,} configurations checked against memory, {search.fitting:,} fit "
         f"({format_time(search.check_s)})",
-        f"{search.simulated} simulated, {100 * search.mean_gap:.1f} % from the closed form on "
-        f"average; {format_time(search.total_s)} in all",
+        f"{search.simulated} simulated; quick estimates were off by "
+        f"{100 * search.mean_gap:.1f} % on average; {format_time(search.total_s)} in all",
         *(part for line in left_out_words(job) for part in wrapped(line)),
     ]
 
 
 def table(tried: Sequence[Tried]) -> list[str]:
-    """Plans, best first: what they are, and what each loses against the first. The last column
+    """Plans, best first: what they are, and how much slower than the first. The last column
     breaks where it is too long."""
     rows = plain_table(
         ("step", True),
-        ("loses", True),
+        ("slower", True),
         ("memory", True),
-        ("micro", True),
-        ("states", False),
+        ("micro\nbatch", True),
+        ("sharding", False),
         ("layout, recovery", False),
     )
     for row in tried:
         plan = row.candidate
         where = "sharded" if plan.mode.sharded_gradients else "local"
-        modes = Counter(mode.value for mode in plan.recovery)
+        modes = Counter(_MODES[mode] for mode in plan.recovery)
         recovery = ", ".join(f"{mode} {count}" for mode, count in modes.items())
         rows.add_row(
             format_time(row.step_s),

@@ -142,7 +142,7 @@ class UnevenCase:
         divided = " with divided sequences" if self.plan.sequence_parallel else ""
         lines = [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
-            f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'sort')}{divided}",
+            f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'shape')}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *travels(job.schedule),
             *collective_words(job, ()),

@@ -180,7 +180,7 @@ def _axis(head: int, cell: int, shown: int) -> str:
 
 def _notes(table: Table, marks: set[int], whole: int, shown: int) -> Iterator[str]:
     if shown < whole:
-        yield f"cut at time {shown} of {whole}"
+        yield f"first {shown} of {whole} time units shown"
     for op in sorted(marks):
         if op >= 0 and Kind(int(table.kind[op])).lane is not Lane.COMPUTE:
             yield f"! {table.word(op)} on rank {table.rank[op]}, lane {_lane(table, op)}"

@@ -27,6 +27,7 @@ from ratrain.program.program import Program
 from ratrain.program.table import Table, sends_beside
 from ratrain.program.units import Bools, Ints
 from ratrain.program.walk import STEPS, walk
+from ratrain.readers.numbers import scaled
 
 
 class Rule(StrEnum):
@@ -415,9 +416,9 @@ def _budget(table: Table, bounds: tuple[PeakBound, ...]) -> Iterator[Finding]:
             continue
         family, size = max(bound.by_family.items(), key=lambda item: item[1])
         message = (
-            f"rank {bound.rank} can need {bound.total_bytes:,} bytes of {tier}, "
-            f"{bound.total_bytes - budget:,} over its budget of {budget:,}; "
-            f"most of it is {family} ({size:,} bytes)"
+            f"rank {bound.rank} can need {scaled(bound.total_bytes, 'B')} of {tier}, "
+            f"{scaled(bound.total_bytes - budget, 'B')} over its budget of "
+            f"{scaled(budget, 'B')}; most of it is {family} ({scaled(size, 'B')})"
         )
         yield Finding(Rule.OVER_BUDGET, bound.rank, bound.op, family, message)
 

@@ -134,6 +134,14 @@ def exists(path: Path) -> bool:
         return False
 
 
+def is_folder(path: Path) -> bool:
+    """Whether there is a folder of that name; False where no file can have it."""
+    try:
+        return path.is_dir()
+    except (OSError, ValueError):
+        return False
+
+
 def unreadable(path: Path, error: OSError) -> SpecError:
     """The error of a file that the system does not open or read."""
     fixes = {
@@ -141,6 +149,7 @@ def unreadable(path: Path, error: OSError) -> SpecError:
         errno.ENOTDIR: "a part of the path is a file, not a folder: correct it",
         errno.EACCES: "make it readable for this user",
         errno.EPERM: "make it readable for this user",
+        errno.EISDIR: "it is a folder: give a file in it",
         errno.ELOOP: "symbolic links form a loop: give the file itself",
         errno.ENAMETOOLONG: "use a shorter name",
         errno.ENXIO: "give a file",

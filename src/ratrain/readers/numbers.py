@@ -8,6 +8,7 @@ import re
 from ratrain.readers.limits import DIGITS
 
 _WHOLE = re.compile(r"\d[\d_]*", re.ASCII)
+_PREFIXES = {"P": 1e15, "T": 1e12, "G": 1e9, "M": 1e6, "k": 1e3}
 _REAL = re.compile(r"[+-]?(?:\d+\.?\d*|\.\d+)(?:[eE][+-]?\d{1,3})?", re.ASCII)
 
 
@@ -34,3 +35,16 @@ def real(text: str) -> float:
     if not math.isfinite(number):
         raise ValueError("too large")
     return number
+
+
+def scaled(value: float, unit: str) -> str:
+    """Three significant digits at least, with the prefix that suits: (2e10, "B") -> "20 GB"."""
+    for prefix, scale in _PREFIXES.items():
+        if abs(value) >= scale * 0.9995:
+            return f"{short(value / scale)} {prefix}{unit}"
+    return f"{short(value)} {unit}"
+
+
+def short(number: float) -> str:
+    """Three significant digits, or all before the point."""
+    return f"{number:.0f}" if abs(number) >= 999.5 else f"{number:.3g}"

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 
 from ratrain.errors import SpecError
+from ratrain.readers.files import exists
 from ratrain.report.contents import Contents
 
 Progress = Callable[[int, int], None]
@@ -22,7 +23,7 @@ def contents_of(
         return contents_of_run(path, progress)
     if path.suffix not in (".json", ".toml"):
         raise SpecError(
-            "is not a run, plan or job",
+            "is not a run, plan or job" if exists(path) else "no such run, plan or job",
             place=str(path),
             fix="give a run's folder, a plan (.json) or a job file (.toml)",
         )

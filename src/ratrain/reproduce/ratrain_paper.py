@@ -250,7 +250,7 @@ def _too_few(row: ScaleRow) -> Row:
             item, size = max(worst.by_family.items(), key=lambda pair: pair[1])
             excess_bytes = worst.total_bytes - BUDGET_BYTES
             note = (
-                f"infeasible: at best (pipeline {pipeline}) {excess_bytes / 1e9:.2f} GB over on "
+                f"does not fit: at best (pipeline {pipeline}) {excess_bytes / 1e9:.2f} GB over on "
                 f"stage {worst.rank}, of which {item} {size / 1e9:.2f} GB"
             )
             if nearest is None or excess_bytes < nearest[0]:

@@ -3,18 +3,19 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from textwrap import wrap
 from typing import Any
 
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
 
-WIDTH = 80
 _BAR = 24
 _SHOWN_RANKS = 16
+_RATED_OPS = 100_000
+"""Ops from which on the simulator's speed is worth a word: few ones take what starting takes."""
 
 
 def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
@@ -121,7 +122,7 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     )
     waits = f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; "
     waits += f"tail {format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
-    yield from wrap(waits, WIDTH, subsequent_indent="  ")
+    yield from wrapped(waits)
 
 
 def _fullest(simulation: Simulation) -> str:
@@ -187,7 +188,7 @@ def _critical(simulation: Simulation) -> Iterator[str]:
         )
 
     for line in (f"critical path: {shares(by_kind, '')}", f"  on {shares(by_rank, 'rank ')}"):
-        yield from wrap(line, WIDTH, subsequent_indent="    ")
+        yield from wrapped(line, "    ")
 
 
 def _extrapolated_from(simulation: Simulation) -> int | None:
@@ -205,16 +206,20 @@ def _footer(simulation: Simulation) -> Iterator[str]:
         of = f" of {setup.tensor} ranks" if len({m.tensor for m in setup.members}) == 1 else " rank"
         group = f", 1{of} of each tensor group" if setup.tensor > 1 else ""
         said = f"simulated: {alike}{group}; the others are identical"
-        yield from wrap(said, WIDTH, subsequent_indent="    ")
+        yield from wrapped(said, "    ")
     if simulation.extrapolated_to is not None:
         whole = max(r.micro_batches for r in simulation.extrapolated_to.setup.replicas)
         fewer = _extrapolated_from(simulation)
         notice = f"times linearly extrapolated from {fewer:,} to {whole:,} micro-batches"
         yield f"{notice}; memory as proved"
-    rate = simulation.ops_simulated / max(simulation.wall_time_s, 1e-9)
+    ops, steps = simulation.ops_simulated, simulation.run.steps
+    rate = ops / max(simulation.wall_time_s, 1e-9)
+    speed = f" ({rate / 1e6:.1f} million ops/s)" if ops >= _RATED_OPS else ""
     yield (
-        f"{counted(simulation.ops_simulated, 'op')} of {counted(simulation.run.steps, 'step')} in "
-        f"{format_time(simulation.wall_time_s)} ({rate / 1e6:.1f} million ops/s)"
+        f"{counted(ops, 'op')} of {counted(steps, 'step')} in "
+        f"{format_time(simulation.wall_time_s)}{speed}"
     )
-    if not simulation.window.steady:
+    if steps == 1:
+        yield "one step, from an empty pipeline; for a steady one simulate more (--steps)"
+    elif not simulation.window.steady:
         yield "not steady yet: the last two steps differ; simulate more (--steps)"

@@ -146,6 +146,11 @@ def _score_json(score: Score) -> dict[str, Any]:
 
 
 HEADER = f"{'':32}{'rows':>5}{'error':>9}{'bias':>9}{'rank':>7}{'regret':>9}{'most':>7}"
+LEGEND = (
+    "error: mean absolute; bias: mean with its sign; rank: rank correlation of predicted and "
+    "measured; regret: how much slower the layout that the model picks was than the best measured "
+    "one, a mean over groups of layouts; most: of the worst group."
+)
 """`error` is the mean absolute percentage error, `regret` the mean over groups, `most` the regret
 of the worst group."""
 

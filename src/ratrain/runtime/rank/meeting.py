@@ -281,6 +281,11 @@ class _Guest:
         )
 
 
+def _named(address: str, host: str) -> str:
+    """An address with what it stands for, where that is not the same."""
+    return address if address == host else f"{address} ({host})"
+
+
 def _meeting_listener(launch: Launch) -> socket.socket:
     """Where the others come to: inherited from the launcher, or opened here."""
     if launch.listener is not None:
@@ -290,7 +295,8 @@ def _meeting_listener(launch: Launch) -> socket.socket:
         host = socket.getaddrinfo(address, launch.port, type=socket.SOCK_STREAM)[0][4][0]
         if launch.ranks_here is not None and not launch.one_host and _is_loopback(str(host)):
             raise SpecError(
-                f"{address} is {host} here, which ranks on other machines cannot reach",
+                f"{_named(address, str(host))} is this machine's loopback; ranks on other machines "
+                "cannot reach it",
                 place="MASTER_ADDR",
                 fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
             )

@@ -101,7 +101,7 @@ def plain_line(progress: Progress) -> str:
     return (
         f"step {progress.step}/{progress.end_step}  loss {progress.loss:.3f}  "
         f"{format_count(progress.tokens_per_s)} tok/s  mem {full}  "
-        f"exposed {progress.exposed_fraction:.0%}  left {clock_of(progress.left_s)}"
+        f"wait {progress.exposed_fraction:.0%}  left {clock_of(progress.left_s)}"
     )
 
 
