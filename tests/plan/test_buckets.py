@@ -49,6 +49,12 @@ def test_a_search_leaves_gradients_whole_where_they_fit() -> None:
     assert best.candidate.job.schedule.gradient_bucket_bytes is None
 
 
+def test_a_layout_that_fits_has_its_gradients_whole() -> None:
+    case = case_of(on_clusters("llama-2-7b", LayoutSpec(4, 4)))
+    assert case.proved.verdict.sound
+    assert case.job.schedule.gradient_bucket_bytes is None
+
+
 def test_a_plan_file_keeps_the_bucket() -> None:
     best = planned(searched(16_000_000_000)).best
     text = write_plan(plan_of(best.candidate))

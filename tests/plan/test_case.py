@@ -23,6 +23,7 @@ from ratrain.describe.job import (
     load_job,
 )
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
+from ratrain.describe.units import format_bytes
 from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
@@ -105,9 +106,9 @@ def test_a_job_that_does_not_fit_names_rank_item_and_bytes() -> None:
     item = max(worst.by_family, key=lambda name: worst.by_family[name])
     for said in (
         f"rank {finding.rank}",
-        f"{worst.total_bytes:,} bytes",
-        f"{worst.total_bytes - 1_000_000:,} over",
-        f"{item} ({worst.by_family[item]:,} bytes)",
+        f"can need {format_bytes(worst.total_bytes)}",
+        f"{format_bytes(worst.total_bytes - 1_000_000)} over",
+        f"{item} ({format_bytes(worst.by_family[item])})",
     ):
         assert said in finding.message
 

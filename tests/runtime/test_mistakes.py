@@ -63,7 +63,10 @@ def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
     if by_plan:
         read = load_job(job)
         schedule = replace(
-            read.schedule, sequence_parallel=asked == "sequence_parallel", backend="described"
+            read.schedule,
+            sequence_parallel=asked == "sequence_parallel",
+            backend="described",
+            collective="direct",
         )
         chosen = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
         table = json.loads(write_plan(plan_of(chosen)))

@@ -56,7 +56,7 @@ USES = {
     "sample": Use("sample runs/job-ratrain --prompt line --tokens 20", "line", slow=True),
     "export": Use("export runs/job-ratrain {out}", "step 6", slow=True),
     **{
-        f"convert {name}": Use(" ".join(["convert", *words, "-o", "{out}"]), "what differs")
+        f"convert {name}": Use(" ".join(["convert", *words, "-o", "{out}-folder"]), "what differs")
         for name, words in COMMANDS.items()
     },
     "noc sweep": Use("noc sweep --mesh 4x4 --loads 0.1,0.2 --window 1000", "link load"),

@@ -199,7 +199,8 @@ def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
         return case_of_candidate(planned(job, progress).best.candidate)
     case = case_as_asked(job)
     bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
-    if bucketed is not None and only_over_budget(case.proved.verdict):
+    verdict = case.proved.verdict
+    if bucketed is not None and not verdict.sound and only_over_budget(verdict):
         other = case_as_asked(bucketed)
         if other.proved.verdict.sound:
             return other

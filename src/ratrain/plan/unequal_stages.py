@@ -13,6 +13,7 @@ from math import inf
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.compute import BlockTimes
+from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.compute_times import times_in_layout
@@ -65,6 +66,7 @@ class Stages:
         self._speeds = [1 / kind_speed(job, pool.kind).layer_s for pool in pools]
         self.row = cache(self._row)
         self.seconds = cache(self._seconds)
+        self.is_priced = cache(self._is_priced)
         self.units = cache(self._units)
         self.message_s = cache(self._message_s)
 
@@ -98,6 +100,14 @@ class Stages:
             for block in kinds_of_block(job)
         )
         return embedding, layer, head
+
+    def _is_priced(self, post: Post, micro_batch: int) -> bool:
+        """Whether the layers are measured in this tensor degree, or their device has rates."""
+        try:
+            self.seconds(post, micro_batch)
+        except Unmeasured:
+            return False
+        return True
 
     def _units(self, tensor: int, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
         """Their bytes; `many`: other replicas hold them as well."""
@@ -136,6 +146,8 @@ class Stages:
     ) -> Row:
         """A stage's work by its layers. `behind`: stages from it to the end, itself included, as
         many as the micro-batches that it holds in 1F1B. `data`: replicas that share its states."""
+        if not self.is_priced(post, micro_batch):
+            return (None,) * (self.job.model.spec.layers + 1)
         budget = self.job.budget_of(self.pools[post.pool].kind)
         units = self.units(post.tensor, micro_batch, data > 1)
         ends = tuple(
