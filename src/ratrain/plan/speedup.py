@@ -25,6 +25,10 @@ DEFINITION = (
 )
 
 
+CLEARLY = 1.005
+"""How many times as fast a kind alone must be for the others to be called in its way."""
+
+
 @dataclass(frozen=True)
 class Alone:
     """What one kind of device reaches without the others. `problem` says why it has no plan."""
@@ -55,7 +59,7 @@ class Speedup:
         beyond = [
             kind_alone
             for kind_alone in self.alone
-            if (kind_alone.tokens_per_s or 0.0) > self.tokens_per_s
+            if (kind_alone.tokens_per_s or 0.0) > CLEARLY * self.tokens_per_s
         ]
         return tuple(sorted(beyond, key=lambda kind_alone: -(kind_alone.tokens_per_s or 0.0)))
 
