@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.describe.job import layers_per_stage, load_job
+from ratrain.describe.job import layers_per_stage, load_job, load_job_to_plan
 from ratrain.errors import RatrainError, SpecError
 
 JOB = """\
@@ -45,6 +45,15 @@ def test_a_job_resolves_presets_units_and_defaults(tmp_path: Path) -> None:
 def test_an_absent_layout_is_none(tmp_path: Path) -> None:
     head, _, tail = JOB.partition("[layout]")
     assert load(tmp_path, head + tail[tail.index("[schedule]") :]).layout is None
+
+
+def test_a_layout_that_is_left_aside_need_not_suit_the_job_but_must_be_one(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(JOB)
+    assert load_job_to_plan(path, ("cluster.devices=128", "batch.micro_batch=5")).layout is None
+    path.write_text(JOB.replace("pipeline = 16", "pipelines = 16"))
+    with pytest.raises(SpecError, match="pipelines"):
+        load_job_to_plan(path)
 
 
 def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:

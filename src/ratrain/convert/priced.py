@@ -9,6 +9,7 @@ from typing import Any
 
 from ratrain.convert.cluster_text import cluster_text
 from ratrain.convert.converted import CLUSTER_FILE, PLAN_FILE, Converted
+from ratrain.cost.measured import Unmeasured
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.plan_file import load_plan, write_plan
@@ -50,7 +51,12 @@ def priced(
         return Written(files, None)
     plan = files[-1]
     case = case_of_plan(load_plan(plan), str(plan))
-    return Written(files, simulate_proved(case.proved, case.costs, progress=progress))
+    try:
+        simulation = simulate_proved(case.proved, case.costs, progress=progress)
+    except Unmeasured as error:
+        place = f"{files[0]} {error.place}"
+        raise Unmeasured(error.what, place=place, fix=error.fix) from error
+    return Written(files, simulation)
 
 
 def as_json(converted: Converted, written: Written) -> dict[str, Any]:

@@ -250,10 +250,10 @@ def load_job(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
 
 
 def load_job_to_plan(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
-    """The job of a file without its [layout], which need not suit the rest: one is looked for."""
+    """The job of a file without its [layout], which must be one but need not suit the rest: another
+    is looked for."""
     path = Path(path)
-    table, place = _read_job(path, overrides)
-    return job_from_table({k: v for k, v in table.items() if k != "layout"}, place, path)
+    return job_from_table(*_read_job(path, overrides), path, keeps_layout=False)
 
 
 def _read_job(path: Path, overrides: Sequence[str]) -> tuple[dict[str, Any], Place]:
@@ -280,7 +280,9 @@ def _require_job_file(path: Path) -> None:
         )
 
 
-def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None) -> JobSpec:
+def job_from_table(
+    table: dict[str, Any], place: Place, path: Path | None = None, *, keeps_layout: bool = True
+) -> JobSpec:
     """The job of a table already read; `path` anchors relative names in it."""
     faults = Faults()
     parts = load_parts(JobFile, table, place, faults)
@@ -295,7 +297,7 @@ def job_from_table(table: dict[str, Any], place: Place, path: Path | None = None
     if not checked <= parts.keys():
         faults.raise_all()
     # A [train] that is wrong has its defaults here, so that the rest is checked all the same.
-    parts.setdefault("layout", None)
+    parts["layout"] = parts.get("layout") if keeps_layout else None
     parts.setdefault("schedule", ScheduleSpec())
     job = JobSpec(**parts, path=path)
     with faults:
