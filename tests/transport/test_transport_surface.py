@@ -579,7 +579,8 @@ def test_an_idle_engine_uses_almost_no_processor_time(engines: Two) -> None:
     time.sleep(0.1)
     before = time.process_time()
     time.sleep(1.0)
-    assert time.process_time() - before < 0.04  # two engines, on a slow machine under load
+    # A busy wait would take a second; what else runs makes every wake-up dearer.
+    assert time.process_time() - before < 0.2
 
 
 def test_options_that_cannot_work_are_refused_with_a_fix() -> None:

@@ -78,12 +78,13 @@ def write_job(file: Path, files: JobFiles, *, made_by: str) -> list[Path]:
 def write_cluster() -> str:
     """The text of this machine's cluster file."""
     from ratrain.cli.progress import progress
+    from ratrain.describe.lines import wrapped
     from ratrain.profile.starter import cluster_text, doubt_words, look
 
     with progress("looking at this machine", "parts") as tick:
         machine = look(tick)
     for sentence in doubt_words(machine):
-        click.echo(sentence, err=True)
+        click.echo("\n".join(wrapped(sentence)), err=True)
     return cluster_text(machine)
 
 
