@@ -87,7 +87,7 @@ def run_ours(case: Case, folder: Path, lab: Lab, method: str, plan: Path | None 
 def _prepared(case: Case, folder: Path, method: str, plan: Path | None) -> PreparedRun:
     request = RunRequest(
         folder / "job.toml",
-        schedule=method.removesuffix(NARROW),
+        schedule=method.removesuffix(NARROW) if plan is None else None,  # else the plan says it
         plan_path=plan,
         threads=1,
         overrides=(*case.settings, *(WIRES if method.endswith(NARROW) else ())),
