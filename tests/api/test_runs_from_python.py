@@ -56,3 +56,14 @@ def test_a_rank_that_is_killed_raises_and_its_run_can_be_read(job: ratrain.Job) 
         ratrain.train(job, run="killed", plan=ratrain.plan(job)[0], calibrate=False, on_step=kill)
     assert not rank_processes(Path("killed"))
     assert ratrain.load_run("killed").steps >= 6
+
+
+def test_a_plan_decides_layout_and_schedule_of_a_job_that_overrides_its_file(
+    job: ratrain.Job,
+) -> None:
+    changed = ratrain.load_job(
+        job.spec.path or "", "schedule.name=baseline-1f1b", "layout.pipeline=1", "layout.data=2"
+    )
+    plan = ratrain.plan(changed.unplanned())[0]
+    run = ratrain.train(changed, plan=plan, steps=2, calibrate=False)
+    assert run.folder == Path("runs/job-baseline-1f1b") and run.steps == 2

@@ -130,7 +130,9 @@ def test_a_run_of_unlike_replicas_is_reported_with_its_prediction_and_its_memory
     assert contents.plan is not None
     facts = dict(contents.plan.facts)
     assert facts["Layout"] == "2 replicas"
-    assert facts["Replica 0"].startswith("3+1 layers, 3 micro-batches of 2")
+    assert facts["Replica 0"] == (
+        "3+1 layers, 3 micro-batches of 2, activations kept on every stage"
+    )
     assert any("replicas of this run differ" in line for line in contents.left_out)
 
 

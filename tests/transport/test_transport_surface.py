@@ -577,10 +577,14 @@ def test_an_idle_engine_uses_almost_no_processor_time(engines: Two) -> None:
     a, b = engines
     a.imm(b.address, 1).wait()
     time.sleep(0.1)
-    before = time.process_time()
-    time.sleep(1.0)
-    # A busy wait would take a second; what else runs makes every wake-up dearer.
-    assert time.process_time() - before < 0.2
+
+    def taken_s() -> float:
+        before = time.process_time()
+        time.sleep(1.0)
+        return time.process_time() - before
+
+    # Two engines, on a slow machine under load. Others only ever add to it, so the least counts.
+    assert min(taken_s() for _ in range(3)) < 0.04
 
 
 def test_options_that_cannot_work_are_refused_with_a_fix() -> None:

@@ -15,7 +15,7 @@ from ratrain.corpus.of_job import data_of_job
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.runtime.rank.progress import Progress
-from ratrain.runtime.run.prepare import RunRequest, prepare_run
+from ratrain.runtime.run.prepare import RunRequest, is_decided_by_plan, prepare_run
 from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.report import write_report
 from ratrain.runtime.run.resume import fresh_run
@@ -51,7 +51,7 @@ def train(
     job: a job with [data], or its file. Ranks read the file: see `Job.using` for what may differ.
     run: the folder to make. Left out: runs/JOB-SCHEDULE in the current folder.
     steps: train up to this step. Left out: the job's.
-    plan: one of `ratrain.plan(job)`, or a plan file, in place of the job's layout.
+    plan: one of `ratrain.plan(job)`, or a plan file, in place of the job's layout and schedule.
     resume: a run, or its folder, to continue from its latest checkpoint.
     threads: PyTorch threads per rank. Left out: processors / ranks.
     lab: emulate the cluster file's links and limits (needs root).
@@ -100,7 +100,11 @@ def _new(
     progress: Callable[[int, int], None] | None,
 ) -> ReadyRun:
     chosen = job.spec.schedule
-    request = replace(request, schedule=chosen.name, without=chosen.without)
+    if request.plan_path is None:
+        request = replace(request, schedule=chosen.name, without=chosen.without)
+    else:
+        left = tuple(text for text in request.overrides if not is_decided_by_plan(text))
+        request = replace(request, overrides=left)
     prepared = prepare_run(request, progress)
     launcher.tokenise(prepared.case.job)
     name = f"{job.name}-{prepared.case.job.schedule.name}"

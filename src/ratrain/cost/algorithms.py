@@ -13,7 +13,7 @@ hosts. Not modelled: rounds that overlap, hosts at unequal distances, the arithm
 
 from __future__ import annotations
 
-from collections import Counter
+from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from functools import lru_cache
@@ -221,15 +221,15 @@ class _Counts:
     def __init__(self) -> None:
         self.largest = 0.0
         self._messages = Counter[int]()
-        self._ranks = Counter[tuple[int, bool]]()
-        self._hosts = Counter[tuple[int, bool]]()
+        self._ranks = defaultdict[tuple[int, bool], float](float)
+        self._hosts = defaultdict[tuple[int, bool], float](float)
 
     def add(self, source: int, target: int, host: int, to_host: int, share: float) -> None:
         self.largest = max(self.largest, share)
         self._messages[source] += 1
         for rank, its_host, sends in ((source, host, True), (target, to_host, False)):
-            self._ranks[rank, sends] += share  # type: ignore[assignment]
-            self._hosts[its_host, sends] += share  # type: ignore[assignment]
+            self._ranks[rank, sends] += share
+            self._hosts[its_host, sends] += share
 
     def level(self) -> _Level:
         return _Level(

@@ -15,8 +15,9 @@ PRODUCT_ELEMENTS = 1 << 20
 """Gradients that add up in fp32 get their 16-bit products in pieces of this many elements."""
 
 BUCKET_ROWS = 8
-"""A matrix that is larger than a bucket is cut behind a multiple of so many rows: products of such
-pieces have the bits of the whole matrix' product, in the libraries that compute them on CPUs."""
+"""A matrix that is larger than a bucket is cut behind a multiple of so many rows. Products of such
+pieces had the bits of the whole matrix' product in every shape that was tried on CPUs; other cuts
+had not. No library promises it."""
 
 UPDATE_ELEMENTS = 1 << 18
 """The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""

@@ -120,9 +120,11 @@ class Weights:
     def _product(self, name: str, grad_output: Tensor, inputs: Tensor, more: RowsOf | None) -> None:
         for rows, into in self._places(name):
             _add_product(into, grad_output[:, rows], inputs)
-            for part in _row_chunks(into) if more else ():
+            if more is None:
+                continue
+            for part in _row_chunks(into):
                 first, last = (rows.start or 0) + part.start, (rows.start or 0) + part.stop
-                into[part].add_(more(slice(first, last)))  # type: ignore[misc]
+                into[part].add_(more(slice(first, last)))
 
     def _sum(self, name: str, gradient: Tensor) -> None:
         for rows, into in self._places(name):

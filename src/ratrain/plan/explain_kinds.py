@@ -203,9 +203,12 @@ def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
         ("added", False), ("devices", True), ("step", True), ("change", True), ("plan", False)
     )
     for each in added:
-        step = each.step_s
-        words = ("-", "-") if step is None else (format_time(step), _change(step, step_s))
-        rows.add_row(each.kind.name, f"{each.devices}", *words, _plan_words(each.best) or "none")
+        faster_s = each.step_s if each.step_s is not None and each.step_s < step_s else None
+        if faster_s is not None:
+            words = (format_time(faster_s), _change(faster_s, step_s), _plan_words(each.best))
+        else:
+            words = ("-", "-", "none" if each.best is None else "none faster: leave it idle")
+        rows.add_row(each.kind.name, f"{each.devices}", *words)
     yield from (f"  {line}" for line in rendered(rows))
     for each in added:
         if each.best is None:

@@ -138,6 +138,28 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
                 )
             )
         replicas.append(PlanReplica(len(alike.members), candidate.micro_batches, tuple(stages)))
+    return plan_of_replicas(
+        job,
+        candidate.strategy,
+        candidate.mode,
+        candidate.buffer,
+        replicas,
+        sequence_parallel=layout.sequence_parallel,
+        predicted=predicted,
+    )
+
+
+def plan_of_replicas(
+    job: JobSpec,
+    chosen: Strategy,
+    mode: StateMode,
+    recovery_buffer: int,
+    replicas: Sequence[PlanReplica],
+    *,
+    sequence_parallel: bool,
+    predicted: Predicted | None,
+) -> Plan:
+    """The plan of a job on these replicas, with all that the job says besides."""
     schedule = job.schedule
     return Plan(
         format=FORMAT,
@@ -146,11 +168,11 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
         sequences=job.batch.sequences,
         dtype=schedule.dtype,
         schedule=schedule.name,
-        skeleton=file_of(candidate.strategy.skeleton),
+        skeleton=file_of(chosen.skeleton),
         without=schedule.without,
-        accumulation="sharded" if candidate.mode.sharded_gradients else "local",
-        recovery_buffer=candidate.buffer,
-        prefetch=candidate.strategy.prefetch,
+        accumulation="sharded" if mode.sharded_gradients else "local",
+        recovery_buffer=recovery_buffer,
+        prefetch=chosen.prefetch,
         replicas=tuple(replicas),
         memory_budget_bytes=schedule.memory_budget_bytes,
         backend=schedule.backend,
@@ -159,7 +181,7 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
         clip_norm=job.train.clip_norm,
         overflow=job.train.overflow,
         recover_heads=schedule.recover_heads,
-        sequence_parallel=layout.sequence_parallel,
+        sequence_parallel=sequence_parallel,
         gradient_dtype=schedule.gradient_dtype,
         gradient_wire=schedule.gradient_wire,
         boundary_wire=schedule.boundary_wire,

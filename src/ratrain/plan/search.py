@@ -158,8 +158,8 @@ def _checked(job: JobSpec) -> Iterator[Checked]:
 
 
 def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Tried]) -> float | None:
-    """The fastest step of a plan that uses every device, where the best one does not: as simulated,
-    by short programs. None where no such plan fits."""
+    """The fastest step of a plan that uses every device, where the best one does not. None where no
+    such plan is proved to fit."""
     if not best.candidate.idle:
         return None
     whole = [plan for plan in tried if not plan.candidate.idle]
@@ -173,7 +173,8 @@ def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Trie
         ]
         rows.sort(key=lambda entry: entry[0])
         whole = list(islice(_simulated(rows, None), SIMULATED_AT_LEAST))
-    return min((plan.step_s for plan in whole), default=None)
+    proved = _proved(sorted(whole, key=lambda plan: plan.step_s))
+    return min((plan.step_s for plan in islice(proved, SIMULATED_AT_LEAST)), default=None)
 
 
 def check(group: Group) -> Checked:

@@ -9,16 +9,7 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.enumerate import strategy_of
-from ratrain.plan.fixed_orders import file_of
-from ratrain.plan.plan_file import (
-    FORMAT,
-    Plan,
-    PlanCluster,
-    PlanModel,
-    PlanReplica,
-    PlanStage,
-    Predicted,
-)
+from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage, Predicted, plan_of_replicas
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool
@@ -114,32 +105,13 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
 
 def file_of_plan(plan: UnevenPlan, predicted: Predicted | None = None) -> Plan:
     """The plan file of a plan of any replicas."""
-    job, schedule = plan.job, plan.job.schedule
-    return Plan(
-        format=FORMAT,
-        model=PlanModel(job.model.name, job.model.sequence_length),
-        cluster=PlanCluster(job.cluster.name, job.cluster.devices),
-        sequences=job.batch.sequences,
-        dtype=schedule.dtype,
-        schedule=schedule.name,
-        skeleton=file_of(plan.strategy.skeleton),
-        without=schedule.without,
-        accumulation="sharded" if plan.mode.sharded_gradients else "local",
-        recovery_buffer=plan.buffer,
-        prefetch=plan.strategy.prefetch,
-        replicas=tuple(_entry(plan, replica) for replica in plan.replicas),
-        memory_budget_bytes=schedule.memory_budget_bytes,
-        backend=schedule.backend,
-        passes=schedule.passes,
-        average_every=schedule.average_every,
-        clip_norm=job.train.clip_norm,
-        overflow=job.train.overflow,
-        recover_heads=schedule.recover_heads,
+    return plan_of_replicas(
+        plan.job,
+        plan.strategy,
+        plan.mode,
+        plan.buffer,
+        [_entry(plan, replica) for replica in plan.replicas],
         sequence_parallel=plan.sequence_parallel,
-        gradient_dtype=schedule.gradient_dtype,
-        gradient_wire=schedule.gradient_wire,
-        boundary_wire=schedule.boundary_wire,
-        collective=schedule.collective,
         predicted=predicted,
     )
 

@@ -6,6 +6,7 @@ from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.every_plan import EveryPlan
+from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.tables import search_json, search_text, wrapped
 from ratrain.plan.unequal_trial import Timed
 from ratrain.plan.uneven_case import UnevenCase
@@ -63,8 +64,8 @@ def _beyond(plans: EveryPlan) -> list[str]:
         lines += wrapped("no plan of replicas or stages that differ was found to be faster")
     lines += wrapped(
         f"{unequal.drafts:,} plans of replicas that differ ranked, {unequal.simulated} simulated "
-        f"({format_time(unequal.total_s)}); no plan of these devices takes less than "
-        f"{format_time(unequal.least_s)}"
+        f"({format_time(unequal.total_s)}); no plan of these devices with micro-batches of up to "
+        f"{LARGEST_MICRO_BATCH} sequences takes less than {format_time(unequal.least_s)}"
     )
     return lines
 

@@ -161,6 +161,13 @@ def _layers(replica: UnevenReplica) -> tuple[int, ...]:
     return replica.layout.layers
 
 
+def share_words(micro_batches: int, size: int) -> str:
+    """A replica's share of a step: "9 micro-batches of 1 sequence"."""
+    return (
+        f"{micro_batches:,} micro-batch{'es' * (micro_batches != 1)} of {counted(size, 'sequence')}"
+    )
+
+
 def _line_of(replica: UnevenReplica, first_rank: int) -> str:
     """A sort of replicas: how many, its ranks, what they hold, on what, and its share."""
     ranks = write_ranges(range(first_rank, first_rank + replica.layout.pipeline))
@@ -168,7 +175,7 @@ def _line_of(replica: UnevenReplica, first_rank: int) -> str:
         f"layers {runs(_layers(replica))}",
         f"tensor {runs(replica.tensor)}",
         f"on {runs(replica.kinds)}",
-        f"micro-batches {replica.micro_batches} of {replica.micro_batch}",
+        share_words(replica.micro_batches, replica.micro_batch),
         f"activations {recovery_words(replica.recovery)}",
     )
     return f"{counted(len(replica.members), 'replica')} (rank {ranks}): {'; '.join(parts)}"

@@ -22,6 +22,7 @@ from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
 from ratrain.plan.subject import Subject
+from ratrain.plan.uneven_case import share_words
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.family_groups import group_name, group_of
 from ratrain.program.setup import Accumulation, Setup
@@ -249,8 +250,9 @@ def _details(plan: Subject) -> tuple[str, ...]:
 def _replica_details(replica: UnevenReplica) -> str:
     return (
         f"replica {write_ranges(replica.members)}: layers {runs(list(replica.layout.layers))}, "
-        f"tensor {runs(replica.tensor)}, micro-batches {replica.micro_batches} of "
-        f"{replica.micro_batch}, activations {recovery_words(replica.recovery)}"
+        f"tensor {runs(replica.tensor)}, "
+        f"{share_words(replica.micro_batches, replica.micro_batch)}, "
+        f"activations {recovery_words(replica.recovery)}"
     )
 
 

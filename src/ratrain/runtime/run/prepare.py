@@ -31,10 +31,10 @@ from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_une
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
-DECIDED_BY_PLAN = ("--set layout", "--set batch.micro_batch", "--set schedule.")
-"""Beginnings of what a plan file decides."""
-IN_BOTH = tuple(
-    f"--set schedule.{key}"
+_DECIDED_BY_PLAN = ("layout", "batch.micro_batch", "schedule.")
+"""Beginnings of the settings that a plan file decides."""
+_IN_BOTH = tuple(
+    f"schedule.{key}"
     for key in ("dtype", "gradient_dtype", "gradient_wire", "boundary_wire", "memory_budget")
 )
 """What a plan and a job both say: the two must agree, wherever the job says it."""
@@ -249,10 +249,19 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case 
     return case
 
 
+def is_decided_by_plan(override: str) -> bool:
+    """Whether `KEY=VALUE` sets what a plan file decides."""
+    key = override.partition("=")[0].strip()
+    return key.startswith(_DECIDED_BY_PLAN) and key not in _IN_BOTH
+
+
 def _require_left_to_plan(request: RunRequest) -> None:
     """Refuses what a command line says of things that the plan file decides."""
-    said = [f"--set {text.partition('=')[0].strip()}" for text in request.overrides]
-    said = [name for name in said if name.startswith(DECIDED_BY_PLAN) and name not in IN_BOTH]
+    said = [
+        f"--set {text.partition('=')[0].strip()}"
+        for text in request.overrides
+        if is_decided_by_plan(text)
+    ]
     said += ["--schedule"] if request.schedule is not None else []
     said += ["--without"] if request.without else []
     if said:

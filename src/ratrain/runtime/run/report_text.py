@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
-from textwrap import wrap
 from typing import Any
 
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.family_groups import group_name, grouped
 
@@ -19,7 +19,6 @@ _NAMES = {
     "other": "other",
 }
 _SHOWN_RANKS = 16
-_FIRM = "\u00a0"
 _RARE = ("recovery", "tensor")
 """Kinds that are shown only if a run has any."""
 
@@ -38,7 +37,7 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     precision = "" if report["precision"] == "fp32" else f"; {report['precision']}"
     added = report.get("sum_order") and f"; replicas added {report['sum_order']}"
     head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}{added or ''}"
-    yield from wrap(head, 80, subsequent_indent="  ")
+    yield from wrapped(head)
     if report["skipped_updates"]:
         yield (
             f"{report['skipped_updates']:,} updates of a unit's part were skipped: a gradient "
@@ -109,11 +108,8 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
         yield f"... {len(rows) - _SHOWN_RANKS} more ranks in report.json"
     worst = max(rows, key=lambda row: row["bound_bytes"])
     items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
-    # A number stays with its unit.
-    sizes = {key: format_bytes(size).replace(" ", _FIRM) for key, size in items}
-    parts = ", ".join(f"{group_name(key)} {size}" for key, size in sizes.items())
-    for line in wrap(f"rank {worst['rank']} at its peak: {parts}", 80, subsequent_indent="  "):
-        yield line.replace(_FIRM, " ")
+    parts = ", ".join(f"{group_name(key)} {format_bytes(size)}" for key, size in items)
+    yield from wrapped(f"rank {worst['rank']} at its peak: {parts}")
 
 
 def _size(size_bytes: float | None) -> str:
@@ -128,5 +124,5 @@ def _places(report: dict[str, Any]) -> Iterator[str]:
         + (", best)" if checkpoint["step"] == best_step else ")")
         for checkpoint in saved
     )
-    yield from wrap(f"checkpoints  {listed or 'none'}", 80, subsequent_indent=" " * 13)
+    yield from wrapped(f"checkpoints  {listed or 'none'}", " " * 13)
     yield f"run          {report['run']}"

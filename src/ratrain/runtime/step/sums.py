@@ -22,7 +22,8 @@ def add_up(parts: Sequence[Tensor], out: Tensor) -> None:
         if parts[0].data_ptr() != out.data_ptr():
             out.copy_(parts[0])
         return
-    if len(parts) == 2 and out.dtype == torch.float32 in (parts[0].dtype, parts[1].dtype):
+    is_wide = torch.float32 in (parts[0].dtype, parts[-1].dtype)  # else two would be added narrow
+    if len(parts) == 2 and out.dtype == torch.float32 and is_wide:
         torch.add(parts[0], parts[1], out=out)
         return
     wide = torch.promote_types(out.dtype, torch.float32)
