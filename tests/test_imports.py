@@ -180,6 +180,7 @@ def test_no_files_import_each_other_in_a_circle() -> None:
         pytest.fail(f"an import circle: {circle}")
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "verb", ["plan", "explain", "verify", "simulate", "schedules", "report --output page.html"]
 )

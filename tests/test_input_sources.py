@@ -77,6 +77,7 @@ def test_no_verb_writes_a_file_but_whole_and_without_waiting_for_a_pipes_reader(
         )
 
 
+@pytest.mark.slow
 def test_python_started_by_python_imports_nothing_of_the_folder_that_it_stands_in() -> None:
     starts = 0
     for path in SOURCE.rglob("*.py"):

@@ -25,11 +25,12 @@ from pathlib import Path
 from random import Random
 from typing import Any
 
-from ratrain.describe.job import Batch, JobSpec, LayoutSpec, load_job
+from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.enumerate import kinds_of_block
 from ratrain.plan.every_plan import every_plan
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import uneven_plan

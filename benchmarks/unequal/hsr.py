@@ -22,11 +22,12 @@ from pathlib import Path
 import numpy as np
 
 from ratrain.describe.cluster import DeviceKind
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
+from ratrain.plan.jobs import load_job
 from ratrain.plan.other_clusters import kinds_of, only_kinds
 from ratrain.plan.ranges import runs
 from ratrain.plan.search import check

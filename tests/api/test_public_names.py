@@ -37,6 +37,7 @@ def test_every_public_name_is_there_has_words_and_is_listed() -> None:
         _ = ratrain.simulat  # pyright: ignore
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["plan", "simulate", "report"])
 def test_a_room_of_a_functions_name_is_called_as_the_function_whoever_imported_it_first(
     name: str,
@@ -60,6 +61,7 @@ def test_a_room_that_can_be_called_has_the_functions_signature() -> None:
     assert list(inspect.signature(ratrain.plan).parameters) == ["job", "progress"]
 
 
+@pytest.mark.slow
 def test_types_reach_the_user(tmp_path: Path) -> None:
     """Pyright, strictly, over a script of a user's."""
     script = tmp_path / "script.py"

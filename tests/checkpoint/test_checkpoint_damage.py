@@ -52,6 +52,7 @@ def refused(path: Path, name: str, verify: bool) -> None:
     assert caught.value.fix == FIX
 
 
+@pytest.mark.slow
 @given(
     name=st.sampled_from(FILES), where=st.floats(0, 1), bit=st.integers(0, 7), verify=st.booleans()
 )

@@ -159,6 +159,7 @@ print(peak_bytes() - before)
 """
 
 
+@pytest.mark.slow
 @pytest.mark.skipif(sys.platform != "linux", reason="reads /proc")
 def test_memory_for_200_mb_grows_by_a_few_blocks_only(tmp_path: Path) -> None:
     ran = subprocess.run(

@@ -59,6 +59,7 @@ def divisions(draw: st.DrawFn) -> Division:
     return [draw(st.permutations(entries)) for entries in owned]
 
 
+@pytest.mark.slow
 @pytest.mark.usefixtures("block_bytes")
 @given(written=divisions(), read=divisions())
 @small_blocks

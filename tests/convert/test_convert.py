@@ -299,6 +299,7 @@ def test_metis_plans_of_unequal_data_degrees_are_refused_by_their_line(say: Say)
     assert "it has no plan of rank 3; it has 3" in refused(say, "metis", "--rank", "3")
 
 
+@pytest.mark.slow
 def test_without_a_plan_the_cluster_alone_is_written_and_a_job_can_search_on_it(
     folder: Path, say: Say
 ) -> None:

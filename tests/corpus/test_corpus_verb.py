@@ -154,6 +154,7 @@ def test_the_text_to_begin_with_is_pythons_own_and_names_its_licence(tmp_path: P
     assert "PSF License" in written.note.read_text()
 
 
+@pytest.mark.slow
 def test_the_text_to_begin_with_is_the_same_each_time_and_never_overwrites(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
-from ratrain.describe.job import layers_per_stage, load_job, load_job_to_plan
+from ratrain.describe.job import layers_per_stage
 from ratrain.errors import RatrainError, SpecError
+from ratrain.plan.jobs import load_job, load_job_to_plan
 
 JOB = """\
 [model]
@@ -79,11 +82,11 @@ def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:
         ('"equal"', "[1, 2]", ":12 [layout] layers", "2 numbers for 16 stages", "16"),
         ('"equal"', f"{[4] * 15 + [3]}", ":12 [layout] layers", "add up to 63", "add 1"),
         ('"equal"', f"{[4, 0, 8] + [4] * 13}", ":12 [layout] layers", "stage 1 holds", "a layer"),
-        ("data = 16", "data = 15", ":9 layout", "= 240 devices", "data = 16"),
+        ("data = 16", "data = 8", ":9 layout", "= 128 devices", "data = 16"),
         ("= 4096", "= 4095", ":8 [batch] sequences", "do not divide", "= 4096"),
         ("data = 16", "data = 1\ntensor = 16", "[layout] tensor", "40 heads", "tensor"),
         ("[schedule]", "[schedule]\nsharding = 4", ":14 [schedule] sharding", "above", "most 3"),
-        ("[schedule]", '[schedule]\ndtype = "fp8"', "[schedule] dtype", "no rate", "fp16"),
+        ("[schedule]", '[schedule]\ndtype = "fp8"', "[schedule] dtype", "torch has no fp8", "fp16"),
         ("[batch]", "[batch", "job.toml:7", "not valid TOML", "[table]"),
     ],
 )
@@ -127,3 +130,34 @@ def test_an_unknown_table_like_no_known_one_gets_no_suggestion(tmp_path: Path) -
         load(tmp_path, f"{JOB}\n[extra]\na = 1\n")
     assert "unknown key" in caught.value.what
     assert caught.value.fix.startswith("valid: model, cluster")
+
+
+MISTAKES = {
+    'name = "qwen2.5-32b"': ('name = "qwen"', ":2 [model] name"),
+    "devices = 256": ("devices = 2560000", ":6 [cluster] devices"),
+    "sequences = 4096": ("sequences = 4095", ":8 [batch] sequences"),
+    "pipeline = 16": ("pipeline = 16\ndepth = 16", ":11 [layout] depth"),
+    "[schedule]": ('[schedule]\nname = "ratrian"', "[schedule] name"),
+    'memory_budget = "20GB"': ('memory_budget = "20GB"\nwithout = ["x"]', "[schedule] without"),
+    "20GB": ('20GB"\nboundary_wire = "fp32', "[schedule] boundary_wire"),
+    '"\n': ('"\n', None),
+}
+"""What is written in place of what, and the place that the error names."""
+
+
+@given(st.sets(st.sampled_from(sorted(MISTAKES)), min_size=1))
+def test_mistakes_in_some_tables_hide_none_in_the_others(
+    tmp_path_factory: pytest.TempPathFactory, chosen: set[str]
+) -> None:
+    text, places = JOB, set[str]()
+    for old in chosen:
+        new, place = MISTAKES[old]
+        text = text.replace(old, new, 1)
+        places.add(place)
+    with pytest.raises(RatrainError) as caught:
+        load(tmp_path_factory.mktemp("job"), text)
+    named = [error.place for error in (caught.value, *caught.value.more)]
+    assert len(named) == len(places), named
+    assert all(any(at.endswith(place) for at in named) for place in places), named
+    lines = [int(at.split(":")[-1].split()[0]) for at in named]
+    assert lines == sorted(lines)

@@ -20,10 +20,11 @@ from registered import declared_inside
 from ratrain.cli.main import ratrain
 from ratrain.cost.algorithms import ALGORITHMS, Group, half, of_messages
 from ratrain.describe.cluster import Link
-from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, load_job
+from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.gradient_groups import data_group
+from ratrain.plan.jobs import load_job
 from ratrain.plan.placement import place
 from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
 from ratrain.plan.planned import planned

@@ -160,6 +160,7 @@ def printed(
     return run
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("verb", QUICK)
 def test_a_verbs_keys_are_the_documented_ones(verb: str, printed: Any, folder: Path) -> None:
     if verb == "verify":

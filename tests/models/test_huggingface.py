@@ -293,6 +293,7 @@ print(peak_bytes() - before, layout.size * 4)
 """
 
 
+@pytest.mark.slow
 def test_reading_a_part_of_a_unit_does_not_take_the_memory_of_the_model(tmp_path: Path) -> None:
     """A file of 85 MB, of which each read wants 7 MB: it takes less than three times that."""
     spec = replace(LLAMA, layers=3, hidden=768, heads=12, kv_heads=12, head_dim=64, ffn=2048)

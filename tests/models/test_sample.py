@@ -28,6 +28,7 @@ def test_greedy_sampling_writes_what_transformers_writes(tmp_path: Path) -> None
     assert sampled == wanted[0, 3:].tolist()
 
 
+@pytest.mark.slow
 def test_chance_follows_the_softmax_and_the_seed() -> None:
     model = running(LLAMA, spread=4.0)
     drawn = [

@@ -19,13 +19,13 @@ from ratrain.describe.job import (
     LayoutSpec,
     ModelChoice,
     ScheduleSpec,
-    check_job,
-    load_job,
 )
+from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
 from ratrain.describe.units import format_bytes
 from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.plan.case import Case, case_of
+from ratrain.plan.jobs import load_job
 from ratrain.plan.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.program.verify import Rule, verify
@@ -252,7 +252,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     )  # fmt: skip
 
 
-@settings(max_examples=300, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@settings(max_examples=120, deadline=None, suppress_health_check=[HealthCheck.too_slow])
 @given(jobs())
 def test_any_job_ends_in_a_result_or_in_an_error_that_the_user_can_mend(spec: JobSpec) -> None:
     try:

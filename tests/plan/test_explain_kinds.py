@@ -105,6 +105,7 @@ def test_one_more_host_of_each_kind_is_planned(explained: dict[str, Any]) -> Non
     assert fast["plan"]["pipeline"] * fast["plan"]["data"] * fast["plan"]["tensor"] == 5
 
 
+@pytest.mark.slow
 def test_devices_that_a_plan_leaves_idle_are_named(tmp_path: Path) -> None:
     stages = [stage("0", 5), stage("2", 3, recovery="forward")]
     replicas = [{"count": 1, "micro_batches": 24, "stages": stages}]
@@ -137,6 +138,7 @@ def test_unequal_tensor_degrees_are_explained(tmp_path: Path) -> None:
     assert nodes["places"][0]["replicas"] == 2
 
 
+@pytest.mark.slow
 def test_a_plan_that_no_layout_can_say_is_set_beside_plans_that_leave_devices_idle(
     tmp_path: Path,
 ) -> None:

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from registered import declared_inside
 
-from ratrain.describe.job import JobSpec, LayoutSpec, load_job
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.case import case_of, case_of_candidate
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import load_plan, plan_of, to_candidate, write_plan
 from ratrain.plan.search import search
 from ratrain.program.actions import Action
@@ -112,3 +113,19 @@ def test_an_order_of_other_degrees_names_those_that_it_is_for(tmp_path: Path) ->
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:
     with pytest.raises(SpecError, match=r"none.csv: .*No such file"):
         case_of(job_of(str(tmp_path / "none.csv"), LayoutSpec(4)))
+
+
+@pytest.mark.parametrize(
+    ("layout", "key"), [(LayoutSpec(4, data=1), "pipeline"), (LayoutSpec(2, data=2), "virtual")]
+)
+def test_an_order_for_other_degrees_names_the_degree_and_what_to_write(
+    tmp_path: Path, layout: LayoutSpec, key: str
+) -> None:
+    path = tmp_path / "order.csv"
+    path.write_text(
+        write_csv(case_of(job_of("breadth-first", LayoutSpec(2, 2, virtual=2))).program)
+    )
+    with pytest.raises(SpecError) as caught:
+        case_of(job_of(str(path), layout))
+    assert caught.value.place.endswith(f"[layout] {key}")
+    assert caught.value.fix == "use pipeline = 2 and virtual = 2"

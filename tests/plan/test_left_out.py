@@ -12,8 +12,9 @@ from click.testing import CliRunner
 from random_jobs import job
 
 from ratrain.cli.main import ratrain
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import groups_of
+from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import kind_speed, least_step_s
 from ratrain.plan.left_out import parts_of_cluster
 from ratrain.plan.search import search
@@ -92,6 +93,7 @@ def test_a_cluster_of_one_kind_is_tried_whole_alone() -> None:
     assert len(list(parts_of_cluster(job("tiny-llama", "cpu-lab", 4, 8)))) == 1
 
 
+@pytest.mark.slow
 def test_no_row_is_estimated_faster_than_all_devices_at_work_all_of_the_time() -> None:
     for name, devices in (("mixed-sites", 12), ("lab-mixed", 4)):
         spec = job("small-llama", name, devices, 24)

@@ -17,10 +17,11 @@ from registered import declared_inside
 
 from ratrain.cli.main import main
 from ratrain.cli.schedules import command
-from ratrain.describe.job import JobSpec, LayoutSpec, load_job
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case import case_of
+from ratrain.plan.jobs import load_job
 from ratrain.plan.order_board import Board
 from ratrain.plan.order_clock import OrderClock
 from ratrain.plan.order_moves import Moves, critical_pieces

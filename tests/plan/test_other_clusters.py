@@ -7,7 +7,8 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
+from ratrain.plan.jobs import load_job
 from ratrain.plan.other_clusters import (
     devices_of_kind,
     kinds_of,

@@ -13,7 +13,8 @@ from random_jobs import SKELETONS, candidates, job
 from test_bill import RATRAIN, Row, check_close, check_never_below, long, quick
 from test_estimate import gap
 
-from ratrain.describe.job import JobSpec, LayoutSpec, check_job
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.job_checks import check_job
 from ratrain.errors import SpecError
 from ratrain.plan.bill import bill
 from ratrain.plan.case import case_of

@@ -18,11 +18,12 @@ from random_jobs import job
 from test_left_out import cluster_file, job_file
 
 from ratrain.cli.main import ratrain
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.enumerate import StateMode, strategy_of
 from ratrain.plan.every_plan import EveryPlan, every_plan
+from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan, write_plan
 from ratrain.plan.unequal_build import file_of_plan, plans_of
@@ -290,6 +291,7 @@ def exhaustive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     sys.modules.pop("exhaustive", None)
 
 
+@pytest.mark.slow
 def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
     exhaustive: Any, tmp_path: Path
 ) -> None:

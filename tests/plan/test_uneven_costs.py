@@ -58,6 +58,7 @@ def prices_alike(candidate: Candidate) -> None:
     assert first.bound_bytes == second.bound_bytes
 
 
+@pytest.mark.slow
 @settings(quick, max_examples=40)
 @given(candidates(("ratrain", "megatron", "interleaved", "zb-h1", "zero3-heavy"), cells=60))
 def test_replicas_that_are_alike_cost_exactly_what_the_regular_way_says(row) -> None:

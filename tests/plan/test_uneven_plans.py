@@ -59,6 +59,7 @@ def check(seed: int) -> str:
     return "uneven" if is_uneven(parse_plan(json.dumps(random_plan(Random(seed))), "")) else "even"
 
 
+@pytest.mark.slow
 def test_random_plans_are_sound_or_refused_with_a_place_and_a_fix() -> None:
     seen = Counter(check(seed) for seed in range(200))
     assert seen["uneven"] > 80

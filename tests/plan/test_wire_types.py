@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 from random_jobs import job
 
-from ratrain.describe.job import JobSpec, LayoutSpec, load_job
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.case import case_of
 from ratrain.plan.enumerate import group_of_layout
 from ratrain.plan.estimate import estimate
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
 from ratrain.plan.search import search
 from ratrain.program.kind import Kind

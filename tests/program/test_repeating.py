@@ -56,6 +56,7 @@ def test_a_long_program_kept_short_is_the_one_that_would_be_written_out(
         assert kept.ops == len(whole.table)
 
 
+@pytest.mark.slow
 @general
 @given(cases(), st.integers(20, 60))
 def test_what_is_proved_of_a_short_program_is_what_is_proved_of_the_long_one(

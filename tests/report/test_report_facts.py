@@ -268,6 +268,7 @@ def test_of_many_validations_the_best_stays_in_the_curve() -> None:
     assert shown_steps(losses[:40], {4: 3.0}) == list(range(40))
 
 
+@pytest.mark.slow
 def test_of_many_steps_the_spike_stays_and_the_rest_is_said(tmp_path: Path) -> None:
     contents = contents_of(simulated_run(tmp_path / "long", Size(steps=5000)).path)
     assert contents.progress is not None

@@ -106,6 +106,7 @@ def test_any_group_sums_in_the_order_that_is_said_and_gathers_every_part(
         check(name, hosts, part, dtype, alias=alias)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("hosts", UNEVEN, ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_states_of_several_pieces_are_summed_and_gathered(

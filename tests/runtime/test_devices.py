@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 from runs_made import write_text
 
-from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run

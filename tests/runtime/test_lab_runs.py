@@ -9,9 +9,9 @@ import pytest
 from launched import assert_same_end, loss_bits, made, ranks_of, start
 from runs_made import Setting
 
-from ratrain.describe.job import load_job
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
+from ratrain.plan.jobs import load_job
 from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 

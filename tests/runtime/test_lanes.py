@@ -32,6 +32,7 @@ SMALL = [name for name in STRATEGIES if name not in ("megatron-interleaved",)]
 # ---- a rank's part of a program -------------------------------------------------------------
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(case=cases(max_micro_batches=4))
 def test_the_ranks_ops_are_the_program_s_and_no_wait_is_lost(case: Case) -> None:
@@ -50,6 +51,7 @@ def test_the_ranks_ops_are_the_program_s_and_no_wait_is_lost(case: Case) -> None
                     assert number[source] in getattr(schedule.ops[number[target]], name)
 
 
+@pytest.mark.slow
 @settings(max_examples=60, deadline=None)
 @given(case=cases(max_micro_batches=4))
 def test_what_a_step_brings_to_life_it_gives_back(case: Case) -> None:
@@ -167,6 +169,7 @@ def _run(lanes: Lanes, problems: list[BaseException]) -> None:
         problems.append(error)
 
 
+@pytest.mark.slow
 @settings(max_examples=25, deadline=None)
 @given(case=cases(max_micro_batches=3), seed=st.integers(0, 1000))
 def test_any_program_ends_in_its_order_and_never_waits_for_memory(case: Case, seed: int) -> None:

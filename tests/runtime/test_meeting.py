@@ -106,12 +106,14 @@ def test_the_ranks_of_an_attempt_meet_and_every_attempt_has_a_key_of_its_own(
     assert len(keys) == 3
 
 
+@pytest.mark.slow
 def test_an_attempt_that_was_cut_short_disturbs_none_after_it(place: Place) -> None:
     for ranks in ([0, 1], [1, 2], [0]):
         assert all(isinstance(result, RunFailed) for result in place.meet(ranks, 0.4).values())
     assert_met(place.meet([0, 1, 2]))
 
 
+@pytest.mark.slow
 def test_rank_0_names_those_that_did_not_come(place: Place) -> None:
     results = place.meet([0, 2], 0.5)
     assert "rank 0: waited 0.5 s for rank 1" in str(results[0])

@@ -13,8 +13,8 @@ import pytest
 from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
-from ratrain.describe.job import load_job
 from ratrain.errors import RatrainError, RunFailed, SpecError
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.runtime.run.prepare import RunRequest, prepare_run

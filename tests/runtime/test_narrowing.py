@@ -14,10 +14,10 @@ from launched import made
 from runs_made import Setting, write_job
 
 from ratrain.cost.scratch import NARROWED_ELEMENTS
-from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
 from ratrain.models.parameters import lay_out
 from ratrain.models.weights import Weights
+from ratrain.plan.jobs import load_job
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.schedule import schedule_of
 

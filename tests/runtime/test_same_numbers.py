@@ -15,8 +15,9 @@ from runs_made import Setting, beginning, write_job
 from torch import Tensor
 from training import Result, train
 
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.plan.jobs import load_job
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.step.optimizer import learning_rate
 

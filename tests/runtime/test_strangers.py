@@ -17,9 +17,9 @@ from launched import assert_same_end, loss_bits, made, ranks_of, start, steps_do
 from runs_made import Setting
 from strangers import Crime, attack, half_open, listening
 
-from ratrain.describe.job import load_job
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
+from ratrain.plan.jobs import load_job
 from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 from ratrain.runtime.run_folder import RunFolder

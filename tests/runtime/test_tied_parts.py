@@ -11,9 +11,9 @@ from hypothesis import strategies as st
 from launched import made
 from runs_made import Setting
 
-from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
 from ratrain.models.units import unit_of
+from ratrain.plan.jobs import load_job
 from ratrain.program.actions import Kind, Lane
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of

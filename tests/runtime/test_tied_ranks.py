@@ -14,8 +14,8 @@ from test_same_numbers import begun_units, plainly_trained
 from torch import Tensor
 from training import Result, train
 
-from ratrain.describe.job import load_job
 from ratrain.models.shapes import unit_layout
+from ratrain.plan.jobs import load_job
 from ratrain.program.strategies import STRATEGIES
 from ratrain.runtime.seats import Seats
 

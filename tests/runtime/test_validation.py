@@ -14,9 +14,9 @@ from runs_made import Setting, write_job
 from torch.nn import functional
 from training import Result, train
 
-from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
 from ratrain.models.shapes import unit_layout
+from ratrain.plan.jobs import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

@@ -17,8 +17,8 @@ from runs_made import Setting, write_job
 from training import train
 
 from ratrain.cost.scratch import NARROWED_ELEMENTS
-from ratrain.describe.job import load_job
 from ratrain.errors import SpecError
+from ratrain.plan.jobs import load_job
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.narrowing import landing_place, widen
 

@@ -17,9 +17,10 @@ from torch import Tensor
 
 from ratrain.checkpoint.entries import KINDS
 from ratrain.checkpoint.reader import open_checkpoint
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.models.division import WHOLE, Division
 from ratrain.models.shapes import unit_layout
+from ratrain.plan.jobs import load_job
 from ratrain.program.actions import Kind
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.metrics import loss_of

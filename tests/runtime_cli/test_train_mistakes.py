@@ -24,29 +24,34 @@ def refused(ran: Ran, status: int, *words: str) -> None:
         assert word in ran.err
 
 
+@pytest.mark.slow
 def test_a_job_without_data_is_refused(folder: Path) -> None:
     job = folder / "job.toml"
     job.write_text(job.read_text().replace('[data]\nfiles = ["text.txt"]', ""))
     refused(ratrain(folder, "train", "job.toml"), 2, "no [data]", "fix: add [data]")
 
 
+@pytest.mark.slow
 def test_a_missing_text_file_is_found_before_any_rank_starts(folder: Path) -> None:
     (folder / "text.txt").unlink()
     refused(ratrain(folder, "train", "job.toml"), 2, "text.txt", "fix:")
     assert not (folder / "runs").exists()
 
 
+@pytest.mark.slow
 def test_a_budget_that_is_too_small_names_the_largest_item(folder: Path) -> None:
     job = folder / "job.toml"
     job.write_text(job.read_text().replace("[schedule]", '[schedule]\nmemory_budget = "200kB"'))
     refused(ratrain(folder, "train", "job.toml"), 3, "more than the budget", "fix:")
 
 
+@pytest.mark.slow
 def test_resume_without_a_run_says_where_it_looked(folder: Path) -> None:
     ran = ratrain(folder, "train", "job.toml", "--resume")
     refused(ran, 2, "no run to resume", "runs/job-ratrain", "--run")
 
 
+@pytest.mark.slow
 def test_resume_of_another_folder_says_what_is_missing(folder: Path) -> None:
     refused(ratrain(folder, "train", "job.toml", "--resume", "--run", "."), 2, "run.json")
 

@@ -23,6 +23,7 @@ def installing(folder: Path, *pins: str) -> Terminal:
     )
 
 
+@pytest.mark.slow
 def test_packages_that_are_there_are_said_to_be(tmp_path: Path) -> None:
     pins = [f"{name}=={version(name)}" for name in ("click", "rich")]
     terminal = installing(tmp_path, *pins)

@@ -46,6 +46,7 @@ def test_where_ctrl_c_is_ignored_it_stays_ignored() -> None:
     assert done.returncode == 0 and "llama-2-7b" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("closed", [">&-", "2>&-", "<&-", ">&- 2>&- <&-"])
 @pytest.mark.parametrize(("file", "status"), [(SMALL, 0), (Path("missing.toml"), 2)])
 def test_a_closed_stream_changes_neither_status_nor_what_the_others_say(

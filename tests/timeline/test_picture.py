@@ -78,6 +78,7 @@ def test_the_micro_batch_of_a_word(word: str, number: str) -> None:
     assert micro_batch_of(word) == number
 
 
+@pytest.mark.slow
 def test_the_picture_of_the_largest_example_is_small_and_shows_its_ops() -> None:
     """7.6 MB and blank before: white strokes covered boxes thinner than themselves."""
     case = case_of_file(EXAMPLES / "qwen32b-mt3000.toml")

@@ -82,6 +82,7 @@ def near(provider: str, **more: Any) -> Engine:
     return Engine(Config(SECRET, "near", **options(provider), **more))
 
 
+@pytest.mark.slow
 def test_four_processes_of_eight_threads_write_to_one_region_and_the_count_is_exact(
     provider: str,
 ) -> None:
@@ -106,6 +107,7 @@ def test_four_processes_of_eight_threads_write_to_one_region_and_the_count_is_ex
         assert (target == np.repeat(np.arange(4 * threads) + 1, PART_BYTES)).all()
 
 
+@pytest.mark.slow
 def test_a_receiver_killed_in_mid_transfer_fails_the_write_within_a_second(provider: str) -> None:
     with far(provider, "receive") as other, near(provider) as engine:
         down: list[object] = []
@@ -160,6 +162,7 @@ def test_a_peer_killed_between_transfers_or_before_contact_gives_an_error_not_a_
         assert time.monotonic() - began_s < 2.0
 
 
+@pytest.mark.slow
 def test_a_stopped_peer_is_waited_for_below_the_dead_time_and_fails_above_it(
     provider: str,
 ) -> None:
@@ -425,6 +428,7 @@ class TestNamespaces:
             engine.write(src, other.place).wait(20)
             assert back.delivered_bytes > size // 4
 
+    @pytest.mark.slow
     def test_all_links_down_is_a_peer_down_within_the_dead_time(self) -> None:
         with (
             wires(400) as (space, hosts),

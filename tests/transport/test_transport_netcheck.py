@@ -8,6 +8,7 @@ import tomllib
 from importlib import resources
 from pathlib import Path
 
+import pytest
 from authority import Authority
 from click.testing import CliRunner
 
@@ -32,6 +33,7 @@ def test_net_check_measures_and_verifies_every_pair_of_local_agents() -> None:
         assert row["rate_bytes_per_s"] > 1e6
 
 
+@pytest.mark.slow
 def test_net_check_measures_under_tls_by_the_secret_alone_or_by_certificates(
     tmp_path: Path,
 ) -> None:

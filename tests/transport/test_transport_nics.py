@@ -91,6 +91,7 @@ def wire(ours: list[str], theirs: list[str]) -> Iterator[str]:
 class TestInterfaceWithoutIPv4:
     pytestmark = needs_root
 
+    @pytest.mark.slow
     @pytest.mark.parametrize("kind", ["sock", "tls"])
     @pytest.mark.parametrize("theirs", ["far6", "all"])
     @pytest.mark.parametrize(

@@ -371,6 +371,7 @@ def test_many_threads_write_to_one_region_and_the_sum_is_exact(engines: Two) -> 
     assert bytes(src.view) == bytes(dst.view)
 
 
+@pytest.mark.slow
 def test_a_word_shows_a_rising_value_and_always_the_last(engines: Two) -> None:
     a, _ = engines
     seen: list[int] = []
@@ -556,6 +557,7 @@ def test_a_forked_child_is_told_to_open_its_own_engine(engines: Two) -> None:
     a.imm(b.address, 1).wait()
 
 
+@pytest.mark.slow
 def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider: str) -> None:
     def held() -> tuple[int, int]:
         return len(list(Path("/proc/self/fd").iterdir())), threading.active_count()
@@ -573,6 +575,7 @@ def test_two_hundred_engines_leave_no_descriptor_thread_or_file_behind(provider:
         assert b.wait_until(lambda: held() <= before and held()[1] <= before[1], 5.0), held()
 
 
+@pytest.mark.slow
 def test_an_idle_engine_uses_almost_no_processor_time(engines: Two) -> None:
     a, b = engines
     a.imm(b.address, 1).wait()

@@ -76,6 +76,7 @@ def test_a_peak_is_the_bound_of_the_very_program_that_the_job_builds() -> None:
     assert predicted.proof_bytes > predicted.own_bytes
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["korthikanti_memory_gib", "zero_bubble_memory"])
 def test_the_bill_of_a_row_is_never_below_its_proof(name: str) -> None:
     for row in PEAK_TABLES[name][1]():
@@ -84,6 +85,7 @@ def test_the_bill_of_a_row_is_never_below_its_proof(name: str) -> None:
             assert predicted.proof_bytes <= predicted.bill_bytes <= 1.02 * predicted.proof_bytes
 
 
+@pytest.mark.slow
 def test_where_devices_are_not_stated_every_possible_number_counts() -> None:
     rows = {row.label: row for row in megatron_15b()}
     degrees = [run.data for run in rows["15B A100"].runs]

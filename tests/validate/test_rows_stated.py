@@ -7,10 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import case_of, case_of_candidate
 from ratrain.plan.enumerate import StateMode
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
 from ratrain.validate.predict import job_of
 from ratrain.validate.rows import Run

@@ -8,9 +8,9 @@ from typing import TYPE_CHECKING
 
 from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
-from ratrain.describe.job import load_job as job_of_file
 from ratrain.describe.units import counted, format_bytes, format_count
 from ratrain.errors import SpecError
+from ratrain.plan.jobs import load_job as job_of_file
 
 if TYPE_CHECKING:
     from ratrain.report.html import Markup

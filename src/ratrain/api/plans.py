@@ -9,8 +9,8 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
-from ratrain.describe.job import load_job_to_plan
 from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.jobs import load_job_to_plan
 from ratrain.plan.plan_file import Predicted, plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Search, Tried

@@ -49,7 +49,7 @@ def _clusters() -> Iterable[str]:
 
 def _job_keys() -> Iterator[str]:
     """ "train.steps=" and all other values of a job."""
-    from ratrain.describe.job import JobFile
+    from ratrain.describe.job_file import JobFile
     from ratrain.describe.strict import fields_of
 
     for table, field in fields_of(JobFile).items():

@@ -35,8 +35,8 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     from ratrain.cli.jobs import refuse_overrides
     from ratrain.cli.progress import progress
-    from ratrain.describe.job import load_job_to_plan
     from ratrain.plan.explain import explain, explanation_json, explanation_text, searched
+    from ratrain.plan.jobs import load_job_to_plan
     from ratrain.plan.plan_file import load_plan
     from ratrain.plan.planned import planned
     from ratrain.plan.subject import subject_of

@@ -45,10 +45,10 @@ def case_of_file(
 ) -> Case | UnevenCase:
     """The case of a job file (.toml) or a plan file (.json); options replace what a job says."""
     from ratrain.cli.progress import progress
-    from ratrain.describe.job import load_job
     from ratrain.errors import SpecError
     from ratrain.plan.case import case_of
     from ratrain.plan.case_of_plan import case_of_plan
+    from ratrain.plan.jobs import load_job
     from ratrain.plan.plan_file import load_plan
 
     if path.suffix == ".json":

@@ -45,10 +45,10 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON; keys n
 
 def _lab(target: str, devices: int | None, overrides: tuple[str, ...]) -> Lab:
     """The lab of a preset, a cluster file, or a job file."""
-    from ratrain.describe.job import load_job
     from ratrain.describe.presets import cluster_preset, load_cluster
     from ratrain.errors import SpecError
     from ratrain.lab import Lab
+    from ratrain.plan.jobs import load_job
     from ratrain.readers.toml import read_toml
 
     if target.endswith(".toml") and "cluster" in read_toml(Path(target))[0]:

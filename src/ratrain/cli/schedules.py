@@ -63,7 +63,7 @@ def command(
       ratrain schedules examples/small.toml --search --seconds 10 --save mine.csv
     """
     from ratrain.cli.progress import progress
-    from ratrain.describe.job import load_job
+    from ratrain.plan.jobs import load_job
     from ratrain.plan.schedules import compare_schedules, comparison_json, comparison_text
 
     _require_searched(save, evaluations, search)

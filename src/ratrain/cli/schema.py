@@ -29,7 +29,7 @@ def command(kind: str, output: Path | None) -> None:
       ratrain schema job -o job.schema.json
       ratrain schema plan
     """
-    from ratrain.describe.job import JobFile
+    from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
     from ratrain.plan.plan_file import Plan

@@ -208,7 +208,7 @@ def _new(
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:
     from dataclasses import replace
 
-    from ratrain.describe.job import load_job
+    from ratrain.plan.jobs import load_job
     from ratrain.runtime.run.resume import newest_run
 
     if run is None:

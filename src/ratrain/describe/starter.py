@@ -126,7 +126,7 @@ def _schedule(s: Starter) -> _Table:
             ),
             _Line("without", [], "passes to leave out"),
             _Line("skeleton", "1f1b", "the compute order; default: the strategy's"),
-            _Line("passes", ["update-prefetch"], "the passes; default: the strategy's"),
+            _Line("passes", ["layerwise-state-pipeline"], "the passes; default: the strategy's"),
             _Line("backend", "torch", "what executes the program"),
             _Line("recovery", "auto", "activation recomputation: which stages"),
             _Line("recover_heads", False, "recompute the head too; default: the strategy's"),

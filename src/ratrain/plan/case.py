@@ -264,9 +264,17 @@ def case_of_candidate(candidate: Candidate) -> Case:
 def _require_orderable(job: JobSpec, layout: LayoutSpec, chosen: Strategy) -> None:
     """Refuses a number of micro-batches for which the strategy's skeleton has no order."""
     place = Place(0, layout.pipeline, layout.virtual, job.micro_batches)
+    fixed = SKELETONS[chosen.skeleton].fixed
     try:
         next(SKELETONS[chosen.skeleton].order(place), None)
     except ProgramError as error:
+        if fixed is not None and (fixed.ranks, fixed.chunks) != (place.ranks, place.chunks):
+            key = "pipeline" if fixed.ranks != place.ranks else "virtual"
+            raise SpecError(
+                error.what,
+                place=f"{job.path or 'job'} [layout] {key}",
+                fix=f"use pipeline = {fixed.ranks} and virtual = {fixed.chunks}",
+            ) from None
         raise SpecError(
             error.what,
             place=f"{job.path or 'job'} [batch] sequences",

@@ -180,7 +180,7 @@ def strategy_of(job: JobSpec) -> Strategy:
         folder = job.path.parent if job.path else Path()
         skeleton = fixed_order(folder / skeleton)
     chosen = combined(chosen, skeleton, job.schedule.passes, file=file)
-    require_collective(job)
+    require_collective(job.schedule.collective, file)
     if job.schedule.sharding is not None:
         chosen = replace(chosen, sharding=job.schedule.sharding)
     if job.schedule.average_every is not None:

@@ -82,14 +82,14 @@ def _links(cluster: ClusterSpec, members: Sequence[Device]) -> dict[str, list[Li
     return links
 
 
-def require_collective(job: JobSpec) -> None:
-    """Refuses a name that no algorithm has."""
+def require_collective(name: str | None, file: str = "") -> None:
+    """Refuses a name that no algorithm has; None is the backend's own."""
     names = (AUTO, *ALGORITHMS)
-    if job.collective not in names:
+    if name is not None and name not in names:
         raise SpecError(
-            f"unknown collective {job.collective!r}",
-            place=f"{job.path or 'job'} [schedule] collective",
-            fix=nearest(job.collective, names),
+            f"unknown collective {name!r}",
+            place=f"{file} [schedule] collective".strip(),
+            fix=nearest(name, names),
         )
 
 

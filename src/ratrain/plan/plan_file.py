@@ -20,7 +20,8 @@ from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
 from ratrain.describe.cluster import Device
-from ratrain.describe.job import JobSpec, LayoutSpec, WireType, job_from_table
+from ratrain.describe.job import JobSpec, LayoutSpec, WireType
+from ratrain.describe.job_file import job_from_table
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
 from ratrain.plan.buckets import require_bucketable

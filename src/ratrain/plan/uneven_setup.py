@@ -13,14 +13,8 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 
 from ratrain.describe.cluster import Device
-from ratrain.describe.job import (
-    Batch,
-    JobSpec,
-    LayoutSpec,
-    check_heads,
-    check_layers,
-    check_sequence,
-)
+from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.describe.job_checks import check_heads, check_layers, check_sequence
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.build import choices_of, unequal_budgets
 from ratrain.plan.enumerate import StateMode, require_tieable, strategy_of
@@ -339,8 +333,10 @@ def _require_dividable(
 def _require_division(plan: Plan, job: JobSpec, layout: LayoutSpec, place: Place) -> None:
     """Refuses a sequence that some group cannot divide, where groups divide it."""
     degrees = {stage.tensor for replica in plan.replicas for stage in replica.stages}
+    asked, length = job.schedule.sequence_parallel, job.model.sequence_length
+    here = place.at("sequence_parallel")
     for tensor in sorted(degrees - {1}) or [1]:
-        check_sequence(job, replace(layout, tensor=tensor), place.at("sequence_parallel"))
+        check_sequence(asked, length, replace(layout, tensor=tensor), here)
 
 
 def _require_kinds(groups: Groups, here: Place) -> None:

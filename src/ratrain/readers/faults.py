@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+from collections.abc import Sequence
 from types import TracebackType
 
 from ratrain.errors import RatrainError
@@ -48,10 +50,11 @@ class Faults:
                 self._errors.append(part)
 
     def raise_all(self) -> None:
-        """Raises the first error, with the others in its `more`, where there is one."""
+        """Raises the first error, with the others in its `more`, where there is one. Errors of one
+        file are in the order of its lines."""
         if not self._errors:
             return
-        first, *rest = self._errors
+        first, *rest = _by_line(self._errors)
         shown = rest[: ERRORS - 1]
         if len(rest) > len(shown):
             kind = type(first)
@@ -64,3 +67,19 @@ class Faults:
             )
         first.more = tuple(shown)
         raise first
+
+
+_LINE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: |$)")
+
+
+def _by_line(errors: Sequence[RatrainError]) -> list[RatrainError]:
+    """Errors sorted by file, as first met, and by line; those without a line come last in place."""
+    files: dict[str, int] = {}
+
+    def key(error: RatrainError) -> tuple[int, float]:
+        known = _LINE.match(error.place)
+        file = known["file"] if known else error.place.split(" ")[0]
+        line = float(known["line"]) if known else float("inf")
+        return files.setdefault(file, len(files)), line
+
+    return sorted(errors, key=key)

@@ -242,7 +242,7 @@ def _require_stale(folder: Path, number: int, say: Say) -> None:
         return
     owner = _read(path)
     lives = _process_lives(owner) if owner is not None and owner.is_neighbour else None
-    owner_name = owner.words if owner is not None else "a launch that has not identified itself yet"
+    owner_name = owner.words if owner is not None else f"a launch that {path} does not name"
     if lives is None:
         say(f"{folder}: claimed by {owner_name};")
         say(f"  watching for up to {SILENT_S:g} s whether it is alive")

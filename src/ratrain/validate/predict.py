@@ -12,8 +12,8 @@ from ratrain.describe.job import (
     LayoutSpec,
     ModelChoice,
     ScheduleSpec,
-    check_job,
 )
+from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_preset, load_cluster
 from ratrain.plan.case import case_of
 from ratrain.simulate.simulate import simulate

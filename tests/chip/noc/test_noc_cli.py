@@ -80,6 +80,7 @@ def test_costs_are_a_table_for_planners() -> None:
     assert noc_json("costs")["costs"][0]["hop_cycles"] == 4.0
 
 
+@pytest.mark.slow
 def test_reproduce_sets_every_figure_beside_ours() -> None:
     assert fits(noc("reproduce", "--models-only"))
     data = noc_json("reproduce")

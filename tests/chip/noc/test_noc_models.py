@@ -134,6 +134,7 @@ def test_fcl_adds_up_and_is_near_its_model() -> None:
         assert result.cycles == pytest.approx(model, rel=0.05)
 
 
+@pytest.mark.slow
 def test_diagonal_sources_are_fast_until_the_worms_block_each_other() -> None:
     """What the planner warns of happens at 32x32 with two iterations in flight."""
     small = simulate_summa(

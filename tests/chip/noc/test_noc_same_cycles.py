@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import numpy as np
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from noc_golden import values_of
@@ -145,6 +146,7 @@ def same(w: Workload) -> Run:
     return r
 
 
+@pytest.mark.slow
 @settings(max_examples=150, deadline=None)
 @given(workloads())
 def test_core_and_reference_agree_on_cycles_values_and_faults(w: Workload) -> None:

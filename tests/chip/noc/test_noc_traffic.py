@@ -10,6 +10,7 @@ from ratrain.chip.noc.traffic import Traffic, destinations, measure, saturation
 from ratrain.errors import SpecError
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("size", "flits", "accepted"),
     [(4, 1, 0.594), (4, 16, 0.478), (8, 1, 0.325), (8, 16, 0.245)],
@@ -31,6 +32,7 @@ def test_the_latency_curve_of_8x8_is_that_of_the_rtl(load: float, latency: float
     assert not point.saturated and point.arrived_share == 1
 
 
+@pytest.mark.slow
 def test_deeper_queues_and_shorter_packets_saturate_later() -> None:
     """The ordering that BookSim2 shows too (0.13, 0.27, 0.36, 0.37 for 2, 4, 6, 8 flits)."""
 

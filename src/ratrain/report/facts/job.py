@@ -7,10 +7,10 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ratrain.describe.job import load_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.explain import searched
+from ratrain.plan.jobs import load_job
 from ratrain.plan.kinds import kind_parts
 from ratrain.plan.other_clusters import kinds_of
 from ratrain.plan.plan_file import load_plan

@@ -11,10 +11,12 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ratrain.describe.job import JobSpec, LayoutSpec, check_job, load_job
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.job_checks import check_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
 from ratrain.plan.durations import costs_of
+from ratrain.plan.jobs import load_job
 from ratrain.plan.placement import place
 from ratrain.plan.search import search
 from ratrain.plan.standing import Standing, standing_of_placement

@@ -20,9 +20,10 @@ import torch
 from ratrain import __version__
 from ratrain.corpus.of_job import JobData, data_of_job
 from ratrain.corpus.prepare import Progress
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.describe.tables import as_json
 from ratrain.errors import RatrainError, RunFailed, SpecError
+from ratrain.plan.jobs import load_job
 from ratrain.plugins import load_extensions
 from ratrain.program.program import Program
 from ratrain.readers import files

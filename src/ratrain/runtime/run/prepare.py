@@ -9,11 +9,12 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
 from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import is_uneven, load_plan, to_candidate
 from ratrain.plan.search import Progress
 from ratrain.plan.uneven_case import UnevenCase

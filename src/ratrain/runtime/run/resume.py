@@ -10,9 +10,10 @@ from ratrain.checkpoint.folder import step_of
 from ratrain.checkpoint.listing import latest, read_manifest
 from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
-from ratrain.describe.job import JobSpec, load_job
+from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import combined
 from ratrain.errors import SpecError
+from ratrain.plan.jobs import load_job
 from ratrain.program.actions import Kind
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
