@@ -140,7 +140,6 @@ MISTAKES = {
     "[schedule]": ('[schedule]\nname = "ratrian"', "[schedule] name"),
     'memory_budget = "20GB"': ('memory_budget = "20GB"\nwithout = ["x"]', "[schedule] without"),
     "20GB": ('20GB"\nboundary_wire = "fp32', "[schedule] boundary_wire"),
-    '"\n': ('"\n', None),
 }
 """What is written in place of what, and the place that the error names."""
 
