@@ -15,45 +15,38 @@ rule out, and proved whole, the fastest first.
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from heapq import heapify, heappop, heappush
-from typing import Any
-
-import numpy as np
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.bill import bill
 from ratrain.plan.buckets import in_buckets, require_bucketable
-from ratrain.plan.build import MODES, Candidate, choices_of, setup_of
+from ratrain.plan.build import Candidate, setup_of
+from ratrain.plan.choose import choose
 from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import group_of_layout, no_shards, require_tieable, strategy_of
+from ratrain.plan.enumerate import no_shards, require_tieable, strategy_of
 from ratrain.plan.gradient_groups import collective_words, data_group
-from ratrain.plan.least_time import least_step_s
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
-from ratrain.plan.search import Progress, fitted
+from ratrain.plan.search import Progress
 from ratrain.plan.sizes import (
     gradients_in,
     layers_of_stages,
-    stores_scores,
-    trains_tied,
     travels,
 )
-from ratrain.plan.trial import only_over_budget, proof, timed
+from ratrain.plan.trial import only_over_budget, proof
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Accumulation, Recovery, Setup
+from ratrain.program.setup import Recovery, Setup
 from ratrain.program.skeletons import SKELETONS, Place
-from ratrain.program.strategies import Choices, Strategy, recovery_modes
+from ratrain.program.strategies import Choices, Strategy
 from ratrain.simulate.costs import Costs
 
 
@@ -233,7 +226,7 @@ def case_as_asked(job: JobSpec) -> Case:
     placement = place(job, layout)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
     with _named_in(job):
-        choices = _choose(job, chosen, setup, placement)
+        choices = choose(job, chosen, setup, placement)
     return Case(job, layout, placement, chosen, setup, choices)
 
 
@@ -280,97 +273,3 @@ def _require_orderable(job: JobSpec, layout: LayoutSpec, chosen: Strategy) -> No
             place=f"{job.path or 'job'} [batch] sequences",
             fix=f"{error.fix} per replica: {layout.data} x {job.batch.micro_batch} sequences each",
         ) from None
-
-
-def _choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) -> Choices:
-    """The fastest of the possible choices whose whole program is proved to fit; the leanest, where
-    none is. Recovery only adds work, so where all activations can be kept nothing else is tried."""
-    candidates = list(_candidates(job, chosen, placement))
-    if len(candidates) == 1:
-        return candidates[0]
-
-    costs = costs_of(job, placement, setup)
-
-    def fastest(among: list[Choices]) -> Choices | None:
-        """Best first: a choice waits at its lower bound until it is its turn to be timed."""
-        waiting = [
-            (least_step_s(chosen, setup, choices, costs), False, number)
-            for number, choices in enumerate(among)
-        ]
-        heapify(waiting)
-        while waiting:
-            _, is_timed, number = heappop(waiting)
-            choices = among[number]
-            if is_timed and proof(chosen, setup, choices).verdict.sound:
-                return choices
-            if not is_timed:
-                fits = _fits_by_bill(job, chosen, placement, choices)
-                step_s = timed(job, placement, chosen, setup, choices, proved_later=fits)[0]
-                if step_s is not None:
-                    heappush(waiting, (step_s, True, number))
-        return None
-
-    keeping = [choices for choices in candidates if choices.keep_all]
-    recovering = [choices for choices in candidates if not choices.keep_all]
-    return fastest(keeping) or fastest(recovering) or candidates[-1]
-
-
-def _fits_by_bill(job: JobSpec, chosen: Strategy, placement: Placement, choices: Choices) -> bool:
-    """Whether memory is next to certain to suffice: the bill is an upper bound (`bill`)."""
-    sharded = choices.accumulation is Accumulation.SHARDED
-    group = group_of_layout(job, chosen, placement, sharded)
-    modes = recovery_modes(chosen, choices, placement.layout.stages)
-    codes = np.array([[MODES.index(mode) for mode in modes]], dtype=np.int64)
-    return bool((bill(group, codes).total <= group.budgets).all())
-
-
-def _candidates(job: JobSpec, chosen: Strategy, placement: Placement) -> Iterator[Choices]:
-    """What may become of activations and gradients, the leanest last."""
-    modes = [False, True]
-    if job.backward_sends and placement.layout.data > 1:
-        modes = [True]
-    elif job.schedule.gradient_accumulation != "auto":
-        modes = [job.schedule.gradient_accumulation == "sharded"]
-    elif chosen.sharding < 2 or placement.layout.data == 1 or trains_tied(job):
-        modes = [False]
-    stages, asked = placement.layout.stages, job.schedule.recovery
-    for flags in _recoveries(job, chosen, stages):
-        for sharded in modes:
-            yield choices_of(job, sharded, **flags)
-    if asked == "auto" and chosen.recovery is not Recovery.NONE and not chosen.recovers_all:
-        for sharded in modes:
-            yield choices_of(job, sharded, recovery=_as_fits(job, chosen, placement, sharded))
-
-
-def _recoveries(job: JobSpec, chosen: Strategy, stages: int) -> Iterator[dict[str, Any]]:
-    """The same for every stage, but perhaps the last."""
-    asked, named = (
-        job.schedule.recovery,
-        {
-            "keep-all": {"keep_all": True},
-            "selective": {"recovery": (Recovery.SELECTIVE,) * stages},
-            "exempt-last": {"exempt_last": True},
-            "everywhere": {"exempt_last": False},
-        },
-    )
-    if asked != "auto":
-        yield named[asked]
-        return
-    if chosen.recovery is Recovery.NONE:
-        yield named["everywhere"]
-        return
-    if not chosen.recovers_all:
-        yield named["keep-all"]
-        if stores_scores(job):
-            yield named["selective"]
-        if chosen.recovery is Recovery.FORWARD:
-            yield named["exempt-last"]
-    yield named["everywhere"]
-
-
-def _as_fits(
-    job: JobSpec, chosen: Strategy, placement: Placement, sharded: bool
-) -> tuple[Recovery, ...]:
-    """Each stage's mode: what it has memory for, by closed formula."""
-    group = group_of_layout(job, chosen, placement, sharded)
-    return tuple(MODES[int(code)] for code in fitted(group)[0][0])
