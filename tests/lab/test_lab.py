@@ -15,7 +15,7 @@ import pytest
 from clusters import cluster, device, host, link, plain, text
 
 from ratrain.errors import Infeasible
-from ratrain.lab import Lab, place_to_env, record
+from ratrain.lab import Lab, groups, place_to_env, record
 from ratrain.lab.inside import inside
 from ratrain.lab.needs import missing
 from ratrain.lab.probes import measure_link, measure_share
@@ -231,6 +231,25 @@ def test_a_killed_maker_s_lab_is_removed_by_clean(small_file: str) -> None:
     assert leftovers(name) != []
     assert name in run_lab("clean").stdout
     assert leftovers(name) == []
+
+
+def test_a_process_that_joins_a_group_while_it_is_removed_is_ended(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    folder = groups.make(groups.here()[0], f"ratlab-{os.getpid()}-late", 0, 0.5, 50_000_000)
+    remove = Path.rmdir
+    late: list[subprocess.Popen[bytes]] = []
+
+    def joined_then_removed(group: Path) -> None:
+        if not late:
+            late.append(subprocess.Popen(["sleep", "100"]))
+            (group / "cgroup.procs").write_text(str(late[0].pid))
+        remove(group)
+
+    monkeypatch.setattr(Path, "rmdir", joined_then_removed)
+    groups.remove(folder.parent)
+    assert late[0].wait() == -signal.SIGKILL
+    assert not folder.parent.exists()
 
 
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])

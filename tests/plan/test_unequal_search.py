@@ -27,7 +27,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan, write_plan
 from ratrain.plan.unequal_build import file_of_plan, plans_of
-from ratrain.plan.unequal_mixes import Draft, draft_of, drafts
+from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import ALL_ORDERS, Post, pools_of, shapes_of
 from ratrain.plan.unequal_search import searchable
@@ -139,6 +139,22 @@ def test_no_shares_end_sooner(tmp_path: Path) -> None:
         return max(part.step_s(share) for part, share in zip(parts, shares, strict=True))
 
     assert end_s(draft.shares) == min(end_s(shares) for shares in cuts(12, 3))
+
+
+@pytest.mark.parametrize("sequences", [3, 12, 100, 4095])
+def test_shares_are_those_that_are_handed_out_one_by_one(tmp_path: Path, sequences: int) -> None:
+    stages = stages_of(three_kinds(tmp_path))
+    for sizes in ((1, 1, 1), (1, 2, 4), (8, 1, 2)):
+        parts = [
+            replace(part, micro_batch=size)
+            for part, size in zip(parts_of(stages, (0,), (0, 2), (1,)), sizes, strict=True)
+        ]
+        shares, left = [1] * 3, sequences - sum(sizes)
+        while fitting := [place for place in range(3) if sizes[place] <= left]:
+            place = min(fitting, key=lambda place: (parts[place].step_s(shares[place] + 1), place))
+            shares[place] += 1
+            left -= sizes[place]
+        assert shares_of(parts, sequences) == (None if left else tuple(shares))
 
 
 # ---- drafts as plans -----------------------------------------------------------------------

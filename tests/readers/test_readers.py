@@ -85,6 +85,7 @@ def test_a_megabyte_of_anything_is_answered_in_two_seconds(name: str, part: str)
         ("toml", "a." * 20_000 + "a = 1", "f:1", f"more than {DEPTH} parts", "fewer"),
         ("toml", "[a]\nx = nan", "f:2 [a] x", "not finite", "finite"),
         ("json", '{"a": 1,\n "b": {"c": 1,\n "c": 2}}', "f:3 [b] c", "lines 2 and 3", "leave one"),
+        ("json", '{"a": {"b": 1,\n"b": 2}}}]}', "f:2 [a] b", "lines 1 and 2", "leave one"),
         ("json", '{"a": [1,\n1e999]}', "f:2 [a] 1", "not finite", "finite"),
         ("json", '{"a": "NaN",\n "b": NaN}', "f:2", "NaN is not finite", "null"),
         ("json", "\n" + "[" * 3000, "f:2", f"more than {DEPTH} deep", "nest it less"),

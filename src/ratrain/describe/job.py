@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
 
@@ -54,6 +55,11 @@ class ClusterChoice:
 
     def members(self) -> tuple[Device, ...]:
         """The devices that the job takes: the first ones of the cluster."""
+        return self._members
+
+    @cached_property
+    def _members(self) -> tuple[Device, ...]:
+        """Asked for again and again; there may be 100,000."""
         return self.spec.devices(self.devices)
 
 

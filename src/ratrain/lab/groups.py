@@ -204,26 +204,16 @@ def remove(top: Path, wait_s: float = 5.0) -> None:
         return
     folders = [entry for entry in top.iterdir() if entry.is_dir()]
     end_s = time.monotonic() + wait_s
-    for folder in folders:
-        while (alive := _processes(folder)) and time.monotonic() < end_s:
-            for pid in alive:
-                with suppress(ProcessLookupError):
-                    os.kill(pid, signal.SIGKILL)
-            time.sleep(0.01)
     for folder in (*folders, top):
         _remove_folder(folder, end_s)
 
 
-def _processes(folder: Path) -> list[int]:
-    """Processes of the group, this one left out."""
-    listed = (folder / "cgroup.procs").read_text().split()
-    return [pid for pid in map(int, listed) if pid != os.getpid()]
-
-
 def _remove_folder(folder: Path, end_s: float) -> None:
-    """The kernel says that a group is busy for a moment after its last process ended."""
+    """A group is busy for a moment after its last process ended, and while one has just joined: a
+    rank whose launcher was killed meanwhile still joins."""
     while True:
         try:
+            _kill_processes(folder)
             folder.rmdir()
         except FileNotFoundError:
             return
@@ -237,3 +227,11 @@ def _remove_folder(folder: Path, end_s: float) -> None:
             time.sleep(0.01)
         else:
             return
+
+
+def _kill_processes(folder: Path) -> None:
+    """All of the group, this one left out."""
+    for pid in map(int, (folder / "cgroup.procs").read_text().split()):
+        if pid != os.getpid():
+            with suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)

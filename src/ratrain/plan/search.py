@@ -47,7 +47,12 @@ MARGIN = 1.05
 ALIKE = 4
 """Plans simulated at most of the same degrees and micro-batch, so that others have their turn."""
 PROVED = 10
-"""Plans whose whole program is proved: those that are shown."""
+"""Plans whose whole program is proved and simulated, at most: those that are shown."""
+PROVED_AT_LEAST = 5
+PROVED_OPS = 1_000_000
+"""Ops simulated of whole programs, after which no further one is begun."""
+COMPARED = 3
+"""Plans of all devices that are proved, where the best leaves some idle."""
 REFINED = 12
 """Plans whose layers are moved about before any is simulated."""
 
@@ -123,7 +128,7 @@ def search(job: JobSpec, progress: Progress | None = None) -> Search:
     )
     simulated = sorted(_simulated(rows, progress), key=lambda tried: tried.step_s)
     gaps = [abs(tried.gap) for tried in simulated]
-    shown = sorted(islice(_proved(simulated), PROVED), key=lambda tried: tried.step_s)
+    shown = sorted(_proved(simulated), key=lambda tried: tried.step_s)
     return Search(
         job,
         tuple(shown),
@@ -174,7 +179,7 @@ def _all_devices_s(best: Tried, checked: Sequence[Checked], tried: Sequence[Trie
         rows.sort(key=lambda entry: entry[0])
         whole = list(islice(_simulated(rows, None), SIMULATED_AT_LEAST))
     proved = _proved(sorted(whole, key=lambda plan: plan.step_s))
-    return min((plan.step_s for plan in islice(proved, SIMULATED_AT_LEAST)), default=None)
+    return min((plan.step_s for plan in islice(proved, COMPARED)), default=None)
 
 
 def check(group: Group) -> Checked:
@@ -323,10 +328,14 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
 
 def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
     """Those whose whole program is proved to run and to fit, with its step."""
+    done, count = 0, 0
     for tried in simulated:
+        if count >= PROVED or (count >= PROVED_AT_LEAST and done > PROVED_OPS):
+            return
         plan = tried.candidate
         whole = proof(plan.strategy, plan.setup, plan.choices)
         if whole.verdict.sound:
             costs = costs_of(plan.job, plan.placement, whole.short.setup)
             simulated_whole = simulate_proved(whole, costs, steps=STEPS)
+            done, count = done + simulated_whole.ops_simulated, count + 1
             yield replace(tried, proved=whole, step_s=simulated_whole.step_time_s)

@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.enumerate import divisors_of, strategy_of
 from ratrain.plan.other_clusters import devices_of_kind, kinds_of, only_kinds
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Tried
@@ -100,6 +100,8 @@ def _alone(job: JobSpec, kind: DeviceKind, watch: Watch) -> Alone:
     devices = devices_of_kind(job, kind)
     problem = ""
     for used in range(devices, 0, -1):
+        if problem and not _divides(job, used):
+            continue
         cut = free_to_recover(only_kinds(job, [kind], used))
         try:
             with watch(f"planning {kind.name} alone") as progress:
@@ -112,6 +114,17 @@ def _alone(job: JobSpec, kind: DeviceKind, watch: Watch) -> Alone:
         tokens = job.batch.sequences * job.model.sequence_length
         return Alone(kind, devices, used, tokens / best.step_s, best)
     return Alone(kind, devices, devices, None, problem=problem)
+
+
+def _divides(job: JobSpec, devices: int) -> bool:
+    """Whether some degrees could make so many devices; what a host holds is not looked at."""
+    model = job.model.spec
+    return any(
+        job.batch.sequences % data == 0 and pipeline <= model.layers and tensor <= model.heads
+        for data in divisors_of(devices)
+        for pipeline in divisors_of(devices // data)
+        for tensor in (devices // data // pipeline,)
+    )
 
 
 def free_to_recover(job: JobSpec) -> JobSpec:

@@ -92,7 +92,7 @@ def drafts(
 
 def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
     """Parts with their shares of the step; None where the batch cannot be shared so."""
-    shares = _shares(parts, stages.job.batch.sequences)
+    shares = shares_of(parts, stages.job.batch.sequences)
     if shares is None:
         return None
     return shared(stages, parts, shares, state)
@@ -224,16 +224,11 @@ class _Grower:
         return (self._sequences + mix.ramped) / mix.rate
 
 
-def _shares(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
+def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
     """Micro-batches of each part, one at least: each next one goes to the part that will end first
     with it. None where that does not come to the whole batch."""
-    rates = [part.micro_batch / part.slot_s for part in parts]
-    most = sequences / sum(rates)  # nobody ends before this
-    shares = [max(1, int(0.8 * most / part.slot_s)) for part in parts]
+    shares = _begun_shares(parts, sequences)
     left = sequences - sum(n * part.micro_batch for n, part in zip(shares, parts, strict=True))
-    if left < 0:
-        shares = [1] * len(parts)
-        left = sequences - sum(part.micro_batch for part in parts)
     heap = [(part.step_s(shares[place] + 1), place) for place, part in enumerate(parts)]
     heapify(heap)
     while left > 0 and heap[0][0] < inf:
@@ -245,6 +240,30 @@ def _shares(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
         left -= parts[place].micro_batch
         heapreplace(heap, (parts[place].step_s(shares[place] + 1), place))
     return tuple(shares) if left == 0 else None
+
+
+def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
+    """Micro-batches that each part gets in any case, so that few are left to hand out one by one.
+
+    A part's time is convex in its micro-batches, so no further one takes longer than one of very
+    many. A line of that slope through one micro-batch lies above it: so many it has at least when
+    all end together. The line through very many lies below it: so late all end at least.
+    """
+    slopes_s = [part.step_s(sequences + 1) - part.step_s(sequences) for part in parts]
+    above_s = [part.step_s(1) - slope_s for part, slope_s in zip(parts, slopes_s, strict=True)]
+    below_s = [
+        part.step_s(sequences) - sequences * slope_s
+        for part, slope_s in zip(parts, slopes_s, strict=True)
+    ]
+    rates = [part.micro_batch / slope_s for part, slope_s in zip(parts, slopes_s, strict=True)]
+    rest = sequences - sum(part.micro_batch for part in parts)
+    end_s = (
+        rest + sum(rate * at_none_s for rate, at_none_s in zip(rates, below_s, strict=True))
+    ) / sum(rates)
+    return [
+        max(1, int((end_s - at_none_s) / slope_s) - 1)
+        for at_none_s, slope_s in zip(above_s, slopes_s, strict=True)
+    ]
 
 
 def _tail_s(stages: Stages, part: Part, parts: Sequence[Part], state: StateMode) -> float:

@@ -1,6 +1,7 @@
 """The line of each key of a JSON text, and keys that stand in it twice.
 
-Slow, and so done only where there is an error to place. The text must be valid JSON.
+Slow, and so done only where there is an error to place. The text must be valid JSON, at least as
+far as it is read.
 """
 
 from __future__ import annotations
@@ -19,13 +20,13 @@ def line_of_keys(text: str) -> dict[Keys, int]:
 
 
 def first_twice(text: str) -> Twice | None:
-    """The first key that appears a second time."""
-    return _scan(text)[1]
+    """The first key that appears a second time. What comes behind it is not read: it may be
+    broken."""
+    return _scan(text, until_twice=True)[1]
 
 
-def _scan(text: str) -> tuple[dict[Keys, int], Twice | None]:
+def _scan(text: str, *, until_twice: bool = False) -> tuple[dict[Keys, int], Twice | None]:
     lines: dict[Keys, int] = {(): 1}
-    twice: Twice | None = None
     line = 1
     path: list[str | int] = []
     tables: list[bool] = []  # for each open bracket, whether it is a table's
@@ -53,9 +54,9 @@ def _scan(text: str) -> tuple[dict[Keys, int], Twice | None]:
         elif key_next:
             path[-1] = str(json.loads(word))
             keys = tuple(path)
-            if keys in lines and twice is None:
-                twice = Twice(keys, (lines[keys], line))
+            if until_twice and keys in lines:
+                return lines, Twice(keys, (lines[keys], line))
             lines.setdefault(keys, line)
         elif tables and not tables[-1]:
             lines.setdefault(tuple(path), line)
-    return lines, twice
+    return lines, None
