@@ -142,7 +142,7 @@ def _cluster(rng: Random, speeds: list[float], rate_bytes_per_s: float, slower: 
             bandwidth_bytes_per_s=rate_bytes_per_s / slower,
         ),
     }
-    return ClusterSpec("random", "random", devices, hosts, FrozenMap(links))
+    return ClusterSpec("random", devices, hosts, FrozenMap(links))
 
 
 if __name__ == "__main__":

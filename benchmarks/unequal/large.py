@@ -42,7 +42,7 @@ def four_kinds(devices: int) -> ClusterSpec:
     hosts = tuple(
         HostKind(kind.name, kind.name, 8, devices // 32, links=base.host[0].links) for kind in kinds
     )
-    return ClusterSpec("four-kinds", "a benchmark", kinds, hosts, base.links)
+    return ClusterSpec("four-kinds", kinds, hosts, base.links)
 
 
 def main() -> None:

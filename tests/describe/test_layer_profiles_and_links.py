@@ -10,8 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.cost.collectives import message, ring_half
+from ratrain.describe.amounts import NOT_STATED
 from ratrain.describe.cluster import ClusterSpec, Link, SizePoint
 from ratrain.describe.presets import cluster_preset, load_cluster
+from ratrain.describe.tables import sources
 from ratrain.errors import SpecError
 
 CLUSTER = """
@@ -50,6 +52,12 @@ def load(tmp_path: Path, text: str) -> ClusterSpec:
     path = tmp_path / "measured.toml"
     path.write_text(text)
     return load_cluster(path)
+
+
+def test_a_cluster_file_need_not_state_where_its_figures_come_from(tmp_path: Path) -> None:
+    lines = [line for line in CLUSTER.splitlines() if "source" not in line]
+    cluster = load(tmp_path, "\n".join(lines))
+    assert {*sources(cluster).values()} == {NOT_STATED}
 
 
 def test_a_device_may_be_described_by_measured_layers_alone(tmp_path: Path) -> None:

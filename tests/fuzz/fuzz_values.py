@@ -112,7 +112,8 @@ def _another_number(value: float, rng: random.Random) -> tuple[Any, str]:
 def _another_text(value: str, rng: random.Random) -> tuple[Any, str]:
     choice = rng.random()
     if choice < 0.2:
-        return rng.choice([1, 1.5, True, [], {}, ["a"], {"a": 1}]), REJECT
+        other = rng.choice([1, 1.5, True, [], {}, ["a"], {"a": 1}])
+        return other, CHANGE if (value, other) == ("any", 1) else REJECT  # a host's count
     if choice < 0.45 and value[:1].isdigit():
         return rng.choice(QUANTITIES), ANY
     if choice < 0.6 and len(value) > 1:

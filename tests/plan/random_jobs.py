@@ -78,7 +78,7 @@ def clusters(draw: st.DrawFn) -> ClusterSpec:
         site=draw(st.sampled_from(["site", "other"])),
     )
     devices = (a100, mt3000)
-    return ClusterSpec("random", "random", devices, (first, second), FrozenMap(base.links))
+    return ClusterSpec("random", devices, (first, second), FrozenMap(base.links))
 
 
 @st.composite

@@ -32,7 +32,7 @@ def two_hosts_of_four() -> ClusterSpec:
             "room": Link(1e-4, 125e6, "a test", shared_by="host"),
         }
     )
-    return ClusterSpec("two hosts", "a test", base.device, hosts, links)
+    return ClusterSpec("two hosts", base.device, hosts, links)
 
 
 def on_two_hosts(collective: str, layout: LayoutSpec | None = None) -> JobSpec:
@@ -45,6 +45,15 @@ def on_two_hosts(collective: str, layout: LayoutSpec | None = None) -> JobSpec:
 def step_s(spec: JobSpec) -> float:
     case = case_of(spec)
     return simulate(case.program, case.costs).step_time_s
+
+
+@pytest.mark.parametrize(("layout", "shared"), [((1, 2, 4), False), ((2, 2, 2), True)])
+def test_links_are_told_apart_by_where_they_are_not_by_their_sources(
+    layout: tuple[int, int, int], shared: bool
+) -> None:
+    placement = case_of(on_two_hosts("ring", LayoutSpec(*layout))).placement
+    assert placement.tensor_link(0).source == placement.data_link(0).source == "a test"
+    assert placement.sums_share_data_link(0) == shared
 
 
 def test_two_hosts_of_four_reduce_faster_in_a_hierarchy() -> None:

@@ -38,7 +38,7 @@ def cluster_of(
     shared = hosts[0].links if all(host.links == hosts[0].links for host in hosts) else None
     if shared is not None:
         hosts = [_without_links(host) for host in hosts]
-    return ClusterSpec(name, source, tuple(kinds), tuple(hosts), shared or FrozenMap[Link]())
+    return ClusterSpec(name, tuple(kinds), tuple(hosts), shared or FrozenMap[Link](), source=source)
 
 
 def _hosts(machine: Machine, mixed: bool) -> list[HostKind]:

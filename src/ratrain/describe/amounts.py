@@ -12,6 +12,7 @@ from ratrain.describe.strict import Rule
 
 Name = Annotated[str, Rule(high=255)]
 Note = Annotated[str, Rule(low=0)]  # may be empty
+NOT_STATED = "not stated"  # where a figure comes from, in a file that does not say it
 Message = Annotated[str, Rule(low=0, high=100_000, lines=True)]
 FileName = Annotated[str, Rule(high=4096)]
 

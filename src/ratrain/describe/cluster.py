@@ -12,6 +12,7 @@ from math import log2
 from typing import Annotated, Literal
 
 from ratrain.describe.amounts import (
+    NOT_STATED,
     Count,
     Fraction,
     Name,
@@ -40,7 +41,7 @@ class Tier:
     name: Name
     capacity_bytes: SizeBytes
     bandwidth_bytes_per_s: RateBytesPerS
-    source: str
+    source: str = NOT_STATED
 
 
 @dataclass(frozen=True)
@@ -50,7 +51,7 @@ class Rate:
     dtype: Name
     peak_flops: RateFlops
     gemm_flops: RateFlops
-    source: str
+    source: str = NOT_STATED
     attention_flops: RateFlops | None = None  # left out: as GEMM
 
 
@@ -69,7 +70,7 @@ class KernelModel:
     half_depth: Annotated[float, Rule(low=0, high=1e9)]
     host_s: TimeS
     attention: Literal["stored", "flash"]
-    source: str
+    source: str = NOT_STATED
     activation_passes: Annotated[float, Rule(low=2, high=1000)] = 2.0
     optimizer_bytes_per_param: BytesPerParam = 28.0  # traffic of one update
     reduce_bytes_per_param: BytesPerParam | None = None  # left out: as weights
@@ -103,9 +104,9 @@ class DeviceKind:
     name: Name
     tiers: tuple[Tier, ...]
     launch_s: TimeS
-    launch_source: str
     memory_efficiency: Fraction
-    memory_efficiency_source: str
+    launch_source: str = NOT_STATED
+    memory_efficiency_source: str = NOT_STATED
     rates: tuple[Rate, ...] = ()
     layer_profile: tuple[LayerProfile, ...] = ()
     devices_per_chip: Count = 1
@@ -198,7 +199,7 @@ class Link:
 
     latency_s: TimeS
     bandwidth_bytes_per_s: RateBytesPerS
-    source: str
+    source: str = NOT_STATED
     shared_by: Literal["device", "host"] = "device"
     overhead_s: TimeS = 0.0
     overhead_source: Note = ""
@@ -335,10 +336,10 @@ class ClusterSpec:
     """Device kinds, hosts in order, and the link of each level."""
 
     name: Name
-    source: str
     device: tuple[DeviceKind, ...]
     host: tuple[HostKind, ...]
     links: Links
+    source: str = NOT_STATED
 
     def __post_init__(self) -> None:
         kinds = [kind.name for kind in self.device]

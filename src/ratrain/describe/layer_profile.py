@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import Annotated, Literal
 
-from ratrain.describe.amounts import Count, Name, TimeS, Tokens, Width
+from ratrain.describe.amounts import NOT_STATED, Count, Name, TimeS, Tokens, Width
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import Rule
 from ratrain.errors import SpecError
@@ -85,7 +85,7 @@ class LayerProfile:
     shape: BlockShape
     sequence: Tokens
     times: tuple[MeasuredTime, ...]
-    source: str
+    source: str = NOT_STATED
     block: BlockName = "layer"
     tensor: Count = 1
     dtype: Name = "fp16"

@@ -31,6 +31,8 @@ def sources(cluster: ClusterSpec) -> dict[str, str]:
         )
         sources_by_name[f"{kind.name} launch"] = kind.launch_source
         sources_by_name[f"{kind.name} memory efficiency"] = kind.memory_efficiency_source
+        if kind.kernels is not None:
+            sources_by_name[f"{kind.name} kernels"] = kind.kernels.source
     for level, link in cluster.links.items():
         sources_by_name[f"link {level}"] = link.source
         if link.overhead_s:

@@ -258,8 +258,7 @@ class _Pace:
         if self.data == 1 or self.group.layout.tensor == 1:
             return crowded_s
         same = [
-            placement.tensor_link(rank).source == placement.data_link(rank).source
-            for rank, _ in placement.ranks(self.alike).examples
+            placement.sums_share_data_link(rank) for rank, _ in placement.ranks(self.alike).examples
         ]
         sums_s = 2 * self.group.layers * self._column(1, "sums_s")
         reduces_s = self.sharded * self._total("reduce_s")

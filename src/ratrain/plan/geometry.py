@@ -23,6 +23,7 @@ class Geometry:
     def __init__(self, cluster: ClusterSpec, devices: Sequence[Device]) -> None:
         self._cluster, self._devices = cluster, devices
         self._shares: dict[tuple[int, float], Link] = {}
+        self._whole: dict[int, int] = {}  # id of a share -> id of the link
         hosts = [device.host for device in devices]
         counts = Counter(hosts)
         self._host = np.array(hosts, dtype=np.int64)
@@ -92,7 +93,12 @@ class Geometry:
         key = id(link), groups
         if key not in self._shares:
             self._shares[key] = link.divided(groups)
+            self._whole[id(self._shares[key])] = id(link)
         return self._shares[key]
+
+    def one_link(self, a: Link, b: Link) -> bool:
+        """Whether two links that it answered with are the same one, or shares of the same one."""
+        return self._whole.get(id(a), id(a)) == self._whole.get(id(b), id(b))
 
 
 @dataclass(frozen=True)

@@ -162,6 +162,11 @@ class Placement:
         """The slowest link in the ring of a stage's tensor groups."""
         return self._links.tensor[pipeline]
 
+    def sums_share_data_link(self, pipeline: int) -> bool:
+        """Whether a stage's tensor groups and its data-parallel group use the same link."""
+        links = self._links
+        return links.geometry.one_link(links.tensor[pipeline], links.data[pipeline])
+
     def stage_link(self, source: int, target: int, members: Sequence[int]) -> Link:
         """The slowest link between two pipeline ranks over a class of replicas."""
         return self._links.stage(source, target, members)
