@@ -117,6 +117,24 @@ def test_a_folder_that_the_job_lies_in_is_no_runs(run: str, tmp_path: Path) -> N
     assert [path.name for path in tmp_path.iterdir()] == ["jobs"]
 
 
+@pytest.mark.parametrize("name", ["job.toml", "checkpoints/kept", "thesis.tex"])
+def test_a_folder_with_other_files_is_no_run_s_and_keeps_them(name: str, tmp_path: Path) -> None:
+    path = tmp_path / "run" / name
+    path.parent.mkdir(parents=True)
+    path.write_text("mine")
+    with pytest.raises(SpecError, match=rf"files that are not a run's \({name.split('/')[0]}\)"):
+        made(tmp_path, Setting())
+    assert [file for file in (tmp_path / "run").rglob("*") if file.is_file()] == [path]
+    assert path.read_text() == "mine"
+
+
+def test_a_folder_in_which_a_launch_died_early_takes_a_run(tmp_path: Path) -> None:
+    (tmp_path / "run" / "logs").mkdir(parents=True)
+    for name in ("secret", "program.txt", "run.json.partial", ".gitignore"):
+        (tmp_path / "run" / name).touch()
+    assert made(tmp_path, Setting()).holds_run
+
+
 def test_a_folder_that_holds_a_run_is_left_alone(tmp_path: Path) -> None:
     folder = made(tmp_path, Setting())
     folder.metrics.write_text("{}\n")

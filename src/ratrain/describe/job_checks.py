@@ -100,14 +100,17 @@ def _check_rates(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -
     """Refuses a dtype that a device of the job does not have, where its backend has it."""
     backend = BACKENDS.get(schedule.backend)
     known = backend.dtypes if backend else ()
-    for kind in {device.kind for device in cluster.members()}:
+    kinds = {device.kind.name: device.kind for device in cluster.members()}
+    here, faults = place.at("schedule", "dtype"), Faults()
+    for kind in kinds.values():
         if schedule.dtype in kind.dtypes or schedule.dtype not in known:
             continue
-        try:
-            kind.rate(schedule.dtype)
-        except SpecError as error:
-            here = place.at("schedule", "dtype")
-            raise SpecError(error.what, place=str(here), fix=error.fix) from None
+        with faults:
+            try:
+                kind.rate(schedule.dtype)
+            except SpecError as error:
+                raise SpecError(error.what, place=str(here), fix=error.fix) from None
+    faults.raise_all()
 
 
 def _check_wires(place: Place, schedule: ScheduleSpec) -> None:
@@ -151,16 +154,23 @@ def _check_budget(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) 
 def _check_degrees(place: Place, layout: LayoutSpec, cluster: ClusterChoice) -> None:
     asked = cluster.devices
     if layout.devices != asked:
-        other = layout.pipeline * layout.tensor
-        degree = max(1, round(asked / other))
-        fix = f"set cluster.devices = {layout.devices}"
-        fix += f", or data = {degree}" if other * degree == asked else ""
         raise SpecError(
             f"pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor} = "
             f"{layout.devices} devices, but the job has {asked}",
             place=str(place.at("layout")),
-            fix=fix,
+            fix=_degrees_fix(layout, cluster),
         )
+
+
+def _degrees_fix(layout: LayoutSpec, cluster: ClusterChoice) -> str:
+    """Other devices where they exist, or other replicas where those fit; else other degrees."""
+    asked, replica = cluster.devices, layout.pipeline * layout.tensor
+    fixes: list[str] = []
+    if cluster.spec.size is None or layout.devices <= cluster.spec.size:
+        fixes.append(f"cluster.devices = {layout.devices}")
+    if asked % replica == 0:
+        fixes.append(f"data = {asked // replica}")
+    return f"set {', or '.join(fixes)}" if fixes else f"use degrees whose product is {asked}"
 
 
 def _check_division(place: Place, layout: LayoutSpec, model: ModelChoice) -> None:

@@ -27,6 +27,7 @@ from ratrain.program.setup import Recovery, Setup
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
+from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
 from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_uneven_runnable
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -150,7 +151,7 @@ def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None =
     """Makes the run's folder, which must be ours (see ownership.py); one that holds a run is left
     alone, unless that failed before its first step. `job_files`: a folder with the job's own files,
     which move into the run's."""
-    _require_of_its_own(folder.path, Path(prepared.spec.job_path), job_files)
+    require_own_folder(folder, Path(prepared.spec.job_path), job_files)
     if folder.metrics.exists():
         raise SpecError(
             "already holds a run",
@@ -173,17 +174,6 @@ def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None =
         shutil.copyfile(path, job_copy if path.name == job.name else folder.path / path.name)
     seats, verdict = prepared.spec.seats, prepared.verdict
     write_facts(folder, prepared.file_job, prepared.case, seats, verdict)
-
-
-def _require_of_its_own(folder: Path, job: Path, job_files: Path | None) -> None:
-    """Refuses `/`, the current folder and the like: what a run writes would lie among the files of
-    others, and verbs would take all that lies below for the run's."""
-    if job_files is None and job.resolve().is_relative_to(folder.resolve()):
-        raise SpecError(
-            "is where the job is: a run needs a folder of its own",
-            place=str(folder),
-            fix=f"choose another with --run, such as {Path('runs') / job.stem}",
-        )
 
 
 def _members(case: Case | UnevenCase) -> Sequence[Sequence[int]]:

@@ -10,6 +10,7 @@ from pathlib import Path
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.runtime.ownership import Claim, claim_run
+from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
 from ratrain.runtime.run.resume import require_run, resume_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -43,6 +44,7 @@ class Launcher:
         """A prepared run in a folder of its own; its text is tokenised by now. `job_files`: a
         folder with the job's own files, which move into the run's."""
         folder = RunFolder(path)
+        require_own_folder(folder, Path(prepared.spec.job_path), job_files)  # leave no claim in it
         claim = self._claimed(path)
         write_run(prepared, folder, job_files)
         for line in (*prepared.case.headline(), *prepared.seating(), *prepared.proof()):
