@@ -30,6 +30,8 @@ from fuzz_targets import TARGETS, Made, Target
 from fuzz_values import CHANGE, REJECT, SAME
 
 LIMIT_S = 10.0
+MEASURING_S = 60.0
+"""The same of `profile`, which times layers for as long as it needs for steady figures."""
 WALL_S = 60.0
 MEMORY_BYTES = 12 << 30
 """Of addresses: torch alone takes several GB of them."""
@@ -312,7 +314,8 @@ class Watched:
         assert self._trying is not None
         waited_s = time.monotonic() - self._since_s
         used_s = _processor_s(self._pid) - self._trying[1]
-        return waited_s > WALL_S or used_s > LIMIT_S
+        measures = self._trying[2][2][:1] == ["profile"]
+        return waited_s > WALL_S or used_s > (MEASURING_S if measures else LIMIT_S)
 
     def _lost(self, kind: str, detail: str) -> list[Tried]:
         """The input that a worker was at when it ended."""
