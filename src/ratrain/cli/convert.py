@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import click
 
@@ -14,6 +15,8 @@ from ratrain.cli.options import PATH, Whole
 
 if TYPE_CHECKING:
     from ratrain.convert.converted import Converted, Model
+
+F = TypeVar("F", bound=Callable[..., Any])
 
 _MOST_RANK = 1_000_000_000
 _model = click.option(
@@ -49,6 +52,31 @@ _rank = click.option(
 )
 
 
+def _file(
+    name: str, what: str, *declared: str, required: bool = False, multiple: bool = False
+) -> Callable[[F], F]:
+    """An option for a file of the other planner."""
+    return click.option(
+        name,
+        *declared,
+        type=PATH,
+        metavar="FILE",
+        help=what,
+        required=required,
+        multiple=multiple,
+    )
+
+
+def _dtype(default: str) -> Callable[[F], F]:
+    return click.option(
+        "--dtype",
+        type=click.Choice(["fp32", "bf16", "fp16"]),
+        default=default,
+        show_default=True,
+        help="What was measured; its files do not say.",
+    )
+
+
 @click.group()
 def command() -> None:
     """Take over what another planner has: its cluster and layer times become a cluster file, its
@@ -63,19 +91,10 @@ def command() -> None:
 
 
 @command.command()
-@click.option(
-    "--cluster",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="cluster_info.json: machines, GPUs, bandwidths.",
-)
-@click.option("--plan", type=PATH, metavar="FILE", help="training_config.json, as planned.")
-@click.option(
-    "--profile",
-    type=PATH,
-    metavar="FILE",
-    help="model_latencies.json. Left out: the layer times of RATrain's grolar-* profiles.",
+@_file("--cluster", "cluster_info.json: machines, GPUs, bandwidths.", required=True)
+@_file("--plan", "training_config.json, as planned.")
+@_file(
+    "--profile", "model_latencies.json. Left out: the layer times of RATrain's grolar-* profiles."
 )
 @click.option("--profiled", metavar="NAME", help="The model's name there. [default: the plan's]")
 @_model
@@ -113,29 +132,15 @@ def grolar(
 
 
 @command.command()
-@click.option(
-    "--hosts",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="hostfile: a host and its slots a line.",
-)
-@click.option(
-    "--cluster",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="clusterfile.json: what each host is.",
-)
-@click.option("--plan", type=PATH, metavar="FILE", help="What its planner printed: ranked plans.")
+@_file("--hosts", "hostfile: a host and its slots a line.", required=True)
+@_file("--cluster", "clusterfile.json: what each host is.", required=True)
+@_file("--plan", "What its planner printed: ranked plans.")
 @_rank
-@click.option(
+@_file(
     "--profile",
+    "DeviceType.A100_tp1_bs1.json and others; may be given several times.",
     "profiles",
-    type=PATH,
     multiple=True,
-    metavar="FILE",
-    help="DeviceType.A100_tp1_bs1.json and others; may be given several times.",
 )
 @_model
 @click.option(
@@ -151,13 +156,7 @@ def grolar(
     metavar="N",
     help="Sequences of a step: its --gbs. Needed with --plan.",
 )
-@click.option(
-    "--dtype",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
-    default="fp16",
-    show_default=True,
-    help="What was measured; its files do not say.",
-)
+@_dtype("fp16")
 @_like
 @_output
 @_json
@@ -198,21 +197,9 @@ def metis(
 
 
 @command.command()
-@click.option(
-    "--training",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="training_config_*.json: model, sequence, batch.",
-)
-@click.option(
-    "--cluster",
-    type=PATH,
-    required=True,
-    metavar="FILE",
-    help="basic_cluster_config.json: GPUs of a node, their memory.",
-)
-@click.option("--plan", type=PATH, metavar="FILE", help="A plan, or a list of plans (JSON).")
+@_file("--training", "training_config_*.json: model, sequence, batch.", required=True)
+@_file("--cluster", "basic_cluster_config.json: GPUs of a node, their memory.", required=True)
+@_file("--plan", "A plan, or a list of plans (JSON).")
 @_rank
 @click.option(
     "--profile",
@@ -221,22 +208,9 @@ def metis(
     metavar="GPU=FILE",
     help="profile.json of a GPU: GH-96=profile.json; may be given several times.",
 )
-@click.option(
-    "--inside", type=PATH, metavar="FILE", help="intra_node_bandwidths.json. [default: as --like]"
-)
-@click.option(
-    "--between",
-    type=PATH,
-    metavar="FILE",
-    help="multizone_bandwidths_het.json. [default: as --like]",
-)
-@click.option(
-    "--dtype",
-    type=click.Choice(["fp32", "bf16", "fp16"]),
-    default="fp32",
-    show_default=True,
-    help="What was measured; its files do not say.",
-)
+@_file("--inside", "intra_node_bandwidths.json. [default: as --like]")
+@_file("--between", "multizone_bandwidths_het.json. [default: as --like]")
+@_dtype("fp32")
 @_model
 @_like
 @_output
