@@ -248,6 +248,18 @@ def test_a_missing_file_is_named(ratrain: Terminal, tmp_path: Path, verb: str) -
     refused(ratrain(verb, tmp_path / "no.toml"), 2, "no.toml", "No such file")
 
 
+@pytest.mark.parametrize("words", [("verify", "-"), ("program", SMALL, "-o", "-")])
+def test_a_dash_is_no_file_and_leaves_none(
+    ratrain: Terminal,
+    tmp_path: Path,
+    words: tuple[str | Path, ...],
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    refused(ratrain(*words), 2, "- is no file name", "/dev/stdout")
+    assert not [*tmp_path.iterdir()]
+
+
 @pytest.mark.parametrize("verb", ["program", "verify", "simulate"])
 def test_a_directory_in_place_of_a_file_is_named(
     ratrain: Terminal, tmp_path: Path, verb: str

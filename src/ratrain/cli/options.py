@@ -13,6 +13,7 @@ from typing import Any
 import click
 
 from ratrain.cli.mistakes import name_of
+from ratrain.errors import SpecError
 
 MOST_STEPS = 1_000_000_000
 MOST_SEED = (1 << 63) - 1
@@ -28,8 +29,14 @@ class FilePath(click.Path):
         """The path; what no file can be called is an error."""
         from ratrain.readers.files import check_name
 
-        verb = ctx.command_path if ctx else "ratrain"
-        check_name(str(value), f"{verb} {name_of(param, ctx)}")
+        place = f"{ctx.command_path if ctx else 'ratrain'} {name_of(param, ctx)}"
+        check_name(str(value), place)
+        if str(value) == "-":
+            raise SpecError(
+                "- is no file name here",
+                place=place,
+                fix="use /dev/stdin or /dev/stdout, or ./- for a file of that name",
+            )
         return super().convert(value, param, ctx)
 
 
