@@ -73,7 +73,7 @@ def test_no_module_but_the_readers_parses_a_format_or_reads_a_file(path: Path) -
 def test_no_verb_writes_a_file_but_whole_and_without_waiting_for_a_pipes_reader(path: Path) -> None:
     for owner, call, line in calls(path):
         assert call not in ("write_text", "write_bytes"), (
-            f"{path.name}:{line} writes {owner}: use ratrain.timeline.timeline.write_whole"
+            f"{path.name}:{line} writes {owner}: use ratrain.readers.writing.write_whole"
         )
 
 

@@ -14,7 +14,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import small
 
-from ratrain.errors import SpecError, TimelineError
+from ratrain.errors import TimelineError
 from ratrain.simulate.simulate import simulate, timeline_of
 from ratrain.timeline.compare import compare, kind_of
 from ratrain.timeline.perfetto import perfetto_trace
@@ -24,7 +24,6 @@ from ratrain.timeline.timeline import (
     Timeline,
     read_timeline,
     write_timeline,
-    write_whole,
 )
 
 times = st.floats(0, 1e6, allow_nan=False)
@@ -133,27 +132,6 @@ def test_what_cannot_be_read_is_named(tmp_path: Path, where: str) -> None:
     with pytest.raises(TimelineError, match="cannot be read") as caught:
         read_timeline(tmp_path / where)
     assert caught.value.place == str(tmp_path / where)
-
-
-def test_a_write_that_fails_leaves_what_was_there(tmp_path: Path) -> None:
-    target = tmp_path / "run.timeline"
-    target.mkdir()
-    with pytest.raises(SpecError, match="cannot be written"):
-        write_whole(target, "text")
-    assert [path.name for path in tmp_path.iterdir()] == ["run.timeline"]
-    with pytest.raises(SpecError, match="cannot be written"):
-        write_whole(tmp_path / "no such folder" / "run.timeline", "text")
-
-
-@pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs a device that is always full")
-def test_a_full_disk_leaves_the_old_file_and_no_half_file(tmp_path: Path) -> None:
-    target = tmp_path / "run.timeline"
-    write_whole(target, "old")
-    (tmp_path / "run.timeline.partial").symlink_to("/dev/full")
-    with pytest.raises(SpecError, match="No space left"):
-        write_whole(target, "new" * 10_000)
-    assert target.read_text() == "old"
-    assert [path.name for path in tmp_path.iterdir()] == ["run.timeline"]
 
 
 # ---- traces -----------------------------------------------------------------------------

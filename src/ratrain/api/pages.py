@@ -12,10 +12,10 @@ from ratrain.api.jobs import Job, require_file
 from ratrain.api.plans import Plan
 from ratrain.api.runs import Run
 from ratrain.api.shown import Shown
+from ratrain.readers.writing import write_whole
 from ratrain.report.contents import Contents
 from ratrain.report.page import page
 from ratrain.report.read import contents_of
-from ratrain.timeline.timeline import write_whole
 
 if TYPE_CHECKING:
     from ratrain.report.html import Markup

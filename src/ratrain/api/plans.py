@@ -15,7 +15,7 @@ from ratrain.plan.plan_file import Predicted, plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.tables import degrees, headline, search_json, search_text, tried_json
-from ratrain.timeline.timeline import write_whole
+from ratrain.readers.writing import write_whole
 
 if TYPE_CHECKING:
     from ratrain.report.html import Markup

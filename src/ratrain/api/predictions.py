@@ -10,13 +10,14 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.api.programs import BuiltProgram, Subject, build
 from ratrain.api.shown import Shown
+from ratrain.readers.writing import write_whole
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import STEPS, Simulation, timeline_of
 from ratrain.simulate.summary import as_json, as_text
 from ratrain.timeline.compare import one_step
 from ratrain.timeline.perfetto import perfetto_trace
 from ratrain.timeline.picture import Panel, svg
-from ratrain.timeline.timeline import Timeline, write_whole
+from ratrain.timeline.timeline import Timeline
 
 if TYPE_CHECKING:
     from ratrain.report.html import Markup

@@ -22,7 +22,7 @@ from ratrain.program.program import Program
 from ratrain.program.settled import Proved, proof_of
 from ratrain.program.text import write_text
 from ratrain.program.verify import Finding
-from ratrain.timeline.timeline import write_whole
+from ratrain.readers.writing import write_whole
 
 if TYPE_CHECKING:
     from ratrain.report.html import Markup

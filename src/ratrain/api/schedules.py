@@ -21,7 +21,7 @@ from ratrain.plan.schedules import (
 )
 from ratrain.plan.searched_order import SearchedOrder, SearchResult, search_for
 from ratrain.plan.searched_words import search_json, search_text, settings
-from ratrain.timeline.timeline import write_whole
+from ratrain.readers.writing import write_whole
 
 
 @dataclass(frozen=True, repr=False)

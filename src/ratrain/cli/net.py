@@ -126,7 +126,7 @@ def serve(
         (umask 077; head -c 32 /dev/urandom | base64 > job.key)
         ratrain net serve --secret-file job.key --nics eth0 --name a --out a.json
     """
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
     from ratrain.transport import Engine
     from ratrain.transport.uses.netcheck import Agent
 

@@ -118,7 +118,7 @@ def power_of_two(count: int) -> int:
 
 def write(path: Path, text: str) -> None:
     """Write a picture and say so."""
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     write_whole(path, text)
     click.echo(f"wrote {path}", err=True)

@@ -35,7 +35,7 @@ class FilePath(click.Path):
             raise SpecError(
                 "- is no file name here",
                 place=place,
-                fix="use /dev/stdin or /dev/stdout, or ./- for a file of that name",
+                fix="give a file's name; ./- is a file called -, and /dev/stdout prints",
             )
         return super().convert(value, param, ctx)
 

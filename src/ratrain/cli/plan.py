@@ -64,7 +64,7 @@ def command(
     from ratrain.plan.jobs import load_job_to_plan
     from ratrain.plan.plan_file import write_plan
     from ratrain.plan.unequal_words import every_json, every_text
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     described = load_job_to_plan(job, overrides)
     with progress("simulating", "plans") as report:

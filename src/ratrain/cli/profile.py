@@ -108,7 +108,7 @@ def command(
     from ratrain.profile.cluster_file import cluster_toml
     from ratrain.profile.layers import LayersAsked, layer_profiles
     from ratrain.profile.machine import measure
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     if output is not None and not output.parent.is_dir():
         raise SpecError("no such folder", place=str(output.parent), fix="create it first")

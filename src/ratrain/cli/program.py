@@ -61,7 +61,7 @@ def command(
     from ratrain.program.csv import write_csv
     from ratrain.program.grid import draw
     from ratrain.program.text import write_text
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     case = case_of_file(job, schedule, without, overrides)
     with progress("building the program"):

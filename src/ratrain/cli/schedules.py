@@ -80,7 +80,7 @@ def command(
     from ratrain.plan.order_search import Limits
     from ratrain.plan.searched_order import search_for
     from ratrain.plan.searched_words import search_json, search_text
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     with progress("searching", "s") as report:
         result = search_for(comparison, Limits(seconds, evaluations), seed, report)

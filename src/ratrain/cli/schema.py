@@ -33,7 +33,7 @@ def command(kind: str, output: Path | None) -> None:
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
     from ratrain.plan.plan_file import Plan
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     if kind == "cluster":
         schema = cluster_schema()

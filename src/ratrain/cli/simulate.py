@@ -68,6 +68,7 @@ def command(
     """
     from ratrain.cli.jobs import case_of_file
     from ratrain.cli.progress import progress
+    from ratrain.readers.writing import write_whole
     from ratrain.simulate.long import simulate_proved
     from ratrain.simulate.simulate import timeline_of
     from ratrain.simulate.summary import as_json as summary_json
@@ -76,7 +77,7 @@ def command(
     from ratrain.timeline.perfetto import perfetto_trace
     from ratrain.timeline.picture import Panel
     from ratrain.timeline.picture import svg as svg_of
-    from ratrain.timeline.timeline import write_timeline, write_whole
+    from ratrain.timeline.timeline import write_timeline
 
     case = case_of_file(job, schedule, without, overrides)
     with progress("simulating", "ops") as report:  # the program is built and proved in here too

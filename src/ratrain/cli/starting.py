@@ -91,7 +91,7 @@ def write_cluster() -> str:
 def write_new(file: Path, text: str) -> None:
     """Writes a file that is not there yet."""
     from ratrain.errors import SpecError
-    from ratrain.timeline.timeline import write_whole
+    from ratrain.readers.writing import write_whole
 
     require_new(file)
     if not file.parent.is_dir():

@@ -43,13 +43,13 @@ def command(
       ratrain timeline runs/quickstart-ratrain --svg step.svg --trace trace.json
     """
     from ratrain.cli.progress import progress
+    from ratrain.readers.writing import write_whole
     from ratrain.runtime.run.difference import as_json as difference_json
     from ratrain.runtime.run.difference import difference_of
     from ratrain.runtime.run_folder import RunFolder
     from ratrain.timeline.perfetto import perfetto_traces
     from ratrain.timeline.picture import Panel
     from ratrain.timeline.picture import svg as svg_of
-    from ratrain.timeline.timeline import write_whole
 
     with progress("comparing"):
         difference = difference_of(RunFolder(run), step)

@@ -14,6 +14,7 @@ from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.plan_file import load_plan, write_plan
 from ratrain.readers.files import unwritable
+from ratrain.readers.writing import write_whole
 from ratrain.simulate.engine import Progress
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
@@ -32,15 +33,13 @@ def write(converted: Converted, folder: Path) -> tuple[Path, ...]:
     texts = {CLUSTER_FILE: cluster_text(converted.cluster)}
     if converted.plan is not None:
         texts[PLAN_FILE] = write_plan(converted.plan)
-    files: list[Path] = []
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
-            files.append(folder / name)
     except OSError as error:
         raise unwritable(folder, error) from error
-    return tuple(files)
+    for name, text in texts.items():
+        write_whole(folder / name, text)
+    return tuple(folder / name for name in texts)
 
 
 def priced(

@@ -9,6 +9,7 @@ from hashlib import sha256
 from pathlib import Path
 
 from ratrain import __version__
+from ratrain.readers.writing import write_whole
 from ratrain.report.contents import Contents
 from ratrain.report.data import data_of
 from ratrain.report.figures.choices import advice_section, candidates_section
@@ -27,7 +28,6 @@ from ratrain.report.groups import MEMORY_GROUPS
 from ratrain.report.html import Markup, Styles, join, tag
 from ratrain.timeline import palette
 from ratrain.timeline.palette import OP_CLASSES, WAITS, Colour, colour_of, ink_on
-from ratrain.timeline.timeline import write_whole
 
 _HERE = Path(__file__).parent
 _SCRIPTS = (

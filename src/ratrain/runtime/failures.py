@@ -18,8 +18,8 @@ from ratrain.describe.amounts import Message, Note
 from ratrain.describe.strict import load
 from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError, SpecError
 from ratrain.readers.json import read_json_table
+from ratrain.readers.writing import write_whole
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.timeline.timeline import write_whole
 
 CAUSE, SILENCE, CONSEQUENCE, ENDED = range(4)
 """How likely something is the first cause: it is; a peer was silent; a peer was gone; the launcher

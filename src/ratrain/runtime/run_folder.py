@@ -33,10 +33,10 @@ from ratrain.program.text import read_any, write_text
 from ratrain.readers import files
 from ratrain.readers.json import read_json_table
 from ratrain.readers.limits import PROGRAM_BYTES
+from ratrain.readers.writing import write_whole
 from ratrain.runtime import run_files
 from ratrain.runtime.seats import Seats, plays
 from ratrain.runtime.secret import write_secret
-from ratrain.timeline.timeline import write_whole
 
 FORMAT = "ratrain run 1"
 MARKER = "run.json"

@@ -8,10 +8,7 @@ bytes from each time on.
 from __future__ import annotations
 
 import json
-import os
-import stat
 from collections.abc import Iterator, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
@@ -19,14 +16,14 @@ from typing import Any, Literal, cast
 from ratrain.describe.amounts import Name
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError, TimelineError
-from ratrain.readers.files import check_name, check_regular, shown, unwritable
+from ratrain.readers.files import shown
 from ratrain.readers.json import as_table, read_json_table
-from ratrain.readers.limits import NAME_BYTES, TIMELINE_BYTES
+from ratrain.readers.limits import TIMELINE_BYTES
 from ratrain.readers.place import Place
+from ratrain.readers.writing import write_whole
 
 FORMAT = "ratrain-timeline"
 VERSION = 1
-_PARTIAL = ".partial"
 _MOST = 10**15
 """No second, byte or number of a rank is more."""
 
@@ -101,40 +98,6 @@ def write_timeline(timeline: Timeline, path: Path) -> None:
         "memory": memory,
     }
     write_whole(path, json.dumps(body))
-
-
-def write_whole(path: Path, text: str) -> None:
-    """Writes a file under another name and renames it, so that no half file is ever seen. What is
-    no file, such as /dev/stdout, is written in place: a rename would put a file in its place.
-    """
-    check_name(path)
-    short = path.name.encode()[: NAME_BYTES - len(_PARTIAL)].decode(errors="ignore")
-    partial = path.parent / f"{short}{_PARTIAL}"
-    try:
-        if _is_special(path):
-            # Without O_NONBLOCK, opening a pipe without a reader blocks forever.
-            handle = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_CLOEXEC)
-            os.set_blocking(handle, True)
-            with os.fdopen(handle, "w", encoding="utf-8") as file:
-                file.write(text)
-            return
-        partial.write_text(text, encoding="utf-8")
-        partial.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            partial.unlink(missing_ok=True)
-        raise unwritable(path, error) from error
-
-
-def _is_special(path: Path) -> bool:
-    """Whether there is something of that name that is no regular file; a folder is an error."""
-    try:
-        mode = path.stat().st_mode
-    except OSError:
-        return False
-    if stat.S_ISDIR(mode):
-        check_regular(path, mode, "cannot be written")
-    return not stat.S_ISREG(mode)
 
 
 def read_timeline(path: Path) -> Timeline:

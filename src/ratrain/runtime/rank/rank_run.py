@@ -23,6 +23,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
 from ratrain.readers.numbers import is_number
+from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.ownership import Claim
@@ -49,7 +50,7 @@ from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.tensor_parts import stored_sizes
 from ratrain.simulate.simulate import simulate, timeline_of
-from ratrain.timeline.timeline import write_timeline, write_whole
+from ratrain.timeline.timeline import write_timeline
 
 JOINING_S = 120.0
 """Processes may begin this long after each other, however impatient the job is later on."""

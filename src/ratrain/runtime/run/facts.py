@@ -25,11 +25,11 @@ from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.verify import Verdict
 from ratrain.readers.files import exists
 from ratrain.readers.json_lines import end_last_line, read_json_lines
+from ratrain.readers.writing import write_whole
 from ratrain.runtime.run.uneven import facts_of_run
 from ratrain.runtime.run_files import CASE_FORMAT, read_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
-from ratrain.timeline.timeline import write_whole
 
 
 @dataclass(frozen=True)

@@ -10,6 +10,7 @@ from typing import Any
 from ratrain.checkpoint.listing import listed
 from ratrain.errors import ProgramError, SpecError, TimelineError
 from ratrain.readers.files import exists
+from ratrain.readers.writing import write_whole
 from ratrain.runtime.rank.metrics import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
@@ -17,7 +18,7 @@ from ratrain.runtime.run.merge import merge_records, write_measured
 from ratrain.runtime.run_files import read_prediction, read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.timeline.compare import step_times, typical_step
-from ratrain.timeline.timeline import Timeline, write_whole
+from ratrain.timeline.timeline import Timeline
 
 FORMAT = "ratrain report 1"
 WARM_UP_STEPS = 2
