@@ -126,16 +126,16 @@ def step_times(timeline: Timeline) -> dict[int, float]:
     return {step: ends[step] - ends[step - 1] for step in ends if step - 1 in ends}
 
 
-def typical_step(timeline: Timeline) -> int:
-    """The step of median length. The first one, whose length is not known, and the last one, which
-    saves, only where there is no other."""
+def typical_step(timeline: Timeline, near_s: float | None = None) -> int:
+    """The step of median length, or of the length nearest to `near_s`. The first one, whose length
+    is not known, and the last one, which saves, only where there is no other."""
     lengths = step_times(timeline)
     last = max(span.step for span in timeline.spans)
     known = {step: length for step, length in lengths.items() if step != last} or lengths
     if not known:
         return last
-    middle = median_low(known.values())
-    return min(step for step, length in known.items() if length == middle)
+    wanted_s = median_low(known.values()) if near_s is None else near_s
+    return min(known, key=lambda step: (abs(known[step] - wanted_s), step))
 
 
 def kind_of(word: str) -> str:

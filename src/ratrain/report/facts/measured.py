@@ -136,12 +136,17 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
         return None
     predicted, ran = _predicted_ranks(measured), _measured_ranks(measured)
     ranks = sorted({*predicted, *ran})
+    typical = report["kinds_step"]
+    which = f"step {typical['step']}, {format_time(typical['step_time_s'])}" if typical else ""
     notes = [
-        "means over ranks; measured in one step of typical length among the last ones, from each "
-        "rank's last compute op before it to its last one in it"
+        f"means over ranks; measured in {which}, from each rank's last compute op before it to "
+        "its last one in it"
     ]
-    if not ran:
-        notes = ["means over ranks; this run recorded no ops, so waits are those of its metrics"]
+    if not typical or not ran:
+        notes = [
+            "means over ranks; no step and the one before it were recorded, so waits are those of its "
+            "metrics"
+        ]
     names = kind_names(report["facts"])
     return Times(
         step["predicted"],

@@ -42,6 +42,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
     _require_agreement(folder, spec, facts, rows)
     counted = counted_rows(rows, last[0] if last else None)
     predicted = prediction_of(folder, spec)
+    typical = _typical(recorded, counted)
     memory = [_memory(folder, spec, facts, rows, rank) for rank in range(spec.seats.world_size)]
     return {
         "format": FORMAT,
@@ -63,7 +64,8 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "skipped_updates": sum(row.get("skipped_updates_before", 0) for row in rows),
         "step_time_s": _step_times(counted, predicted),
         "tokens_per_s": median(row["tokens_per_s"] for row in counted) if counted else None,
-        "kinds": _kinds(folder, spec, counted, predicted, recorded),
+        "kinds": _kinds(folder, spec, counted, predicted, recorded, typical),
+        "kinds_step": typical,
         "memory": memory,
         "checkpoints": [
             {
@@ -152,8 +154,9 @@ def _kinds(
     counted: Sequence[Row],
     predicted: dict[str, Any] | None,
     recorded: Timeline | None,
+    typical: dict[str, Any] | None,
 ) -> list[dict[str, Any]]:
-    measured = _measured_kinds(folder, spec, counted, recorded)
+    measured = _measured_kinds(folder, spec, counted, recorded, typical)
     simulated = _predicted_kinds(spec, predicted)
     return [
         {
@@ -166,13 +169,27 @@ def _kinds(
     ]
 
 
+def _typical(recorded: Timeline | None, counted: Sequence[Row]) -> dict[str, Any] | None:
+    """The recorded step whose length is nearest to the median that is reported, and its length;
+    None where none was recorded with the one before it."""
+    lengths = step_times(recorded) if recorded is not None else {}
+    if recorded is None or not lengths:
+        return None
+    step = typical_step(recorded, _median_s(counted) if counted else None)
+    return {"step": step + 1, "step_time_s": lengths[step]}
+
+
 def _measured_kinds(
-    folder: RunFolder, spec: RunSpec, counted: Sequence[Row], timeline: Timeline | None
+    folder: RunFolder,
+    spec: RunSpec,
+    counted: Sequence[Row],
+    timeline: Timeline | None,
+    typical: dict[str, Any] | None,
 ) -> dict[str, float]:
     """From the ops of a typical recorded step. A run that did not come to its end has recorded
     none: then from the metrics, which give a wait to the lane that ended last."""
-    if timeline is not None and step_times(timeline):
-        step = typical_step(timeline)
+    if timeline is not None and typical is not None:
+        step = typical["step"] - 1
         try:
             ranks = measured_kinds(folder.read_program(), spec.seats, timeline, step)
         except ProgramError as error:

@@ -66,7 +66,7 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
             "  " + names[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
         )
     yield f"{report['tokens_per_s']:,.0f} tokens/s. {_counted(step, *counted)}"
-    yield "Indented rows: means over ranks, in one typical step."
+    yield f"Indented rows: means over ranks{_of_step(report['kinds_step'])}."
     if step["predicted"] is None:
         yield "No prediction: the run was not calibrated."
 
@@ -85,6 +85,13 @@ def _counted(step: dict[str, Any], first: int, last: int) -> str:
         f"Step: median of steps {first} to {last} "
         f"({format_time(step['fastest'])} to {format_time(step['slowest'])})."
     )
+
+
+def _of_step(typical: dict[str, Any] | None) -> str:
+    """Which step the times of kinds are from."""
+    if typical is None:
+        return ""
+    return f", in step {typical['step']} ({format_time(typical['step_time_s'])})"
 
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
