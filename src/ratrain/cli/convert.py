@@ -80,8 +80,8 @@ def _dtype(default: str) -> Callable[[F], F]:
 @click.group()
 def command() -> None:
     """Take over what another planner has: its cluster and layer times become a cluster file, its
-    plan a plan file. The plan is priced at once, beside the time that its own file names, and what
-    could not be carried over is said.
+    plan a plan file. The plan's step time is predicted at once and shown beside the time that its
+    own file gives; what could not be carried over is listed.
 
     \b
     Example: ratrain convert sailor --training training_config_opt_350.json \\

@@ -21,8 +21,8 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     each with the smallest change that would make it fit.
 
     Where devices, stages or replicas differ: what each kind of device holds, how busy it is, what
-    binds it and what would help. On a mixed cluster also the heterogeneous speedup ratio, for which
-    each kind is planned alone. And what one more host of each kind would bring.
+    binds it and what would help. On a mixed cluster also the heterogeneous speedup ratio (for
+    which each kind is planned by itself), and what one more host of each kind would gain.
 
     Takes a plan file (.json) or a job file (.toml), which is planned first. The exit status is
     3 if nothing fits, or if the plan itself does not.

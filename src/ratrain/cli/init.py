@@ -19,7 +19,7 @@ def command() -> None:
     every possible value with a comment, and runs as it is.
 
     \b
-    Examples:
+    Examples (both take --json):
       ratrain init job
       ratrain init cluster
     """

@@ -23,7 +23,7 @@ def command() -> None:
     """Emulate a small, slow, unequal cluster on this machine (Linux, root).
 
     Each device of the cluster file becomes a network namespace with the file's link
-    rates, and latencies from 0.5 ms; a process in it gets the file's share of
+    rates, and latencies of 0.5 ms or more; a process in it gets the file's share of
     processors and memory.
 
     \b

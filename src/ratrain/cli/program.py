@@ -18,7 +18,7 @@ from ratrain.cli.options import PATH
     "--schedule",
     metavar="NAME",
     shell_complete=completion.schedules,
-    help="Use this strategy, not the job's.",
+    help="Use this schedule instead of the job's.",
 )
 @click.option(
     "--without",

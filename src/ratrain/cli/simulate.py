@@ -19,7 +19,7 @@ from ratrain.cli.options import PATH, Whole
     "--schedule",
     metavar="NAME",
     shell_complete=completion.schedules,
-    help="Use this strategy, not the job's.",
+    help="Use this schedule instead of the job's.",
 )
 @click.option(
     "--without",

@@ -36,13 +36,17 @@ _COMMAND = "ratrain train"
 )
 @click.option("--data", multiple=True, metavar="FILE", help="Without JOB: text to train on.")
 @click.option(
-    "--run", type=PATH, metavar="FOLDER", help="The run's folder. [default: runs/JOB-SCHEDULE]"
+    "--run",
+    type=PATH,
+    metavar="FOLDER",
+    help="The run's folder. [default: runs/JOB-SCHEDULE, numbered where that exists; with "
+    "--resume: the newest of them]",
 )
 @click.option(
     "--schedule",
     metavar="NAME",
     shell_complete=completion.schedules,
-    help="Use this strategy, not the job's.",
+    help="Use this schedule instead of the job's.",
 )
 @click.option(
     "--without",
@@ -52,7 +56,10 @@ _COMMAND = "ratrain train"
     help="Leave out forward-recovery, layerwise-state-pipeline or update-prefetch.",
 )
 @click.option(
-    "--plan", type=PATH, metavar="PLAN.json", help="Use a plan that `ratrain plan` wrote."
+    "--plan",
+    type=PATH,
+    metavar="PLAN.json",
+    help="Use a plan file: one that `ratrain plan` wrote, or your own.",
 )
 @click.option(
     "--steps",
@@ -85,7 +92,7 @@ _COMMAND = "ratrain train"
 @click.option(
     "--prepare-only",
     is_flag=True,
-    help="Only write the run's folder, and print how to start it elsewhere.",
+    help="Only write the run's folder, and print how to start it on one or several machines.",
 )
 @set_values
 @click.option(
@@ -109,7 +116,8 @@ def command(
     overrides: tuple[str, ...],
     as_json: bool,
 ) -> None:
-    """Train JOB (a .toml file) with processes on this machine.
+    """Train JOB (a .toml file) with processes on this machine; for several machines see
+    --prepare-only.
 
     Without JOB, trains --model on --data; the job is then written to the run's folder.
 
@@ -122,7 +130,7 @@ def command(
 
     Exit status: 2 the job is invalid, 3 it does not fit, 7 a checkpoint cannot be
     read or written, 8 a rank failed, 9 another launch that still runs owns the
-    run's folder.
+    run's folder, 130 stopped by a second Ctrl-C.
 
     \b
     Examples:

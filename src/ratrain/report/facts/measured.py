@@ -144,7 +144,7 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
     ]
     if not typical or not ran:
         notes = [
-            "means over ranks; no step and the one before it were recorded, so waits are those of its "
+            "means over ranks; no two successive steps were recorded, so waits are those of its "
             "metrics"
         ]
     names = kind_names(report["facts"])
