@@ -90,9 +90,9 @@ def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
 def none_whole(folder: Path, problems: list[str]) -> CannotResume:
     """The error of a run whose checkpoints are all damaged; `problems` are theirs, newest first."""
     place = folder_of(folder)
-    count = "its only checkpoint is" if len(problems) == 1 else f"all {len(problems)} are"
+    which = "the only one is" if len(problems) == 1 else f"all {len(problems)} are"
     return CannotResume(
-        f"there is no checkpoint to resume from, {count} damaged: {problems[0]}",
+        f"there is no checkpoint to resume from: {which} damaged: {problems[0]}",
         place=str(place),
         fix=f"replace it with an intact copy; to start again from step 0, move {place} away",
     )

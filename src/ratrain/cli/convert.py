@@ -23,15 +23,17 @@ _model = click.option(
     "--model",
     required=True,
     metavar="NAME|FILE",
-    help="The model: a preset of `ratrain models`, or a config.json. Their files lack its widths.",
+    help="The model: a preset of `ratrain models`, or a config.json. The planner's files do not "
+    "give its widths.",
 )
 _like = click.option(
     "--like",
     "likes",
     multiple=True,
     metavar="KIND=NAME",
-    help="What their files do not say of a GPU, such as memory bandwidth, is as in NAME: a device "
-    "profile or cluster of `ratrain clusters`, or a cluster file. Usual names need none.",
+    help="Take what the planner's files do not give of GPU KIND, such as memory bandwidth, from "
+    "NAME: a device profile or cluster of `ratrain clusters`, or a cluster file. Usual GPUs need "
+    "none.",
 )
 _output = click.option(
     "-o",
@@ -73,7 +75,7 @@ def _dtype(default: str) -> Callable[[F], F]:
         type=click.Choice(["fp32", "bf16", "fp16"]),
         default=default,
         show_default=True,
-        help="What was measured; its files do not say.",
+        help="Of the measured layer times; the files do not say.",
     )
 
 
@@ -96,7 +98,9 @@ def command() -> None:
 @_file(
     "--profile", "model_latencies.json. Left out: the layer times of RATrain's grolar-* profiles."
 )
-@click.option("--profiled", metavar="NAME", help="The model's name there. [default: the plan's]")
+@click.option(
+    "--profiled", metavar="NAME", help="The model's name in --profile. [default: the plan's]"
+)
 @_model
 @_like
 @_output
@@ -113,8 +117,8 @@ def grolar(
 ) -> None:
     """Convert files of Grolar (earlier: Zorse).
 
-    Its groups divide micro-batches among GPUs; a plan can be said here where every group divides
-    them alike.
+    Its groups divide micro-batches among GPUs; a plan can be converted only if every group
+    divides them alike.
 
     \b
     Examples:
@@ -134,7 +138,7 @@ def grolar(
 @command.command()
 @_file("--hosts", "hostfile: a host and its slots a line.", required=True)
 @_file("--cluster", "clusterfile.json: what each host is.", required=True)
-@_file("--plan", "What its planner printed: ranked plans.")
+@_file("--plan", "The ranked plans that Metis printed.")
 @_rank
 @_file(
     "--profile",
@@ -148,13 +152,13 @@ def grolar(
     type=Whole(1, 1 << 27),
     required=True,
     metavar="N",
-    help="Tokens of a sequence: its --sequence_length.",
+    help="Tokens of a sequence (--sequence_length of Metis).",
 )
 @click.option(
     "--sequences",
     type=Whole(1, 1_000_000_000),
     metavar="N",
-    help="Sequences of a step: its --gbs. Needed with --plan.",
+    help="Sequences of a step (--gbs of Metis). Needed with --plan.",
 )
 @_dtype("fp16")
 @_like
@@ -176,8 +180,8 @@ def metis(
 ) -> None:
     """Convert files of Metis.
 
-    Its planner prints a ranked list; --rank picks a line. A plan can be said here where all of
-    its stages have one data degree. Sequence length, batch and dtype are in none of its files.
+    Its planner prints a ranked list; --rank picks a line. A plan can be converted only if all of
+    its stages have the same data degree. Sequence length, batch and dtype are in none of its files.
 
     \b
     Examples:

@@ -22,7 +22,7 @@ from ratrain.cli.options import PATH, Whole
 @click.option(
     "--fastest",
     type=PATH,
-    help="Write the fastest plan of all, which perhaps can only be simulated yet.",
+    help="Write the fastest plan of all, even one that can only be simulated, not trained yet.",
 )
 @click.option(
     "--top",

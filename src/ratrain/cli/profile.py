@@ -47,7 +47,11 @@ _MOST_SIZE = 1_000_000
     help="Tokens of a sequence.",
 )
 @click.option(
-    "--micro-batch", "sizes", default="1,2,4", show_default=True, help="Sizes, separated by commas."
+    "--micro-batch",
+    "sizes",
+    default="1,2,4",
+    show_default=True,
+    help="Sizes to time, separated by commas.",
 )
 @click.option(
     "--tensor",
@@ -55,14 +59,14 @@ _MOST_SIZE = 1_000_000
     default=1,
     show_default=True,
     metavar="N",
-    help="Tensor degree; times one rank's part.",
+    help="Tensor degree: one rank's part of a layer is timed.",
 )
 @click.option(
     "--dtype",
     type=click.Choice(["fp32", "bf16", "fp16"]),
     default="fp32",
     show_default=True,
-    help="Of the layers.",
+    help="Of the layers that are timed.",
 )
 @click.option(
     "--device",

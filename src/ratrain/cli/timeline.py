@@ -24,9 +24,14 @@ if TYPE_CHECKING:
     help="A recorded step. [default: one of median length]",
 )
 @click.option(
-    "--trace", type=PATH, metavar="FILE", help="Write a trace of both that Perfetto opens."
+    "--trace",
+    type=PATH,
+    metavar="FILE",
+    help="Write a trace of the predicted and the measured step, for Perfetto.",
 )
-@click.option("--svg", type=PATH, metavar="FILE", help="Draw both (SVG).")
+@click.option(
+    "--svg", type=PATH, metavar="FILE", help="Draw the predicted and the measured step (SVG)."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
     run: Path, step: int | None, trace: Path | None, svg: Path | None, as_json: bool
@@ -85,8 +90,8 @@ def _lines(difference: RunDifference) -> Iterator[str]:
         name = f"  rank {op.rank} {op.word}"
         yield _row(name, None, op.first.length_s, op.second.length_s)
     for title, spans in (
-        ("predicted, not run", difference.ops.missing),
-        ("run, not predicted", difference.ops.extra),
+        ("predicted but not run", difference.ops.missing),
+        ("run but not predicted", difference.ops.extra),
     ):
         if spans:
             yield f"{title}: {len(spans)} ops, the first is {spans[0].word}"

@@ -53,7 +53,7 @@ def cluster_schema() -> dict[str, Any]:
     device["properties"][KEY] = {
         "type": "string",
         "description": "A file of `ratrain profile -o`, or the name of a profile that comes with "
-        "RATrain: it says what the device does not.",
+        "RATrain: it supplies the keys that the device leaves out.",
     }
     device["anyOf"] = [{"required": required}, {"required": [KEY]}]
     return schema

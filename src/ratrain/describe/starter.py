@@ -115,7 +115,7 @@ def _tables(s: Starter) -> Iterable[_Table]:
 def _schedule(s: Starter) -> _Table:
     return _Table(
         "schedule",
-        "How a step runs. `ratrain simulate` compares schedules before anything runs.",
+        "How a step runs. `ratrain schedules` compares schedules before anything runs.",
         (
             _Line("name", "ratrain", 'the strategy: "1f1b", "gpipe", "zb-h1", ... too'),
             _Line("dtype", s.dtype, '"fp32", "bf16" or "fp16"; master weights are fp32', True),
@@ -137,9 +137,11 @@ def _schedule(s: Starter) -> _Table:
             _Line("boundary_wire", s.dtype, "of activations between stages; default: as dtype"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
-            _Line("gradient_bucket", "25MB", "of a gradient under way; default: as fits"),
+            _Line(
+                "gradient_bucket", "25MB", "gradients leave in buckets; default: whole if they fit"
+            ),
             _Line("sharding", 2, "ZeRO stage 0 to 3; default: the strategy's"),
-            _Line("sequence_parallel", False, "what a search may choose; default: either"),
+            _Line("sequence_parallel", False, "what the planner may choose; default: either"),
         ),
     )
 

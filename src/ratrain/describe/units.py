@@ -72,9 +72,9 @@ def _parse(text: str, units: Mapping[str, float], what: str) -> float:
         )
     number, unit = float(match[1].replace("_", "")), match[2]
     if unit not in units:
-        said = f'has the unit "{unit}"' if unit else "has no unit"
+        reason = f'the unit "{unit}" is not known' if unit else "it has no unit"
         raise SpecError(
-            f'"{text}" {said}, which is not a {what}', place=what, fix=_nearest_unit(unit, units)
+            f'"{text}" is not a {what}: {reason}', place=what, fix=_nearest_unit(unit, units)
         )
     scale = units[unit]
     # Dividing by 1e6 rounds once; multiplying by an inexact 1e-6 would round twice.

@@ -272,7 +272,7 @@ def _runner_ups(explained: Explanation) -> Iterator[str]:
         yield "The planner knows no layout of this job that takes all of its devices."
         return
     if not search.tried:
-        yield "No configuration of this job that the planner tries fits."
+        yield "None of the configurations that the planner tried for this job fits."
         return
     loses = 100 * (step_s / search.best.step_s - 1)
     if loses > 0.05:
@@ -287,7 +287,8 @@ def _runner_ups(explained: Explanation) -> Iterator[str]:
 def _misfits(explained: Explanation) -> Iterator[str]:
     if not explained.near or explained.search is None:
         return
-    yield "Did not fit, and would be faster" if explained.search.tried else "Did not fit"
+    faster = "Would be faster, but do not fit in memory:"
+    yield faster if explained.search.tried else "Do not fit in memory:"
     for near in explained.near:
         yield from _near(near)
 
@@ -296,11 +297,11 @@ def _near(near: Misfit) -> list[str]:
     candidate = near.candidate
     lines = wrapped(
         f"- {degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}: "
-        f"{format_time(near.step_s)} by "
-        f"closed form; needs {format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
+        f"estimated {format_time(near.step_s)} per step; needs "
+        f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
         f"{near.item} takes {format_bytes(near.item_bytes)}"
     )
-    change = near.change or "other degrees"
+    change = near.change or "other pipeline, data or tensor degrees"
     return [*lines, *wrapped(f"  would fit with {change}", "    ")]
 
 

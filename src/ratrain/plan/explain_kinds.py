@@ -196,8 +196,8 @@ def _plan_words(tried: Tried | None) -> str:
 def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
     """The step with one more host of each kind, beside the fastest one known without."""
     yield from wrapped(
-        f"One more host, or the fewest that a layout takes, the job planned anew (the fastest plan "
-        f"known without takes {format_time(step_s)}):"
+        f"One more host of each kind (or the fewest hosts that a layout can use), planned again; "
+        f"without it the fastest known plan takes {format_time(step_s)}:"
     )
     rows = plain_table(
         ("added", False), ("devices", True), ("step", True), ("change", True), ("plan", False)
@@ -207,7 +207,7 @@ def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
         if faster_s is not None:
             words = (format_time(faster_s), _change(faster_s, step_s), _plan_words(each.best))
         else:
-            words = ("-", "-", "none" if each.best is None else "none faster: leave it idle")
+            words = ("-", "-", "none" if each.best is None else "no faster plan: leave it idle")
         rows.add_row(each.kind.name, f"{each.devices}", *words)
     yield from (f"  {line}" for line in rendered(rows))
     for each in added:

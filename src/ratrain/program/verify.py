@@ -231,7 +231,7 @@ def _renewals(table: Table) -> Iterator[Finding]:
         for unit in np.flatnonzero(due & (steps < period)).tolist():
             state = family.start + unit
             times = "in a step" if period == 1 else f"in {period - steps[unit]} of {period} steps"
-            message = f"nothing renews {states.name(state)} {times}"
+            message = f"no op updates {states.name(state)} {times}"
             yield Finding(
                 Rule.NOT_UPDATED, int(states.rank[state]), -1, states.name(state), message
             )
@@ -362,7 +362,7 @@ def _deadlock(table: Table, stuck: Ints) -> Finding:
     rule = Rule.USE_AFTER_FREE if FREE_EDGE in kinds else Rule.DEADLOCK
     chain = " waits for ".join(place_of(table, node % n) for node in [*circle[:6], circle[0]])
     if len(circle) > 6:
-        chain += f" (a circle of {len(circle)} ops)"
+        chain += f" (a cycle of {len(circle)} ops)"
     state = next((s for s in states if s >= 0), -1)
     return Finding(
         rule,

@@ -242,16 +242,18 @@ def _require_stale(folder: Path, number: int, say: Say) -> None:
         return
     owner = _read(path)
     lives = _process_lives(owner) if owner is not None and owner.is_neighbour else None
-    owner_name = owner.words if owner is not None else f"a launch that {path} does not name"
+    owner_name = (
+        owner.words if owner is not None else f"an unknown launch ({path} does not say which)"
+    )
     if lives is None:
         say(f"{folder}: claimed by {owner_name};")
-        say(f"  watching for up to {SILENT_S:g} s whether it is alive")
+        say(f"  watching for up to {SILENT_S:g} s whether that launch is still running")
         lives = _beats(path, _ended(folder, number))
         owner = _read(path) or owner
     if lives:
         raise _taken(folder, owner)
     if not _ended(folder, number).exists():
-        say(f"{folder}: its last owner died without releasing it: {owner_name}")
+        say(f"{folder}: the launch that owned it died without releasing it: {owner_name}")
 
 
 def _taken(folder: Path, owner: Owner | None) -> RunTaken:

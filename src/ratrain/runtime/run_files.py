@@ -39,7 +39,7 @@ CASE_FORMAT = "ratrain case 1"
 _RANK_NUMBERS = ("step_time_s", "ledger_peak_bytes", "allocated_peak_bytes", "resident_bytes")
 _RANK_WAITS = ("compute_s", "recovery_s", "stages_s", "reduce_s", "gather_s", "update_s")
 _ROW_NUMBERS = ("step_time_s", "tokens", "tokens_per_s", "time_s")
-_RESUME = "train again with `ratrain train JOB --resume`, which writes it again"
+_RESUME = "train a few more steps, which writes it again: `ratrain train JOB --resume --steps N`"
 _MOST_STEPS = 10**12
 
 

@@ -84,20 +84,20 @@ class RunSpec:
             raise SpecError(
                 f"the run has {ranks:,} ranks; the maximum is {MOST_RANKS:,}",
                 place="pipeline",
-                fix="start the run again: this folder is damaged",
+                fix="start a new run in another folder (--run): this one is damaged",
             )
         if len(self.replica_class) != self.data:
             raise SpecError(
                 f"{len(self.replica_class)} replicas have a class, the run has {self.data}",
                 place="replica_class",
-                fix="start the run again: this folder is damaged",
+                fix="start a new run in another folder (--run): this one is damaged",
             )
         if any(number >= len(self.first_rank) for number in self.replica_class):
             raise SpecError(
                 f"the last class of replicas is {len(self.first_rank) - 1}, but one replica "
                 f"names a later one",
                 place="replica_class",
-                fix="start the run again: this folder is damaged",
+                fix="start a new run in another folder (--run): this one is damaged",
             )
         for name in ("depths", "micro_batches"):
             known = len(getattr(self, name))
@@ -105,26 +105,26 @@ class RunSpec:
                 raise SpecError(
                     f"{known} classes of replicas are named, the run has {len(self.first_rank)}",
                     place=name,
-                    fix="start the run again: this folder is damaged",
+                    fix="start a new run in another folder (--run): this one is damaged",
                 )
         if self.depths and max(self.depths) != self.pipeline:
             raise SpecError(
                 f"the deepest replica has {max(self.depths)} ranks, pipeline is {self.pipeline}",
                 place="depths",
-                fix="start the run again: this folder is damaged",
+                fix="start a new run in another folder (--run): this one is damaged",
             )
         if len(self.hosts) not in (0, self.seats.world_size):
             raise SpecError(
                 f"{len(self.hosts)} ranks have a host, the run has {self.seats.world_size}",
                 place="hosts",
-                fix="start the run again: this folder is damaged",
+                fix="start a new run in another folder (--run): this one is damaged",
             )
         ranks, different = self.seats.world_size, len(set(self.devices))
         if self.devices and not different == len(self.devices) == ranks:
             raise SpecError(
                 f"{ranks} ranks are on {different} different devices",
                 place="devices",
-                fix="start the run again: this folder is damaged",
+                fix="start a new run in another folder (--run): this one is damaged",
             )
 
     def micro_batch_of(self, data: int) -> int:

@@ -33,11 +33,11 @@ def layer_times(
     name = files.profiled or (training.model_name if training else None)
     if name is None or name not in table:
         raise SpecError(
-            f"which of its models is {model.spec.name}?"
+            f"the file does not say which of its models is {model.spec.name}"
             if name is None
             else f"it has no model {shown(name)}",
             place=str(place),
-            fix=f"give --profiled; {nearest(name or '', list(table))}",
+            fix=f"give --profiled with its name in this file; {nearest(name or '', list(table))}",
         )
     by_kind: dict[str, tuple[LayerProfile, ...]] = {}
     at = place.at(name)

@@ -113,7 +113,7 @@ def _require_layers(facts: dict[str, Any], program: Program, folder: Path) -> No
         raise SpecError(
             f"the program's stages hold {stage_layers} layers",
             place=f"{folder / 'case.json'} facts.layers_per_stage",
-            fix="start the run again: a file in this folder is damaged or belongs to another run",
+            fix="start a new run in another folder (--run): a file is damaged or another run's",
         )
 
 

@@ -22,6 +22,10 @@ from ratrain.timeline.timeline import Timeline, read_timeline
 
 WORST = 10
 
+_PREDICT_AGAIN = (
+    "train a few more steps, which predicts again: `ratrain train JOB --resume --steps N`"
+)
+
 
 @dataclass(frozen=True)
 class RunDifference:
@@ -63,14 +67,15 @@ def difference_of(
         raise TimelineError(
             "there is no prediction: the run was not calibrated",
             place=str(folder.path),
-            fix="run it without --no-calibrate",
+            fix="train a few more steps without --no-calibrate: `ratrain train JOB --resume "
+            "--steps N`",
         )
     predicted = read_timeline(folder.predicted)
     if not predicted.spans:
         raise TimelineError(
             "contains no ops",
             place=str(folder.predicted),
-            fix="run it again: `ratrain train JOB --resume` predicts again",
+            fix=_PREDICT_AGAIN,
         )
     lengths = step_times(measured)
     chosen = typical_step(measured) if step is None else step - 1
@@ -83,7 +88,7 @@ def difference_of(
         raise TimelineError(
             f"{error.what}: the predicted one, and step {chosen + 1} as measured",
             place=str(folder.predicted),
-            fix="run it again: `ratrain train JOB --resume` predicts again",
+            fix=_PREDICT_AGAIN,
         ) from None
     return RunDifference(
         step=chosen + 1,

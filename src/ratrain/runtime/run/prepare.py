@@ -259,7 +259,7 @@ def _require_left_to_plan(request: RunRequest) -> None:
         raise SpecError(
             f"{request.plan_path} decides this already",
             place=said[0],
-            fix="leave it out, or plan again with it: `ratrain plan --output`",
+            fix="leave it out, or set it in the job and plan again: `ratrain plan JOB -o PLAN`",
         )
 
 
@@ -308,7 +308,8 @@ def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
         raise SpecError(
             "sequence parallelism cannot run yet",
             place=f"{plan or f'{file} [layout]'} sequence_parallel",
-            fix="leave it out, or plan again from the job with its [data]",
+            fix="leave it out, or set [schedule] sequence_parallel = false in the job, and plan "
+            "again",
         )
     if any(Recovery.SELECTIVE in of_replica for of_replica in modes):
         raise SpecError(

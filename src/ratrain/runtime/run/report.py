@@ -96,7 +96,7 @@ def _require_agreement(
     folder: RunFolder, spec: RunSpec, facts: dict[str, Any], rows: Sequence[Row]
 ) -> None:
     """A SpecError where files of the folder have different numbers of ranks."""
-    fix = "start the run again: a file in this folder is damaged or belongs to another run"
+    fix = "start a new run in another folder (--run): a file is damaged or another run's"
     case, facts_place = facts["facts"], f"{folder.path / 'case.json'} facts"
     for key in ("pipeline", "data", "tensor"):
         if case[key] != getattr(spec, key):

@@ -39,9 +39,10 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}{added or ''}"
     yield from wrapped(head)
     if report["skipped_updates"]:
-        yield (
-            f"{report['skipped_updates']:,} updates of a unit's part were skipped: a gradient "
-            "overflowed; if there are many, lower [train] loss_scale"
+        yield from wrapped(
+            f"{report['skipped_updates']:,} updates (each of one rank's part of a layer, embedding "
+            "or head) were skipped because a gradient overflowed; if there are many, lower [train] "
+            "loss_scale"
         )
     validation = report["validation"]
     if validation is not None:
