@@ -157,7 +157,7 @@ def test_a_damaged_claim_is_stale_and_never_a_traceback(tmp_path: Path, text: st
     lines: list[str] = []
     with claim_run(tmp_path, "a test", lines.append) as made:
         assert made.number == 2
-    assert lines[0].endswith("a launch that " + str(claim) + " does not name;")
+    assert lines[0].endswith(f"an unknown launch ({claim} does not say which);")
 
 
 @pytest.mark.slow
