@@ -245,9 +245,9 @@ def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:
 def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
     """Micro-batches that each part gets in any case, so that few are left to hand out one by one.
 
-    A part's time is convex in its micro-batches, so no further one takes longer than one of very
-    many. A line of that slope through one micro-batch lies above it: so many it has at least when
-    all end together. The line through very many lies below it: so late all end at least.
+    A part's time T(n) is convex in its micro-batches n. With s the slope of very many, N sequences,
+    T(1) + s (n - 1) >= T(n) >= T(N) - s (N - n). The right bound gives a time before which the
+    whole batch cannot end, the left one how many micro-batches each part has done by then.
     """
     slopes_s = [part.step_s(sequences + 1) - part.step_s(sequences) for part in parts]
     above_s = [part.step_s(1) - slope_s for part, slope_s in zip(parts, slopes_s, strict=True)]

@@ -73,7 +73,7 @@ _LINE = re.compile(r"(?P<file>.+?):(?P<line>\d+)(?: |$)")
 
 
 def _by_line(errors: Sequence[RatrainError]) -> list[RatrainError]:
-    """Errors sorted by file, as first met, and by line; those without a line come last in place."""
+    """Errors sorted by file, as first met, and by line; those without a line end their file."""
     files: dict[str, int] = {}
 
     def key(error: RatrainError) -> tuple[int, float]:
