@@ -27,6 +27,7 @@ from ratrain.errors import ProgramError, RatrainError, SpecError
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
+from ratrain.program.family_groups import takes
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.program.verify import Rule, verify
 from ratrain.simulate.simulate import simulate
@@ -108,7 +109,7 @@ def test_a_job_that_does_not_fit_names_rank_item_and_bytes() -> None:
         f"rank {finding.rank}",
         f"can need {format_bytes(worst.total_bytes)}",
         f"{format_bytes(worst.total_bytes - 1_000_000)} over",
-        f"{item} ({format_bytes(worst.by_family[item])})",
+        f"{takes(item)} {format_bytes(worst.by_family[item])}",
     ):
         assert said in finding.message
 

@@ -36,6 +36,7 @@ from ratrain.plan.tables import (
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.bounds import PeakBound
+from ratrain.program.family_groups import group_name, grouped, takes
 from ratrain.program.kind import Waiting
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
@@ -238,14 +239,11 @@ def _bill(explained: Explanation) -> Iterator[str]:
     shown = [fullest] if fullest is emptiest else [fullest, emptiest]
     titles = ["(fullest)", "(emptiest)"]
     heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
-    yield "Bill            " + "".join(f"{head:>20}" for head in heads)
-    names = sorted(
-        {*fullest.by_family, *emptiest.by_family},
-        key=lambda name: -fullest.by_family.get(name, 0),
-    )
-    for name in names:
-        sizes = [format_bytes(bound.by_family.get(name, 0)) for bound in shown]
-        yield f"  {name:<14}" + "".join(f"{size:>20}" for size in sizes)
+    yield f"{'Bill':20}" + "".join(f"{head:>20}" for head in heads)
+    groups = [grouped(bound.by_family) for bound in shown]
+    for key in sorted({*groups[0], *groups[-1]}, key=lambda key: -groups[0].get(key, 0)):
+        sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
+        yield f"  {group_name(key):<18}" + "".join(f"{size:>20}" for size in sizes)
 
 
 def _time(explained: Explanation) -> Iterator[str]:
@@ -299,7 +297,7 @@ def _near(near: Misfit) -> list[str]:
         f"- {degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}: "
         f"estimated {format_time(near.step_s)} per step; needs "
         f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
-        f"{near.item} takes {format_bytes(near.item_bytes)}"
+        f"{takes(near.item)} {format_bytes(near.item_bytes)}"
     )
     change = near.change or "other pipeline, data or tensor degrees"
     return [*lines, *wrapped(f"  would fit with {change}", "    ")]

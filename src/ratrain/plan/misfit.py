@@ -16,6 +16,7 @@ from ratrain.plan.enumerate import Group, groups_of
 from ratrain.plan.estimate import estimate
 from ratrain.plan.ranges import runs
 from ratrain.plan.search import Checked, Search, fitted
+from ratrain.program.family_groups import takes
 from ratrain.program.setup import Recovery
 
 DOUBLINGS = 6
@@ -110,7 +111,7 @@ def nothing_fits(search: Search) -> Infeasible:
         f"configurations (pipeline {layout.pipeline} x data {layout.data} x tensor "
         f"{layout.tensor}, micro-batch {near.candidate.job.batch.micro_batch}) is "
         f"{format_bytes(near.missing_bytes)} short on stage {near.stage} (device {device.index}, "
-        f"{device.kind.name}, {format_bytes(budget)}), of which {near.item} takes "
+        f"{device.kind.name}, {format_bytes(budget)}), where {takes(near.item)} "
         f"{format_bytes(near.item_bytes)}",
         place=str(job.path or "job"),
         fix=", or ".join(ways),

@@ -53,3 +53,11 @@ def grouped(families: Mapping[str, int]) -> dict[str, int]:
 def group_name(key: str) -> str:
     """A group's name, by its key."""
     return next(group.name for group in FAMILY_GROUPS if group.key == key)
+
+
+def takes(item: str) -> str:
+    """ "saved activations take", of a family or of an item of the planner's bill, which bills
+    messages by slots. A family of somebody's own has its own name."""
+    key = "messages" if item in ("slots", "sums") else group_of(item)
+    name = {OTHER: item, "optimizer": "the optimizer"}.get(key) or group_name(key)
+    return f"{name} {'takes' if key in ('optimizer', 'scratch', OTHER) else 'take'}"

@@ -22,6 +22,7 @@ from ratrain.errors import ProgramError
 from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
+from ratrain.program.family_groups import takes
 from ratrain.program.kind import Kind, Lane, Partners, kinds
 from ratrain.program.program import Program
 from ratrain.program.table import Table, sends_beside
@@ -418,7 +419,7 @@ def _budget(table: Table, bounds: tuple[PeakBound, ...]) -> Iterator[Finding]:
         message = (
             f"rank {bound.rank} can need {scaled(bound.total_bytes, 'B')} of {tier}, "
             f"{scaled(bound.total_bytes - budget, 'B')} over its budget of "
-            f"{scaled(budget, 'B')}; most of it is {family} ({scaled(size, 'B')})"
+            f"{scaled(budget, 'B')}; {takes(family)} {scaled(size, 'B')}"
         )
         yield Finding(Rule.OVER_BUDGET, bound.rank, bound.op, family, message)
 

@@ -8,6 +8,7 @@ from typing import Any
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.program.families import DEVICE
+from ratrain.program.family_groups import grouped
 from ratrain.program.kind import Waiting
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -147,7 +148,7 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
     for times in shown:
         if skipped and times is rows[-7]:
             yield f"  ...     {counted(skipped, 'more rank')}"
-        item, size = max(times.peak_items.items(), key=lambda pair: pair[1])
+        item, size = max(grouped(times.peak_items).items(), key=lambda pair: pair[1])
         bar = _bar(times, simulation.step_time_s)
         busy = 100 * times.compute_s / simulation.step_time_s
         peak = format_bytes(times.peak_bytes)

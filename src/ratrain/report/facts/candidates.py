@@ -24,7 +24,7 @@ from ratrain.plan.sizes import layers_of_stages
 from ratrain.plan.subject import Subject
 from ratrain.plan.uneven_case import share_words
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
-from ratrain.program.family_groups import group_name, group_of
+from ratrain.program.family_groups import takes
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation
@@ -192,15 +192,9 @@ def _near(misfit: Misfit, step_s: float, told: Sequence[Subject]) -> str:
     name, step = named_apart(misfit.candidate, told), format_time(misfit.step_s)
     return (
         f"{name} would take {step}{less} and needs {format_bytes(misfit.missing_bytes)} more on "
-        f"stage {misfit.stage}, where {_item_words(misfit.item)} "
+        f"stage {misfit.stage}, where {takes(misfit.item)} "
         f"{format_bytes(misfit.item_bytes)}; it would fit with {change}"
     )
-
-
-def _item_words(item: str) -> str:
-    """ "saved activations take": an item of the planner's bill, which bills messages by slots."""
-    key = "messages" if item in ("slots", "sums") else group_of(item)
-    return f"{group_name(key)} {'takes' if key in ('optimizer', 'scratch') else 'take'}"
 
 
 def named_apart(candidate: Subject, others: Sequence[Subject]) -> str:

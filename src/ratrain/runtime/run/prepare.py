@@ -20,6 +20,7 @@ from ratrain.plan.search import Progress
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
 from ratrain.program.bounds import PeakBound
+from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved
@@ -338,7 +339,7 @@ def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:
     raise Infeasible(
         f"rank {worst.rank} can need {format_bytes(worst.total_bytes)} of "
         f"{worst.tier or setup.tier}, {format_bytes(worst.total_bytes - budget)} more than "
-        f"the budget; {item} takes {format_bytes(worst.by_family[item])} of it",
+        f"the budget; {takes(item)} {format_bytes(worst.by_family[item])}",
         place=place,
         fix="remove [layout] to have RATrain find one that fits; `ratrain "
         "plan` shows what would fit",
