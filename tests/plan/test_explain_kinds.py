@@ -59,7 +59,7 @@ def test_it_says_each_kinds_place_and_what_binds_it_on_80_columns() -> None:
         "stages 1-2 of 3 (ranks 2-3): 3 layers (2, 1), head",
         "binds",
         "Heterogeneous speedup ratio 0.",
-        "Above 1 the kinds do more together.",
+        "Above 1 the kinds do more together than each by itself.",
         "One more host",
     ):
         assert part in " ".join(said.split()).replace("- ", "-") or part in said, part
@@ -167,5 +167,5 @@ def test_a_plan_that_no_layout_can_say_is_set_beside_plans_that_leave_devices_id
 def test_a_plan_over_a_budget_says_which_kind_lacks_how_much(tmp_path: Path) -> None:
     status, said = run("explain", changed(tmp_path, memory_budget="300MB"))
     assert status == 3
-    assert "binds   memory: it lacks 254 MB" in said
+    assert "binds   memory: its fullest rank is 254 MB over budget" in said
     assert "What binds: memory: rank 0 is 254 MB over its budget." in said

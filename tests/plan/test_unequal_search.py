@@ -319,7 +319,7 @@ def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
     words = ["plan", str(path), "--set", "schedule.collective=ring"]
     run = CliRunner().invoke(ratrain, [*words, "--fastest", str(fastest)])
     assert run.exit_code == 0
-    assert "Faster, and not to be trained yet" in run.output
+    assert "Faster, but not trainable yet" in run.output
     assert "cannot run it: stages of tensor 1 and 2 together cannot run yet" in " ".join(
         run.output.split()
     )

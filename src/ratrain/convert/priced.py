@@ -97,13 +97,13 @@ def as_text(converted: Converted, written: Written) -> list[str]:
     lines += ["", *(f"wrote {file}" for file in written.files)]
     last = written.files[-1]
     verb = "clusters" if converted.plan is None else "simulate"
-    return [*lines, f"look at it: ratrain {verb} {last}"]
+    return [*lines, f"next: ratrain {verb} {last}"]
 
 
 def _prices(converted: Converted, step: Simulation) -> list[str]:
     fits = "fits" if step.feasible else "DOES NOT FIT"
     lines = [
-        f"here    {format_time(step.step_time_s)} a step, simulated; proven peak "
+        f"RATrain  {format_time(step.step_time_s)} per step, simulated; proven peak "
         f"{format_bytes(step.bound_bytes)}: {fits}"
     ]
     if converted.theirs is not None:
@@ -111,7 +111,7 @@ def _prices(converted: Converted, step: Simulation) -> list[str]:
         off = step.step_time_s / theirs.step_time_s - 1
         less = "less" if off < 0 else "more"
         lines.append(
-            f"theirs  {format_time(theirs.step_time_s)} a step, {theirs.how}; here it is "
+            f"planner  {format_time(theirs.step_time_s)} per step, {theirs.how}; RATrain's is "
             f"{abs(off):.1%} {less}"
         )
     return lines

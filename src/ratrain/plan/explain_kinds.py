@@ -93,7 +93,7 @@ def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
     ranked = sorted(part.what_ifs, key=lambda what_if: what_if.step_time_s)
     helping = [each for each in ranked if each.step_time_s < step_s * (1 - NOTABLE)]
     if part.over_budget_bytes:
-        yield f"memory: it lacks {format_bytes(part.over_budget_bytes)}"
+        yield f"memory: its fullest rank is {format_bytes(part.over_budget_bytes)} over budget"
     elif helping:
         best = helping.pop(0)
         yield f"{best.resource}: {gain_words(best, step_s)}"
@@ -104,8 +104,8 @@ def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
         )
     else:
         yield (
-            "nothing of its own: neither faster devices nor faster links here shorten the step; "
-            f"it waits for other ranks {_percent(part.others_share)} of the step"
+            "other kinds: faster devices or links of this kind would not shorten the step; "
+            f"its ranks wait for others {_percent(part.others_share)} of the step"
         )
     for each in helping:
         yield gain_words(each, step_s)
@@ -154,7 +154,9 @@ def speedup_text(speedup: Speedup) -> Iterator[str]:
         times = (kind_alone.tokens_per_s or 0.0) / speedup.tokens_per_s
         faster = f"{times:.2f} times as fast as this plan"
         yield from wrapped(f"{kind_alone.kind.name} alone is {faster}: leave the others idle.")
-    yield from wrapped(f"The ratio is {DEFINITION}. Above 1 the kinds do more together.")
+    yield from wrapped(
+        f"The ratio is {DEFINITION}. Above 1 the kinds do more together than each by itself."
+    )
 
 
 def speedup_words(speedup: Speedup) -> str:
@@ -163,7 +165,7 @@ def speedup_words(speedup: Speedup) -> str:
         return "No heterogeneous speedup ratio: no kind of device alone has a plan."
     sums = f"{speedup.tokens_per_s:,.1f} tokens/s over {speedup.together_tokens_per_s:,.1f}"
     if speedup.hsr is not None:
-        return f"Heterogeneous speedup ratio {speedup.hsr:.3f}: {sums}, each kind alone added up."
+        return f"Heterogeneous speedup ratio {speedup.hsr:.3f}: {sums}, the sum of each kind alone."
     missing = _names(speedup.missing)
     there = _names(
         [kind_alone for kind_alone in speedup.alone if kind_alone.tokens_per_s is not None]

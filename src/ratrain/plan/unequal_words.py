@@ -31,10 +31,10 @@ def _best(plans: EveryPlan) -> list[str]:
     lines = UnevenCase(best.plan).headline()
     lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
     if alike is None:
-        return [*lines, "no plan of alike replicas fits"]
+        return [*lines, "no plan with identical replicas fits"]
     more = 100 * (alike.best.step_s / best.step_s - 1)
     slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"
-    return [*lines, *wrapped(f"the fastest plan of alike replicas takes {slower}:"), ""]
+    return [*lines, *wrapped(f"the fastest plan with identical replicas takes {slower}:"), ""]
 
 
 def _step(plans: EveryPlan, plan: Timed) -> str:
@@ -56,16 +56,16 @@ def _beyond(plans: EveryPlan) -> list[str]:
     assert unequal is not None
     faster = plans.faster
     if faster is not None:
-        lines += ["", "Faster, and not to be trained yet (--fastest FILE writes it):"]
+        lines += ["", "Faster, but not trainable yet (--fastest FILE writes it):"]
         lines += [f"  {line}" for line in UnevenCase(faster.plan).headline()[1:]]
         lines += [f"  {_step(plans, faster)}"]
         lines += [f"  {part}" for line in _refused(faster) for part in wrapped(line)]
     elif plans.best is None:
-        lines += wrapped("no plan of replicas or stages that differ was found to be faster")
+        lines += wrapped("no plan with unequal replicas or stages was faster")
     lines += wrapped(
-        f"{unequal.drafts:,} plans of replicas that differ ranked, {unequal.simulated} simulated "
+        f"{unequal.drafts:,} plans with unequal replicas ranked, {unequal.simulated} simulated "
         f"({format_time(unequal.total_s)}); no plan of these devices with micro-batches of up to "
-        f"{LARGEST_MICRO_BATCH} sequences takes less than {format_time(unequal.least_s)}"
+        f"{LARGEST_MICRO_BATCH} sequences can take less than {format_time(unequal.least_s)}"
     )
     return lines
 

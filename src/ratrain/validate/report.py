@@ -147,9 +147,9 @@ def _score_json(score: Score) -> dict[str, Any]:
 
 HEADER = f"{'':32}{'rows':>5}{'error':>9}{'bias':>9}{'rank':>7}{'regret':>9}{'most':>7}"
 LEGEND = (
-    "error: mean absolute; bias: mean with its sign; rank: rank correlation of predicted and "
-    "measured; regret: how much slower the layout that the model picks was than the best measured "
-    "one, a mean over groups of layouts; most: of the worst group."
+    "error: mean absolute error; bias: mean signed error; rank: rank correlation of predicted and "
+    "measured; regret: how much slower than the best measured layout the one that the model picks "
+    "is, a mean over groups of layouts; most: the regret of the worst group."
 )
 """`error` is the mean absolute percentage error, `regret` the mean over groups, `most` the regret
 of the worst group."""
@@ -173,7 +173,7 @@ def lines(report: TableReport, *, rows: bool = False) -> Iterator[str]:
         if pair.between is not None:
             low, high = pair.between
             range_text = f"{pair.label}: {low:.2f} to {high:.2f} {report.unit}"
-            yield f"  {range_text}, as devices are not stated; the worse end counts"
+            yield f"  {range_text} (devices not stated; the farther end is scored)"
     if rows:
         yield from _rows(report)
 
