@@ -55,8 +55,8 @@ def cluster_from(
     differs += assumed
     machines = _machines(hardware, place, differs)
     differs.append(
-        "its latencies are not carried over: they hold the whole time of a 40 MB message, in "
-        "seconds; 20 us are assumed for every link"
+        "Grolar's latencies are not used: they are the whole time of a 40 MB message, in seconds; "
+        "every link is assumed to have 20 us"
     )
     with placed(place):
         return cluster_of("converted", f"{SOURCE} {place.file}", tuple(kinds.values()), machines)
@@ -65,8 +65,8 @@ def cluster_from(
 def _assumed(kind: str, known: Known, measured: bool) -> str:
     if measured:
         return (
-            f"{kind}: layers are as measured there; embedding, head, updates and memory bandwidth "
-            f"are not in its files and follow from {known.name}"
+            f"{kind}: layers are as measured in Grolar's files; embedding, head, updates and "
+            f"memory bandwidth are not in them and follow from {known.name}"
         )
     return f"{kind}: its layer times are not given, so all times follow from {known.name}"
 

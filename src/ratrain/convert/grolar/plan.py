@@ -188,21 +188,21 @@ def _said_of_plan(training: Training, equal: bool, groups: int) -> list[str]:
     said: list[str] = []
     if equal:
         said.append(
-            "order and state work are those of pe-zero: breadth-first, every weight gathered once "
+            "schedule pe-zero: breadth-first, every weight gathered once "
             "in forward and once in backward, whole layers recovered"
         )
     else:
         said.append(
             "ranks take unequal numbers of micro-batches, and such replicas cannot gather sharded "
-            "weights here: weights are kept whole (sharding 2), gathered once after the update; "
+            "weights in RATrain: they are kept whole (sharding 2), gathered once after the update; "
             "Grolar gathers them twice a step and holds less"
         )
     said.append(
-        "not carried over: shards and inputs wait in host memory there, and here in the GPU's, so "
-        "more memory is needed here; its 2 GB reserve is not kept"
+        "Grolar keeps shards and inputs in host memory, RATrain in the GPU's, of which it needs "
+        "more; Grolar's 2 GB reserve is not kept"
     )
     if training.reduce_dtype == "float32" and training.autocast_dtype != "float32":
-        said.append("gradients travel in float32 there and in 16 bits here: half the bytes")
+        said.append("Grolar sends gradients in float32, RATrain in 16 bits: half the bytes")
     idle = [
         rank
         for stage in training.pipeline_config[:groups]
@@ -212,10 +212,10 @@ def _said_of_plan(training: Training, equal: bool, groups: int) -> list[str]:
     if idle:
         said.append(f"ranks without a micro-batch are left idle: {write_ranges(sorted(idle))}")
     if any(len(stage.zero_config) > 1 for stage in training.pipeline_config):
-        said.append("states are sharded over the whole group here, over parts of it there")
+        said.append("RATrain shards states over the whole group, Grolar over parts of it")
     if training.latency is not None:
         said.append(
-            "its time counts layers alone (no embedding, head or update), a start and an end at "
+            "Grolar's time counts only layers (no embedding, head or update), a start and an end at "
             "the pace of each group's slowest GPU, and collectives a thousand times too short"
         )
     return said

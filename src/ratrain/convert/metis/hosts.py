@@ -98,8 +98,8 @@ def cluster_from(
             known = known_kind(kind, likes, USUAL, f"{here} instance_type")
             kinds[kind] = device_of(kind, known, (memory, place), entries.get(kind, ()), model.spec)
             differs.append(
-                f"{kind}: layers, embedding, head and updates are as measured there; memory "
-                f"bandwidth follows from {known.name}"
+                f"{kind}: layers, embedding, head and updates are as measured in Metis's files; "
+                f"memory bandwidth follows from {known.name}"
                 if kind in entries
                 else f"{kind}: its layer times are not given, so all times follow from {known.name}"
             )
@@ -115,8 +115,8 @@ def cluster_from(
     )
     if any(node.about.inter_bandwidth < BYTES_FROM for node in nodes):
         differs.append(
-            "a bandwidth of 1 is 2^20 bytes a millisecond, as its code counts with; its files do "
-            "not say the unit"
+            "a bandwidth of 1 is 2^20 bytes per millisecond, as Metis's code reads it; its files "
+            "do not give the unit"
         )
     machines = [
         Machine(

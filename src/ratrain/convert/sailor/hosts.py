@@ -98,7 +98,8 @@ def cluster_from(
             gpu, known[gpu], (memory, place.file), entries.get(gpu, ()), model.spec
         )
         differs.append(
-            f"{gpu}: times are as measured there; memory bandwidth follows from {known[gpu].name}"
+            f"{gpu}: times are as measured in Sailor's files; memory bandwidth follows from "
+            f"{known[gpu].name}"
             if gpu in entries
             else f"{gpu}: its profile is not given, so all times follow from {known[gpu].name}"
         )
@@ -116,7 +117,7 @@ def cluster_from(
     if files.between is not None:
         differs.append(
             "bandwidth between nodes is that of all GPUs of a node together, shared by the node; "
-            "there it is looked up by the number of GPUs that send"
+            "Sailor looks it up by the number of GPUs that send"
         )
     with placed(place):
         return cluster_of("converted", f"{SOURCE} {place.file}", tuple(kinds.values()), machines)
