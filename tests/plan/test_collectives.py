@@ -93,7 +93,7 @@ def test_a_job_that_names_none_has_its_backends() -> None:
 
 def test_a_headline_names_a_collective_and_its_order() -> None:
     said = "\n".join(case_of(on_two_hosts("hierarchical", LayoutSpec(1, 8))).headline())
-    assert "replicas reduce by hierarchical, added (0+1+2+3)+(4+5+6+7)" in said
+    assert "collective of replicas: hierarchical, added in the order (0+1+2+3)+(4+5+6+7)" in said
     assert "replicas" not in "\n".join(case_of(on_two_hosts("direct", LayoutSpec(1, 8))).headline())
 
 

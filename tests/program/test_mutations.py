@@ -134,7 +134,7 @@ def test_a_norm_that_one_rank_leaves_out_misses_its_partner(
     verdict = verify(program)
     others = [f for f in verdict.findings if f.rule is Rule.MISSING_PARTNER]
     assert len(others) == case.setup.ranks - 1
-    assert all("is not there once on every rank" in f.message for f in others)
+    assert all("does not appear exactly once on every rank" in f.message for f in others)
 
 
 @quick
@@ -183,7 +183,7 @@ def test_a_reader_of_one_copy_s_gradient_alone_is_named(case: Case, data: st.Dat
     version = uses.version.copy()
     version[row] = units.micro_batches[g[row]] + data.draw(st.integers(0, table.setup.reduces))
     findings = verify(with_uses(table, version=version)).findings
-    assert any("without its other copy's" in f.message for f in findings)
+    assert any("before the tied copy's gradient is added" in f.message for f in findings)
 
 
 @quick

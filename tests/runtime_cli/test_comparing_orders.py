@@ -25,5 +25,5 @@ def test_losses_of_another_order_are_held_to_a_tolerance_and_no_others(
 
 def test_two_orders_are_said_before_the_losses() -> None:
     said = list(lines_of(pair_of(("", "(0+1)+(2+3)"), 1e-6)))
-    assert said[0].startswith("sums     replicas added in the order of replicas; (0+1)+(2+3)")
+    assert said[0].startswith("sums     gradients added in the order of replicas; (0+1)+(2+3)")
     assert not any("sums " in line for line in lines_of(pair_of(("", ""), 1e-6)))

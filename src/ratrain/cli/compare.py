@@ -55,11 +55,11 @@ def lines_of(pair: RunPair) -> Iterator[str]:
 
     first, second = pair.precision
     if first != second:
-        numbers = f"{first}; {second}: runs that round differently"
+        numbers = f"{first}; {second}: the runs round differently"
         yield from wrap(numbers, 80, initial_indent="numbers  ", subsequent_indent=" " * 9)
-    orders = [order or "in the order of replicas" for order in pair.sum_orders]
+    orders = [order or "of replicas" for order in pair.sum_orders]
     if orders[0] != orders[1]:
-        sums = f"replicas added {orders[0]}; {orders[1]}: other last bits are expected"
+        sums = f"gradients added in the order {orders[0]}; {orders[1]}: last bits may differ"
         yield from wrap(sums, 80, initial_indent="sums     ", subsequent_indent=" " * 9)
     losses = pair.losses
     if losses.identical:

@@ -101,9 +101,9 @@ def collective_words(job: JobSpec, groups: Iterable[Hosts]) -> list[str]:
     if name == job.backend.collective:
         return []
     if name == AUTO:
-        return ["replicas reduce by the fastest collective for each unit"]
+        return ["collective of replicas: the fastest for each unit"]
     order = order_words((name, hosts) for hosts in groups if len(hosts) > 1)
-    return [f"replicas reduce by {name}" + (f", added {order}" if order else "")]
+    return [f"collective of replicas: {name}" + (f", added in the order {order}" if order else "")]
 
 
 def widened(job: JobSpec) -> float:

@@ -137,10 +137,10 @@ def _uses(table: Table) -> Iterator[Finding]:
         verb = "reads" if uses.mode[row] == READ else "frees"
         what = f"{verb} {states.name(state)}, which no op has written"
         if gradients[state]:
-            what = f"{verb} {states.name(state)} before all its micro-batches are in it"
             g = (state - states.start("gradient")) % len(states.units.rank)
-            if table.setup.tied and states.units.tied_to[g] >= 0:
-                what += ", and its other copy's"
+            tied = table.setup.tied and states.units.tied_to[g] >= 0
+            copy = " and the tied copy's gradient" if tied else ""
+            what = f"{verb} {states.name(state)} before all its micro-batches{copy} are in it"
         yield _finding(table, rule, op, state, what)
     for rows, rule, verb in (
         (edges.written_twice, Rule.WRITTEN_TWICE, "writes"),
@@ -190,7 +190,7 @@ def _untied(table: Table, rows: Ints) -> Iterator[Finding]:
     due = units.micro_batches[g] + units.reduced[g] + 1
     for row in rows[late & (uses.version[rows] < due)].tolist():
         op, state = int(uses.op[row]), int(uses.state[row])
-        what = f"reads {table.states.name(state)} without its other copy's"
+        what = f"reads {table.states.name(state)} before the tied copy's gradient is added to it"
         yield _finding(table, Rule.INCOMPLETE_GRADIENT, op, state, what)
 
 
@@ -215,7 +215,7 @@ def _forwards(table: Table) -> Iterator[Finding]:
         g = int(np.searchsorted(states.unit_cell, inside, side="right")) - 1
         name = f"[{states.cell_name(inside)}{f', step {step}' if step else ''}]"
         op = int(last[cell])
-        message = f"{seen[cell]} forwards of unit and micro-batch {name}, in place of one"
+        message = f"{seen[cell]} forward ops of unit and micro-batch {name} instead of one"
         yield Finding(Rule.MISSING_FORWARD, int(units.rank[g]), op, name, message)
 
 
@@ -268,7 +268,7 @@ def _saves(table: Table) -> Iterator[Finding]:
         last[table.unit[saves]] = saves
         for g in np.flatnonzero(counts != 1).tolist():
             name = table.states.name(table.states.start("optimizer") + g).removeprefix("optimizer")
-            message = f"{counts[g]} saves of unit {name}, in place of one"
+            message = f"{counts[g]} saves of unit {name} instead of one"
             yield Finding(Rule.INCOMPLETE_SAVE, int(units.rank[g]), int(last[g]), name, message)
 
 
@@ -295,7 +295,7 @@ def _partners(table: Table) -> Iterator[Finding]:
         elif kind.partners is Partners.TIED:
             rule, missing = Rule.MISSING_PARTNER, "is missing for the other copy"
         elif kind.partners is Partners.EVERYONE:
-            rule, missing = Rule.MISSING_PARTNER, "is not there once on every rank"
+            rule, missing = Rule.MISSING_PARTNER, "does not appear exactly once on every rank"
         else:
             rule, missing = Rule.MISSING_PARTNER, "is missing on another rank that holds the unit"
         yield _finding(table, rule, op, -1, missing)

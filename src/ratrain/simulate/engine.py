@@ -121,7 +121,7 @@ def run_nodes(
     if ran < total:
         raise ProgramError(
             f"the program stands still after {ran} of {total} ops",
-            fix="run `ratrain verify` on it: it names the circle of waiting",
+            fix="run `ratrain verify` on the program: it names the ops that wait for each other",
         )
     return result
 

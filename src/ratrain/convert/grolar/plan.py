@@ -215,7 +215,7 @@ def _said_of_plan(training: Training, equal: bool, groups: int) -> list[str]:
         said.append("RATrain shards states over the whole group, Grolar over parts of it")
     if training.latency is not None:
         said.append(
-            "Grolar's time counts only layers (no embedding, head or update), a start and an end at "
-            "the pace of each group's slowest GPU, and collectives a thousand times too short"
+            "Grolar's time counts only layers (no embedding, head or update), a start and an end "
+            "at the pace of each group's slowest GPU, and collectives a thousand times too short"
         )
     return said

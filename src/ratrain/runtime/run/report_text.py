@@ -35,7 +35,7 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
         yield f"{progress}: nothing was measured"
         return
     precision = "" if report["precision"] == "fp32" else f"; {report['precision']}"
-    added = report.get("sum_order") and f"; replicas added {report['sum_order']}"
+    added = report.get("sum_order") and f"; gradients added in the order {report['sum_order']}"
     head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}{added or ''}"
     yield from wrapped(head)
     if report["skipped_updates"]:
