@@ -121,13 +121,40 @@ def test_compare_tells_equal_from_unequal_checkpoints(
     assert len(json.loads(out)["differences"]) == 12
 
 
+def test_compare_takes_the_latest_checkpoint_of_a_run(
+    ratrain: Ratrain, run: Path, tmp_path_factory: pytest.TempPathFactory
+) -> None:
+    other = tmp_path_factory.mktemp("other")
+    save(other, 100)
+    save(other, 90)
+    status, out, _ = ratrain(run, "--compare", other)
+    latest = [folder / "checkpoints" / "step-00000100" for folder in (run, other)]
+    assert status == 0
+    first = f"comparing {latest[0]}\n     with {latest[1]}\n"
+    assert out == first + "12 of 12 buffers are identical bit by bit\n"
+    compared = json.loads(ratrain(run, "--compare", other, "--json")[1])["compared"]
+    assert compared == [str(path) for path in latest]
+
+
+def test_a_folder_of_runs_names_them(ratrain: Ratrain, tmp_path: Path) -> None:
+    for name in ("b", "a"):
+        save(tmp_path / name, 10)
+    (tmp_path / "c").mkdir()
+    status, out, _ = ratrain(tmp_path)
+    assert (status, " ".join(out.split())) == (
+        0,
+        f"no checkpoints in {tmp_path}; it holds runs: a, b",
+    )
+
+
 def test_a_folder_without_checkpoints_or_no_folder_is_said(
     ratrain: Ratrain, tmp_path: Path
 ) -> None:
-    assert ratrain(tmp_path)[:2] == (0, f"no checkpoints in {tmp_path}\n")
+    status, out, _ = ratrain(tmp_path)
+    assert (status, out.split()) == (0, ["no", "checkpoints", "in", str(tmp_path)])
     status, out, err = ratrain(tmp_path / "nothing")
     assert (status, out) == (7, "")
     assert err.startswith("error: ") and "no such folder" in err and "Traceback" not in err
     status, _, err = ratrain(tmp_path, "--compare", tmp_path)
     assert status == 7
-    assert "manifest.json is missing" in err
+    assert "holds no checkpoint" in err

@@ -67,6 +67,19 @@ def listed_at(path: Path) -> tuple[Listed, ...]:
     return listed(path) if step is None else (_look(path, step),)
 
 
+def checkpoint_at(path: Path) -> Path:
+    """The one checkpoint that a user names: itself, or the latest one of a run or folder."""
+    if exists(path / NAME) or step_of(path.resolve()) is not None:
+        return path
+    listed_at(path)  # names a folder that is not there
+    newest = latest(path)
+    if newest is None:
+        raise CheckpointError(
+            "holds no checkpoint", place=str(path), fix="give a checkpoint, or a run that has one"
+        )
+    return newest.path
+
+
 def latest(folder: Path, skip_damaged: bool = False) -> Latest | None:
     """The newest checkpoint of a run or folder; None where none was completed.
 

@@ -24,8 +24,8 @@ if TYPE_CHECKING:
     "--compare",
     "other",
     type=PATH,
-    metavar="CHECKPOINT",
-    help="Compare with this checkpoint, bit by bit.",
+    metavar="RUN|CHECKPOINT",
+    help="Compare with this checkpoint, or this run's latest, bit by bit.",
 )
 @click.option(
     "--prune",
@@ -40,7 +40,7 @@ def command(
 ) -> None:
     """List the checkpoints of a run, oldest first: step, state, size, ranks, age, and
     the text they were trained on. The argument is a run's folder, its checkpoints
-    folder or one checkpoint; with --compare, one checkpoint.
+    folder or one checkpoint; --compare takes the latest checkpoint of a run.
 
     The exit status is 7 if a checkpoint is damaged, 1 if two compared ones differ,
     9 if --prune is given for a run whose folder another launch owns.
@@ -50,7 +50,7 @@ def command(
       ratrain checkpoints runs/small
       ratrain checkpoints runs/small --prune 1
       ratrain checkpoints runs/small --verify
-      ratrain checkpoints A/step-00000100 --compare B/step-00000100
+      ratrain checkpoints runs/small --compare runs/other
     """
     if other is not None:
         _compare(folder, other, as_json)
@@ -59,6 +59,7 @@ def command(
     from ratrain.checkpoint.folder import leftovers
     from ratrain.checkpoint.listing import listed_at
     from ratrain.corpus.identity import data_of_state
+    from ratrain.describe.lines import wrapped
 
     removed = _pruned(folder, keep) if keep else []
     checkpoints = listed_at(folder)
@@ -91,9 +92,16 @@ def command(
         for path in partial:
             click.echo(f"{path.name:28}  unfinished: ignored")
         if not checkpoints and not partial:
-            click.echo(f"no checkpoints in {folder}")
+            click.echo("\n".join(wrapped(_none_words(folder))))
     if any(checkpoint.manifest is None for checkpoint in checkpoints):
         raise SystemExit(7)
+
+
+def _none_words(folder: Path) -> str:
+    """That a folder holds no checkpoints, and which runs in it may."""
+    runs = sorted(path.name for path in folder.iterdir() if (path / "checkpoints").is_dir())
+    beside = f"; it holds runs: {', '.join(runs)}" if runs else ""
+    return f"no checkpoints in {folder}{beside}"
 
 
 def _pruned(folder: Path, keep: int) -> list[Path]:
@@ -150,18 +158,25 @@ def _here_bytes(checkpoint: Listed) -> int:
 
 def _compare(folder: Path, other: Path, as_json: bool) -> None:
     from ratrain.checkpoint.comparison import compare
+    from ratrain.checkpoint.listing import checkpoint_at
     from ratrain.checkpoint.reader import open_checkpoint
     from ratrain.cli.progress import progress
 
-    left, right = open_checkpoint(folder, verify=False), open_checkpoint(other, verify=False)
+    paths = [checkpoint_at(path) for path in (folder, other)]
+    left, right = (open_checkpoint(path, verify=False) for path in paths)
     with progress("comparing", "elements") as report:
         differences = compare(left, right, report)
     if as_json:
         print_json(
             "checkpoints",
-            {"differences": [_difference_row(difference) for difference in differences]},
+            {
+                "compared": [str(path) for path in paths],
+                "differences": [_difference_row(difference) for difference in differences],
+            },
         )
     else:
+        if paths != [folder, other]:
+            click.echo("comparing {}\n     with {}".format(*paths))
         unlike = [difference for difference in differences if not difference.identical]
         for difference in unlike:
             click.echo(

@@ -82,10 +82,10 @@ def cluster(file: Path, as_json: bool) -> None:
     \b
     Example: ratrain init cluster here.toml
     """
-    from ratrain.cli.starting import write_cluster, write_new
+    from ratrain.cli.starting import require_new, write_cluster, write_new
 
-    text = write_cluster()
-    write_new(file, text)
+    require_new(file)  # before seconds of measuring
+    write_new(file, write_cluster())
     _told("init cluster", [file], as_json, f"show it: ratrain clusters {file}")
 
 

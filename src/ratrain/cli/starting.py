@@ -90,22 +90,22 @@ def write_cluster() -> str:
 
 def write_new(file: Path, text: str) -> None:
     """Writes a file that is not there yet."""
-    from ratrain.errors import SpecError
     from ratrain.readers.writing import write_whole
 
     require_new(file)
-    if not file.parent.is_dir():
-        raise SpecError("no such folder", place=str(file.parent), fix="create it first")
     write_whole(file, text)
 
 
 def require_new(file: Path) -> None:
+    """Refuses a file that is there already, or whose folder is not."""
     from ratrain.errors import SpecError
 
     if file.exists():
         raise SpecError(
             "already exists", place=str(file), fix="choose another file, or remove this one"
         )
+    if not file.parent.is_dir():
+        raise SpecError("no such folder", place=str(file.parent), fix="create it first")
 
 
 def _model(name: str) -> tuple[ModelSpec, str, Path | None]:

@@ -16,5 +16,5 @@ def wrapped(line: str, indent: str = "  ", width: int = WIDTH) -> list[str]:
     """A line cut at spaces into lines of at most `width` columns; those after the first begin with
     `indent`."""
     joined = _BEFORE_UNIT.sub(_NO_BREAK, line)
-    parts = wrap(joined, width, subsequent_indent=indent)
+    parts = wrap(joined, width, subsequent_indent=indent, break_on_hyphens=False)
     return [part.replace(_NO_BREAK, " ") for part in parts] or [""]
