@@ -48,9 +48,13 @@ def half_among(
 
 def data_group(placement: Placement, pipeline: int) -> Group:
     """The replicas' devices for a stage."""
-    members = [placement.device(pipeline, data) for data in range(placement.layout.data)]
-    slowest = placement.data_link(pipeline)
-    return group_among(placement.cluster, members, slowest, placement.devices)
+    layout, known = placement.layout, placement.known.data_groups
+    key = layout.pipeline, layout.data, layout.tensor, pipeline
+    if key not in known:
+        members = [placement.device(pipeline, data) for data in range(layout.data)]
+        slowest = placement.data_link(pipeline)
+        known[key] = group_among(placement.cluster, members, slowest, placement.devices)
+    return known[key]
 
 
 def group_among(

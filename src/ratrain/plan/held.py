@@ -40,8 +40,15 @@ def held_by_ranks_of(
 
 def most_held(skeleton: str, pipeline: int, micro_batches: int) -> Ints:
     """For each pipeline rank, where it holds one stage: its micro-batches at the fullest moment."""
-    rows = held_by_rank(skeleton, pipeline, 1, micro_batches)
-    return np.array([int(row.max()) for row in rows], dtype=np.int64)
+    return most_held_of(SKELETONS[skeleton], pipeline, micro_batches)
+
+
+@lru_cache(maxsize=4096)
+def most_held_of(skeleton: Skeleton, pipeline: int, micro_batches: int) -> Ints:
+    rows = held_by_ranks_of(skeleton, pipeline, 1, micro_batches)
+    most = np.array([int(row.max()) for row in rows], dtype=np.int64)
+    most.setflags(write=False)  # every caller has the same array
+    return most
 
 
 def _fullest(steps: Steps, pipeline: int, virtual: int) -> Ints:

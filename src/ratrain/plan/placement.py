@@ -12,6 +12,7 @@ from functools import cached_property
 
 import numpy as np
 
+from ratrain.cost.algorithms import Group
 from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.geometry import Geometry
@@ -130,6 +131,9 @@ class _Known:
     links: dict[tuple[int, int, int], _Links] = field(
         default_factory=dict[tuple[int, int, int], _Links]
     )
+    data_groups: dict[tuple[int, int, int, int], Group] = field(
+        default_factory=dict[tuple[int, int, int, int], Group]
+    )  # by pipeline, data and tensor degree, and pipeline rank
 
 
 @dataclass(frozen=True)
