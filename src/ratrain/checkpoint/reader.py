@@ -93,7 +93,7 @@ class Checkpoint:
                 f"has no {unit}/{kind} [{max(reached, begin)}, {end}); "
                 f"it holds {self._said(unit, kind)}",
                 place=str(self.path),
-                fix="ask for a range that the model has",
+                fix="request a range that the model has",
             )
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:

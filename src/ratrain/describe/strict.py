@@ -231,7 +231,9 @@ class _Loader:
             if type(choice) is type(value) and choice == value:
                 return choice
         names = [str(choice) for choice in choices]
-        raise self._told(f"{shown(value)} is not a choice", place, nearest(str(value), names))
+        raise self._told(
+            f"{shown(value)} is not an allowed value", place, nearest(str(value), names)
+        )
 
     def _list(self, hint: Any, value: Any, place: Place, rule: Rule) -> tuple[Any, ...]:
         items = cast("list[Any]", self._expect(value, list, "a list", place))

@@ -365,7 +365,7 @@ def require_buckets(plan: Plan, job: JobSpec, chosen: Strategy, place: Place) ->
     require_bucketable(job, chosen)
     if plan.gradient_bucket_bytes is not None and plan.accumulation == "local":
         raise SpecError(
-            "a gradient that adds up locally is whole on every rank: it leaves in no bucket",
+            "with local accumulation every rank keeps whole gradients: buckets cannot be used",
             place=str(place.at("gradient_bucket")),
             fix='leave it out, or write accumulation "sharded"',
         )

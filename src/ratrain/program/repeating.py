@@ -187,8 +187,8 @@ def checked(program: Repeating) -> Repeating:
         before = actions[max(middle.begin - len(body), 0) : middle.begin]
         if not body or tuple(_later(action, program.stride) for action in before) != body:
             raise ProgramError(
-                f"rank {rank} {lane.word}: what is marked does not repeat what stands before it",
-                fix="mark a part that is the one before it with later micro-batches",
+                f"rank {rank} {lane.word}: the marked part does not repeat the part before it",
+                fix="mark a part that repeats the one before it with later micro-batches",
             )
     return program
 

@@ -82,7 +82,7 @@ def tensor_groups(
                 f"{len(read[-1])} replicas, {len(read[0])} on the first stage: a replica of a "
                 "RATrain plan is a pipeline of fixed ranks",
                 place=str(at),
-                fix="give a plan whose stages have one data degree",
+                fix="give a plan whose stages all have the same data degree",
             )
     return read
 
@@ -97,7 +97,7 @@ def _group(value: Any, types: Mapping[str, NodeType], place: Place) -> Group:
         raise SpecError(
             f"a tensor group of {len(parts)} kinds of GPU or zones",
             place=str(place.at(0)),
-            fix="give a plan whose tensor groups are of one kind in one zone",
+            fix="give a plan whose tensor groups each have one kind of GPU in one zone",
         )
     part = list_of(parts[0])
     if (

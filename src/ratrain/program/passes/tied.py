@@ -28,7 +28,8 @@ def tie_embeddings(program: Program) -> Program:
     """
     if program.setup.per_micro_batch:
         raise ProgramError(
-            "tied copies add up whole gradients, and sharded accumulation has none",
+            "adding the gradients of tied copies takes whole gradients, which sharded accumulation "
+            "does not keep",
             fix="use local accumulation",
         )
     setup = replace(program.setup, tied=True)
