@@ -1,4 +1,4 @@
-"""Ranges of a checkpoint, stitched from whichever files hold them, so that any layout may load.
+"""Ranges of a checkpoint, stitched from the files that hold them, so that any layout may load.
 
 Every block that is read is verified: a range comes back as it was written, or not at all.
 Memory: the caller's buffer and one block.

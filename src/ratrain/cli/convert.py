@@ -261,7 +261,7 @@ def _described(name: str) -> Model:
 
 
 def _told(planner: str, converted: Converted, folder: Path, as_json: bool) -> None:
-    """Writes the files, prices the plan, and says what came of it."""
+    """Writes the files, prices the plan, and prints the result."""
     from ratrain.cli.progress import progress
     from ratrain.convert.priced import as_json as body_of
     from ratrain.convert.priced import as_text, priced, write

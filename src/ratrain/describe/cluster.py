@@ -234,7 +234,7 @@ class Link:
 
     @property
     def points(self) -> tuple[SizePoint, ...]:
-        """Bandwidth by size, smallest first, of whichever form the link has; () for one rate."""
+        """Bandwidth by size, smallest first, in either form; () for a link of one rate."""
         return _fitted(self) if self.log_quadratic else self.by_size
 
     def size_s(self, size_bytes: float) -> float:

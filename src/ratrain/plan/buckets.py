@@ -76,7 +76,7 @@ def _obstacles(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
 
 
 def bucket_count(job: JobSpec, params: float) -> int:
-    """Into how many buckets the gradient of so many parameters goes; 0: it leaves whole."""
+    """The number of buckets for the gradient of `params` parameters; 0: it is sent whole."""
     size_bytes = job.schedule.gradient_bucket_bytes
     if size_bytes is None:
         return 0
@@ -84,7 +84,7 @@ def bucket_count(job: JobSpec, params: float) -> int:
 
 
 def sent_in_buckets(half: Half, size_bytes: float, buckets: int) -> Transfer:
-    """The transfers of a gradient that goes into so many buckets: of each a sum and a gather."""
+    """The transfers of a gradient in this number of buckets: a sum and a gather for each."""
     return half(size_bytes / buckets).times(2 * buckets)
 
 

@@ -463,7 +463,7 @@ def require_tieable(job: JobSpec) -> None:
 
 
 def _require_dividable(job: JobSpec) -> None:
-    """Refuses a job that asks for sequence parallelism where no layout of it can have any."""
+    """Refuses a job that requests sequence parallelism where none of its layouts can have any."""
     if not job.schedule.sequence_parallel or any(
         True in _divisions(job, tensor) for tensor in _tensor_degrees(job, job.cluster.members())
     ):

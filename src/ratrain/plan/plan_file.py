@@ -327,7 +327,7 @@ def require_strategy(plan: Plan, place: Place) -> None:
 
 
 def require_prefetch(plan: Plan, chosen: Strategy, place: Place) -> None:
-    """Refuses a plan that says otherwise than its schedule."""
+    """Refuses a plan that contradicts its schedule."""
     if chosen.prefetch != plan.prefetch:
         value = chosen.prefetch
         raise SpecError(

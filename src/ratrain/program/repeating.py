@@ -37,7 +37,7 @@ Make = Callable[[Setup], Program]
 """Builds the program of a setup: a skeleton and passes already chosen."""
 
 WORTH_IT = 2
-"""A program is kept short where that leaves out at least so many micro-batches for each kept."""
+"""A program is kept short where that leaves out at least this many micro-batches for each kept."""
 MOST_OPS = 10_000_000
 """Ops up to which a program is written out: some GB of memory."""
 SMALL = 20_000

@@ -175,7 +175,7 @@ def plan_of(
     )
     differs.append(
         "schedule and recovery are not in its plan: 1F1B that keeps activations, optimizer not "
-        "sharded, as its runtime does; its memory formula (20 bytes a parameter and 5.06 GB) is "
+        "sharded, as its runtime does; its memory formula (20 bytes per parameter and 5.06 GB) is "
         "replaced by RATrain's own count"
     )
     choices = Choices("1f1b", sequences, training.sequence_length, dtype)

@@ -1,4 +1,4 @@
-"""The page of a plan or a job: what is predicted of it, and what else its search has seen."""
+"""The page of a plan or a job: its prediction, and the other layouts that its search tried."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Whose the run's folder is, and on which disks it lies: settled before any rank writes to it.
+"""Who owns the run's folder, and on which disks it is: settled before any rank writes to it.
 
 Under `ratrain train` the launcher owns the folder and ranks inherit that. Under another launcher
 (torchrun) the first rank on each disk claims it for all; where it is refused, all ranks end with
