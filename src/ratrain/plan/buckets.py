@@ -1,4 +1,4 @@
-"""Gradients that leave in buckets while backward makes them: which jobs can, and what it takes.
+"""Gradients sent in buckets while backward computes them: which jobs can, and what it takes.
 
 A bucket holds consecutive elements of a unit's gradient, and their owners are one or two ranks. So
 that no link is left out, all holders add a part of it each, and all get the sum: twice the bytes

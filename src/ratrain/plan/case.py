@@ -187,7 +187,7 @@ def recovery_words(modes: tuple[Recovery, ...]) -> str:
 
 def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
     """The case of a job; a job without a layout is planned first, reported to `progress`. Where
-    memory does not suffice, gradients leave in buckets, if that is enough."""
+    memory does not suffice, gradients are sent in buckets, if that is enough."""
     if job.layout is None:
         return case_of_candidate(planned(job, progress).best.candidate)
     case = case_as_asked(job)
