@@ -31,7 +31,7 @@ def lines(raced: Found) -> Iterator[str]:
     """The row for people, at most 100 columns."""
     row, best = raced.row, raced.best_peer or raced.of(OURS)
     devices = " + ".join(f"{share:g}" for share in row.shares)
-    yield f"{row.name}: {devices} processors, {row.link}, {row.case.sequences} sequences a step"
+    yield f"{row.name}: {devices} processors, {row.link}, {row.case.sequences} sequences per step"
     yield (
         f"  {'method':22s} {'step':>8s} {'least - most':>15s} {'speed':>6s} {'sent':>9s} "
         f"{'others':>6s} {'planned':>8s} {'calibrated':>10s}"

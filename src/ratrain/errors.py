@@ -18,7 +18,7 @@
     ├── ChipError        a simulated chip cannot finish: deadlock, a lost operand
     ├── CheckpointError  a checkpoint cannot be written, or is damaged, incomplete or another's
     │   └── CannotResume         what was saved is damaged, another model's, or not here
-    │       └── SavedElsewhere   a part of it lies on another host's disk alone
+    │       └── SavedElsewhere   a part of it is on another host's disk only
     ├── RunFailed        a training run ended before its last step; says which rank and why
     └── RunTaken         a run's folder belongs to another launch, which still runs
 
@@ -169,7 +169,7 @@ class CannotResume(CheckpointError):
 
 
 class SavedElsewhere(CannotResume):
-    """A part of a checkpoint lies on another host's disk alone."""
+    """A part of a checkpoint is on another host's disk only."""
 
 
 class RunFailed(RatrainError):

@@ -56,7 +56,7 @@ def read_banner(sock: socket.socket, deadline_s: float) -> tuple[bytes, bytes]:
 def greet(
     sock: socket.socket, secret: bytes, nonce: bytes, message: bytes, deadline_s: float
 ) -> bytes:
-    """The client's half, behind the server's banner: sends `message`, returns the server's."""
+    """The client's half, after the server's banner: sends `message`, returns the server's."""
     nonces = nonce + secrets.token_bytes(NONCE_BYTES)
     mac = _mac(secret, b"client", nonces, message)
     length = len(message).to_bytes(2, "big")

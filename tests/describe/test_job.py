@@ -78,7 +78,7 @@ def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:
         ('"20GB"', "20", ":14 [schedule] memory_budget", "20 is not a quantity", "20GB"),
         ("= 2048", "= 2048.5", ":3 [model] sequence_length", "not a whole number", "= 2048"),
         ("= 2048", "= true", ":3 [model] sequence_length", "not a whole number", "whole"),
-        ('"equal"', '"equl"', ":12 [layout] layers", "not a choice", "equal"),
+        ('"equal"', '"equl"', ":12 [layout] layers", "not an allowed value", "equal"),
         ('"equal"', "[1, 2]", ":12 [layout] layers", "2 numbers for 16 stages", "16"),
         ('"equal"', f"{[4] * 15 + [3]}", ":12 [layout] layers", "add up to 63", "add 1"),
         ('"equal"', f"{[4, 0, 8] + [4] * 13}", ":12 [layout] layers", "stage 1 holds", "a layer"),
@@ -103,7 +103,7 @@ def test_a_wrong_job_names_place_and_fix(
 
 
 def test_more_devices_than_exist_names_how_many_there_are(tmp_path: Path) -> None:
-    with pytest.raises(RatrainError, match="256 devices asked for, 8 exist"):
+    with pytest.raises(RatrainError, match="256 devices requested, but the cluster has 8"):
         load(tmp_path, JOB.replace("mt3000", "h200"))
 
 

@@ -107,7 +107,7 @@ def test_a_wrong_measurement_is_one_error_with_a_fix(
 def test_two_entries_of_one_shape_are_told_to_be_joined(tmp_path: Path) -> None:
     begin, end = CLUSTER.index("[[device.layer_profile]]"), CLUSTER.index("[[host]]")
     twice = CLUSTER[:end] + CLUSTER[begin:end] + CLUSTER[end:]
-    with pytest.raises(SpecError, match="two layer profiles"):
+    with pytest.raises(SpecError, match="layer profiles of the same"):
         load(tmp_path, twice)
 
 

@@ -111,7 +111,7 @@ def test_what_is_in_force_is_said_with_its_level_and_why_it_is_not() -> None:
     made_ports, far = made(apart("20ms"))
     assert lines(made_ports, far, "")[0].startswith("latency: 20 ms world, each way")
     assert lines(made_ports, far, "no tap interfaces") == [
-        "latency: this machine's own, whatever the file says: no tap interfaces"
+        "latency: this machine's own, not the file's: no tap interfaces"
     ]
 
 

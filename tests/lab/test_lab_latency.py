@@ -162,5 +162,5 @@ def test_without_tap_interfaces_a_lab_stands_and_says_that_it_adds_no_latency(
     monkeypatch.setattr(relay_order, "TUN", tmp_path / "tun")
     with Lab(apart(), 3) as lab:
         assert lab.without_latency.startswith("no tap interfaces")
-        assert any("whatever the file says: no tap" in line for line in lab.limits())
+        assert any("not the file's: no tap" in line for line in lab.limits())
         assert relays(os.getpid()) == []

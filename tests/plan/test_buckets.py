@@ -93,11 +93,11 @@ def test_a_bucketed_reduction_takes_twice_the_bytes() -> None:
 @pytest.mark.parametrize(
     ("options", "message"),
     [
-        ({"gradient_accumulation": "local"}, "whole on every rank"),
-        ({"sharding": 1}, "no sharded gradients"),
-        ({"without": ("layerwise-state-pipeline",)}, "no gradient leaves"),
+        ({"gradient_accumulation": "local"}, "every rank keeps whole gradients"),
+        ({"sharding": 1}, "does not shard gradients"),
+        ({"without": ("layerwise-state-pipeline",)}, "no gradient is sent during backward"),
         ({"backend": "described"}, "has no buckets"),
-        ({"gradient_bucket_bytes": 1000}, "no room for the smallest piece"),
+        ({"gradient_bucket_bytes": 1000}, "too small for the smallest piece"),
     ],
 )
 def test_what_cannot_leave_in_buckets_is_refused_by_name(

@@ -151,7 +151,7 @@ def test_sharded_accumulation_of_a_tied_model_is_refused_and_never_chosen() -> N
     spec = tied(laid_out(LayoutSpec(2, 2)))
     asked = replace(spec, schedule=replace(spec.schedule, gradient_accumulation="sharded"))
     for wrong in (asked, replace(asked, layout=None)):
-        with pytest.raises(SpecError, match="their gradients add up whole"):
+        with pytest.raises(SpecError, match="adding their gradients takes whole gradients"):
             case_of(wrong)
     assert case_of(replace(spec, layout=None)).choices.accumulation is Accumulation.LOCAL
     tried = planned(replace(spec, layout=None)).tried

@@ -60,7 +60,7 @@ def test_it_says_each_kinds_place_and_what_binds_it_on_80_columns() -> None:
         "binds",
         "Heterogeneous speedup ratio 0.",
         "Above 1 the kinds do more together than each by itself.",
-        "One more host",
+        "one more host of a kind",
     ):
         assert part in " ".join(said.split()).replace("- ", "-") or part in said, part
     assert max(map(len, said.splitlines())) <= 80

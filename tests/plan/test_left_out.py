@@ -153,7 +153,7 @@ def test_the_idle_device_is_named_with_its_reason_and_stands_in_the_plan_file(
 ) -> None:
     text, folder = printed
     assert "idle: 1 device, 2 (straggler)" in text
-    assert "with no device idle the fastest plan found takes" in text
+    assert "the fastest plan found that uses every device takes" in text
     plan, by_job = (verb("simulate", str(folder / name)) for name in ("plan.json", "job.toml"))
     assert plan["job"]["idle_devices"] == by_job["job"]["idle_devices"] == [2]
     assert plan["step_time_s"] == by_job["step_time_s"]

@@ -79,7 +79,7 @@ def test_a_search_keeps_to_the_degrees_in_which_layers_were_measured(rates: bool
     searched = search(spec)
     said = " ".join(search_text(searched, 3))
     assert "times on a100-80g-sxm: layers" in said
-    assert "layers were measured on a100-80g-sxm at tensor 1, without divided" in said
+    assert "layers were measured on a100-80g-sxm at tensor 1, without sequence parallelism" in said
 
 
 def test_where_nothing_is_measured_the_search_says_what_to_measure() -> None:

@@ -212,7 +212,7 @@ def test_the_command_line_prints_gains_reasons_memory_and_how_to_train(tmp_path:
     assert ran.exit_code == 0, ran.output
     lines = ran.stdout.splitlines()
     assert max(len(line) for line in lines if "--set" not in line) <= 80
-    for text in ("Searched: ", "gain over it", "Why:", "Proved to fit", "schedule.skeleton="):
+    for text in ("Search: ", "gain over it", "Why:", "Proved to fit", "schedule.skeleton="):
         assert text in ran.stdout
     body = json.loads(CliRunner().invoke(command, [*words, "--json"]).stdout)
     order = body["search"]["order"]

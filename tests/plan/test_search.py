@@ -131,7 +131,7 @@ def check_robust(spec: JobSpec) -> None:
     try:
         searched = planned(spec)
     except RatrainError as error:
-        assert "closed formulas say" not in str(error)
+        assert "by closed formula" not in str(error)
         return
     for checked in searched.checked:
         assert np.isfinite(checked.step_s).all() and (checked.step_s > 0).all()

@@ -144,7 +144,7 @@ def test_a_device_takes_from_its_profile_what_it_does_not_say_itself(tmp_path: P
     ("named", "written", "says"),
     [
         ('"other.toml"', "", "there is no file"),
-        ('"this.toml"', "name = 'x'", "does not describe one device"),
+        ('"this.toml"', "name = 'x'", "does not describe exactly one device"),
         ('"this.toml"', "[[device]]\nprofile = 'this.toml'", "refers to another profile"),
         ('"this.toml"', "device = [1]", "1 is not a table"),
         ('"this.toml"', "not toml", "not valid TOML"),

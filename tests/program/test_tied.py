@@ -103,9 +103,9 @@ def test_the_csv_form_leaves_ties_out() -> None:
 def test_whole_gradients_are_what_is_tied() -> None:
     setup = Setup((replica((2, 2), 4, 2, ends=True),))
     sharded = Choices(accumulation=Accumulation.SHARDED, tie=True)
-    with pytest.raises(ProgramError, match="sharded accumulation has none"):
+    with pytest.raises(ProgramError, match="sharded accumulation does not keep"):
         apply_strategy(strategy("ratrain"), setup, sharded)
-    with pytest.raises(ProgramError, match="sharded accumulation has none"):
+    with pytest.raises(ProgramError, match="sharded accumulation does not keep"):
         replace(setup, sharding=2, accumulation=Accumulation.SHARDED, tied=True)
 
 

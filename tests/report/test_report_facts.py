@@ -334,7 +334,7 @@ def test_a_budget_far_above_every_layout_is_said_in_words(of_job: Contents) -> N
     assert of_job.candidates is not None
     assert not of_job.candidates.budget_is_near
     assert data_of(of_job)["candidates"]["budget_bytes"] is None
-    assert "the budget of 2\u00a0GB lies far above the picture" in page(of_job)
+    assert "the budget of 2\u00a0GB is far above the top of the picture" in page(of_job)
     near = replace(of_job.candidates, budget_bytes=10**9)
     assert data_of(replace(of_job, candidates=near))["candidates"]["budget_bytes"] == 10**9
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from simulated_runs import Size, simulated_run
 
-from ratrain.report.facts.words import kind_names
+from ratrain.runtime.run.kind_names import kind_names
 from ratrain.runtime.run.report import report_of
 from ratrain.runtime.run.report_text import report_text
 
@@ -18,10 +18,10 @@ def reported(folder: Path, size: Size, *, done: int | None = None) -> dict[str, 
 
 def test_without_other_stages_a_run_waits_for_its_replicas(tmp_path: Path) -> None:
     report = reported(tmp_path / "replicas", Size(pipeline=1, data=3, steps=6))
-    assert any(line.startswith("  waiting for replicas ") for line in report_text(report))
+    assert any(line.startswith("  waiting for other replicas ") for line in report_text(report))
     assert kind_names(report["facts"])["stages"] == "waiting for other replicas"
     report = reported(tmp_path / "stages", Size(steps=6))
-    assert any(line.startswith("  waiting for stages ") for line in report_text(report))
+    assert any(line.startswith("  waiting for other stages ") for line in report_text(report))
     assert kind_names(report["facts"])["stages"] == "waiting for other stages"
 
 

@@ -198,9 +198,8 @@ def test_disks_that_should_be_one_are_refused_by_all_ranks_alike(tmp_path: Path)
     ends = settled([tmp_path / "a", tmp_path / "a", tmp_path / "b"], "shared")
     assert all(isinstance(end, RunFailed) for end in ends)
     (message,) = {str(replace_place(end, tmp_path)) for end in ends}
-    assert (
-        "rank 2 on host host-2 has another folder" in message and "rank 0 on host host-0" in message
-    )
+    both = "rank 2 on host host-2 and rank 0 on host host-0"
+    assert f"{both} each have their own folder" in message
     assert 'disks = "per-host"' in message
 
 

@@ -96,7 +96,7 @@ def _same(job: Path, simulated: Simulated) -> bool:
         return False
     assert simulated.text == text
     if isinstance(result.exception, RatrainError):
-        assert "stands still" in str(result.exception)
+        assert "deadlocks after" in str(result.exception)
         assert "Deadlock" in asked("verify", job).output
     return True
 

@@ -287,7 +287,7 @@ def test_a_program_that_cannot_finish_says_so() -> None:
     lanes[key] = tuple(reversed(lanes[key]))
     stuck = replace(program, lanes=lanes)
     for compiled in (True, False):
-        with pytest.raises(ProgramError, match="stands still after"):
+        with pytest.raises(ProgramError, match="deadlocks after"):
             clock(stuck, plain_costs(stuck.table, {}), compiled=compiled)
 
 

@@ -173,7 +173,7 @@ def test_a_budget_below_the_bound_makes_a_simulation_infeasible() -> None:
 def test_one_step_alone_is_said_to_be_one_and_not_to_differ_from_another() -> None:
     program = small("ratrain")
     said = as_text(simulate(program, random_costs(program.table, 1), steps=1), tokens=1)[-1]
-    assert said.startswith("one step, from an empty pipeline")
+    assert said.startswith("this step began with an empty pipeline")
 
 
 def test_what_is_over_its_budget_is_said_in_units_that_people_read() -> None:

@@ -63,7 +63,7 @@ class Job(Shown):
             laid_out = f"pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}"
         budgets = " or ".join(format_bytes(size) for size in spec.budgets)
         return [
-            ("model", f"{spec.model.spec.name}, {spec.model.sequence_length:,} tokens a sequence"),
+            ("model", f"{spec.model.spec.name}, {spec.model.sequence_length:,}-token sequences"),
             ("cluster", f"{counted(spec.cluster.devices, 'device')} of {spec.cluster.spec.name}"),
             (
                 "step",

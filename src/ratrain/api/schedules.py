@@ -54,7 +54,7 @@ class OrderSearch(Shown):
         file = Path(path)
         if file.suffix != ".csv":
             raise SpecError(
-                f"{file} does not end in .csv, by which a job knows an order from a name",
+                f"{file} does not end in .csv, so a job would take it for the name of an order",
                 place="save(path)",
                 fix=f'write save("{file.with_suffix(".csv")}")',
             )

@@ -8,6 +8,6 @@ manifest         the list of everything that makes a checkpoint whole
 folder           begin, commit, discard: how a checkpoint appears by one rename
 best             which checkpoint did best on held-out text
 listing          which checkpoints a folder holds; the latest; removing old ones
-reader           ranges of a checkpoint, stitched from whichever files hold them
+reader           ranges of a checkpoint, stitched from the files that hold them
 comparison       two checkpoints, bit by bit
 """

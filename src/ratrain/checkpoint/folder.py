@@ -131,7 +131,7 @@ def publish(partial: Path) -> Path:
 
 
 def discard(path: Path) -> None:
-    """Removes a checkpoint's folder, renamed first so that half of it is never taken for one.
+    """Removes a checkpoint's folder, renamed first so that half a folder is never taken for one.
 
     Another process may remove it too; what cannot be removed stays under a name never read.
     """

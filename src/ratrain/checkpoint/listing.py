@@ -41,7 +41,7 @@ class Listed:
 
     @property
     def elsewhere(self) -> tuple[RankRecord, ...]:
-        """Files of it that lie on other disks alone."""
+        """Its files that are on other disks only."""
         return absent(self.path, self.manifest) if self.manifest else ()
 
 

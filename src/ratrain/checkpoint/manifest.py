@@ -1,7 +1,7 @@
 """The manifest: everything that makes a checkpoint whole, under a checksum of its own.
 
 It is JSON. Its last key holds the SHA-256 of the file's own bytes, taken with zeros in that
-place, so that a change of any bit of it shows.
+place, so that a change of any bit shows.
 """
 
 from __future__ import annotations
@@ -137,7 +137,7 @@ class Manifest:
 
     @cached_property
     def ranges(self) -> dict[tuple[str, str], list[tuple[RankRecord, StoredEntry]]]:
-        """By unit and kind, where each range lies, in ascending order."""
+        """By unit and kind, where each range is stored, in ascending order."""
         placed = [(file, stored) for file in self.files for stored in file.stored]
 
         def key(pair: tuple[RankRecord, StoredEntry]) -> tuple[str, str]:

@@ -1,4 +1,4 @@
-"""Ranges of a checkpoint, stitched from whichever files hold them, so that any layout may load.
+"""Ranges of a checkpoint, stitched from the files that hold them, so that any layout may load.
 
 Every block that is read is verified: a range comes back as it was written, or not at all.
 Memory: the caller's buffer and one block.
@@ -93,7 +93,7 @@ class Checkpoint:
                 f"has no {unit}/{kind} [{max(reached, begin)}, {end}); "
                 f"it holds {self._said(unit, kind)}",
                 place=str(self.path),
-                fix="ask for a range that the model has",
+                fix="request a range that the model has",
             )
 
     def verify(self, progress: Callable[[int, int], None] | None = None) -> None:

@@ -102,7 +102,7 @@ class ShardWriter:
             raise
 
     def finish(self) -> RankRecord:
-        """Makes the file last, closes it, and returns what the commit needs to know of it."""
+        """Makes the file last, closes it, and returns what the commit needs to know about it."""
         for tensor in self._tensors.values():
             if tensor.written_bytes < tensor.entry.size_bytes:
                 raise CheckpointError(

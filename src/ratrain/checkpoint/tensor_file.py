@@ -20,7 +20,7 @@ ALIGN_BYTES = 64
 
 @dataclass(frozen=True)
 class FileLayout:
-    """Where each tensor lies in a rank's file. Offsets count bytes from the file's beginning."""
+    """Where each tensor is in a rank's file. Offsets count bytes from the file's beginning."""
 
     header: bytes
     entries: tuple[Entry, ...]

@@ -178,11 +178,15 @@ def _compare(folder: Path, other: Path, as_json: bool) -> None:
         if paths != [folder, other]:
             click.echo("comparing {}\n     with {}".format(*paths))
         unlike = [difference for difference in differences if not difference.identical]
+        if unlike:
+            click.echo(
+                f"{'buffer':20}{'elements that differ':>21}{'':13}largest absolute difference"
+            )
         for difference in unlike:
             click.echo(
                 f"{difference.unit + '/' + difference.kind:20}"
                 f"{difference.differing:>15,} of {difference.elements:<15,}"
-                f" by at most {difference.largest:.3g}"
+                f" {difference.largest:.3g}"
             )
         identical = len(differences) - len(unlike)
         click.echo(f"{identical} of {len(differences)} buffers are identical bit by bit")

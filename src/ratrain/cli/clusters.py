@@ -60,7 +60,8 @@ def _list(clusters: list[ClusterSpec]) -> str:
 def _profile_line(kind: DeviceKind) -> str:
     layers = sum(entry.block == "layer" for entry in kind.layer_profile)
     shapes = len({entry.shape for entry in kind.layer_profile if entry.block == "layer"})
-    return f"  {kind.name:20}{layers:>3} layers measured, of {shapes} shapes"
+    measured = f"{layers:>3} measured layer{'s' * (layers != 1)}"
+    return f"  {kind.name:20}{measured} of {shapes} shape{'s' * (shapes != 1)}"
 
 
 def _details(cluster: ClusterSpec) -> str:

@@ -27,8 +27,8 @@ def command(first: Path, second: Path, as_json: bool) -> None:
     optimizer moments) of the latest checkpoint that both have.
 
     Exit status 0: identical bit by bit; or the runs' collectives add replicas in
-    other orders, and losses are within 1e-4. 1: something else differs, or there
-    are no checkpoints to compare.
+    different orders, and losses are within 1e-4. 1: something else differs, or
+    there are no checkpoints to compare.
 
     \b
     Examples:
@@ -91,6 +91,6 @@ def _weights(pair: RunPair) -> str:
         return f"all {at} identical bit by bit"
     worst = max(unlike, key=lambda difference: difference.largest)
     return (
-        f"{len(unlike)} of {at} differ,\n         {worst.unit}/{worst.kind} in {worst.differing:,} "
-        f"elements by at most {worst.largest:.2g}"
+        f"{len(unlike)} of {at} differ;\n         most in {worst.unit}/{worst.kind}: "
+        f"{worst.differing:,} elements, by at most {worst.largest:.2g}"
     )

@@ -75,7 +75,7 @@ def _dtype(default: str) -> Callable[[F], F]:
         type=click.Choice(["fp32", "bf16", "fp16"]),
         default=default,
         show_default=True,
-        help="Of the measured layer times; the files do not say.",
+        help="Dtype of the measured layer times; the files do not give it.",
     )
 
 
@@ -136,7 +136,7 @@ def grolar(
 
 
 @command.command()
-@_file("--hosts", "hostfile: a host and its slots a line.", required=True)
+@_file("--hosts", "hostfile: one host and its slots per line.", required=True)
 @_file("--cluster", "clusterfile.json: what each host is.", required=True)
 @_file("--plan", "The ranked plans that Metis printed.")
 @_rank
@@ -152,13 +152,13 @@ def grolar(
     type=Whole(1, 1 << 27),
     required=True,
     metavar="N",
-    help="Tokens of a sequence (--sequence_length of Metis).",
+    help="Tokens per sequence (Metis's --sequence_length).",
 )
 @click.option(
     "--sequences",
     type=Whole(1, 1_000_000_000),
     metavar="N",
-    help="Sequences of a step (--gbs of Metis). Needed with --plan.",
+    help="Sequences per step (Metis's --gbs). Needed with --plan.",
 )
 @_dtype("fp16")
 @_like
@@ -202,7 +202,7 @@ def metis(
 
 @command.command()
 @_file("--training", "training_config_*.json: model, sequence, batch.", required=True)
-@_file("--cluster", "basic_cluster_config.json: GPUs of a node, their memory.", required=True)
+@_file("--cluster", "basic_cluster_config.json: GPUs per node and their memory.", required=True)
 @_file("--plan", "A plan, or a list of plans (JSON).")
 @_rank
 @click.option(
@@ -261,7 +261,7 @@ def _described(name: str) -> Model:
 
 
 def _told(planner: str, converted: Converted, folder: Path, as_json: bool) -> None:
-    """Writes the files, prices the plan, and says what came of it."""
+    """Writes the files, prices the plan, and prints the result."""
     from ratrain.cli.progress import progress
     from ratrain.convert.priced import as_json as body_of
     from ratrain.convert.priced import as_text, priced, write

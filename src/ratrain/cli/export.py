@@ -28,11 +28,11 @@ from ratrain.cli.options import MOST_STEPS, PATH, Whole
 def command(run: Path, out: Path, step: int | None, dtype: str | None, as_json: bool) -> None:
     """Write the weights of RUN to OUT in the format of Hugging Face's libraries.
 
-    config.json and safetensors files, unit by unit, so memory holds one file's
-    tensors (5 GB at most) and one unit. Where the job's model or weights came
-    from a Hugging Face folder, its config is kept except for the dtype,
-    and generation_config.json, licences and custom code are copied; so are the
-    job's tokenizer and its chat template.
+    Writes config.json and safetensors files, one unit (embedding, layer or head)
+    at a time, so that memory holds one file's tensors (5 GB at most) and one unit.
+    Where the job's model or weights came from a Hugging Face folder, its config is
+    kept except for the dtype, and generation_config.json, licences and custom code
+    are copied; so are the job's tokenizer and its chat template.
 
     RUN may still be training. OUT may be inside a run's folder unless a launch owns
     that run: exit status 9.

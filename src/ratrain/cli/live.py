@@ -19,7 +19,7 @@ if TYPE_CHECKING:
     from rich.console import RenderableType
 
 Picture = Callable[[int], "RenderableType | None"]
-"""What to draw in so many columns; None is nothing yet."""
+"""What to draw in a given number of columns; None: nothing yet."""
 EVERY_S = 0.2
 _ERASE = "\r \x1b[J\r\x1b[K"
 """From the second cell on, then the first: tmux keeps a whole screen that is erased from its first

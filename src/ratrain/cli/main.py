@@ -41,7 +41,7 @@ VERBS: dict[str, str] = {
     "verify": "prove that a program cannot deadlock and fits in memory",
     "simulate": "predict a job's step: time, memory, where the time goes",
     "train": "train a job, and compare it with its prediction",
-    "report": "a page to look at: a run, a plan or a job",
+    "report": "write a run, a plan or a job as an HTML page",
     "timeline": "one step of a run, predicted and measured, op by op",
     "compare": "compare two runs bit by bit: losses, weights; step times",
     "sample": "generate text with a trained model",

@@ -27,7 +27,7 @@ def as_error(error: BaseException) -> RatrainError:
     return SpecError(
         "needs more memory than is available",
         place=_verb(),
-        fix="ask for less: fewer devices, layers, micro-batches or steps",
+        fix="use fewer devices, layers, micro-batches or steps",
     )
 
 
@@ -76,7 +76,7 @@ def _bad_value(error: click.BadParameter, verb: str) -> SpecError:
         choices = [str(choice) for choice in error.param.type.choices]
         near = difflib.get_close_matches(value.strip("'"), choices, n=1)
         lead = f"did you mean {near[0]!r}? " if near else ""
-        problem, accepted = f"{value} is not a choice", ""
+        problem, accepted = f"{value} is not an allowed value", ""
         return SpecError(problem, place=place, fix=f"{lead}valid: {', '.join(choices)}")
     return SpecError(
         problem, place=place, fix=f"give {accepted}" if accepted else f"see `{verb} --help`"

@@ -30,7 +30,7 @@ from ratrain.cli.options import PATH, Whole
     default=5,
     show_default=True,
     metavar="N",
-    help="Show at most N plans, the fastest. Five to ten are proved, fewer where fewer fit.",
+    help="Show at most the N fastest plans. Five to ten are proved, fewer if fewer fit.",
 )
 @set_values
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")

@@ -44,7 +44,7 @@ _MOST_SIZE = 1_000_000
     default=2048,
     show_default=True,
     metavar="N",
-    help="Tokens of a sequence.",
+    help="Tokens per sequence.",
 )
 @click.option(
     "--micro-batch",
@@ -66,7 +66,7 @@ _MOST_SIZE = 1_000_000
     type=click.Choice(["fp32", "bf16", "fp16"]),
     default="fp32",
     show_default=True,
-    help="Of the layers that are timed.",
+    help="Dtype of the timed layers.",
 )
 @click.option(
     "--device",

@@ -107,7 +107,7 @@ def _require_searched(save: Path | None, evaluations: int | None, search: bool) 
         )
     if save is not None and save.suffix != ".csv":
         raise SpecError(
-            f"{save} does not end in .csv, by which a job knows an order from a name",
+            f"{save} does not end in .csv, so a job would take it for the name of an order",
             place="--save",
             fix=f"write --save {save.with_suffix('.csv')}",
         )

@@ -15,7 +15,7 @@ from ratrain.describe.strict import fields_of
 from ratrain.describe.units import parse_bytes, parse_bytes_rate, parse_flops_rate, parse_time
 
 _IN_LINE = (BlockShape, MeasuredTime, SizePoint)
-"""What stands on one line: `shape = {hidden = 2048, ...}`."""
+"""Tables written on one line: `shape = {hidden = 2048, ...}`."""
 _UNITS: tuple[tuple[str, Callable[[str], float], tuple[tuple[str, float], ...]], ...] = (
     ("_bytes_per_s", parse_bytes_rate, (("GB/s", 1e9), ("B/s", 1))),
     ("_bytes", parse_bytes, (("GiB", 1 << 30), ("MiB", 1 << 20), ("GB", 1e9), ("B", 1))),

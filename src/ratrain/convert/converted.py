@@ -102,7 +102,7 @@ def layers_of_slots(bounds: list[tuple[int, int]], model: Model, place: Place) -
     for number, (first, end) in enumerate(bounds):
         if first != expected or end <= first:
             raise SpecError(
-                f"stage {number} has slots {first} to {end - 1}, where slot {expected} is due",
+                f"stage {number} has slots {first} to {end - 1}, where slot {expected} is expected",
                 place=str(place),
                 fix="give every stage at least one slot, each slot once and in order",
             )

@@ -55,7 +55,7 @@ def known_kind(
     name = likes.get(kind) or usual.get(kind)
     if name is None:
         raise SpecError(
-            f"RATrain does not know what {shown(kind)} is like",
+            f"RATrain has no figures for {shown(kind)}",
             place=str(place),
             fix=f"add --like {kind}=NAME, a device profile or cluster of `ratrain clusters`, or a "
             "cluster file",

@@ -1,6 +1,6 @@
 """The order of samples: a seeded permutation of each epoch that takes no memory.
 
-Position p of the endless stream of samples lies in epoch p // n at place p % n. A place is
+Position p of the endless stream of samples is in epoch p // n at place p % n. A place is
 permuted by a Feistel network over 2^(2h) >= n numbers, a bijection whatever its round function
 is, keyed by seed and epoch; where it leaves [0, n) it is applied again until it is back (cycle
 walking: J. Black, P. Rogaway, "Ciphers with arbitrary finite domains", CT-RSA 2002), fewer than

@@ -217,7 +217,7 @@ def _write_tokens(
 
 
 def _batches(sources: tuple[Source, ...], text_key: str) -> Iterator[tuple[list[Piece], int]]:
-    """Pieces to tokenise together, and how many source bytes are read behind them."""
+    """Pieces to tokenise together, and how many source bytes have been read after them."""
     batch: list[Piece] = []
     chars = before_bytes = done_bytes = 0
     for source in sources:

@@ -1,8 +1,9 @@
 """Batches of packed samples: which tokens a replica's micro-batch gets in a step.
 
 Sample i is tokens i S to i S + S of the stream, so that inputs never overlap and the last target
-of one sample is the first input of the next. Documents run into each other behind their end id;
-attention is not cut at it. The tokens behind the last whole sample are left out.
+of one sample is the first input of the next. Each document begins directly after the
+end id of the one before; attention is not cut there. Tokens after the last whole sample are left
+out.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ def layer_activations(
     """Bytes by name of what the backward pass of one layer needs, on one of `tensor` ranks.
 
     Gated MLP, tensor = 1: 2 S b (6h + 2 kv + 3f), where q = h. Tensor parallelism divides what
-    lies between its two GEMMs; sequence parallelism divides the rest too.
+    is between its two GEMMs; sequence parallelism divides the rest too.
     """
     whole = tensor if sequence_parallel else 1
     h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn

@@ -31,7 +31,7 @@ attention, output, sum and norm, gate and up, activation, down, sum; its weight 
 product for each of qkv, output, gate and up, down. A head: norm, logits, loss."""
 
 OPTIMIZER_BYTES_PER_PARAM = 28
-"""Mixed-precision Adam touches 28 bytes a parameter: reads a 2-byte gradient, 4-byte master
+"""Mixed-precision Adam touches 28 bytes per parameter: reads a 2-byte gradient, 4-byte master
 weight and two 4-byte moments, writes those three and a 2-byte weight (2 + 12 + 12 + 2). In fp32
 it is 28 as well: reads 4 x 4, writes 3 x 4."""
 

@@ -41,7 +41,7 @@ FORWARD_LOSS = 38 / 52  # of the loss's bytes, what its forward moves
 class Execution:
     """How a layer is run that its layout does not say.
 
-    `sequence_parallel`: what lies outside the tensor-parallel products is divided by sequence.
+    `sequence_parallel`: what is outside the tensor-parallel products is divided by sequence.
     `recompute_attention`: scores are not kept; backward computes them again (selective).
     """
 

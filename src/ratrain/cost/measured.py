@@ -86,7 +86,7 @@ def unmeasured(device: DeviceKind, case: BlockCase, model: str, micro_batch: int
         f"--tensor {case.tensor} --dtype {case.dtype} -o measured.toml"
     )
     others = conditions(device, case)
-    known = f"it has this {case.block} only in other conditions: {_listed(others)}"
+    known = f"it has this {case.block} only under other conditions: {_listed(others)}"
     return Unmeasured(
         f"the layer profile does not cover this {case}; "
         + (known if others else "and the device has no rates to estimate it from"),
@@ -99,7 +99,7 @@ def _listed(cases: Sequence[BlockCase]) -> str:
     """Conditions in a few words, three at most."""
     words = [
         f"{case.sequence} tokens, tensor {case.tensor}, {case.dtype}"
-        + (" with divided sequences" if case.sequence_parallel else "")
+        + (", sequence parallel" if case.sequence_parallel else "")
         for case in cases
     ]
     more = f"; and {len(words) - 3} more" if len(words) > 3 else ""

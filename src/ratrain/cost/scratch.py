@@ -15,7 +15,7 @@ PRODUCT_ELEMENTS = 1 << 20
 """Gradients that add up in fp32 get their 16-bit products in pieces of this many elements."""
 
 BUCKET_ROWS = 8
-"""A matrix that is larger than a bucket is cut behind a multiple of so many rows. Products of such
+"""A matrix that is larger than a bucket is cut after a multiple of this many rows. Products of such
 pieces had the bits of the whole matrix' product in every shape that was tried on CPUs; other cuts
 had not. No library promises it."""
 
@@ -83,7 +83,7 @@ def kernels_scratch_bytes(element_bytes: int) -> int:
 
 
 def reduction_chunks(data: int) -> int:
-    """Chunks that a reduction over so many ranks holds at once, by any algorithm: in a direct
+    """Chunks that a reduction over `data` ranks holds at once, by any algorithm: in a direct
     exchange two from each peer and the piece's sum; others take pieces that fit into as much."""
     return 2 * (data - 1) + 1 if data > 1 else 0
 

@@ -125,10 +125,10 @@ class DeviceKind:
             before = numbers.setdefault(entry.case, number)
             if before != number:
                 raise SpecError(
-                    f"entries {before + 1} and {number + 1} are two layer profiles of one "
+                    f"entries {before + 1} and {number + 1} are layer profiles of the same "
                     f"{entry.case}",
                     place=f"layer_profile.{number}",
-                    fix="join their times in one",
+                    fix="merge their times into one entry",
                 )
 
     @property
@@ -234,7 +234,7 @@ class Link:
 
     @property
     def points(self) -> tuple[SizePoint, ...]:
-        """Bandwidth by size, smallest first, of whichever form the link has; () for one rate."""
+        """Bandwidth by size, smallest first, in either form; () for a link of one rate."""
         return _fitted(self) if self.log_quadratic else self.by_size
 
     def size_s(self, size_bytes: float) -> float:
@@ -384,7 +384,7 @@ class ClusterSpec:
         """The first `count` devices, host by host in the order of the file."""
         if self.size is not None and count > self.size:
             raise Infeasible(
-                f"{counted(count, 'device')} asked for, {self.size} exist",
+                f"{counted(count, 'device')} requested, but the cluster has {self.size}",
                 place=f"cluster {self.name}",
                 fix=f"use at most {counted(self.size, 'device')}",
             )

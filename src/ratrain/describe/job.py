@@ -115,7 +115,7 @@ class ScheduleSpec:
     unit in its place; left out: the backend's own. `gradient_dtype`: in which the gradients of a
     step's micro-batches add up; fp32, or `dtype` itself, for half of the memory. `gradient_wire`,
     `boundary_wire`: in which gradients, and activations between stages and their gradients, are
-    sent; left out: in `dtype`. `gradient_bucket_bytes`: gradients leave in buckets of this size
+    sent; left out: in `dtype`. `gradient_bucket_bytes`: gradients are sent in buckets of this size
     while backward makes them, and are never whole; left out: whole, unless nothing else fits."""
 
     name: Name = "ratrain"

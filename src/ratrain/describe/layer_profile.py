@@ -64,7 +64,7 @@ class BlockCase:
 
     def __str__(self) -> str:
         degree = f", tensor {self.tensor}" if self.tensor > 1 else ""
-        divided = " with divided sequences" if self.sequence_parallel else ""
+        divided = ", sequence parallel" if self.sequence_parallel else ""
         return f"{self.block} ({self.shape}), {self.sequence} tokens{degree}{divided}, {self.dtype}"
 
 

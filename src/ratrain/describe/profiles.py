@@ -21,7 +21,7 @@ from ratrain.readers.toml import read_toml
 
 KEY = "profile"
 PRESETS = Path(__file__).parent / "presets" / "profiles"
-_WRITE = "write one with `ratrain profile -o this-machine.toml`, and give it"
+_WRITE = "write one with `ratrain profile -o this-machine.toml`, and name it here"
 
 
 def profile_names() -> tuple[str, ...]:
@@ -71,7 +71,7 @@ def _filled(device: dict[str, Any], place: Place, base: Path) -> dict[str, Any]:
     devices = table.get("device")
     if not isinstance(devices, list) or len(cast("list[Any]", devices)) != 1:
         raise SpecError(
-            f"{name} does not describe one device",
+            f"{name} does not describe exactly one device",
             place=here,
             fix="give a file that `ratrain profile -o` wrote",
         )

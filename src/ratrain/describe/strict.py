@@ -1,6 +1,6 @@
 """The one strict loader: a table of a file becomes a frozen dataclass by its type hints.
 
-Whatever is wrong is one SpecError that carries all of it: each error with its place
+All mistakes are collected in one SpecError: each error with its place
 (`job.toml:12 [cluster] devcies`) and the nearest valid choice. A field's rule is in its type hint:
 `Annotated[int, Rule("bytes", low=1)]`. A quantity's unit is part of the field's name but not of
 the file's key: the field `capacity_bytes` is `capacity = "20GB"` in the file. The same hints give
@@ -231,7 +231,9 @@ class _Loader:
             if type(choice) is type(value) and choice == value:
                 return choice
         names = [str(choice) for choice in choices]
-        raise self._told(f"{shown(value)} is not a choice", place, nearest(str(value), names))
+        raise self._told(
+            f"{shown(value)} is not an allowed value", place, nearest(str(value), names)
+        )
 
     def _list(self, hint: Any, value: Any, place: Place, rule: Rule) -> tuple[Any, ...]:
         items = cast("list[Any]", self._expect(value, list, "a list", place))

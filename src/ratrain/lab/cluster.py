@@ -198,10 +198,10 @@ def _rank_line(device: Device) -> str:
 
 def _port_line(port: Port) -> str:
     ranks = ", ".join(map(str, port.ranks))
-    owners = f"rank {ranks}" if len(port.ranks) == 1 else f"ranks {ranks} share"
+    owners = f"rank {ranks}" if len(port.ranks) == 1 else f"ranks {ranks} share one port"
     rates = [f"{format_bytes_rate(rate)} {level}" for level, rate in port.rates_bytes_per_s]
     if port.inside_bytes_per_s is not None:
-        rates.append(f"{format_bytes_rate(port.inside_bytes_per_s)} between them, all together")
+        rates.append(f"{format_bytes_rate(port.inside_bytes_per_s)} in all between these ranks")
     return f"{owners}: {port.address}, {'; '.join(rates) or 'no link'}"
 
 
@@ -218,7 +218,7 @@ def _shortages(devices: tuple[Device, ...]) -> list[str]:
     available = available_memory_bytes()
     if memory > available:
         lines.append(
-            f"{format_bytes(memory)} of memory are needed and {format_bytes(available)} are free"
+            f"{format_bytes(memory)} of memory is needed and {format_bytes(available)} is free"
         )
     return lines
 

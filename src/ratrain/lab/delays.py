@@ -99,18 +99,18 @@ def lines(ports: Sequence[Port], chosen: Sequence[Delay], reason: str) -> list[s
     if not chosen:
         said = [f"latency: this machine's own; no link between ports has {least} or more"]
     elif reason:
-        said = [f"latency: this machine's own, whatever the file says: {reason}"]
+        said = [f"latency: this machine's own, not the file's: {reason}"]
     else:
         said = [
             f"latency: {format_time(delay.latency_s)} {' and '.join(_levels(ports, delay))}, each "
-            f"way, added by a relay; {format_bytes(delay.on_the_way_bytes)} on the way at most"
+            f"way, added by a relay; at most {format_bytes(delay.on_the_way_bytes)} in flight"
             for delay in chosen
         ]
         said += [f"latency under {least}: this machine's own"]
         rate = sum(delay.rate_bytes_per_s for delay in chosen)
         if rate > RELAY_BYTES_PER_S:
             said.append(
-                f"links with latency carry {format_bytes_rate(rate)} together and the relay about "
+                f"links with latency carry {format_bytes_rate(rate)} together, the relay about "
                 f"{format_bytes_rate(RELAY_BYTES_PER_S)}: all at once are slower than the file says"
             )
     return said + [

@@ -1,7 +1,7 @@
 """What a Hugging Face folder holds beside its weights, and goes with them where they are written.
 
 A config says more than sizes: which tokens begin and end a text, how weights are initialised, which
-code runs the model. The folder that a run began from says all of it, so an export keeps that
+code runs the model. The folder that a run began from has all of this, so an export keeps that
 folder's config and changes only the dtype.
 """
 
@@ -70,7 +70,7 @@ def copy_beside_model(source: Path, out: Path) -> None:
 
 
 def copy_tokenizer(tokenizer: Path, out: Path, end_token: str) -> None:
-    """Copies a tokenizer.json, and what lies beside it that belongs to it. Where nothing beside it
+    """Copies a tokenizer.json, and the files beside it that belong to it. Where nothing beside it
     says how it is used, a tokenizer_config.json that does is written."""
     folder = tokenizer.parent
     shutil.copyfile(tokenizer, out / "tokenizer.json")

@@ -22,7 +22,7 @@ _ARCHITECTURES = {
 
 @dataclass(frozen=True)
 class Place:
-    """Where a parameter lies: rows first_row .. first_row + its rows of `tensor`."""
+    """Where a parameter is stored: rows first_row .. first_row + its rows of `tensor`."""
 
     tensor: str
     shape: tuple[int, ...]  # of the whole tensor

@@ -1,4 +1,4 @@
-"""Where each parameter of a unit lies in the unit's one flat buffer.
+"""Where each parameter of a unit is in the unit's flat buffer.
 
 Views, gradients, master weights and moments of a unit are flat buffers of one layout: matrices
 first (they decay), then vectors (norms and biases, which do not). Every parameter starts on a

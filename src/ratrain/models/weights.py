@@ -2,7 +2,7 @@
 
 Gradients do not pass through autograd's leaves: each function with weights adds its weight
 gradient to the buffer that is attached at that moment, in one product. So the executor decides
-where a gradient lies, backward can be split (input gradient now, weight gradient later), and a
+where a gradient is stored, backward can be split (input gradient now, weight gradient later), and a
 view may live in another buffer in backward than in forward.
 """
 

@@ -1,4 +1,4 @@
-"""Gradients that leave in buckets while backward makes them: which jobs can, and what it takes.
+"""Gradients sent in buckets while backward computes them: which jobs can, and what it takes.
 
 A bucket holds consecutive elements of a unit's gradient, and their owners are one or two ranks. So
 that no link is left out, all holders add a part of it each, and all get the sum: twice the bytes
@@ -50,31 +50,33 @@ def _obstacles(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
     if not job.backend.fills_buckets:
         yield f"the backend {job.backend.name} has no buckets that backward fills", leave
     if trains_tied(job):
-        what = f"{job.model.spec.name} ties its embedding and its head: their gradients add up "
-        yield what + "whole, and buckets hold no whole gradient", leave
+        what = f"{job.model.spec.name} ties its embedding and its head: adding their gradients "
+        yield what + "takes whole gradients, which buckets do not keep", leave
     if job.collective != DIRECT:
         what = f"buckets are exchanged directly, and the collective is {job.collective}"
         yield what, f'set collective = "{DIRECT}", or {leave}'
     if schedule.average_every is not None:
         yield "replicas that average their weights send no gradients", leave
     if schedule.gradient_accumulation == "local":
-        what = "a gradient that adds up locally is whole on every rank: buckets would save nothing"
+        what = (
+            "with local accumulation every rank keeps whole gradients: buckets would save nothing"
+        )
         yield what, 'set gradient_accumulation = "sharded", or ' + leave
     free = job.layout is None and schedule.sharding is None  # a search chooses the level
     if not free and chosen.sharding < 2:
-        what = f"{schedule.name} has no sharded gradients to send in buckets "
-        yield what + f"(level {chosen.sharding})", f"set sharding to 2 or 3, or {leave}"
+        what = f"{schedule.name} does not shard gradients, so buckets have nothing to send "
+        yield what + f"(sharding level {chosen.sharding})", f"set sharding to 2 or 3, or {leave}"
     if not chosen.layerwise:
-        yield f"without the {LAYERWISE} no gradient leaves while backward computes", leave
+        yield f"without the pass {LAYERWISE} no gradient is sent during backward", leave
     size_bytes, least_bytes = schedule.gradient_bucket_bytes, _least_bytes(job)
     if size_bytes is not None and size_bytes < least_bytes:
-        what = f"a bucket of {format_bytes(size_bytes)} has no room for the smallest piece of "
-        what += f"{job.model.spec.name}'s widest matrix: {least_bytes:,} bytes"
+        what = f"a bucket of {format_bytes(size_bytes)} is too small for the smallest piece of "
+        what += f"{job.model.spec.name}'s widest matrix, {least_bytes:,} bytes"
         yield what, f'set it to "{least_bytes}B" or more'
 
 
 def bucket_count(job: JobSpec, params: float) -> int:
-    """Into how many buckets the gradient of so many parameters goes; 0: it leaves whole."""
+    """The number of buckets for the gradient of `params` parameters; 0: it is sent whole."""
     size_bytes = job.schedule.gradient_bucket_bytes
     if size_bytes is None:
         return 0
@@ -82,7 +84,7 @@ def bucket_count(job: JobSpec, params: float) -> int:
 
 
 def sent_in_buckets(half: Half, size_bytes: float, buckets: int) -> Transfer:
-    """The transfers of a gradient that goes into so many buckets: of each a sum and a gather."""
+    """The transfers of a gradient in this number of buckets: a sum and a gather for each."""
     return half(size_bytes / buckets).times(2 * buckets)
 
 

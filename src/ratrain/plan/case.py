@@ -75,8 +75,8 @@ class Case:
             return program.written_out() if isinstance(program, Repeating) else program
         except ProgramError as error:
             place = f"{self.job.path or 'job'} [batch]"
-            fix = "cut the batch into fewer micro-batches, or ask for --form text: it keeps the "
-            fix += "middle folded, and `verify` and `simulate` take the job as it is"
+            fix = "cut the batch into fewer micro-batches, or use --form text, which keeps the "
+            fix += "repeated middle folded; `verify` and `simulate` take the job as it is"
             raise ProgramError(error.what, place=place, fix=fix) from None
 
     @cached_property
@@ -147,7 +147,7 @@ class Case:
         job, layout = self.job, self.layout
         degrees = f"pipeline {layout.pipeline} x data {layout.data}"
         degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
-        degrees += " with divided sequences" if layout.sequence_parallel else ""
+        degrees += ", sequence parallel" if layout.sequence_parallel else ""
         degrees += f", {layout.virtual} stages per rank" if layout.virtual > 1 else ""
         strategy = job.schedule.name
         if job.schedule.without:
@@ -168,7 +168,7 @@ class Case:
 
 
 def recovery_words(modes: tuple[Recovery, ...]) -> str:
-    """What each run of stages does: "kept on 0-2, recovered ahead of backward on 3"."""
+    """What the stages do: "kept on stages 0-2; recovered ahead of backward on stage 3"."""
     words = {
         Recovery.NONE: "kept",
         Recovery.SELECTIVE: "kept without attention scores",
@@ -177,17 +177,17 @@ def recovery_words(modes: tuple[Recovery, ...]) -> str:
     }
     if len(set(modes)) == 1:
         return f"{words[modes[0]]} on every stage"
-    parts = [
-        f"{text} on {write_ranges([s for s, mode in enumerate(modes) if mode is known])}"
-        for known, text in words.items()
-        if known in modes
-    ]
+    parts: list[str] = []
+    for known, text in words.items():
+        stages = [stage for stage, mode in enumerate(modes) if mode is known]
+        if stages:
+            parts.append(f"{text} on stage{'s' * (len(stages) > 1)} {write_ranges(stages)}")
     return "; ".join(parts)
 
 
 def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
-    """The case of a job; a job without a layout is planned first, of which `progress` hears. Where
-    memory does not suffice, gradients leave in buckets, if that is enough."""
+    """The case of a job; a job without a layout is planned first, reported to `progress`. Where
+    memory does not suffice, gradients are sent in buckets, if that is enough."""
     if job.layout is None:
         return case_of_candidate(planned(job, progress).best.candidate)
     case = case_as_asked(job)

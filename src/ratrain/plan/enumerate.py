@@ -443,9 +443,9 @@ def no_group(job: JobSpec) -> SpecError:
     """The error of a job that no degrees divide."""
     devices, sequences = job.cluster.devices, job.batch.sequences
     return SpecError(
-        f"{devices} devices and {sequences} sequences have no common layout: devices = pipeline x "
-        f"data x tensor, sequences divide by data, and pipeline is at most "
-        f"{job.model.spec.layers} layers",
+        f"no layout fits {devices} devices and {sequences} sequences: pipeline x data x tensor "
+        f"must equal the number of devices, data must divide the sequences, and pipeline is at "
+        f"most {job.model.spec.layers}, the number of layers",
         place=f"{job.path or 'job'} [batch] sequences",
         fix=f"use sequences = {devices * max(1, round(sequences / devices))}",
     )
@@ -455,15 +455,15 @@ def require_tieable(job: JobSpec) -> None:
     """Refuses sharded gradients where both copies of a tied matrix need whole ones."""
     if trains_tied(job) and job.schedule.gradient_accumulation == "sharded":
         raise SpecError(
-            f"{job.model.spec.name} ties its embedding and its head: their gradients add up "
-            "whole, and sharded accumulation has no whole gradient",
+            f"{job.model.spec.name} ties its embedding and its head: adding their gradients takes "
+            "whole gradients, which sharded accumulation does not keep",
             place=f"{job.path or 'job'} [schedule] gradient_accumulation",
             fix='set gradient_accumulation = "local"',
         )
 
 
 def _require_dividable(job: JobSpec) -> None:
-    """Refuses a job that asks for sequence parallelism where no layout of it can have any."""
+    """Refuses a job that requests sequence parallelism where none of its layouts can have any."""
     if not job.schedule.sequence_parallel or any(
         True in _divisions(job, tensor) for tensor in _tensor_degrees(job, job.cluster.members())
     ):
@@ -482,7 +482,7 @@ def _require_dividable(job: JobSpec) -> None:
 def no_shards(job: JobSpec, level: int) -> SpecError:
     """The error of a job that wants gradients sharded where they are not."""
     return SpecError(
-        f"{job.schedule.name} has no sharded gradients to accumulate in (level {level})",
+        f"{job.schedule.name} does not shard gradients (sharding level {level})",
         place=f"{job.path or 'job'} [schedule] gradient_accumulation",
         fix="set sharding to 2 or 3, or leave gradient_accumulation out",
     )

@@ -35,6 +35,7 @@ from ratrain.plan.tables import (
 )
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.program.awaited import AWAITED
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import group_name, grouped, takes
 from ratrain.program.kind import Waiting
@@ -45,6 +46,7 @@ from ratrain.simulate.simulate import Simulation
 NEAR = 3
 """Rejected configurations shown."""
 _BAR = 30
+_TIME_BAR = 24
 _SHOWN = 16
 _MARKS = {
     "view": "w",
@@ -57,7 +59,7 @@ _MARKS = {
     "input": "i",
     "saved": "s",
 }
-_LEGEND = "w weights  o optimizer  g gradients  i inputs  s saved  m messages, sums"
+_LEGEND = "w weights  o optimizer  g gradients  i layer inputs  s activations  m other"
 
 
 @dataclass(frozen=True)
@@ -164,7 +166,7 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
         )
     kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
     if exposed_s > step_s - _work_s(busiest) / 2 - step_s / 2:
-        return f"communication: {kind.value} keeps a rank waiting for {format_time(exposed_s)}"
+        return f"communication: a rank waits {format_time(exposed_s)} for {AWAITED[kind]}"
     share = 100 * _work_s(busiest) / step_s
     return f"compute: rank {busiest.rank} is busy for {share:.1f} % of the step"
 
@@ -255,13 +257,13 @@ def _time(explained: Explanation) -> Iterator[str]:
     parts = {
         "forward and backward": busiest.compute_s,
         "recovery": busiest.recovery_s,
-        "driving messages": busiest.driving_s,
-        **{f"waits for {kind.value}": s for kind, s in busiest.waiting_s.items()},
+        "sending and receiving": busiest.driving_s,
+        **{f"waits for {AWAITED[kind]}": s for kind, s in busiest.waiting_s.items()},
     }
     for name, time_s in parts.items():
         if time_s > 5e-4 * step_s:
-            bar = "#" * round(_BAR * time_s / step_s)
-            yield f"  {name:<22} {100 * time_s / step_s:5.1f} %  {format_time(time_s):>8}  {bar}"
+            bar = "#" * round(_TIME_BAR * time_s / step_s)
+            yield f"  {name:<31} {100 * time_s / step_s:5.1f} %  {format_time(time_s):>8}  {bar}"
 
 
 def _runner_ups(explained: Explanation) -> Iterator[str]:
@@ -274,9 +276,9 @@ def _runner_ups(explained: Explanation) -> Iterator[str]:
         return
     loses = 100 * (step_s / search.best.step_s - 1)
     if loses > 0.05:
-        yield f"This plan is {loses:.1f} % slower than the best one found:"
+        yield f"This plan is {loses:.1f} % slower than the best plan found:"
     elif loses < -0.05:
-        yield f"This plan takes {-loses:.1f} % less time than the best one found:"
+        yield f"This plan takes {-loses:.1f} % less time than the best plan found:"
     else:
         yield "Plans that were simulated, and how much slower they are:"
     yield from table(search.tried[:6])

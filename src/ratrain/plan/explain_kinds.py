@@ -12,8 +12,17 @@ from ratrain.plan.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
 from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Tried
 from ratrain.plan.speedup import DEFINITION, Alone, Speedup
-from ratrain.plan.tables import WIDTH, candidate_json, degrees, plain_table, rendered, wrapped
+from ratrain.plan.tables import (
+    ACTIVATIONS,
+    WIDTH,
+    candidate_json,
+    degrees,
+    plain_table,
+    rendered,
+    wrapped,
+)
 
+_PLAN = "plan; activations"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
 _FASTER = {"compute": "devices", "links": "links"}
 
@@ -138,7 +147,7 @@ def _percent(share: float) -> str:
 def speedup_text(speedup: Speedup) -> Iterator[str]:
     """The ratio, what it is made of, and what it means."""
     yield from wrapped(speedup_words(speedup))
-    rows = plain_table(("alone", False), ("devices", True), ("tokens/s", True), ("plan", False))
+    rows = plain_table(("alone", False), ("devices", True), ("tokens/s", True), (_PLAN, False))
     for kind_alone in speedup.alone:
         used = (
             f"{kind_alone.used}"
@@ -188,8 +197,8 @@ def _plan_words(tried: Tried | None) -> str:
     if tried is None:
         return ""
     plan = tried.candidate
-    modes = runs(list(dict.fromkeys(mode.value for mode in plan.recovery)))
-    return f"{degrees(plan)}, micro-batch {plan.job.batch.micro_batch}, recovery {modes}"
+    activations = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in plan.recovery))
+    return f"{degrees(plan)}, micro-batch {plan.job.batch.micro_batch}; {activations}"
 
 
 # ---- one more host -----------------------------------------------------------------------
@@ -198,11 +207,11 @@ def _plan_words(tried: Tried | None) -> str:
 def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
     """The step with one more host of each kind, beside the fastest one known without."""
     yield from wrapped(
-        f"One more host of each kind (or the fewest hosts that a layout can use), planned again; "
-        f"without it the fastest known plan takes {format_time(step_s)}:"
+        f"With one more host of a kind (or the fewest hosts that a layout can use), planned again; "
+        f"as it is, the fastest known plan takes {format_time(step_s)}:"
     )
     rows = plain_table(
-        ("added", False), ("devices", True), ("step", True), ("change", True), ("plan", False)
+        ("added", False), ("devices", True), ("step", True), ("change", True), (_PLAN, False)
     )
     for each in added:
         faster_s = each.step_s if each.step_s is not None and each.step_s < step_s else None

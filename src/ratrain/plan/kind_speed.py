@@ -1,6 +1,6 @@
 """How fast each kind of device works, and the least that a step takes on many of them together.
 
-A sequence's forward and backward through one layer takes a kind of device at least so many
+A sequence's forward and backward through one layer takes a kind of device at least this many
 device-seconds, in whatever micro-batch and tensor degree it works best. All layers of all sequences
 must be computed somewhere, so no plan of these devices is faster than all of them at work all of
 the time (`least_step_s`): messages, sums, recovery, updates and waits come on top.

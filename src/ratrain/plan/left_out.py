@@ -14,7 +14,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.kind_speed import slowest_first
 
 SMALL = 16
-"""Up to so many devices each number of slow hosts is tried; beyond, one, half of them, all."""
+"""Up to this many devices every number of slow hosts is tried; above, one, half of them, or all."""
 PARTS = 12
 """Parts of a cluster that are tried at most, the whole one not counted."""
 

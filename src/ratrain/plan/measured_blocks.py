@@ -43,7 +43,7 @@ def left_out_words(job: JobSpec) -> list[str]:
             divided = "" if any(other.sequence_parallel for other in known) else "out"
             sentences.append(
                 f"layers were measured on {name} at tensor {', '.join(map(str, degrees))}, "
-                f"with{divided} divided sequences: no other degree was tried"
+                f"with{divided} sequence parallelism: no other degree was tried"
             )
     return sentences
 

@@ -81,7 +81,7 @@ class Moves:
 
 
 def _shift(steps: list[Step], at: int, way: int, turns: int) -> bool:
-    """Moves a piece past at most so many others, as far as its own stage's order lets it."""
+    """Moves a piece past at most this many others, as far as its stage's order allows."""
     piece, to = steps[at], at
     for _ in range(turns):
         beside = to + way

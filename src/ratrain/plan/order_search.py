@@ -39,7 +39,7 @@ OF_A_BOARD = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends: after so many seconds or orders timed, whichever comes first."""
+    """When a search ends: after this many seconds or this many orders timed, whichever is first."""
 
     seconds: float = 30.0
     evaluations: int | None = None

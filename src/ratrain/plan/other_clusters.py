@@ -31,7 +31,7 @@ def only_kinds(job: JobSpec, kinds: Collection[DeviceKind], devices: int | None 
 
 
 def with_more_hosts(job: JobSpec, kind: DeviceKind, count: int) -> tuple[JobSpec, int]:
-    """The job with more hosts like the fullest of a kind, behind the last of that kind, and how
+    """The job with more hosts like the fullest of a kind, after the last of that kind, and how
     many devices that adds; without a layout."""
     hosts = _hosts(job)
     of_kind = [place for place, (host, _) in enumerate(hosts) if host.device == kind.name]

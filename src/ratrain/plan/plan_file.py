@@ -327,7 +327,7 @@ def require_strategy(plan: Plan, place: Place) -> None:
 
 
 def require_prefetch(plan: Plan, chosen: Strategy, place: Place) -> None:
-    """Refuses a plan that says otherwise than its schedule."""
+    """Refuses a plan that contradicts its schedule."""
     if chosen.prefetch != plan.prefetch:
         value = chosen.prefetch
         raise SpecError(
@@ -365,7 +365,7 @@ def require_buckets(plan: Plan, job: JobSpec, chosen: Strategy, place: Place) ->
     require_bucketable(job, chosen)
     if plan.gradient_bucket_bytes is not None and plan.accumulation == "local":
         raise SpecError(
-            "a gradient that adds up locally is whole on every rank: it leaves in no bucket",
+            "with local accumulation every rank keeps whole gradients: buckets cannot be used",
             place=str(place.at("gradient_bucket")),
             fix='leave it out, or write accumulation "sharded"',
         )

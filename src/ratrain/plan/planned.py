@@ -23,10 +23,10 @@ def planned(job: JobSpec, progress: Progress | None = None) -> Search:
             return other
     if result.fitting:
         raise Infeasible(
-            f"closed formulas say that {result.fitting:,} plans fit, and of the best "
-            f"{result.simulated} the verifier proves none",
+            f"by closed formula {result.fitting:,} plans fit, but the verifier could prove none of "
+            f"the best {result.simulated}",
             place=str(job.path or "job"),
-            fix="give a smaller memory_budget, so that plans with less memory are tried, or "
+            fix="set a smaller memory_budget, so that plans that need less are tried, or use "
             "another schedule",
         )
     raise nothing_fits(result)

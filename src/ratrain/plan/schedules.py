@@ -133,8 +133,9 @@ def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:
     ops = 2 * (job.model.spec.layers + 2) * micro_batches
     if SKELETONS[order].repeats is None and ops > MOST_OPS:
         raise ProgramError(
-            f"{order} has no middle that repeats, and its {ops:,} ops of compute are too many to "
-            f"compare; at most {MOST_OPS:,} are. Simulate it alone, or with fewer sequences"
+            f"the order {order} has no repeating part, so all of its {ops:,} compute ops would "
+            f"have to be written out; a comparison allows {MOST_OPS:,}. Simulate this schedule "
+            "alone, or compare with fewer sequences"
         )
 
 
@@ -225,8 +226,8 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
     yield from rendered(table)
     yield ""
     yield from wrap(
-        "*: the job's own. x2: stages per rank. slower: than the fastest that fits. "
-        "memory: proven peak of the fullest rank.",
+        "*: the job's schedule. x2: two stages per rank. slower: compared with the fastest that "
+        "fits. memory: proven peak of the fullest rank.",
         WIDTH,
     )
     for row in comparison.rows:

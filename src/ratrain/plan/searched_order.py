@@ -18,7 +18,7 @@ from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
 
 MOST_OPS = 200_000
-"""Ops of a program up to which orders of it are searched: each is timed whole."""
+"""The most ops of a program whose order is searched: every order is timed whole."""
 
 
 @dataclass(frozen=True)

@@ -41,14 +41,14 @@ def search_text(
     if not effort.evaluations:
         yield from wrapped(
             f"Nothing was searched: the time ran out before the search began "
-            f"({format_time(effort.seconds)}). Give it more with --seconds."
+            f"({format_time(effort.seconds)}). Allow more time with --seconds."
         )
         return
     if order is None:
-        yield from wrapped(f"Searched: {tried}, none faster than the fastest named one.")
+        yield from wrapped(f"Search: {tried}, none faster than the fastest named order.")
         return
     yield from wrapped(
-        f"Searched: {format_time(order.step_s)} a step, "
+        f"Search: an order with {format_time(order.step_s)} per step, "
         f"{100 * order.gain_over(order.named_simulation.step_time_s):.1f} % less than "
         f"{order.named.name}, the fastest named order that fits ({tried})."
     )
@@ -58,7 +58,9 @@ def search_text(
     yield "Why:"
     for reason in reasons(order):
         yield from wrapped(f"- {reason}")
-    yield from wrapped(f"Proved to fit on every rank: {'; '.join(_memory_words(order))}.")
+    yield from wrapped(
+        f"Proved to fit on every rank; proven peaks: {'; '.join(_memory_words(order))}."
+    )
     if file is None:
         yield "Add --save FILE.csv to keep the order in a file that trains."
         return
@@ -123,8 +125,8 @@ def reasons(order: SearchedOrder) -> list[str]:
     and what is different."""
     before, now = _chain(order.named_simulation), _chain(order.simulation)
     words = [
-        f"the chain of work that ends a step had {before.words} in {order.named.name}; now it has "
-        f"{now.words}",
+        f"in {order.named.name} the critical path of a step contains {before.words}; here it "
+        f"contains {now.words}",
         _weights_words(order),
     ]
     ahead = [
@@ -132,17 +134,19 @@ def reasons(order: SearchedOrder) -> list[str]:
         for orders in (order.orders, order.named_orders)
     ]
     if ahead[0] != ahead[1]:
-        words.append(f"forwards ahead of the first backward, by rank: {ahead[0]}, not {ahead[1]}")
+        words.append(
+            f"forwards before the first backward, rank by rank: {ahead[0]} instead of {ahead[1]}"
+        )
     if order.same_passes is not None:
         name, same_s = order.same_passes
         words.append(
-            f"with the passes of {order.job.schedule.name}, which it takes, the fastest named "
-            f"compute order is {name}, {format_time(same_s)} a step: "
-            f"{100 * order.gain_over(same_s):.1f} % are the order's own"
+            f"it uses the passes of {order.job.schedule.name}; with those passes the fastest named "
+            f"compute order, {name}, takes {format_time(same_s)} per step, so "
+            f"{100 * order.gain_over(same_s):.1f} % come from the order alone"
         )
     words.append(
-        f"rank {now.busiest} computes {format_time(now.least_s)} of the step, so with these passes "
-        "and this layout no order can gain more than "
+        f"rank {now.busiest} computes for {format_time(now.least_s)} of the step, so with these "
+        "passes and this layout no order can gain more than "
         f"{100 * (1 - now.least_s / order.step_s):.1f} %"
     )
     return [sentence for sentence in words if sentence]
@@ -192,12 +196,13 @@ def _weights_words(order: SearchedOrder) -> str:
     put_off, all_of_them = _put_off(order.orders), _weights(order.orders)
     if not _is_split(order.named_orders):
         return (
-            "backward is split: the gradient for the stage before leaves ahead of the weight "
-            f"gradient; {put_off} of {all_of_them} weight gradients are put off to fill waits"
+            "backward is split: the gradient for the previous stage is sent before the weight "
+            f"gradient is computed; {put_off} of {all_of_them} weight gradients are delayed to "
+            "fill waits"
         )
     return (
-        f"{put_off} of {all_of_them} weight gradients are put off to fill waits, in "
-        f"{order.named.name} {_put_off(order.named_orders)}"
+        f"{put_off} of {all_of_them} weight gradients are delayed to fill waits, instead of "
+        f"{_put_off(order.named_orders)} in {order.named.name}"
     )
 
 

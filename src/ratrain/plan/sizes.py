@@ -113,7 +113,7 @@ def travels(schedule: ScheduleSpec) -> list[str]:
         schedule.dtype, schedule.gradients_travel_in, schedule.boundaries_travel_in
     )
     bucket = schedule.gradient_bucket_bytes
-    buckets = [] if bucket is None else [f"gradients leave in buckets of {format_bytes(bucket)}"]
+    buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
     return [words, *buckets] if words else buckets
 
 

@@ -20,7 +20,7 @@ Watch = Callable[[str], AbstractContextManager[Progress | None]]
 
 DEFINITION = (
     "the plan's tokens/s over the sum of what each kind of device reaches alone: on the job's "
-    "devices of that kind, with the same model and sequences a step, by the best plan that this "
+    "devices of that kind, with the same model and sequences per step, by the best plan that this "
     "planner finds, any recovery allowed"
 )
 

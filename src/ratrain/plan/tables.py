@@ -47,7 +47,7 @@ def headline(candidate: Candidate) -> list[str]:
         f"{where}{gradients_in(candidate.job.schedule)}",
     ]
     if candidate.layout.sequence_parallel:
-        lines.insert(1, "sequence parallelism: each tensor group divides its sequences")
+        lines.insert(1, "sequence parallelism: each tensor group splits its sequences")
     if any(mode.value == "forward" for mode in candidate.recovery):
         lines[-1] += f", recovery buffer {candidate.buffer}"
     if candidate.reversed_kinds:
@@ -74,12 +74,12 @@ def _why_idle(search: Search) -> list[str]:
         return wrapped("no plan that uses every device fits")
     more = 100 * (search.all_devices_s / search.best.step_s - 1)
     return wrapped(
-        f"with no device idle the fastest plan found takes {format_time(search.all_devices_s)}, "
+        f"the fastest plan found that uses every device takes {format_time(search.all_devices_s)}, "
         f"{more:.1f} % more"
     )
 
 
-_MODES = {
+ACTIVATIONS = {
     Recovery.NONE: "kept",
     Recovery.SELECTIVE: "scores recomputed",
     Recovery.BACKWARD: "recomputed",
@@ -151,21 +151,23 @@ def table(tried: Sequence[Tried]) -> list[str]:
         ("slower", True),
         ("memory", True),
         ("micro\nbatch", True),
-        ("sharding", False),
-        ("layout, recovery", False),
+        ("sharding,\ngradients", False),
+        ("pipeline (p) x data (d) x tensor (t);\nactivations", False),
     )
     for row in tried:
         plan = row.candidate
         where = "sharded" if plan.mode.sharded_gradients else "local"
-        modes = Counter(_MODES[mode] for mode in plan.recovery)
-        recovery = ", ".join(f"{mode} {count}" for mode, count in modes.items())
+        modes = Counter(ACTIVATIONS[mode] for mode in plan.recovery)
+        activations = ", ".join(
+            f"{mode} on {counted(count, 'stage')}" for mode, count in modes.items()
+        )
         rows.add_row(
             format_time(row.step_s),
             f"{100 * (row.step_s / tried[0].step_s - 1):.2f} %",
             format_bytes(row.bound_bytes),
             f"{plan.job.batch.micro_batch}",
             f"{plan.mode.sharding} {where}",
-            f"{degrees(plan)}, {recovery}",
+            f"{degrees(plan)}; {activations}",
         )
     return rendered(rows)
 

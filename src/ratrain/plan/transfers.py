@@ -11,7 +11,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
 
 SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
-"""All-reduces of a block in one direction; a layer's stand behind attention and behind the MLP
+"""All-reduces of a block in one direction; a layer's come after attention and after the MLP
 (Shoeybi et al. 2019, arXiv 1909.08053)."""
 
 

@@ -37,8 +37,8 @@ def maker(strategy: Strategy, choices: Choices) -> Make:
         ops = compute_ops(setup)
         if ops > MOST_OPS:
             raise ProgramError(
-                f"the {strategy.skeleton} order of this batch has {ops:,} ops of compute, and no "
-                f"repeating middle to keep in place of them; at most {MOST_OPS:,} are written out",
+                f"the {strategy.skeleton} order has {ops:,} compute ops for this batch and no "
+                f"repeating part, so all must be written out; at most {MOST_OPS:,} can be",
                 place="[batch] sequences",
                 fix="cut the batch into fewer micro-batches, or use an order that repeats: 1f1b",
             )

@@ -40,7 +40,7 @@ class Part:
         return max(*(work.busy_s for work in self.works), *self.messages_s)
 
     def step_s(self, micro_batches: int) -> float:
-        """About how long so many micro-batches take, without what comes behind the last."""
+        """About how long this number of micro-batches takes, without what follows the last."""
         m, p = micro_batches, len(self.works)
         if p == 1:
             return m * self.works[0].busy_s

@@ -1,6 +1,6 @@
 """Devices that may stand for each other, and the shapes that a replica can have on them.
 
-A pool holds the devices of one kind in hosts of one kind. A post is what holds a stage: so many
+A pool holds the devices of one kind in hosts of one kind. A post is what holds a stage: a number of
 devices of a pool, as one tensor group in one host. A shape is the posts of a replica, stage by
 stage. Links are looked up between the first devices of pools, so they are exact where hosts hold
 one device and a guess elsewhere; what is simulated has its true links.

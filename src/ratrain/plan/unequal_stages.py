@@ -1,7 +1,7 @@
 """What a stage takes on a post: its seconds and recovery, for every number of layers it may hold.
 
 Memory decides the recovery, as in `search`: everything is kept where that fits, and where nothing
-fits the stage cannot hold so many layers. The bill is rougher than `bill`; the verifier decides.
+fits the stage cannot hold that many layers. The bill is rougher than `bill`; the verifier decides.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class Seconds:
 
 @dataclass(frozen=True)
 class StageWork:
-    """A stage of so many layers for one micro-batch. `early_s`: recovery ahead of backward."""
+    """A stage of this many layers for one micro-batch. `early_s`: recovery ahead of backward."""
 
     forward_s: float
     backward_s: float
@@ -71,7 +71,7 @@ class Stages:
         self.message_s = cache(self._message_s)
 
     def speed_of(self, used: Sequence[int]) -> float:
-        """What so many devices of each pool are worth: layers of a sequence per second."""
+        """The rate of these numbers of devices of each pool: layers of a sequence per second."""
         return sum(count * speed for count, speed in zip(used, self._speeds, strict=True))
 
     @property

@@ -139,7 +139,7 @@ class UnevenCase:
         if job.schedule.without:
             strategy += f" without {', '.join(job.schedule.without)}"
         gradients = self.proved.short.setup.accumulation.value + gradients_in(job.schedule)
-        divided = " with divided sequences" if self.plan.sequence_parallel else ""
+        divided = ", sequence parallel" if self.plan.sequence_parallel else ""
         lines = [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
             f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'shape')}{divided}",
@@ -170,7 +170,8 @@ def share_words(micro_batches: int, size: int) -> str:
 
 def _line_of(replica: UnevenReplica, first_rank: int) -> str:
     """A sort of replicas: how many, its ranks, what they hold, on what, and its share."""
-    ranks = write_ranges(range(first_rank, first_rank + replica.layout.pipeline))
+    depth = replica.layout.pipeline
+    ranks = f"rank{'s' * (depth > 1)} {write_ranges(range(first_rank, first_rank + depth))}"
     parts = (
         f"layers {runs(_layers(replica))}",
         f"tensor {runs(replica.tensor)}",
@@ -178,4 +179,4 @@ def _line_of(replica: UnevenReplica, first_rank: int) -> str:
         share_words(replica.micro_batches, replica.micro_batch),
         f"activations {recovery_words(replica.recovery)}",
     )
-    return f"{counted(len(replica.members), 'replica')} (rank {ranks}): {'; '.join(parts)}"
+    return f"{counted(len(replica.members), 'replica')} ({ranks}): {'; '.join(parts)}"

@@ -400,16 +400,17 @@ def _require_one_order(made: UnevenPlan, place: Place) -> None:
     loops = any(replica.layout.virtual > 1 for replica in made.replicas)
     if mode.sharded_gradients and loops and len(cuts) > 1:
         raise SpecError(
-            "ranks of several stages end the gradients of a micro-batch in an order that follows "
-            "from their cut: replicas cut differently cannot reduce once per micro-batch",
+            "with several stages per rank, replicas whose layers are divided differently finish "
+            "the gradients of a micro-batch in different orders, so they cannot reduce them once "
+            "per micro-batch",
             place=str(place.at("accumulation")),
             fix='write "local", or give each stage its own devices',
         )
     ahead = {tuple(mode is Recovery.FORWARD for mode in r.recovery) for r in made.replicas}
     if mode.sharding == 3 and len(ahead) > 1:
         raise SpecError(
-            "recovery ahead of backward gathers views in another order: at sharding 3 replicas "
-            "that gather together must recover alike",
+            "recovery ahead of backward changes the order of weight gathers: at sharding 3, "
+            "replicas that gather together must recover on the same stages",
             place=str(place.at("replicas")),
             fix='write "forward" on the same stages of every replica, or on none',
         )

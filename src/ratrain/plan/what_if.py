@@ -18,14 +18,14 @@ from ratrain.simulate.costs import Costs, Work
 
 
 def computing_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: float) -> Costs:
-    """Forward, backward and recovery of these ranks so many times as fast."""
+    """Forward, backward and recovery of these ranks `times` times as fast."""
     of_kind = _own(setup, ranks)
     lanes = {Lane.COMPUTE: of_kind}
     return _changed(costs, lanes, lambda work, units: _fixed(work, units, times))
 
 
 def sending_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: float) -> Costs:
-    """Every message and every collective that these ranks take part in so many times as fast."""
+    """Every message and every collective that these ranks take part in `times` times as fast."""
     of_kind, shared = _own(setup, ranks), _shared(setup, ranks)
     lanes = {
         Lane.SEND_F: of_kind | _beside(setup, ranks, 1),
@@ -69,7 +69,7 @@ def _own(setup: Setup, ranks: Collection[int]) -> Bools:
 
 
 def _beside(setup: Setup, ranks: Collection[int], step: int) -> Bools:
-    """Units whose stage, or with `step` the stage behind or ahead of it, is on one of the ranks."""
+    """Units whose stage, or with `step` the stage after or before it, is on one of the ranks."""
     chosen: list[bool] = []
     for first, replica in zip(setup.first_rank, setup.replicas, strict=True):
         for number, stage in enumerate(replica.stages):

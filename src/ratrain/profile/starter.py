@@ -106,7 +106,7 @@ def doubt_words(machine: Machine) -> list[str]:
     return [
         f"DOUBTFUL: something disturbed {counted(len(machine.doubts), 'measurement')} "
         f"({first.figure}: {first.why}).",
-        "Write the file again when this machine is quiet.",
+        "Run this command again when nothing else runs on this machine.",
     ]
 
 

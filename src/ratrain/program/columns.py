@@ -29,7 +29,7 @@ LaneOps = Rows | tuple[Action, ...]
 
 
 class ColumnLanes(Mapping[Key, tuple[Action, ...]]):
-    """Lanes, each given as rows or as actions, and answered as whichever is asked for."""
+    """Lanes, each given as rows or as actions, and returned in either form."""
 
     def __init__(self, lanes: Mapping[Key, LaneOps]) -> None:
         self._lanes = dict(lanes)

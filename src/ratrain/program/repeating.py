@@ -37,7 +37,7 @@ Make = Callable[[Setup], Program]
 """Builds the program of a setup: a skeleton and passes already chosen."""
 
 WORTH_IT = 2
-"""A program is kept short where that leaves out at least so many micro-batches for each kept."""
+"""A program is kept short where that leaves out at least this many micro-batches for each kept."""
 MOST_OPS = 10_000_000
 """Ops up to which a program is written out: some GB of memory."""
 SMALL = 20_000
@@ -187,8 +187,8 @@ def checked(program: Repeating) -> Repeating:
         before = actions[max(middle.begin - len(body), 0) : middle.begin]
         if not body or tuple(_later(action, program.stride) for action in before) != body:
             raise ProgramError(
-                f"rank {rank} {lane.word}: what is marked does not repeat what stands before it",
-                fix="mark a part that is the one before it with later micro-batches",
+                f"rank {rank} {lane.word}: the marked part does not repeat the part before it",
+                fix="mark a part that repeats the one before it with later micro-batches",
             )
     return program
 

@@ -163,7 +163,7 @@ def _window(table: Table, pairs: _Pairs, lives: Lives, moved: Moved) -> _Window:
     moved_on = np.ones(len(pairs.op), bool)
     for bounds, node in ((moved.drifted.early, chains.at), (moved.drifted.late, chains.from_)):
         moved_on &= _move_on(pairs, moved, bounds, node)
-    # Near the beginning and the end bounds are of the ramps; what counts lies between.
+    # Near the beginning and the end, bounds are those of the ramps; what counts is in between.
     batch = pairs.micro_batch
     middle = (int(batch.min()) + int(batch.max())) // 2
     elsewhere = batch[~moved_on]

@@ -408,7 +408,8 @@ def _check_tied(setup: Setup) -> None:
             )
     if setup.per_micro_batch:
         raise ProgramError(
-            "tied copies add up whole gradients, and sharded accumulation has none",
+            "adding the gradients of tied copies takes whole gradients, which sharded accumulation "
+            "does not keep",
             fix="use local accumulation",
         )
 

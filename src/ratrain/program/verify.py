@@ -340,7 +340,7 @@ _BROKEN = {
 
 
 def _lane_order(table: Table) -> Iterator[Finding]:
-    """Ops that wait for an op behind them on their own lane."""
+    """Ops that wait for a later op on their own lane."""
     inside = table.edges.inside
     source, target = inside.source, inside.target
     same_lane = (table.rank[source] == table.rank[target]) & (

@@ -98,7 +98,7 @@ def _refuse_constant(constant: str) -> NoReturn:
 
 def _twice(text: str, place: Place, first_line: int) -> SpecError:
     repeated = first_twice(text)
-    if repeated is None:  # the text ends, or breaks, behind the second one
+    if repeated is None:  # the text ends, or breaks, after the second one
         return SpecError("a key appears twice", place=str(place), fix="leave one of them out")
     return SpecError(
         f"the key {shown(repeated.keys[-1])} appears twice, {repeated.in_words(first_line)}",

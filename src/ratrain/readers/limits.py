@@ -8,7 +8,7 @@ from __future__ import annotations
 MIB = 1 << 20
 
 TOML_BYTES = 2 * MIB
-"""A job or cluster file: 20,000 hosts of different kinds are half of it."""
+"""A job or cluster file: 20,000 hosts of different kinds take half of this."""
 JSON_BYTES = 64 * MIB
 """A plan, a config.json, an index of weights, a run's facts."""
 TIMELINE_BYTES = 1024 * MIB

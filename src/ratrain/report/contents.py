@@ -171,7 +171,7 @@ class MemoryCurve:
 
 @dataclass(frozen=True)
 class MemoryRow:
-    """A rank's memory: proved, and what was seen of it."""
+    """A rank's memory: the proved bound, and what was measured."""
 
     rank: int
     label: str

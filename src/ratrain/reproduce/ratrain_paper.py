@@ -45,7 +45,7 @@ ASSUMED = (
     "zero3-heavy: RATrain with views gathered for every use",
     "smallest scale: gradients sharded, 2 recovered layers at once on every stage; equal layers "
     "where that fits, else the split with the fewest parameters on the fullest stage",
-    "scale-out: pipeline depth 2, 16,384 tokens a cluster",
+    "scale-out: pipeline depth 2, 16,384 tokens per cluster",
     "a message takes 36 us of its sender's compute: fitted to the scale-out row, used everywhere",
     "the exposed tail is the mean over ranks of the time from a rank's last backward to the "
     "end of the state work that its next forward waits for",

@@ -190,7 +190,7 @@ def inherited(folder: Path) -> Claim | None:
 
 @contextmanager
 def claimed_around(path: Path, command: str, say: Say = lambda _: None) -> Generator[None]:
-    """Owns, meanwhile, the run that `path` is or lies in, where there is one."""
+    """Owns, meanwhile, the run that `path` is or is inside, where there is one."""
     run = run_around(path)
     if run is None:
         yield
@@ -200,7 +200,7 @@ def claimed_around(path: Path, command: str, say: Say = lambda _: None) -> Gener
 
 
 def run_around(path: Path) -> Path | None:
-    """The nearest run's folder among `path` and what it lies in."""
+    """The nearest run's folder among `path` and its parent folders."""
     resolved = path.resolve()
     folders = (resolved, *resolved.parents)
     return next((folder for folder in folders if RunFolder(folder).holds_run), None)

@@ -7,7 +7,7 @@ metrics.jsonl   one line a step
 predicted.json  the timeline of the simulator; measured.json: of the ranks
 report.json     prediction against measurement, memory, weights' checksums
 checkpoints/    complete ones only
-notes.txt       what went otherwise than expected: damaged checkpoints passed over
+notes.txt       what did not go as expected: damaged checkpoints that were skipped
 secret          32 bytes that ranks prove to each other, for the owner's eyes alone
 logs/           what each rank printed
 """
@@ -237,7 +237,7 @@ class RunFolder:
 
     @property
     def notes(self) -> Path:
-        """Lines for the user about what went otherwise than expected."""
+        """Lines for the user about what did not go as expected."""
         return self.path / "notes.txt"
 
     def add_note(self, line: str) -> None:

@@ -1,6 +1,6 @@
 """The secret of a run: whoever holds it belongs to the run, and no one else gets in.
 
-It lies in the run's folder, for its owner's eyes alone, and comes to ranks in no other way: it is
+It is in the run's folder, readable by its owner only, and reaches ranks in no other way: it is
 in no command line, no environment and no log.
 """
 

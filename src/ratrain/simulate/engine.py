@@ -120,7 +120,7 @@ def run_nodes(
         ran = _run_compiled(c, nodes, costs, rates, result, progress)
     if ran < total:
         raise ProgramError(
-            f"the program stands still after {ran} of {total} ops",
+            f"the program deadlocks after {ran} of {total} ops",
             fix="run `ratrain verify` on the program: it names the ops that wait for each other",
         )
     return result

@@ -37,7 +37,7 @@ CHEAP_OPS = 100_000
 """Ops of one step that cost next to nothing to simulate."""
 CYCLE = 12
 """Micro-batches take turns in two slots of a tensor, and in a few of a recovery buffer. Programs
-whose lengths differ by so many repetitions end in the same slots, and differ in length alone."""
+whose lengths differ by this many repetitions end in the same slots and differ only in length."""
 TRIES = 7
 """Programs simulated with one stretch between them before it is made longer."""
 
@@ -85,7 +85,7 @@ def _extrapolated(
 
 
 def _aligned(times: int, whole: int, stretch: int) -> int:
-    """At least so many repetitions, from which whole stretches lead to the whole program."""
+    """At least this many repetitions, from which whole stretches lead to the whole program."""
     return times + (whole - times) % stretch
 
 

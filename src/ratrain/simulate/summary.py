@@ -7,16 +7,19 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.program.awaited import AWAITED
 from ratrain.program.families import DEVICE
-from ratrain.program.family_groups import grouped
+from ratrain.program.family_groups import group_name, grouped
 from ratrain.program.kind import Waiting
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
 
 _BAR = 24
+_NARROW_BAR = 16
+"""Where every rank's own budget is printed too."""
 _SHOWN_RANKS = 16
 _RATED_OPS = 100_000
-"""Ops from which on the simulator's speed is worth a word: few ones take what starting takes."""
+"""Ops from which on the simulator's speed is printed: with fewer, starting takes most time."""
 
 
 def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
@@ -116,14 +119,18 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     yield memory
     for tier, size_bytes in _bounds_below(simulation).items():
         yield f"proven peak in {tier} memory {format_bytes(size_bytes)} per rank"
-    exposed = ", ".join(
-        f"{kind.value} {format_time(time_s)}"
+    waits = ", ".join(
+        f"{AWAITED[kind]} {format_time(time_s)}"
         for kind, time_s in simulation.exposed_s.items()
         if time_s > 1e-4 * simulation.step_time_s
     )
-    waits = f"bubble {100 * simulation.bubble_fraction:.1f} % of rank time; "
-    waits += f"tail {format_time(simulation.tail_s)}; exposed: {exposed or 'nothing'}"
-    yield from wrapped(waits)
+    bubble = 100 * simulation.bubble_fraction
+    yield f"bubble {bubble:.1f} % of rank time (waiting for other stages)"
+    yield from wrapped(
+        f"tail {format_time(simulation.tail_s)} (from a rank's last backward until its weights are "
+        "ready for the next step)"
+    )
+    yield from wrapped(f"not overlapped with compute, on the worst rank: {waits or 'nothing'}")
 
 
 def _fullest(simulation: Simulation) -> str:
@@ -140,8 +147,10 @@ def _fullest(simulation: Simulation) -> str:
 
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
-    yield "# compute  + recovery  ! exposed communication  . bubble"
-    yield f"{'rank':4}  {'one step':{_BAR}}  {'busy':>7} {'peak':>9}  largest item"
+    yield "# compute  + recovery  ! communication, updates not overlapped  . bubble"
+    is_uneven = simulation.program.setup.is_uneven
+    width, peak_width = (_NARROW_BAR, 20) if is_uneven else (_BAR, 9)
+    yield f"{'rank':4}  {'one step':{width}}  {'busy':>7} {'peak':>{peak_width}}  largest item"
     rows = list(simulation.ranks)
     shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
     skipped = len(rows) - len(shown)
@@ -149,16 +158,17 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
         if skipped and times is rows[-7]:
             yield f"  ...     {counted(skipped, 'more rank')}"
         item, size = max(grouped(times.peak_items).items(), key=lambda pair: pair[1])
-        bar = _bar(times, simulation.step_time_s)
+        bar = _bar(times, simulation.step_time_s, width)
         busy = 100 * times.compute_s / simulation.step_time_s
         peak = format_bytes(times.peak_bytes)
         budget = simulation.program.setup.budget_of(times.rank)
-        if simulation.program.setup.is_uneven and budget:
+        if is_uneven and budget:
             peak = f"{peak:>9} of {format_bytes(budget):>7}"
-        yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>9}  {item} {format_bytes(size)}"
+        largest = f"{group_name(item)} {format_bytes(size)}"
+        yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>{peak_width}}  {largest}"
 
 
-def _bar(times: RankTimes, step_time_s: float) -> str:
+def _bar(times: RankTimes, step_time_s: float, width: int) -> str:
     exposed_s = sum(s for kind, s in times.waiting_s.items() if kind is not Waiting.BUBBLE)
     parts = (
         ("#", times.compute_s + times.driving_s),
@@ -169,8 +179,8 @@ def _bar(times: RankTimes, step_time_s: float) -> str:
     bar, done_s = "", 0.0
     for mark, time_s in parts:
         done_s += time_s
-        bar += mark * (round(_BAR * done_s / step_time_s) - len(bar))
-    return bar.ljust(_BAR, ".")[:_BAR]
+        bar += mark * (round(width * done_s / step_time_s) - len(bar))
+    return bar.ljust(width, ".")[:width]
 
 
 def _critical(simulation: Simulation) -> Iterator[str]:
@@ -206,7 +216,7 @@ def _footer(simulation: Simulation) -> Iterator[str]:
         alike = f"{len(setup.replicas)} of {setup.data} replicas" if folded else "every replica"
         of = f" of {setup.tensor} ranks" if len({m.tensor for m in setup.members}) == 1 else " rank"
         group = f", 1{of} of each tensor group" if setup.tensor > 1 else ""
-        said = f"simulated: {alike}{group}; the others are identical"
+        said = f"simulated ranks: {alike}{group}; the others are identical"
         yield from wrapped(said, "    ")
     if simulation.extrapolated_to is not None:
         whole = max(r.micro_batches for r in simulation.extrapolated_to.setup.replicas)
@@ -217,10 +227,10 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     rate = ops / max(simulation.wall_time_s, 1e-9)
     speed = f" ({rate / 1e6:.1f} million ops/s)" if ops >= _RATED_OPS else ""
     yield (
-        f"{counted(ops, 'op')} of {counted(steps, 'step')} in "
+        f"simulated {counted(ops, 'op')} of {counted(steps, 'step')} in "
         f"{format_time(simulation.wall_time_s)}{speed}"
     )
     if steps == 1:
-        yield "one step, from an empty pipeline; for a steady one simulate more (--steps)"
+        yield "this step began with an empty pipeline; for a steady one simulate more (--steps)"
     elif not simulation.window.steady:
         yield "not steady yet: the last two steps differ; simulate more (--steps)"

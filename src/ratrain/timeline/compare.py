@@ -97,7 +97,7 @@ def one_step(
         raise TimelineError(
             f"has no op of step {step}",
             place=f"timeline of {timeline.source}",
-            fix=f"ask for one of steps {held[0]} to {held[-1]}" if held else "record some steps",
+            fix=f"choose one of steps {held[0]} to {held[-1]}" if held else "record some steps",
         )
     origin_s = min(
         (s.start_s for s in step_spans if s.lane == "compute"), default=step_spans[0].start_s

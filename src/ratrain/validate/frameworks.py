@@ -122,14 +122,14 @@ def _held(framework: Framework, unit: Unit, block: Block, job: JobSpec, dropout:
     assert layout is not None
     params = _params_of_rank(block, layout)
     tokens = job.batch.micro_batch * job.model.sequence_length
-    # What lies outside of the products that a tensor group divides (arXiv 2205.05198, table 2).
+    # What is outside the products that a tensor group divides (arXiv 2205.05198, table 2).
     outside = tokens * block.model.hidden // (layout.tensor if layout.sequence_parallel else 1)
     logits = tokens * block.model.vocab // layout.tensor
     inner = tokens * block.model.ffn // layout.tensor
     saved, scratch = unit.saved_bytes, unit.scratch_bytes
     if block.kind == "layer":
         if dropout:
-            saved += 2 * outside  # masks behind attention and behind the MLP
+            saved += 2 * outside  # masks after attention and after the MLP
         elif unit.scores_bytes:  # the softmax's output alone
             heads = block.model.heads // layout.tensor
             scores_bytes = framework.element_bytes * heads * tokens * job.model.sequence_length
@@ -140,7 +140,7 @@ def _held(framework: Framework, unit: Unit, block: Block, job: JobSpec, dropout:
         saved = outside * framework.element_bytes + logits * framework.logit_bytes
         scratch += logits * framework.logit_gradient_bytes
     else:
-        saved += outside if dropout else 0  # the mask behind the embedding
+        saved += outside if dropout else 0  # the mask after the embedding
     scores = min(unit.scores_bytes, saved)
     return replace(
         unit,

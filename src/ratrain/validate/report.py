@@ -178,7 +178,7 @@ def lines(report: TableReport, *, rows: bool = False) -> Iterator[str]:
         yield from _rows(report)
 
 
-BESIDE = {"bill": "by the planner's bill", "own program": "our program, no framework"}
+BESIDE = {"bill": "by the planner's formula", "own program": "our program, no framework"}
 """What is shown beside a memory prediction: the planner's closed formulas with the same framework,
 and what is proved of the program as we would run it."""
 HEADS = {"bill": "bill", "own program": "ours"}

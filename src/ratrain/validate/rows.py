@@ -322,4 +322,6 @@ def _word(cells: Cells, column: str, otherwise: Word, choices: tuple[Word, ...])
     for choice in choices:
         if choice == text:
             return choice
-    raise SpecError(f"{shown(text)} is not a choice", place=column, fix=nearest(text, choices))
+    raise SpecError(
+        f"{shown(text)} is not an allowed value", place=column, fix=nearest(text, choices)
+    )

@@ -83,7 +83,7 @@ def amp() -> tuple[MeasuredRun, ...]:
 
 AMP_SLOTS = 30
 AMP_LAYERS = range(2, 26)
-"""AMP counts 30 slots: 2 before the 24 layers and 4 behind them. A cut is the first slot of each
+"""AMP counts 30 slots: 2 before the 24 layers and 4 after them. A cut is the first slot of each
 stage but the first."""
 
 

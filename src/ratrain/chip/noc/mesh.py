@@ -127,7 +127,7 @@ def raise_fault(result: Run) -> None:
             f"deadlock: {result.ejected_flits} flits have arrived, the others block each other"
             f" ({result.undelivered} messages have not arrived anywhere)",
             place=f"mesh cycle {result.cycles}",
-            fix="ask ratrain.chip.noc.deadlock.serialise() for phases that cannot block",
+            fix="split it with ratrain.chip.noc.deadlock.serialise() into phases that cannot block",
         )
     if result.status != "done":
         raise ChipError(

@@ -85,7 +85,7 @@ def _require_ranks(hardware: Hardware, place: Place) -> None:
         for slot, gpu in enumerate(host.gpus):
             if gpu.global_rank != expected:
                 raise SpecError(
-                    f"rank {gpu.global_rank} where rank {expected} is due",
+                    f"rank {gpu.global_rank} where rank {expected} is expected",
                     place=str(here.at("gpus", slot, "global_rank")),
                     fix="list GPUs by rank, each rank once",
                 )

@@ -114,9 +114,9 @@ def _groups(training: Training, here: Place) -> int:
         first = stages[number % len(seen)]
         if _by_share(stage) != _by_share(first):
             raise SpecError(
-                "this ministage has other ranks or shares than the one a round before",
+                "this ministage has other ranks or shares than its counterpart a round before",
                 place=str(here.at(number)),
-                fix="let ministages go round the groups in one order, each with the same shares",
+                fix="list the groups in the same order in every round, each with the same shares",
             )
     if len(stages) % len(seen):
         raise SpecError(
@@ -147,11 +147,11 @@ def _shares(training: Training, groups: int, here: Place) -> list[int]:
         if shares != first:
             raise SpecError(
                 f"this group divides its micro-batches as {_few(shares)}, the first as "
-                f"{_few(first)}: a micro-batch may run on any rank of a group there, while a "
+                f"{_few(first)}: in Grolar a micro-batch may run on any rank of a group, while a "
                 "replica of a RATrain plan is a pipeline of fixed ranks",
                 place=str(here.at(number, "num_microbatches_per_rank")),
-                fix="convert a plan whose groups divide their micro-batches alike, or only its "
-                "cluster and profile, and let `ratrain plan` find one",
+                fix="convert a plan whose groups all divide their micro-batches in the same way, "
+                "or convert only its cluster and profile and let `ratrain plan` find a plan",
             )
     return first
 
@@ -168,7 +168,7 @@ def _layers(training: Training, model: Model, here: Place) -> list[int]:
         first, end = stage.layer_partition
         if first != expected or end <= first:
             raise SpecError(
-                f"layers {first} to {end - 1} where layer {expected} is due",
+                f"layers {first} to {end - 1} where layer {expected} is expected",
                 place=str(here.at(number, "layer_partition")),
                 fix=f"begin with {expected}, and give it at least one layer",
             )
@@ -198,8 +198,8 @@ def _said_of_plan(training: Training, equal: bool, groups: int) -> list[str]:
             "Grolar gathers them twice a step and holds less"
         )
     said.append(
-        "Grolar keeps shards and inputs in host memory, RATrain in the GPU's, of which it needs "
-        "more; Grolar's 2 GB reserve is not kept"
+        "Grolar keeps shards and inputs in host memory, RATrain in GPU memory, so it needs more "
+        "of that; Grolar's reserve of 2 GB is left out"
     )
     if training.reduce_dtype == "float32" and training.autocast_dtype != "float32":
         said.append("Grolar sends gradients in float32, RATrain in 16 bits: half the bytes")

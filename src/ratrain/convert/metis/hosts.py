@@ -74,7 +74,7 @@ def in_sequence(nodes: list[Node], ranked: Ranked, place: Place) -> list[Node]:
     for node in nodes:
         if node.about.instance_type not in order:
             raise SpecError(
-                f"the plan has no {node.about.instance_type}, which host {node.name} is",
+                f"host {node.name} is a {node.about.instance_type}, which the plan does not have",
                 place=str(place),
                 fix="give the host file that the plan was made for",
             )

@@ -141,10 +141,10 @@ def _data_degree(ranked: Ranked, place: Place, devices: int) -> int:
         if degrees[0] != strategies[0][0]:
             raise SpecError(
                 f"data degree {degrees[0]} on stage {number}, {strategies[0][0]} on stage 0: "
-                "micro-batches are divided anew between stages there, while a replica of a RATrain "
-                "plan is a pipeline of fixed ranks",
+                "Metis divides micro-batches anew between such stages, while a replica of a "
+                "RATrain plan is a pipeline of fixed ranks",
                 place=str(place.at("strategies", number)),
-                fix="give --rank of a plan whose stages have one data degree",
+                fix="choose with --rank a plan whose stages all have the same data degree",
             )
     return strategies[0][0]
 
@@ -157,5 +157,5 @@ def _require_kinds(types: list[str], first: int, group: int, tensor: int, place:
                 f"the tensor group of GPUs {start} to {start + tensor - 1} is of "
                 f"{' and '.join(sorted(kinds))}",
                 place=str(place),
-                fix="give --rank of a plan whose tensor groups are of one kind",
+                fix="choose with --rank a plan whose tensor groups each have one kind of GPU",
             )

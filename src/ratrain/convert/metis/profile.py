@@ -43,7 +43,7 @@ def layer_times(
     if not taken:
         return {}
     differs.append(
-        "a layer's time is forward and backward together there: a third is taken as forward; its "
+        "Metis gives one time for a layer's forward and backward: a third is taken as forward; its "
         "memory figures are not used, since RATrain counts states itself"
     )
     worst = max(same_kind_of_slot(by_size) for by_size in taken.values())

@@ -66,7 +66,7 @@ def _require_model(training: Training, place: Place, model: Model) -> None:
             raise SpecError(
                 f"{getattr(training, key)} here, {value} in {spec.name}",
                 place=str(place.at(key)),
-                fix="give the model that was trained as --model",
+                fix="give --model the model that was trained",
             )
 
 

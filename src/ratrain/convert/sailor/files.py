@@ -77,7 +77,7 @@ class Files:
 
 @dataclass(frozen=True)
 class Group:
-    """A tensor group: so many GPUs of one kind, in one zone."""
+    """A tensor group: a number of GPUs of one kind, in one zone."""
 
     gpu: str
     zone: str

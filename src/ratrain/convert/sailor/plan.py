@@ -82,7 +82,7 @@ def tensor_groups(
                 f"{len(read[-1])} replicas, {len(read[0])} on the first stage: a replica of a "
                 "RATrain plan is a pipeline of fixed ranks",
                 place=str(at),
-                fix="give a plan whose stages have one data degree",
+                fix="give a plan whose stages all have the same data degree",
             )
     return read
 
@@ -97,7 +97,7 @@ def _group(value: Any, types: Mapping[str, NodeType], place: Place) -> Group:
         raise SpecError(
             f"a tensor group of {len(parts)} kinds of GPU or zones",
             place=str(place.at(0)),
-            fix="give a plan whose tensor groups are of one kind in one zone",
+            fix="give a plan whose tensor groups each have one kind of GPU in one zone",
         )
     part = list_of(parts[0])
     if (
@@ -175,7 +175,7 @@ def plan_of(
     )
     differs.append(
         "schedule and recovery are not in its plan: 1F1B that keeps activations, optimizer not "
-        "sharded, as its runtime does; its memory formula (20 bytes a parameter and 5.06 GB) is "
+        "sharded, as its runtime does; its memory formula (20 bytes per parameter and 5.06 GB) is "
         "replaced by RATrain's own count"
     )
     choices = Choices("1f1b", sequences, training.sequence_length, dtype)

@@ -12,10 +12,10 @@ from ratrain.program.program import Program
 def clip_global_norm(program: Program) -> Program:
     """Global-norm clipping, and the overflow check of fp16: one ClipNorm a rank before its updates.
 
-    Moves every update of a rank behind all of its reduced gradients, and behind those of every
+    Moves every update of a rank after all of its reduced gradients, and after those of every
     other rank: all ClipNorms meet. Safe because it reads gradients and writes nothing, and no
     gradient waits for an update of the same step. Costs the overlap of updates with the
-    backwards behind them (no layer is updated before every gradient of every rank has arrived),
+    backwards (no layer is updated before every gradient of every rank has arrived),
     and one small collective over all ranks. Pascanu et al. 2013, arXiv 1211.5063.
     """
 

@@ -21,7 +21,7 @@ def recover_at_backward(program: Program, *, heads: bool = False) -> Program:
 
     Moves nothing; adds one R before each B (or I) of a recoverable unit. Safe because R reads
     the checkpoint that forward leaves in any case. R waits for the gradient, as trainers do
-    that recompute when backward arrives, so it lies on the critical path. With `heads`, heads
+    that recompute when backward arrives, so it is on the critical path. With `heads`, heads
     are recovered as well, as where a whole stage is one checkpoint.
     """
 

@@ -23,7 +23,7 @@ def layerwise_state_pipeline(
 ) -> Program:
     """Layer-wise state pipeline: a layer's GradSync starts when its gradient is complete.
 
-    Moves every GradSync from behind the last backward of the rank (or, with sharded
+    Moves every GradSync from after the last backward of the rank (or, with sharded
     accumulation, of the micro-batch) to behind its own layer's, by taking the AllBackward
     barrier away and putting GradSyncs in the order in which gradients complete. Safe because a
     GradSync reads the version of the gradient that holds all its micro-batches, and nothing

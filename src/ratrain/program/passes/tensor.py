@@ -21,7 +21,7 @@ def tensor_collectives(program: Program) -> Program:
 
     Adds an AllReduce after each F and R of a unit that hands something on, and after each B (or
     I) of a unit that hands a gradient back, on every member of several ranks; the op carries all
-    sums of the unit. The next unit reads the sum, not the partial result, so the collective lies
+    sums of the unit. The next unit reads the sum, not the partial result, so the collective is
     on the critical path, as it does on the machine. Shoeybi et al. 2019, arXiv 1909.08053.
     """
     setup = program.setup

@@ -17,9 +17,9 @@ _Unit = tuple[int, int]
 def tie_embeddings(program: Program) -> Program:
     """Tied embeddings: the gradients of both copies are added up before any update reads them.
 
-    Adds a TieSync behind the last GradSync of the rank with the embedding, and one on the rank with
+    Adds a TieSync after the last GradSync of the rank with the embedding, and one on the rank with
     the head, at the same moment; where one rank holds both copies, one op adds both gradients. It
-    comes behind the reduction over replicas so that the owner of a part exchanges that part alone:
+    comes after the reduction over replicas so that the owner of a part exchanges that part alone:
     with d owners a d-th of the bytes. The embedding's gradient is the last of all, so the head's
     update and save move to the end of their lanes: they hold no layer up, and meet other ranks in
     one order everywhere. Safe because a TieSync reads reduced gradients only, and what reads the
@@ -28,7 +28,8 @@ def tie_embeddings(program: Program) -> Program:
     """
     if program.setup.per_micro_batch:
         raise ProgramError(
-            "tied copies add up whole gradients, and sharded accumulation has none",
+            "adding the gradients of tied copies takes whole gradients, which sharded accumulation "
+            "does not keep",
             fix="use local accumulation",
         )
     setup = replace(program.setup, tied=True)

@@ -299,7 +299,7 @@ class _Reader:
         self._lanes[rank, lane] = tuple([known[word] for word in words])
 
     def _marks(self, words: list[str]) -> tuple[int, int]:
-        """Where the middle of a lane lies; its marks are taken out of the words."""
+        """Where the middle of a lane is; its marks are taken out of the words."""
         if "(" not in words and ")" not in words:
             return 0, 0
         if words.count("(") != 1 or words.count(")") != 1 or words.index("(") > words.index(")"):

@@ -1,4 +1,4 @@
-"""The page of a plan or a job: what is predicted of it, and what else its search has seen."""
+"""The page of a plan or a job: its prediction, and the other layouts that its search tried."""
 
 from __future__ import annotations
 
@@ -44,8 +44,9 @@ from ratrain.report.facts.memory import CURVES, curves, op_times, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.steps import panel
-from ratrain.report.facts.words import KIND_NAMES, case_facts, left_out_of
+from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.runtime.run.facts import versions
+from ratrain.runtime.run.kind_names import KIND_NAMES
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation, timeline_of
@@ -74,7 +75,7 @@ def contents_of_job(
     timeline = timeline_of(simulation, steps=1)
     step = one_step(timeline, max(span.step for span in timeline.spans))
     ops = Ops(program.table)
-    note = f"a step takes {format_time(simulation.step_time_s)} on the simulator's clock"
+    note = f"a step takes {format_time(simulation.step_time_s)} as simulated"
     run = simulation.run
     times = op_times(ops, run.start_s, run.end_s)
     panels = (panel("predicted", note, step, ops.critical_path(times, run.steps - 1)),)
@@ -250,7 +251,7 @@ def times_of_simulation(simulation: Simulation) -> Times:
         None,
         tuple(KindTime(kind, name, mean_s[kind], None) for kind, name in KIND_NAMES.items()),
         ranks,
-        ("means over ranks of the steady step, on the simulator's clock",),
+        ("Means over ranks of the steady step, as simulated.",),
     )
 
 

@@ -23,9 +23,9 @@ from ratrain.report.contents import (
 from ratrain.report.facts.memory import CURVES, curves, peaks
 from ratrain.report.facts.ops import Ops, OpTimes
 from ratrain.report.facts.steps import panel
-from ratrain.report.facts.words import KIND_NAMES, kind_names
 from ratrain.runtime.run.difference import RunDifference, difference_of, first_members
 from ratrain.runtime.run.itemise import measured_kinds
+from ratrain.runtime.run.kind_names import KIND_NAMES, kind_names
 from ratrain.runtime.run.merge import merge_records
 from ratrain.runtime.run.report import prediction_of, simulated_kinds
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -36,8 +36,8 @@ from ratrain.timeline.timeline import Timeline, read_timeline
 
 @dataclass(frozen=True)
 class Measured:
-    """What a run's folder has on its steps. Nothing of it need be there: a run that was stopped
-    has recorded no ops, one that was not calibrated is not predicted."""
+    """What a run's folder says about its steps. Any part may be missing: a run that was stopped
+    has recorded no ops, and one that was not calibrated has no prediction."""
 
     folder: RunFolder
     spec: RunSpec
@@ -70,14 +70,14 @@ class Measured:
 
     @cached_property
     def measured_times(self) -> OpTimes | None:
-        """Of ranks that play the same part those of the first one."""
+        """Of ranks that do the same work, the times of the first."""
         if self.recorded is None:
             return None
         return self.ops.times(self.recorded, first_members(self.spec.seats))
 
     @cached_property
     def measured_place(self) -> int | None:
-        """The place of the step that is shown among the recorded ones."""
+        """The index, among the recorded steps, of the step that is shown."""
         if self.recorded is None or self.difference is None:
             return None
         steps = sorted({span.step for span in self.recorded.spans})
@@ -126,7 +126,7 @@ def panels_of(measured: Measured) -> list[TimelinePanel]:
 
 
 def _prediction_note(step_s: float) -> str:
-    return f"a step takes {format_time(step_s)} on the simulator's clock"
+    return f"a step takes {format_time(step_s)} as simulated"
 
 
 def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
@@ -139,13 +139,13 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
     typical = report["kinds_step"]
     which = f"step {typical['step']}, {format_time(typical['step_time_s'])}" if typical else ""
     notes = [
-        f"means over ranks; measured in {which}, from each rank's last compute op before it to "
-        "its last one in it"
+        f"Means over ranks. Measured in {which}: for each rank from its last compute op of the "
+        "step before to its last compute op of this one."
     ]
     if not typical or not ran:
         notes = [
-            "means over ranks; no two successive steps were recorded, so waits are those of its "
-            "metrics"
+            "Means over ranks. No two successive steps were recorded, so the measured waits come "
+            "from the run's metrics."
         ]
     names = kind_names(report["facts"])
     return Times(

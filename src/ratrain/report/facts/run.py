@@ -201,7 +201,7 @@ def _steps_left_out(rows: Sequence[Row]) -> Iterator[str]:
     if len(rows) > STEPS:
         yield (
             f"Of {len(rows):,} steps, curves show about {STEPS:,}: the lowest and the highest loss "
-            "of each stretch. metrics.jsonl has all."
+            "of each stretch. metrics.jsonl has all of them."
         )
 
 

@@ -12,25 +12,7 @@ from ratrain.program.setup import Setup
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import CURVES
 from ratrain.report.facts.stages import CARDS
-from ratrain.runtime.run.report_text import others_of
 from ratrain.timeline.timeline import Timeline
-
-KIND_NAMES = {
-    "compute": "compute",
-    "recovery": "recovery (recomputation)",
-    "stages": "waiting for other stages",
-    "tensor": "waiting for sums in tensor groups",
-    "reduce": "waiting for gradient reductions",
-    "gather": "waiting for weight gathers",
-    "update": "waiting for the optimizer",
-    "other": "other",
-}
-"""Where a step's time goes, by the names of `runtime/run/itemise.py`."""
-
-
-def kind_names(facts: Mapping[str, Any]) -> dict[str, str]:
-    """The same of a layout, which says who the others are."""
-    return {**KIND_NAMES, "stages": f"waiting for other {others_of(facts)}"}
 
 
 def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
@@ -101,10 +83,10 @@ def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -
                 f"{format_time(panel.merged_below_s)} are drawn together, each kind by its share."
             )
     if setup.ranks > CURVES:
-        yield f"Memory over time is shown of {CURVES} of {setup.ranks} ranks; bounds of all."
+        yield f"Memory over time is shown for {CURVES} of {setup.ranks} ranks, bounds for all."
     deepest = max(replica.ranks for replica in setup.replicas)
     if deepest > CARDS:
-        yield f"The plan's picture has the first {CARDS} of {deepest} ranks of each pipeline."
+        yield f"The plan's picture shows the first {CARDS} of {deepest} ranks of each pipeline."
     folded = sum(replica.count for replica in setup.replicas) - len(setup.replicas)
     if folded or setup.tensor > 1:
         verb = "is" if len(setup.replicas) == 1 else "are"

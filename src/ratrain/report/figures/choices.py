@@ -62,7 +62,7 @@ def _budget(candidates: Candidates) -> str:
     """The budget in words, where the picture does not reach up to it."""
     if candidates.budget_is_near:
         return ""
-    return f"; the budget of {size(candidates.budget_bytes)} lies far above the picture"
+    return f"; the budget of {size(candidates.budget_bytes)} is far above the top of the picture"
 
 
 def _table(candidates: Candidates) -> Markup:

@@ -36,7 +36,7 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
         tag("div", (_row(row, styles) for row in drawn), class_="bars"),
         tag(
             "p",
-            f"{len(drawn)} of {len(memory.rows)} ranks are drawn; the table has all.",
+            f"{len(drawn)} of {len(memory.rows)} ranks are drawn; the table has all of them.",
             class_="note",
         )
         if left_out

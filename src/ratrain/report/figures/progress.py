@@ -65,5 +65,5 @@ def _table(progress: Progress) -> Markup:
             )
             for at in places
         ),
-        caption=f"{caption}; metrics.jsonl has all",
+        caption=f"{caption}; metrics.jsonl has all of them",
     )

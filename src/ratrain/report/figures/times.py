@@ -47,9 +47,9 @@ def _notes(times: Times) -> Iterator[str]:
     yield from times.notes
     alike = len(_alike(times.ranks, _longest_s(times)))
     if alike < len(times.ranks):
-        yield "neighbouring ranks that differ by less than half a percent share a bar"
+        yield "Neighbouring ranks that differ by less than half a percent share a bar."
     if alike > BARS:
-        yield f"{BARS} of {alike} bars are drawn; the table has all"
+        yield f"{BARS} of {alike} bars are drawn; the table has all of them."
 
 
 def _longest_s(times: Times) -> float:
@@ -154,5 +154,5 @@ def _rank_table(times: Times) -> Markup:
     return table(
         ("Rank", *(kind.name for kind in kinds)),
         ((name, *(time(seconds.get(kind.kind)) for kind in kinds)) for name, seconds in rows),
-        caption="The same of each rank",
+        caption="The same for each rank",
     )

@@ -1,4 +1,4 @@
-"""Which rank of a run is on which host, and on which disks the run's folder lies."""
+"""Which rank of a run is on which host, and on which disks the run's folder is."""
 
 from __future__ import annotations
 

@@ -164,7 +164,8 @@ def _agreed(
     _forget_failure(folder, rank)
     if len(company.disks) > 1:
         voice.say(
-            f"{folder.path} is on {len(company.disks)} disks; each holds the parts of its hosts"
+            f"{folder.path} is a separate folder on each of {len(company.disks)} disks; each holds "
+            "the files of the hosts that share it"
         )
     seat = spec.seats.seat(rank)
     return Stand(folder, spec, job, program, data, seat, company, tenancy.claim, voice)

@@ -1,4 +1,4 @@
-"""Whose the run's folder is, and on which disks it lies: settled before any rank writes to it.
+"""Who owns the run's folder, and on which disks it is: settled before any rank writes to it.
 
 Under `ratrain train` the launcher owns the folder and ranks inherit that. Under another launcher
 (torchrun) the first rank on each disk claims it for all; where it is refused, all ranks end with
@@ -104,8 +104,8 @@ class Tenancy:
     def _unshared(self, company: Company) -> RunFailed:
         rank_apart = company.disks[1]
         return RunFailed(
-            f"{company.place(rank_apart)} has another folder of this name than {company.place(0)}: "
-            "a file that one has just created in it does not appear for the other",
+            f"{company.place(rank_apart)} and {company.place(0)} each have their own folder of "
+            "this name: a file that one has just created does not appear for the other",
             place=str(self._folder.path),
             fix="put the run's folder on a disk that all hosts share; or let each host save its "
             'part to its own disk: disks = "per-host" in the job\'s [checkpoint]',

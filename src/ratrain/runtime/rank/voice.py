@@ -69,7 +69,7 @@ class Voice:
             _print(plain_line(progress))
 
     def counting(self, activity: str) -> Callable[[int, int], None]:
-        """Takes what is done and what there is of it, in bytes."""
+        """Takes the bytes done and the bytes in all."""
         self._last_s = began_s = time.monotonic()
 
         def report(done: int, total: int) -> None:

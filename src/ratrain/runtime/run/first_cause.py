@@ -78,7 +78,7 @@ def _silent(folder: RunFolder, rank: int, code: int) -> Failure:
     if free is not None and free < _FULL_BYTES:
         return Failure(
             rank,
-            f"rank {rank} ended: the disk is full, {format_bytes(free)} are free",
+            f"rank {rank} ended: the disk is full, {format_bytes(free)} is free",
             place=str(folder.path),
             fix="free some space",
         )

@@ -139,6 +139,6 @@ def folder_note(path: Path, disks: str) -> str:
             "disk, and keeps its node rank when the run resumes"
         )
     return (
-        f"All ranks read and write the folder {path}: put it on a file system that all of them "
-        'see, or set [checkpoint] disks = "per-host" and copy it to every host'
+        f"All ranks read and write the folder {path}: put it on a file system that they all "
+        'share, or set [checkpoint] disks = "per-host" and copy it to every host'
     )

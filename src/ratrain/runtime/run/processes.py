@@ -77,7 +77,7 @@ class RankProcesses:
 
     @property
     def failed(self) -> bool:
-        """Whether any rank has ended otherwise than well."""
+        """Whether any rank has failed."""
         return any(child.poll() for child in self._children)
 
     def end(self) -> list[RankEnd]:

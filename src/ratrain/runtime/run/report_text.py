@@ -2,22 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.family_groups import group_name, grouped
+from ratrain.runtime.run.kind_names import kind_names
 
-_NAMES = {
-    "compute": "compute",
-    "recovery": "recovery",
-    "tensor": "waiting for tensor",
-    "reduce": "waiting for reduce",
-    "gather": "waiting for gather",
-    "update": "waiting for update",
-    "other": "other",
-}
+_NAME_COLUMNS = 34
 _SHOWN_RANKS = 16
 _RARE = ("recovery", "tensor")
 """Kinds that are shown only if a run has any."""
@@ -57,9 +50,9 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
     step, counted = report["step_time_s"], report["steps"]["counted"]
     if counted is None:
         return
-    yield f"{'':22}{'predicted':>12}{'measured':>12}{'ratio':>8}"
+    yield f"{'':{_NAME_COLUMNS}}{'predicted':>12}{'measured':>12}{'ratio':>8}"
     yield _row("step", step["predicted"], step["measured"], step["ratio"])
-    names = {**_NAMES, "stages": f"waiting for {others_of(report['facts'])}"}
+    names = kind_names(report["facts"])
     for kind in report["kinds"]:
         if kind["kind"] in _RARE and not kind["predicted_s"] and not kind["measured_s"]:
             continue
@@ -67,15 +60,9 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
             "  " + names[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
         )
     yield f"{report['tokens_per_s']:,.0f} tokens/s. {_counted(step, *counted)}"
-    yield f"Indented rows: means over ranks{_of_step(report['kinds_step'])}."
+    yield f"The indented rows are means over ranks{_of_step(report['kinds_step'])}."
     if step["predicted"] is None:
         yield "No prediction: the run was not calibrated."
-
-
-def others_of(facts: Mapping[str, Any]) -> str:
-    """Whom a rank waits for when nothing of its own is under way. A reduction or a gather begins
-    when the last replica has come to it, so that without other stages the others are replicas."""
-    return "stages" if facts["pipeline"] > 1 or facts["data"] == 1 else "replicas"
 
 
 def _counted(step: dict[str, Any], first: int, last: int) -> str:
@@ -97,7 +84,7 @@ def _of_step(typical: dict[str, Any] | None) -> str:
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:
     ratio_text = f"{ratio:.2f}" if ratio is not None and ratio < 1000 else "-"
-    return f"{name:22}{_time(predicted):>12}{_time(measured):>12}{ratio_text:>8}"
+    return f"{name:{_NAME_COLUMNS}}{_time(predicted):>12}{_time(measured):>12}{ratio_text:>8}"
 
 
 def _time(time_s: float | None) -> str:

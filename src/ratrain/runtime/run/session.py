@@ -107,5 +107,6 @@ def torchrun_command(folder: Path, world_size: int) -> list[str]:
         "PYTHONSAFEPATH=1 torchrun --nnodes M --nproc-per-node P --node-rank N \\",
         "  --master-addr HOST --master-port 29500 \\",
         f"  -m ratrain.runtime.rank {folder.resolve()}",
-        f"with M x P = {world_size}, N from 0 to M - 1, and HOST the first machine",
+        f"where M machines run P ranks each (M x P = {world_size}), N is the machine's number",
+        "from 0, and HOST is the address of machine 0",
     ]

@@ -51,7 +51,7 @@ class Bucket:
     spans: list[Span] = field(default_factory=list[Span])
 
     def filled(self, holders: int) -> Tensor:
-        """What is sent of it: as many elements for each holder."""
+        """The elements that are sent: equally many for each holder."""
         return self.memory[: aligned(self.used, ALIGN * holders)]
 
     def add_to(self, shard: Tensor, owned: slice, values: Tensor, *, first: bool) -> None:

@@ -1,11 +1,11 @@
 """A collective of several rounds, carried out piece by piece, on any network.
 
-While a piece is in its second round the next one is in its first: what lies inside a host and what
-lies between hosts are in use at once. In each turn of this loop a rank sends each peer one frame
-with all that the turn has for it, and sums what arrives in the order of places.
+While a piece is in its second round the next one is in its first: links inside hosts and links
+between hosts are in use at once. In each turn of this loop a rank sends each peer one frame with
+everything that the turn has for it, and sums what arrives in the order of places.
 
-Gradients leave in the dtype of the wire. A sum that is not complete travels on in fp32, so that it
-is rounded once, by its owner, as in a direct exchange.
+Gradients are sent in the dtype of the wire. A partial sum is sent on in fp32, so that it is rounded
+once, by its owner, as in a direct exchange.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ class _Step:
 
 def reduce_by(exchange: Exchange, place: int, flat: Tensor, out: Tensor, swap: Swap) -> None:
     """Adds up every place's `flat` by an exchange; the own part of the sum goes to `out`, which may
-    be where it lies in `flat`. Nothing else of `flat` is written."""
+    be at its place in `flat`. Nothing else in `flat` is written."""
     _Reduction(exchange, place, flat, out, swap).run()
 
 
@@ -133,7 +133,7 @@ class _Reduction:
 
 
 def _wave(exchange: Exchange, parts: Tensor) -> Iterator[list[_Step]]:
-    """Turn by turn the pieces under way: each is one round behind the one before it."""
+    """Turn by turn the pieces under way: each is one round later than the one before it."""
     elements = _piece_elements(exchange)
     begins = range(0, parts.shape[1], elements)
     pieces = [slice(begin, min(begin + elements, parts.shape[1])) for begin in begins]

@@ -31,7 +31,7 @@ def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
     narrow = wide.view(dtype)[: len(wide)]
     for begin in range(0, len(wide), NARROWED_ELEMENTS):
         end = min(begin + NARROWED_ELEMENTS, len(wide))
-        # A rounded element lies in front of where it came from: nothing unread is overwritten.
+        # A rounded element is stored before where it was read: nothing unread is overwritten.
         narrow[begin:end] = wide[begin:end].to(dtype)
     return narrow
 

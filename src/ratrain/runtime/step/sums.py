@@ -1,4 +1,4 @@
-"""Sums of tensors in one order, whichever rank they come from, piece by piece."""
+"""Sums of tensors in one fixed order of ranks, piece by piece."""
 
 from __future__ import annotations
 

@@ -44,7 +44,7 @@ def require_tied(model: ModelSpec, program: Program) -> None:
 
 
 def tied_range(unit: UnitState) -> slice:
-    """Where the shared matrix lies in a unit's flat buffers; nothing else of them is shared."""
+    """Where the shared matrix is in a unit's flat buffers; nothing else in them is shared."""
     matrix = unit.unit.layout.by_name[_MATRIX[unit.name]]
     return slice(matrix.offset, matrix.end)
 
