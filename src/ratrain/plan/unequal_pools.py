@@ -64,6 +64,15 @@ class PoolLinks:
         self.boundary = cache(self._boundary)
         self.inside = cache(self._inside)
         self.slowest = cache(self._slowest)
+        self._numbers: dict[Link, int] = {}
+        self.rates_bytes_per_s: list[float] = []
+
+    def number(self, link: Link) -> int:
+        """The number of a link, of its divided parts too; equal ones have the same."""
+        number = self._numbers.setdefault(link, len(self._numbers))
+        if number == len(self.rates_bytes_per_s):
+            self.rates_bytes_per_s.append(link.bandwidth_bytes_per_s)
+        return number
 
     def _shared(self, link: Link, pool: Pool, members: int) -> Link:
         """A link's part where all groups of a host send at once."""
