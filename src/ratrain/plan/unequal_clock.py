@@ -98,6 +98,14 @@ class StageClock:
         before_s, last_s = program.ends_s(STEPS, compiled=compiled)[-2:]
         return last_s - before_s
 
+    def ops(self, draft: Draft) -> int:
+        """About as many ops as a step of its program has."""
+        skeleton, units = self._stages.strategy.skeleton, len(self._block_of)
+        return sum(
+            4 * len(part.shape) * kept_of(skeleton, len(part.shape), share) + 5 * units
+            for part, share in dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
+        )
+
     def _replica_of(self, part: Part, share: int, data: int, state: StateMode) -> ReplicaOps:
         """A replica's ops; of a long step without its middle."""
         kept = kept_of(self._stages.strategy.skeleton, len(part.shape), share)

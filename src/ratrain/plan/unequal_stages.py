@@ -6,7 +6,7 @@ fits the stage cannot hold so many layers. The bill is rougher than `bill`; the 
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
@@ -174,12 +174,11 @@ class Stages:
         held = min(behind, -(-self.job.batch.sequences // micro_batch))
         row: list[StageWork | None] = []
         for layers in range(self.job.model.spec.layers + 1):
-            held_units = (*ends[: int(first)], *(units[1],) * layers, *ends[int(first) :])
             mode = next(
                 (
                     mode
                     for mode in self.modes
-                    if self._bytes(held_units, mode, held, data, state) <= budget
+                    if self._bytes(ends, units[1], layers, mode, held, data, state) <= budget
                 ),
                 None,
             )
@@ -208,27 +207,42 @@ class Stages:
         return StageWork(forward_s, backward_s, early_s, mode)
 
     def _bytes(
-        self, units: Sequence[Unit], mode: Recovery, held: int, data: int, state: StateMode
+        self,
+        ends: Sequence[Unit],
+        layer: Unit,
+        layers: int,
+        mode: Recovery,
+        held: int,
+        data: int,
+        state: StateMode,
     ) -> int:
-        """About what a rank needs for its units."""
-        if not units:
+        """About what a rank needs for so many layers, and an embedding or a head at its ends."""
+        sorts = (*ends, layer) if layers else tuple(ends)
+        if not sorts:
             return 0
+
+        def total(size: Callable[[Unit], int]) -> int:
+            return sum(map(size, ends)) + layers * size(layer)
+
+        def largest(size: Callable[[Unit], int]) -> int:
+            return max(map(size, sorts))
+
         owners = data if state.sharding else 1
-        views = sum(unit.view_bytes for unit in units)
+        views = total(lambda unit: unit.view_bytes)
         if state.sharding == 3:
-            views = -(-views // data) + 3 * max(unit.view_bytes for unit in units)
-        gradients = sum(unit.gradient_bytes for unit in units)
+            views = -(-views // data) + 3 * largest(lambda unit: unit.view_bytes)
+        gradients = total(lambda unit: unit.gradient_bytes)
         if state.sharded_gradients:
-            largest = max(unit.gradient_bytes for unit in units)
-            gradients = -(-gradients // data) + 2 * min(largest, _TRANSIT_BYTES)
-        optimizer = sum(-(-unit.optimizer_bytes // owners) for unit in units)
-        inputs = held * sum(unit.input_bytes for unit in units)
-        kept = sum(unit.saved_bytes - _freed(unit, mode) for unit in units)
-        lean = max((unit.saved_bytes for unit in units if unit.recoverable), default=0)
+            transit = min(largest(lambda unit: unit.gradient_bytes), _TRANSIT_BYTES)
+            gradients = -(-gradients // data) + 2 * transit
+        optimizer = total(lambda unit: -(-unit.optimizer_bytes // owners))
+        inputs = held * total(lambda unit: unit.input_bytes)
+        kept = total(lambda unit: unit.saved_bytes - _freed(unit, mode))
+        lean = max((unit.saved_bytes for unit in sorts if unit.recoverable), default=0)
         buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
         again = buffer * lean if mode.again else 0
-        slots = 6 * max(unit.input_bytes for unit in units)
-        scratch = max(unit.scratch_bytes for unit in units)
+        slots = 6 * largest(lambda unit: unit.input_bytes)
+        scratch = largest(lambda unit: unit.scratch_bytes)
         return views + gradients + optimizer + inputs + held * kept + again + slots + scratch
 
 
