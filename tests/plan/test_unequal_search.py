@@ -29,7 +29,7 @@ from ratrain.plan.plan_file import parse_plan, write_plan
 from ratrain.plan.unequal_build import file_of_plan, plans_of
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
 from ratrain.plan.unequal_parts import Part, part_of
-from ratrain.plan.unequal_pools import ALL_ORDERS, Post, pools_of, shapes_of
+from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
 from ratrain.plan.unequal_search import searchable
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import timed
@@ -157,6 +157,36 @@ def test_shares_are_those_that_are_handed_out_one_by_one(tmp_path: Path, sequenc
         assert shares_of(parts, sequences) == (None if left else tuple(shares))
 
 
+def two_kinds(folder: Path, fast: int, slow: int) -> JobSpec:
+    return load_job(job_file(folder, sequences=48, fast=(40, fast), slow=(15, slow)))
+
+
+def test_on_many_devices_shapes_are_few_and_bundles_fill_the_cluster(tmp_path: Path) -> None:
+    spec = load_job(job_file(tmp_path, a=(40, 16), b=(30, 16), c=(20, 16), d=(10, 16)))
+    spec = replace(spec, batch=replace(spec.batch, sequences=256))
+    stages = stages_of(spec)
+    shapes = shapes_of(spec, stages.pools)
+    assert len(shapes) == len(set(shapes)) <= MOST_BLOCKS
+    made = all_drafts(stages, 1)
+    devices = [sum(len(part.shape) for part in draft.parts) for draft in made]
+    assert max(devices) == 64
+    assert max(len(draft.parts) for draft in made) > 8
+
+
+@pytest.mark.slow
+def test_plans_of_many_devices_are_no_slower_than_alike_ones_and_the_same_each_time(
+    tmp_path: Path,
+) -> None:
+    spec = two_kinds(tmp_path, 5, 13)
+    first, again = every_plan(spec), every_plan(load_job(tmp_path / "job.toml"))
+    assert first.alike is not None
+    assert first.best is not None
+    assert first.best.step_s < first.alike.best.step_s
+    assert again.best is not None
+    assert write_plan(file_of_plan(first.best.plan)) == write_plan(file_of_plan(again.best.plan))
+    assert first.best.step_s == again.best.step_s
+
+
 # ---- drafts as plans -----------------------------------------------------------------------
 
 
@@ -213,7 +243,7 @@ def test_both_cut_directions_are_tried_where_hosts_hold_several_devices() -> Non
 
 def test_jobs_of_one_kind_or_of_many_devices_are_left_to_the_other_search() -> None:
     assert not searchable(job("tiny-llama", "cpu-lab", 4, 8))
-    assert not searchable(job("tiny-llama", "mixed-sites", 24, 48))
+    assert not searchable(job("tiny-llama", "mixed-sites", 72, 144))
     assert searchable(job("tiny-llama", "mixed-sites", 12, 24))
 
 

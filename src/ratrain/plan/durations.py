@@ -23,7 +23,7 @@ from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.setup import HOST, Setup, Unit
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
 
-_NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
+NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
 _SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
 
 
@@ -235,7 +235,7 @@ def _norms(farthest: Link | None, setup: Setup, units: int) -> Work:
     the squares of the gradients take to add up is not counted."""
     if farthest is None:
         return fixed_work(np.zeros(units))
-    transfer = tree_all_reduce(_NORM_BYTES, setup.devices, farthest)
+    transfer = tree_all_reduce(NORM_BYTES, setup.devices, farthest)
     fixed_s = transfer.alone_s(farthest.bandwidth_bytes_per_s)
     work = fixed_work(np.full(units, fixed_s))
     return replace(work, interrupt_s=np.full(units, transfer.driving_s))

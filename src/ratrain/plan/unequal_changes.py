@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
-from itertools import permutations
+from itertools import permutations, product
+from math import gcd
 
 from ratrain.plan.build import Candidate
 from ratrain.plan.enumerate import StateMode, divisors_of
@@ -13,6 +14,9 @@ from ratrain.plan.unequal_mixes import Draft, draft_of, shared
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import Post, Shape
 from ratrain.plan.unequal_stages import Stages
+
+MOST_STAGES, FULLEST = 16, 6
+"""Stages up to which any gives a layer to any; of more, so many give and so many take."""
 
 
 def changed(stages: Stages, draft: Draft, states: Sequence[StateMode]) -> Iterator[Draft]:
@@ -31,23 +35,45 @@ def changed(stages: Stages, draft: Draft, states: Sequence[StateMode]) -> Iterat
 
 
 def _of_shares(stages: Stages, draft: Draft) -> Iterator[Draft]:
-    """A micro-batch of one part given to another."""
-    seen: set[object] = set()
+    """A micro-batch of one part given to another; as many of all alike parts given to all of
+    another sort as comes out even."""
     sides = [*zip(draft.parts, draft.shares, strict=True)]
-    for source, target in permutations(range(len(sides)), 2):
+    places: dict[tuple[Part, int], list[int]] = {}
+    for place, side in enumerate(sides):
+        places.setdefault(side, []).append(place)
+    twice = [place for same in places.values() for place in same[:2]]
+    seen: set[tuple[int, int]] = set()
+    for source, target in permutations(twice, 2):
+        first = places[sides[source]][0], places[sides[target]][0]
         same_size = sides[source][0].micro_batch == sides[target][0].micro_batch
-        if same_size and sides[source][1] > 1 and (sides[source], sides[target]) not in seen:
-            seen.add((sides[source], sides[target]))
+        if same_size and sides[source][1] > 1 and first not in seen:
+            seen.add(first)
             shares = list(draft.shares)
             shares[source] -= 1
             shares[target] += 1
             yield shared(stages, draft.parts, shares, draft.state)
+    for source, target in permutations(places, 2):
+        few = gcd(len(places[source]), len(places[target]))
+        given, taken = len(places[target]) // few, len(places[source]) // few
+        same_size = source[0].micro_batch == target[0].micro_batch
+        if same_size and given < source[1] and (given, taken) != (1, 1):
+            shares = [
+                share - given if side == source else share + taken if side == target else share
+                for side, share in zip(sides, draft.shares, strict=True)
+            ]
+            yield shared(stages, draft.parts, shares, draft.state)
 
 
 def _of_part(stages: Stages, draft: Draft, part: Part) -> Iterator[Part]:
-    """A layer in another stage; two neighbours in the other order."""
-    for source, target in permutations(range(len(part.layers)), 2):
-        if part.layers[source] > 1:
+    """A layer in another stage; two neighbours in the other order. Of many stages, the busiest give
+    layers and the least busy take them."""
+    count = len(part.layers)
+    busiest = sorted(range(count), key=lambda stage: -part.works[stage].busy_s)
+    givers, takers = sorted(busiest[:FULLEST]), sorted(busiest[-FULLEST:])
+    if count <= MOST_STAGES:
+        givers = takers = list(range(count))
+    for source, target in product(givers, takers):
+        if source != target and part.layers[source] > 1:
             layers = list(part.layers)
             layers[source] -= 1
             layers[target] += 1
@@ -94,7 +120,8 @@ def _in_state(stages: Stages, draft: Draft, state: StateMode) -> Iterator[Draft]
 
 def _of_other_sizes(stages: Stages, draft: Draft) -> Iterator[Draft]:
     """Half or twice the micro-batch, of one part or of all; a part's layers as they are."""
-    for number in (None, *range(len(draft.parts))):
+    firsts = [n for n, part in enumerate(draft.parts) if part not in draft.parts[:n]]
+    for number in (None, *firsts):
         for up in (False, True):
             parts = [
                 _resized(stages, draft, part, up) if number in (None, place) else part
@@ -117,16 +144,18 @@ def _resized(stages: Stages, draft: Draft, part: Part, up: bool) -> Part | None:
 def in_best_sizes(stages: Stages, draft: Draft) -> Draft | None:
     """The same shares of the step, each part in the micro-batch in which it is fastest; None where
     that is how it is."""
-    parts: list[Part] = []
-    shares: list[int] = []
-    for part, share in zip(draft.parts, draft.shares, strict=True):
+    sides = [*zip(draft.parts, draft.shares, strict=True)]
+    best: dict[tuple[Part, int], Part] = {}
+    for part, share in dict.fromkeys(sides):
         sequences = part.micro_batch * share
         sizes = [size for size in divisors_of(sequences) if size <= LARGEST_MICRO_BATCH]
         made = [part_of(stages, part.shape, size, len(draft.parts), draft.state) for size in sizes]
         fitting = [each for each in made if each is not None]
-        best = min(fitting, key=lambda each: each.step_s(sequences // each.micro_batch))
-        parts.append(best)
-        shares.append(sequences // best.micro_batch)
+        best[part, share] = min(
+            fitting, key=lambda each, whole=sequences: each.step_s(whole // each.micro_batch)
+        )
+    parts = [best[side] for side in sides]
+    shares = [part.micro_batch * share // best[part, share].micro_batch for part, share in sides]
     if parts == list(draft.parts):
         return None
     return shared(stages, parts, shares, draft.state)

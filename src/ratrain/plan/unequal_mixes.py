@@ -11,8 +11,10 @@ of those that take the same devices in the same number of parts a few of the bes
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heapreplace, nsmallest
 from math import inf
 
@@ -22,7 +24,7 @@ from ratrain.cost.collectives import ring_half
 from ratrain.cost.precision import precision_of
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.unequal_parts import Part, part_of
-from ratrain.plan.unequal_pools import Shape, degrees_of, used_of
+from ratrain.plan.unequal_pools import FEW, Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.program.units import Bools
 
@@ -35,7 +37,23 @@ LIBRARY = 300
 BRANCHES = 24
 """Parts that are put to a mix at most."""
 PARTS = 8
-"""Replicas at most."""
+"""Replicas at most, on few devices (`FEW`)."""
+
+
+@dataclass(frozen=True)
+class Bounds:
+    """How many mixes are looked at. Mixes are grown by bundles: parts, so often each."""
+
+    library: int  # shapes
+    kept: int  # mixes of those that take the same devices in the same number of bundles
+    sets: int  # of devices, for which mixes are kept
+    bundles: int  # of a mix
+    repeated: bool  # whether a bundle may hold a part more than once
+
+
+FEW_BOUNDS = Bounds(LIBRARY, KEPT_MIXES, 1_000_000, PARTS, repeated=False)
+MANY_BOUNDS = Bounds(100, 3, 60, 5, repeated=True)
+"""On more devices, where replicas are many and most of them alike."""
 
 
 @dataclass(frozen=True)
@@ -61,19 +79,19 @@ class Draft:
             for part, share in dict.fromkeys(zip(self.parts, self.shares, strict=True))
         )
 
-    @property
+    @cached_property
     def key(self) -> object:
         """What tells drafts apart: the order of parts does not."""
-        parts = [
+        parts = Counter(
             (part.shape, part.micro_batch, part.layers, part.recovery, share)
             for part, share in zip(self.parts, self.shares, strict=True)
-        ]
-        return tuple(sorted(parts, key=repr)), self.state
+        )
+        return frozenset(parts.items()), self.state
 
-    @property
+    @cached_property
     def family(self) -> object:
         """What is the same of drafts that differ in cuts and shares alone."""
-        return tuple(sorted(repr(part.shape) for part in self.parts)), self.state
+        return frozenset(Counter(part.shape for part in self.parts).items()), self.state
 
 
 def drafts(
@@ -100,8 +118,9 @@ def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft |
 
 def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: StateMode) -> Draft:
     """Parts with given shares."""
-    pipe_s = max(part.step_s(share) for part, share in zip(parts, shares, strict=True))
-    tail_s = max(_tail_s(stages, part, parts, state) for part in parts)
+    sides = dict.fromkeys(zip(parts, shares, strict=True))
+    pipe_s = max(part.step_s(share) for part, share in sides)
+    tail_s = max(_tail_s(stages, part, parts, state) for part in dict.fromkeys(parts))
     return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s)
 
 
@@ -121,7 +140,12 @@ def _library(
     def waste(entry: tuple[float, int, Part]) -> float:
         return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))
 
-    return [part for _, _, part in nsmallest(LIBRARY, best, key=waste)]
+    return [part for _, _, part in nsmallest(_bounds(stages).library, best, key=waste)]
+
+
+def _bounds(stages: Stages) -> Bounds:
+    devices = sum(len(pool.devices) for pool in stages.pools)
+    return FEW_BOUNDS if devices <= FEW else MANY_BOUNDS
 
 
 def _mixes(
@@ -136,20 +160,23 @@ def _mixes(
         return
     if not library:
         return
-    grower = _Grower(stages, library, micro_batch)
+    bounds = _bounds(stages)
+    grower = _Grower(stages, library, micro_batch, bounds)
     level = grower.alone()
     devices = sum(len(pool.devices) for pool in stages.pools)
-    for _ in range(2, 1 + min(PARTS, devices, sequences // micro_batch)):
-        level = grower.longer(level)
-        best = nsmallest(
-            5 * KEPT_MIXES, (mix for mixes in level.values() for mix in mixes), key=grower.level_s
-        )
-        yield from (tuple(library[number] for number in mix.numbers) for mix in best)
+    most = sequences // micro_batch
+    for bundles in range(1, 1 + min(bounds.bundles, devices, most)):
+        if bundles > 1:
+            level = grower.longer(level)
+        mixes = (mix for mixes in level.values() for mix in mixes)
+        several = (mix for mix in mixes if 1 < grower.parts(mix) <= most)
+        best = nsmallest(5 * bounds.kept, several, key=grower.level_s)
+        yield from (grower.parts_of(mix) for mix in best)
 
 
 @dataclass(frozen=True)
 class _Mix:
-    """Parts by their numbers, ascending; what they add up to."""
+    """Bundles by their numbers, ascending; what they add up to."""
 
     numbers: tuple[int, ...]
     rate: float  # sequences per second
@@ -158,37 +185,64 @@ class _Mix:
 
 _Taken = tuple[tuple[int, ...], frozenset[int]]
 _Level = dict[_Taken, list[_Mix]]
-"""Mixes of equally many parts, by the devices of each pool that they take and by their tensor
+"""Mixes of equally many bundles, by the devices of each pool that they take and by their tensor
 degrees: those of one degree, which can be trained, are kept beside the rest."""
 
 
 class _Grower:
-    """Mixes made longer by one part."""
+    """Mixes made longer by one bundle: a part, or so many of it."""
 
-    def __init__(self, stages: Stages, library: Sequence[Part], micro_batch: int) -> None:
-        self._stages = stages
+    def __init__(
+        self, stages: Stages, library: Sequence[Part], micro_batch: int, bounds: Bounds
+    ) -> None:
+        self._stages, self._bounds = stages, bounds
         self._sequences = stages.job.batch.sequences
         self._free = np.array([len(pool.devices) for pool in stages.pools])
-        self._used = np.array([used_of(part.shape, len(stages.pools)) for part in library])
+        self._bundles = [
+            (part, times)
+            for part in library
+            for times in (self._times(part, micro_batch) if bounds.repeated else (1,))
+        ]
+        parts = [part for part, _ in self._bundles]
+        times = np.array([times for _, times in self._bundles])
+        used = np.array([used_of(part.shape, len(stages.pools)) for part in parts])
+        self._used = used * times[:, None]
         share = max(1, self._sequences // (2 * micro_batch))
-        slots = np.array([part.slot_s for part in library])
-        ramps = np.array([part.step_s(share) for part in library]) - share * slots
+        slots = np.array([part.slot_s for part in parts])
+        ramps = np.array([part.step_s(share) for part in parts]) - share * slots
         self._worth = np.array([stages.speed_of(used) for used in self._used.tolist()])
         self._batch_share = self._sequences / stages.speed_of(self._free.tolist())
-        self._degrees = [degrees_of(part.shape) for part in library]
-        self._rates = micro_batch / slots
+        self._degrees = [degrees_of(part.shape) for part in parts]
+        self._rates = times * micro_batch / slots
         self._ramped = ramps * self._rates
 
+    def _times(self, part: Part, micro_batch: int) -> list[int]:
+        """How often a bundle may hold a part."""
+        used = used_of(part.shape, len(self._free))
+        fits = min(
+            free // count for free, count in zip(self._free.tolist(), used, strict=True) if count
+        )
+        return round_counts(min(fits, self._sequences // micro_batch))
+
+    def parts(self, mix: _Mix) -> int:
+        """How many parts a mix has."""
+        return sum(self._bundles[number][1] for number in mix.numbers)
+
+    def parts_of(self, mix: _Mix) -> tuple[Part, ...]:
+        """The parts of a mix."""
+        bundles = [self._bundles[number] for number in mix.numbers]
+        return tuple(part for part, times in bundles for _ in range(times))
+
     def alone(self) -> _Level:
-        """Each part by itself."""
+        """Each bundle by itself."""
         level: _Level = {}
         for number, used in enumerate(self._used.tolist()):
             mix = _Mix((number,), float(self._rates[number]), float(self._ramped[number]))
             level.setdefault((tuple(used), self._degrees[number]), []).append(mix)
-        return level
+        return self._of_best_sets(level)
 
     def longer(self, level: _Level) -> _Level:
-        """The mixes of one part more. Numbers ascend, so that each set of parts comes once."""
+        """The mixes of one bundle more. Numbers ascend, so that each set of them comes once."""
         grown: dict[_Taken, list[tuple[float, _Mix]]] = {}
         for (used, degrees), mixes in level.items():
             together = self._used + np.array(used)
@@ -201,19 +255,45 @@ class _Grower:
                     longer = _Mix((*mix.numbers, number), rate, ramped)
                     key = taken, degrees | self._degrees[number]
                     grown.setdefault(key, []).append((self._part_s(taken, longer), longer))
-        return {
-            taken: [mix for _, mix in nsmallest(KEPT_MIXES, mixes, key=lambda pair: pair[0])]
-            for taken, mixes in grown.items()
-        }
+        return self._of_best_sets(
+            {
+                taken: [mix for _, mix in nsmallest(self._bounds.kept, mixes, key=_first)]
+                for taken, mixes in grown.items()
+            }
+        )
+
+    def _of_best_sets(self, level: _Level) -> _Level:
+        """The mixes of those sets of devices that make the most of them, and of those that would
+        end the whole batch first."""
+        if len(level) <= self._bounds.sets:
+            return level
+        sets = list(level)
+        part_s = {taken: min(self._part_s(taken[0], mix) for mix in level[taken]) for taken in sets}
+        whole_s = {taken: min(map(self.level_s, level[taken])) for taken in sets}
+        half = self._bounds.sets // 2
+        best = dict.fromkeys(
+            [
+                *nsmallest(half, sets, key=whole_s.__getitem__),
+                *nsmallest(half, sets, key=part_s.__getitem__),
+            ]
+        )
+        return {taken: level[taken] for taken in best}
 
     def _promising(self, mix: _Mix, used: tuple[int, ...], fits: Bools) -> list[int]:
-        """The parts that go with a mix and fit, those that make the most of what both take."""
+        """The bundles that go with a mix and fit, those that make the most of what both take; where
+        bundles repeat parts, also those with which the whole batch would end first."""
         places = np.flatnonzero(fits)
         places = places[places >= mix.numbers[-1]]
         if len(places) > BRANCHES:
             worth = (self._stages.speed_of(used) + self._worth[places]) * self._batch_share
             level_s = (worth + mix.ramped + self._ramped[places]) / (mix.rate + self._rates[places])
-            places = places[np.argsort(level_s, kind="stable")[:BRANCHES]]
+            order = np.argsort(level_s, kind="stable")
+            if self._bounds.repeated:
+                whole_s = self._sequences + mix.ramped + self._ramped[places]
+                whole_s /= mix.rate + self._rates[places]
+                most = np.argsort(whole_s, kind="stable")[: BRANCHES // 2]
+                order = np.array(list(dict.fromkeys([*most.tolist(), *order.tolist()])))
+            places = places[order[:BRANCHES]]
         return places.tolist()
 
     def _part_s(self, taken: tuple[int, ...], mix: _Mix) -> float:
@@ -222,6 +302,10 @@ class _Grower:
 
     def level_s(self, mix: _Mix) -> float:
         return (self._sequences + mix.ramped) / mix.rate
+
+
+def _first(pair: tuple[float, _Mix]) -> float:
+    return pair[0]
 
 
 def shares_of(parts: Sequence[Part], sequences: int) -> tuple[int, ...] | None:

@@ -12,15 +12,23 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import permutations, product
+from itertools import combinations, islice, permutations, product
 
 from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.plan.geometry import speed
+from ratrain.plan.kind_speed import kind_speed
 
 ALL_ORDERS = 3_000
 """Where there are more shapes than this, those alone are tried that keep a pool's posts together,
 all of one tensor degree."""
+FEW = 16
+"""Devices up to which all of these are tried. On more, shapes have one tensor degree, pools from
+fast to slow or from slow to fast, and a round number of a pool's posts (`round_counts`)."""
+RUNS = {1: 64, 2: 6, 3: 2}
+"""Of shapes of one pool, two, and three: posts of a pool at most. Of more pools: one."""
+MOST_BLOCKS = 1_600
+"""Shapes tried at most on more devices: those of the fewest pools."""
 
 
 @dataclass(frozen=True)
@@ -64,6 +72,15 @@ class PoolLinks:
         self.boundary = cache(self._boundary)
         self.inside = cache(self._inside)
         self.slowest = cache(self._slowest)
+        self._numbers: dict[Link, int] = {}
+        self.rates_bytes_per_s: list[float] = []
+
+    def number(self, link: Link) -> int:
+        """The number of a link, of its divided parts too; equal ones have the same."""
+        number = self._numbers.setdefault(link, len(self._numbers))
+        if number == len(self.rates_bytes_per_s):
+            self.rates_bytes_per_s.append(link.bandwidth_bytes_per_s)
+        return number
 
     def _shared(self, link: Link, pool: Pool, members: int) -> Link:
         """A link's part where all groups of a host send at once."""
@@ -116,6 +133,8 @@ def shapes_of(job: JobSpec, pools: Sequence[Pool]) -> list[Shape]:
         for number, pool in enumerate(pools)
         for tensor in tensor_degrees(job, pool)
     ]
+    if sum(len(pool.devices) for pool in pools) > FEW:
+        return list(islice(_round_blocks(job, posts, pools), MOST_BLOCKS))
     every: list[Shape] = []
     for shape in _orders(posts, [len(pool.devices) for pool in pools], job.model.spec.layers):
         every.append(shape)
@@ -150,6 +169,30 @@ def _blocks(posts: Sequence[Post], pools: Sequence[Pool], layers: int) -> Iterat
                 shape = tuple(post for part in parts for post in part)
                 if len(shape) <= layers:
                     yield shape
+
+
+def round_counts(most: int) -> list[int]:
+    """1, 2, 3, 4, 6, 8, 12 and so on, and the most."""
+    counts = [n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1) if 0 < n < most]
+    return sorted({*counts, most})
+
+
+def _round_blocks(job: JobSpec, posts: Sequence[Post], pools: Sequence[Pool]) -> Iterator[Shape]:
+    """Shapes of one pool, then of two, and so on: round runs of posts of one tensor degree, pools
+    by the speed of their kinds."""
+    fast = sorted(range(len(pools)), key=lambda number: kind_speed(job, pools[number].kind).layer_s)
+    degrees = sorted({post.tensor for post in posts})
+    for size in range(1, len(pools) + 1):
+        for chosen, tensor in product(combinations(fast, size), degrees):
+            if any(Post(pool, tensor) not in posts for pool in chosen):
+                continue
+            for order in dict.fromkeys((chosen, chosen[::-1])):
+                most = [len(pools[pool].devices) // tensor for pool in order]
+                counts = [round_counts(min(count, RUNS.get(size, 1))) for count in most]
+                for runs in product(*counts):
+                    if sum(runs) <= job.model.spec.layers:
+                        sides = zip(order, runs, strict=True)
+                        yield tuple(Post(pool, tensor) for pool, run in sides for _ in range(run))
 
 
 def used_of(shape: Shape, pools: int) -> tuple[int, ...]:

@@ -1,8 +1,9 @@
-"""The search for plans whose stages and replicas differ, on small clusters of unequal devices.
+"""The search for plans whose stages and replicas differ, on clusters of a few unequal devices.
 
-Two stages, as HeteroAuto has them (arXiv 2505.17548): closed forms rank drafts of every shape, and
-the best are built, proved and simulated as whole programs; around the fastest, single layers,
-micro-batches, shares, orders and state modes are changed as long as the simulated step gains. What
+Three stages, the first and the last as HeteroAuto has them (arXiv 2505.17548): closed forms rank
+drafts of every shape; the best are simulated at the grain of stages (`unequal_clock`), and changed
+in single layers, micro-batches, shares, orders and state modes as long as that gains; the fastest
+of all these are built, proved and simulated as whole programs, and changed once more. What
 `ratrain train` can run is searched for by itself, beside what can only be simulated.
 """
 
@@ -20,8 +21,9 @@ from ratrain.plan.enumerate import StateMode, divisors_of, modes_of, strategy_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH, least_step_s
 from ratrain.plan.search import codes_of
 from ratrain.plan.unequal_changes import changed, in_best_sizes, leaner, of_candidate
+from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_mixes import Draft, drafts
-from ratrain.plan.unequal_pools import pools_of, shapes_of
+from ratrain.plan.unequal_pools import FEW, pools_of, shapes_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Timed, timed
 from ratrain.program.skeletons import SKELETONS
@@ -29,22 +31,34 @@ from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
 
-DEVICES = 16
+DEVICES = 64
 """Devices at most: on more, replicas are alike."""
+CLOCKED = 400
+"""Drafts timed at the grain of stages of each class, those of the least estimate: those that train,
+and the rest."""
+CLOCK_OPS = 1_500_000
+"""Ops of one step, over all drafts of a class that are timed so, after which no more is begun: half
+of them for the best by estimate, half for what is made of these."""
+NEAR = 40
+"""Changes of a draft that are timed in a round, those of the least estimate."""
+CLOCK_MARGIN = 1.02
+"""A draft is not simulated whole whose time at the grain of stages is this much above the best."""
 SIMULATED = 48
-"""Drafts simulated at most of each class: those that train, and the rest."""
+"""Drafts simulated whole at most of each class."""
 ALIKE = 4
 """Drafts simulated at most of the same shapes."""
 MARGIN = 1.2
-"""A draft is not simulated whose estimate is this much above the best simulated step."""
-CHANGES = 12
+"""A draft is neither timed nor simulated whose estimate is this much above the best step."""
+CHANGES = 6
 """Changes of the best draft that are simulated in a round, those of the least estimate."""
-ROUNDS = 8
+ROUNDS, CLOCK_ROUNDS = 8, 24
 OPS = 200_000
 """Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
 half of them for the best by estimate, half for what is made of these."""
 CLIMBS = 4
 """Drafts that are changed, the fastest as simulated."""
+MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 12, 2, 2
+"""The same on more than `FEW` devices, whose programs are long."""
 RESIZED = 200
 """Drafts whose parts are tried in micro-batches of their own sizes."""
 MOST = 2 * (SIMULATED + CLIMBS * CHANGES * ROUNDS)
@@ -115,8 +129,14 @@ class _Seeker:
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
         self.simulated = 0
-        self._left = OPS
+        self._clock = StageClock(self.stages)
+        self._left, self._clock_left = OPS, CLOCK_OPS
+        many = len(job.cluster.members()) > FEW
+        self._most = MANY_SIMULATED if many else SIMULATED
+        self._changes = MANY_CHANGES if many else CHANGES
+        self._climbs = MANY_CLIMBS if many else CLIMBS
         self._known: dict[object, Timed | None] = {}
+        self._clocked: dict[object, float | None] = {}
 
     def ranked(self) -> list[Draft]:
         """Every draft, the least estimate first. Where none fits with states as they are fastest,
@@ -142,13 +162,14 @@ class _Seeker:
         """The best of drafts as simulated, and of those made of the best by changes. Those that
         cannot be faster than `bar_s` are passed over."""
         best_s, tried = bar_s, dict[object, Timed]()
-        self._left = OPS
+        self._left, self._clock_left = OPS, CLOCK_OPS
         families: Counter[object] = Counter()
         count = 0
-        for draft in ranked:
-            if count >= SIMULATED or self._left < OPS // 2 or draft.estimate_s > MARGIN * best_s:
+        for time_s, draft in self._clocked_first(ranked, bar_s):
+            margin = MARGIN if self._clock_s(draft) is None else CLOCK_MARGIN
+            if count >= self._most or self._left < OPS // 2:
                 break
-            if families[draft.family] >= ALIKE:
+            if time_s > margin * best_s or families[draft.family] >= ALIKE:
                 continue
             families[draft.family] += 1
             count += 1
@@ -156,26 +177,87 @@ class _Seeker:
             if timed_draft is not None:
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
-        for timed_draft in sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)[
-            :CLIMBS
-        ]:
+        fastest = sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
+        for timed_draft in fastest[: self._climbs]:
             for better in self._climbed(timed_draft):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
+
+    def _clocked_first(self, ranked: Iterable[Draft], bar_s: float) -> list[tuple[float, Draft]]:
+        """The best drafts by estimate, and changes of them, the least time first."""
+        best_s = bar_s
+        known: dict[object, tuple[float, Draft]] = {}
+        for draft in ranked:
+            enough = len(known) >= CLOCKED or self._clock_left < CLOCK_OPS // 2
+            if enough or draft.estimate_s > MARGIN * best_s:
+                break
+            time_s = self._time_s(draft)
+            known[draft.key] = time_s, draft
+            best_s = min(best_s, time_s)
+        families: Counter[object] = Counter()
+        starts = sorted(known.values(), key=_time_of)
+        for time_s, draft in starts:
+            if sum(families.values()) >= CLIMBS:
+                break
+            if families[draft.family] or self._clock_s(draft) is None:
+                continue
+            families[draft.family] += 1
+            for better_s, better in self._followed(time_s, draft):
+                known[better.key] = better_s, better
+        return sorted(known.values(), key=_time_of)
+
+    def _followed(self, time_s: float, draft: Draft) -> Iterable[tuple[float, Draft]]:
+        """Ever faster drafts at the grain of stages, each a change of the one before."""
+        for _ in range(CLOCK_ROUNDS):
+            near = nsmallest(NEAR, self._near(draft), key=lambda change: change.estimate_s)
+            clocked = [
+                (near_s, change)
+                for change in near
+                if self._clock_left > 0 and (near_s := self._clock_s(change)) is not None
+            ]
+            better_s, better = min(clocked, key=_time_of, default=(time_s, draft))
+            if better_s >= time_s * (1 - 1e-6):
+                return
+            time_s, draft = better_s, better
+            yield time_s, draft
+
+    def _near(self, draft: Draft) -> Iterable[Draft]:
+        """Changes of a draft that train if it does."""
+        for change in changed(self.stages, draft, self.states):
+            if change.trainable >= draft.trainable:
+                yield change
+
+    def _clock_s(self, draft: Draft) -> float | None:
+        """Its step at the grain of stages; None where it has no such program."""
+        if draft.key not in self._clocked:
+            self._clock_left -= self._clock.ops(draft)
+            self._clocked[draft.key] = self._clock.step_s(draft)
+        return self._clocked[draft.key]
+
+    def _time_s(self, draft: Draft) -> float:
+        """What ranks it: its step at the grain of stages, or its estimate."""
+        clock_s = self._clock_s(draft)
+        return draft.estimate_s if clock_s is None else clock_s
 
     def _climbed(self, start: Timed) -> Iterable[Timed]:
         """Ever faster ones, each a change of the one before."""
         here = start
         for _ in range(ROUNDS):
-            near = [
-                draft
-                for draft in changed(self.stages, here.draft, self.states)
-                if draft.key not in self._known and draft.trainable >= here.draft.trainable
-            ]
-            near.sort(key=lambda draft: draft.estimate_s)
             if self._left < 0:
                 return
-            timed_near = [self._simulate(draft, here.step_s) for draft in near[:CHANGES]]
+            new = (draft for draft in self._near(here.draft) if draft.key not in self._known)
+            near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
+            fast = [
+                (self._time_s(draft), draft)
+                for draft in near
+                if self._clock_left > 0 or draft.key in self._clocked
+            ]
+            near = [
+                draft
+                for time_s, draft in sorted(fast, key=_time_of)
+                if self._clock_s(draft) is None or time_s < CLOCK_MARGIN * here.step_s
+            ]
+            timed_near = [self._simulate(draft, here.step_s) for draft in near[: self._changes]]
             better = min(
                 (neighbour for neighbour in timed_near if neighbour is not None),
                 key=lambda neighbour: neighbour.step_s,
@@ -202,6 +284,10 @@ class _Seeker:
                 leaned = leaner(self.stages, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
+
+
+def _time_of(timed_draft: tuple[float, Draft]) -> float:
+    return timed_draft[0]
 
 
 def _states(job: JobSpec, chosen: Strategy) -> tuple[StateMode, ...]:

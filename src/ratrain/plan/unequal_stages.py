@@ -6,12 +6,13 @@ fits the stage cannot hold that many layers. The bill is rougher than `bill`; th
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from math import inf
 
 from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import Transfer
 from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
@@ -60,14 +61,16 @@ class Stages:
     def __init__(
         self, job: JobSpec, pools: Sequence[Pool], strategy: Strategy, modes: Sequence[Recovery]
     ) -> None:
-        self.job, self.pools, self.modes = job, pools, modes
+        self.job, self.pools, self.strategy, self.modes = job, pools, strategy, modes
         self._links = PoolLinks(job.cluster.spec, pools)
         self._recovers_heads = strategy.recovers_heads
         self._speeds = [1 / kind_speed(job, pool.kind).layer_s for pool in pools]
         self.row = cache(self._row)
+        self.times = cache(self._times)
         self.seconds = cache(self._seconds)
         self.is_priced = cache(self._is_priced)
         self.units = cache(self._units)
+        self.message = cache(self._message)
         self.message_s = cache(self._message_s)
 
     def speed_of(self, used: Sequence[int]) -> float:
@@ -82,6 +85,16 @@ class Stages:
         batch = Batch(self.job.batch.sequences, micro_batch)
         return replace(self.job, batch=batch, layout=layout)
 
+    def _times(self, post: Post, micro_batch: int) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
+        """Of an embedding, a layer and a head."""
+        layout = LayoutSpec(1, 1, post.tensor)
+        job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
+        kind = self.pools[post.pool].kind
+        embedding, layer, head = (
+            times_in_layout(job, layout, block, kind, link) for block in kinds_of_block(job)
+        )
+        return embedding, layer, head
+
     def _seconds(self, post: Post, micro_batch: int) -> tuple[Seconds, Seconds, Seconds]:
         """Of an embedding, a layer and a head."""
         layout = LayoutSpec(1, 1, post.tensor)
@@ -91,13 +104,11 @@ class Stages:
             sums_s = 0.0 if block_times.sums_inside else sums_s
             return Seconds(block_times.forward_s + sums_s, block_times.backward_s + sums_s)
 
-        kind = self.pools[post.pool].kind
         embedding, layer, head = (
-            seconds(
-                times_in_layout(job, layout, block, kind, link),
-                _sums_s(job, layout, block.kind, link),
+            seconds(block_times, _sums_s(job, layout, block.kind, link))
+            for block_times, block in zip(
+                self.times(post, micro_batch), kinds_of_block(job), strict=True
             )
-            for block in kinds_of_block(job)
         )
         return embedding, layer, head
 
@@ -120,9 +131,16 @@ class Stages:
 
     def _message_s(self, source: Post, target: Post, micro_batch: int) -> float:
         """Seconds of a tensor from one post to another."""
+        sent = self.message(source, target, micro_batch)
+        return inf if sent is None else sent[0].alone_s(sent[1].bandwidth_bytes_per_s)
+
+    def _message(
+        self, source: Post, target: Post, micro_batch: int
+    ) -> tuple[Transfer, Link] | None:
+        """A tensor from one post to another, and its link; None where there is none."""
         link = self._links.boundary(source.pool, target.pool)
         if link is None:
-            return inf
+            return None
         layout = LayoutSpec(2, 1, source.tensor)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
         inside = self._links.inside(target.pool, target.tensor)
@@ -132,7 +150,7 @@ class Stages:
         else:
             degrees = source.tensor, target.tensor
             sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=inside)
-        return sent.alone_s(link.bandwidth_bytes_per_s)
+        return sent, link
 
     def _row(
         self,
@@ -156,12 +174,11 @@ class Stages:
         held = min(behind, -(-self.job.batch.sequences // micro_batch))
         row: list[StageWork | None] = []
         for layers in range(self.job.model.spec.layers + 1):
-            held_units = (*ends[: int(first)], *(units[1],) * layers, *ends[int(first) :])
             mode = next(
                 (
                     mode
                     for mode in self.modes
-                    if self._bytes(held_units, mode, held, data, state) <= budget
+                    if self._bytes(ends, units[1], layers, mode, held, data, state) <= budget
                 ),
                 None,
             )
@@ -190,27 +207,42 @@ class Stages:
         return StageWork(forward_s, backward_s, early_s, mode)
 
     def _bytes(
-        self, units: Sequence[Unit], mode: Recovery, held: int, data: int, state: StateMode
+        self,
+        ends: Sequence[Unit],
+        layer: Unit,
+        layers: int,
+        mode: Recovery,
+        held: int,
+        data: int,
+        state: StateMode,
     ) -> int:
-        """About what a rank needs for its units."""
-        if not units:
+        """About what a rank needs for so many layers, and an embedding or a head at its ends."""
+        sorts = (*ends, layer) if layers else tuple(ends)
+        if not sorts:
             return 0
+
+        def total(size: Callable[[Unit], int]) -> int:
+            return sum(map(size, ends)) + layers * size(layer)
+
+        def largest(size: Callable[[Unit], int]) -> int:
+            return max(map(size, sorts))
+
         owners = data if state.sharding else 1
-        views = sum(unit.view_bytes for unit in units)
+        views = total(lambda unit: unit.view_bytes)
         if state.sharding == 3:
-            views = -(-views // data) + 3 * max(unit.view_bytes for unit in units)
-        gradients = sum(unit.gradient_bytes for unit in units)
+            views = -(-views // data) + 3 * largest(lambda unit: unit.view_bytes)
+        gradients = total(lambda unit: unit.gradient_bytes)
         if state.sharded_gradients:
-            largest = max(unit.gradient_bytes for unit in units)
-            gradients = -(-gradients // data) + 2 * min(largest, _TRANSIT_BYTES)
-        optimizer = sum(-(-unit.optimizer_bytes // owners) for unit in units)
-        inputs = held * sum(unit.input_bytes for unit in units)
-        kept = sum(unit.saved_bytes - _freed(unit, mode) for unit in units)
-        lean = max((unit.saved_bytes for unit in units if unit.recoverable), default=0)
+            transit = min(largest(lambda unit: unit.gradient_bytes), _TRANSIT_BYTES)
+            gradients = -(-gradients // data) + 2 * transit
+        optimizer = total(lambda unit: -(-unit.optimizer_bytes // owners))
+        inputs = held * total(lambda unit: unit.input_bytes)
+        kept = total(lambda unit: unit.saved_bytes - _freed(unit, mode))
+        lean = max((unit.saved_bytes for unit in sorts if unit.recoverable), default=0)
         buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
         again = buffer * lean if mode.again else 0
-        slots = 6 * max(unit.input_bytes for unit in units)
-        scratch = max(unit.scratch_bytes for unit in units)
+        slots = 6 * largest(lambda unit: unit.input_bytes)
+        scratch = largest(lambda unit: unit.scratch_bytes)
         return views + gradients + optimizer + inputs + held * kept + again + slots + scratch
 
 

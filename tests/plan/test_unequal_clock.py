@@ -1,0 +1,153 @@
+"""The time of a draft's step at the grain of stages, beside that of its whole program."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from math import inf
+from pathlib import Path
+from random import Random
+
+import numpy as np
+import pytest
+from random_jobs import job
+from test_left_out import job_file
+
+from ratrain.describe.job import JobSpec
+from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.jobs import load_job
+from ratrain.plan.unequal_clock import StageClock
+from ratrain.plan.unequal_mixes import Draft, shared
+from ratrain.plan.unequal_parts import part_of
+from ratrain.plan.unequal_pools import Post, pools_of
+from ratrain.plan.unequal_stages import Stages
+from ratrain.plan.unequal_trial import timed
+from ratrain.program.setup import Recovery
+from ratrain.program.strategies import strategy
+
+LEVEL_1 = StateMode(1, False)
+MODES = (Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD)
+
+
+def stages_of(spec: JobSpec, modes: tuple[Recovery, ...] = MODES) -> Stages:
+    return Stages(spec, pools_of(spec.cluster.members()), strategy_of(spec), modes)
+
+
+def unequal_job(folder: Path, *, link: str = "1Gbit/s", sequences: int = 24) -> JobSpec:
+    path = job_file(folder, sequences=sequences, fast=(40, 2), middle=(20, 2), slow=(10, 1))
+    text = (folder / "cluster.toml").read_text()
+    (folder / "cluster.toml").write_text(text.replace("1Gbit/s", link))
+    return load_job(path)
+
+
+def random_draft(stages: Stages, rng: Random, state: StateMode = LEVEL_1) -> Draft | None:
+    """Some of the devices in one to three replicas, their layers cut anyhow, shares at random."""
+    layers, sequences = stages.job.model.spec.layers, stages.job.batch.sequences
+    posts = [Post(number, 1) for number, pool in enumerate(stages.pools) for _ in pool.devices]
+    rng.shuffle(posts)
+    data = rng.randint(1, 3)
+    ends = sorted(rng.sample(range(1, len(posts) + 1), data))
+    parts = []
+    for first, end in zip([0, *ends[:-1]], ends, strict=True):
+        cuts = sorted(rng.sample(range(1, layers), min(end - first, layers) - 1))
+        cut = tuple(b - a for a, b in zip([0, *cuts], [*cuts, layers], strict=True))
+        shape = tuple(posts[first : first + len(cut)])
+        parts.append(part_of(stages, shape, 1, data, state, cut))
+    shares = sorted(rng.sample(range(1, sequences), data - 1))
+    shares = [b - a for a, b in zip([0, *shares], [*shares, sequences], strict=True)]
+    fitting = [part for part in parts if part is not None]
+    return shared(stages, fitting, shares, state) if len(fitting) == data else None
+
+
+def gaps(stages: Stages, count: int, seed: int, state: StateMode = LEVEL_1) -> list[float]:
+    """How far random drafts are off their whole programs, as a part of the step."""
+    clock, rng, off = StageClock(stages), Random(seed), list[float]()
+    while len(off) < count:
+        draft = random_draft(stages, rng, state)
+        plan = draft and timed(stages.job, stages.pools, draft, inf)[0]
+        if draft is not None and plan is not None:
+            stage_s = clock.step_s(draft)
+            assert stage_s is not None
+            off.append(abs(stage_s / plan.step_s - 1))
+    return off
+
+
+@pytest.mark.parametrize("level", [0, 1, 2])
+def test_a_short_step_takes_as_long_as_its_whole_program(tmp_path: Path, level: int) -> None:
+    stages = stages_of(unequal_job(tmp_path, sequences=8))
+    assert max(gaps(stages, 8, level, StateMode(level, False))) < 1e-9
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("link", ["100Mbit/s", "1Gbit/s", "10Gbit/s"])
+def test_a_long_step_whose_middle_is_left_out_is_within_two_percent(
+    tmp_path: Path, link: str
+) -> None:
+    stages = stages_of(unequal_job(tmp_path, link=link, sequences=96))
+    off = gaps(stages, 12, 3)
+    assert max(off) < 0.02, off
+
+
+@pytest.mark.parametrize("mode", [Recovery.FORWARD, Recovery.BACKWARD])
+def test_recovery_is_within_one_percent_of_the_whole_program(
+    tmp_path: Path, mode: Recovery
+) -> None:
+    spec = unequal_job(tmp_path, sequences=8)
+    spec = replace(spec, schedule=replace(spec.schedule, recovery="everywhere"))
+    assert max(gaps(stages_of(spec, (mode,)), 6, 5)) < 0.01
+
+
+@pytest.mark.parametrize("without", [("update-prefetch",), ("layerwise-state-pipeline",)])
+def test_barriers_are_where_the_whole_program_has_them(
+    tmp_path: Path, without: tuple[str, ...]
+) -> None:
+    spec = unequal_job(tmp_path, sequences=8)
+    spec = replace(spec, schedule=replace(spec.schedule, without=without))
+    assert max(gaps(stages_of(spec), 6, 7)) < 1e-9
+
+
+def test_clipping_waits_for_every_gradient_as_in_the_whole_program(tmp_path: Path) -> None:
+    spec = unequal_job(tmp_path, sequences=8)
+    spec = replace(spec, train=replace(spec.train, clip_norm=1.0))
+    assert max(gaps(stages_of(spec), 6, 9)) < 1e-3
+
+
+def test_the_interpreted_clock_says_the_same_to_the_bit(tmp_path: Path) -> None:
+    stages = stages_of(unequal_job(tmp_path, sequences=20))
+    clock, rng = StageClock(stages), Random(1)
+    for _ in range(3):
+        draft = random_draft(stages, rng)
+        assert draft is not None
+        assert clock.step_s(draft) == clock.step_s(draft, compiled=False)
+
+
+def test_a_time_does_not_depend_on_what_was_timed_before(tmp_path: Path) -> None:
+    stages, rng = stages_of(unequal_job(tmp_path)), Random(2)
+    drafts = [draft for draft in (random_draft(stages, rng) for _ in range(20)) if draft]
+    clock = StageClock(stages)
+    forward = [clock.step_s(draft) for draft in drafts]
+    other = StageClock(stages_of(stages.job))
+    assert [other.step_s(draft) for draft in reversed(drafts)] == forward[::-1]
+
+
+def test_drafts_are_ranked_as_whole_programs_where_hosts_hold_several_devices() -> None:
+    spec = job("tiny-llama", "mixed-sites", 12, 24)
+    stages, rng = stages_of(spec), Random(4)
+    clock, pairs = StageClock(stages), list[tuple[float, float]]()
+    while len(pairs) < 20:
+        draft = random_draft(stages, rng)
+        plan = draft and timed(spec, stages.pools, draft, inf)[0]
+        if draft is not None and plan is not None:
+            pairs.append((plan.step_s, clock.step_s(draft) or 0.0))
+    ranks = [np.argsort(np.argsort(column)) for column in zip(*pairs, strict=True)]
+    assert np.corrcoef(ranks[0], ranks[1])[0, 1] > 0.9
+
+
+def test_what_travels_with_every_micro_batch_has_no_such_time(tmp_path: Path) -> None:
+    stages = stages_of(unequal_job(tmp_path))
+    draft = random_draft(stages, Random(1))
+    assert draft is not None
+    clock = StageClock(stages)
+    for state in (StateMode(3, False), StateMode(2, True)):
+        assert clock.step_s(replace(draft, state=state)) is None
+    split = Stages(stages.job, stages.pools, strategy("zb-h1"), MODES)
+    assert StageClock(split).step_s(draft) is None
