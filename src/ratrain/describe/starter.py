@@ -135,6 +135,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("gradient_dtype", "fp32", "of summed gradients; default: as dtype"),
             _Line("gradient_wire", s.dtype, "in which gradients are sent; default: as dtype"),
             _Line("boundary_wire", s.dtype, "of activations between stages; default: as dtype"),
+            _Line("error_feedback", False, "send what rounding took from gradients a step later"),
             _Line("average_every", 4, "steps between weight averages; default: average gradients"),
             _Line("gradient_accumulation", "auto", '"local" or "sharded"'),
             _Line(

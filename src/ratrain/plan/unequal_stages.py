@@ -211,7 +211,9 @@ class Stages:
         again = buffer * lean if mode.again else 0
         slots = 6 * max(unit.input_bytes for unit in units)
         scratch = max(unit.scratch_bytes for unit in units)
-        return views + gradients + optimizer + inputs + held * kept + again + slots + scratch
+        residuals = self.job.residuals * (data > 1) * sum(unit.gradient_bytes for unit in units)
+        states = views + gradients + residuals + optimizer
+        return states + inputs + held * kept + again + slots + scratch
 
 
 def _freed(unit: Unit, mode: Recovery) -> int:
