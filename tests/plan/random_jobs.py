@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from hypothesis import assume
@@ -86,7 +87,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     """Any model on any cluster, with any strategy and a budget from hopeless to ample."""
     cluster = draw(clusters())
     assert cluster.size is not None
-    gradient_dtype = draw(st.sampled_from(["fp32", "fp16"]))
+    gradient_dtype: Literal["fp32", "fp16"] = draw(st.sampled_from(["fp32", "fp16"]))
     return JobSpec(
         ModelChoice(draw(models()), draw(st.sampled_from([1, 16, 128]))),
         ClusterChoice(cluster, draw(st.integers(1, cluster.size))),

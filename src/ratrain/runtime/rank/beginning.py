@@ -180,10 +180,10 @@ def _saved(parts: StoredParts, division: Division, kinds: Sequence[str]) -> Sour
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
         if not is_residual(kind):
             return parts.read_range(unit, division, kind, low, high)
-        residual = torch.zeros(high - low)
-        for stored in begun_with(kind, kinds):
-            residual += parts.read_range(unit, division, stored, low, high)
-        return residual
+        stored = [
+            parts.read_range(unit, division, each, low, high) for each in begun_with(kind, kinds)
+        ]
+        return sum(stored[1:], start=stored[0]) if stored else torch.zeros(high - low)
 
     return saved
 
