@@ -35,8 +35,8 @@ from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree
 slow = pytest.mark.slow
 Floats = npt.NDArray[np.float32]
 FED = Setting(gradient_wire="bf16", error_feedback=True, steps=6, every=3, keep=9).at((2, 2))
-HALF = Setting(dtype="fp16", overflow="unit", error_feedback=True, steps=3, every=3, keep=9)
-SKIPPING = replace(HALF, sequences=12, loss_scale=2.0**40, steps=4, every=0)
+HALF = Setting(dtype="fp16", error_feedback=True, sequences=12, steps=3, every=3, keep=9)
+SKIPPING = replace(HALF, overflow="unit", loss_scale=2.0**40, steps=4, every=0)
 """Every gradient overflows, so that a step changes nothing, and saves what it began with."""
 
 
@@ -124,8 +124,7 @@ def test_a_checkpoint_without_residuals_begins_with_zero_and_says_so(tmp_path: P
 @pytest.fixture(scope="module")
 def half(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     """A run of fp16 on two replicas of two-rank tensor groups."""
-    setting = replace(HALF, sequences=12, tensor=2).at((1, 2))
-    folder = made(tmp_path_factory.mktemp("half"), setting)
+    folder = made(tmp_path_factory.mktemp("half"), replace(HALF, tensor=2).at((1, 2)))
     start(folder)
     return folder
 
@@ -134,12 +133,12 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
 @pytest.mark.parametrize(
     ("setting", "holders"),
     [
-        (replace(SKIPPING, tensor=2).at((1, 2)), 2),
+        (SKIPPING.at((1, 2)), 2),
         (SKIPPING.at((2, 2)), 2),
         (SKIPPING.at((1, 3)), 3),
         (replace(SKIPPING, sharding=0).at((1, 4)), 4),
     ],
-    ids=["as saved", "deeper, undivided", "three replicas", "four replicas"],
+    ids=["undivided", "deeper", "three replicas", "four replicas"],
 )
 def test_a_skipped_step_on_any_layout_saves_the_residuals_that_were_saved(
     setting: Setting, holders: int, half: RunFolder, tmp_path: Path
