@@ -251,11 +251,10 @@ def _unit_state(
         weights.attach_view(view)
     residual = None
     if setup.error_feedback and len(holders) > 1:
-        residual = Residual(torch.zeros(padded, dtype=torch.float32, device=device))
         kind = residual_kind(holders.index(seat.world_rank), len(holders))
-        residual.kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
-        if setup.error_feedback == 2:
-            residual.following = torch.zeros_like(residual.kept)
+        kept = torch.zeros(padded, dtype=torch.float32, device=device)
+        kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
+        residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
     return UnitState(
         local,
         unit,
