@@ -231,4 +231,5 @@ def test_every_schedule_feeds_back_the_same_bits_within_the_bound(
             assert peak <= bound
     plain = train(crew, replace(choices[0], error_feedback=None), tmp_path / "plain")
     assert plain.losses != results[0].losses
-    assert plain.losses[:2] == results[0].losses[:2]  # the first residual changes the second update
+    same = 1 if choices[0].accumulation == "sharded" else 2  # updates before a residual is sent
+    assert plain.losses[:same] == results[0].losses[:same]
