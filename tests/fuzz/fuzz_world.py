@@ -178,6 +178,7 @@ dtype = "fp32"
 gradient_dtype = "fp32"
 gradient_wire = "fp32"
 boundary_wire = "bf16"
+error_feedback = false
 
 [train]
 steps = 6

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Literal
 
 import numpy as np
 from hypothesis import assume
@@ -86,6 +87,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
     """Any model on any cluster, with any strategy and a budget from hopeless to ample."""
     cluster = draw(clusters())
     assert cluster.size is not None
+    gradient_dtype: Literal["fp32", "fp16"] = draw(st.sampled_from(["fp32", "fp16"]))
     return JobSpec(
         ModelChoice(draw(models()), draw(st.sampled_from([1, 16, 128]))),
         ClusterChoice(cluster, draw(st.integers(1, cluster.size))),
@@ -93,7 +95,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
         None,
         ScheduleSpec(
             draw(st.sampled_from(sorted(STRATEGIES))),
-            gradient_dtype=draw(st.sampled_from(["fp32", "fp16"])),
+            gradient_dtype=gradient_dtype,
             memory_budget_bytes=draw(st.sampled_from([10**5, 10**6, 10**7, 10**8, 10**9, None])),
             backend=draw(st.sampled_from(["torch", "described"])),
             sharding=draw(st.sampled_from([None, None, None, 0, 1, 2, 3])),
@@ -103,6 +105,7 @@ def jobs(draw: st.DrawFn) -> JobSpec:
                     ["auto", "auto", "auto", "keep-all", "selective", "exempt-last", "everywhere"]
                 )
             ),
+            error_feedback=gradient_dtype == "fp32" and draw(st.booleans()),
         ),
     )
 
@@ -117,7 +120,8 @@ def candidates(
     divided: bool | None = None,
 ) -> tuple[Group, Candidate, np.ndarray]:
     """A row of a random job: its group of one row, the candidate, its recovery codes. `tied`: the
-    model's embeddings are, on the backend that keeps two copies. `divided`: with sequence
+    model's embeddings are, on the backend that keeps two copies. Some jobs feed rounding errors
+    back, and some of these clip, so that a step may be skipped. `divided`: with sequence
     parallelism, or without; None: either."""
     planned_job = job(
         draw(st.sampled_from(MODELS)),
@@ -127,6 +131,12 @@ def candidates(
         draw(st.sampled_from([64, 512, 1024])),
         schedule=draw(st.sampled_from(schedules)),
         backend="torch" if tied else "described",
+    )
+    fed_back = draw(st.booleans())
+    planned_job = replace(
+        planned_job,
+        schedule=replace(planned_job.schedule, error_feedback=fed_back),
+        train=replace(planned_job.train, clip_norm=draw(st.sampled_from([None, 1.0]))),
     )
     if tied:
         spec = replace(planned_job.model.spec, tied_embeddings=True)

@@ -129,5 +129,6 @@ def cases(
         clip=draw(st.booleans()),
         save=draw(st.booleans()),
         tie=tied or (ends and not sharded and draw(st.booleans())),
+        error_feedback=draw(st.sampled_from([0, 0, 1, 2])),
     )
     return Case(strategy, setup, choices)

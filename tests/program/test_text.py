@@ -79,7 +79,7 @@ def test_every_field_of_the_header_survives() -> None:
         gathers_per_pass=True,
         notes=("a note", "another,%"),
     )
-    sending = replace(sharded, backward_sends=True)
+    sending = replace(sharded, backward_sends=True, error_feedback=2)
     averaging = Setup((Replica(two, 4), replica((1, 3), 2)), period=3, averages=True)
     validation = Setup((replica((2, 2), 4),), forward_only=True)
     default = Setup((replica((1,), 1),))

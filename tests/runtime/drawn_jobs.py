@@ -216,12 +216,15 @@ def _tuned(setting: Setting, dice: random.Random) -> Setting:
 
 
 def _wired(setting: Setting, seed: int) -> Setting:
-    """Some fp32 jobs send in bf16. Their dice are their own, so that the rest of a job does not
-    depend on it."""
+    """Some fp32 jobs send in bf16, and some whose gradients are rounded feed errors back. Their
+    dice are their own, so that the rest of a job does not depend on it."""
     dice, wires = random.Random(f"wires of {seed}"), (None, None, None, "bf16")
-    if setting.dtype != "fp32":
-        return setting
-    return replace(setting, gradient_wire=dice.choice(wires), boundary_wire=dice.choice(wires))
+    if setting.dtype == "fp32":
+        chosen = {"gradient_wire": dice.choice(wires), "boundary_wire": dice.choice(wires)}
+        setting = replace(setting, **chosen)
+    wide = setting.dtype == "fp32" or setting.gradient_dtype in (None, "fp32")
+    rounds = wide and (setting.gradient_wire or setting.dtype) != "fp32"
+    return replace(setting, error_feedback=True) if rounds and dice.random() < 0.5 else setting
 
 
 # ---- running ------------------------------------------------------------------------------------

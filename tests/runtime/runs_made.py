@@ -121,6 +121,7 @@ class Setting:
     gradient_dtype: str | None = None  # None: fp32
     gradient_wire: str | None = None  # None: as dtype
     boundary_wire: str | None = None
+    error_feedback: bool | None = None
     bucket_bytes: int | None = None  # of gradients that leave while backward makes them
     clip_norm: float | None = None
     loss_scale: float = 65536.0
@@ -220,6 +221,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "gradient_dtype": setting.gradient_dtype,
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
+        "error_feedback": setting.error_feedback,
         "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
         "recovery": setting.recovery,
         "gradient_accumulation": setting.accumulation,
@@ -310,6 +312,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_dtype": setting.gradient_dtype or "fp32",
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
+        "error_feedback": setting.error_feedback,
         "collective": setting.collective,
         "schedule": setting.name,
         "skeleton": setting.skeleton or chosen.skeleton,

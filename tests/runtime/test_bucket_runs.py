@@ -35,6 +35,7 @@ CHOICES = [
         bucket_bytes=MATRIX_ELEMENTS * 2,
     ),
     replace(WHOLE, gradient_wire="bf16", data=3, sequences=6),
+    replace(WHOLE, gradient_wire="bf16", error_feedback=True, data=3, sequences=6),
 ]
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

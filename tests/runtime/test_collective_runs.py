@@ -77,6 +77,7 @@ def test_two_replicas_have_the_same_bits_by_every_collective(crew: Crew, tmp_pat
     [
         Setting(dtype="bf16"),
         Setting(gradient_wire="bf16"),
+        Setting(gradient_wire="bf16", error_feedback=True),
         Setting(average_every=1),
         Setting(overflow="unit", dtype="fp16", sharding=2),
         Setting(clip_norm=1.0, model=(("tie_word_embeddings", True),)),

@@ -144,8 +144,12 @@ def test_each_replica_recovers_in_its_own_way_and_no_bit_changes(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     "changes",
-    [{"dtype": "bf16"}, {"gradient_wire": "bf16", "boundary_wire": "bf16"}],
-    ids=["bf16", "narrow wires"],
+    [
+        {"dtype": "bf16"},
+        {"gradient_wire": "bf16", "boundary_wire": "bf16"},
+        {"gradient_wire": "bf16", "error_feedback": True},
+    ],
+    ids=["bf16", "narrow wires", "error feedback"],
 )
 def test_unlike_replicas_train_in_fewer_bits(
     changes: dict[str, Any], crew: Crew, tmp_path: Path

@@ -135,6 +135,11 @@ class Manifest:
         """Bytes under the tensors' checksums: all but the headers."""
         return self.size_bytes - sum(file.header_bytes for file in self.files)
 
+    @property
+    def kinds(self) -> tuple[str, ...]:
+        """The kinds of state it holds, of every unit."""
+        return tuple(sorted({kind for _, kind in self.ranges}))
+
     @cached_property
     def ranges(self) -> dict[tuple[str, str], list[tuple[RankRecord, StoredEntry]]]:
         """By unit and kind, where each range is stored, in ascending order."""

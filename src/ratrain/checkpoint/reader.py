@@ -36,7 +36,7 @@ class Checkpoint:
     @property
     def kinds(self) -> tuple[str, ...]:
         """The kinds of state it holds, of every unit."""
-        return tuple(sorted({kind for _, kind in self.manifest.ranges}))
+        return self.manifest.kinds
 
     def expect(self, model: str, config_hash: str, units: Mapping[str, int]) -> None:
         """Raises unless the checkpoint is of this model, with these unit sizes."""

@@ -17,7 +17,7 @@ from ratrain.cost.blocks import ELEMENT_BYTES, Block, BlockKind, Flops
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
 from ratrain.cost.measured import Measured, measured
-from ratrain.cost.precision import precision_of, wire_bytes
+from ratrain.cost.precision import RESIDUAL_BYTES, precision_of, wire_bytes
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.layer_profile import BlockCase, shape_of
 
@@ -147,6 +147,13 @@ def update(times: BlockTimes, params: float, owners: int, device: DeviceKind) ->
     kernels = device.kernels
     moved = kernels.optimizer_bytes_per_param if kernels else OPTIMIZER_BYTES_PER_PARAM
     return Transfer(device.launch_s, moved * params / owners, 0.0)
+
+
+def feed_back(params: float, device: DeviceKind) -> Transfer:
+    """What error feedback adds to sending a gradient: its residual, read and written once in the
+    device's memory while the gradient is rounded."""
+    moved_bytes = 2 * RESIDUAL_BYTES * params
+    return Transfer(moved_bytes / device.memory.bandwidth_bytes_per_s, 0.0, 0.0)
 
 
 def reduced_bytes_per_param(device: DeviceKind, dtype: str, wire: str | None = None) -> float:

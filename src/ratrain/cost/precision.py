@@ -32,6 +32,9 @@ class Precision:
 FP32 = "fp32"
 SAVED_BYTES = 12
 """Bytes of a parameter in a checkpoint, whatever the dtype: fp32 master weight and two moments."""
+RESIDUAL_BYTES = 4
+"""Bytes of a parameter's residual (error feedback), in memory and in a checkpoint: gradients that
+are sent narrower than they add up add up in fp32."""
 
 
 def precision_words(dtype: str, gradient_dtype: str, travel: str = "") -> str:
@@ -40,9 +43,16 @@ def precision_words(dtype: str, gradient_dtype: str, travel: str = "") -> str:
     return f"{numbers}, {travel}" if travel else numbers
 
 
-def travel_words(dtype: str, gradient_wire: str, boundary_wire: str) -> str:
-    """What is sent narrower than the run's dtype, for people: "gradients travel in bf16"; "" where
-    nothing is."""
+def travel_words(
+    dtype: str, gradient_wire: str, boundary_wire: str, *, error_feedback: bool = False
+) -> str:
+    """What is sent narrower than the run's dtype, for people: "gradients travel in bf16", and
+    whether rounding errors are fed back; "" where there is nothing to say."""
+    narrow = _narrow_words(dtype, gradient_wire, boundary_wire)
+    return ", ".join(filter(None, (narrow, "error feedback" if error_feedback else "")))
+
+
+def _narrow_words(dtype: str, gradient_wire: str, boundary_wire: str) -> str:
     wires = {"gradients": gradient_wire, "boundary tensors": boundary_wire}
     narrower = {name: wire for name, wire in wires.items() if wire != dtype}
     if len(set(narrower.values())) == 1:

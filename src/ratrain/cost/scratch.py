@@ -26,6 +26,10 @@ NARROWED_ELEMENTS = 1 << 18
 """What is rounded for the network, or widened behind it, is taken in pieces of this many
 elements."""
 
+RESIDUAL_ELEMENTS = 1 << 16
+"""With error feedback, residuals are taken in pieces of this many elements, widened beside them on
+the lane that then holds a reduction's chunks."""
+
 SMALL_THINGS_BYTES = 2 << 20
 """Two steps' tokens, the network library's own buffers, what control rounds and records take."""
 

@@ -115,8 +115,10 @@ class ScheduleSpec:
     unit in its place; left out: the backend's own. `gradient_dtype`: in which the gradients of a
     step's micro-batches add up; fp32, or `dtype` itself, for half of the memory. `gradient_wire`,
     `boundary_wire`: in which gradients, and activations between stages and their gradients, are
-    sent; left out: in `dtype`. `gradient_bucket_bytes`: gradients are sent in buckets of this size
-    while backward makes them, and are never whole; left out: whole, unless nothing else fits."""
+    sent; left out: in `dtype`. `error_feedback`: each rank adds what rounding took away from the
+    gradient that it last sent to the next one. `gradient_bucket_bytes`: gradients are sent in
+    buckets of this size while backward makes them, and are never whole; left out: whole, unless
+    nothing else fits."""
 
     name: Name = "ratrain"
     without: tuple[Name, ...] = ()
@@ -136,12 +138,18 @@ class ScheduleSpec:
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None
     boundary_wire: WireType | None = None
+    error_feedback: bool = False
     gradient_bucket_bytes: SizeBytes | None = None
 
     @property
     def gradients_travel_in(self) -> str:
         """The dtype in which gradients are sent."""
         return self.gradient_wire or self.dtype
+
+    @property
+    def gradients_add_up_in(self) -> str:
+        """The dtype in which a rank's gradients add up."""
+        return self.dtype if self.dtype == "fp32" else self.gradient_dtype
 
     @property
     def boundaries_travel_in(self) -> str:
@@ -189,6 +197,15 @@ class JobSpec:
         """Whether updates wait until no gradient of the step is known to have overflowed."""
         checks = self.schedule.dtype == "fp16" and self.backend.checks_overflow
         return checks and self.train.overflow == "step"
+
+    @property
+    def residuals(self) -> int:
+        """How many residuals ranks keep of each gradient that they send: with error feedback one,
+        and where a step may be skipped, the one that it would leave besides; else none."""
+        if not self.schedule.error_feedback:
+            return 0
+        overflows = self.schedule.dtype == "fp16" and self.backend.checks_overflow
+        return 2 if overflows or self.train.clip_norm is not None else 1
 
     def budget_of(self, kind: DeviceKind) -> int:
         """The memory budget of a device of a kind: its capacity, or the job's if that is less."""

@@ -139,6 +139,29 @@ def _check_wires(place: Place, schedule: ScheduleSpec) -> None:
     faults.raise_all()
 
 
+def _check_error_feedback(place: Place, schedule: ScheduleSpec) -> None:
+    """Error feedback needs an error: gradients that are sent, and rounded for it."""
+    if not schedule.error_feedback:
+        return
+    here = str(place.at("schedule", "error_feedback"))
+    if schedule.average_every is not None:
+        raise SpecError(
+            "replicas that average their weights send no gradients, so there is no error to feed "
+            "back",
+            place=here,
+            fix="leave error_feedback out, or average_every",
+        )
+    summed = schedule.gradients_add_up_in
+    if schedule.gradients_travel_in == summed:
+        rounds = 'gradient_wire = "bf16"' if schedule.dtype == "fp32" else 'gradient_dtype = "fp32"'
+        raise SpecError(
+            f"gradients add up in {summed} and are sent in {summed}: there is no rounding error "
+            "to feed back",
+            place=here,
+            fix=f"set {rounds}, or leave error_feedback out",
+        )
+
+
 def _check_budget(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
     largest = max(device.kind.memory.capacity_bytes for device in cluster.members())
     asked = schedule.memory_budget_bytes
@@ -279,6 +302,7 @@ _CHECKS = (
     Check(("schedule",), _check_dtype),
     Check(("cluster", "schedule"), _check_rates),
     Check(("schedule",), _check_wires),
+    Check(("schedule",), _check_error_feedback),
     Check(("cluster", "schedule"), _check_budget),
     Check(("layout", "cluster"), _check_degrees),
     Check(("layout", "model"), _check_division),

@@ -6,6 +6,7 @@ that follow and micro-batches decide k, the micro-batches held (`held`); d repli
     view       sum w                      (level 3: sum w / d, and slots of the largest w)
     optimizer  sum o                      (levels 1 to 3: sum o / d)
     gradient   sum g                      (sharded: sum g / d, and slots in transit)
+    residual   sum g with error feedback  (where a step may be skipped: twice)
     input      k sum x, and what the stage before is ahead
     saved      k sum a kept; recovered: min(buffer, layers) of one layer; backward-time: one
     outgrad    the gradient between two units of the stage
@@ -137,13 +138,16 @@ def _states(group: Group, recovery: Ints) -> dict[str, Ints]:
         transit = TRANSIT_SLOTS * _largest(group, (capped[0], capped[1], capped[2]))
     else:
         transit = whole(gradient)
-    return {
+    states = {
         "view": np.where(per_use, shared(view), whole(view)),
         "gathered": per_use * slots * _largest(group, view),
         "optimizer": np.where(column > 0, shared(optimizer), whole(optimizer)),
         "gradient": np.where(sharded, shared(gradient), whole(gradient)),
         "transit": sharded * transit,
     }
+    if group.job.residuals and data > 1:
+        states["residual"] = group.job.residuals * whole(gradient)
+    return states
 
 
 def _activations(group: Group, recovery: Ints) -> dict[str, Ints]:

@@ -87,6 +87,7 @@ def choices_of(job: JobSpec, sharded_gradients: bool, **recovery: Any) -> Choice
         clip=job.train.clip_norm is not None or job.awaits_overflow,
         save=backend.saves,
         tie=trains_tied(job),
+        error_feedback=job.residuals,
         average_steps=job.schedule.average_every or 0,
         **recovery,
     )

@@ -132,6 +132,7 @@ class Case:
             "gradient_dtype": job.schedule.gradient_dtype,
             "gradient_wire": job.schedule.gradients_travel_in,
             "boundary_wire": job.schedule.boundaries_travel_in,
+            "error_feedback": job.schedule.error_feedback,
             "collective": job.collective,
             "measured_times": measured_words(job, layout),
         }

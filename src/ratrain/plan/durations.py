@@ -8,8 +8,8 @@ from dataclasses import replace
 import numpy as np
 
 from ratrain.cost.collectives import NOTHING, Transfer, message, tree_all_reduce
-from ratrain.cost.compute import BlockTimes, update
-from ratrain.cost.precision import SAVED_BYTES, wire_bytes
+from ratrain.cost.compute import BlockTimes, feed_back, update
+from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES, wire_bytes
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
@@ -179,6 +179,8 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
             reduced = half_sent(unit.reduced_bytes, wider)
             if not setup.sharding:
                 reduced = reduced.plus(half_sent(unit.reduced_bytes))
+        if setup.error_feedback:
+            reduced = reduced.plus(feed_back(unit.params, unit.device))
         return reduced.plus(half_sent(FLAG_BYTES * setup.data)) if agree else reduced
 
     def sums(unit: UnitPlace, link: Link) -> Transfer:
@@ -266,16 +268,19 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
 
 
 def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """A checkpoint: the master weights and moments that a rank owns, through its disk (the tier of
-    that name; nothing where the device has none). Where every replica has all of them, one of them
-    writes all. Not modelled: several devices of a host on one disk."""
+    """A checkpoint: the master weights and moments that a rank owns, and all of its residuals,
+    through its disk (the tier of that name; nothing where the device has none). Where every replica
+    has all weights and moments, one of them writes all. Not modelled: several devices of a host on
+    one disk."""
     owners = setup.data if setup.sharding else 1
     transfers: list[Transfer] = []
     links: list[int] = []
     for unit in units:
         tiers = {tier.name: tier for tier in unit.device.tiers}
         disk = tiers.get("disk")
-        size_bytes = SAVED_BYTES * unit.params / owners if disk else 0.0
+        residual_bytes = RESIDUAL_BYTES if setup.error_feedback and unit.group else 0
+        saved_bytes = SAVED_BYTES * unit.params / owners + residual_bytes * unit.params
+        size_bytes = saved_bytes if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))
         links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
     return _work_of(transfers, links, [NO_LINK] * len(units))

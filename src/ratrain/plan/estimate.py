@@ -34,7 +34,7 @@ import numpy as np
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer
-from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
+from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
 from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
@@ -136,6 +136,8 @@ class _Pace:
             buckets = bucket_count(group.job, params)
             if buckets:
                 reduce = sent_in_buckets(half, reduced_bytes * params, buckets)
+            if data and group.job.schedule.error_feedback:
+                reduce = reduce.plus(feed_back(params, device))
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not time.sums_inside:

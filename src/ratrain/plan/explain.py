@@ -56,6 +56,8 @@ _MARKS = {
     "gradient": "g",
     "shard": "g",
     "transit": "g",
+    "residual": "r",
+    "residual_next": "r",
     "input": "i",
     "saved": "s",
 }
@@ -220,11 +222,12 @@ def _memory(explained: Explanation) -> Iterator[str]:
             f"rank {bound.rank:3d} |{_bar(bound, budget)}| {format_bytes(bound.total_bytes):>8}"
             f" {share:5.1f} %{over}"
         )[:WIDTH]
-    yield f"  {_LEGEND}"
+    fed_back = any("residual" in bound.by_family for bound in explained.bounds)
+    yield f"  {_LEGEND}" + ("  r residuals" if fed_back else "")
 
 
 def _bar(bound: PeakBound, budget: int) -> str:
-    groups = dict.fromkeys("wogism", 0)
+    groups = dict.fromkeys("wogrism", 0)
     for family, size in bound.by_family.items():
         groups[_MARKS.get(family, "m")] += size
     bar, done = "", 0

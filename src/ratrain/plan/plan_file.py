@@ -109,6 +109,7 @@ class Plan:
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None
+    error_feedback: bool = False
     gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: whole
     collective: Name | None = None
     predicted: Predicted | None = None
@@ -186,6 +187,7 @@ def plan_of_replicas(
         gradient_dtype=schedule.gradient_dtype,
         gradient_wire=schedule.gradient_wire,
         boundary_wire=schedule.boundary_wire,
+        error_feedback=schedule.error_feedback,
         gradient_bucket_bytes=schedule.gradient_bucket_bytes,
         collective=schedule.collective,
         predicted=predicted,
@@ -406,10 +408,11 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
     )
 
 
-def _wires(plan: Plan) -> dict[str, str]:
-    """The wire types that a plan names."""
+def _wires(plan: Plan) -> dict[str, Any]:
+    """The wire types that a plan names, and error feedback where it has that."""
     wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
-    return {key: wire for key, wire in wires.items() if wire is not None}
+    named: dict[str, Any] = {key: wire for key, wire in wires.items() if wire is not None}
+    return named | ({"error_feedback": True} if plan.error_feedback else {})
 
 
 def _bucket(plan: Plan) -> dict[str, str]:

@@ -108,9 +108,12 @@ def gradients_in(schedule: ScheduleSpec) -> str:
 
 def travels(schedule: ScheduleSpec) -> list[str]:
     """How gradients and boundary tensors are sent, as lines of a headline: narrower than they are
-    computed, in buckets; none where neither is."""
+    computed, with error feedback, in buckets; none where there is nothing to say."""
     words = travel_words(
-        schedule.dtype, schedule.gradients_travel_in, schedule.boundaries_travel_in
+        schedule.dtype,
+        schedule.gradients_travel_in,
+        schedule.boundaries_travel_in,
+        error_feedback=schedule.error_feedback,
     )
     bucket = schedule.gradient_bucket_bytes
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]

@@ -218,6 +218,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "gradient_dtype": candidate.job.schedule.gradient_dtype,
         "gradient_wire": candidate.job.schedule.gradients_travel_in,
         "boundary_wire": candidate.job.schedule.boundaries_travel_in,
+        "error_feedback": candidate.job.schedule.error_feedback,
         "reversed_kinds": candidate.reversed_kinds,
         "idle_devices": [device.index for device in candidate.idle],
         "measured_times": measured_words(candidate.job, layout),

@@ -243,7 +243,9 @@ class Stages:
         again = buffer * lean if mode.again else 0
         slots = 6 * largest(lambda unit: unit.input_bytes)
         scratch = largest(lambda unit: unit.scratch_bytes)
-        return views + gradients + optimizer + inputs + held * kept + again + slots + scratch
+        residuals = self.job.residuals * (data > 1) * total(lambda unit: unit.gradient_bytes)
+        states = views + gradients + residuals + optimizer
+        return states + inputs + held * kept + again + slots + scratch
 
 
 def _freed(unit: Unit, mode: Recovery) -> int:

@@ -216,6 +216,16 @@ def _parts_of_sums(s: Sizing, size: Ints, summed: Bools) -> list[list[int]]:
     return s.largest_on_rank(size, summed & (s.units.tensor > 1), [SEND_SLOTS] * s.setup.ranks)
 
 
+def _residual(s: Sizing) -> Ints:
+    """What rounding took away from the gradient that a rank last sent."""
+    return s.of("gradient_bytes") * s.units.reduced if s.setup.error_feedback else NO_STATES
+
+
+def _residual_next(s: Sizing) -> Ints:
+    """The same of the step under way, until it is known that the step is not skipped."""
+    return _residual(s) if s.setup.error_feedback == 2 else NO_STATES
+
+
 # ---- what a step makes and frees --------------------------------------------------------
 
 
@@ -278,6 +288,8 @@ declare_family("shard_view", Per.UNIT, _shard_view, persistent=True)
 declare_family("optimizer", Per.UNIT, _optimizer, persistent=True)
 declare_family("transit", Per.RANK_SLOT, _transit, persistent=True)
 declare_family("gathered", Per.RANK_SLOT, _gathered, persistent=True)
+declare_family("residual", Per.UNIT, _residual, persistent=True)
+declare_family("residual_next", Per.UNIT, _residual_next, persistent=True)
 declare_family("partial", Per.RANK_SLOT, _partial, persistent=True)
 declare_family("partialb", Per.RANK_SLOT, _partialb, persistent=True)
 declare_family("gradient", Per.UNIT, _gradient)

@@ -24,6 +24,7 @@ FAMILY_GROUPS = (
     ),
     FamilyGroup("optimizer", "optimizer", frozenset({"optimizer"})),
     FamilyGroup("gradients", "gradients", frozenset({"gradient", "shard", "transit"})),
+    FamilyGroup("residual", "rounding residuals", frozenset({"residual", "residual_next"})),
     FamilyGroup("saved", "saved activations", frozenset({"saved"})),
     FamilyGroup("input", "layer inputs", frozenset({"input", "staged", "hosted", "fetched"})),
     FamilyGroup(

@@ -164,6 +164,7 @@ class Setup:
     averages: bool = False  # replicas update alone, and average their weights once a period
     forward_only: bool = False  # nothing is kept for a backward, and nothing is trained
     backward_sends: bool = False  # backward fills buckets that leave beside it, with its GradSync
+    error_feedback: int = 0  # residuals of each gradient sent: 1; 2 where a step may be skipped
     notes: tuple[str, ...] = ()  # of third-party passes, for their rules and families
     budgets: tuple[Budget, ...] = ()
 
@@ -309,10 +310,24 @@ def _check(setup: Setup) -> None:
             "replicas that average their weights hold all of their states",
             fix="use sharding 0",
         )
+    _check_error_feedback(setup)
     for number, replica in enumerate(setup.replicas):
         _check_replica(number, replica)
     _check_tied(setup)
     _check_replicas_agree(setup)
+
+
+def _check_error_feedback(setup: Setup) -> None:
+    if not 0 <= setup.error_feedback <= 2:
+        raise ProgramError(
+            f"{setup.error_feedback} residuals of each gradient",
+            fix="use error_feedback 1, 2 where a step may be skipped, or 0 for none",
+        )
+    if setup.error_feedback and (setup.averages or setup.period > 1):
+        raise ProgramError(
+            "error feedback needs a gradient that is sent in every step, and a program of one step",
+            fix="leave error_feedback out, or averages and period",
+        )
 
 
 def _check_replica(number: int, replica: Replica) -> None:

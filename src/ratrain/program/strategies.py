@@ -10,6 +10,7 @@ from ratrain.errors import ProgramError, SpecError
 from ratrain.plugins import Registry
 from ratrain.program.passes.averaging import average_weights
 from ratrain.program.passes.clipping import clip_global_norm
+from ratrain.program.passes.feedback import feed_errors_back
 from ratrain.program.passes.offloading import offload_inputs
 from ratrain.program.passes.recovery import (
     recover_at_backward,
@@ -272,6 +273,7 @@ class Choices:
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
     tie: bool = False  # embedding and head are one matrix: their gradients add up
+    error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
 
     def modes_of(self, setup: Setup) -> tuple[tuple[Recovery, ...], ...] | None:
         """Each replica's recovery modes, one a stage; None where flags say what recovers."""
@@ -320,6 +322,8 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         program = save_states(program)
     if choices.tie:
         program = tie_embeddings(program)
+    if choices.error_feedback:
+        program = feed_errors_back(program, choices.error_feedback)
     if choices.average_steps:
         program = average_weights(program, choices.average_steps)
     return program

@@ -15,6 +15,7 @@ _COLOURS = {
     "weights": palette.GATHER.colour,
     "optimizer": palette.UPDATE.colour,
     "gradients": palette.REDUCE.colour,
+    "residual": palette.COPY.colour,
     "saved": palette.FORWARD.colour,
     "input": palette.TENSOR.colour,
     "messages": Colour("#4b5563", "#b3bdc9"),

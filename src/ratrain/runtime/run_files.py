@@ -92,6 +92,7 @@ class _Facts:
     dtype: Name | None = None
     gradient_wire: Name | None = None
     boundary_wire: Name | None = None
+    error_feedback: bool = False
     replicas: tuple[_Replica, ...] = ()  # where they differ
 
 

@@ -67,6 +67,7 @@ class RunSpec:
     gradient_dtype: Note = ""  # in which gradients add up; "" (of earlier versions): `dtype`
     gradient_wire: Note = ""  # in which gradients are sent; "": `dtype`
     boundary_wire: Note = ""  # in which activations between stages and their gradients are sent
+    error_feedback: bool = False  # what rounding takes from a gradient is sent with the next one
     overrides: tuple[Override, ...] = ()  # of the job file's values, as `--set` has them
     devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
     depths: tuple[Count, ...] = ()  # of each class of replicas: its ranks; (): all have `pipeline`
@@ -136,7 +137,12 @@ class RunSpec:
     @property
     def precision(self) -> str:
         """The numbers of the run, in words."""
-        travel = travel_words(self.dtype, self.gradients_travel_in, self.boundaries_travel_in)
+        travel = travel_words(
+            self.dtype,
+            self.gradients_travel_in,
+            self.boundaries_travel_in,
+            error_feedback=self.error_feedback,
+        )
         return precision_words(self.dtype, self.gradient_dtype or self.dtype, travel)
 
     @property

@@ -4,13 +4,18 @@ from __future__ import annotations
 
 from ratrain.program.binding import Binding, Ops
 from ratrain.program.kind import Cost, Lane, Scope
+from ratrain.program.kinds.gradients import new_residual
 from ratrain.program.rules import declare
 
 
 def _save(b: Binding, ops: Ops) -> None:
-    """Save: the new optimizer and the new weights in. The next step's writes wait for it."""
+    """Save: the new optimizer and the new weights in, and the new residual
+    where errors are fed back. The next step's writes wait for it."""
     b.reads(ops, b.at_step_end("optimizer", ops))
     b.reads(ops, b.new_view(ops))
+    if b.setup.error_feedback:
+        sent = ops.where(b.unit.reduced[ops.unit])
+        b.reads(sent, new_residual(b, sent))
 
 
 declare("Save", Lane.DISK, Scope.UNIT, _save, cost=Cost.SAVE, method="save")

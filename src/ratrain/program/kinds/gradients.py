@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+import numpy as np
+
+from ratrain.program.binding import Binding, Ops, Ref
 from ratrain.program.kind import Cost, Lane, Partners, Scope
 from ratrain.program.kinds.compute import transit
 from ratrain.program.rules import declare
+from ratrain.program.units import Ints
 
 
 def _grad_sync(b: Binding, ops: Ops) -> None:
@@ -24,11 +27,49 @@ def _grad_sync(b: Binding, ops: Ops) -> None:
     complete = b.unit.micro_batches[once.unit]
     b.reads(once, b.gradient(once, complete))
     b.writes(once, b.gradient(once, complete + 1))
+    if b.setup.error_feedback:
+        _feed_back(b, ops.where(b.unit.reduced[ops.unit]))
+
+
+def _feed_back(b: Binding, ops: Ops) -> None:
+    """GradSync with error feedback: the residual in, and the new one out over it; or, where the
+    step may be skipped, beside it."""
+    residual, turn = b.lasting("residual", ops), _turn(b, ops)
+    if b.setup.error_feedback == 1:
+        b.reads(ops, Ref(residual.state, turn))
+        b.writes(ops, Ref(residual.state, turn + 1))
+        return
+    following = b.lasting("residual_next", ops)
+    is_first = turn == 0
+    b.reads(ops.where(is_first), Ref(residual.state[is_first], residual.version[is_first]))
+    b.reads(ops.where(~is_first), Ref(following.state[~is_first], turn[~is_first]))
+    b.writes(ops, Ref(following.state, turn + 1))
+
+
+def _turn(b: Binding, ops: Ops) -> Ints:
+    """How often a GradSync's unit has been reduced before, in its step."""
+    sharded = b.reduced_per_micro_batch(ops.unit)
+    return np.where(sharded, b.unit.place(ops.unit, ops.micro_batch), 0)
+
+
+def _syncs(b: Binding, ops: Ops) -> Ints:
+    """How often an op's unit is reduced in a step."""
+    sharded = b.reduced_per_micro_batch(ops.unit)
+    return np.where(sharded, b.unit.micro_batches[ops.unit], 1)
+
+
+def new_residual(b: Binding, ops: Ops) -> Ref:
+    """The residual as the ops' step leaves it."""
+    residual = b.lasting("residual", ops)
+    if b.setup.error_feedback == 2:
+        return residual.next()
+    return Ref(residual.state, _syncs(b, ops))
 
 
 def _update_shard(b: Binding, ops: Ops) -> None:
     """UpdateShard: gradient and optimizer in; new optimizer out, and the new weights: as a whole
-    view, as a shard of it (level 3), or in the gradient's place until PrefetchW gathers them."""
+    view, as a shard of it (level 3), or in the gradient's place until PrefetchW gathers them. Where
+    the step may be skipped: the step's residual in, over the one before."""
     gradient, optimizer = b.reduced(ops), b.lasting("optimizer", ops)
     b.reads(ops, gradient)
     b.reads(ops, optimizer)
@@ -39,6 +80,10 @@ def _update_shard(b: Binding, ops: Ops) -> None:
     here = ops.where(~gathered)
     b.writes(here, b.kept_view(here).next())
     b.frees(here, b.reduced(here))
+    if b.setup.error_feedback == 2:
+        sent = ops.where(b.unit.reduced[ops.unit])
+        b.reads(sent, Ref(b.lasting("residual_next", sent).state, _syncs(b, sent)))
+        b.writes(sent, new_residual(b, sent))
 
 
 def _prefetch_view(b: Binding, ops: Ops) -> None:

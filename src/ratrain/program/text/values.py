@@ -73,6 +73,7 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "averages": flag_of,
     "forward_only": flag_of,
     "backward_sends": flag_of,
+    "error_feedback": count_of,
     "notes": names_of,
 }
 FIXES: dict[Callable[[str], object], str] = {

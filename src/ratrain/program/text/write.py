@@ -24,6 +24,7 @@ _WHERE_SET = (
     "averages",
     "forward_only",
     "backward_sends",
+    "error_feedback",
     "notes",
 )
 """Fields of the header that are written where they are yes, or not empty."""

@@ -57,11 +57,12 @@ def _cut(replica: Mapping[str, Any]) -> str:
 
 
 def _travels(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What is sent narrower than it is computed. Runs of earlier versions do not say it, and have
-    nothing that is."""
+    """What is sent narrower than it is computed, and error feedback. Runs of earlier versions
+    do not say it, and have neither."""
     dtype = facts.get("dtype") or ""
     gradients, boundaries = (facts.get(key) or dtype for key in ("gradient_wire", "boundary_wire"))
-    words = travel_words(dtype, gradients, boundaries)
+    feedback = bool(facts.get("error_feedback"))
+    words = travel_words(dtype, gradients, boundaries, error_feedback=feedback)
     if words:
         yield words
 

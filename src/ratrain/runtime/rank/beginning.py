@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -19,8 +19,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratrain.checkpoint.listing import listed, none_whole
+from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.reader import open_checkpoint
+from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec
@@ -78,6 +79,7 @@ def begun(
         if run is not None and not problems_told:
             if together.company.keeps(together.rank):
                 _note(folder, path, problems)
+                _note_residuals(folder, path, spec)
             run.complete()
             return run
         problems += problems_told[:1]
@@ -154,7 +156,7 @@ def _built(
         return build(
             Begin(
                 meta.step,
-                _saved(parts, division),
+                _saved(parts, division, checkpoint.kinds),
                 _loss_scale(job, meta.state),
                 int(meta.state.get("good_steps", 0)),
                 meta.step - int(meta.state.get("updates", meta.step)),
@@ -172,9 +174,16 @@ def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
     return float(state.get("loss_scale", job.train.loss_scale))
 
 
-def _saved(parts: StoredParts, division: Division) -> Source:
+def _saved(parts: StoredParts, division: Division, kinds: Sequence[str]) -> Source:
+    """What a checkpoint holds of these kinds."""
+
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
-        return parts.read_range(unit, division, kind, low, high)
+        if not is_residual(kind):
+            return parts.read_range(unit, division, kind, low, high)
+        stored = [
+            parts.read_range(unit, division, each, low, high) for each in begun_with(kind, kinds)
+        ]
+        return sum(stored[1:], start=stored[0]) if stored else torch.zeros(high - low)
 
     return saved
 
@@ -203,6 +212,23 @@ def _note(folder: RunFolder, chosen: Path, problems: list[str]) -> None:
         folder.add_note(
             f"{', '.join(sorted(names))} {'is' if len(names) == 1 else 'are'} damaged and "
             f"skipped: {'; '.join(problems)}; the run resumes from {chosen.name}"
+        )
+
+
+def _note_residuals(folder: RunFolder, chosen: Path, spec: RunSpec) -> None:
+    """Leaves a line where error feedback does not begin as it ended in the checkpoint."""
+    ranks = spec.seats.data if spec.error_feedback else 0
+    ranks = ranks if ranks > 1 else 0  # one replica sends nothing
+    saved = residual_holders(read_manifest(chosen).kinds)
+    if ranks and not saved:
+        folder.add_note(f"{chosen.name} holds no residuals: error feedback begins with zero")
+    elif saved and not ranks:
+        why = "has one replica, which rounds nothing" if spec.error_feedback else "feeds none back"
+        folder.add_note(f"{chosen.name} holds residuals, which are left out: the run {why}")
+    elif saved != ranks:
+        folder.add_note(
+            f"{chosen.name} holds the residuals of {saved} replicas, the run has {ranks}: the "
+            "first replica begins with their sum, the others with zero"
         )
 
 

@@ -23,6 +23,7 @@ from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Schedule
@@ -177,15 +178,22 @@ def _back(
 
 
 def _narrowing_s(unit: UnitState, states: RankStates) -> float:
-    """Rounding a piece of a gradient for the network, linearly extrapolated to the whole."""
+    """Rounding a piece of a gradient for the network, with its residual where errors are fed back;
+    linearly extrapolated to the whole."""
     if states.gradient_dtype == states.wire.gradients:
         return 0.0
     count = min(_UPDATED, unit.padded)
+    wire, residual = states.wire.gradients, None
+    if unit.residual is not None:
+        residual = Residual(torch.zeros(count, device=states.device))
     took_s: list[float] = []
     for _ in range(LEAST_PASSES + 1):
         piece = torch.zeros(count, dtype=states.gradient_dtype, device=states.device)
         began_s = time.perf_counter()
-        narrowed(piece, states.wire.gradients)
+        if residual is None:
+            narrowed(piece, wire)
+        else:
+            residual.narrowed(piece, wire, first=True, scale=1.0)
         took_s.append(time.perf_counter() - began_s)
     return fmean(took_s[1:]) * unit.padded / count
 

@@ -20,6 +20,7 @@ from ratrain.checkpoint.entries import KINDS, Entry, clipped
 from ratrain.checkpoint.folder import begin, partial_path, publish, rank_path, seal
 from ratrain.checkpoint.listing import prune
 from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
+from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.rank.company import Company
@@ -153,7 +154,8 @@ class CheckpointSaver:
 
 
 def _parts(unit: UnitState) -> list[tuple[Entry, object]]:
-    """What a rank writes of a unit: its own share of each kind, without padding."""
+    """What a rank writes of a unit: its own share of each kind, without padding; and its own
+    residual, whole."""
     parts: list[tuple[Entry, object]] = []
     buffers = unit.part.weights, unit.part.moment1, unit.part.moment2
     for kind, buffer in zip(KINDS, buffers, strict=True):
@@ -163,4 +165,9 @@ def _parts(unit: UnitState) -> list[tuple[Entry, object]]:
             begin_ = unit.owned.start - unit.part.begin
             values = buffer[begin_ : begin_ + entry.elements]
             parts.append((entry, values.detach().cpu().numpy()))
+    if unit.residual is not None:
+        kind, size = residual_kind(unit.place, len(unit.holders)), unit.unit.layout.size
+        values = unit.residual.kept[:size]
+        entry = Entry(unit.stored_name, kind, 0, size, size)
+        parts.append((entry, values.detach().cpu().numpy()))
     return parts

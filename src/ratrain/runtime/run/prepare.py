@@ -38,7 +38,14 @@ _DECIDED_BY_PLAN = ("layout", "batch.micro_batch", "schedule.")
 """Beginnings of the settings that a plan file decides."""
 _IN_BOTH = tuple(
     f"schedule.{key}"
-    for key in ("dtype", "gradient_dtype", "gradient_wire", "boundary_wire", "memory_budget")
+    for key in (
+        "dtype",
+        "gradient_dtype",
+        "gradient_wire",
+        "boundary_wire",
+        "error_feedback",
+        "memory_budget",
+    )
 )
 """What a plan and a job both say: the two must agree, wherever the job says it."""
 
@@ -133,6 +140,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         gradient_dtype=case.job.schedule.gradient_dtype,
         gradient_wire=case.job.schedule.gradient_wire or "",
         boundary_wire=case.job.schedule.boundary_wire or "",
+        error_feedback=case.job.schedule.error_feedback,
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
@@ -291,6 +299,7 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "gradient_dtype": job.schedule.gradient_dtype,
         "gradient_wire": job.schedule.gradients_travel_in,
         "boundary_wire": job.schedule.boundaries_travel_in,
+        "error_feedback": job.schedule.error_feedback,
         "collective": job.collective,
         **model,
     }

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections import Counter
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
 from functools import partial
@@ -22,7 +22,7 @@ from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
-from ratrain.runtime.step.buckets import Buckets
+from ratrain.runtime.step.buckets import Buckets, Span
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
@@ -361,7 +361,8 @@ class RankOps:
             self._sync_buckets(unit, op, self._states.buckets)
             return
         if not self._setup.per_micro_batch:
-            gradient = self._narrow(unit)
+            assert unit.gradient is not None
+            gradient = unit.gradient = self._to_send(unit, op, unit.gradient)
             self._network.reduce(gradient, gradient[unit.owned], unit.holders, unit.by.reduces)
             if not self._setup.sharding:
                 self._network.gather(Lane.REDUCE, gradient, unit.holders, unit.by.gathers)
@@ -369,7 +370,7 @@ class RankOps:
                 self._agree_on_overflow(unit)
             return
         flat = self._states.transit[op.transit][: unit.padded]
-        flat = narrowed(flat, self._states.wire.gradients)
+        flat = self._to_send(unit, op, flat)
         share = flat[unit.owned]
         self._network.reduce(flat, share, unit.holders, unit.by.reduces)
         if op.micro_batch == 0:
@@ -389,27 +390,34 @@ class RankOps:
             dtype, device = self._states.gradient_dtype, self._states.device
             unit.shard = torch.zeros(owned.stop - owned.start, dtype=dtype, device=device)
         assert unit.shard is not None
-        place, count = self._replica(unit), len(unit.holders)
+        place, count = unit.place, len(unit.holders)
         for bucket in buckets.filled():
-            flat = narrowed(bucket.filled(count), self._states.wire.gradients)
+            flat = self._to_send(unit, op, bucket.filled(count), bucket.spans)
             self._network.reduce(flat, flat.view(count, -1)[place], unit.holders)
             self._network.gather(Lane.REDUCE, flat, unit.holders)
             bucket.add_to(unit.shard, owned, flat, first=first)
         if op.micro_batch == unit.local.micro_batches - 1:
             self._agree_on_overflow(unit)
 
+    def _to_send(
+        self, unit: UnitState, op: LocalOp, wide: Tensor, spans: Sequence[Span] | None = None
+    ) -> Tensor:
+        """What leaves of a unit's gradient, in the dtype in which it is sent; with error feedback,
+        with what rounding took away from what left before. `spans`: as in `Residual.narrowed`."""
+        dtype = self._states.wire.gradients
+        if unit.residual is None:
+            return narrowed(wide, dtype)
+        first = not self._setup.per_micro_batch or op.micro_batch == 0
+        return unit.residual.narrowed(wide, dtype, spans, first=first, scale=self.clipping.scale)
+
     def _agree_on_overflow(self, unit: UnitState) -> None:
         """Where units decide by themselves: whether any owner's part of the sum has overflowed."""
         if not self.clipping.by_unit:
             return
         flags = torch.zeros(len(unit.holders), device=self._states.device)
-        flags[self._replica(unit)] = float(not is_finite(self._reduced(unit, share_only=True)))
+        flags[unit.place] = float(not is_finite(self._reduced(unit, share_only=True)))
         self._network.gather(Lane.REDUCE, flags, unit.holders)
         unit.overflowed = bool(flags.any())
-
-    def _replica(self, unit: UnitState) -> int:
-        """The number of this rank's replica: that of the part which it owns."""
-        return unit.owned.start // (unit.owned.stop - unit.owned.start)
 
     def tie_sync(self, op: LocalOp, step: int) -> None:
         unit, last = self.unit(op), self._states.units[-1]
@@ -466,7 +474,10 @@ class RankOps:
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         clipping = self.clipping
-        if not self._skips(unit, step):
+        skipped = self._skips(unit, step)
+        if unit.residual is not None:
+            unit.residual.settle(skipped=skipped)
+        if not skipped:
             done = clipping.updates_before(step)
             unit.part.update(self._reduced(unit), self._train, step, done, clipping.factor)
         target = unit.shard_view

@@ -9,6 +9,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
 from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
@@ -18,6 +19,7 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
 from ratrain.runtime.step.buckets import Buckets, made_buckets
+from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
@@ -27,7 +29,7 @@ from ratrain.runtime.step.tensor_parts import stored_name
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 Source = Callable[[str, str, int, int], Tensor]
-"""(unit, "weights" | "moment1" | "moment2", begin, end) -> fp32 values of that range."""
+"""(unit, kind of state in a checkpoint, begin, end) -> fp32 values of that range."""
 
 
 class Collectives(NamedTuple):
@@ -63,6 +65,7 @@ class UnitState:
     shard_view: Tensor | None = None  # level 3
     gradient: Tensor | None = None
     shard: Tensor | None = None  # sharded accumulation
+    residual: Residual | None = None  # what rounding took away from the gradient last sent
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     passing: dict[Kind, Tensor] = field(default_factory=dict[Kind, Tensor])
@@ -71,6 +74,11 @@ class UnitState:
     @property
     def name(self) -> str:
         return self.local.unit.name
+
+    @property
+    def place(self) -> int:
+        """The number of this rank among the unit's holders."""
+        return self.owned.start // (self.owned.stop - self.owned.start)
 
     @property
     def stored_name(self) -> str:
@@ -241,6 +249,22 @@ def _unit_state(
     weights = Weights(layout)
     if view is not None:
         weights.attach_view(view)
+    residual = None
+    if setup.error_feedback and len(holders) > 1:
+        kind = residual_kind(holders.index(seat.world_rank), len(holders))
+        kept = torch.zeros(padded, dtype=torch.float32, device=device)
+        kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
+        residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
     return UnitState(
-        local, unit, weights, seat.division, holders, padded, share, part, view, shard_view
+        local,
+        unit,
+        weights,
+        seat.division,
+        holders,
+        padded,
+        share,
+        part,
+        view,
+        shard_view,
+        residual=residual,
     )
