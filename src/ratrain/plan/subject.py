@@ -7,7 +7,8 @@ from dataclasses import replace
 
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import Case, case_of_candidate
-from ratrain.plan.plan_file import Plan, is_uneven, to_candidate
+from ratrain.plan.plan_file import Plan, is_uneven
+from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica, uneven_plan
 from ratrain.program.setup import Recovery

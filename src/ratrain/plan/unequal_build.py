@@ -9,7 +9,8 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.enumerate import strategy_of
-from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage, Predicted, plan_of_replicas
+from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage, Predicted
+from ratrain.plan.plan_writing import plan_of_replicas
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool

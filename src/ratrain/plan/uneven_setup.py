@@ -18,9 +18,8 @@ from ratrain.describe.job_checks import check_heads, check_layers, check_sequenc
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.build import choices_of, unequal_budgets
 from ratrain.plan.enumerate import StateMode, require_tieable, strategy_of
-from ratrain.plan.plan_file import (
-    Plan,
-    PlanReplica,
+from ratrain.plan.plan_file import Plan, PlanReplica
+from ratrain.plan.plan_job import (
     devices_of_stage,
     job_of_plan,
     require_chunks,
