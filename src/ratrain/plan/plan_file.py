@@ -1,12 +1,14 @@
 """The plan file: what a search found, as JSON that people read and edit.
 
     replicas -> stages -> devices, tensor degree, layers, micro-batch, recovery, sharding
+                       -> members -> devices, tensor degree, micro-batches served, recovery
 
 Replicas that behave alike share an entry with a `count`. `devices` counts a cluster's devices
 in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
-the i-th run of `tensor` devices. Loaded strictly: a wrong key, or two numbers that contradict each
-other, is one error with its place. Where all replicas are divided alike a plan is a `Candidate`
-(`plan_layout`); where they are not (`is_uneven`), it is read by `uneven_setup`.
+the i-th run of `tensor` devices. A stage that several members hold, each a device or a tensor group
+of its own kind, lists them in place of its devices. Loaded strictly: a wrong key, or two numbers
+that contradict each other, is one error with its place. Where all replicas are divided alike a plan
+is a `Candidate` (`plan_layout`); where they are not (`is_uneven`), it is read by `uneven_read`.
 """
 
 from __future__ import annotations
@@ -25,17 +27,71 @@ FORMAT = "ratrain plan 1"
 Mode = Literal["none", "selective", "backward", "forward"]
 
 
+ALL, NONE = "all", "none"
+"""What a member may serve besides micro-batches that are named: every one, or none of them."""
+
+
 @dataclass(frozen=True)
-class PlanStage:
-    """Consecutive layers on one group of devices; embedding and head stand on the ends."""
+class PlanMember:
+    """One of those that hold a stage together: a device, or a tensor group of one kind."""
 
     devices: str
     tensor: Count
+    serves: Annotated[str, Rule(high=100_000)]  # micro-batches: "0-5, 8", "all" or "none"
+    recovery: Mode = "none"
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStage:
+    """Consecutive layers on one group of devices, or on several members; embedding and head stand
+    on the ends."""
+
+    devices: str | None = None
+    tensor: Count | None = None
     layers: Annotated[int, Rule(low=0, high=10_000)]
     micro_batch: Count
-    recovery: Mode
+    recovery: Mode | None = None
     sharding: Annotated[int, Rule(low=0, high=3)]
     offload: Name | None = None  # the tier that activations or states wait in: cannot run yet
+    members: tuple[PlanMember, ...] | None = None  # in place of devices, tensor and recovery
+
+    def __post_init__(self) -> None:
+        of_one = {"devices": self.devices, "tensor": self.tensor, "recovery": self.recovery}
+        if self.members is None:
+            missing = next((key for key, value in of_one.items() if value is None), None)
+            if missing is not None:
+                raise SpecError(
+                    f'the key "{missing}" is missing', fix=f'add "{missing}": {_SAMPLES[missing]}'
+                )
+            return
+        said = next((key for key, value in of_one.items() if value is not None), None)
+        if said is not None:
+            raise SpecError(
+                f"a stage that lists members has no {said} of its own",
+                place=said,
+                fix="leave it out: each member has its own",
+            )
+        if not self.members:
+            raise SpecError(
+                "no members", place="members", fix="list one, or write devices in its place"
+            )
+
+    @property
+    def held_by(self) -> tuple[PlanMember, ...]:
+        """Its members; the one that serves every micro-batch where it lists none."""
+        if self.members is not None:
+            return self.members
+        assert self.devices is not None and self.tensor is not None and self.recovery is not None
+        return (PlanMember(self.devices, self.tensor, ALL, self.recovery),)
+
+    @property
+    def only(self) -> PlanMember:
+        """The member, where there is one."""
+        (member,) = self.held_by
+        return member
+
+
+_SAMPLES = {"devices": '"..."', "tensor": "1", "recovery": '"none"'}
 
 
 @dataclass(frozen=True)
@@ -117,14 +173,16 @@ def parse_plan(text: str, file: str) -> Plan:
 
 
 def is_uneven(plan: Plan) -> bool:
-    """Whether stages differ in tensor degree or micro-batch, or replicas in anything: what no
-    layout can say, of whichever devices."""
-    degrees = {(s.tensor, s.micro_batch) for replica in plan.replicas for s in replica.stages}
+    """Whether stages list members, or differ in tensor degree or micro-batch, or replicas in
+    anything: what no layout can say, of whichever devices."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    degrees = {(stage.tensor, stage.micro_batch) for stage in stages}
     replicas = {
         (replica.micro_batches, tuple((s.layers, s.recovery) for s in replica.stages))
         for replica in plan.replicas
     }
-    return len(degrees) > 1 or len(replicas) > 1
+    members = any(stage.members is not None for stage in stages)
+    return members or len(degrees) > 1 or len(replicas) > 1
 
 
 def wires_of(plan: Plan) -> dict[str, str]:

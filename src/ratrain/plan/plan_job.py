@@ -18,7 +18,6 @@ from ratrain.plan.plan_file import (
     bucket_of,
     wires_of,
 )
-from ratrain.plan.ranges import read_ranges
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import PREFETCH, Strategy, strategy
 from ratrain.readers.place import Place
@@ -112,22 +111,7 @@ def require_buckets(plan: Plan, job: JobSpec, chosen: Strategy, place: Place) ->
         )
 
 
-def devices_of_stage(plan: Plan, number: int, stage: int, place: Place) -> list[int]:
-    """The devices of a stage over all replicas of an entry."""
-    replica = plan.replicas[number]
-    held = replica.stages[stage]
-    at = str(place.at("replicas").at(number).at("stages").at(stage).at("devices"))
-    members = read_ranges(held.devices, at, plan.cluster.devices)
-    if len(members) != replica.count * held.tensor:
-        raise SpecError(
-            f"{len(members)} devices for {replica.count} replicas x tensor {held.tensor}",
-            place=at,
-            fix=f"list {replica.count * held.tensor}",
-        )
-    return members
-
-
-def require_round(groups: Sequence[Sequence[int]], pipeline: int, here: Place) -> None:
+def require_round(groups: Sequence[Sequence[object]], pipeline: int, here: Place) -> None:
     """Refuses stages that come back to devices in another order than they left them."""
     for number, group in enumerate(groups):
         if len(groups) % pipeline or list(group) != list(groups[number % pipeline]):

@@ -18,7 +18,6 @@ from ratrain.plan.plan_file import (
     PlanStage,
 )
 from ratrain.plan.plan_job import (
-    devices_of_stage,
     job_of_plan,
     require_buckets,
     require_chunks,
@@ -27,6 +26,7 @@ from ratrain.plan.plan_job import (
     require_strategy,
     state_mode,
 )
+from ratrain.plan.plan_members import devices_of_stage
 from ratrain.program.setup import Recovery
 from ratrain.readers.place import Place
 
@@ -37,7 +37,7 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     place = Place(file)
     require_strategy(plan, place)
     stages = _alike(plan, place)
-    tensor, size = stages[0].tensor, stages[0].micro_batch
+    tensor, size = stages[0].only.tensor, stages[0].micro_batch
     groups = [_devices_of(plan, stage, place) for stage in range(len(stages))]
     pipeline = len(dict.fromkeys(map(tuple, groups)))
     data = sum(replica.count for replica in plan.replicas)
@@ -61,7 +61,7 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
         job,
         Placement(job.cluster.spec, layout, order),
         replace(chosen, sharding=mode.sharding),
-        tuple(Recovery(stage.recovery) for stage in stages),
+        tuple(Recovery(stage.only.recovery) for stage in stages),
         mode,
         plan.recovery_buffer,
     )

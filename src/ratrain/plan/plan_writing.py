@@ -14,6 +14,7 @@ from ratrain.plan.plan_file import (
     FORMAT,
     Plan,
     PlanCluster,
+    PlanMember,
     PlanModel,
     PlanReplica,
     PlanStage,
@@ -41,12 +42,12 @@ def plan_of(candidate: Candidate, predicted: Predicted | None = None) -> Plan:
             ]
             stages.append(
                 PlanStage(
-                    write_ranges(members),
-                    layout.tensor,
-                    layers,
-                    job.batch.micro_batch,
-                    recovery.value,
-                    candidate.mode.sharding,
+                    devices=write_ranges(members),
+                    tensor=layout.tensor,
+                    layers=layers,
+                    micro_batch=job.batch.micro_batch,
+                    recovery=recovery.value,
+                    sharding=candidate.mode.sharding,
                 )
             )
         replicas.append(PlanReplica(len(alike.members), candidate.micro_batches, tuple(stages)))
@@ -104,7 +105,7 @@ def plan_of_replicas(
 
 
 def write_plan(plan: Plan) -> str:
-    """The plan's JSON: one line a stage, so that it can be read and edited."""
+    """The plan's JSON: one line for each stage or member, so that it can be read and edited."""
     head: dict[str, Any] = {
         "format": plan.format,
         "model": {"name": plan.model.name, "sequence_length": plan.model.sequence_length},
@@ -145,12 +146,20 @@ def write_plan(plan: Plan) -> str:
     for number, replica in enumerate(plan.replicas):
         lines.append(f'    {{"count": {replica.count}, "micro_batches": {replica.micro_batches},')
         lines.append('     "stages": [')
-        stages = [f"       {json.dumps(_said(stage))}" for stage in replica.stages]
-        lines.append(",\n".join(stages))
+        lines.append(",\n".join(map(_stage_lines, replica.stages)))
         lines.append("     ]}" + "," * (number < len(plan.replicas) - 1))
     return "\n".join(["{", *lines, "  ]", "}", ""])
 
 
-def _said(stage: PlanStage) -> dict[str, Any]:
-    """A stage's fields; one that is left out by default is left out."""
-    return {name: value for name, value in vars(stage).items() if value is not None}
+def _stage_lines(stage: PlanStage) -> str:
+    """A stage as a line, and further lines for its members where it lists them."""
+    if stage.members is None:
+        return f"       {json.dumps(_said(stage))}"
+    head = {name: value for name, value in _said(stage).items() if name != "members"}
+    members = ",\n".join(f"          {json.dumps(_said(member))}" for member in stage.members)
+    return f'       {json.dumps(head)[:-1]}, "members": [\n{members}\n       ]}}'
+
+
+def _said(part: PlanStage | PlanMember) -> dict[str, Any]:
+    """The fields of a stage or member; one that is left out by default is left out."""
+    return {name: value for name, value in vars(part).items() if value is not None}

@@ -19,7 +19,8 @@ from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.search import Progress
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only

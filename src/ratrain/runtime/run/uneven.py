@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ratrain.errors import SpecError
-from ratrain.plan.case import recovery_words
 from ratrain.plan.trainable import untrainable
-from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_case import UnevenCase, activations_words
 from ratrain.plan.uneven_setup import UnevenReplica
 from ratrain.runtime.seats import Seats
 
@@ -46,7 +45,7 @@ def facts_of_run(case: UnevenCase) -> dict[str, object]:
 
 
 def _activations(replicas: tuple[UnevenReplica, ...]) -> str:
-    words = [recovery_words(replica.recovery) for replica in replicas]
+    words = [activations_words(replica) for replica in replicas]
     if len(set(words)) == 1:
         return words[0]
     named = zip(replicas, words, strict=True)
