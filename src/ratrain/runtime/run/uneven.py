@@ -32,11 +32,11 @@ def require_uneven_runnable(case: UnevenCase, place: str) -> None:
 
 def facts_of_run(case: UnevenCase) -> dict[str, object]:
     """The facts of `UnevenCase`, with figures of the whole run beside those of each replica:
-    the depth of the deepest, and the cut of the first."""
+    the ranks of the largest, and the cut of the first."""
     replicas = case.plan.replicas
     return {
         **case.facts(),
-        "pipeline": max(replica.layout.pipeline for replica in replicas),
+        "pipeline": max(replica.ranks for replica in replicas),
         "tensor": max(max(replica.tensor) for replica in replicas),
         "virtual": max(replica.layout.virtual for replica in replicas),
         "layers_per_stage": replicas[0].layout.layers,
