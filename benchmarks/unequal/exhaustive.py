@@ -33,7 +33,7 @@ from ratrain.plan.every_plan import every_plan
 from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
 from ratrain.simulate.long import simulate_proved
 
 WANTED = 0.01

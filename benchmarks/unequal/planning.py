@@ -9,7 +9,7 @@ from pathlib import Path
 from ratrain.describe.cluster import Device
 from ratrain.plan.build import Candidate
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import plan_of, write_plan
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.plan.trial import timed
 

@@ -26,7 +26,9 @@ from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.gradient_groups import data_group
 from ratrain.plan.jobs import load_job
 from ratrain.plan.placement import place
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.plugins import EXTENSIONS
 from ratrain.program.kind import Kind, Lane, kind_names

@@ -10,7 +10,9 @@ from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import SpecError
 from ratrain.plan.case import case_as_asked, case_of
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.plan.sizes import parameter_balanced_layers
 from ratrain.program.kind import Kind

@@ -14,7 +14,8 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError
 from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.plan_file import plan_of, to_candidate
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of
 from ratrain.plan.planned import planned
 from ratrain.program.actions import Kind
 from ratrain.program.kind import Waiting

@@ -14,10 +14,12 @@ from ratrain.errors import SpecError
 from ratrain.plan.case import case_of
 from ratrain.plan.explain import explain, explanation_text
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import load_plan, parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import load_plan, parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
 from ratrain.program.kind import Kind
 from ratrain.report.facts.job import contents_of_job
 from ratrain.report.page import page

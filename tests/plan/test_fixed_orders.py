@@ -13,7 +13,9 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.case import case_of, case_of_candidate
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import load_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import load_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.program.actions import Action
 from ratrain.program.csv import write_csv

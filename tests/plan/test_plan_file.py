@@ -13,7 +13,9 @@ from random_jobs import candidates, job
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
 from ratrain.plan.case import case_of_candidate
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.ranges import read_ranges, write_ranges
 from ratrain.plan.search import search
 from ratrain.simulate.simulate import simulate

@@ -15,7 +15,9 @@ from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.build import candidate
 from ratrain.plan.case import case_of, case_of_candidate
 from ratrain.plan.enumerate import groups_of
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import check, fitted
 from ratrain.program.setup import Recovery
 from ratrain.simulate.simulate import simulate

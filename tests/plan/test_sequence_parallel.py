@@ -19,7 +19,9 @@ from ratrain.errors import SpecError
 from ratrain.plan.bill import bill
 from ratrain.plan.case import case_of
 from ratrain.plan.enumerate import Group, groups_of
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import check, search
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate

@@ -25,7 +25,8 @@ from ratrain.plan.enumerate import StateMode, strategy_of
 from ratrain.plan.every_plan import EveryPlan, every_plan
 from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
-from ratrain.plan.plan_file import parse_plan, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_writing import write_plan
 from ratrain.plan.unequal_build import file_of_plan, plans_of
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
 from ratrain.plan.unequal_parts import Part, part_of

@@ -17,10 +17,11 @@ from ratrain.cost.compute import case_of_block
 from ratrain.describe.cluster import Link
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import case_of_candidate
-from ratrain.plan.plan_file import parse_plan, plan_of, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.transfers import most_cells, regrouped_message
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Costs
 from ratrain.simulate.simulate import simulate

@@ -23,7 +23,7 @@ from ratrain.plan.plan_file import is_uneven, parse_plan
 from ratrain.plan.standing import standing_of
 from ratrain.plan.subject import case_of_subject, subject_of
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program

@@ -12,8 +12,10 @@ from random_jobs import candidates
 
 from ratrain.errors import SpecError
 from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.plan_file import is_uneven, parse_plan, plan_of, write_plan
-from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
+from ratrain.plan.plan_file import is_uneven, parse_plan
+from ratrain.plan.plan_writing import plan_of, write_plan
+from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.setup import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 

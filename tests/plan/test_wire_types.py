@@ -14,7 +14,9 @@ from ratrain.plan.case import case_of
 from ratrain.plan.enumerate import group_of_layout
 from ratrain.plan.estimate import estimate
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text

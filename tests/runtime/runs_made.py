@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import cast
 
 import numpy as np
 import numpy.typing as npt
@@ -154,10 +155,13 @@ class Setting:
     model_file: str | None = None  # a folder whose config.json describes the model
     devices_per_host: int | None = None  # None: a tensor group
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
+    serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
     idle: int = 0  # devices of the job that the plan names nowhere
 
     @property
     def world_size(self) -> int:
+        if self.serving:
+            return sum(map(len, self.serving))
         if self.unlike:
             return sum(len(each.layers) * each.count for each in self.unlike) * self.tensor
         return self.pipeline * self.data * self.tensor
@@ -299,6 +303,8 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         replicas.append(
             {"count": each.count, "micro_batches": each.micro_batches, "stages": stages}
         )
+    if setting.serving:
+        replicas = [_with_members(replicas[0], setting.serving)]
     chosen = strategy(setting.name, setting.without)
     body = {
         "format": "ratrain plan 1",
@@ -329,6 +335,25 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
     path = folder / "plan.json"
     path.write_text(json.dumps({key: value for key, value in body.items() if value is not None}))
     return path
+
+
+def _with_members(
+    replica: dict[str, object], serving: tuple[tuple[str, ...], ...]
+) -> dict[str, object]:
+    """A replica of a plan whose stages have members, each on a device of its own."""
+    stages: list[dict[str, object]] = []
+    first = 0
+    for stage, shares in zip(
+        cast("list[dict[str, object]]", replica["stages"]), serving, strict=True
+    ):
+        members = [
+            {"devices": str(first + n), "tensor": 1, "serves": share, "recovery": stage["recovery"]}
+            for n, share in enumerate(shares)
+        ]
+        first += len(shares)
+        kept = {key: stage[key] for key in ("layers", "micro_batch", "sharding")}
+        stages.append({**kept, "members": members})
+    return {**replica, "stages": stages}
 
 
 def _table(name: str, body: dict[str, object]) -> str:

@@ -15,7 +15,7 @@ from runs_made import CONFIG, Setting, write_job
 
 from ratrain.errors import RatrainError, RunFailed, SpecError
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import plan_of, write_plan
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 

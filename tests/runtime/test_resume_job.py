@@ -13,7 +13,7 @@ from runs_made import Setting, write_job
 
 from ratrain.errors import SpecError
 from ratrain.plan.case import case_of
-from ratrain.plan.plan_file import plan_of, write_plan
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run.resume import ResumedRun, resume_run

@@ -12,7 +12,9 @@ from ratrain.plan.build import Candidate
 from ratrain.plan.case import case_of, case_of_candidate
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan, plan_of, to_candidate, write_plan
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.validate.predict import job_of
 from ratrain.validate.rows import Run
 from ratrain.validate.tables import amp, amp_layers, sailor

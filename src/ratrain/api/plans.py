@@ -11,7 +11,8 @@ from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.jobs import load_job_to_plan
-from ratrain.plan.plan_file import Predicted, plan_of, write_plan
+from ratrain.plan.plan_file import Predicted
+from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.tables import degrees, headline, search_json, search_text, tried_json

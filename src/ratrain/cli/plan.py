@@ -62,7 +62,7 @@ def command(
     from ratrain.cli.progress import progress
     from ratrain.plan.every_plan import every_plan
     from ratrain.plan.jobs import load_job_to_plan
-    from ratrain.plan.plan_file import write_plan
+    from ratrain.plan.plan_writing import write_plan
     from ratrain.plan.unequal_words import every_json, every_text
     from ratrain.readers.writing import write_whole
 

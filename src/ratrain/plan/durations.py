@@ -21,7 +21,7 @@ from ratrain.plan.transfers import sums_of_op, tensor_sums
 from ratrain.plan.unit_place import Half, StageMessage, UnitPlace
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.setup import HOST, Setup, Unit
-from ratrain.simulate.costs import NO_LINK, Costs, Floats, Work, fixed_work
+from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
 
 NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
 _SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
@@ -94,8 +94,8 @@ def costs_of_places(
         Cost.NOTHING: zero,
         Cost.RECEIVE_INPUT: zero,  # a receive lasts as long as its send
         Cost.RECEIVE_GRADIENT: zero,
-        Cost.SEND_OUTPUT: _sends(units, ports, lambda unit: unit.following),
-        Cost.SEND_GRADIENT: _sends(units, ports, lambda unit: unit.previous),
+        Cost.SEND_OUTPUT: _sends(setup, units, ports, lambda unit: unit.following),
+        Cost.SEND_GRADIENT: _sends(setup, units, ports, lambda unit: unit.previous),
     }
     for cost, time_s in _COMPUTE.items():
         priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
@@ -143,22 +143,38 @@ def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequenc
 
 
 def _sends(
-    units: Sequence[UnitPlace], ports: _Ports, other: Callable[[UnitPlace], StageMessage | None]
+    setup: Setup,
+    units: Sequence[UnitPlace],
+    ports: _Ports,
+    other: Callable[[UnitPlace], tuple[StageMessage, ...]],
 ) -> Work:
+    """Messages to a neighbouring stage: a row for each unit, or for each member it sends to."""
+    rows = [(g, sent) for g, unit in enumerate(units) for sent in other(unit) or (None,)]
     transfers: list[Transfer] = []
     links: list[int] = []
     peers: list[int] = []
-    for unit in units:
-        neighbour = other(unit)
+    for g, neighbour in rows:
         if neighbour is None:
             transfers.append(NOTHING)
             links.append(NO_LINK)
             peers.append(NO_LINK)
             continue
         transfers.append(neighbour.sent)
-        links.append(ports.out(unit.rank, neighbour.link))
+        links.append(ports.out(units[g].rank, neighbour.link))
         peers.append(ports.into(neighbour.rank, neighbour.link))
-    return _work_of(transfers, links, peers)
+    work = _work_of(transfers, links, peers)
+    return work if len(rows) == len(units) else replace(work, routes=_routes(setup, rows))
+
+
+def _routes(setup: Setup, rows: Sequence[tuple[int, StageMessage | None]]) -> Routes:
+    """Which of these rows, each of a unit, a micro-batch's message has."""
+    most = max(replica.micro_batches for replica in setup.replicas)
+    row = np.zeros((1 + rows[-1][0], most), dtype=np.int64)
+    for number, (g, sent) in enumerate(rows):
+        served = sent.serves if sent is not None else None
+        row[g, slice(None) if served is None else list(served)] = number
+    receivers = [sent.rank if sent is not None else -1 for _, sent in rows]
+    return Routes(row, np.array([g for g, _ in rows]), np.array(receivers))
 
 
 def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, Link], Transfer]]:
@@ -181,7 +197,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
                 reduced = reduced.plus(half_sent(unit.reduced_bytes))
         if setup.error_feedback:
             reduced = reduced.plus(feed_back(unit.params, unit.device))
-        return reduced.plus(half_sent(FLAG_BYTES * setup.data)) if agree else reduced
+        return reduced.plus(half_sent(FLAG_BYTES * unit.holders)) if agree else reduced
 
     def sums(unit: UnitPlace, link: Link) -> Transfer:
         if unit.times.sums_inside:
@@ -226,10 +242,16 @@ def _group_work(
 
 def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     """The optimizer on a rank's share of the parameters."""
-    owners = setup.data if setup.sharding else 1
-    transfers = [update(unit.times, unit.params, owners, unit.device) for unit in units]
+    transfers = [
+        update(unit.times, unit.params, _owners(setup, unit), unit.device) for unit in units
+    ]
     links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
     return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _owners(setup: Setup, unit: UnitPlace) -> int:
+    """Into how many parts a unit's states are divided."""
+    return unit.holders if setup.sharding else 1
 
 
 def _norms(farthest: Link | None, setup: Setup, units: int) -> Work:
@@ -247,13 +269,13 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
     """The part of a tied matrix' gradient that a replica owns from each end of the pipeline to the
     other, both ways at once; on one rank, three reads and two writes of it in memory. Not modelled:
     the sum where it was sent."""
-    model, owners = job.model.spec, setup.data if setup.sharding else 1
+    model = job.model.spec
     sent_bytes = wire_bytes(job.schedule.gradients_travel_in)
 
     def tie(unit: UnitPlace) -> tuple[Transfer, int, int]:
         end = unit.other_end
         tensor = end.tensor if end else unit.layout.tensor
-        size_bytes = sent_bytes * model.vocab * model.hidden / (tensor * owners)
+        size_bytes = sent_bytes * model.vocab * model.hidden / (tensor * _owners(setup, unit))
         if unit.layout.pipeline == 1:
             device = unit.device
             port = ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s)
@@ -272,14 +294,15 @@ def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
     through its disk (the tier of that name; nothing where the device has none). Where every replica
     has all weights and moments, one of them writes all. Not modelled: several devices of a host on
     one disk."""
-    owners = setup.data if setup.sharding else 1
     transfers: list[Transfer] = []
     links: list[int] = []
     for unit in units:
         tiers = {tier.name: tier for tier in unit.device.tiers}
         disk = tiers.get("disk")
         residual_bytes = RESIDUAL_BYTES if setup.error_feedback and unit.group else 0
-        saved_bytes = SAVED_BYTES * unit.params / owners + residual_bytes * unit.params
+        saved_bytes = (
+            SAVED_BYTES * unit.params / _owners(setup, unit) + residual_bytes * unit.params
+        )
         size_bytes = saved_bytes if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))
         links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)

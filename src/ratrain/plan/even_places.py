@@ -45,13 +45,14 @@ def _places_of_class(
     stages = blocks_of_stages(job, layout)
     rank_of = [number % layout.pipeline for number in range(len(stages))]
 
-    def neighbour(source: int, target: int) -> StageMessage | None:
+    def neighbour(source: int, target: int) -> tuple[StageMessage, ...]:
         if not 0 <= target < len(stages) or rank_of[source] == rank_of[target]:
-            return None
+            return ()
         here, there = rank_of[source], rank_of[target]
         link = placement.stage_link(here, there, alike.members)
         kind = placement.kind(alike.kinds[here])
-        return StageMessage(base + there, link, stage_message(sent, link, kind, placement, there))
+        message = stage_message(sent, link, kind, placement, there)
+        return (StageMessage(base + there, link, message),)
 
     def other_end(pipeline: int) -> OtherEnd | None:
         last = layout.pipeline - 1
@@ -95,6 +96,7 @@ def _places_of_class(
                     sums_link=placement.tensor_link(pipeline) if layout.tensor > 1 else None,
                     group=groups[pipeline],
                     other_end=end,
+                    holders=layout.data,
                 )
             )
     return places

@@ -7,7 +7,8 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible
-from ratrain.plan.plan_file import Plan, Predicted, plan_of
+from ratrain.plan.plan_file import Plan, Predicted
+from ratrain.plan.plan_writing import plan_of
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Search
 from ratrain.plan.unequal_build import file_of_plan

@@ -68,10 +68,12 @@ def place_words(place: Place) -> str:
     parts = ["embedding"] * place.embedding + [layers] * (count > 0) + ["head"] * place.head
     tensor = f"; tensor {runs(place.tensor)}" if max(place.tensor) > 1 else ""
     alike = f", {place.replicas} replicas alike" if place.replicas > 1 else ""
+    share = f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)}"
+    if set(place.served) != {place.micro_batches}:
+        share = f"{runs(place.served)} of {share}"
     return (
         f"{stages} of {place.of_stages} ({ranks}{alike}): {', '.join(parts)}{tensor}; "
-        f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)} of "
-        f"{place.micro_batch}"
+        f"{share} of {place.micro_batch}"
     )
 
 
@@ -253,6 +255,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
                 "head": place.head,
                 "tensor": list(place.tensor),
                 "micro_batches": place.micro_batches,
+                "served": list(place.served),
                 "micro_batch": place.micro_batch,
             }
             for place in part.places

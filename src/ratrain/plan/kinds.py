@@ -34,7 +34,8 @@ Resource = Literal["compute", "links", "memory", "recovery"]
 
 @dataclass(frozen=True)
 class Place:
-    """The stages that devices of one kind hold in replicas that behave alike."""
+    """The stages that devices of one kind hold in replicas that behave alike; one that several of
+    them are members of is there for each."""
 
     replica: int  # which the program spells out
     replicas: int  # that it stands for
@@ -47,11 +48,7 @@ class Place:
     tensor: tuple[int, ...]  # of each rank
     micro_batches: int  # of one replica
     micro_batch: int
-
-    @property
-    def sequences(self) -> int:
-        """Of a step, over all replicas."""
-        return self.replicas * self.micro_batches * self.micro_batch
+    served: tuple[int, ...]  # how many of them, for each stage held
 
 
 @dataclass(frozen=True)
@@ -150,7 +147,12 @@ def _places(
 
 
 def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_batch: int) -> Place:
-    held = [(at, stage.only) for at, stage in enumerate(replica.stages) if stage.only.rank in ranks]
+    held = [
+        (at, member)
+        for at, stage in enumerate(replica.stages)
+        for member in stage.members
+        if member.rank in ranks
+    ]
     names = {unit.name for _, member in held for unit in member.units}
     return Place(
         number,
@@ -164,12 +166,16 @@ def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_ba
         tuple(next(m.tensor for _, m in held if m.rank == rank) for rank in ranks),
         replica.micro_batches,
         micro_batch,
+        tuple(len(replica.serves(member)) for _, member in held),
     )
 
 
 def _work(place: Place) -> int:
-    """Layers times sequences."""
-    return sum(place.layers) * place.sequences
+    """Layers times sequences, over all replicas."""
+    micro_batches = sum(
+        layers * served for layers, served in zip(place.layers, place.served, strict=True)
+    )
+    return place.replicas * micro_batches * place.micro_batch
 
 
 def _shares(

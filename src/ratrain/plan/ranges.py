@@ -19,17 +19,24 @@ def write_ranges(numbers: Sequence[int]) -> str:
     return ", ".join(f"{a}-{b}" if b > a else f"{a}" for a, b in runs)
 
 
-def read_ranges(text: str, place: str, limit: int) -> list[int]:
+Nouns = tuple[str, str]
+"""What numbers are of: one, and several."""
+DEVICES: Nouns = ("device", "devices")
+
+
+def read_ranges(text: str, place: str, limit: int, of: Nouns = DEVICES) -> list[int]:
     """ "0-2, 7" -> [0, 1, 2, 7]; numbers from 0 to limit - 1."""
     numbers: list[int] = []
     for part in text.split(","):
         first, _, last = part.strip().partition("-")
         if not (is_number(first) and is_number(last or first)):
-            raise SpecError(f"{part!r} is not a device", place=place, fix='write it like "0-7, 16"')
+            raise SpecError(
+                f"{part!r} is not a {of[0]}", place=place, fix='write it like "0-7, 16"'
+            )
         begin, end = int(first), int(last or first)
         if end >= limit or end < begin:
             raise SpecError(
-                f"{part.strip()!r} is not among devices 0 to {limit - 1}",
+                f"{part.strip()!r} is not among {of[1]} 0 to {limit - 1}",
                 place=place,
                 fix=f'write it like "0-{limit - 1}"',
             )

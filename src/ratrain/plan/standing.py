@@ -31,7 +31,8 @@ class RankPlace:
 
 @dataclass(frozen=True)
 class Standing:
-    """`links`: for each replica the program spells out, the link from each rank to the next."""
+    """`links`: for each replica the program spells out, the link from each rank to the next; none
+    where its stages have several members."""
 
     ranks: tuple[RankPlace, ...]
     links: tuple[tuple[Link, ...], ...]
@@ -89,7 +90,7 @@ def standing_of_plan(plan: UnevenPlan, setup: Setup) -> Standing:
     devices = [
         tuple(device for groups in replica.groups for device in groups[rank])
         for replica in plan.replicas
-        for rank in range(replica.layout.pipeline)
+        for rank in range(replica.ranks)
     ]
     used = {device.index for device in plan.devices}
     return Standing(

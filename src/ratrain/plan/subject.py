@@ -7,9 +7,11 @@ from dataclasses import replace
 
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import Case, case_of_candidate
-from ratrain.plan.plan_file import Plan, is_uneven, to_candidate
+from ratrain.plan.plan_file import Plan, is_uneven
+from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica, uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.setup import Recovery
 
 Subject = Candidate | UnevenPlan
@@ -44,7 +46,11 @@ def keeping_all(subject: Subject, ranks: Collection[int]) -> Subject:
 
 
 def _keeping(replica: UnevenReplica, ranks: Collection[int]) -> UnevenReplica:
-    return replace(replica, recovery=_kept(replica.recovery, replica.layout.pipeline, ranks))
+    recovery = tuple(
+        Recovery.NONE if rank in ranks else mode
+        for (_, rank), mode in zip(replica.held, replica.recovery, strict=True)
+    )
+    return replace(replica, recovery=recovery)
 
 
 def _kept(

@@ -25,6 +25,16 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             'write accumulation "local"',
         ),
         (
+            any(
+                not replica.counts_of(rank)
+                for replica in plan.replicas
+                for rank in range(replica.ranks)
+            )
+            and plan.job.train.overflow == "unit",
+            "a member that serves no micro-batch cannot say which of its units overflowed",
+            'let it serve one, or write overflow "step"',
+        ),
+        (
             any(replica.layout.virtual > 1 for replica in plan.replicas),
             "replicas that differ cannot run with several stages on a device yet",
             "give each stage its own devices",

@@ -9,11 +9,14 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.enumerate import strategy_of
-from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage, Predicted, plan_of_replicas
+from ratrain.plan.plan_file import Plan, PlanMember, PlanReplica, PlanStage, Predicted
+from ratrain.plan.plan_members import share_text
+from ratrain.plan.plan_writing import plan_of_replicas
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool
-from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica, require_runnable
+from ratrain.plan.uneven_checks import require_runnable
+from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
 from ratrain.readers.place import Place
 
 
@@ -117,20 +120,35 @@ def file_of_plan(plan: UnevenPlan, predicted: Predicted | None = None) -> Plan:
 
 
 def _entry(plan: UnevenPlan, replica: UnevenReplica) -> PlanReplica:
-    layers = replica.layout.layers
-    assert isinstance(layers, tuple)
     return PlanReplica(
         len(replica.members),
         replica.micro_batches,
-        tuple(
-            PlanStage(
-                write_ranges([d.index for groups in replica.groups for d in groups[stage]]),
-                replica.tensor[stage],
-                count,
-                replica.micro_batch,
-                mode.value,
-                plan.mode.sharding,
-            )
-            for stage, (count, mode) in enumerate(zip(layers, replica.recovery, strict=True))
-        ),
+        tuple(_stage(plan, replica, number) for number in range(replica.layout.stages)),
+    )
+
+
+def _stage(plan: UnevenPlan, replica: UnevenReplica, number: int) -> PlanStage:
+    layers = replica.layout.layers
+    assert isinstance(layers, tuple)
+    members = [
+        PlanMember(
+            write_ranges([d.index for groups in replica.groups for d in groups[rank]]),
+            replica.tensor[rank],
+            share_text(replica.serves[rank]),
+            mode.value,
+        )
+        for (stage, rank), mode in zip(replica.held, replica.recovery, strict=True)
+        if stage == number
+    ]
+    several = PlanStage(
+        layers=layers[number],
+        micro_batch=replica.micro_batch,
+        sharding=plan.mode.sharding,
+        members=tuple(members),
+    )
+    if len(members) > 1:
+        return several
+    only = several.only
+    return replace(
+        several, devices=only.devices, tensor=only.tensor, recovery=only.recovery, members=None
     )

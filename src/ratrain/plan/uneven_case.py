@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator
+from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
@@ -14,6 +14,7 @@ from ratrain.errors import ProgramError
 from ratrain.plan.case import recovery_words
 from ratrain.plan.gradient_groups import collective_words
 from ratrain.plan.measured_blocks import words_of
+from ratrain.plan.plan_members import share_text
 from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.sizes import gradients_in, travels
 from ratrain.plan.trial import proof
@@ -130,7 +131,9 @@ class UnevenCase:
             "layers_per_stage": list(_layers(replica)),
             "micro_batch": replica.micro_batch,
             "micro_batches": replica.micro_batches,
-            "activations": recovery_words(replica.recovery),
+            "serves": [share_text(share) for share in replica.serves],
+            "ranks_of_places": [list(ranks) for ranks in replica.places],
+            "activations": activations_words(replica),
         }
 
     def headline(self) -> list[str]:
@@ -150,16 +153,21 @@ class UnevenCase:
         ]
         first_rank = setup.first_rank
         for replica, first in zip(self.plan.replicas, first_rank, strict=True):
-            lines.append(_line_of(replica, first))
+            lines += _lines_of(replica, first)
         if self._idle:
             lines.append(f"idle: {counted(len(self._idle), 'device')}, {write_ranges(self._idle)}")
         lines += self._measured
-        return [part for line in lines for part in wrap(line, 80, subsequent_indent="  ")]
+        return [part for line in lines for part in wrap(line, 80, subsequent_indent=_indent(line))]
 
 
 def _layers(replica: UnevenReplica) -> tuple[int, ...]:
     assert isinstance(replica.layout.layers, tuple)
     return replica.layout.layers
+
+
+def _indent(line: str) -> str:
+    """Where the lines stand that a line is continued on."""
+    return "    " if line.startswith(" ") else "  "
 
 
 def share_words(micro_batches: int, size: int) -> str:
@@ -169,15 +177,38 @@ def share_words(micro_batches: int, size: int) -> str:
     )
 
 
-def _line_of(replica: UnevenReplica, first_rank: int) -> str:
-    """A sort of replicas: how many, its ranks, what they hold, on what, and its share."""
-    depth = replica.layout.pipeline
-    ranks = f"rank{'s' * (depth > 1)} {write_ranges(range(first_rank, first_rank + depth))}"
+def activations_words(replica: UnevenReplica) -> str:
+    """What a replica keeps and recovers: "kept on every stage". Where stages have several members
+    that differ, these count."""
+    words = recovery_words(replica.recovery)
+    if not replica.has_members or len(set(replica.recovery)) == 1:
+        return words
+    return f"by member, {words}"
+
+
+def _lines_of(replica: UnevenReplica, first_rank: int) -> list[str]:
+    """A sort of replicas: how many, its ranks, what they hold, on what, and its share; and a line
+    for each stage of several members."""
+    ranks = f"rank{'s' * (replica.ranks > 1)} "
+    ranks += write_ranges(range(first_rank, first_rank + replica.ranks))
     parts = (
         f"layers {runs(_layers(replica))}",
         f"tensor {runs(replica.tensor)}",
         f"on {runs(replica.kinds)}",
         share_words(replica.micro_batches, replica.micro_batch),
-        f"activations {recovery_words(replica.recovery)}",
+        f"activations {activations_words(replica)}",
     )
-    return f"{counted(len(replica.members), 'replica')} ({ranks}): {'; '.join(parts)}"
+    line = f"{counted(len(replica.members), 'replica')} ({ranks}): {'; '.join(parts)}"
+    return [line, *_member_lines(replica, first_rank)]
+
+
+def _member_lines(replica: UnevenReplica, first_rank: int) -> Iterator[str]:
+    """ "  stage 1: rank 1 serves 0-5, 7; rank 2 serves 6"."""
+    for place, ranks in enumerate(replica.places):
+        if len(ranks) > 1:
+            stages = write_ranges(range(place, replica.layout.stages, replica.layout.pipeline))
+            members = (
+                f"rank {first_rank + rank} serves {share_text(replica.serves[rank])}"
+                for rank in ranks
+            )
+            yield f"  stage {stages}: {'; '.join(members)}"

@@ -1,6 +1,7 @@
 """The units of a plan whose stages and replicas differ, in their places.
 
-A unit is held by one rank of each replica, a tensor group where its degree is above 1. Ranks of one
+A unit is held by one rank of each replica, a tensor group where its degree is above 1; where its
+stage has several members, by each of them. Ranks of one
 degree reduce their parts in rings; where degrees differ, a rank of a smaller group has a larger
 part, and takes part in the rings of all ranks that have a piece of it. All wait for the slowest:
 the degree whose part takes longest over the slowest link that its ranks send on decides, and the
@@ -12,6 +13,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
+from itertools import pairwise, product
 from math import lcm
 
 import numpy as np
@@ -27,14 +29,14 @@ from ratrain.plan.geometry import Geometry, speed
 from ratrain.plan.gradient_groups import NamedHalf, half_among
 from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
 from ratrain.plan.transfers import group_message, regrouped_message
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.plan.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
 from ratrain.program.setup import Recovery, Setup
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Costs
 
-Holders = tuple[int, ...]
-"""For each replica of a plan, the pipeline rank that holds a unit."""
+Holders = tuple[tuple[int, ...], ...]
+"""For each replica of a plan, the ranks that hold a unit."""
 
 
 def uneven_unit_places(plan: UnevenPlan, setup: Setup) -> list[UnitPlace]:
@@ -50,9 +52,9 @@ def uneven_costs(plan: UnevenPlan, setup: Setup) -> Costs:
 
 @dataclass(frozen=True)
 class PlanLinks:
-    """The links of a plan. `between`: for each replica, from each rank to the next. `reductions`,
-    `sums`: for each program rank the slowest of its gradients' and of its tensor group's; None
-    where it has none."""
+    """The links of a plan. `between`: for each replica, from each rank to the next; none where its
+    stages have several members. `reductions`, `sums`: for each program rank the slowest of its
+    gradients' and of its tensor group's; None where it has none."""
 
     between: tuple[tuple[Link, ...], ...]
     reductions: tuple[Link | None, ...]
@@ -75,7 +77,7 @@ class _Places:
         self._blocks = [
             blocks_of_stages(plan.job_of(replica, 0), replica.layout) for replica in plan.replicas
         ]
-        self.message_to = cache(self._message_to)
+        self.messages_to = cache(self._messages_to)
         self.sums_link = cache(self._sums_link)
         self.links_of = cache(self._links_of)
 
@@ -83,9 +85,9 @@ class _Places:
         """Every unit in its place, in the order of the setup's members."""
         return [
             place
-            for number, blocks in enumerate(self._blocks)
-            for stage in range(len(blocks))
-            for place in self._of_stage(number, stage)
+            for number, replica in enumerate(self._plan.replicas)
+            for stage, rank in replica.held
+            for place in self._of_member(number, stage, rank)
         ]
 
     def links(self) -> PlanLinks:
@@ -93,13 +95,13 @@ class _Places:
         ranks = [
             (number, rank)
             for number, replica in enumerate(self._plan.replicas)
-            for rank in range(replica.layout.pipeline)
+            for rank in range(replica.ranks)
         ]
         return PlanLinks(
             tuple(
                 tuple(
                     self._boundary_link(number, rank, rank + 1)
-                    for rank in range(replica.layout.pipeline - 1)
+                    for rank in range(0 if replica.has_members else replica.ranks - 1)
                 )
                 for number, replica in enumerate(self._plan.replicas)
             ),
@@ -109,38 +111,42 @@ class _Places:
 
     def _slowest_reduction(self, number: int, rank: int) -> Link | None:
         """The slowest link over which a rank of a replica reduces any of its gradients."""
-        if self._setup.data == 1:
-            return None
-        groups = {held for held in self._holders.values() if held[number] == rank}
-        return min((link for held in groups for _, link in self.links_of(held)), key=speed)
+        groups = {held for held in self._holders.values() if rank in held[number]}
+        links = (link for held in groups if self._shared(held) for _, link in self.links_of(held))
+        return min(links, key=speed, default=None)
+
+    def _shared(self, holders: Holders) -> bool:
+        """Whether a unit has several holders."""
+        return len(self._rings(holders)) > 1
 
     @cached_property
     def farthest(self) -> Link | None:
         """The used link of the longest latency; None for a plan of one device."""
         replicas = self._plan.replicas
         links = [
-            self._boundary_link(number, rank - 1, rank)
+            self._boundary_link(number, here, there)
             for number, replica in enumerate(replicas)
-            for rank in range(1, replica.layout.pipeline)
+            for before, after in pairwise(replica.places)
+            for here, there in product(before, after)
+            if _passed_on(replica, here, there)
         ]
-        if self._setup.data > 1:
-            groups = dict.fromkeys(self._holders.values())
-            links += [link for ranks in groups for _, link in self.links_of(ranks)]
+        groups = filter(self._shared, dict.fromkeys(self._holders.values()))
+        links += [link for held in groups for _, link in self.links_of(held)]
         links += [
             link
             for number, replica in enumerate(replicas)
-            for rank in range(replica.layout.pipeline)
+            for rank in range(replica.ranks)
             if (link := self.sums_link(number, rank)) is not None
         ]
         return max(links, key=lambda link: link.latency_s) if links else None
 
-    def _of_stage(self, number: int, stage: int) -> list[UnitPlace]:
-        """The units of one stage of a replica."""
+    def _of_member(self, number: int, stage: int, rank: int) -> list[UnitPlace]:
+        """The units of one stage of a replica, as a rank holds them."""
         replica, blocks = self._plan.replicas[number], self._blocks[number]
-        rank = stage % replica.layout.pipeline
         layout, job = replica.layout_of(rank), self._plan.job_of(replica, rank)
         device = replica.groups[0][rank][0].kind
-        mode = self._setup.replicas[number].stages[stage].only.recovery
+        member = self._setup.replicas[number].stages[stage].member_at(rank)
+        assert member is not None
         times = {
             block.kind: times_in_layout(
                 job,
@@ -148,7 +154,7 @@ class _Places:
                 block,
                 device,
                 self.sums_link(number, rank),
-                selective=mode is Recovery.SELECTIVE,
+                selective=member.recovery is Recovery.SELECTIVE,
             )
             for block in blocks[stage]
         }
@@ -165,11 +171,12 @@ class _Places:
                 view_bytes=weight * block.params / layout.tensor,
                 reduced_bytes=reduced * block.params / layout.tensor,
                 boundary_bytes=boundary_bytes(job),
-                previous=self.message_to(number, stage, stage - 1),
-                following=self.message_to(number, stage, stage + 1),
+                previous=self.messages_to(number, rank, stage - 1),
+                following=self.messages_to(number, rank, stage + 1),
                 sums_link=self.sums_link(number, rank),
                 group=self._group(block, layout.tensor),
                 other_end=self._other_end(number, rank),
+                holders=len(self._rings(self._holders[block.kind, block.index])),
             )
             for block in blocks[stage]
         ]
@@ -177,7 +184,7 @@ class _Places:
     # ---- links ---------------------------------------------------------------------------
 
     def _groups(self, number: int, rank: int) -> list[tuple[Device, ...]]:
-        """The tensor groups of a pipeline rank, of each of the replicas that are alike."""
+        """The tensor groups of a rank, of each of the replicas that are alike."""
         return [ranks[rank] for ranks in self._plan.replicas[number].groups]
 
     def _numbers(self, groups: Sequence[Sequence[Device]]) -> Ints:
@@ -189,8 +196,8 @@ class _Places:
         return self._geometry.rings(groups[None])[0] if groups.shape[1] > 1 else None
 
     def _boundary_link(self, number: int, source: int, target: int) -> Link:
-        """The slowest link between two pipeline ranks. Between groups of one degree first devices
-        stand for all, else every pair that has bytes for each other is looked at."""
+        """The slowest link between two ranks of a replica. Between groups of one degree first
+        devices stand for all, else every pair that has bytes for each other is looked at."""
         here = self._numbers(self._groups(number, source))
         there = self._numbers(self._groups(number, target))
         if here.shape[1] == there.shape[1]:
@@ -201,14 +208,22 @@ class _Places:
         targets = there[:, slots * there.shape[1] // parts].reshape(1, -1)
         return self._geometry.pairs(sources, targets)[0]
 
-    def _message_to(self, number: int, source: int, target: int) -> StageMessage | None:
-        """A tensor from one stage to its neighbour; None where they are on one rank, or there is
-        no neighbour."""
+    def _messages_to(self, number: int, here: int, target: int) -> tuple[StageMessage, ...]:
+        """Tensors from a rank to the members of a stage beside its own; none where they are on one
+        rank, or there is no such stage."""
         replica = self._plan.replicas[number]
-        ranks = replica.layout.pipeline
-        here, there = source % ranks, target % ranks
-        if not 0 <= target < replica.layout.stages or here == there:
-            return None
+        if not 0 <= target < replica.layout.stages:
+            return ()
+        members = replica.ranks_of(target)
+        return tuple(
+            self._message(number, here, there)
+            for there in members
+            if here != there and (len(members) == 1 or _passed_on(replica, here, there))
+        )
+
+    def _message(self, number: int, here: int, there: int) -> StageMessage:
+        """A tensor from one rank of a replica to another."""
+        replica = self._plan.replicas[number]
         size_bytes = sent_boundary_bytes(self._plan.job_of(replica, here))
         link = self._boundary_link(number, here, there)
         device, inside = self._groups(number, here)[0][0].kind, self.sums_link(number, there)
@@ -219,7 +234,8 @@ class _Places:
             divided = replica.layout_of(there).sequence_parallel
             over = None if divided else inside
             sent = regrouped_message(size_bytes, link, device, degrees, gathered_over=over)
-        return StageMessage(self._setup.first_rank[number] + there, link, sent)
+        base, serves = self._setup.first_rank[number], replica.serves[there]
+        return StageMessage(base + there, link, sent, serves)
 
     def _other_end(self, number: int, rank: int) -> OtherEnd | None:
         """The rank with the other copy of a tied matrix."""
@@ -237,21 +253,21 @@ class _Places:
     @cached_property
     def _holders(self) -> dict[tuple[str, int], Holders]:
         """Who holds each block, by its kind and index."""
-        ranks: dict[tuple[str, int], list[int]] = {}
+        ranks: dict[tuple[str, int], list[tuple[int, ...]]] = {}
         for replica, blocks in zip(self._plan.replicas, self._blocks, strict=True):
             for stage, parts in enumerate(blocks):
                 for block in parts:
-                    rank = stage % replica.layout.pipeline
-                    ranks.setdefault((block.kind, block.index), []).append(rank)
+                    held = ranks.setdefault((block.kind, block.index), [])
+                    held.append(replica.ranks_of(stage))
         return {block: tuple(held) for block, held in ranks.items()}
 
     def _rings(self, holders: Holders) -> list[tuple[Device, ...]]:
-        """The groups that hold a unit, in the order of the replicas' numbers."""
-        groups: dict[int, tuple[Device, ...]] = {}
-        for replica, rank in zip(self._plan.replicas, holders, strict=True):
+        """The groups that hold a unit, in the order of the replicas' numbers, and of members."""
+        groups: dict[int, list[tuple[Device, ...]]] = {}
+        for replica, held in zip(self._plan.replicas, holders, strict=True):
             for number, ranks in zip(replica.members, replica.groups, strict=True):
-                groups[number] = ranks[rank]
-        return [groups[number] for number in sorted(groups)]
+                groups[number] = [ranks[rank] for rank in held]
+        return [group for number in sorted(groups) for group in groups[number]]
 
     def _links_of(self, holders: Holders) -> list[tuple[int, Link]]:
         """For each tensor degree among the holders, the slowest link that its ranks send on."""
@@ -271,9 +287,9 @@ class _Places:
 
     def _group(self, block: Block, tensor: int) -> DataGroup | None:
         """The group that holds a block, as a rank of a tensor degree sees it."""
-        if self._setup.data == 1:
-            return None
         holders = self._holders[block.kind, block.index]
+        if not self._shared(holders):
+            return None
         members = [group[0] for group in self._rings(holders)]
         job = self._plan.job
         name, cluster = job.collective, job.cluster.spec
@@ -298,3 +314,11 @@ class _Places:
             return half.chosen(size_bytes * larger, widened)
 
         return DataGroup(as_slowest, link, chosen)
+
+
+def _passed_on(replica: UnevenReplica, here: int, there: int) -> bool:
+    """Whether ranks of neighbouring stages pass any micro-batch on to each other."""
+    first, second = replica.serves[here], replica.serves[there]
+    if first is None or second is None:
+        return first != () and second != ()
+    return not set(first).isdisjoint(second)

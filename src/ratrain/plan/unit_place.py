@@ -23,11 +23,13 @@ class Half(Protocol):
 
 @dataclass(frozen=True)
 class StageMessage:
-    """A tensor for a neighbouring stage: to which program rank, over which link, what it sends."""
+    """A tensor for a member of a neighbouring stage: to which program rank, over which link, what
+    it sends. `serves`: the micro-batches that go there; None: all."""
 
     rank: int
     link: Link
     sent: Transfer
+    serves: tuple[int, ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,9 @@ class UnitPlace:
     view_bytes: float  # its weights there
     reduced_bytes: float  # its gradient there, as reductions send it
     boundary_bytes: int
-    previous: StageMessage | None  # to the stage before, if elsewhere
-    following: StageMessage | None
+    previous: tuple[StageMessage, ...]  # to members of the stage before, if elsewhere
+    following: tuple[StageMessage, ...]
     sums_link: Link | None  # of its tensor group; None: it is alone
     group: DataGroup | None  # None: no other rank holds it
     other_end: OtherEnd | None  # of a tied matrix, where it is on another rank
+    holders: int  # ranks that hold the unit, this one among them

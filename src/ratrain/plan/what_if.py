@@ -34,7 +34,14 @@ def sending_faster(costs: Costs, setup: Setup, ranks: Collection[int], times: fl
         Lane.REDUCE: shared,
         Lane.GATHER: shared,
     }
-    return _changed(costs, lanes, lambda work, units: _moved(work, units, times))
+
+    def faster(work: Work, units: Bools) -> Work:
+        if work.routes is not None:
+            to_ranks = np.isin(work.routes.receiver, list(ranks))
+            units = of_kind[work.routes.unit] | to_ranks
+        return _moved(work, units, times)
+
+    return _changed(costs, lanes, faster)
 
 
 Change = Callable[[Work, Bools], Work]

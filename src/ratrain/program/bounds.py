@@ -121,7 +121,8 @@ def _peak_of_rank(
     def moments(op: Ints, bound: Ints, ended: int) -> Ints:
         return np.where(chains.owner[op] == rank, 2 * (bound - ended) + 1, 2 * bound)
 
-    steps = range(STEPS)
+    # A rank that computes nothing has one moment: all its states, each of which exists once.
+    steps = range(STEPS if length else 1)
     born = [moments(lives.writer, moved.early(lives.writer, s, rank), 0) for s in steps]
     freed = [moments(lives.freer, moved.late(lives.freer, s, rank), 1) + 1 for s in steps]
     changes = np.zeros(2 * length * STEPS + 2, dtype=np.int64)

@@ -63,14 +63,15 @@ class Unit:
 @dataclass(frozen=True)
 class Member:
     """A rank (with `tensor` above 1: a tensor-parallel group, whose ranks behave alike, so that
-    one stands for all) that holds a stage's units, and the micro-batches that it computes."""
+    one stands for all) that holds a stage's units, and the micro-batches that it computes. One
+    that computes none takes part in reductions and updates with a gradient of zeros."""
 
     rank: int  # within the replica
     units: tuple[Unit, ...]
     output_bytes: int = 0  # of the tensor sent to the next stage
     recovery: Recovery = Recovery.NONE
     tensor: int = 1
-    serves: tuple[int, ...] | None = None  # micro-batches, ascending; None: all
+    serves: tuple[int, ...] | None = None  # micro-batches, ascending; None: all; (): none
     offloads: bool = False  # units' inputs wait for backward in host memory
 
 
@@ -315,6 +316,7 @@ def _check(setup: Setup) -> None:
         _check_replica(number, replica)
     _check_tied(setup)
     _check_replicas_agree(setup)
+    _check_idle(setup)
 
 
 def _check_error_feedback(setup: Setup) -> None:
@@ -376,12 +378,7 @@ def _check_stage(what: str, stage: Stage, micro_batches: int) -> None:
             fix="let each micro-batch be served by one member",
         )
     for member in stage.members:
-        if not member.serves:
-            raise ProgramError(
-                f"{what}: the member on rank {member.rank} serves no micro-batch",
-                fix="leave its rank out",
-            )
-        if list(member.serves) != sorted(member.serves):
+        if list(member.serves or ()) != sorted(member.serves or ()):
             raise ProgramError(
                 f"{what}: the member on rank {member.rank} serves micro-batches out of order",
                 fix="list them in ascending order",
@@ -464,4 +461,25 @@ def _check_replicas_agree(setup: Setup) -> None:
         raise ProgramError(
             "replicas of unequal stages or micro-batch counts cannot gather views for every use",
             fix="use sharding 2, gather once per pass, or divide all replicas alike",
+        )
+
+
+def _check_idle(setup: Setup) -> None:
+    """Members without a micro-batch can only join in what happens once a step."""
+    idle = any(
+        not replica.serves(member)
+        for replica in setup.replicas
+        for stage in replica.stages
+        for member in stage.members
+    )
+    if idle and setup.gathers_per_use:
+        raise ProgramError(
+            "a member that serves no micro-batch cannot gather views for their uses: it has none",
+            fix="use sharding 2, or let every member serve a micro-batch",
+        )
+    if idle and setup.averages:
+        raise ProgramError(
+            "ranks that average their weights train alone in between, and a member that serves no "
+            "micro-batch would have no gradient",
+            fix="let every member serve a micro-batch, or reduce gradients in every step",
         )

@@ -8,7 +8,7 @@ To write a schedule: write a function like `one_f_one_b`, and declare it with wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from math import lcm
 
@@ -17,7 +17,7 @@ from ratrain.plugins import Registry
 from ratrain.program.kind import Kind
 from ratrain.program.plain import plain_program
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup
+from ratrain.program.setup import Replica, Setup, Stage
 
 Steps = Iterator[tuple[Kind, int, int]]
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
@@ -26,12 +26,15 @@ F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741
 @dataclass(frozen=True)
 class Place:
     """A rank's position in the pipeline. Where a stage has several members, `rank` is the place
-    that they share, and micro-batches are counted among a member's own."""
+    that they share: each computes, of the order of the whole stage, what it serves. So members
+    cannot wait for each other in a circle, whichever micro-batches they serve. `beside`: members
+    that compute, in this stage and the later ones, beyond one of each."""
 
     rank: int
     ranks: int
     chunks: int  # stages a rank holds; stage numbers are rank, rank + ranks, ...
     micro_batches: int
+    beside: int = 0
 
 
 def gpipe(place: Place) -> Steps:
@@ -46,9 +49,10 @@ def one_f_one_b(place: Place) -> Steps:
     """As many forwards ahead as stages follow, then one forward, one backward in turn.
 
     PipeDream-flush, Narayanan et al. 2021, arXiv 2006.09503. Stage s holds at most
-    min(stages - s, micro-batches) micro-batches.
+    min(stages - s, micro-batches) micro-batches. Each further member of it, and of the stages that
+    follow, adds one, so that all of them can be at work.
     """
-    ahead = min(place.ranks - place.rank - 1, place.micro_batches)
+    ahead = min(place.ranks - place.rank - 1 + place.beside, place.micro_batches)
     for micro_batch in range(ahead):
         yield F, place.rank, micro_batch
     for micro_batch in range(ahead, place.micro_batches):
@@ -213,7 +217,7 @@ def _every_round(ranks: int, _chunks: int) -> int:
 
 
 def _held_1f1b(place: Place) -> list[tuple[int, ...]]:
-    return [(min(place.ranks - place.rank, place.micro_batches),)]
+    return [(min(place.ranks - place.rank + place.beside, place.micro_batches),)]
 
 
 def _held_all(place: Place) -> list[tuple[int, ...]]:
@@ -266,12 +270,28 @@ def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]
         )
     orders: dict[int, Steps] = {}
     for rank, position in places.items():
-        member = replica.stages[position].member_at(rank)
-        assert member is not None
-        served = replica.serves(member)
-        place = Place(position, positions, stages // positions, len(served))
-        orders[rank] = _numbered(skeleton.order(place), served)
+        beside = _beside(replica, position, positions)
+        place = Place(position, positions, stages // positions, replica.micro_batches, beside)
+        held = range(position, stages, positions)
+        served = {number: _share(replica.stages[number], rank) for number in held}
+        orders[rank] = _served(skeleton.order(place), served)
     return orders
+
+
+def _share(stage: Stage, rank: int) -> frozenset[int] | None:
+    """The micro-batches that a rank computes of a stage; None: all."""
+    member = stage.member_at(rank)
+    if member is None:
+        return frozenset()
+    return None if member.serves is None else frozenset(member.serves)
+
+
+def _beside(replica: Replica, position: int, positions: int) -> int:
+    """Members that compute, at a position of the pipeline and behind it, beyond one of each."""
+    return sum(
+        sum(bool(replica.serves(member)) for member in stage.members) - 1
+        for stage in replica.stages[position:positions]
+    )
 
 
 def _places(replica: Replica) -> dict[int, int]:
@@ -283,10 +303,9 @@ def _places(replica: Replica) -> dict[int, int]:
     return dict(sorted(places.items()))
 
 
-def _numbered(steps: Steps, served: Sequence[int]) -> Steps:
-    """Steps with the replica's numbers of micro-batches in place of the member's own."""
-    if isinstance(served, range):
-        yield from steps
-        return
-    for kind, stage, place in steps:
-        yield kind, stage, served[place]
+def _served(steps: Steps, served: Mapping[int, frozenset[int] | None]) -> Steps:
+    """Of the steps of whole stages those that a rank serves; None: all."""
+    for step in steps:
+        of_stage = served.get(step[1])
+        if of_stage is None or step[2] in of_stage:
+            yield step

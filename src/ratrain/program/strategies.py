@@ -268,7 +268,7 @@ class Choices:
     bucket_bytes: int | None = None
     backward_sends: bool = False  # in buckets of that size, with sharded accumulation
     recovery: tuple[Recovery, ...] | None = None  # one mode a stage; None: as the flags above say
-    recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each replica's own
+    recovery_of_replicas: tuple[tuple[Recovery, ...], ...] | None = None  # each one's members'
     average_steps: int = 0  # replicas average their weights every this many steps; 0: never
     clip: bool = False  # updates wait for the global norm of the gradient
     save: bool = False  # the step's new states go to a checkpoint
@@ -276,7 +276,8 @@ class Choices:
     error_feedback: int = 0  # residuals that ranks keep of each gradient sent; 0: none
 
     def modes_of(self, setup: Setup) -> tuple[tuple[Recovery, ...], ...] | None:
-        """Each replica's recovery modes, one a stage; None where flags say what recovers."""
+        """Each replica's recovery modes, one for each member of each stage; None where flags say
+        what recovers."""
         if self.recovery_of_replicas is not None:
             return self.recovery_of_replicas
         return None if self.recovery is None else (self.recovery,) * len(setup.replicas)

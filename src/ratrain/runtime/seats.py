@@ -21,7 +21,7 @@ from ratrain.models.division import Division
 from ratrain.program.setup import Setup
 
 Holders = tuple[int, ...]
-"""World ranks that hold a unit, one of each replica, in their order."""
+"""World ranks that hold a unit, those of each replica in their order."""
 
 
 @dataclass(frozen=True)
@@ -130,27 +130,22 @@ def plays(seats: Seats, setup: Setup) -> bool:
 def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
     """For each unit, in model order, the ranks that hold it with one number in their tensor groups:
     those that reduce its gradient together."""
-    pipeline_rank = [
-        {name: stage.only.rank for stage in replica.stages for name in stage.names}
+    ranks = [
+        {name: [m.rank for m in stage.members] for stage in replica.stages for name in stage.names}
         for replica in setup.replicas
     ]
     return {
         name: tuple(
-            seats.world_rank(pipeline_rank[number][name], data, tensor)
+            seats.world_rank(rank, data, tensor)
             for data, number in enumerate(seats.replica_class)
+            for rank in ranks[number][name]
         )
-        for name in pipeline_rank[0]
+        for name in ranks[0]
     }
 
 
 def _require_runnable(setup: Setup) -> None:
     """Refuses what programs may say of members, and processes cannot play yet."""
-    if any(len(stage.members) > 1 for replica in setup.replicas for stage in replica.stages):
-        raise SpecError(
-            "a stage of several members cannot run yet",
-            place="plan",
-            fix="give each stage of a replica one rank, or one tensor group",
-        )
     degrees = sorted({member.tensor for member in setup.members})
     if len(degrees) > 1:
         raise SpecError(

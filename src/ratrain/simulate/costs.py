@@ -19,8 +19,19 @@ NO_LINK = -1
 
 
 @dataclass(frozen=True)
+class Routes:
+    """Which row of its work an op has, where that depends on its micro-batch too: the messages of a
+    stage whose neighbour has several members."""
+
+    row: Ints  # units x micro-batches
+    unit: Ints  # of each row
+    receiver: Ints  # of each row: a program rank
+
+
+@dataclass(frozen=True)
 class Work:
-    """What an op of one kind costs on each unit (arrays over the program's units).
+    """What an op of one kind costs on each unit (arrays over the program's units; with `routes`,
+    over its rows).
 
     An op takes `fixed_s`, plus the time its `volume_bytes` need on its links. A link that
     several ops use at once is divided evenly. `interrupt_s` is taken from the rank's compute
@@ -32,6 +43,11 @@ class Work:
     interrupt_s: Floats
     link: Ints  # of the op's own rank; NO_LINK: none
     peer_link: Ints  # the other end's
+    routes: Routes | None = None
+
+    def rows(self, unit: Ints, micro_batch: Ints) -> Ints:
+        """The rows of ops, by their units and micro-batches."""
+        return unit if self.routes is None else self.routes.row[unit, micro_batch]
 
 
 @dataclass(frozen=True)
@@ -64,8 +80,8 @@ class OpCosts:
 
 
 def costs_of_ops(table: Table, costs: Costs) -> OpCosts:
-    """Each op's cost, looked up by its kind and unit. A kind without a cost is an error, and so
-    is one whose times are negative or whose bytes have no link to go over."""
+    """Each op's cost, looked up by its kind, its unit and its route. A kind without a cost is an
+    error, and so is one whose times are negative or whose bytes have no link to go over."""
     kinds = np.unique(table.kind)
     n = len(table)
     floats = np.zeros((3, n))
@@ -76,10 +92,10 @@ def costs_of_ops(table: Table, costs: Costs) -> OpCosts:
         work = costs.work[Kind(kind)]
         _check(Kind(kind), work, costs.link_rate_bytes_per_s)
         ops = np.flatnonzero(table.kind == kind)
-        unit = table.unit[ops]
-        for row, column in enumerate((work.fixed_s, work.volume_bytes, work.interrupt_s)):
-            floats[row, ops] = column[unit]
-        links[0, ops], links[1, ops] = work.link[unit], work.peer_link[unit]
+        rows = work.rows(table.unit[ops], table.micro_batch[ops])
+        for number, column in enumerate((work.fixed_s, work.volume_bytes, work.interrupt_s)):
+            floats[number, ops] = column[rows]
+        links[0, ops], links[1, ops] = work.link[rows], work.peer_link[rows]
     return OpCosts(floats[0], floats[1], floats[2], links[0], links[1])
 
 

@@ -48,12 +48,14 @@ def plan_of(
     for share, count in Counter(shares).items():
         stages = tuple(
             PlanStage(
-                write_ranges([rank for rank, _ in by_share[n % groups][taken : taken + count]]),
-                1,
-                stage_layers,
-                training.microbatch_size,
-                "backward",
-                sharding,
+                devices=write_ranges(
+                    [rank for rank, _ in by_share[n % groups][taken : taken + count]]
+                ),
+                tensor=1,
+                layers=stage_layers,
+                micro_batch=training.microbatch_size,
+                recovery="backward",
+                sharding=sharding,
             )
             for n, stage_layers in enumerate(layers)
         )

@@ -96,7 +96,16 @@ def plan_of(
         _require_kinds(types, first, group, tensor, place.at("strategies", number))
         mixed |= len(set(types[first : first + group])) > 1
         devices = write_ranges(range(first, first + group))
-        stages.append(PlanStage(devices, tensor, layers[number], size, "none", 0))
+        stages.append(
+            PlanStage(
+                devices=devices,
+                tensor=tensor,
+                layers=layers[number],
+                micro_batch=size,
+                recovery="none",
+                sharding=0,
+            )
+        )
         first += group
     if mixed:
         differs.append(

@@ -152,7 +152,7 @@ def plan_of(
             shares[members[0]],
             tuple(
                 PlanStage(
-                    write_ranges(
+                    devices=write_ranges(
                         [
                             device
                             for member in members
@@ -162,11 +162,11 @@ def plan_of(
                             )
                         ]
                     ),
-                    groups[n][members[0]].tensor,
-                    stage_layers,
-                    read.mbs,
-                    "none",
-                    0,
+                    tensor=groups[n][members[0]].tensor,
+                    layers=stage_layers,
+                    micro_batch=read.mbs,
+                    recovery="none",
+                    sharding=0,
                 )
                 for n, stage_layers in enumerate(layers)
             ),

@@ -20,6 +20,7 @@ def _all_backward(b: Binding, ops: Ops) -> None:
         b.reads(ops, transit(b, ops))
     else:
         ops = b.with_units_of_rank(ops)
+        ops = ops.where(b.unit.micro_batches[ops.unit] > 0)
         b.reads(ops, b.gradient(ops, b.unit.micro_batches[ops.unit]))
 
 

@@ -12,8 +12,8 @@ from ratrain.program.units import Ints
 
 
 def _grad_sync(b: Binding, ops: Ops) -> None:
-    """GradSync: once a step, in place; or once a micro-batch, from transit into the shard, behind
-    its backward, or beside it."""
+    """GradSync: once a step, in place, where a member without a micro-batch begins with zeros; or
+    once a micro-batch, from transit into the shard, behind its backward, or beside it."""
     sharded = b.reduced_per_micro_batch(ops.unit)
     if sharded.any():
         each = ops.where(sharded)
@@ -25,7 +25,7 @@ def _grad_sync(b: Binding, ops: Ops) -> None:
         b.writes(each, b.of_unit("shard", each, place + 1))
     once = ops.where(~sharded)
     complete = b.unit.micro_batches[once.unit]
-    b.reads(once, b.gradient(once, complete))
+    b.reads(made := once.where(complete > 0), b.gradient(made, complete[complete > 0]))
     b.writes(once, b.gradient(once, complete + 1))
     if b.setup.error_feedback:
         _feed_back(b, ops.where(b.unit.reduced[ops.unit]))

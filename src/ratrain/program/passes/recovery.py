@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 
@@ -65,24 +66,18 @@ def recover_forward(program: Program, exempt: Callable[[Member, bool], bool]) ->
 
 
 def recover_by_stage(program: Program, modes: Sequence[tuple[Recovery, ...]]) -> Program:
-    """Each stage of each replica in a recovery mode of its own: what it has memory for, it keeps.
+    """Each member of each stage in a recovery mode of its own: what it has memory for, it keeps.
 
-    Starts from backward-time recovery everywhere. Takes the Rs of stages that keep theirs away,
-    moves those of stages in mode forward as `recover_forward` does, and leaves the others. Safe
-    because each stage's activations are its own: no other stage reads them.
+    `modes`: of each replica, of its members stage by stage. Starts from backward-time recovery
+    everywhere. Takes the Rs of members that keep theirs away, moves those of members in mode
+    forward as `recover_forward` does, and leaves the others. Safe because each member's activations
+    are its own: nobody else reads them.
     """
-    setup = program.setup
-    replicas = tuple(
-        replace(
-            replica,
-            stages=tuple(
-                replace(stage, members=tuple(replace(m, recovery=mode) for m in stage.members))
-                for stage, mode in zip(replica.stages, of_replica, strict=True)
-            ),
-        )
-        for replica, of_replica in zip(setup.replicas, modes, strict=True)
+    in_turn = chain.from_iterable(modes)
+    setup = program.setup.with_members(
+        lambda member, _is_last: replace(member, recovery=next(in_turn))
     )
-    return _in_modes(program, replace(setup, replicas=replicas), "recover-by-stage")
+    return _in_modes(program, setup, "recover-by-stage")
 
 
 def _in_modes(program: Program, setup: Setup, name: str) -> Program:

@@ -76,7 +76,7 @@ def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
     """(stage, unit, micro-batch) of a rank's gradients in the order in which compute ends them.
 
     With local accumulation a unit's gradient ends once, with its last micro-batch, and the
-    micro-batch is NONE (-1).
+    micro-batch is NONE (-1). Units without a micro-batch come first, the last of them ahead.
     """
     rows = as_columns(program.lanes).rows_of((rank, Lane.COMPUTE))
     made = rows[of_kinds(rows, *_ENDING)][:, [STAGE, UNIT, MICRO_BATCH]]
@@ -86,4 +86,17 @@ def completion_order(program: Program, rank: int) -> list[tuple[int, int, int]]:
         last = np.unique(units, return_index=True)[1]
         made = backwards[np.sort(last)[::-1]]
         made[:, 2] = NONE
-    return [(stage, unit, micro_batch) for stage, unit, micro_batch in made.tolist()]
+    ended = [(stage, unit, micro_batch) for stage, unit, micro_batch in made.tolist()]
+    return ended if program.setup.per_micro_batch else [*_never_made(program, rank), *ended]
+
+
+def _never_made(program: Program, rank: int) -> list[tuple[int, int, int]]:
+    """(stage, unit, NONE) of a rank's units that compute makes no gradient for: in the order in
+    which other members of their stages end theirs."""
+    replica = program.setup.replicas[program.setup.replica_of(rank)]
+    return [
+        (stage, unit, NONE)
+        for stage, member in reversed(program.held_by(rank))
+        if not replica.serves(member)
+        for unit in reversed(range(len(member.units)))
+    ]

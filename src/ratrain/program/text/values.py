@@ -30,6 +30,8 @@ def flag_of(word: str) -> bool:
 
 
 def numbers_of(word: str) -> tuple[int, ...]:
+    if word == "none":
+        return ()
     numbers: list[int] = []
     for part in word.split(","):
         first, dots, last = part.partition("..")
@@ -81,7 +83,7 @@ FIXES: dict[Callable[[str], object], str] = {
     size_of: f"write a whole number of bytes up to {MOST_BYTES:_}, e.g. 404_766_720",
     size_or_none_of: f"write a whole number of bytes up to {MOST_BYTES:_}, or none",
     flag_of: "write yes or no",
-    numbers_of: "write whole numbers, e.g. 0..3,7",
+    numbers_of: "write whole numbers, e.g. 0..3,7, or none",
     Accumulation: f"use one of {', '.join(Accumulation)}",
     Recovery: f"use one of {', '.join(Recovery)}",
 }

@@ -158,7 +158,9 @@ def _column_widths(rows: list[list[str]]) -> list[int]:
 
 
 def _list(numbers: Sequence[int]) -> str:
-    """0,1,2,7 as 0..2,7."""
+    """0,1,2,7 as 0..2,7; nothing as none."""
+    if not numbers:
+        return "none"
     parts: list[str] = []
     first = 0
     for place in range(1, len(numbers) + 1):

@@ -22,7 +22,7 @@ from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
 from ratrain.plan.subject import Subject
-from ratrain.plan.uneven_case import share_words
+from ratrain.plan.uneven_case import activations_words, share_words
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.family_groups import takes
 from ratrain.program.setup import Accumulation, Setup
@@ -246,7 +246,7 @@ def _replica_details(replica: UnevenReplica) -> str:
         f"replica {write_ranges(replica.members)}: layers {runs(list(replica.layout.layers))}, "
         f"tensor {runs(replica.tensor)}, "
         f"{share_words(replica.micro_batches, replica.micro_batch)}, "
-        f"activations {recovery_words(replica.recovery)}"
+        f"activations {activations_words(replica)}"
     )
 
 

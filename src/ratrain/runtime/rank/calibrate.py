@@ -57,7 +57,7 @@ def calibrate(
     ends = (states, network, seats, seat, beside)
     forward, arrival = message_times(Lane.SEND_F, +1, *ends)
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends)
-    collective = collective_times(states, network) if seats.data > 1 else None
+    collective = collective_times(states, network)
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
     tensor = tensor_times(states.device, network, seats.tensor)
     return Calibration(

@@ -75,7 +75,7 @@ def unit_times(
         return fmean(rows[kind, unit]) if rows[kind, unit] else 0.0
 
     def of_unit(index: int, unit: UnitState) -> UnitTimes:
-        made_s = mean("gradient", index) / unit.local.micro_batches
+        made_s = mean("gradient", index) / max(1, unit.local.micro_batches)
         return UnitTimes(
             forward_s=mean("F", index),
             recovery_s=mean("R", index),

@@ -75,14 +75,16 @@ def _message(states: RankStates, transfer: Callable[[Tensor], None], beside: int
     return replace(alone, fixed_s=max(alone.fixed_s, took_s - sent_bytes / alone.rate_bytes_per_s))
 
 
-def collective_times(states: RankStates, network: Network) -> LinkTimes:
+def collective_times(states: RankStates, network: Network) -> LinkTimes | None:
     """Reduce-scatters of two sizes, in the dtype in which gradients travel: bytes that one rank
     sends, over time. As in a step, the buffer is padded until all holders own as much of it. A rank
     whose units are held by different ranks times each group, in model order as all do, and takes
-    the mean."""
-    groups = dict.fromkeys((unit.holders, unit.by.reduces) for unit in states.units)
+    the mean; None where nobody else holds any of its units."""
+    groups = dict.fromkeys(
+        (unit.holders, unit.by.reduces) for unit in states.units if len(unit.holders) > 1
+    )
     times = [_group_times(states, network, *group) for group in groups]
-    return LinkTimes(*map(fmean, zip(*map(astuple, times), strict=True)))
+    return None if not times else LinkTimes(*map(fmean, zip(*map(astuple, times), strict=True)))
 
 
 def _group_times(states: RankStates, network: Network, holders: Holders, by: str) -> LinkTimes:

@@ -15,7 +15,7 @@ from ratrain.program.units import Ints
 from ratrain.runtime.rank.calibration import Calibration, LinkTimes, UnitTimes
 from ratrain.runtime.step.tensor_peers import sent_of_sum
 from ratrain.runtime.step.tied import tie_work
-from ratrain.simulate.costs import Costs, Floats, Work, fixed_work
+from ratrain.simulate.costs import Costs, Floats, Routes, Work, fixed_work
 
 ReadLink = Callable[[Calibration], LinkTimes | None]
 
@@ -128,18 +128,38 @@ class _Measured:
         """The member that holds each unit."""
         return [member for member in self.setup.members for _ in member.units]
 
-    def port_of_stage(self, ahead: int) -> Ints:
-        """The port into the rank that holds the stage that many ahead of each unit's; of one that
-        does not exist, any."""
-        ports: list[int] = []
-        for replica, stage in zip(
-            self.units.replica.tolist(), self.units.stage_in_replica.tolist(), strict=True
+    def sent_to_stage(self, volume: Floats, read: ReadLink, ahead: int) -> Work:
+        """Transfers of that many bytes from each unit's rank to the members of the stage that many
+        ahead of its own; of one that does not exist, to any."""
+        rows: list[tuple[int, Member | None]] = []
+        for g, (replica, stage) in enumerate(
+            zip(self.units.replica.tolist(), self.units.stage_in_replica.tolist(), strict=True)
         ):
             stages = self.setup.replicas[replica].stages
-            neighbour = stage + ahead
-            rank = stages[neighbour].only.rank if 0 <= neighbour < len(stages) else 0
-            ports.append(2 * (self.setup.first_rank[replica] + rank) + 1)
-        return np.array(ports, dtype=np.int64)
+            beside = stage + ahead
+            members = stages[beside].members if 0 <= beside < len(stages) else (None,)
+            rows += [(g, member) for member in members]
+        unit = np.array([g for g, _ in rows], dtype=np.int64)
+        first_rank = np.array(self.setup.first_rank)[self.units.replica[unit]]
+        receiver = first_rank + np.array([0 if m is None else m.rank for _, m in rows])
+        work = self.over(volume, read, 2 * self.units.rank + 1)
+        return Work(
+            work.fixed_s[unit],
+            work.volume_bytes[unit],
+            work.interrupt_s[unit],
+            work.link[unit],
+            2 * receiver + 1,
+            None if len(rows) == len(volume) else self._routes(rows, unit, receiver),
+        )
+
+    def _routes(self, rows: list[tuple[int, Member | None]], unit: Ints, receiver: Ints) -> Routes:
+        """Which of these rows a micro-batch's message has."""
+        most = max(replica.micro_batches for replica in self.setup.replicas)
+        row = np.zeros((len(self.units.rank), most), dtype=np.int64)
+        for number, (g, member) in enumerate(rows):
+            served = None if member is None else member.serves
+            row[g, slice(None) if served is None else list(served)] = number
+        return Routes(row, unit, receiver)
 
     @property
     def beside(self) -> Floats:
@@ -170,10 +190,9 @@ def _messages(measured: _Measured, element_bytes: ElementBytes) -> dict[Cost, Wo
     members, sent = measured.members(), element_bytes.boundary / element_bytes.computed
     outputs = sent * np.array([member.output_bytes for member in members], dtype=np.float64)
     inputs = sent * np.array([member.units[0].input_bytes for member in members], dtype=np.float64)
-    following, previous = measured.port_of_stage(+1), measured.port_of_stage(-1)
     return {
-        Cost.SEND_OUTPUT: measured.over(outputs, lambda c: c.message, following),
-        Cost.SEND_GRADIENT: measured.over(inputs, lambda c: c.message_back, previous),
+        Cost.SEND_OUTPUT: measured.sent_to_stage(outputs, lambda c: c.message, +1),
+        Cost.SEND_GRADIENT: measured.sent_to_stage(inputs, lambda c: c.message_back, -1),
         Cost.RECEIVE_INPUT: measured.arriving(inputs, lambda c: c.arrival),
         Cost.RECEIVE_GRADIENT: measured.arriving(outputs, lambda c: c.arrival_back),
     }
@@ -201,12 +220,12 @@ def _buckets(measured: _Measured) -> Floats | None:
 
 def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> dict[Cost, Work]:
     """Gradients and views between replicas and between tied copies, clipping, saving."""
-    data, sharding = measured.setup.data, measured.setup.sharding
+    holders, sharding = measured.units.holders, measured.setup.sharding
     elements = measured.column(lambda t: t.elements)
     gradient_bytes = elements * element_bytes.gradient
     reduced = gathered = averaged = fixed_work(measured.zero)
-    if data > 1:
-        others = (data - 1) / data
+    if holders.max() > 1:
+        others = (holders - 1) / holders
         gathered_bytes = elements * element_bytes.computed * others
         gathered = measured.over(gathered_bytes, lambda c: c.collective, measured.own_port)
         # Level 0 gathers what it has reduced.
@@ -227,7 +246,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         )
     tied = tie_work(
         measured.units,
-        gradient_bytes / (data if sharding else 1),
+        gradient_bytes / (holders if sharding else 1),
         measured.column(lambda t: t.update_s),
         lambda size_bytes, into: measured.over(
             size_bytes, lambda c: c.message or c.message_back, into

@@ -27,7 +27,7 @@ from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import RankOps, Saver, Sizes
 from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.process import resident_bytes
-from ratrain.runtime.step.schedule import Schedule, schedule_of
+from ratrain.runtime.step.schedule import Schedule, is_first_of_last_stage, schedule_of
 from ratrain.runtime.step.states import DTYPES, Collectives, RankStates, Source, rank_states
 
 NAN = float("nan")
@@ -156,6 +156,7 @@ class RankRun:
         self._reached = begin.step
         self._batches = batches
         self._tells = seat.division.rank == 0 and any(unit.last for unit in self.schedule.units)
+        self._counts = self._tells and is_first_of_last_stage(self.schedule)
         self.control: Control | None = None
 
     @property
@@ -277,7 +278,7 @@ class RankRun:
 
     def _counted_here(self, step: int) -> float:
         """What of this rank's replica counts; NaN where another rank of the replica reports it."""
-        return float(self._batches.counted(step)) if self._tells else NAN
+        return float(self._batches.counted(step)) if self._counts else NAN
 
     def _execute(self, op: Any, step: int) -> None:
         self.ops.execute(op, step)
@@ -299,7 +300,8 @@ class RankRun:
         losses = self.ops.losses.pop(step, None)
         waited, sent_bytes = times.waited_s, self._network.sent_bytes
         stalled_s = self.ops.take_stalled_s()
-        # All ranks of a tensor group have the same losses: the first reports them.
+        # All ranks of a tensor group have the same losses: the first reports them. Of several
+        # members of the last stage, each reports those of the micro-batches that it serves.
         report = RankReport(
             loss_sum=sum(float(loss) for loss in losses) if losses and self._tells else NAN,
             counted=self._counted_here(step),

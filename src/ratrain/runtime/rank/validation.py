@@ -21,7 +21,7 @@ from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import Ledgers
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import RankOps, Sizes
-from ratrain.runtime.step.schedule import schedule_of
+from ratrain.runtime.step.schedule import is_first_of_last_stage, schedule_of
 from ratrain.runtime.step.states import RankStates
 
 
@@ -60,6 +60,7 @@ class Validation:
         self._network, self._share = network, share
         # All ranks of a tensor group have the same losses: the first reports them.
         self._tells = seat.division.rank == 0 and any(unit.last for unit in schedule.units)
+        self._counts = self._tells and is_first_of_last_stage(schedule)
         self._ops = RankOps(
             schedule, states, network, share.batches, train, sizes, clipping, lambda _: 0
         )
@@ -78,9 +79,10 @@ class Validation:
         own_sums = [0.0, 0.0]
         if self._tells:
             losses = self._ops.losses
+            batches = range(count) if self._counts else ()
             own_sums = [
-                sum(float(loss) for number in range(count) for loss in losses[number]),
-                float(sum(self._share.batches.counted(number) for number in range(count))),
+                sum(float(loss) for number in range(count) for loss in losses.get(number, ())),
+                float(sum(self._share.batches.counted(number) for number in batches)),
             ]
         self._ops.losses.clear()
         self._share.batches.forget()

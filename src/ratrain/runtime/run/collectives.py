@@ -30,7 +30,7 @@ def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: tuple[int, 
     """The collectives of a run whose world ranks are on these hosts. An algorithm that is no
     reduce-scatter is refused."""
     setup, name = case.proved.program.setup, case.job.collective
-    if setup.data == 1 or name == DIRECT:
+    if max(setup.holders.values()) == 1 or name == DIRECT:
         return Chosen(name)
     reduces_by, gathers_by = _fastest(case) if name == AUTO else ({}, {})
     reductions = dict.fromkeys(
@@ -54,7 +54,8 @@ def _fastest(case: Case | UnevenCase) -> tuple[dict[str, str], dict[str, str]]:
     reduces_by: dict[str, str] = {}
     gathers_by: dict[str, str] = {}
     for name, place in zip(names, places, strict=True):
-        assert place.group is not None
+        if place.group is None:  # nobody else holds it
+            continue
         reduces_by.setdefault(name, place.group.chosen(place.reduced_bytes, widened(case.job)))
         gathers_by.setdefault(name, place.group.chosen(place.view_bytes, 1.0))
     return reduces_by, gathers_by

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from statistics import fmean
 
 from ratrain.errors import TimelineError
 from ratrain.program.kind import Kind, Lane
@@ -64,10 +65,21 @@ def measured_kinds(
     kinds: list[dict[str, float]] = []
     for seat in seats.all():
         lane = _compute_lane(program, seat.program_rank)
+        if not lane and _serves_none(program, seat.program_rank):
+            kinds.append({})
+            continue
         _require_recorded(program, ranks[seat.world_rank], lane, step, seat.world_rank)
         row = _step(program, ranks[seat.world_rank], waits, lane, step)
         kinds.append({kind: row[kind] for kind in KINDS})
-    return kinds
+    # A rank that computes nothing waits for the others all the time.
+    whole_s = fmean(sum(row.values()) for row in kinds if row)
+    return [row or {kind: whole_s * (kind == "stages") for kind in KINDS} for row in kinds]
+
+
+def _serves_none(program: Program, rank: int) -> bool:
+    """Whether a rank computes no micro-batch of any stage that it holds."""
+    units = program.table.states.units
+    return not units.micro_batches[units.rank == rank].any()
 
 
 def _require_recorded(

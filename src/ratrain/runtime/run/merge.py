@@ -103,7 +103,7 @@ class _Partners:
         return " ".join(unit) if unit else op.word
 
     def of(self, op: _Ran) -> tuple[str, Sequence[int]]:
-        """The partners' name for it, and their ranks."""
+        """The partners' name for it, and their ranks; of a message, all that may have sent it."""
         seat, meeting = op.seat, self.meeting(op)
         tensor = seat.division.rank
         received = _RECEIVE.fullmatch(op.word)
@@ -133,8 +133,10 @@ class _Partners:
         stages = self._setup.replicas[self._seats.replica_class[seat.data]].stages
         if not 0 <= stage < len(stages):
             return []
-        rank = stages[stage].only.rank
-        return [self._seats.world_rank(rank, seat.data, seat.division.rank)]
+        return [
+            self._seats.world_rank(member.rank, seat.data, seat.division.rank)
+            for member in stages[stage].members
+        ]
 
 
 def _start_s(op: _Ran, began: Mapping[tuple[int, int, str], float], partners: _Partners) -> float:

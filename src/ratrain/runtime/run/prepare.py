@@ -15,10 +15,12 @@ from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
 from ratrain.plan.case import Case, case_of, case_of_candidate
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import is_uneven, load_plan, to_candidate
+from ratrain.plan.plan_file import is_uneven, load_plan
+from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.search import Progress
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan, uneven_plan
+from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from ratrain.errors import SpecError
-from ratrain.plan.case import recovery_words
 from ratrain.plan.trainable import untrainable
-from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_case import UnevenCase, activations_words
 from ratrain.plan.uneven_setup import UnevenReplica
 from ratrain.runtime.seats import Seats
 
@@ -33,11 +32,11 @@ def require_uneven_runnable(case: UnevenCase, place: str) -> None:
 
 def facts_of_run(case: UnevenCase) -> dict[str, object]:
     """The facts of `UnevenCase`, with figures of the whole run beside those of each replica:
-    the depth of the deepest, and the cut of the first."""
+    the ranks of the largest, and the cut of the first."""
     replicas = case.plan.replicas
     return {
         **case.facts(),
-        "pipeline": max(replica.layout.pipeline for replica in replicas),
+        "pipeline": max(replica.ranks for replica in replicas),
         "tensor": max(max(replica.tensor) for replica in replicas),
         "virtual": max(replica.layout.virtual for replica in replicas),
         "layers_per_stage": replicas[0].layout.layers,
@@ -46,7 +45,7 @@ def facts_of_run(case: UnevenCase) -> dict[str, object]:
 
 
 def _activations(replicas: tuple[UnevenReplica, ...]) -> str:
-    words = [recovery_words(replica.recovery) for replica in replicas]
+    words = [activations_words(replica) for replica in replicas]
     if len(set(words)) == 1:
         return words[0]
     named = zip(replicas, words, strict=True)

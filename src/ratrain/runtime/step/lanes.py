@@ -69,7 +69,9 @@ class Lanes:
         self._failing = threading.Lock()
         self._failure: BaseException | None = None
         self._failed: Callable[[], None] | None = None
-        self._records: dict[Lane, list[Ran]] = {lane: [] for lane in schedule.lanes}
+        # A rank that computes nothing has its compute lane too: it goes from step to step there.
+        lanes = (Lane.COMPUTE, *schedule.lanes)
+        self._records: dict[Lane, list[Ran]] = {lane: [] for lane in lanes}
         self._kept_steps = 0
         self._times = StepTimes()
 

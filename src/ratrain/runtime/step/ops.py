@@ -20,7 +20,7 @@ from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Setup, Stage
 from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
 from ratrain.runtime.step.buckets import Buckets, Span
 from ratrain.runtime.step.clipping import Clipping, is_finite
@@ -83,7 +83,7 @@ class RankOps:
         self._sizes = sizes
         self._counted = counted
         self.clipping = clipping
-        self._rank_of_stage = _rank_of_stage(schedule)
+        self._stages = _stages(schedule)
         self._stage_units = _units_of_stages(schedule)
         self._uses = threading.Lock()
         self._used_once: set[tuple[int, int]] = set()  # offloaded inputs with one use to come
@@ -230,7 +230,7 @@ class RankOps:
         if self._setup.per_micro_batch:
             place = self._states.transit[op.transit][: unit.padded]
             return place.zero_()
-        if op.micro_batch == 0:
+        if op.place == 0:
             unit.gradient = self._states.new_gradient(unit)
         assert unit.gradient is not None
         return unit.gradient
@@ -246,7 +246,7 @@ class RankOps:
 
     def _let_view_go(self, unit: UnitState, op: LocalOp, gather: Kind) -> None:
         """After the last use in a pass of what was gathered for all of it."""
-        is_last = op.micro_batch == unit.local.micro_batches - 1
+        is_last = op.place == unit.local.micro_batches - 1
         if self._setup.gathers_per_pass and unit.local.gathered and is_last:
             unit.weights.attach_view(None)
             del unit.passing[gather]
@@ -282,9 +282,9 @@ class RankOps:
         if op.kind in _IN_BUCKETS and self._states.buckets is not None:
             self._states.buckets.meet(op.lane)
         elif op.kind is Kind.RECV_F:
-            self._network.await_sender(op.lane, self._rank_of_stage[op.stage - 1])
+            self._network.await_sender(op.lane, self._rank_beside(op, -1))
         elif op.kind is Kind.RECV_B and self._arrives_apart:
-            self._network.await_sender(op.lane, self._rank_of_stage[op.stage + 1])
+            self._network.await_sender(op.lane, self._rank_beside(op, +1))
 
     def stop(self) -> None:
         """Lets nobody wait for buckets any more: a lane has failed."""
@@ -296,25 +296,29 @@ class RankOps:
         return self._states.buckets.take_stalled_s() if self._states.buckets else 0.0
 
     def send_output(self, op: LocalOp, step: int) -> None:
-        self._network.announce(op.lane, self._rank_of_stage[op.stage + 1])
+        self._network.announce(op.lane, self._rank_beside(op, +1))
         tensor = self._states.sendx.pop((op.stage, op.micro_batch))
-        self._send(op, tensor, self._rank_of_stage[op.stage + 1])
+        self._send(op, tensor, self._rank_beside(op, +1))
 
     def receive_input(self, op: LocalOp, step: int) -> None:
-        tensor = self._received(op, self._rank_of_stage[op.stage - 1])
+        tensor = self._received(op, self._rank_beside(op, -1))
         first, _ = self._stage_units[op.stage]
         self._states.inputs[first, op.micro_batch] = tensor
 
     def send_gradient(self, op: LocalOp, step: int) -> None:
         if self._arrives_apart:
-            self._network.announce(op.lane, self._rank_of_stage[op.stage - 1])
+            self._network.announce(op.lane, self._rank_beside(op, -1))
         tensor = self._states.sendg.pop((op.stage, op.micro_batch))
-        self._send(op, tensor, self._rank_of_stage[op.stage - 1])
+        self._send(op, tensor, self._rank_beside(op, -1))
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:
-        tensor = self._received(op, self._rank_of_stage[op.stage + 1])
+        tensor = self._received(op, self._rank_beside(op, +1))
         _, last = self._stage_units[op.stage]
         self._states.outgrads[last, op.micro_batch] = tensor
+
+    def _rank_beside(self, op: LocalOp, ahead: int) -> int:
+        """The rank of the replica that computes an op's micro-batch on a stage beside its own."""
+        return self._stages[op.stage + ahead].member_for(op.micro_batch).rank
 
     def _send(self, op: LocalOp, tensor: Tensor, to: int) -> None:
         send_boundary(self._network, op.lane, tensor, to, self._states.wire.boundaries)
@@ -361,6 +365,8 @@ class RankOps:
             self._sync_buckets(unit, op, self._states.buckets)
             return
         if not self._setup.per_micro_batch:
+            if not unit.local.micro_batches:
+                unit.gradient = self._states.new_gradient(unit)
             assert unit.gradient is not None
             gradient = unit.gradient = self._to_send(unit, op, unit.gradient)
             self._network.reduce(gradient, gradient[unit.owned], unit.holders, unit.by.reduces)
@@ -373,19 +379,19 @@ class RankOps:
         flat = self._to_send(unit, op, flat)
         share = flat[unit.owned]
         self._network.reduce(flat, share, unit.holders, unit.by.reduces)
-        if op.micro_batch == 0:
+        if op.place == 0:
             unit.shard = share.to(self._states.gradient_dtype, copy=True)
         else:
             assert unit.shard is not None
             unit.shard += share
-        if op.micro_batch == unit.local.micro_batches - 1:
+        if op.place == unit.local.micro_batches - 1:
             self._agree_on_overflow(unit)
 
     def _sync_buckets(self, unit: UnitState, op: LocalOp, buckets: Buckets) -> None:
         """Reduces a unit's gradient bucket by bucket, while its backward fills them. A bucket's
         elements belong to a few holders, so each holder adds up a part of it and sends that on:
         every element is summed once, in the order of holders, wherever bucket or part begin."""
-        owned, first = unit.owned, op.micro_batch == 0
+        owned, first = unit.owned, op.place == 0
         if first:
             dtype, device = self._states.gradient_dtype, self._states.device
             unit.shard = torch.zeros(owned.stop - owned.start, dtype=dtype, device=device)
@@ -396,7 +402,7 @@ class RankOps:
             self._network.reduce(flat, flat.view(count, -1)[place], unit.holders)
             self._network.gather(Lane.REDUCE, flat, unit.holders)
             bucket.add_to(unit.shard, owned, flat, first=first)
-        if op.micro_batch == unit.local.micro_batches - 1:
+        if op.place == unit.local.micro_batches - 1:
             self._agree_on_overflow(unit)
 
     def _to_send(
@@ -530,11 +536,10 @@ class RankOps:
         return self._states.units[op.unit]
 
 
-def _rank_of_stage(schedule: Schedule) -> list[int]:
-    """The pipeline rank of each stage."""
+def _stages(schedule: Schedule) -> tuple[Stage, ...]:
+    """The stages of the rank's replica."""
     setup = schedule.program.setup
-    stages = setup.replicas[setup.replica_of(schedule.rank)].stages
-    return [stage.only.rank for stage in stages]
+    return setup.replicas[setup.replica_of(schedule.rank)].stages
 
 
 def _units_of_stages(schedule: Schedule) -> dict[int, tuple[int, int]]:

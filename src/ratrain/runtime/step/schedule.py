@@ -42,6 +42,7 @@ class LocalOp:
     unit: int  # index among the rank's units
     stage: int
     micro_batch: int
+    place: int  # of the micro-batch among those that the rank computes of its unit
     step: int  # of the program's period
     word: str
     waits: tuple[int, ...]  # of the same period
@@ -121,6 +122,7 @@ def schedule_of(program: Program, rank: int) -> Schedule:
     waits = _waits(table, table.edges.inside, number)
     waits_before = _waits(table, table.edges.across, number)
     births, deaths, slots = _uses(table, number)
+    place = table.states.units.place(table.unit, np.maximum(table.micro_batch, 0))
     ops = tuple(
         LocalOp(
             number=index,
@@ -129,6 +131,7 @@ def schedule_of(program: Program, rank: int) -> Schedule:
             unit=local_unit[int(table.unit[op])],
             stage=int(table.states.units.stage_in_replica[table.unit[op]]),
             micro_batch=int(table.micro_batch[op]),
+            place=int(place[op]),
             step=int(table.step[op]),
             word=table.word(op),
             waits=waits[index],
@@ -217,6 +220,14 @@ def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
         gathered=bool(units.reduced[g]) and program.setup.sharding == 3,
         micro_batches=int(units.micro_batches[g]),
     )
+
+
+def is_first_of_last_stage(schedule: Schedule) -> bool:
+    """Whether the rank is the first member of its replica's last stage, which speaks for all."""
+    setup = schedule.program.setup
+    number = setup.replica_of(schedule.rank)
+    first = setup.replicas[number].stages[-1].members[0]
+    return setup.first_rank[number] + first.rank == schedule.rank
 
 
 def held_sum(states: Iterable[Held]) -> int:

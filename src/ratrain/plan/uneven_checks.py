@@ -1,0 +1,118 @@
+"""What no program of replicas that differ can do, refused by its place."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.plan_job import (
+    require_chunks,
+)
+from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.program.setup import Accumulation, Recovery
+from ratrain.program.skeletons import SKELETONS
+from ratrain.program.skeletons import Place as Position
+from ratrain.readers.place import Place
+
+
+def require_runnable(made: UnevenPlan, place: Place) -> None:
+    """Refuses what no program of these replicas can do."""
+    _require_members(made, place)
+    _require_orders(made, place.at("replicas"))
+    _require_program(made, place)
+    _require_one_order(made, place)
+
+
+def _require_members(made: UnevenPlan, place: Place) -> None:
+    """Refuses what several members of a stage, which compute other micro-batches at other times,
+    cannot do together."""
+    if not any(replica.has_members for replica in made.replicas):
+        return
+    refused = [
+        (
+            made.mode.sharding == 3,
+            "members of a stage use its views at other times, and cannot gather them together",
+            "replicas",
+            "write sharding 2",
+        ),
+        (
+            made.mode.sharded_gradients,
+            "members of a stage compute other micro-batches, and cannot reduce each of them",
+            "accumulation",
+            'write "local"',
+        ),
+        (
+            made.job.schedule.average_every is not None,
+            "members of a stage train one replica, and must reduce their gradients in every step",
+            "average_every",
+            "leave it out, or give each stage one member",
+        ),
+    ]
+    for is_asked, what, key, fix in refused:
+        if is_asked:
+            raise SpecError(what, place=str(place.at(key)), fix=fix)
+
+
+def _require_orders(made: UnevenPlan, here: Place) -> None:
+    """Refuses a number of micro-batches for which the compute order does not exist."""
+    for replica in made.replicas:
+        layout, at = replica.layout, here.at(replica.entry)
+        if layout.virtual > 1:
+            require_chunks(made.strategy, at)
+        position = Position(0, layout.pipeline, layout.virtual, replica.micro_batches)
+        try:
+            next(SKELETONS[made.strategy.skeleton].order(position), None)
+        except ProgramError as error:
+            raise SpecError(error.what, place=str(at.at("micro_batches")), fix=error.fix) from None
+
+
+def _require_program(made: UnevenPlan, place: Place) -> None:
+    """Refuses what the strategy's passes cannot do with replicas that differ."""
+    sequences = {replica.sequences for replica in made.replicas}
+    if made.job.schedule.average_every is not None and len(sequences) > 1:
+        raise SpecError(
+            "replicas that average their weights must train on equally many sequences, not on "
+            f"{', '.join(map(str, sorted(sequences)))}",
+            place=str(place.at("average_every")),
+            fix="leave it out, or give every replica the same share",
+        )
+    mode = made.mode
+    try:
+        marked = replace(
+            made.setup,
+            sharding=mode.sharding,
+            accumulation=Accumulation.SHARDED if mode.sharded_gradients else Accumulation.LOCAL,
+            gathers_per_pass=True,
+            tied=made.choices.tie,
+            averages=made.job.schedule.average_every is not None,
+        )
+    except ProgramError as error:
+        raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
+    try:  # a pass that gathers less often begins with a program that gathers for every use
+        replace(marked, gathers_per_pass=False)
+    except ProgramError as error:
+        fix = "use sharding 2, or divide all replicas alike"
+        raise SpecError(error.what, place=str(place.at("replicas")), fix=fix) from None
+
+
+def _require_one_order(made: UnevenPlan, place: Place) -> None:
+    """Refuses replicas that would meet each other in different orders, and wait for ever."""
+    mode = made.mode
+    cuts = {(replica.layout.pipeline, replica.layout.layers) for replica in made.replicas}
+    loops = any(replica.layout.virtual > 1 for replica in made.replicas)
+    if mode.sharded_gradients and loops and len(cuts) > 1:
+        raise SpecError(
+            "with several stages per rank, replicas whose layers are divided differently finish "
+            "the gradients of a micro-batch in different orders, so they cannot reduce them once "
+            "per micro-batch",
+            place=str(place.at("accumulation")),
+            fix='write "local", or give each stage its own devices',
+        )
+    ahead = {tuple(mode is Recovery.FORWARD for mode in r.recovery) for r in made.replicas}
+    if mode.sharding == 3 and len(ahead) > 1:
+        raise SpecError(
+            "recovery ahead of backward changes the order of weight gathers: at sharding 3, "
+            "replicas that gather together must recover on the same stages",
+            place=str(place.at("replicas")),
+            fix='write "forward" on the same stages of every replica, or on none',
+        )
