@@ -18,9 +18,12 @@ from math import inf
 
 import numpy as np
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.collectives import ring_half
 from ratrain.cost.precision import precision_of
+from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
+from ratrain.plan.sizes import trains_tied
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import Shape, degrees_of, used_of
 from ratrain.plan.unequal_stages import Stages
@@ -46,12 +49,7 @@ class Draft:
     shares: tuple[int, ...]
     state: StateMode
     estimate_s: float
-
-    @property
-    def trainable(self) -> bool:
-        """Whether processes can run replicas that differ so: see `trainable`."""
-        degrees = frozenset[int]().union(*(degrees_of(part.shape) for part in self.parts))
-        return len(degrees) == 1 and self.state.sharding < 3 and not self.state.sharded_gradients
+    trainable: bool  # whether processes can run replicas that differ so: see `trainable`
 
     @property
     def ops(self) -> int:
@@ -102,7 +100,27 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
     """Parts with given shares."""
     pipe_s = max(part.step_s(share) for part, share in zip(parts, shares, strict=True))
     tail_s = max(_tail_s(stages, part, parts, state) for part in parts)
-    return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s)
+    trainable = _is_trainable(stages.job, parts, state)
+    return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
+
+
+def _is_trainable(job: JobSpec, parts: Sequence[Part], state: StateMode) -> bool:
+    if state.sharding == 3 or state.sharded_gradients:
+        return False
+    ends = {post.tensor for part in parts for post in (part.shape[0], part.shape[-1])}
+    return (len(ends) == 1 or not trains_tied(job)) and (
+        job.collective == DIRECT or len({_degrees_of_units(part) for part in parts}) == 1
+    )
+
+
+def _degrees_of_units(part: Part) -> tuple[int, ...]:
+    """The tensor degree of embedding, each layer and head."""
+    layers = [
+        post.tensor
+        for post, count in zip(part.shape, part.layers, strict=True)
+        for _ in range(count)
+    ]
+    return part.shape[0].tensor, *layers, part.shape[-1].tensor
 
 
 def _library(
