@@ -95,14 +95,6 @@ def test_unlike_degrees_train_in_fewer_bits(
 
 
 @slow
-def test_owners_at_two_degrees_agree_on_which_unit_overflowed(five: Crew, tmp_path: Path) -> None:
-    changes: dict[str, Any] = {"dtype": "fp16", "overflow": "unit", "loss_scale": 2.0**20}
-    by_owner = train(five, unlike(TWO_AND_ONE, **changes), tmp_path / "unlike")
-    whole = train(five, unlike(TWO_AND_ONE, "1f1b", sharding=0, **changes), tmp_path / "whole")
-    assert not by_owner.differences(whole)
-
-
-@slow
 def test_norms_of_unlike_degrees_are_those_of_one_process(five: Crew, tmp_path: Path) -> None:
     setting = unlike(CROSSED, clip_norm=0.5)
     result = train(five, setting, tmp_path / "unlike")

@@ -28,11 +28,13 @@ from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.errors import RunFailed
 from ratrain.models.division import WHOLE
+from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan.jobs import load_job
 from ratrain.report.facts.run import contents_of_run
 from ratrain.runtime.run.itemise import KINDS as TIMES
 from ratrain.runtime.run.report import report_of
+from ratrain.runtime.run.trained import trained_model
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
 
@@ -124,6 +126,11 @@ def test_each_unit_is_stored_in_as_many_parts_as_its_ranks_need(whole: RunFolder
     units = open_checkpoint(listed(whole.checkpoints)[-1].path).manifest.meta.units
     assert {"e.t0of2", "e.t1of2", "0.t0of2", "3.t1of2", "h.t1of2"} <= set(units)
     assert "e" not in units
+    trained = trained_model(whole.path)
+    job = load_job(whole.read_spec().job_path)
+    begun = initial_range(job.model.spec, "0", unit_layout(job.model.spec, "0"), 0, 64, 0)
+    moved = (trained.source("0")[:64] - begun).abs()
+    assert 0 < float(moved.max()) < 0.05, "it is the same model, eight steps later"
 
 
 def test_a_run_of_unlike_degrees_is_reported_with_its_prediction_and_its_memory(

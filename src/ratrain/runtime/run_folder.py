@@ -138,11 +138,15 @@ class RunSpec:
         if not self.degrees:
             return
         depths = list(self.depths or (self.pipeline,) * len(self.first_rank))
-        known, largest = [len(degrees) for degrees in self.degrees], max(map(max, self.degrees))
-        if known != depths or largest != self.tensor:
+        known = [len(degrees) for degrees in self.degrees]
+        problem = ""
+        if known != depths:
+            problem = f"{known} ranks of the classes of replicas have a degree, they have {depths}"
+        elif max(map(max, self.degrees)) != self.tensor:
+            problem = f"the largest degree is {max(map(max, self.degrees))}, tensor {self.tensor}"
+        if problem:
             raise SpecError(
-                f"ranks of classes of replicas are {depths} and the largest degree is "
-                f"{self.tensor}; {known} ranks have a degree, the largest is {largest}",
+                problem,
                 place="degrees",
                 fix="start a new run in another folder (--run): this one is damaged",
             )

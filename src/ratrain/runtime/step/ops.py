@@ -365,7 +365,7 @@ class RankOps:
             unit.reduce(self._network, gradient)
             if not self._setup.sharding:
                 unit.gather(self._network, Lane.REDUCE, gradient)
-            if self._setup.sharding or unit.slots is not None:
+            else:
                 self._agree_on_overflow(unit)
             return
         flat = self._states.transit[op.transit][: unit.padded]
@@ -399,8 +399,7 @@ class RankOps:
             self._agree_on_overflow(unit)
 
     def _agree_on_overflow(self, unit: UnitState) -> None:
-        """Where units decide by themselves: whether any holder's part of the sum has overflowed.
-        At level 0 each has all of it, unless they hold the unit at different tensor degrees."""
+        """Where units decide by themselves: whether any owner's part of the sum has overflowed."""
         if not self.clipping.by_unit:
             return
         flags = torch.zeros(len(unit.holders), device=self._states.device)
