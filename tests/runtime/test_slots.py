@@ -3,6 +3,7 @@ stored."""
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import reduce
 
 import pytest
@@ -10,7 +11,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from in_one_process import close_all, networks, on_all
-from test_tensor_parts import SPEC
+from test_tensor_parts import SPEC as TINY
 from torch import Tensor
 
 from ratrain.checkpoint.entries import Entry, gaps
@@ -25,7 +26,8 @@ from ratrain.runtime.step.slots import Slots
 from ratrain.runtime.step.socket_network import SocketNetwork
 from ratrain.runtime.step.tensor_parts import stored_name
 
-MIXES = st.lists(st.sampled_from([1, 2, 4]), min_size=2, max_size=4).filter(
+SPEC = replace(TINY, heads=12, kv_heads=12, head_dim=2, ffn=36)  # for degrees of 2 and 3
+MIXES = st.lists(st.sampled_from([1, 2, 3, 4]), min_size=2, max_size=4).filter(
     lambda degrees: len(set(degrees)) > 1
 )
 UNITS = st.sampled_from(unit_names(SPEC))

@@ -7,6 +7,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from crew import Crew
 from runs_made import Setting, Unlike, write_job, write_plan
@@ -23,6 +24,8 @@ WIDENING = (Unlike((2, 2), 8, tensor=(1, 2)),)
 NARROWING = (Unlike((1, 3), 4, micro_batch=2, tensor=(2, 1)),)
 TWO_AND_ONE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3))
 CROSSED = (Unlike((2, 2), 5, tensor=(1, 2)), Unlike((4,), 3, tensor=(2,)))
+TWO_AND_THREE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3, tensor=(3,)))
+SIX_HEADS = (("hidden_size", 36), ("num_attention_heads", 6), ("num_key_value_heads", 6))
 WAIST = (Unlike((1, 2, 1), 8, tensor=(2, 1, 2)),)
 
 slow = pytest.mark.slow
@@ -92,6 +95,20 @@ def test_unlike_degrees_train_in_fewer_bits(
     alone = train(five, ALONE, tmp_path / "alone")
     assert result.loss_values == pytest.approx(alone.loss_values, rel=5e-3)
     assert_held(result)
+
+
+@slow
+def test_replicas_of_tensor_two_and_three_share_every_unit(five: Crew, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": SIX_HEADS, "clip_norm": 0.5}
+    result = train(five, unlike(TWO_AND_THREE, **changes), tmp_path / "unlike")
+    alone = train(five, replace(ALONE, **changes), tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    for unit, (weights, *_) in alone.units.items():
+        distance = np.linalg.norm(result.units[unit][0][: len(weights)] - weights)
+        # Replicas of tensor 3 alone are 1.4e-6 away from one process, too.
+        assert distance <= 2e-6 * np.linalg.norm(weights), unit
+    other = train(five, unlike(TWO_AND_THREE, "gpipe", sharding=0, **changes), tmp_path / "other")
+    assert not other.differences(result)
 
 
 @slow
