@@ -114,7 +114,7 @@ def test_owned_ranges_tile_each_buffer_and_what_is_stored_tiles_each_slot(
             owners[run] += 1
         for parameter in layout.parameters:
             assert torch.all(owners[parameter.offset : parameter.end] == 1)
-        assert int(owners.sum()) == sum(p.elements for p in layout.parameters)
+        assert int(owners.max()) == 1
         for stored in of_rank.stored():
             name = stored_name(unit, stored.slot)
             size = stored.end - stored.begin

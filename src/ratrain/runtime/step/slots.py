@@ -1,11 +1,11 @@
 """A unit that replicas hold at different tensor degrees: who owns what, reduced and gathered.
 
-The unit is thought of in slots, as many as the least common multiple of the degrees: a rank of a
+The unit is divided into slots, as many as the least common multiple of the degrees: a rank of a
 smaller group holds several, side by side in each parameter that is cut. Of each slot one rank of
-each replica has a copy, and those are what a reduction adds up: in the order of replicas, whichever
-slot a rank has beside it. Of each parameter of a slot a replica owns an equal number of rows, so
-what a rank owns are ranges of its own buffer. What every rank of a group has whole counts once per
-replica: a rank adds it up and receives it with the first of its slots.
+each replica has a copy, and those are what a reduction adds up, in the order of replicas. Of each
+parameter of a slot every replica owns an equal number of rows, to within a block, so what a rank
+owns are ranges of its own buffer. What every rank of a group has whole counts once per replica: a
+rank adds it up, and receives it, with the first of its slots.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from collections import defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from math import lcm, prod
+from math import gcd, lcm, prod
 from typing import Protocol
 
 import torch
@@ -22,7 +22,7 @@ from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.division import COLUMNS, ROWS, Division, cut_dim
-from ratrain.models.parameters import Parameter, UnitParameters, aligned, lay_out
+from ratrain.models.parameters import ALIGN, Parameter, UnitParameters, aligned, lay_out
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
 from ratrain.runtime.step.collective import Tensors
@@ -50,7 +50,7 @@ class Stored:
 
     def pieces(self, values: Tensor) -> Iterator[Tensor]:
         """The elements, of what the run holds, piece by piece."""
-        rows = values.view(-1, self.width)[:, self.columns]
+        rows = values[: self.run.stop - self.run.start].view(-1, self.width)[:, self.columns]
         for piece in rows.split(max(1, CHUNK_BYTES // (4 * self.width))):
             yield piece.reshape(-1)
         padding = self.end - self.begin - rows.numel()
@@ -121,10 +121,13 @@ class Slots:
     def _runs(self, place: int) -> tuple[slice, ...]:
         """What a replica owns of this rank's buffer, as far as it is not empty."""
         runs: list[slice] = []
-        for number, (_, part) in enumerate(self._parameters):
+        for number, (own, part) in enumerate(self._parameters):
             rows = self._rows(part, place)
             slots = self._slots if cut_dim(part.name) == ROWS else self._slots[:1]
-            runs += [self._run(number, slot, *rows) for slot in slots]
+            of_slots = [self._run(number, slot, *rows) for slot in slots]
+            if cut_dim(part.name) == COLUMNS and place == len(self._groups) - 1:
+                of_slots = [slice(of_slots[0].start, own.offset + aligned(own.elements))]
+            runs += of_slots
         return tuple(run for run in runs if run.start < run.stop)
 
     def _run(self, number: int, slot: int, first: int, last: int) -> slice:
@@ -136,13 +139,25 @@ class Slots:
 
     def _rows(self, part: Parameter, place: int, item: _Item | None = None) -> tuple[int, int]:
         """The rows of a slot's parameter that a replica owns; of an item, its piece of them."""
-        rows, replicas = part.shape[0], len(self._groups)
-        first, last = place * rows // replicas, (place + 1) * rows // replicas
+        first, last = self._boundary(part, place), self._boundary(part, place + 1)
         if item is None:
             return first, last
         count = last - first
         begin, end = (count * (item.piece + more) // item.pieces for more in (0, 1))
         return first + begin, first + end
+
+    def _boundary(self, part: Parameter, place: int) -> int:
+        """The row with which a replica's begin. Rows that are cut have another width at each
+        degree: there what is owned is made of whole blocks of the optimizer at all of them, since
+        its last elements, outside of a block, could get other bits."""
+        rows, replicas = part.shape[0], len(self._groups)
+        if place == replicas:
+            return rows
+        step = 1
+        if cut_dim(part.name) == COLUMNS:
+            widths = {_width(part) * self.count // len(group) for group in self._groups}
+            step = lcm(*(ALIGN // gcd(ALIGN, width) for width in widths))
+        return place * rows // replicas // step * step
 
     @property
     def _slots(self) -> range:
@@ -240,7 +255,8 @@ class Slots:
         filled = 0
         for number, (_, part) in enumerate(self._parameters):
             width = _width(part)
-            rows = -(-part.shape[0] // replicas)
+            owned = [self._rows(part, place) for place in range(replicas)]
+            rows = max(last - first for first, last in owned)
             pieces = min(rows, -(-rows * width // limit))
             for piece in range(pieces):
                 size = -(-rows // pieces) * width
