@@ -351,9 +351,10 @@ def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
     run = CliRunner().invoke(ratrain, [*words, "--fastest", str(fastest)])
     assert run.exit_code == 0
     assert "Faster, but not trainable yet" in run.output
-    assert "cannot run it: stages of tensor 1 and 2 together cannot run yet" in " ".join(
-        run.output.split()
-    )
+    assert (
+        "cannot run it: replicas that hold a layer at tensor 1 and 2 cannot reduce it by the "
+        "collective ring yet"
+    ) in " ".join(run.output.split())
     plan = json.loads(fastest.read_text())
     degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
     assert degrees == {1, 2}

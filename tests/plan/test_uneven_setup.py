@@ -195,7 +195,7 @@ def test_no_replica_and_a_replica_without_stages_are_refused() -> None:
             read(*replicas)
 
 
-def test_training_refuses_unequal_degrees_by_name_before_any_rank_starts(tmp_path: Path) -> None:
+def test_a_run_has_a_process_for_each_rank_of_unequal_tensor_groups(tmp_path: Path) -> None:
     plan, job = tmp_path / "plan.json", tmp_path / "job.toml"
     fast, _ = hexiscale()
     head = {**TWO_KINDS, "sequences": 9, "backend": "torch"}
@@ -206,7 +206,11 @@ def test_training_refuses_unequal_degrees_by_name_before_any_rank_starts(tmp_pat
         '[cluster]\nname = "mixed-sites"\ndevices = 12\n'
         '[batch]\nsequences = 9\n[schedule]\ndtype = "fp16"\n[data]\nfiles = ["text.txt"]\n'
     )
-    with pytest.raises(SpecError, match="cannot run yet") as error:
-        prepare_run(RunRequest(job, plan_path=plan))
-    assert str(plan) in error.value.place
-    assert error.value.fix
+    prepared = prepare_run(RunRequest(job, plan_path=plan))
+    assert prepared.world_size == 6
+    seats = prepared.spec.seats.all()
+    assert [seat.pipeline for seat in seats] == [0, 0, 0, 0, 1, 1]
+    assert [(seat.division.rank, seat.division.degree) for seat in seats] == [
+        *((rank, 4) for rank in range(4)),
+        *((rank, 2) for rank in range(2)),
+    ]

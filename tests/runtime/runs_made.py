@@ -94,9 +94,16 @@ class Unlike:
     micro_batch: int = 1
     recovery: str = "none"
     count: int = 1
+    tensor: tuple[int, ...] = ()  # of each stage; (): as the setting says
+
+    def degrees(self, tensor: int) -> tuple[int, ...]:
+        """The tensor degree of each stage."""
+        return self.tensor or (tensor,) * len(self.layers)
 
     def __str__(self) -> str:
         cut = "+".join(map(str, self.layers))
+        if self.tensor:
+            cut += f" at {'+'.join(map(str, self.tensor))}"
         times = f"{self.count}x" if self.count > 1 else ""
         return f"{times}{cut}:{self.micro_batches}x{self.micro_batch}"
 
@@ -163,7 +170,7 @@ class Setting:
         if self.serving:
             return sum(map(len, self.serving))
         if self.unlike:
-            return sum(len(each.layers) * each.count for each in self.unlike) * self.tensor
+            return sum(sum(each.degrees(self.tensor)) * each.count for each in self.unlike)
         return self.pipeline * self.data * self.tensor
 
     @property
@@ -283,23 +290,24 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
     replicas: list[dict[str, object]] = []
     for each in setting.unlike:
         stages: list[dict[str, object]] = []
-        for number, layers in enumerate(each.layers):
+        degrees = each.degrees(setting.tensor)
+        for number, (layers, degree) in enumerate(zip(each.layers, degrees, strict=True)):
             devices = [
-                first + (copy * len(each.layers) + number) * setting.tensor + t
+                first + copy * sum(degrees) + sum(degrees[:number]) + t
                 for copy in range(each.count)
-                for t in range(setting.tensor)
+                for t in range(degree)
             ]
             stages.append(
                 {
                     "devices": ", ".join(map(str, devices)),
-                    "tensor": setting.tensor,
+                    "tensor": degree,
                     "layers": layers,
                     "micro_batch": each.micro_batch,
                     "recovery": each.recovery,
                     "sharding": 2 if setting.sharding is None else setting.sharding,
                 }
             )
-        first += len(each.layers) * each.count * setting.tensor
+        first += sum(degrees) * each.count
         replicas.append(
             {"count": each.count, "micro_batches": each.micro_batches, "stages": stages}
         )

@@ -30,7 +30,7 @@ from ratrain.errors import RunFailed
 from ratrain.models.division import WHOLE
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree
+from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
 
 slow = pytest.mark.slow
 Floats = npt.NDArray[np.float32]
@@ -168,7 +168,7 @@ def _all(kind: str, checkpoint: Checkpoint) -> Floats:
     def read(name: str, kind: str, low: int, high: int) -> Tensor:
         return from_numpy(checkpoint.read_range(name, kind, low, high))
 
-    parts = StoredParts(spec, stored_degree(checkpoint.manifest.meta.units), read)
+    parts = StoredParts(spec, stored_degrees(spec, checkpoint.manifest.meta.units), read)
     return np.concatenate(
         [
             parts.read_range(unit, WHOLE, kind, 0, unit_layout(spec, unit).size).numpy()

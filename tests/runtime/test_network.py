@@ -216,7 +216,7 @@ def test_every_process_has_one_part_and_all_of_its_groups(
     for seat in made.all():
         p, d, t = seat.pipeline, seat.data, seat.division.rank
         assert made.world_rank(p, d, t) == seat.world_rank
-        assert made.replica(d, t)[p] == seat.world_rank
+        assert made.replica(d)[p * tensor + t] == seat.world_rank
         assert made.tensor_group(p, d)[t] == seat.world_rank
     if tensor > 1:
         first = made.tensor_group(0, 0)

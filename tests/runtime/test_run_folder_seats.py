@@ -30,6 +30,14 @@ CHANGES: dict[str, Callable[[RunSpec], RunSpec]] = {
     "a class that begins elsewhere": lambda spec: replace(
         spec, first_rank=(*spec.first_rank[:-1], spec.first_rank[-1] + 1)
     ),
+    "other degrees": lambda spec: replace(
+        spec,
+        tensor=spec.tensor + 1,
+        degrees=tuple(
+            (spec.tensor + 1, *(spec.tensor for _ in range(depth - 1)))
+            for depth in spec.depths or (spec.pipeline,) * len(spec.first_rank)
+        ),
+    ),
     "other depths": lambda spec: replace(
         spec, depths=tuple(depth + 1 for depth in spec.depths or (spec.pipeline,))
     ),
@@ -54,6 +62,7 @@ def test_a_runs_file_that_contradicts_its_program_is_refused_by_name(
         *(1, "fp32", 1, 2),
         tensor=seats.tensor,
         depths=seats.depths,
+        degrees=seats.degrees,
     )
     try:
         changed = CHANGES[change](spec)

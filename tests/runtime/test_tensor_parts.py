@@ -14,7 +14,7 @@ from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.step.tensor_parts import (
     StoredParts,
     divisions,
-    stored_degree,
+    stored_degrees,
     stored_name,
     stored_sizes,
 )
@@ -67,14 +67,16 @@ def test_any_degree_reads_what_any_other_has_written(
     begin = data.draw(st.integers(0, size))
     end = data.draw(st.integers(begin, size))
     kind = data.draw(st.sampled_from(["weights", "moment1"]))
-    read_back = StoredParts(SPEC, degree, read).read_range(unit, division, kind, begin, end)
+    degrees = dict.fromkeys(unit_names(SPEC), degree)
+    read_back = StoredParts(SPEC, degrees, read).read_range(unit, division, kind, begin, end)
     assert torch.equal(read_back, values(unit, division, kind, begin, end))
 
 
 def test_names_tell_the_degree_that_wrote_them() -> None:
     for degree in DEGREES:
-        names = stored_sizes(SPEC, degree)
-        assert stored_degree(names) == degree
+        degrees = dict.fromkeys(unit_names(SPEC), degree)
+        names = stored_sizes(SPEC, degrees)
+        assert stored_degrees(SPEC, names) == degrees
         assert len(names) == degree * len(unit_names(SPEC))
     assert stored_name("7", Division(1, 2)) == "7.t1of2"
     assert stored_name("7", Division()) == "7"

@@ -163,18 +163,12 @@ def missing_sequences(plan: dict[str, Any]) -> None:
     plan["replicas"][0]["micro_batches"] = 4
 
 
-def wide_stage(plan: dict[str, Any]) -> None:
-    plan["cluster"]["devices"] = 4
-    plan["replicas"][1]["stages"][0].update(tensor=2, devices="2-3")
-
-
 @pytest.mark.parametrize(
     ("change", "message"),
     [
         (every_stage("sharding", 3), "cannot gather views for every use"),
         (sharded, "cannot run with sharded accumulation yet"),
         (selective, "selective recovery cannot run yet"),
-        (wide_stage, "stages of tensor 1 and 2 together cannot run yet"),
         (missing_sequences, "= 10 sequences, not 8"),
     ],
 )
@@ -188,6 +182,5 @@ def test_what_unlike_replicas_cannot_do_is_refused_before_any_rank_starts(
     change(plan)
     path.write_text(json.dumps(plan))
     with pytest.raises(SpecError, match=message) as refused:
-        devices = f"cluster.devices={plan['cluster']['devices']}"
-        prepare_run(RunRequest(job, plan_path=path, overrides=(devices,)))
+        prepare_run(RunRequest(job, plan_path=path))
     assert str(path) in refused.value.place and refused.value.fix

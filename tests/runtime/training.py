@@ -6,6 +6,7 @@ import random
 import time
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import product
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +19,9 @@ from torch import Tensor
 from ratrain.checkpoint.entries import KINDS
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec
-from ratrain.models.division import WHOLE, Division
+from ratrain.describe.model import ModelSpec
+from ratrain.models.division import Division
+from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import unit_layout
 from ratrain.plan.jobs import load_job
 from ratrain.program.actions import Kind
@@ -28,12 +31,13 @@ from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder, share_of
+from ratrain.runtime.seats import Seats
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.links import routes_of
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import UnitState
-from ratrain.runtime.step.tensor_parts import StoredParts
+from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
 
 Floats = npt.NDArray[np.float32]
 Buffers = tuple[Floats, Floats, Floats]
@@ -42,12 +46,12 @@ Buffers = tuple[Floats, Floats, Floats]
 
 @dataclass(frozen=True)
 class RankResult:
-    """What one rank has after a run: of each unit its own part and where that begins, and the
+    """What one rank has after a run: of each unit its own parts and where they begin, and the
     view that compute reads, where there is one of the whole unit."""
 
     losses: list[str]
     norms: list[float]
-    own: dict[str, tuple[int, Buffers]]
+    own: dict[str, list[tuple[int, Buffers]]]
     views: dict[str, Floats]
     loss_scale: float
     ledger_peak_bytes: int
@@ -107,7 +111,7 @@ def train(
     return Result(
         ranks[0].losses,
         ranks[0].norms,
-        _joined([_whole(part) for part in _by_division(ranks, setting.tensor)], prepared.case.job),
+        _joined(ranks, prepared.spec.seats, prepared.case.job),
         {rank.loss_scale for rank in ranks},
         [rank.ledger_peak_bytes for rank in ranks],
         [of_rank[seat.program_rank] for seat in prepared.spec.seats.all()],
@@ -123,62 +127,47 @@ def train(
     )
 
 
-def _by_division(ranks: list[RankResult], tensor: int) -> list[list[RankResult]]:
-    """Ranks by their number in their tensor groups, which is the last to count."""
-    return [ranks[number::tensor] for number in range(tensor)]
-
-
-def _joined(parts: list[dict[str, Buffers]], job: JobSpec) -> dict[str, Buffers]:
-    """Units put together from the parts of their tensor groups."""
-    if len(parts) == 1:
-        return parts[0]
-
-    def read(name: str, kind: str, low: int, high: int) -> Tensor:
-        unit, _, part = name.partition(".t")
-        return torch.from_numpy(parts[int(part.split("of")[0])][unit][KINDS.index(kind)][low:high])
-
-    stored, spec = StoredParts(job.model.spec, len(parts), read), job.model.spec
-    _check_copies(parts, job)
-    buffers: dict[str, Buffers] = {}
-    for unit in parts[0]:
-        size = unit_layout(spec, unit).size
-        a, b, c = (stored.read_range(unit, WHOLE, kind, 0, size).numpy() for kind in KINDS)
-        buffers[unit] = a, b, c
-    return buffers
-
-
-def _check_copies(parts: list[dict[str, Buffers]], job: JobSpec) -> None:
-    """What every rank of a tensor group has whole must be the same on all, bit by bit."""
-    for unit in parts[0]:
-        for parameter in unit_layout(job.model.spec, unit, Division(0, len(parts))).parameters:
-            if parameter.cut is None:
-                copies = {
-                    (kind, part[unit][kind][parameter.offset : parameter.end].tobytes())
-                    for part in parts
-                    for kind in range(3)
-                }
-                assert len(copies) == 3, f"ranks have other copies of {unit} {parameter.name}"
-
-
-def _whole(ranks: list[RankResult]) -> dict[str, Buffers]:
-    """Units put together from their owners' parts; every replica's view must be the same."""
-    parts: dict[str, dict[int, Buffers]] = {}
-    views: dict[str, Floats] = {}
-    for rank in ranks:
-        for unit, (begin, buffers) in rank.own.items():
-            parts.setdefault(unit, {})[begin] = buffers
-        for unit, view in rank.views.items():
-            before = views.setdefault(unit, view)
-            assert before.tobytes() == view.tobytes(), f"replicas have other views of {unit}"
-    units: dict[str, Buffers] = {}
-    for unit, owned in parts.items():
-        ordered = [owned[begin] for begin in sorted(owned)]
-        units[unit] = (
-            np.concatenate([part[0] for part in ordered]),
-            np.concatenate([part[1] for part in ordered]),
-            np.concatenate([part[2] for part in ordered]),
-        )
+def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Buffers]:
+    """Units put together from their owners' parts. What several ranks hold must be the same on all
+    of them, bit by bit: views, and what every rank of a tensor group has whole."""
+    spec, units = job.model.spec, dict[str, Buffers]()
+    for name in dict.fromkeys(name for rank in ranks for name in rank.own):
+        size = unit_layout(spec, name).size
+        filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in KINDS]
+        view = np.zeros(size, np.float32), np.zeros(size, bool)
+        for seat, rank in zip(seats.all(), ranks, strict=True):
+            layout = unit_layout(spec, name, seat.division)
+            for begin, buffers in rank.own.get(name, []):
+                for (whole, known), values in zip(filled, buffers, strict=True):
+                    _place(spec, name, layout, begin, values, whole, known)
+            if name in rank.views:
+                _place(spec, name, layout, 0, rank.views[name][: layout.size], *view)
+        for parameter in unit_layout(spec, name).parameters:
+            assert all(known[parameter.offset : parameter.end].all() for _, known in filled)
+        weights, moment1, moment2 = (whole for whole, _ in filled)
+        units[name] = weights, moment1, moment2
     return units
+
+
+def _place(
+    spec: ModelSpec,
+    name: str,
+    layout: UnitParameters,
+    begin: int,
+    values: Floats,
+    whole: Floats,
+    known: npt.NDArray[np.bool_],
+) -> None:
+    """Writes a piece of a rank's buffer to where the model has it; what is known already must be
+    the same."""
+    for parameter, low, high in layout.overlaps(begin, begin + len(values)):
+        in_model = unit_layout(spec, name).by_name[parameter.name]
+        places = np.arange(in_model.offset, in_model.end).reshape(in_model.shape)
+        at = places[parameter.window].reshape(-1)[low:high]
+        piece = values[parameter.offset + low - begin :][: high - low]
+        again = known[at]
+        assert whole[at][again].tobytes() == piece[again].tobytes(), f"other copies of {name}"
+        whole[at], known[at] = piece, True
 
 
 def train_rank(
@@ -252,20 +241,30 @@ def train_rank(
 def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
     if checkpoint is None:
         return Begin(0, partial(beginning, job.model.spec, division=division), job.train.loss_scale)
-    saved = open_checkpoint(checkpoint)
+    saved, spec = open_checkpoint(checkpoint), job.model.spec
+    degrees = stored_degrees(spec, saved.manifest.meta.units)
+    parts = StoredParts(
+        spec, degrees, lambda *element_range: torch.from_numpy(saved.read_range(*element_range))
+    )
     return Begin(
         saved.manifest.meta.step,
-        lambda *element_range: torch.from_numpy(saved.read_range(*element_range)),
+        lambda unit, kind, low, high: parts.read_range(unit, division, kind, low, high),
         job.train.loss_scale,
     )
 
 
-def _own(unit: UnitState) -> tuple[int, Buffers]:
-    """Where a rank's part begins, and the part, without what only fills the buffer up."""
-    part, end = unit.part, min(unit.owned.stop, unit.unit.layout.size)
-    owned = slice(unit.owned.start - part.begin, end - part.begin)
-    buffers = (_numpy(buffer[owned]) for buffer in (part.weights, part.moment1, part.moment2))
-    return unit.owned.start, (next(buffers), next(buffers), next(buffers))
+def _own(unit: UnitState) -> list[tuple[int, Buffers]]:
+    """Where each of a rank's parts begins, and the part, without what only fills the buffer up."""
+    parts: list[tuple[int, Buffers]] = []
+    for part, share in product(unit.parts, unit.shares):
+        end = min(share.stop, unit.unit.layout.size)
+        if part.begin <= share.start < min(end, part.end):
+            at = slice(share.start - part.begin, end - part.begin)
+            weights, moment1, moment2 = (
+                _numpy(buffer[at]) for buffer in (part.weights, part.moment1, part.moment2)
+            )
+            parts.append((share.start, (weights, moment1, moment2)))
+    return parts
 
 
 def _watch(run: RankRun, norms: list[float], seed: int | None) -> None:

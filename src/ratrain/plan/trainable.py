@@ -2,17 +2,38 @@
 
 from __future__ import annotations
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.plan.uneven_setup import UnevenPlan
 
 
 def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
     """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
-    degrees = sorted({tensor for replica in plan.replicas for tensor in replica.tensor})
+    held = [sorted({*degrees}) for degrees in plan.setup.unit_degrees.values()]
+    mixed = next((degrees for degrees in held if len(degrees) > 1), list[int]())
+    ends = sorted({*held[0], *held[-1]})
     refused = [
         (
-            len(degrees) > 1,
-            f"stages of tensor {degrees[0]} and {degrees[-1]} together cannot run yet",
-            "use one tensor degree for all stages",
+            bool(mixed) and plan.job.collective != DIRECT,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot reduce "
+            f"it by the collective {plan.job.collective} yet",
+            'write collective "direct", or let all replicas hold each layer at one tensor degree',
+        ),
+        (
+            bool(mixed) and plan.job.schedule.average_every is not None,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot average "
+            "their weights yet",
+            "leave average_every out, or let all replicas hold each layer at one tensor degree",
+        ),
+        (
+            bool(mixed) and plan.job.schedule.error_feedback,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
+            "error feedback yet",
+            "leave error_feedback out, or let all replicas hold each layer at one degree",
+        ),
+        (
+            plan.choices.tie and len(ends) > 1,
+            f"a tied matrix at tensor {' and '.join(map(str, ends))} cannot run yet",
+            "use one tensor degree for the first and the last stage",
         ),
         (
             plan.mode.sharding == 3,

@@ -20,9 +20,12 @@ from math import inf
 
 import numpy as np
 
+from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.collectives import ring_half
 from ratrain.cost.precision import precision_of
+from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
+from ratrain.plan.sizes import trains_tied
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import FEW, Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
@@ -64,12 +67,7 @@ class Draft:
     shares: tuple[int, ...]
     state: StateMode
     estimate_s: float
-
-    @property
-    def trainable(self) -> bool:
-        """Whether processes can run replicas that differ so: see `trainable`."""
-        degrees = frozenset[int]().union(*(degrees_of(part.shape) for part in self.parts))
-        return len(degrees) == 1 and self.state.sharding < 3 and not self.state.sharded_gradients
+    trainable: bool  # whether processes can run replicas that differ so: see `trainable`
 
     @property
     def ops(self) -> int:
@@ -121,7 +119,29 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
     sides = dict.fromkeys(zip(parts, shares, strict=True))
     pipe_s = max(part.step_s(share) for part, share in sides)
     tail_s = max(_tail_s(stages, part, parts, state) for part in dict.fromkeys(parts))
-    return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s)
+    trainable = _is_trainable(stages.job, parts, state)
+    return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
+
+
+def _is_trainable(job: JobSpec, parts: Sequence[Part], state: StateMode) -> bool:
+    if state.sharding == 3 or state.sharded_gradients:
+        return False
+    kinds = dict.fromkeys(parts)
+    ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
+    if len(ends) > 1 and trains_tied(job):
+        return False
+    any_degrees = job.collective == DIRECT and not job.schedule.error_feedback
+    return any_degrees or len({_degrees_of_units(part) for part in kinds}) == 1
+
+
+def _degrees_of_units(part: Part) -> tuple[int, ...]:
+    """The tensor degree of embedding, each layer and head."""
+    layers = [
+        post.tensor
+        for post, count in zip(part.shape, part.layers, strict=True)
+        for _ in range(count)
+    ]
+    return part.shape[0].tensor, *layers, part.shape[-1].tensor
 
 
 def _library(

@@ -234,6 +234,16 @@ class Setup:
                     holders[name] = holders.get(name, 0) + replica.count * len(stage.members)
         return holders
 
+    @cached_property
+    def unit_degrees(self) -> dict[str, tuple[int, ...]]:
+        """For each unit's name, in model order, the tensor degree of each member that holds it."""
+        degrees: dict[str, list[int]] = {}
+        for replica in self.replicas:
+            for stage in replica.stages:
+                for name in stage.names:
+                    degrees.setdefault(name, []).extend(m.tensor for m in stage.members)
+        return {name: tuple(of_members) for name, of_members in degrees.items()}
+
     def is_reduced(self, name: str) -> bool:
         """Whether a unit's gradient needs a reduction."""
         return self.holders[name] > 1 and not self.averages

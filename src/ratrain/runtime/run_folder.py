@@ -43,6 +43,11 @@ MARKER = "run.json"
 """The file that makes a folder a run's."""
 MOST_RANKS = 1 << 16
 """Processes of one run."""
+_LEFT_OUT = (
+    *("depths", "micro_batches", "degrees"),
+    *("reduces_by", "gathers_by", "hosts", "sum_order"),
+)
+"""Not in run.json where replicas are alike, or one collective is for all units."""
 Part = Annotated[int, Rule(low=0, high=1 << 18)]
 Override = Annotated[str, Rule(high=MOST_CHARS)]
 
@@ -72,6 +77,7 @@ class RunSpec:
     devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
     depths: tuple[Count, ...] = ()  # of each class of replicas: its ranks; (): all have `pipeline`
     micro_batches: tuple[Count, ...] = ()  # of each class: sequences of one; (): all `micro_batch`
+    degrees: tuple[tuple[Count, ...], ...] = ()  # of each class: of each rank; (): all `tensor`
 
     collective: Name = DIRECT  # of replicas; "auto": as the next two say
     reduces_by: dict[str, Name] = field(default_factory=dict[str, Name])  # by unit
@@ -114,6 +120,7 @@ class RunSpec:
                 place="depths",
                 fix="start a new run in another folder (--run): this one is damaged",
             )
+        self._check_degrees()
         if len(self.hosts) not in (0, self.seats.world_size):
             raise SpecError(
                 f"{len(self.hosts)} ranks have a host, the run has {self.seats.world_size}",
@@ -125,6 +132,23 @@ class RunSpec:
             raise SpecError(
                 f"{ranks} ranks are on {different} different devices",
                 place="devices",
+                fix="start a new run in another folder (--run): this one is damaged",
+            )
+
+    def _check_degrees(self) -> None:
+        if not self.degrees:
+            return
+        depths = list(self.depths or (self.pipeline,) * len(self.first_rank))
+        known = [len(degrees) for degrees in self.degrees]
+        problem = ""
+        if known != depths:
+            problem = f"{known} ranks of the classes of replicas have a degree, they have {depths}"
+        elif max(map(max, self.degrees)) != self.tensor:
+            problem = f"the largest degree is {max(map(max, self.degrees))}, tensor {self.tensor}"
+        if problem:
+            raise SpecError(
+                problem,
+                place="degrees",
                 fix="start a new run in another folder (--run): this one is damaged",
             )
 
@@ -175,6 +199,7 @@ class RunSpec:
             self.first_rank,
             self.tensor,
             self.depths,
+            self.degrees,
         )
 
 
@@ -264,9 +289,9 @@ class RunFolder:
         write_secret(self.secret)
         write_whole(self.program, write_text(program))
         body = {"format": FORMAT, **asdict(spec)}
-        for name in ("depths", "micro_batches", "reduces_by", "gathers_by", "hosts", "sum_order"):
+        for name in _LEFT_OUT:
             if not body[name]:
-                del body[name]  # replicas are alike; one collective for all units
+                del body[name]
         write_whole(self.path / MARKER, json.dumps(body, indent=2))
 
     def read_spec(self) -> RunSpec:

@@ -1,10 +1,10 @@
 """Which process plays which part: world ranks, their place in the layout, and who their peers are.
 
 World ranks count tensor within data within pipeline, as placement does; a replica that has fewer
-pipeline ranks than another is left out where it has none. So replicas of one depth make a grid:
-`(pipeline * data + replica) * tensor + t`. A program spells out one replica of each class of alike
-ones, and one rank of each tensor group; every member of the class, and of the group, plays the same
-program rank.
+pipeline ranks than another is left out where it has none, and each tensor group has its own degree.
+So replicas of one depth and degree make a grid: `(pipeline * data + replica) * tensor + t`. A
+program spells out one replica of each class of alike ones, and one rank of each tensor group; every
+member of the class, and of the group, plays the same program rank.
 
 Who reduces with whom does not follow from these numbers but from the setup: the ranks that hold a
 unit, which in replicas of unequal stages are at different places of their pipelines.
@@ -12,9 +12,12 @@ unit, which in replicas of unequal stages are at different places of their pipel
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
+from itertools import accumulate, chain
+from math import lcm
 
 from ratrain.errors import SpecError
 from ratrain.models.division import Division
@@ -22,6 +25,8 @@ from ratrain.program.setup import Setup
 
 Holders = tuple[int, ...]
 """World ranks that hold a unit, those of each replica in their order."""
+Groups = tuple[Holders, ...]
+"""Of each replica the world ranks that share a unit."""
 
 
 @dataclass(frozen=True)
@@ -43,43 +48,59 @@ class Seats:
     data: int
     replica_class: tuple[int, ...]  # of each replica: its number among the program's replicas
     first_rank: tuple[int, ...]  # of each class: its first program rank
-    tensor: int = 1
+    tensor: int = 1  # the largest degree of a tensor group
     depths: tuple[int, ...] = ()  # of each class: its pipeline ranks; (): all have `pipeline`
+    degrees: tuple[tuple[int, ...], ...] = ()
+    """Of each class: the tensor degree of each pipeline rank; (): all have `tensor`."""
 
     @property
     def world_size(self) -> int:
-        return len(self._places) * self.tensor
+        return self._begins[-1]
 
     def depth(self, data: int) -> int:
         """Pipeline ranks of a replica."""
         return self.depths[self.replica_class[data]] if self.depths else self.pipeline
 
+    def degree(self, pipeline: int, data: int) -> int:
+        """Ranks of the tensor group at a pipeline position of a replica."""
+        return self.degrees[self.replica_class[data]][pipeline] if self.degrees else self.tensor
+
     def world_rank(self, pipeline: int, data: int, tensor: int) -> int:
-        return self._numbers[pipeline, data] * self.tensor + tensor
+        return self._begins[self._numbers[pipeline, data]] + tensor
 
     def seat(self, world_rank: int) -> Seat:
         """The part of a world rank."""
-        place, tensor = divmod(world_rank, self.tensor)
+        place = bisect_right(self._begins, world_rank) - 1
         pipeline, data = self._places[place]
         program_rank = self.first_rank[self.replica_class[data]] + pipeline
-        division = Division(tensor, self.tensor)
+        division = Division(world_rank - self._begins[place], self.degree(pipeline, data))
         return Seat(world_rank, pipeline, data, program_rank, division)
 
     def all(self) -> list[Seat]:
         return [self.seat(rank) for rank in range(self.world_size)]
 
-    def replica(self, data: int, tensor: int) -> list[int]:
-        """World ranks of one replica with one number in their tensor groups, by pipeline rank."""
-        return [self.world_rank(pipeline, data, tensor) for pipeline in range(self.depth(data))]
+    def replica(self, data: int) -> list[int]:
+        """World ranks of one replica, by pipeline rank."""
+        return [
+            rank
+            for pipeline in range(self.depth(data))
+            for rank in self.tensor_group(pipeline, data)
+        ]
 
     def ends(self, data: int, tensor: int) -> list[int]:
-        """World ranks that hold one part of a replica's first stage and of its last."""
+        """World ranks that hold one part of a replica's first stage and of its last, which are of
+        one degree."""
         last = self.depth(data) - 1
         return [self.world_rank(pipeline, data, tensor) for pipeline in (0, last)]
 
     def tensor_group(self, pipeline: int, data: int) -> list[int]:
         """World ranks that share one replica's stages, in order."""
-        return [self.world_rank(pipeline, data, tensor) for tensor in range(self.tensor)]
+        first = self.world_rank(pipeline, data, 0)
+        return list(range(first, first + self.degree(pipeline, data)))
+
+    def tensor_groups(self) -> list[list[int]]:
+        """All tensor groups, in the order of world ranks."""
+        return [self.tensor_group(*place) for place in self._places]
 
     @cached_property
     def _places(self) -> list[tuple[int, int]]:
@@ -90,6 +111,11 @@ class Seats:
             for data in range(self.data)
             if pipeline < self.depth(data)
         ]
+
+    @cached_property
+    def _begins(self) -> list[int]:
+        """The first world rank of each tensor group, and behind the last one how many there are."""
+        return list(accumulate((self.degree(*place) for place in self._places), initial=0))
 
     @cached_property
     def _numbers(self) -> dict[tuple[int, int], int]:
@@ -103,6 +129,7 @@ def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
         data: number for number, class_members in enumerate(members) for data in class_members
     }
     depths = tuple(replica.ranks for replica in setup.replicas)
+    degrees = degrees_of(setup)
     return Seats(
         pipeline=max(depths),
         data=len(class_of),
@@ -110,6 +137,7 @@ def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
         first_rank=setup.first_rank,
         tensor=setup.tensor,
         depths=depths if len(set(depths)) > 1 else (),
+        degrees=degrees if len({*chain(*degrees)}) > 1 else (),
     )
 
 
@@ -128,28 +156,105 @@ def plays(seats: Seats, setup: Setup) -> bool:
 
 
 def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
-    """For each unit, in model order, the ranks that hold it with one number in their tensor groups:
-    those that reduce its gradient together."""
+    """For each unit that a rank with this number in its tensor group may hold, in model order,
+    those that reduce its gradient together: the ranks of that number, replica by replica; all ranks
+    that hold it where replicas do so at different tensor degrees."""
+    mixed = groups_of(setup, seats)
+    places = _places_of(setup, seats)
+    holders: dict[str, Holders] = {}
+    for name, degrees in setup.unit_degrees.items():
+        if name in mixed:
+            holders[name] = tuple(chain(*mixed[name]))
+        elif tensor < degrees[0]:
+            holders[name] = tuple(seats.world_rank(*place, tensor) for place in places[name])
+    return holders
+
+
+def groups_of(setup: Setup, seats: Seats) -> dict[str, Groups]:
+    """For each unit that replicas hold at different tensor degrees, of each replica the ranks that
+    hold it."""
+    places = _places_of(setup, seats)
+    return {
+        name: tuple(tuple(seats.tensor_group(*place)) for place in places[name])
+        for name, degrees in setup.unit_degrees.items()
+        if len(set(degrees)) > 1
+    }
+
+
+def _places_of(setup: Setup, seats: Seats) -> dict[str, list[tuple[int, int]]]:
+    """For each unit the (pipeline, data) of all that hold it, replica by replica."""
     ranks = [
         {name: [m.rank for m in stage.members] for stage in replica.stages for name in stage.names}
         for replica in setup.replicas
     ]
     return {
-        name: tuple(
-            seats.world_rank(rank, data, tensor)
+        name: [
+            (rank, data)
             for data, number in enumerate(seats.replica_class)
             for rank in ranks[number][name]
-        )
-        for name in ranks[0]
+        ]
+        for name in setup.unit_degrees
     }
+
+
+def degrees_of(setup: Setup) -> tuple[tuple[int, ...], ...]:
+    """For each replica that a program spells out, the tensor degree of each of its ranks."""
+    return tuple(
+        tuple(
+            max(
+                member.tensor
+                for stage in replica.stages
+                for member in stage.members
+                if member.rank == rank
+            )
+            for rank in range(replica.ranks)
+        )
+        for replica in setup.replicas
+    )
+
+
+def parts_of_units(setup: Setup) -> dict[str, int]:
+    """For each unit, in model order, in how many parts its ranks write it to checkpoints."""
+    return {name: lcm(*degrees) for name, degrees in setup.unit_degrees.items()}
 
 
 def _require_runnable(setup: Setup) -> None:
     """Refuses what programs may say of members, and processes cannot play yet."""
+    _require_members(setup)
+    _require_degrees(setup)
+
+
+def _require_members(setup: Setup) -> None:
+    """Refuses stages of several members beside unequal tensor degrees."""
     degrees = sorted({member.tensor for member in setup.members})
-    if len(degrees) > 1:
+    if len(degrees) > 1 and any(
+        len(stage.members) > 1 for replica in setup.replicas for stage in replica.stages
+    ):
         raise SpecError(
-            f"tensor groups of {degrees[0]} and of {degrees[-1]} ranks together cannot run yet",
+            f"stages of several members cannot run at tensor degrees {degrees[0]} and "
+            f"{degrees[-1]} together yet",
             place="plan",
             fix="use one tensor degree for all stages",
         )
+
+
+def _require_degrees(setup: Setup) -> None:
+    """Refuses tensor degrees that processes cannot have beside each other yet."""
+    for replica, degrees in zip(setup.replicas, degrees_of(setup), strict=True):
+        for member in (member for stage in replica.stages for member in stage.members):
+            if member.tensor != degrees[member.rank]:
+                raise SpecError(
+                    f"stages of tensor {member.tensor} and {degrees[member.rank]} on one rank "
+                    "cannot run",
+                    place="plan",
+                    fix="use one tensor degree for all stages of a rank",
+                )
+    if setup.tied:
+        ends = list(setup.unit_degrees.values())
+        degrees = sorted({*ends[0], *ends[-1]})
+        if len(degrees) > 1:
+            raise SpecError(
+                f"a tied matrix at tensor {degrees[0]} and {degrees[-1]} cannot run yet",
+                place="plan",
+                fix="use one tensor degree for the first and the last stage",
+            )

@@ -35,7 +35,7 @@ from ratrain.runtime.rank.meeting import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.step.states import Source
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree, stored_sizes
+from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
 
 
 @dataclass(frozen=True)
@@ -142,14 +142,14 @@ def _built(
     except CheckpointError as error:
         return None, error
     meta, model = checkpoint.manifest.meta, job.model.spec
-    degree = stored_degree(meta.units)
+    degrees = stored_degrees(model, meta.units)
     # A model without a name is called after its folder, which may have been moved.
     renamed = replace(model, name=meta.model)
-    checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degree))
+    checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degrees))
     require_same(meta.state, data, job.path, path)
     parts = StoredParts(
         model,
-        degree,
+        degrees,
         lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
     )
     try:

@@ -59,7 +59,7 @@ def calibrate(
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends)
     collective = collective_times(states, network)
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
-    tensor = tensor_times(states.device, network, seats.tensor)
+    tensor = tensor_times(states.device, network, seat.division.degree)
     return Calibration(
         seat.program_rank,
         units,

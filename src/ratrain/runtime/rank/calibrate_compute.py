@@ -199,8 +199,8 @@ def _narrowing_s(unit: UnitState, states: RankStates) -> float:
 
 
 def _update_s(unit: UnitState, train: TrainSpec) -> float:
-    """The optimizer on copies of a piece of the part, linearly extrapolated to the whole."""
-    part = unit.part
+    """The optimizer on copies of a piece of the largest part, linearly extrapolated to all."""
+    part = max(unit.parts, key=lambda part: part.end - part.begin)
     count = min(_UPDATED, part.end - part.begin)
     copies = [tensor[:count].clone() for tensor in (part.weights, part.moment1, part.moment2)]
     piece = OwnedPart(0, count, count, *copies)
@@ -210,4 +210,4 @@ def _update_s(unit: UnitState, train: TrainSpec) -> float:
         began_s = time.perf_counter()
         piece.update(gradient, train, 0, 0, 1.0)
         took_s.append(time.perf_counter() - began_s)
-    return fmean(took_s[1:]) * (part.end - part.begin) / count
+    return fmean(took_s[1:]) * sum(part.end - part.begin for part in unit.parts) / count

@@ -43,7 +43,7 @@ from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare, Validated
 from ratrain.runtime.rank.voice import Voice
 from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
-from ratrain.runtime.seats import Seat
+from ratrain.runtime.seats import Seat, parts_of_units
 from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
@@ -277,7 +277,7 @@ def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:
         keep=job.checkpoint.keep,
         model=job.model.spec.name,
         config_hash=config_hash(job.model.spec),
-        unit_sizes=stored_sizes(job.model.spec, stand.spec.tensor),
+        unit_sizes=stored_sizes(job.model.spec, parts_of_units(stand.program.setup)),
         state={KEY: identity},
     )
 

@@ -200,13 +200,12 @@ def _messages(measured: _Measured, element_bytes: ElementBytes) -> dict[Cost, Wo
 
 def _sums(measured: _Measured) -> dict[Cost, Work]:
     """A unit's last sum, of one boundary tensor; sums inside a unit are in its compute."""
-    degree, nothing = measured.setup.tensor, fixed_work(measured.zero)
-    last = nothing
-    if degree > 1:
-        boundary_bytes = max(member.units[0].input_bytes for member in measured.members())
-        volume = measured.zero + boundary_bytes * sent_of_sum(degree)
-        last = measured.over(volume, lambda c: c.tensor, measured.own_port)
-    return {Cost.TENSOR_SUM: last}
+    if measured.setup.tensor == 1:
+        return {Cost.TENSOR_SUM: fixed_work(measured.zero)}
+    boundary_bytes = max(member.units[0].input_bytes for member in measured.members())
+    sent = [sent_of_sum(degree) for degree in measured.units.tensor.tolist()]
+    volume = boundary_bytes * np.array(sent)
+    return {Cost.TENSOR_SUM: measured.over(volume, lambda c: c.tensor, measured.own_port)}
 
 
 def _buckets(measured: _Measured) -> Floats | None:

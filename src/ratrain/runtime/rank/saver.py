@@ -10,10 +10,12 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
+
+from torch import Tensor
 
 from ratrain.checkpoint.best import Best, read_best, write_best
 from ratrain.checkpoint.entries import KINDS, Entry, clipped
@@ -25,7 +27,10 @@ from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.rank.company import Company
 from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.optimizer import OwnedPart
+from ratrain.runtime.step.slots import Slots
 from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.tensor_parts import stored_name
 
 
 @dataclass(frozen=True)
@@ -79,8 +84,9 @@ class CheckpointSaver:
         if not self._due:
             return
         assert self._writer is not None
-        for entry, buffer in _parts(unit):
-            self._writer.write(entry.name, buffer)
+        for entry, pieces in _written(unit):
+            for piece in pieces:
+                self._writer.write(entry.name, piece.detach().cpu().numpy())
         self._left.remove(unit.name)
         if not self._left:
             self._close(step)
@@ -99,7 +105,7 @@ class CheckpointSaver:
             begin(run, step + 1)
         self._network.exchange_bytes(b"")
         self._partial = partial_path(run, step + 1)
-        entries = [entry for unit in self._states.units for entry, _ in _parts(unit)]
+        entries = [entry for unit in self._states.units for entry, _ in _written(unit)]
         self._writer = ShardWriter(rank_path(self._partial, self._rank), entries)
         self._left = {unit.name for unit in self._states.units}
 
@@ -153,21 +159,34 @@ class CheckpointSaver:
         return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
 
 
-def _parts(unit: UnitState) -> list[tuple[Entry, object]]:
-    """What a rank writes of a unit: its own share of each kind, without padding; and its own
-    residual, whole."""
-    parts: list[tuple[Entry, object]] = []
-    buffers = unit.part.weights, unit.part.moment1, unit.part.moment2
-    for kind, buffer in zip(KINDS, buffers, strict=True):
-        size = unit.unit.layout.size
-        entry = clipped(unit.stored_name, kind, unit.owned.start, unit.owned.stop, size)
+def _written(unit: UnitState) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
+    """What a rank writes of a unit, and in which pieces: its own shares of each kind, without
+    padding; and its own residual, whole."""
+    if unit.slots is not None:
+        yield from _of_slots(unit, unit.slots)
+        return
+    share, part = unit.owned, unit.part
+    name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
+    for kind, buffer in zip(KINDS, _buffers(part), strict=True):
+        entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
-            begin_ = unit.owned.start - unit.part.begin
-            values = buffer[begin_ : begin_ + entry.elements]
-            parts.append((entry, values.detach().cpu().numpy()))
+            begin = share.start - part.begin
+            yield entry, iter([buffer[begin : begin + entry.elements]])
     if unit.residual is not None:
-        kind, size = residual_kind(unit.place, len(unit.holders)), unit.unit.layout.size
-        values = unit.residual.kept[:size]
-        entry = Entry(unit.stored_name, kind, 0, size, size)
-        parts.append((entry, values.detach().cpu().numpy()))
-    return parts
+        kind = residual_kind(unit.place, len(unit.holders))
+        yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])
+
+
+def _of_slots(unit: UnitState, slots: Slots) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
+    """The same of a unit that replicas hold at different degrees: it is stored slot by slot."""
+    parts = {part.begin: part for part in unit.parts}
+    for stored in slots.stored():
+        name = stored_name(unit.name, stored.slot)
+        for kind, buffer in zip(KINDS, _buffers(parts[stored.run.start]), strict=True):
+            entry = Entry(name, kind, stored.begin, stored.end - stored.begin, slots.slot_size)
+            yield entry, stored.pieces(buffer)
+
+
+def _buffers(part: OwnedPart) -> tuple[Tensor, Tensor, Tensor]:
+    """In the order of `KINDS`."""
+    return part.weights, part.moment1, part.moment2

@@ -18,6 +18,7 @@ from ratrain.program.setup import Setup
 from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat, Seats, holders_of
+from ratrain.runtime.step.cells import peers_at
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
@@ -110,9 +111,9 @@ class _Partners:
         if received is not None:
             stage, way, micro_batch = received.groups()
             source = int(stage) + (1 if way == "B" else -1)
-            return f"{source}SEND_{way}{micro_batch}", self._ranks_of_stage(seat, source)
+            return f"{source}SEND_{way}{micro_batch}", self._senders(seat, source)
         if meeting == _TIE:
-            return meeting, self._seats.replica(seat.data, tensor)
+            return meeting, self._seats.ends(seat.data, tensor)
         if op.lane == Lane.TENSOR.word:
             return meeting, self._seats.tensor_group(seat.pipeline, seat.data)
         unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
@@ -129,13 +130,15 @@ class _Partners:
         name = names.get((int(stage), int(unit or 0)))
         return None if name is None else (name, rest)
 
-    def _ranks_of_stage(self, seat: Seat, stage: int) -> list[int]:
+    def _senders(self, seat: Seat, stage: int) -> list[int]:
+        """The ranks that send a rank what comes from a stage."""
         stages = self._setup.replicas[self._seats.replica_class[seat.data]].stages
         if not 0 <= stage < len(stages):
             return []
         return [
-            self._seats.world_rank(member.rank, seat.data, seat.division.rank)
+            peer
             for member in stages[stage].members
+            for peer in peers_at(self._seats, seat, member.rank)
         ]
 
 

@@ -122,7 +122,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     proved = case.proved
     setup, verdict = proved.program.setup, proved.verdict
     layout_source = request.plan_path or f"{request.job_path} [layout]"
-    check_divides(case.job.model.spec, setup.tensor, f"{layout_source} tensor")
+    for degree in sorted({member.tensor for member in setup.members}):
+        check_divides(case.job.model.spec, degree, f"{layout_source} tensor")
     sizes = micro_batches_of(case) if isinstance(case, UnevenCase) else ()
     seats = seats_of(setup, _members(case))
     _require_fit(verdict, setup, str(layout_source))
@@ -150,6 +151,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         overrides=request.overrides,
         devices=_devices(case, seats),
         depths=seats.depths,
+        degrees=seats.degrees,
         micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
     devices = case.job.cluster.members()

@@ -23,7 +23,7 @@ from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.weights import Weights
 from ratrain.runtime.run_files import trained_case
 from ratrain.runtime.run_folder import RunFolder
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degree
+from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
 
 TOKENIZER = "tokenizer.json"
 
@@ -78,7 +78,7 @@ def _of_run(folder: RunFolder, step: int | None) -> TrainedModel:
     checkpoint = checkpoint_of(folder, step)
     parts = StoredParts(
         spec,
-        stored_degree(checkpoint.manifest.meta.units),
+        stored_degrees(spec, checkpoint.manifest.meta.units),
         lambda *element_range: torch.from_numpy(checkpoint.read_range(*element_range)),
     )
 

@@ -13,6 +13,7 @@ from itertools import pairwise, product
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
+from ratrain.runtime.step.cells import gathers_from, peers_at
 from ratrain.runtime.step.connection import Connection
 
 Need = tuple[int, str]
@@ -50,7 +51,9 @@ class Routes:
 def routes_of(setup: Setup, seats: Seats) -> Routes:
     """The `Routes` of a program."""
     by_unit = [holders_of(setup, seats, tensor) for tensor in range(seats.tensor)]
-    groups = dict.fromkeys(by_name[name] for name in by_unit[0] for by_name in by_unit)
+    groups = dict.fromkeys(
+        by_name[name] for name in by_unit[0] for by_name in by_unit if name in by_name
+    )
     return Routes(hops_of(setup), tuple(groups), setup.tied)
 
 
@@ -58,6 +61,11 @@ def message_channel(lane: Lane, sender: int) -> str:
     """Of messages from the world rank `sender`."""
     forward = lane in (Lane.SEND_F, Lane.RECV_F)
     return f"{'activations' if forward else 'gradients'} from {sender}"
+
+
+def parts_channel(lane: Lane) -> str:
+    """Between the ranks of a tensor group that put together what they receive in parts."""
+    return f"parts of {'activations' if lane in (Lane.SEND_F, Lane.RECV_F) else 'gradients'}"
 
 
 def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
@@ -77,6 +85,7 @@ def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
         *word_needs(seats, seat, routes.hops),
         *((peer, name) for peer in data for name in DATA.values()),
         *((peer, name) for peer in group for name in TENSOR.values()),
+        *((peer, name) for peer in group for name in _parts(seats, seat, routes.hops)),
         *((peer, COPIES) for peer in _others(ends, rank) if rank in ends),
     ]
 
@@ -85,15 +94,29 @@ def _messages(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
     needs: list[Need] = []
     for forward in hops:
         for lane, (first, second) in ((Lane.SEND_F, forward), (Lane.SEND_B, forward[::-1])):
-            exists = max(forward) < seats.depth(seat.data)
-            if exists and seat.pipeline in (first, second):
-                sender, receiver = (
-                    seats.world_rank(pipeline, seat.data, seat.division.rank)
-                    for pipeline in (first, second)
-                )
-                peer = receiver if seat.world_rank == sender else sender
-                needs.append((peer, message_channel(lane, sender)))
+            if max(forward) >= seats.depth(seat.data):
+                continue
+            if seat.pipeline == first:
+                name = message_channel(lane, seat.world_rank)
+                needs += [(peer, name) for peer in peers_at(seats, seat, second)]
+            elif seat.pipeline == second:
+                senders = peers_at(seats, seat, first)
+                needs += [(peer, message_channel(lane, peer)) for peer in senders]
     return sorted(set(needs))
+
+
+def _parts(seats: Seats, seat: Seat, hops: Hops) -> list[str]:
+    """The channels over which a rank's tensor group puts together what it receives in parts."""
+    sources = {
+        Lane.RECV_F: [first for first, second in hops if second == seat.pipeline],
+        Lane.RECV_B: [second for first, second in hops if first == seat.pipeline],
+    }
+    depth = seats.depth(seat.data)
+    return [
+        parts_channel(lane)
+        for lane, stages in sources.items()
+        if any(gathers_from(seats, seat, stage) for stage in stages if stage < depth)
+    ]
 
 
 def _circles(seats: Seats, seat: Seat) -> list[Need]:

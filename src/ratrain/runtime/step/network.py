@@ -19,25 +19,27 @@ from ratrain.cost.algorithms import DIRECT
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
+from ratrain.runtime.step.collective import Tensors
 
 
 class Network(Protocol):
     """What the executor needs of a network. Every call blocks its lane, and no other."""
 
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        """Sends a tensor to the rank at a pipeline position of the own replica."""
+        """Sends a flat tensor to a pipeline position of the own replica: to the rank with the own
+        number there, or where tensor degrees differ the own part of it (`step.cells`)."""
         ...
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        """Fills a tensor with what that rank sends."""
+        """Fills a flat tensor with what is sent there; all of it, whatever the degrees."""
         ...
 
     def announce(self, lane: Lane, pipeline: int) -> None:
-        """Before a `send`: announces it to that rank; `await_sender` there returns."""
+        """Before a `send`: announces it; `await_sender` there returns."""
         ...
 
     def await_sender(self, lane: Lane, pipeline: int) -> None:
-        """Waits until that rank has come to its `send`."""
+        """Waits until those who send from there have come to their `send`."""
         ...
 
     def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
@@ -47,6 +49,11 @@ class Network(Protocol):
 
     def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
         """Fills `flat` with every holder's part; the own part is already there."""
+        ...
+
+    def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
+        """Sends some of the holders the first tensors, and fills the second with what they send, at
+        once; both by place among the holders."""
         ...
 
     def add_copies(self, gradient: Tensor) -> None:

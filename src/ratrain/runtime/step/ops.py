@@ -119,7 +119,7 @@ class RankOps:
             self._states.inputs.pop(key, None)
         if unit.local.last:
             self.losses.setdefault(step, []).append(output.detach())
-        elif self._setup.tensor > 1:
+        elif unit.division.degree > 1:
             self._states.partial[key] = output.detach()
         else:
             self._hand_on(op, output.detach())
@@ -192,7 +192,7 @@ class RankOps:
         if self.unit(op).local.first:
             return
         assert gradient is not None
-        if self._setup.tensor > 1:
+        if self.unit(op).division.degree > 1:
             self._states.partialb[op.unit, op.micro_batch] = gradient
         else:
             self._hand_to_previous(op, gradient)
@@ -369,9 +369,9 @@ class RankOps:
                 unit.gradient = self._states.new_gradient(unit)
             assert unit.gradient is not None
             gradient = unit.gradient = self._to_send(unit, op, unit.gradient)
-            self._network.reduce(gradient, gradient[unit.owned], unit.holders, unit.by.reduces)
+            unit.reduce(self._network, gradient)
             if not self._setup.sharding:
-                self._network.gather(Lane.REDUCE, gradient, unit.holders, unit.by.gathers)
+                unit.gather(self._network, Lane.REDUCE, gradient)
             else:
                 self._agree_on_overflow(unit)
             return
@@ -413,7 +413,7 @@ class RankOps:
         dtype = self._states.wire.gradients
         if unit.residual is None:
             return narrowed(wide, dtype)
-        first = not self._setup.per_micro_batch or op.micro_batch == 0
+        first = not self._setup.per_micro_batch or op.place == 0
         return unit.residual.narrowed(wide, dtype, spans, first=first, scale=self.clipping.scale)
 
     def _agree_on_overflow(self, unit: UnitState) -> None:
@@ -421,7 +421,7 @@ class RankOps:
         if not self.clipping.by_unit:
             return
         flags = torch.zeros(len(unit.holders), device=self._states.device)
-        flags[unit.place] = float(not is_finite(self._reduced(unit, share_only=True)))
+        flags[unit.place] = float(not all(map(is_finite, self._sums(unit))))
         self._network.gather(Lane.REDUCE, flags, unit.holders)
         unit.overflowed = bool(flags.any())
 
@@ -463,11 +463,11 @@ class RankOps:
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
         matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
-        share, total = self._reduced(unit, share_only=True), torch.zeros((), dtype=torch.float64)
+        total = torch.zeros((), dtype=torch.float64, device=self._states.device)
         tied = self._setup.tied and unit.local.last
         for piece in counted_once(unit) if tied else unit.counted:
-            for part in share[piece].split(_SQUARED_ELEMENTS):
-                total = total.to(share.device) + part.double().square().sum()
+            for part in self._reduced(unit, piece).split(_SQUARED_ELEMENTS):
+                total = total + part.double().square().sum()
         return total
 
     def _exchanged(self, squares: Tensor) -> list[list[float]]:
@@ -485,13 +485,14 @@ class RankOps:
             unit.residual.settle(skipped=skipped)
         if not skipped:
             done = clipping.updates_before(step)
-            unit.part.update(self._reduced(unit), self._train, step, done, clipping.factor)
-        target = unit.shard_view
-        if unit.view is not None:
-            target = unit.view[unit.part.begin : unit.part.end]
-        assert target is not None
-        if target.data_ptr() != unit.part.weights.data_ptr():
-            target.copy_(unit.part.weights)
+            for part in unit.parts:
+                gradient = self._reduced(unit, slice(part.begin, part.end))
+                part.update(gradient, self._train, step, done, clipping.factor)
+        for part in unit.parts:
+            target = unit.shard_view if unit.view is None else unit.view[part.begin : part.end]
+            assert target is not None
+            if target.data_ptr() != part.weights.data_ptr():
+                target.copy_(part.weights)
         # From here on the new weights stand for the gradient: it is not read again.
         unit.gradient = unit.shard = None
 
@@ -500,21 +501,26 @@ class RankOps:
         if not self.clipping.by_unit:
             return self.clipping.skips
         shared, unit.overflowed = unit.overflowed, None
-        overflowed = not is_finite(self._reduced(unit)) if shared is None else shared
+        overflowed = not all(map(is_finite, self._sums(unit))) if shared is None else shared
         self.skipped_updates[step] += overflowed
         return overflowed
 
-    def _reduced(self, unit: UnitState, *, share_only: bool = False) -> Tensor:
-        """The reduced gradient of the part that this rank updates, or only of its own share."""
+    def _sums(self, unit: UnitState) -> list[Tensor]:
+        """The reduced gradient of what this rank updates."""
+        return [self._reduced(unit, slice(part.begin, part.end)) for part in unit.parts]
+
+    def _reduced(self, unit: UnitState, piece: slice) -> Tensor:
+        """A piece of the reduced gradient, of what this rank updates."""
         if unit.shard is not None:
-            return unit.shard
+            begin = unit.owned.start
+            return unit.shard[piece.start - begin : piece.stop - begin]
         assert unit.gradient is not None
-        return unit.gradient[unit.owned if share_only else slice(unit.part.begin, unit.part.end)]
+        return unit.gradient[piece]
 
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         assert unit.view is not None
-        self._network.gather(Lane.GATHER, unit.view, unit.holders, unit.by.gathers)
+        unit.gather(self._network, Lane.GATHER, unit.view)
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)

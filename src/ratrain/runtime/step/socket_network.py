@@ -19,11 +19,12 @@ from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
+from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
 from ratrain.runtime.step.circle import circles_of, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
-from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_channel
+from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_channel, parts_channel
 from ratrain.runtime.step.sums import PIECE_BYTES, add_up, pieces
 from ratrain.runtime.step.tensor_peers import TensorPeers
 
@@ -39,27 +40,50 @@ class SocketNetwork:
     def __init__(self, seats: Seats, seat: Seat, links: Links, hosts: Sequence[int]) -> None:
         self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
         self._circles = circles_of(seats, seat, links)
-        self._tensor = self._tensor_groups() if seats.tensor > 1 else {}
+        self._tensor = self._tensor_groups() if seat.division.degree > 1 else {}
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
         return self._tensor.get(lane)
 
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        to = self._stage(pipeline)
-        link = self._links[to, message_channel(lane, self._seat.world_rank)]
-        move([Leaving(link, bytes_of(tensor))], [Landing(link, _NOTHING)])
+        name = message_channel(lane, self._seat.world_rank)
+        cells = cells_with(self._seats, self._seat, pipeline, len(tensor))
+        links = [self._links[cell.peer, name] for cell in cells]
+        bodies = [bytes_of(tensor[cell.begin : cell.end]) for cell in cells]
+        move(
+            [Leaving(link, body) for link, body in zip(links, bodies, strict=True)],
+            [Landing(link, _NOTHING) for link in links],
+        )
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        sender = self._stage(pipeline)
-        link = self._links[sender, message_channel(lane, sender)]
-        move([Leaving(link, _NOTHING)], [Landing(link, bytes_of(tensor))])
+        cells = cells_with(self._seats, self._seat, pipeline, len(tensor))
+        links = [self._links[cell.peer, message_channel(lane, cell.peer)] for cell in cells]
+        rooms = [bytes_of(tensor[cell.begin : cell.end]) for cell in cells]
+        move(
+            [Leaving(link, _NOTHING) for link in links],
+            [Landing(link, room) for link, room in zip(links, rooms, strict=True)],
+        )
+        if gathers_from(self._seats, self._seat, pipeline):
+            self._put_together(tensor, parts_channel(lane))
+
+    def _put_together(self, tensor: Tensor, name: str) -> None:
+        """Fills a tensor of which each rank of the tensor group has its part."""
+        division = self._seat.division
+        parts = [bytes_of(part) for part in parts_of_group(tensor, division.degree)]
+        group = self._seats.tensor_group(self._seat.pipeline, self._seat.data)
+        links = self._links_to(tuple(group), name)
+        others = zip(links, _all_but(division.rank, parts), strict=True)
+        move(
+            [Leaving(link, parts[division.rank]) for link in links],
+            [Landing(link, part) for link, part in others],
+        )
 
     def announce(self, lane: Lane, pipeline: int) -> None:
         """A message's header does it."""
 
     def await_sender(self, lane: Lane, pipeline: int) -> None:
-        sender = self._stage(pipeline)
-        self._links[sender, message_channel(lane, sender)].await_frame()
+        for sender in peers_at(self._seats, self._seat, pipeline):
+            self._links[sender, message_channel(lane, sender)].await_frame()
 
     def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
         exchange, place = self._exchange(holders, by), self._place_among(holders)
@@ -102,6 +126,9 @@ class SocketNetwork:
         ]
         move([Leaving(link, parts[place]) for link in links], landing)
 
+    def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
+        self._swap(holders, DATA[lane])(leaving, landing)
+
     def add_copies(self, gradient: Tensor) -> None:
         first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
         here_first = self._seat.world_rank == first
@@ -136,10 +163,6 @@ class SocketNetwork:
         """Peers see the end of every stream."""
         for link in self._links.values():
             link.close()
-
-    def _stage(self, pipeline: int) -> int:
-        """The world rank at a pipeline position that this one exchanges messages with."""
-        return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
 
     def _place_among(self, holders: Holders) -> int:
         return holders.index(self._seat.world_rank)

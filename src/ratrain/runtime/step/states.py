@@ -17,14 +17,14 @@ from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
+from ratrain.runtime.seats import Groups, Holders, Seat, Seats, groups_of, holders_of
 from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
-from ratrain.runtime.step.tensor_parts import stored_name
+from ratrain.runtime.step.slots import Slots
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -58,9 +58,12 @@ class UnitState:
     weights: Weights
     division: Division
     holders: Holders  # this rank among them: they reduce its gradient, and gather it
+    place: int  # of this rank among the holders
     padded: int  # elements of the flat buffers
-    owned: slice  # the part that this rank owns in a reduction
-    part: OwnedPart
+    shares: tuple[slice, ...]  # what this rank owns in a reduction
+    parts: tuple[OwnedPart, ...]  # what it updates: its shares, or where nothing is sharded all
+    replicated: tuple[Tensor, ...]  # buffers of the whole unit, of which this rank owns its shares
+    slots: Slots | None = None  # where replicas hold the unit at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3
     gradient: Tensor | None = None
@@ -76,38 +79,43 @@ class UnitState:
         return self.local.unit.name
 
     @property
-    def place(self) -> int:
-        """The number of this rank among the unit's holders."""
-        return self.owned.start // (self.owned.stop - self.owned.start)
+    def owned(self) -> slice:
+        """The share, of a unit that all replicas hold at one tensor degree."""
+        (share,) = self.shares
+        return share
 
     @property
-    def stored_name(self) -> str:
-        """The unit's name in a checkpoint."""
-        return stored_name(self.name, self.division)
-
-    @property
-    def replicated(self) -> list[Tensor]:
-        """Buffers of the whole unit, of which this rank owns a part."""
-        part = self.part
-        whole = [] if self.view is None else [self.view]
-        if part.end - part.begin > self.owned.stop - self.owned.start:  # nothing is sharded
-            whole += [part.moment1, part.moment2]
-            if self.view is None or self.view.data_ptr() != part.weights.data_ptr():
-                whole.append(part.weights)
-        return whole if self.owned != slice(0, self.padded) else []
+    def part(self) -> OwnedPart:
+        """The part that this rank updates, of such a unit."""
+        (part,) = self.parts
+        return part
 
     @property
     def counted(self) -> list[slice]:
-        """Pieces of the own share whose gradients the global norm counts on this rank: vectors
-        that all ranks of a tensor group have count on the first alone."""
-        share = self.owned
+        """Pieces of the shares whose gradients the global norm counts on this rank: vectors that
+        all ranks of a tensor group have count on the first alone."""
         if self.division.rank == 0:
-            return [slice(0, share.stop - share.start)]
+            return list(self.shares)
         return [
-            slice(tensor.offset + low - share.start, tensor.offset + high - share.start)
+            slice(tensor.offset + low, tensor.offset + high)
+            for share in self.shares
             for tensor, low, high in self.unit.layout.overlaps(share.start, share.stop)
             if tensor.cut is not None
         ]
+
+    def reduce(self, network: Network, flat: Tensor) -> None:
+        """Adds up all holders' `flat`; this rank's shares of the sum lie in its own."""
+        if self.slots is not None:
+            self.slots.reduce(network, flat)
+        else:
+            network.reduce(flat, flat[self.owned], self.holders, self.by.reduces)
+
+    def gather(self, network: Network, lane: Lane, flat: Tensor) -> None:
+        """Fills `flat` with all holders' shares; the own ones are already there."""
+        if self.slots is not None:
+            self.slots.gather(network, lane, flat)
+        else:
+            network.gather(lane, flat, self.holders, self.by.gathers)
 
 
 @dataclass
@@ -142,7 +150,7 @@ class RankStates:
         for it."""
         for unit in self.units:
             for buffer in unit.replicated:
-                network.gather(Lane.GATHER, buffer, unit.holders, unit.by.gathers)
+                unit.gather(network, Lane.GATHER, buffer)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
@@ -164,8 +172,19 @@ def rank_states(
     range; the rest is for `RankStates.complete`. `collectives`: of each unit."""
     setup = schedule.program.setup
     holders = holders_of(setup, seats, seat.division.rank)
+    groups = groups_of(setup, seats)
     units = [
-        _unit_state(local, setup, holders[local.unit.name], seat, make_unit, source, dtype, device)
+        _unit_state(
+            local,
+            setup,
+            holders[local.unit.name],
+            groups.get(local.unit.name),
+            seat,
+            make_unit,
+            source,
+            dtype,
+            device,
+        )
         for local in schedule.units
     ]
     for unit in units:
@@ -205,53 +224,63 @@ def _unit_state(
     local: LocalUnit,
     setup: Setup,
     holders: Holders,
+    groups: Groups | None,
     seat: Seat,
     make_unit: Callable[[str], Unit],
     source: Source,
     dtype: torch.dtype,
     device: torch.device,
 ) -> UnitState:
-    unit = make_unit(local.unit.name)
-    layout = unit.layout
-    alike = _cut_alike(local.unit.name, setup)
-    padded = max(make_unit(replica_unit).layout.padded(len(holders)) for replica_unit in alike)
-    begin, end = owned_range(padded, len(holders), holders.index(seat.world_rank))
-    share = slice(begin, end)
-    if not (setup.sharding and len(holders) > 1):
-        begin, end = 0, padded
-    name = local.unit.name
+    unit, name = make_unit(local.unit.name), local.unit.name
+    layout, place = unit.layout, holders.index(seat.world_rank)
+    slots = None if groups is None else Slots(layout, groups, seat.world_rank)
+    if slots is not None:
+        padded, shares = layout.size, slots.owned
+    else:
+        alike = _cut_alike(name, setup)
+        padded = max(make_unit(replica_unit).layout.padded(len(holders)) for replica_unit in alike)
+        shares = (slice(*owned_range(padded, len(holders), place)),)
+    whole, is_sharded = slice(0, padded), bool(setup.sharding) and len(holders) > 1
 
-    def owned(kind: str, low: int, high: int) -> Tensor:
-        """The range [low, high) of a buffer, of which what this rank owns is read."""
-        values = torch.zeros(high - low, dtype=torch.float32, device=device)
-        known = min(share.stop, layout.size)
-        if known > share.start:
-            values[share.start - low : known - low] = source(name, kind, share.start, known).to(
-                device
-            )
+    def owned(kind: str, held: slice) -> Tensor:
+        """A range of a buffer, of which what this rank owns is read."""
+        values = torch.zeros(held.stop - held.start, dtype=torch.float32, device=device)
+        for share in shares:
+            known = min(share.stop, layout.size)
+            if held.start <= share.start < min(known, held.stop):
+                at = slice(share.start - held.start, known - held.start)
+                values[at] = source(name, kind, share.start, known).to(device)
         return values
 
     view = shard_view = None
     if local.gathered:
-        shard_view = owned("weights", begin, end).to(dtype)
-        master = shard_view if dtype == torch.float32 else owned("weights", begin, end)
+        shard_view = owned("weights", shares[0]).to(dtype)
     else:
-        view = owned("weights", 0, padded).to(dtype)
-        master = view[begin:end] if dtype == torch.float32 else owned("weights", begin, end)
-    part = OwnedPart(
-        begin,
-        end,
-        layout.decay_end,
-        master,
-        owned("moment1", begin, end),
-        owned("moment2", begin, end),
-    )
+        view = owned("weights", whole).to(dtype)
+
+    def buffers(held: slice) -> tuple[Tensor, Tensor, Tensor]:
+        """Master weights and moments; in fp32 the weights that compute reads are the master."""
+        weights = shard_view if view is None else view[held]
+        if weights is None or dtype != torch.float32:
+            weights = owned("weights", held)
+        return weights, owned("moment1", held), owned("moment2", held)
+
+    replicated = [] if view is None else [view]
+    if is_sharded:
+        parts = [(share, buffers(share)) for share in shares]
+    else:
+        weights, moment1, moment2 = buffers(whole)
+        replicated += [moment1, moment2]
+        if view is None or view.data_ptr() != weights.data_ptr():
+            replicated.append(weights)
+        runs = (whole,) if slots is None else slots.runs
+        parts = [(run, (weights[run], moment1[run], moment2[run])) for run in runs]
     weights = Weights(layout)
     if view is not None:
         weights.attach_view(view)
     residual = None
     if setup.error_feedback and len(holders) > 1:
-        kind = residual_kind(holders.index(seat.world_rank), len(holders))
+        kind = residual_kind(place, len(holders))
         kept = torch.zeros(padded, dtype=torch.float32, device=device)
         kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
         residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
@@ -261,9 +290,12 @@ def _unit_state(
         weights,
         seat.division,
         holders,
+        place,
         padded,
-        share,
-        part,
+        shares,
+        tuple(OwnedPart(at.start, at.stop, layout.decay_end, *held) for at, held in parts),
+        tuple(replicated) if len(holders) > 1 else (),
+        slots,
         view,
         shard_view,
         residual=residual,

@@ -1,13 +1,14 @@
 """Units of a tensor group in checkpoints: each rank's part under a name of its own.
 
-"7.t1of2" is the second half of layer 7. Any degree reads what any other has written: a parameter
-is put together from the parts that were stored, and the part that is wanted is cut out.
+"7.t1of2" is the second half of layer 7. Each unit has a degree of its own. Any degree reads what
+any other has written: a parameter is put together from the parts that were stored, and the part
+that is wanted is cut out.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping
 
 import torch
 from torch import Tensor
@@ -28,19 +29,23 @@ def stored_name(unit: str, division: Division) -> str:
     return unit if division == WHOLE else f"{unit}.t{division.rank}of{division.degree}"
 
 
-def stored_sizes(spec: ModelSpec, degree: int) -> dict[str, int]:
-    """Elements of everything that a model's checkpoint holds, by stored name."""
+def stored_sizes(spec: ModelSpec, degrees: Mapping[str, int]) -> dict[str, int]:
+    """Elements of everything that a model's checkpoint holds, by stored name; `degrees`, by unit:
+    in how many parts."""
     return {
         stored_name(unit, division): unit_layout(spec, unit, division).size
         for unit in unit_names(spec)
-        for division in divisions(degree)
+        for division in divisions(degrees[unit])
     }
 
 
-def stored_degree(names: Iterable[str]) -> int:
-    """The degree of the tensor groups that wrote these names."""
-    degrees = {int(match[3]) for name in names if (match := _NAME.match(name))}
-    return max(degrees, default=1)
+def stored_degrees(spec: ModelSpec, names: Iterable[str]) -> dict[str, int]:
+    """For each unit of a model, in how many parts those who wrote these names have stored it."""
+    degrees = dict.fromkeys(unit_names(spec), 1)
+    for match in filter(None, map(_NAME.match, names)):
+        if match[1] in degrees:
+            degrees[match[1]] = max(degrees[match[1]], int(match[3]))
+    return degrees
 
 
 def divisions(degree: int) -> list[Division]:
@@ -49,15 +54,16 @@ def divisions(degree: int) -> list[Division]:
 
 
 class StoredParts:
-    """A checkpoint of one degree, read as if another had written it."""
+    """A checkpoint, read as if another degree had written it. `degrees`, by unit: the one that
+    has."""
 
-    def __init__(self, spec: ModelSpec, stored: int, read: Read) -> None:
-        self._spec, self._stored, self._read = spec, stored, read
+    def __init__(self, spec: ModelSpec, degrees: Mapping[str, int], read: Read) -> None:
+        self._spec, self._degrees, self._read = spec, degrees, read
 
     def read_range(self, unit: str, division: Division, kind: str, begin: int, end: int) -> Tensor:
         """Elements begin .. end of the flat buffer of one part of a unit, fp32. Memory beside the
         result: one parameter of the model, twice."""
-        if division.degree == self._stored:
+        if division.degree == self._degrees[unit]:
             return self._read(stored_name(unit, division), kind, begin, end)
         out = torch.zeros(end - begin)
         for parameter, low, high in unit_layout(self._spec, unit, division).overlaps(begin, end):
@@ -69,7 +75,7 @@ class StoredParts:
     def _parameter(self, unit: str, wanted: Parameter, kind: str) -> Tensor:
         """A parameter of the model, whole."""
         whole = torch.empty(wanted.whole_shape)
-        for division in divisions(self._stored):
+        for division in divisions(self._degrees[unit]):
             stored = unit_layout(self._spec, unit, division).by_name[wanted.name]
             name = stored_name(unit, division)
             values = self._read(name, kind, stored.offset, stored.end)

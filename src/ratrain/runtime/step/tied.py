@@ -63,11 +63,13 @@ def add_here(embedding: Tensor, head: Tensor) -> None:
 
 
 def counted_once(unit: UnitState) -> list[slice]:
-    """Of the pieces of a head's own share that the norm counts, what the embedding's does not."""
-    matrix, share = tied_range(unit), unit.owned
-    begin, end = matrix.start - share.start, matrix.stop - share.start
+    """Of the pieces of a head's gradient that the norm counts, what the embedding's does not."""
+    matrix = tied_range(unit)
     parts = [
-        (slice(piece.start, min(piece.stop, begin)), slice(max(piece.start, end), piece.stop))
+        (
+            slice(piece.start, min(piece.stop, matrix.start)),
+            slice(max(piece.start, matrix.stop), piece.stop),
+        )
         for piece in unit.counted
     ]
     return [part for both in parts for part in both if part.start < part.stop]

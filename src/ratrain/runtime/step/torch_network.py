@@ -21,6 +21,7 @@ from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
+from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
 from ratrain.runtime.step.circle import circles_of, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
@@ -53,8 +54,8 @@ class TorchNetwork:
         self._timeout = timedelta(seconds=timeout_s)
         self._message: dict[Lane, dist.ProcessGroup] = {}
         for lane in (Lane.SEND_F, Lane.SEND_B):
-            for data, tensor in product(range(seats.data), range(seats.tensor)):
-                ranks = seats.replica(data, tensor)
+            for data in range(seats.data):
+                ranks = seats.replica(data)
                 group = self._group(ranks, backend)
                 if seat.world_rank in ranks:
                     self._message[lane] = group
@@ -63,11 +64,12 @@ class TorchNetwork:
             (lane, holders): self._group(holders, backend)
             for lane, holders in product((Lane.REDUCE, Lane.GATHER), routes.groups)
         }
-        self._tensor = self._tensor_groups(backend) if seats.tensor > 1 else {}
+        self._tensor = self._tensor_groups(backend)
         self._copies: dist.ProcessGroup | None = None
-        for data, tensor in product(range(seats.data), range(seats.tensor)):
-            ranks = seats.ends(data, tensor)
-            if routes.tied and seats.depth(data) > 1:
+        tied = [data for data in range(seats.data) if routes.tied and seats.depth(data) > 1]
+        for data in tied:
+            for tensor in range(seats.degree(0, data)):
+                ranks = seats.ends(data, tensor)
                 group = self._group(ranks, backend)
                 if seat.world_rank in ranks:
                     self._copies = group
@@ -82,8 +84,9 @@ class TorchNetwork:
         seats, seat = self._seats, self._seat
         groups: dict[Lane, TensorPeers] = {}
         for lane in (Lane.COMPUTE, Lane.TENSOR):
-            for number in range(0, seats.world_size, seats.tensor):
-                ranks = list(range(number, number + seats.tensor))
+            for ranks in seats.tensor_groups():
+                if len(ranks) == 1:
+                    continue
                 group = self._group(ranks, backend)
                 if seat.world_rank in ranks:
                     others = [rank for rank in ranks if rank != seat.world_rank]
@@ -93,25 +96,32 @@ class TorchNetwork:
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
         return self._tensor.get(lane)
 
-    def _stage(self, pipeline: int) -> int:
-        """The world rank at a pipeline position that this one exchanges messages with."""
-        return self._seats.world_rank(pipeline, self._seat.data, self._seat.division.rank)
-
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        peer = self._stage(pipeline)
-        dist.send(tensor, peer, group=self._message[_channel(lane)])
+        wait_all(exchange_pairs(self._message[_channel(lane)], self._cells(tensor, pipeline), []))
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        peer = self._stage(pipeline)
-        dist.recv(tensor, peer, group=self._message[_channel(lane)])
+        messages, seat = self._message[_channel(lane)], self._seat
+        wait_all(exchange_pairs(messages, [], self._cells(tensor, pipeline)))
+        if gathers_from(self._seats, seat, pipeline):
+            parts = parts_of_group(tensor, seat.division.degree)
+            group = self._seats.tensor_group(seat.pipeline, seat.data)
+            others, place = _all_but(seat.division.rank, group), seat.division.rank
+            leaving = [parts[place]] * len(others)
+            wait_all(exchange(messages, others, leaving, _all_but(place, parts)))
+
+    def _cells(self, tensor: Tensor, pipeline: int) -> list[tuple[int, Tensor]]:
+        """What goes between this rank and those at a pipeline position, by world rank."""
+        cells = cells_with(self._seats, self._seat, pipeline, len(tensor))
+        return [(cell.peer, tensor[cell.begin : cell.end]) for cell in cells]
 
     def announce(self, lane: Lane, pipeline: int) -> None:
-        rank = self._seat.world_rank
-        self._links[self._stage(pipeline), message_channel(lane, rank)].send(b"")
+        name = message_channel(lane, self._seat.world_rank)
+        for peer in peers_at(self._seats, self._seat, pipeline):
+            self._links[peer, name].send(b"")
 
     def await_sender(self, lane: Lane, pipeline: int) -> None:
-        sender = self._stage(pipeline)
-        self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
+        for sender in peers_at(self._seats, self._seat, pipeline):
+            self._links[sender, message_channel(lane, sender)].receive(memoryview(b""))
 
     def reduce(self, flat: Tensor, out: Tensor, holders: Holders, by: str = DIRECT) -> None:
         collective, place = self._collective(holders, by), self._place_among(holders)
@@ -166,6 +176,9 @@ class TorchNetwork:
             wait_all(exchange_pairs(group, *both))
 
         return swap
+
+    def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
+        self._swap_of(lane, holders)(leaving, landing)
 
     def _place_among(self, holders: Holders) -> int:
         return holders.index(self._seat.world_rank)

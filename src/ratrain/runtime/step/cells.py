@@ -1,0 +1,79 @@
+"""Which part of a tensor between two stages each rank sends to whom, whatever their tensor degrees.
+
+Groups of one degree send it from rank to rank, whole. Where degrees differ every element crosses
+once: the sending group cuts it into as many parts as it has ranks, the receiving group likewise,
+and where two parts overlap is a cell, one message. Parts are equal but for an element, so no degree
+needs to divide anything. A receiving group then puts its parts together, each rank needs them all.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+from torch import Tensor
+
+from ratrain.runtime.seats import Seat, Seats
+
+
+class Cell(NamedTuple):
+    """Elements begin .. end of the tensor, exchanged with rank `peer` of the other group."""
+
+    peer: int
+    begin: int
+    end: int
+
+
+def part_of(count: int, rank: int, degree: int) -> tuple[int, int]:
+    """The elements of a tensor of `count` that are the part of one rank of a group."""
+    return rank * count // degree, (rank + 1) * count // degree
+
+
+def cells(count: int, rank: int, degree: int, other_degree: int) -> list[Cell]:
+    """What rank `rank` of a group of `degree` exchanges with a group of `other_degree`, of a tensor
+    of `count` elements: forward as backward, as sender and as receiver, by rank of the other. A
+    tensor of fewer elements than cells leaves some empty."""
+    if degree == other_degree:
+        return [Cell(rank, 0, count)]
+    begin, end = part_of(count, rank, degree)
+    overlaps: list[Cell] = []
+    for peer in peers(rank, degree, other_degree):
+        their_begin, their_end = part_of(count, peer, other_degree)
+        first = max(begin, their_begin)
+        overlaps.append(Cell(peer, first, max(first, min(end, their_end))))
+    return overlaps
+
+
+def peers(rank: int, degree: int, other_degree: int) -> range:
+    """The ranks of the other group with which this one exchanges cells."""
+    if degree == other_degree:
+        return range(rank, rank + 1)
+    return range(rank * other_degree // degree, -(-(rank + 1) * other_degree // degree))
+
+
+def cells_with(seats: Seats, seat: Seat, pipeline: int, count: int) -> list[Cell]:
+    """The cells that a rank exchanges with a pipeline position of its replica, by world rank."""
+    degree = seats.degree(pipeline, seat.data)
+    return [
+        cell._replace(peer=seats.world_rank(pipeline, seat.data, cell.peer))
+        for cell in cells(count, seat.division.rank, seat.division.degree, degree)
+    ]
+
+
+def peers_at(seats: Seats, seat: Seat, pipeline: int) -> list[int]:
+    """The world ranks at a pipeline position of its replica with which a rank exchanges cells."""
+    degree = seats.degree(pipeline, seat.data)
+    return [
+        seats.world_rank(pipeline, seat.data, peer)
+        for peer in peers(seat.division.rank, seat.division.degree, degree)
+    ]
+
+
+def gathers_from(seats: Seats, seat: Seat, pipeline: int) -> bool:
+    """Whether a rank receives only its part from a pipeline position, and its group puts the parts
+    together."""
+    return 1 < seat.division.degree != seats.degree(pipeline, seat.data)
+
+
+def parts_of_group(tensor: Tensor, degree: int) -> list[Tensor]:
+    """Every rank's part of a flat tensor."""
+    return [tensor[slice(*part_of(len(tensor), rank, degree))] for rank in range(degree)]

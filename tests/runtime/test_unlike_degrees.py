@@ -1,0 +1,157 @@
+"""Stages and replicas of unlike tensor degrees, on real processes."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+from crew import Crew
+from runs_made import Setting, Unlike, write_job, write_plan
+from test_unlike_replicas import assert_as_alone, assert_held
+from training import train
+
+from ratrain.errors import SpecError
+from ratrain.runtime.run.prepare import RunRequest, prepare_run
+
+MODEL = (("num_key_value_heads", 4),)
+TIED = (*MODEL, ("tie_word_embeddings", True))
+ALONE = Setting("1f1b", learning_rate=1e-3, model=MODEL)
+WIDENING = (Unlike((2, 2), 8, tensor=(1, 2)),)
+NARROWING = (Unlike((1, 3), 4, micro_batch=2, tensor=(2, 1)),)
+TWO_AND_ONE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3))
+CROSSED = (Unlike((2, 2), 5, tensor=(1, 2)), Unlike((4,), 3, tensor=(2,)))
+TWO_AND_THREE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3, tensor=(3,)))
+SIX_HEADS = (("hidden_size", 36), ("num_attention_heads", 6), ("num_key_value_heads", 6))
+WAIST = (Unlike((1, 2, 1), 8, tensor=(2, 1, 2)),)
+
+slow = pytest.mark.slow
+
+
+@pytest.fixture(scope="module")
+def five() -> Generator[Crew]:
+    with Crew(5) as made:
+        yield made
+
+
+def unlike(replicas: tuple[Unlike, ...], name: str = "ratrain", **changes: Any) -> Setting:
+    return replace(ALONE, name=name, unlike=replicas, **changes)
+
+
+@slow
+@pytest.mark.parametrize(
+    ("replicas", "changes"),
+    [
+        (WIDENING, {"clip_norm": 0.5}),
+        (NARROWING, {"masked": True}),
+        (WAIST, {}),
+        (TWO_AND_ONE, {"clip_norm": 0.5, "masked": True}),
+        (TWO_AND_ONE, {"sharding": 0}),
+        (CROSSED, {"sharding": 1, "clip_norm": 0.5}),
+        (CROSSED, {"network": "gloo"}),
+        (WAIST, {"network": "gloo"}),
+    ],
+    ids=lambda given: " ".join(map(str, given if isinstance(given, tuple) else given.items())),
+)
+def test_stages_of_unlike_degrees_train_as_one_process_does(
+    replicas: tuple[Unlike, ...], changes: dict[str, Any], five: Crew, tmp_path: Path
+) -> None:
+    setting = unlike(replicas, **changes)
+    alone = replace(setting, unlike=(), name="1f1b", network="sockets")
+    result = train(five, setting, tmp_path / "unlike")
+    assert_as_alone(result, train(five, alone, tmp_path / "alone"))
+    assert_held(result)
+
+
+@slow
+@pytest.mark.parametrize("replicas", [WIDENING, CROSSED], ids=str)
+def test_every_schedule_and_timing_of_unlike_degrees_has_the_same_bits(
+    replicas: tuple[Unlike, ...], five: Crew, tmp_path: Path
+) -> None:
+    first = train(five, unlike(replicas), tmp_path / "ratrain")
+    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2)):
+        other = train(five, unlike(replicas, name, sharding=sharding), tmp_path / name)
+        assert not other.differences(first), name
+        assert_held(other)
+    late = train(five, unlike(replicas), tmp_path / "late", delays=3)
+    assert not late.differences(first)
+
+
+@slow
+@pytest.mark.parametrize(
+    "changes",
+    [{"dtype": "bf16"}, {"gradient_wire": "bf16", "boundary_wire": "bf16"}],
+    ids=["bf16", "narrow wires"],
+)
+def test_unlike_degrees_train_in_fewer_bits(
+    changes: dict[str, Any], five: Crew, tmp_path: Path
+) -> None:
+    result = train(five, unlike(CROSSED, **changes), tmp_path / "unlike")
+    other = train(five, unlike(CROSSED, "1f1b", sharding=0, **changes), tmp_path / "other")
+    assert not result.differences(other)
+    alone = train(five, ALONE, tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=5e-3)
+    assert_held(result)
+
+
+@slow
+def test_replicas_of_tensor_two_and_three_share_every_unit(five: Crew, tmp_path: Path) -> None:
+    changes: dict[str, Any] = {"model": SIX_HEADS, "clip_norm": 0.5}
+    result = train(five, unlike(TWO_AND_THREE, **changes), tmp_path / "unlike")
+    alone = train(five, replace(ALONE, **changes), tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    for unit, (weights, *_) in alone.units.items():
+        distance = np.linalg.norm(result.units[unit][0][: len(weights)] - weights)
+        # Replicas of tensor 3 alone are 1.4e-6 away from one process, too.
+        assert distance <= 2e-6 * np.linalg.norm(weights), unit
+    other = train(five, unlike(TWO_AND_THREE, "gpipe", sharding=0, **changes), tmp_path / "other")
+    assert not other.differences(result)
+
+
+@slow
+def test_norms_of_unlike_degrees_are_those_of_one_process(five: Crew, tmp_path: Path) -> None:
+    setting = unlike(CROSSED, clip_norm=0.5)
+    result = train(five, setting, tmp_path / "unlike")
+    alone = train(five, replace(setting, unlike=(), name="1f1b"), tmp_path / "alone")
+    assert max(alone.norms) > 0.5, "nothing was clipped"
+    assert result.norms == pytest.approx(alone.norms, rel=1e-5)
+
+
+@slow
+def test_tied_ends_of_one_degree_add_up_around_a_stage_of_another(
+    five: Crew, tmp_path: Path
+) -> None:
+    tied: dict[str, Any] = {"model": TIED}
+    result = train(five, unlike(WAIST, **tied), tmp_path / "unlike")
+    assert_as_alone(result, train(five, replace(ALONE, **tied), tmp_path / "alone"))
+
+
+@slow
+def test_unlike_degrees_validate_with_the_loss_of_one_process(five: Crew, tmp_path: Path) -> None:
+    setting = unlike(CROSSED, validate_every=2, held_out=11)
+    result = train(five, setting, tmp_path / "unlike")
+    alone = train(five, replace(setting, unlike=(), name="1f1b"), tmp_path / "alone")
+    assert [tokens for *_, tokens in result.validated] == [t for *_, t in alone.validated]
+    losses = [float.fromhex(loss) for _, loss, _ in result.validated]
+    assert losses == pytest.approx([float.fromhex(loss) for _, loss, _ in alone.validated], 1e-6)
+
+
+@pytest.mark.parametrize(
+    ("replicas", "changes", "message"),
+    [
+        (TWO_AND_ONE, {"collective": "ring"}, "at tensor 1 and 2 cannot reduce it by"),
+        (TWO_AND_ONE, {"model": TIED}, "a tied matrix at tensor 1 and 2 cannot run yet"),
+        (WIDENING, {"model": TIED}, "a tied matrix at tensor 1 and 2 cannot run yet"),
+    ],
+)
+def test_what_unlike_degrees_cannot_do_is_refused_before_any_rank_starts(
+    replicas: tuple[Unlike, ...], changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    setting = unlike(replicas, files=("none.txt",), **changes)
+    job, plan = write_job(tmp_path, setting), write_plan(tmp_path, setting)
+    with pytest.raises(SpecError, match=message) as refused:
+        prepare_run(RunRequest(job, plan_path=plan))
+    assert str(plan) in refused.value.place and refused.value.fix
