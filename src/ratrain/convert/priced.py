@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from textwrap import wrap
 from typing import Any
 
 from ratrain.convert.cluster_text import cluster_text
 from ratrain.convert.converted import CLUSTER_FILE, PLAN_FILE, Converted
 from ratrain.cost.measured import Unmeasured
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.plan_file import load_plan
@@ -94,7 +94,7 @@ def as_text(converted: Converted, written: Written) -> list[str]:
         lines += ["", *_prices(converted, written.simulation)]
     lines += ["", "what differs:"]
     for sentence in converted.differs:
-        lines += wrap(f"- {sentence}", 80, subsequent_indent="  ")
+        lines += wrapped(f"- {sentence}")
     lines += ["", *(f"wrote {file}" for file in written.files)]
     last = written.files[-1]
     verb = "clusters" if converted.plan is None else "simulate"

@@ -64,11 +64,11 @@ class PlanStage:
                     f'the key "{missing}" is missing', fix=f'add "{missing}": {_SAMPLES[missing]}'
                 )
             return
-        said = next((key for key, value in of_one.items() if value is not None), None)
-        if said is not None:
+        unwanted = next((key for key, value in of_one.items() if value is not None), None)
+        if unwanted is not None:
             raise SpecError(
-                f"a stage that lists members has no {said} of its own",
-                place=said,
+                f"a stage that lists members has no {unwanted} of its own",
+                place=unwanted,
                 fix="leave it out: each member has its own",
             )
         if not self.members:

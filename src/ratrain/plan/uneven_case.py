@@ -6,9 +6,9 @@ from collections.abc import Generator, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
-from textwrap import wrap
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError
 from ratrain.plan.case import recovery_words
@@ -157,7 +157,7 @@ class UnevenCase:
         if self._idle:
             lines.append(f"idle: {counted(len(self._idle), 'device')}, {write_ranges(self._idle)}")
         lines += self._measured
-        return [part for line in lines for part in wrap(line, 80, subsequent_indent=_indent(line))]
+        return [part for line in lines for part in wrapped(line, _indent(line))]
 
 
 def _layers(replica: UnevenReplica) -> tuple[int, ...]:

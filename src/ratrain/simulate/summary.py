@@ -11,6 +11,7 @@ from ratrain.program.awaited import AWAITED
 from ratrain.program.families import DEVICE
 from ratrain.program.family_groups import group_name, grouped
 from ratrain.program.kind import Waiting
+from ratrain.program.setup import Setup
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
 
@@ -109,11 +110,12 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     step = format_time(simulation.step_time_s)
     yield f"step {step}, {tokens / simulation.step_time_s:,.1f} tokens/s"
     memory = f"peak memory {format_bytes(simulation.peak_bytes)} per rank"
-    if setup.is_uneven:
+    by_rank = _budgets_differ(setup)
+    if by_rank:
         memory = _fullest(simulation)
     elif simulation.bound_bytes:
         memory += f", proven peak {format_bytes(simulation.bound_bytes)}"
-    if budget is not None and not setup.is_uneven:
+    if budget is not None and not by_rank:
         fits = "fits" if simulation.feasible else "DOES NOT FIT"
         memory += f" (budget {format_bytes(budget)}): {fits}"
     yield memory
@@ -133,6 +135,11 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     yield from wrapped(f"not overlapped with compute, on the worst rank: {waits or 'nothing'}")
 
 
+def _budgets_differ(setup: Setup) -> bool:
+    """Whether ranks are best shown with a budget each: theirs, or their stages, differ."""
+    return setup.is_uneven or bool(setup.budgets)
+
+
 def _fullest(simulation: Simulation) -> str:
     """The proven peak of the rank that is nearest to its own budget, or furthest beyond it."""
     setup = simulation.program.setup
@@ -148,8 +155,8 @@ def _fullest(simulation: Simulation) -> str:
 
 def _ranks(simulation: Simulation) -> Iterator[str]:
     yield "# compute  + recovery  ! communication, updates not overlapped  . bubble"
-    is_uneven = simulation.program.setup.is_uneven
-    width, peak_width = (_NARROW_BAR, 20) if is_uneven else (_BAR, 9)
+    by_rank = _budgets_differ(simulation.program.setup)
+    width, peak_width = (_NARROW_BAR, 20) if by_rank else (_BAR, 9)
     yield f"{'rank':4}  {'one step':{width}}  {'busy':>7} {'peak':>{peak_width}}  largest item"
     rows = list(simulation.ranks)
     shown = rows if len(rows) <= _SHOWN_RANKS else [*rows[:8], *rows[-7:]]
@@ -162,7 +169,7 @@ def _ranks(simulation: Simulation) -> Iterator[str]:
         busy = 100 * times.compute_s / simulation.step_time_s
         peak = format_bytes(times.peak_bytes)
         budget = simulation.program.setup.budget_of(times.rank)
-        if is_uneven and budget:
+        if by_rank and budget:
             peak = f"{peak:>9} of {format_bytes(budget):>7}"
         largest = f"{group_name(item)} {format_bytes(size)}"
         yield f"{times.rank:4d}  {bar}  {busy:5.1f} % {peak:>{peak_width}}  {largest}"

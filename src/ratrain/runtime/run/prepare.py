@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import os
 import shutil
-import textwrap
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
@@ -99,7 +99,7 @@ class PreparedRun:
         ]
         if not placed:
             return []
-        return textwrap.wrap(f"ranks on devices: {', '.join(placed)}", 80, subsequent_indent="  ")
+        return wrapped(f"ranks on devices: {', '.join(placed)}")
 
     def proof(self) -> list[str]:
         """What was proved about memory, in words."""
