@@ -24,7 +24,8 @@ from random import Random
 import numpy as np
 from exhaustive import Cluster, Kind, write_job
 
-from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.enumerate import StateMode
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_mixes import Draft, shared

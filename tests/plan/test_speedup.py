@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.describe.presets import cluster_preset
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.planned import planned
 from ratrain.plan.speedup import Alone, Speedup, free_to_recover, speedup_of

@@ -13,7 +13,8 @@ from random_jobs import job
 from test_left_out import job_file
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.enumerate import StateMode
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_mixes import Draft, shared

@@ -21,8 +21,9 @@ from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.enumerate import StateMode
 from ratrain.plan.every_plan import EveryPlan, every_plan
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan

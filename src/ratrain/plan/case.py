@@ -28,8 +28,8 @@ from ratrain.plan.buckets import in_buckets, require_bucketable
 from ratrain.plan.build import Candidate, setup_of
 from ratrain.plan.choose import choose
 from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import no_shards, require_tieable, strategy_of
 from ratrain.plan.gradient_groups import collective_words, data_group
+from ratrain.plan.job_strategy import no_shards, require_tieable, strategy_of
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned

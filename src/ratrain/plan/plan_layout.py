@@ -11,7 +11,7 @@ from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
 from ratrain.plan.build import Candidate
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.placement import Placement
 from ratrain.plan.plan_file import (
     Plan,

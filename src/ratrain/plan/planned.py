@@ -5,7 +5,7 @@ from __future__ import annotations
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.buckets import in_buckets
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.misfit import nothing_fits
 from ratrain.plan.search import Progress, Search, search
 

@@ -9,7 +9,7 @@ from typing import Any
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
 from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.planned import planned
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES, strategy

@@ -12,7 +12,7 @@ from typing import Any
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.order_clock import Orders
 from ratrain.plan.order_moves import forwards_ahead
 from ratrain.plan.schedules import Comparison

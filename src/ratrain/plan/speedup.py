@@ -9,7 +9,8 @@ from dataclasses import dataclass, replace
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.enumerate import divisors_of, strategy_of
+from ratrain.plan.enumerate import divisors_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.other_clusters import devices_of_kind, kinds_of, only_kinds
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Tried

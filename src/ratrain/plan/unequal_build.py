@@ -8,7 +8,7 @@ from dataclasses import replace
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.enumerate import strategy_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.plan_file import Plan, PlanMember, PlanReplica, PlanStage, Predicted
 from ratrain.plan.plan_members import share_text
 from ratrain.plan.plan_writing import plan_of_replicas

@@ -17,7 +17,8 @@ from heapq import nsmallest
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.build import MODES, Candidate
-from ratrain.plan.enumerate import StateMode, divisors_of, modes_of, strategy_of
+from ratrain.plan.enumerate import StateMode, divisors_of, modes_of
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH, least_step_s
 from ratrain.plan.search import codes_of
 from ratrain.plan.unequal_changes import changed, in_best_sizes, leaner, of_candidate

@@ -8,7 +8,7 @@ from dataclasses import replace
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_heads, check_layers, check_sequence
 from ratrain.errors import SpecError
-from ratrain.plan.enumerate import require_tieable, strategy_of
+from ratrain.plan.job_strategy import require_tieable, strategy_of
 from ratrain.plan.plan_file import Plan, PlanReplica
 from ratrain.plan.plan_job import (
     job_of_plan,

@@ -12,9 +12,10 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.case import recovery_words
-from ratrain.plan.enumerate import StateMode, strategy_of
+from ratrain.plan.enumerate import StateMode
 from ratrain.plan.explain import NEAR, binding
 from ratrain.plan.explain_kinds import binding_words, busy_words
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.kinds import KindPart
 from ratrain.plan.misfit import Misfit, misfits
 from ratrain.plan.placement import Placement
