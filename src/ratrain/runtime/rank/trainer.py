@@ -24,10 +24,11 @@ from ratrain.runtime.step.lanes import Lanes, Ran
 from ratrain.runtime.step.ledger import ledgers_of
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
-from ratrain.runtime.step.ops import RankOps, Saver, Sizes
+from ratrain.runtime.step.ops import RankOps, Sizes
 from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.process import resident_bytes
 from ratrain.runtime.step.schedule import Schedule, is_first_of_last_stage, schedule_of
+from ratrain.runtime.step.state_ops import Saver
 from ratrain.runtime.step.states import DTYPES, Collectives, RankStates, Source, rank_states
 
 NAN = float("nan")

@@ -1,0 +1,235 @@
+"""What ops on states do: gradients are reduced, weights updated, gathered and saved."""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Sequence
+from typing import Protocol
+
+import torch
+from torch import Tensor
+
+from ratrain.cost.scratch import UPDATE_ELEMENTS
+from ratrain.describe.train import TrainSpec
+from ratrain.program.kind import Lane
+from ratrain.program.setup import Setup
+from ratrain.runtime.step.buckets import Buckets, Span
+from ratrain.runtime.step.clipping import Clipping, is_finite
+from ratrain.runtime.step.narrowing import narrowed
+from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.schedule import LocalOp, Schedule
+from ratrain.runtime.step.states import RankStates, UnitState
+from ratrain.runtime.step.tied import add_here, counted_once, tied_gradient
+
+_SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
+"""The norm takes this many at once: as fp64, with their squares, what the optimizer widens
+later."""
+
+
+class Saver(Protocol):
+    """Writes a unit's own part to a checkpoint, in steps that save."""
+
+    def save(self, unit: UnitState, step: int) -> None: ...
+
+
+class StateOps:
+    """The ops of one rank on what outlives a micro-batch: gradients, weights, optimizer states."""
+
+    def __init__(
+        self,
+        schedule: Schedule,
+        states: RankStates,
+        network: Network,
+        train: TrainSpec,
+        clipping: Clipping,
+    ) -> None:
+        self._setup: Setup = schedule.program.setup
+        self._states = states
+        self._network = network
+        self._train = train
+        self.clipping = clipping
+        self.saver: Saver | None = None
+        self.gradient_norm: dict[int, float] = {}
+        self.skipped_updates: Counter[int] = Counter()
+
+    def grad_sync(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
+        if self._states.buckets is not None:
+            self._sync_buckets(unit, op, self._states.buckets)
+            return
+        if not self._setup.per_micro_batch:
+            if not unit.local.micro_batches:
+                unit.gradient = self._states.new_gradient(unit)
+            assert unit.gradient is not None
+            gradient = unit.gradient = self._to_send(unit, op, unit.gradient)
+            unit.reduce(self._network, gradient)
+            if not self._setup.sharding:
+                unit.gather(self._network, Lane.REDUCE, gradient)
+            else:
+                self._agree_on_overflow(unit)
+            return
+        flat = self._states.transit[op.transit][: unit.padded]
+        flat = self._to_send(unit, op, flat)
+        share = flat[unit.owned]
+        self._network.reduce(flat, share, unit.holders, unit.by.reduces)
+        if op.place == 0:
+            unit.shard = share.to(self._states.gradient_dtype, copy=True)
+        else:
+            assert unit.shard is not None
+            unit.shard += share
+        if op.place == unit.local.micro_batches - 1:
+            self._agree_on_overflow(unit)
+
+    def _sync_buckets(self, unit: UnitState, op: LocalOp, buckets: Buckets) -> None:
+        """Reduces a unit's gradient bucket by bucket, while its backward fills them. A bucket's
+        elements belong to a few holders, so each holder adds up a part of it and sends that on:
+        every element is summed once, in the order of holders, wherever bucket or part begin."""
+        owned, first = unit.owned, op.place == 0
+        if first:
+            dtype, device = self._states.gradient_dtype, self._states.device
+            unit.shard = torch.zeros(owned.stop - owned.start, dtype=dtype, device=device)
+        assert unit.shard is not None
+        place, count = unit.place, len(unit.holders)
+        for bucket in buckets.filled():
+            flat = self._to_send(unit, op, bucket.filled(count), bucket.spans)
+            self._network.reduce(flat, flat.view(count, -1)[place], unit.holders)
+            self._network.gather(Lane.REDUCE, flat, unit.holders)
+            bucket.add_to(unit.shard, owned, flat, first=first)
+        if op.place == unit.local.micro_batches - 1:
+            self._agree_on_overflow(unit)
+
+    def _to_send(
+        self, unit: UnitState, op: LocalOp, wide: Tensor, spans: Sequence[Span] | None = None
+    ) -> Tensor:
+        """What leaves of a unit's gradient, in the dtype in which it is sent; with error feedback,
+        with what rounding took away from what left before. `spans`: as in `Residual.narrowed`."""
+        dtype = self._states.wire.gradients
+        if unit.residual is None:
+            return narrowed(wide, dtype)
+        first = not self._setup.per_micro_batch or op.place == 0
+        return unit.residual.narrowed(wide, dtype, spans, first=first, scale=self.clipping.scale)
+
+    def _agree_on_overflow(self, unit: UnitState) -> None:
+        """Where units decide by themselves: whether any owner's part of the sum has overflowed."""
+        if not self.clipping.by_unit:
+            return
+        flags = torch.zeros(len(unit.holders), device=self._states.device)
+        flags[unit.place] = float(not all(map(is_finite, self._sums(unit))))
+        self._network.gather(Lane.REDUCE, flags, unit.holders)
+        unit.overflowed = bool(flags.any())
+
+    def tie_sync(self, op: LocalOp, step: int) -> None:
+        unit, last = self.unit(op), self._states.units[-1]
+        self._narrow(unit)  # on one rank too, so that a pipeline's depth changes no bit
+        gradient = tied_gradient(unit)
+        if unit.local.first and last.local.last:
+            self._narrow(last)
+            add_here(gradient, tied_gradient(last))
+        elif len(gradient):  # the last owner's part may be all padding, at both ends
+            self._network.add_copies(gradient)
+
+    def average_weights(self, op: LocalOp, step: int) -> None:
+        """Master weights and moments become their mean over the replicas, and the view follows."""
+        unit = self.unit(op)
+        part = unit.part
+        for buffer in (part.weights, part.moment1, part.moment2):
+            mean = buffer[unit.owned]
+            self._network.reduce(buffer, mean, unit.holders, unit.by.reduces)
+            mean /= len(unit.holders)
+            self._network.gather(Lane.REDUCE, buffer, unit.holders, unit.by.gathers)
+        assert unit.view is not None
+        if unit.view.data_ptr() != part.weights.data_ptr():
+            unit.view.copy_(part.weights)
+
+    def _narrow(self, unit: UnitState) -> Tensor:
+        """A unit's gradient in the dtype in which it is sent."""
+        assert unit.gradient is not None
+        unit.gradient = narrowed(unit.gradient, self._states.wire.gradients)
+        return unit.gradient
+
+    def clip_norm(self, op: LocalOp, step: int) -> None:
+        """The global norm: each part's sum of squares, added in the order of units and parts."""
+        squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
+        total = sum(float(value) for row in self._exchanged(squares) for value in row)
+        self.gradient_norm[step] = self.clipping.settle(step, total)
+
+    def _square(self, unit: UnitState) -> Tensor:
+        """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
+        matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
+        total = torch.zeros((), dtype=torch.float64, device=self._states.device)
+        tied = self._setup.tied and unit.local.last
+        for piece in counted_once(unit) if tied else unit.counted:
+            for part in self._reduced(unit, piece).split(_SQUARED_ELEMENTS):
+                total = total + part.double().square().sum()
+        return total
+
+    def _exchanged(self, squares: Tensor) -> list[list[float]]:
+        """All ranks' sums, padded to one length for the exchange."""
+        longest = self._network.exchange(Lane.UPDATE, torch.tensor([len(squares)]))
+        padded = torch.zeros(int(max(longest)), dtype=torch.float64)
+        padded[: len(squares)] = squares
+        return [row.tolist() for row in self._network.exchange(Lane.UPDATE, padded)]
+
+    def update_shard(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
+        clipping = self.clipping
+        skipped = self._skips(unit, step)
+        if unit.residual is not None:
+            unit.residual.settle(skipped=skipped)
+        if not skipped:
+            done = clipping.updates_before(step)
+            for part in unit.parts:
+                gradient = self._reduced(unit, slice(part.begin, part.end))
+                part.update(gradient, self._train, step, done, clipping.factor)
+        for part in unit.parts:
+            target = unit.shard_view if unit.view is None else unit.view[part.begin : part.end]
+            assert target is not None
+            if target.data_ptr() != part.weights.data_ptr():
+                target.copy_(part.weights)
+        # From here on the new weights stand for the gradient: it is not read again.
+        unit.gradient = unit.shard = None
+
+    def _skips(self, unit: UnitState, step: int) -> bool:
+        """Whether a unit's update is left out because a gradient overflowed: any, or its own."""
+        if not self.clipping.by_unit:
+            return self.clipping.skips
+        shared, unit.overflowed = unit.overflowed, None
+        overflowed = not all(map(is_finite, self._sums(unit))) if shared is None else shared
+        self.skipped_updates[step] += overflowed
+        return overflowed
+
+    def _sums(self, unit: UnitState) -> list[Tensor]:
+        """The reduced gradient of what this rank updates."""
+        return [self._reduced(unit, slice(part.begin, part.end)) for part in unit.parts]
+
+    def _reduced(self, unit: UnitState, piece: slice) -> Tensor:
+        """A piece of the reduced gradient, of what this rank updates."""
+        if unit.shard is not None:
+            begin = unit.owned.start
+            return unit.shard[piece.start - begin : piece.stop - begin]
+        assert unit.gradient is not None
+        return unit.gradient[piece]
+
+    def prefetch_view(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
+        assert unit.view is not None
+        unit.gather(self._network, Lane.GATHER, unit.view)
+
+    def gather(self, op: LocalOp, step: int) -> None:
+        unit = self.unit(op)
+        assert unit.shard_view is not None
+        if self._setup.gathers_per_pass:
+            slot = torch.empty(unit.padded, dtype=self._states.dtype, device=self._states.device)
+            unit.passing[op.kind] = slot
+        else:
+            slot = self._states.gathered[op.gathered][: unit.padded]
+        slot[unit.owned] = unit.shard_view
+        self._network.gather(Lane.GATHER, slot, unit.holders, unit.by.gathers)
+
+    def save(self, op: LocalOp, step: int) -> None:
+        if self.saver is not None:
+            self.saver.save(self.unit(op), step)
+
+    def unit(self, op: LocalOp) -> UnitState:
+        """The unit that an op is about."""
+        return self._states.units[op.unit]
