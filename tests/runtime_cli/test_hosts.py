@@ -113,7 +113,8 @@ def test_what_hosts_must_share_and_have_alike_is_refused_before_the_first_step(
             assert not (host.disk / "run" / "metrics.jsonl").exists()
             assert not list((host.disk / "run" / "checkpoints").iterdir())
 
-    refused("rank 1 on host oak has another folder", "rank 0 on host birch", "per-host", "share")
+    both = "rank 1 on host oak and rank 0 on host birch"
+    refused(f"{both} each have their own folder", "per-host", "share")
     job = oak.disk / "job.toml"
     kept = job.read_text()
     job.write_text(kept.replace("learning_rate = 1e-2", "learning_rate = 2e-2"))
@@ -143,7 +144,9 @@ def test_hosts_with_disks_of_their_own_save_and_resume_each_its_part(
     wait_until((birch / "checkpoints" / "step-00000008").exists, hosts[0].process)
     os.kill(ranks_of(run)[3], signal.SIGKILL)
     ends = [host.ended() for host in hosts]
-    assert all(status != 0 and "run is on 2 disks" in err for status, err in ends)
+    assert all(
+        status != 0 and "run is a separate folder on each of 2 disks" in err for status, err in ends
+    )
     assert "error: " in ends[0][1] and "lost its connection to rank " in ends[0][1], ends[0][1]
     torchrun(hosts, 2, run)
     for host in hosts:
