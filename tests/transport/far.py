@@ -49,9 +49,11 @@ def main() -> None:
                 print(
                     sum(pool.map(lambda part: fill(engine, place, part, times), parts)), flush=True
                 )
-        elif job == "send":  # writes for ever into the descriptor given
+        elif job == "send":  # writes into the descriptor given: once, and for ever once told to
             place = Descriptor.from_bytes(sys.stdin.readline().encode())
             source = engine.register(np.full(place.size_bytes, 7, np.uint8))
+            engine.write(source, place, imm=1).wait()
+            sys.stdin.readline()
             while True:
                 try:
                     engine.write(source, place, imm=1).wait()

@@ -136,7 +136,8 @@ def test_a_sender_killed_in_mid_transfer_fails_the_wait_and_counts_no_partial_wr
         counter = engine.counter(1, sources=[other.place.address])
         other.tell(region.descriptor().to_bytes().decode())
         counter.wait(1, 20)
-        target[:] = 0
+        target[:] = 0  # between two writes: zeros over part of one would look like a partial write
+        other.tell("write for ever")
         time.sleep(0.003)
         other.process.kill()
         with pytest.raises(PeerDown):
