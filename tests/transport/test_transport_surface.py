@@ -66,7 +66,7 @@ def test_a_write_of_more_than_a_gibibyte_is_exact(engines: Two) -> None:
         pytest.skip("needs 6 GiB of free memory")
     size = (1 << 30) + 1
     source, target = np.arange(size // 8 + 1).view(np.uint8)[:size], np.zeros(size, np.uint8)
-    a.write(a.register(source), b.register(target).descriptor(), imm=4).wait(60)
+    a.write(a.register(source), b.register(target).descriptor(), imm=4, deadline_s=240).wait()
     assert b.counter(4).value == 1
     assert np.array_equal(source, target)
 
