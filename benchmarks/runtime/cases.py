@@ -21,8 +21,10 @@ UNLIMITED_BITS_PER_S = 10e9  # what a pair of virtual ports carries; see ratrain
 LINKS = {
     "10 Gbit/s": UNLIMITED_BITS_PER_S,
     "1 Gbit/s": 1e9,
+    "300 Mbit/s": 3e8,
     "200 Mbit/s": 2e8,
     "100 Mbit/s": 1e8,
+    "80 Mbit/s": 8e7,
     "50 Mbit/s": 5e7,
 }
 NARROW = "+bf16"
@@ -65,6 +67,9 @@ MODELS = {
     "vocabulary": Sizes(hidden=256, layers=4, heads=4, kv_heads=2, ffn=688, vocab=16384),
     "deep": Sizes(hidden=256, layers=12, heads=4, kv_heads=2, ffn=688, vocab=2048),
     "large": Sizes(hidden=512, layers=8, heads=8, kv_heads=4, ffn=1376, vocab=8000),
+    "wide": Sizes(hidden=288, layers=5, heads=4, kv_heads=2, ffn=768, vocab=9000),
+    "middle": Sizes(hidden=320, layers=10, heads=4, kv_heads=2, ffn=864, vocab=6000),
+    "thin": Sizes(hidden=256, layers=12, heads=4, kv_heads=2, ffn=688, vocab=1000),
     "tiny": Sizes(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, vocab=512),
 }
 

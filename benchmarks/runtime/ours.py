@@ -25,7 +25,7 @@ from ratrain.runtime.run.launch import launch
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 
-OURS = ("ratrain", "backward-checkpoint", "tuned", "baseline-1f1b")
+OURS = ("ratrain", "breadth-first", "backward-checkpoint", "tuned", "baseline-1f1b")
 WIRES = ("schedule.gradient_wire=bf16", "schedule.boundary_wire=bf16")
 EMULATED_RANK = Path(__file__).parent / "emulated_rank.py"
 

@@ -133,9 +133,12 @@ def candidates(
         backend="torch" if tied else "described",
     )
     fed_back = draw(st.booleans())
+    skeleton = None
+    if planned_job.schedule.name == "ratrain":
+        skeleton = draw(st.sampled_from([None, None, "1f1b", "layer-major-2", "layer-major-8"]))
     planned_job = replace(
         planned_job,
-        schedule=replace(planned_job.schedule, error_feedback=fed_back),
+        schedule=replace(planned_job.schedule, error_feedback=fed_back, skeleton=skeleton),
         train=replace(planned_job.train, clip_norm=draw(st.sampled_from([None, 1.0]))),
     )
     if tied:

@@ -38,7 +38,8 @@ def pairs_of_groups() -> list[tuple[Group, Group]]:
     groups: dict[object, list[Group]] = {}
     for group in groups_of(LLAMA):
         plain = replace(group.layout, sequence_parallel=False)
-        groups.setdefault((plain, group.micro_batches), []).append(group)
+        key = plain, group.micro_batches, group.strategy.skeleton
+        groups.setdefault(key, []).append(group)
     return [(two[0], two[1]) for two in groups.values() if len(two) == 2]
 
 

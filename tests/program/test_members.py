@@ -77,7 +77,9 @@ def programs(draw: st.DrawFn) -> Program:
         draw(st.integers(0, 2)),
         layerwise,
         prefetch=layerwise and draw(st.booleans()),
-        skeleton=draw(st.sampled_from(["1f1b", "gpipe", "zb-h1", "breadth-first"])),
+        skeleton=draw(
+            st.sampled_from(["1f1b", "gpipe", "zb-h1", "breadth-first", "layer-major-2"])
+        ),
     )
     choices = Choices(clip=draw(st.booleans()), save=draw(st.booleans()))
     tensor = draw(st.sampled_from([1, 1, 2]))
@@ -180,7 +182,7 @@ def test_what_a_member_without_a_micro_batch_cannot_join_is_refused(
         Setup((of_members(IDLE, 4),), **changes)  # pyright: ignore[reportArgumentType]
 
 
-@pytest.mark.parametrize("skeleton", ["1f1b", "gpipe", "zb-h1", "breadth-first"])
+@pytest.mark.parametrize("skeleton", ["1f1b", "gpipe", "zb-h1", "breadth-first", "layer-major-2"])
 def test_one_member_that_serves_all_has_the_program_of_a_stage_without_a_share(
     skeleton: str,
 ) -> None:

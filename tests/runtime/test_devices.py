@@ -30,6 +30,7 @@ sequences = 32
 
 [schedule]
 name = "ratrain"
+skeleton = "1f1b"
 dtype = "fp32"
 
 [train]

@@ -15,12 +15,13 @@ from runs_made import Setting, write_job
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import RatrainError
+from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate import long
 
 JOBS = int(os.environ.get("RATRAIN_DRAWN_JOBS", "150"))
 """2,000 take seven minutes."""
-EVERY_SKELETON = ("1f1b", "gpipe", "zb-h1", "interleaved", "breadth-first")
+EVERY_SKELETON = tuple(SKELETONS)
 FURTHER = ("offload-inputs", "gather-once", "backward-recovery", "forward-recovery")
 
 
@@ -30,8 +31,8 @@ def drawn(seed: int) -> Setting:
     setting = draw(seed).setting
     if dice.random() < 0.4:
         skeleton = dice.choice(EVERY_SKELETON)
-        chunked = skeleton in ("interleaved", "breadth-first")
-        setting = replace(setting, skeleton=skeleton, virtual=setting.virtual if chunked else 1)
+        virtual = setting.virtual if SKELETONS[skeleton].chunks else 1
+        setting = replace(setting, skeleton=skeleton, virtual=virtual)
     if dice.random() < 0.3:
         passes = tuple(name for name in FURTHER if dice.random() < 0.4)
         setting = replace(setting, passes=passes, without=())

@@ -18,10 +18,11 @@ from training import Result, train
 from ratrain.describe.job import JobSpec
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan.jobs import load_job
+from ratrain.program.skeletons import TOGETHER, layer_major_name
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.step.optimizer import learning_rate
 
-LAYOUTS = [(1, 1), (2, 1), (1, 2), (2, 2), (3, 1)]
+LAYOUTS = [(1, 1), (2, 1), (1, 2), (1, 4), (2, 2), (3, 1)]
 PLAIN = [
     *("1f1b", "gpipe", "zb-h1", "megatron", "baseline-1f1b", "tuned", "full-save", "zero3-heavy"),
     *(
@@ -38,6 +39,12 @@ CHOICES = [
     *(Setting(without=(left_out,)) for left_out in PASSES),
     Setting(without=PASSES),
     *(Setting(recovery=recovery) for recovery in ("keep-all", "exempt-last", "everywhere")),
+    *(Setting(skeleton=layer_major_name(together)) for together in TOGETHER),
+    *(Setting(skeleton=layer_major_name(2), sharding=level) for level in range(4)),
+    *(
+        Setting(skeleton=layer_major_name(4), recovery=recovery)
+        for recovery in ("keep-all", "exempt-last", "everywhere")
+    ),
     *(Setting(sharding=level) for level in range(4)),
     *(Setting("zb-h1", sharding=level) for level in (0, 2, 3)),
     *(Setting("gpipe", sharding=level) for level in (2, 3)),
@@ -46,6 +53,8 @@ SHARDED = [
     Setting(accumulation="sharded"),
     Setting(accumulation="sharded", sharding=3),
     Setting(accumulation="sharded", recovery="everywhere"),
+    Setting(accumulation="sharded", skeleton="layer-major-2"),
+    Setting(accumulation="sharded", skeleton="layer-major-4", sharding=3),
     Setting("tuned", accumulation="sharded"),
     Setting("zero3-heavy", accumulation="sharded"),
     Setting("backward-checkpoint", accumulation="sharded"),

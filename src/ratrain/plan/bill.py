@@ -196,8 +196,9 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
 
     Where a rank holds all its micro-batches before its first backward, gradients come as
     activations go. A unit's turn then holds the units behind it as gradients, itself as both,
-    those before it as activations. Both are straight lines over a stage's equal layers, so the
-    fullest turn is one of four: the head's, its first layer's, its last layer's, the embedding's.
+    those before it as activations: of one micro-batch, or of all where all go layer by layer. Both
+    are straight lines over a stage's equal layers, so the fullest turn is one of four: the head's,
+    its first layer's, its last layer's, the embedding's.
     """
     layout = group.layout
     excess = np.zeros((len(group), layout.pipeline), dtype=np.int64)
@@ -215,11 +216,12 @@ def _never_together(group: Group, recovery: Ints) -> Ints:
     e[0], h[-1] = 1, 1
     n, kept = group.layers, ~_again(recovery)
     g_e, g_l, g_h = (np.where(sharded, b, a) for a, b in zip(gradient, shard, strict=True))
-    x_l = inputs[1] + _kept_of_layer(group, recovery, saved[1])
+    gone = _gone(group)
+    x_l = gone * (inputs[1] + _kept_of_layer(group, recovery, saved[1]))
     head = np.where(kept | (not group.strategy.recovers_heads), saved[2], 0)
-    x_h = h * (inputs[2] + head)
+    x_h = gone * h * (inputs[2] + head)
     # A layer's turn: what it recovers lies where the head's was; one more gradient is on its way.
-    again = (recovery == BACKWARD) * np.minimum(h * head, saved[1])
+    again = _late(group, recovery) * np.minimum(h * gone * head, saved[1])
     turn = h * g_h - x_h + again + inputs[1]
     whole = h * g_h + n * g_l + e * g_e
     fullest = np.maximum.reduce(
@@ -245,18 +247,31 @@ def _kept(group: Group, recovery: Ints, saved: tuple[int, int, int]) -> Ints:
 def _recovered(group: Group, recovery: Ints, saved: tuple[int, int, int], kept: Ints) -> Ints:
     """Rows x stages: bytes recovered at once, of one micro-batch, besides what is kept.
 
-    At backward time the head's own are free again before the first layer is recovered.
+    At backward time the head's own are free again before the first layer is recovered; of all
+    micro-batches, and in either mode, where all go layer by layer.
     """
-    buffer = np.minimum(group.buffer[:, None], group.layers)
+    buffer = _buffer(group)
     layer = np.minimum(group.layers, 1)
     recovered = np.where(recovery == FORWARD, buffer, np.where(recovery == BACKWARD, layer, 0))
     recovered = recovered * saved[1]
-    late = recovery[:, -1] == BACKWARD
+    gone = _gone(group)
+    late = _late(group, recovery[:, -1])
     head = np.where(group.strategy.recovers_heads, saved[2], 0)
     recovered[:, -1] = np.where(
-        late, np.maximum(recovered[:, -1] - kept[:, -1], head), recovered[:, -1]
+        late, np.maximum(recovered[:, -1] - gone * kept[:, -1], head), recovered[:, -1]
     )
     return recovered
+
+
+def _late(group: Group, recovery: Ints) -> Bools:
+    """Where layers are recovered after the head's backward."""
+    return (recovery == BACKWARD) | ((recovery == FORWARD) & (_gone(group) > 1))
+
+
+def _buffer(group: Group) -> Ints:
+    """Rows x stages: layers recovered ahead of their backward at once. Where all micro-batches go
+    layer by layer, none: each is recovered right before its own backward."""
+    return np.minimum(1 if _gone(group) > 1 else group.buffer[:, None], group.layers)
 
 
 def _pending(group: Group) -> Ints:
@@ -283,7 +298,17 @@ def _ahead(group: Group) -> Ints:
 
 def _between(group: Group) -> Ints:
     """Rows x ranks: gradients between two units of a stage."""
-    return (_units(group).max(axis=1) > 1) * 1
+    return (_units(group).max(axis=1) > 1) * _together(group)
+
+
+def _gone(group: Group) -> int:
+    """Micro-batches that a unit has computed backward before the unit before it begins."""
+    return group.micro_batches if _together(group) == group.micro_batches else 1
+
+
+def _together(group: Group) -> int:
+    """Micro-batches that go through a stage layer by layer."""
+    return min(SKELETONS[group.strategy.skeleton].together, group.micro_batches)
 
 
 def _units(group: Group) -> Ints:

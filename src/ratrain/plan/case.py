@@ -26,10 +26,11 @@ from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.buckets import in_buckets, require_bucketable
 from ratrain.plan.build import Candidate, setup_of
-from ratrain.plan.choose import choose
+from ratrain.plan.choose import choose_order
 from ratrain.plan.durations import costs_of
 from ratrain.plan.gradient_groups import collective_words, data_group
 from ratrain.plan.job_strategy import no_shards, require_tieable, strategy_of
+from ratrain.plan.layer_orders import order_words
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
@@ -123,6 +124,7 @@ class Case:
             "layers_per_stage": list(layers_of_stages(job, layout)),
             "micro_batches": [replica.micro_batches for replica in self.setup.replicas],
             "schedule": job.schedule.name,
+            "order": self.strategy.skeleton,
             "without": list(job.schedule.without),
             "sharding": self.strategy.sharding,
             "activations": self.activations,
@@ -157,6 +159,7 @@ class Case:
         lines = (
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
+            *order_words(self.strategy),
             f"activations {self.activations}",
             *travels(job.schedule),
             *self._collectives(),
@@ -227,7 +230,7 @@ def case_as_asked(job: JobSpec) -> Case:
     placement = place(job, layout)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
     with _named_in(job):
-        choices = choose(job, chosen, setup, placement)
+        job, chosen, choices = choose_order(job, chosen, setup, placement)
     return Case(job, layout, placement, chosen, setup, choices)
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from heapq import heapify, heappop, heappush
+from math import inf
 from typing import Any
 
 import numpy as np
@@ -13,6 +15,7 @@ from ratrain.plan.bill import bill
 from ratrain.plan.build import MODES, choices_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import group_of_layout
+from ratrain.plan.layer_orders import in_order, orders_tried
 from ratrain.plan.least_time import least_step_s
 from ratrain.plan.placement import Placement
 from ratrain.plan.search import fitted
@@ -20,6 +23,9 @@ from ratrain.plan.sizes import stores_scores, trains_tied
 from ratrain.plan.trial import proof, timed
 from ratrain.program.setup import Accumulation, Recovery, Setup
 from ratrain.program.strategies import Choices, Strategy, recovery_modes
+
+WORTH_MEMORY = 0.002
+"""Part of a step that an order must save to be taken where it holds more micro-batches."""
 
 
 def choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) -> Choices:
@@ -35,6 +41,27 @@ def choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) -
         or _fastest(job, chosen, setup, placement, recovering)
         or candidates[-1]
     )
+
+
+def choose_order(
+    job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement
+) -> tuple[JobSpec, Strategy, Choices]:
+    """The compute order whose step is the shortest of those that are proved to fit, with what is
+    chosen in it. One that needs more memory must gain by it."""
+    usual = choose(job, chosen, setup, placement)
+    best, best_s = (job, chosen, usual), inf
+    names = orders_tried(job, chosen, placement.layout)
+    if len(names) > 1 and proof(chosen, setup, usual).verdict.sound:
+        best_s = timed(job, placement, chosen, setup, usual)[0] or inf
+    for name in names[1:]:
+        ordered, strategy = in_order(job, name), replace(chosen, skeleton=str(name))
+        choices = choose(ordered, strategy, setup, placement)
+        step_s = timed(ordered, placement, strategy, setup, choices)[0]
+        if step_s is None or step_s > best_s * (1 - WORTH_MEMORY):
+            continue
+        if proof(strategy, setup, choices).verdict.sound:
+            best, best_s = (ordered, strategy, choices), step_s
+    return best
 
 
 def _fastest(

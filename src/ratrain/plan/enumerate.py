@@ -25,6 +25,7 @@ from ratrain.errors import SpecError
 from ratrain.plan.buckets import require_bucketable
 from ratrain.plan.compute_times import placed_times
 from ratrain.plan.job_strategy import no_shards, require_tieable, strategy_of
+from ratrain.plan.layer_orders import in_order, orders_tried
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import (
     layers_of_stages,
@@ -125,6 +126,13 @@ class Group:
         )
         return embedding, layer, head
 
+    def in_order(self, skeleton: str | None) -> Group:
+        """The group in a compute order that was chosen for it; None: the strategy's own."""
+        if skeleton is None:
+            return self
+        strategy = replace(self.strategy, skeleton=skeleton)
+        return replace(self, job=in_order(self.job, skeleton), strategy=strategy)
+
     def only(self, rows: Ints) -> Group:
         """The group with some of its rows."""
         return replace(
@@ -215,7 +223,7 @@ def _groups(
             forward = chosen.recovery.value == "forward"
             buffers = sorted({min(b, job.model.spec.layers) for b in BUFFERS}) if forward else [2]
             rows = [(s, m, b) for s in splits for m in range(len(modes)) for b in buffers]
-            yield Group(
+            group = Group(
                 variant,
                 layout,
                 placement,
@@ -227,6 +235,7 @@ def _groups(
                 np.array([row[2] for row in rows], dtype=np.int64),
                 times,
             )
+            yield from (group.in_order(name) for name in orders_tried(variant, chosen, layout))
 
 
 def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:

@@ -19,7 +19,8 @@ k backwards after its last forward:
     T(s) >= ramp(s) + f + u + max((k - 1) F + (m - 1) B, (m - 1) F + (k - 1) B)
 
 The tail of stage s (reduce, update, gather after its last backward) is exposed where it outlasts
-the time until the stage's first forward of the next step: tail(s) - ramp(s).
+the time until the stage's first forward of the next step: tail(s) - ramp(s). It hides beneath one
+micro-batch's backward and forward, or beneath as many as an order takes layer by layer.
 
 Not modelled: links shared between a message and a collective in the ramps; interleaved stages
 wait for each other only in the ramp.
@@ -109,6 +110,8 @@ class _Pace:
         self.unit_of = same.which[self.rank_of]
         self.columns: dict[tuple[int, str], Floats] = {}
         self.totals: dict[str, Floats] = {}
+        together = SKELETONS[group.strategy.skeleton].together
+        self.together = min(together, group.micro_batches)
         self.first = (np.arange(self.stages) == 0) * 1
         self.last = (np.arange(self.stages) == self.stages - 1) * 1
 
@@ -290,8 +293,10 @@ class _Pace:
         r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
         # Gathers for every use take the link from what would hide beneath the last backward.
         taken_s = (self.per_use & ~self.sharded) * self._total("link_s")
-        free_s = np.maximum(self.backward_s[0] - taken_s, 0.0)
-        b_e, b_l = self._column(0, "backward_s"), free_s / np.maximum(layers, 1)
+        backward_s = self.together * self.backward_s[0]
+        free_s = np.maximum(backward_s - taken_s, 0.0)
+        b_e = self.together * self._column(0, "backward_s")
+        b_l = free_s / np.maximum(layers, 1)
         e, h, n = self.first, self.last, layers
         ends = np.maximum.reduce(
             [
@@ -308,10 +313,11 @@ class _Pace:
             np.where(e > 0, self._column(0, name), self._column(1, name))
             for name in ("update_s", "launch_s")
         )
-        chain = np.maximum(ends, updates - self.backward_s[0]) + last_update / owners
+        chain = np.maximum(ends, updates - backward_s) + last_update / owners
         chain = chain + last_launch
         first = np.where(e > 0, self._column(0, "gather_s"), self._column(1, "gather_s"))
-        hidden = np.maximum(gathers - self.forward_s, np.where(gathers > 0, first, 0))
+        forward_s = self.together * self.forward_s
+        hidden = np.maximum(gathers - forward_s, np.where(gathers > 0, first, 0))
         return _summed(self, np.maximum(chain, 0) + hidden + driving)
 
     @cached_property

@@ -124,7 +124,7 @@ def _compared(job: JobSpec, layout: LayoutSpec, name: str) -> ComparedSchedule:
         simulation.feasible,
         case.layout.virtual,
     )
-    return ComparedSchedule(name, chosen.skeleton, chosen.doc, predicted, "")
+    return ComparedSchedule(name, case.strategy.skeleton, chosen.doc, predicted, "")
 
 
 def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:

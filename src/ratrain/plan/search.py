@@ -254,6 +254,7 @@ def _same_program(checked: Checked, row: int) -> object:
     buffer = int(group.buffer[row]) if (recovery == FORWARD).any() else 0
     return (
         replace(group.layout, layers="equal"),
+        group.strategy.skeleton,
         group.job.batch.micro_batch,
         group.reversed_kinds,
         group.idle_key,
@@ -311,7 +312,8 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
         if enough or (count and estimate_s > MARGIN * best):
             break
         key = _same_program(checked, row)
-        family = replace(checked.group.layout, layers="equal"), checked.group.job.batch.micro_batch
+        group = checked.group
+        family = replace(group.layout, layers="equal"), group.job.batch.micro_batch
         if key in seen or alike[family] >= ALIKE:
             continue
         seen.add(key)

@@ -13,6 +13,7 @@ from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import recovery_words
+from ratrain.plan.layer_orders import order_words
 from ratrain.plan.measured_blocks import left_out_words, measured_words
 from ratrain.plan.ranges import runs, write_ranges
 from ratrain.plan.search import Search, Tried
@@ -42,6 +43,7 @@ def headline(candidate: Candidate) -> list[str]:
         f"micro-batches of {candidate.job.batch.micro_batch}, {candidate.micro_batches} per "
         f"replica",
         f"layers per stage: {_layers_words(candidate.layers)}",
+        *order_words(candidate.strategy),
         f"activations: {recovery_words(candidate.recovery)}",
         f"sharding level {candidate.mode.sharding}, gradients "
         f"{where}{gradients_in(candidate.job.schedule)}",

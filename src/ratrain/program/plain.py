@@ -9,7 +9,16 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.program.actions import NONE, Action
-from ratrain.program.columns import ColumnLanes, LaneOps, Rows, made_rows
+from ratrain.program.columns import (
+    KIND,
+    MICRO_BATCH,
+    STAGE,
+    UNIT,
+    ColumnLanes,
+    LaneOps,
+    Rows,
+    made_rows,
+)
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.setup import Member, Replica, Setup
@@ -19,11 +28,14 @@ Order = Iterable[Step]
 """The compute order of one rank: (kind, stage, micro-batch), before stages are cut into units."""
 
 
-def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Program:
+def plain_program(
+    setup: Setup, orders: Mapping[int, Order], name: str, *, together: int = 1
+) -> Program:
     """The plain program of a compute order: what a trainer without further passes does.
 
     At the step's end every rank waits for its last backward, reduces every gradient, then
-    updates everything, then starts the next step.
+    updates everything, then starts the next step. `together`: so many of the first micro-batches'
+    forwards, and of the last ones' backwards, go through a stage layer by layer.
     """
     lanes: dict[tuple[int, Lane], LaneOps] = {}
     skeleton = Program(setup, {})
@@ -35,7 +47,11 @@ def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Progr
         ]
         first = min(held)
         ready = made_rows([Kind.AllReady], [first], [0], [NONE])
-        lanes[rank, Lane.COMPUTE] = np.concatenate([_spread(held, order), ready])
+        computed = _spread(held, order)
+        if together > 1:
+            last = setup.replicas[setup.replica_of(rank)].micro_batches - together
+            computed = _by_layer(computed, together, last)
+        lanes[rank, Lane.COMPUTE] = np.concatenate([computed, ready])
         lanes[rank, Lane.UPDATE] = (
             Action(Kind.AllSynced, first, 0, NONE),
             *(Action(Kind.UpdateShard, s, u, NONE) for s, u in forward),
@@ -59,6 +75,20 @@ def _spread(held: Mapping[int, Member], order: list[Step]) -> Rows:
     turn = np.arange(len(step)) - (np.cumsum(counts) - counts)[step]
     unit = np.where(kind[step] == Kind.F, turn, counts[step] - 1 - turn)
     return made_rows(kind[step], stage[step], unit, micro_batch[step])
+
+
+def _by_layer(rows: Rows, first: int, last: int) -> Rows:
+    """Ops of units, with the forwards of micro-batches before `first` and the backwards of those
+    from `last` on layer by layer: each unit computes all of them, where they follow each other,
+    before the next unit does. Micro-batches stay in ascending order, so gradients have the same
+    bits; they are the same on every rank, so that ranks of all stages reduce in one order."""
+    kind, stage, unit, micro_batch = (rows[:, at] for at in (KIND, STAGE, UNIT, MICRO_BATCH))
+    forward = kind == Kind.F
+    together = np.where(forward, micro_batch < first, micro_batch >= last)
+    alone = np.where(together, NONE, micro_batch)
+    keys = (kind, stage, alone)
+    run = np.cumsum(np.any([np.diff(key, prepend=key[:1]) != 0 for key in keys], axis=0))
+    return rows[np.lexsort((micro_batch, np.where(forward, unit, -unit), run))]
 
 
 def _columns(order: list[Step]) -> npt.NDArray[np.int32]:

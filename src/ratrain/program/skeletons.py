@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import lcm
 
 from ratrain.errors import ProgramError
@@ -132,6 +132,24 @@ def breadth_first(place: Place) -> Steps:
             yield B, chunk * place.ranks + place.rank, micro_batch
 
 
+def layer_major(together: int) -> Callable[[Place], Steps]:
+    """1F1B with so many micro-batches together: between 1F1B (1) and breadth-first (all).
+
+    Every rank is `together - 1` forwards further ahead than in 1F1B, so that a step begins with at
+    least so many forwards in a row and ends with as many backwards. Of these, each layer computes
+    all before the next layer does (`Skeleton.together`): a view is gathered while the layers before
+    it compute so many micro-batches, and a gradient is complete so many micro-batches earlier.
+    That pays where a rank holds the whole model. In a pipeline the last micro-batch's gradient
+    comes when it comes, and the first output leaves no sooner.
+    """
+
+    def order(place: Place) -> Steps:
+        return one_f_one_b(replace(place, beside=place.beside + together - 1))
+
+    order.__doc__ = f"1F1B whose first and last {together} micro-batches go layer by layer."
+    return order
+
+
 Held = Callable[[Place], list[tuple[int, ...]]]
 """The fullest moments of a rank: for each how many micro-batches it holds of each of its stages."""
 
@@ -157,6 +175,7 @@ class Skeleton:
 
     `held`: what a rank keeps in flight; None: read off the order. `arrival_places`: gradients of
     outputs arrive long before backward takes them, so that two slots would block the sender.
+    `together`: so many of the first forwards, and of the last backwards, go layer by layer.
     `multiple`: what the micro-batches must be a multiple of, for that many ranks; None: any number.
     `repeats`: after how many micro-batches the middle of the order repeats itself, for that many
     ranks and chunks; None: it has no such middle, and a shorter program says nothing of a longer
@@ -167,6 +186,7 @@ class Skeleton:
     split_backward: bool = False  # it uses I and W in place of B
     chunks: bool = False  # a rank may hold several stages
     arrival_places: bool = False
+    together: int = 1
     held: Held | None = None
     multiple: Callable[[int], int] | None = None
     repeats: Callable[[int, int], int] | None = None
@@ -235,6 +255,32 @@ declare_skeleton(
     "breadth-first",
     Skeleton(breadth_first, chunks=True, arrival_places=True, held=_held_all),
 )
+TOGETHER = (2, 4, 8, 16, 32)
+"""How many micro-batches the layer-major orders take together."""
+
+
+def layer_major_name(together: int) -> str:
+    """The skeleton that takes so many micro-batches together."""
+    return f"layer-major-{together}"
+
+
+def _held_layer_major(together: int) -> Held:
+    def held(place: Place) -> list[tuple[int, ...]]:
+        return _held_1f1b(replace(place, beside=place.beside + together - 1))
+
+    return held
+
+
+for _together in TOGETHER:
+    declare_skeleton(
+        layer_major_name(_together),
+        Skeleton(
+            layer_major(_together),
+            arrival_places=True,
+            together=_together,
+            held=_held_layer_major(_together),
+        ),
+    )
 
 
 def build(name: str, setup: Setup) -> Program:
@@ -250,7 +296,7 @@ def build(name: str, setup: Setup) -> Program:
     for index, replica in enumerate(setup.replicas):
         for rank, order in _orders(name, skeleton, replica).items():
             orders[setup.first_rank[index] + rank] = order
-    return plain_program(setup, orders, name)
+    return plain_program(setup, orders, name, together=skeleton.together)
 
 
 def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import replace
+from itertools import groupby
 
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
@@ -42,7 +44,9 @@ def accumulate_sharded(program: Program) -> Program:
 
     Replaces each unit's one GradSync by one a micro-batch, behind that micro-batch's backward.
     No rank then holds a whole accumulated gradient; the bytes sent grow with the number of
-    micro-batches. Safe because addition into a shard goes in the order of micro-batches.
+    micro-batches. Safe because addition into a shard goes in the order of micro-batches. Where
+    several micro-batches go through a stage layer by layer, each GradSync follows its own layer:
+    the next micro-batch's backward needs the place of the gradient before the stage is done.
     """
     if not program.setup.reduces:
         return program
@@ -51,13 +55,17 @@ def accumulate_sharded(program: Program) -> Program:
 
     def each(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
         is_reduced = _reduced_units(program, rank)
-        blocks: dict[tuple[int, int], list[int]] = {}
-        for stage, unit, micro_batch in completion_order(sharded, rank):
-            if is_reduced(Action(Kind.GradSync, stage, unit, micro_batch)):
-                blocks.setdefault((stage, micro_batch), []).append(unit)
-        for (stage, micro_batch), units in blocks.items():
-            yield Action(Kind.AllBackward, stage, 0, micro_batch)
-            for unit in units:
+        ended = [
+            (stage, micro_batch, unit)
+            for stage, unit, micro_batch in completion_order(sharded, rank)
+            if is_reduced(Action(Kind.GradSync, stage, unit, micro_batch))
+        ]
+        runs = [(key, list(run)) for key, run in groupby(ended, key=lambda end: end[:2])]
+        times = Counter(key for key, _ in runs)
+        for (stage, micro_batch), run in runs:
+            if times[stage, micro_batch] == 1:  # a micro-batch's backwards follow each other
+                yield Action(Kind.AllBackward, stage, 0, micro_batch)
+            for _, _, unit in run:
                 yield Action(Kind.GradSync, stage, unit, micro_batch)
 
     return sharded.edit("accumulate-sharded", Lane.REDUCE, by=each, setup=setup)

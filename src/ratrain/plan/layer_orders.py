@@ -1,0 +1,56 @@
+"""Compute orders that are tried where a job names none: 1F1B, and layer by layer at a step's ends.
+
+Where a rank holds the whole model, a step in 1F1B begins with gathers that one micro-batch's
+forward can hide, and ends with reductions that one micro-batch's backward can hide. Layer-major
+orders hide them behind several micro-batches, for the memory of as many. In a pipeline they gain
+nothing: the last micro-batch's gradient comes when it comes.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
+from ratrain.program.strategies import Strategy
+
+MOST_OPS = 20_000
+"""Ops of compute up to which layer-major orders are tried: they have no repeating middle, and the
+more micro-batches a step has, the less its ends count."""
+
+
+def orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str | None, ...]:
+    """What `[schedule] skeleton` may become; None: the strategy's own, which comes first."""
+    micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
+    open_to_others = (
+        job.schedule.skeleton is None
+        and chosen.skeleton == "1f1b"
+        and chosen.prefetch
+        and not chosen.further
+        and job.schedule.average_every is None
+    )
+    whole_model = layout.pipeline == layout.virtual == 1
+    short = 2 * (job.model.spec.layers + 2) * micro_batches <= MOST_OPS
+    if not (open_to_others and whole_model and layout.data > 1 and short):
+        return (None,)
+    useful = (together for together in TOGETHER if together < 2 * micro_batches)
+    names = map(layer_major_name, useful) if micro_batches > 1 else ()
+    return (None, *names)
+
+
+def in_order(job: JobSpec, skeleton: str | None) -> JobSpec:
+    """The job with a compute order that was chosen for it."""
+    if skeleton is None:
+        return job
+    return replace(job, schedule=replace(job.schedule, skeleton=skeleton))
+
+
+def order_words(strategy: Strategy) -> list[str]:
+    """What goes layer by layer, as a line of a headline; none in other orders."""
+    together = SKELETONS[strategy.skeleton].together
+    if together == 1:
+        return []
+    return [
+        f"order {strategy.skeleton}: a step's first and last {together} micro-batches go "
+        "layer by layer"
+    ]
