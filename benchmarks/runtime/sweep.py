@@ -26,9 +26,14 @@ from field import field_of
 from ours import OURS
 from outcomes import Outcome, together
 
+REPLICAS = ("ddp", "fsdp2", "fsdp2-kept")
+"""Peers of layouts without a pipeline."""
 LAYOUTS = {
     "pipeline 2": ({"pipeline": 2, "data": 1, "cpus": 1.0}, ("pp",)),
-    "data 2": ({"pipeline": 1, "data": 2, "cpus": 1.0}, ("ddp", "fsdp2", "fsdp2-kept")),
+    "pipeline 4": ({"pipeline": 4, "data": 1, "cpus": 0.5}, ("pp",)),
+    "data 2": ({"pipeline": 1, "data": 2, "cpus": 1.0}, REPLICAS),
+    "data 3": ({"pipeline": 1, "data": 3, "cpus": 0.5}, REPLICAS),
+    "data 4": ({"pipeline": 1, "data": 4, "cpus": 0.5}, REPLICAS),
     "2x2": (
         {"pipeline": 2, "data": 2, "cpus": 0.5},
         ("pp+ddp", "pp+fsdp2", "pp+hooks", "deepspeed"),
@@ -41,12 +46,17 @@ VARIANTS: dict[str, dict[str, Any]] = {
     "published": {"model": "vocabulary", "recovery": True},
     "long": {"sequences": 64},
     "published-long": {"model": "vocabulary", "recovery": True, "sequences": 64},
+    "wide": {"model": "wide"},
+    "middle": {"model": "middle", "sequence_length": 96},
+    "thin": {"model": "thin", "sequence_length": 64},
 }
 """Of the regimes. `published`: recovery needed and a vocabulary-heavy last stage, as in the paper's
 evaluation; `long`: 32 micro-batches a replica in place of 8 (the paper has 256), so that filling
-the pipeline hardly counts."""
+the pipeline hardly counts. `wide`: for replicas alone; `middle`: for 2x2; `thin`: for pipelines."""
+OF_A_REPLICA = {"wide": 4, "middle": 12, "thin": 32}
+"""Micro-batches of a replica in one step; in other regimes a step has so many sequences in all."""
 NARROW_PEERS = {peer: (f"{peer}{NARROW}",) for peer in ("ddp", "pp+ddp")}
-WITHOUT_CHECKPOINTS = ("ratrain", "tuned", "baseline-1f1b")
+WITHOUT_CHECKPOINTS = ("ratrain", "breadth-first", "tuned", "baseline-1f1b")
 """Where nothing is recovered, backward-checkpoint is `tuned`."""
 SLEEPS = {"balanced": Emulation(0.012, 0.009), "vocabulary": Emulation(0.012, 0.072)}
 
@@ -72,6 +82,8 @@ def cases(chosen: argparse.Namespace) -> Iterator[tuple[Case, tuple[str, ...]]]:
     for variant, layout, link in product(chosen.variant, chosen.layout, chosen.link):
         shape, peers = LAYOUTS[layout]
         case = Case(f"{variant}, {layout}, {link}", link=link, **{**shape, **VARIANTS[variant]})
+        if variant in OF_A_REPLICA:
+            case = case.but(sequences=OF_A_REPLICA[variant] * case.data)
         if chosen.emulate:
             case = case.but(emulation=SLEEPS[case.model], cpus=1.0)
         if chosen.narrow:
@@ -91,12 +103,12 @@ def row_of(case: Case, peers: Sequence[str], chosen: argparse.Namespace) -> Row:
         field_of(case, Path(folder) / "case") as field,
     ):
         for _ in range(chosen.repetitions):
-            for name, found in runs.items():
-                if all(run.ended for run in found):
-                    found.append(field.run(name))
-    outcomes = {name: together(found) for name, found in runs.items()}
-    own = tuple(outcomes[name] for name in ours)
-    return Row(case, tuple(outcomes[name] for name in peers), own, bound_of(case, own))
+            for name, ended in runs.items():
+                if all(run.ended for run in ended):
+                    ended.append(field.run(name))
+    outcomes = {name: together(ended) for name, ended in runs.items()}
+    of_ours = tuple(outcomes[name] for name in ours)
+    return Row(case, tuple(outcomes[name] for name in peers), of_ours, bound_of(case, of_ours))
 
 
 def lines(row: Row) -> Iterator[str]:

@@ -76,6 +76,7 @@ def test_every_field_of_the_header_survives() -> None:
         tied=True,
         sequence_parallel=True,
         arrival_places=True,
+        together=4,
         gathers_per_pass=True,
         notes=("a note", "another,%"),
     )

@@ -265,9 +265,11 @@ def _recvg(s: Sizing) -> Ints:
 
 
 def _staged(s: Sizing) -> list[list[int]]:
-    """Inputs made on the rank, until they are copied: one being copied, one being made."""
+    """Inputs made on the rank, until they are copied and read: one being copied, one being made; as
+    many more as a unit makes before the next one reads the first."""
     local = s.units.offloaded & s.units.previous_is_local
-    return s.largest_on_rank(s.of("input_bytes"), local, [SEND_SLOTS] * s.setup.ranks)
+    slots = SEND_SLOTS - 1 + s.setup.together
+    return s.largest_on_rank(s.of("input_bytes"), local, [slots] * s.setup.ranks)
 
 
 def _arrived(s: Sizing) -> Ints:

@@ -28,14 +28,12 @@ Order = Iterable[Step]
 """The compute order of one rank: (kind, stage, micro-batch), before stages are cut into units."""
 
 
-def plain_program(
-    setup: Setup, orders: Mapping[int, Order], name: str, *, together: int = 1
-) -> Program:
+def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Program:
     """The plain program of a compute order: what a trainer without further passes does.
 
     At the step's end every rank waits for its last backward, reduces every gradient, then
-    updates everything, then starts the next step. `together`: so many of the first micro-batches'
-    forwards, and of the last ones' backwards, go through a stage layer by layer.
+    updates everything, then starts the next step. As many of the first micro-batches' forwards and
+    of the last ones' backwards as the setup says go through a stage layer by layer.
     """
     lanes: dict[tuple[int, Lane], LaneOps] = {}
     skeleton = Program(setup, {})
@@ -48,9 +46,9 @@ def plain_program(
         first = min(held)
         ready = made_rows([Kind.AllReady], [first], [0], [NONE])
         computed = _spread(held, order)
-        if together > 1:
-            last = setup.replicas[setup.replica_of(rank)].micro_batches - together
-            computed = _by_layer(computed, together, last)
+        if setup.together > 1:
+            last = setup.replicas[setup.replica_of(rank)].micro_batches - setup.together
+            computed = _by_layer(computed, setup.together, last)
         lanes[rank, Lane.COMPUTE] = np.concatenate([computed, ready])
         lanes[rank, Lane.UPDATE] = (
             Action(Kind.AllSynced, first, 0, NONE),

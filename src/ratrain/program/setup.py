@@ -160,6 +160,7 @@ class Setup:
     tied: bool = False  # the first and the last unit hold one matrix, each a copy of it
     sequence_parallel: bool = False  # a tensor group divides the tensors between units
     arrival_places: bool = False  # a gradient that arrives has a place of its own, not a slot
+    together: int = 1  # so many of the first and the last micro-batches go layer by layer
     gathers_per_pass: bool = False  # level 3 gathers a view once for all micro-batches of a pass
     period: int = 1  # steps that the program spells out
     averages: bool = False  # replicas update alone, and average their weights once a period

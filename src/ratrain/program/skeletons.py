@@ -286,17 +286,16 @@ for _together in TOGETHER:
 def build(name: str, setup: Setup) -> Program:
     """The plain program of a skeleton for a setup."""
     skeleton = SKELETONS[name]
-    for what in ("split_backward", "arrival_places"):
-        if getattr(setup, what) != getattr(skeleton, what):
-            raise ProgramError(
-                f"{name} needs {what} {'yes' if getattr(skeleton, what) else 'no'}",
-                fix=f"set {what} accordingly",
-            )
+    for what in ("split_backward", "arrival_places", "together"):
+        needed = getattr(skeleton, what)
+        if getattr(setup, what) != needed:
+            word = needed if what == "together" else "yes" if needed else "no"
+            raise ProgramError(f"{name} needs {what} {word}", fix=f"set {what} to {word}")
     orders: dict[int, Steps] = {}
     for index, replica in enumerate(setup.replicas):
         for rank, order in _orders(name, skeleton, replica).items():
             orders[setup.first_rank[index] + rank] = order
-    return plain_program(setup, orders, name, together=skeleton.together)
+    return plain_program(setup, orders, name)
 
 
 def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]:

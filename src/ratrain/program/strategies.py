@@ -290,6 +290,7 @@ def apply_strategy(chosen: Strategy, setup: Setup, choices: Choices) -> Program:
         setup,
         split_backward=skeleton.split_backward,
         arrival_places=skeleton.arrival_places,
+        together=skeleton.together,
         sharding=0,
     )
     return with_passes(build(chosen.skeleton, plain), chosen, choices)

@@ -70,6 +70,7 @@ HEADER_FIELDS: dict[str, Callable[[str], object]] = {
     "tied": flag_of,
     "sequence_parallel": flag_of,
     "arrival_places": flag_of,
+    "together": count_of,
     "gathers_per_pass": flag_of,
     "period": count_of,
     "averages": flag_of,

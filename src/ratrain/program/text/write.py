@@ -28,6 +28,8 @@ _WHERE_SET = (
     "notes",
 )
 """Fields of the header that are written where they are yes, or not empty."""
+_WHERE_SEVERAL = ("period", "together")
+"""Fields of the header that are written where they are not 1."""
 _ELSEWHERE = ("replicas", "budgets")
 """Fields of the setup that have lines of their own."""
 
@@ -72,7 +74,8 @@ def _common_tensor(setup: Setup) -> int:
 def _header_lines(setup: Setup) -> Iterator[str]:
     for field in fields(setup):
         value = getattr(setup, field.name)
-        written = bool(value) if field.name in _WHERE_SET else value != 1 or field.name != "period"
+        several = value != 1 or field.name not in _WHERE_SEVERAL
+        written = bool(value) if field.name in _WHERE_SET else several
         if field.name not in _ELSEWHERE and written:
             yield f"{field.name} {_value(value)}"
     for budget in setup.budgets:
