@@ -16,9 +16,11 @@ BYTES = 4000
 """Less than any layer's gradient, and than some of its matrices."""
 MATRIX_ELEMENTS = 300 * 32
 """Of the largest matrix. In 16 bits a product of some of its rows may be rounded otherwise."""
-WHOLE = Setting(accumulation="sharded", data=2, timeout_s=240)
+WHOLE = Setting(accumulation="sharded", data=2, skeleton="1f1b", timeout_s=240)
+"""Of one compute order: the planner may hold more micro-batches in one than in the other."""
 CHOICES = [
     WHOLE,
+    replace(WHOLE, skeleton="layer-major-2", sequences=8),
     replace(WHOLE, pipeline=2),
     replace(WHOLE, data=3, sequences=6),
     replace(WHOLE, tensor=2),

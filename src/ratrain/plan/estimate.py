@@ -37,7 +37,7 @@ from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer
 from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
 from ratrain.cost.precision import precision_of
-from ratrain.plan.bill import BACKWARD, FORWARD, SELECTIVE
+from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.gradient_groups import data_half, widened
@@ -253,6 +253,27 @@ class _Pace:
         before = np.r_[0.0, self.messages[2][:-1]]
         return longest + driving_s + before, early
 
+    @cached_property
+    def _hidden_sums_s(self) -> Floats:
+        """Rows x ranks: what a step saves where micro-batches go layer by layer: a tensor group
+        adds up one micro-batch's layer while it computes the same layer of the next."""
+        if self.together == 1 or self.group.job.backend.sums_in_compute:
+            return np.zeros((len(self.group), self.ranks))
+        sums_s, drive_s = self._column(1, "sums_s"), self._column(1, "sums_driving_s")
+        forward_s = self._column(1, "forward_s")
+        again = self.recovery == BACKWARD
+        backward_s = self._column(1, "backward_s") + again * (forward_s + drive_s) + drive_s
+        saved_s = self._saved_by_turns(forward_s + drive_s, sums_s)
+        in_turn = again | (self.recovery == NONE) | (self.recovery == SELECTIVE)
+        saved_s = saved_s + in_turn * self._saved_by_turns(backward_s, sums_s * (1 + again))
+        return _summed(self, self.group.layers * saved_s)
+
+    def _saved_by_turns(self, compute_s: Floats, sums_s: Floats) -> Floats:
+        """Seconds of a layer that its micro-batches save by computing and adding up in turns."""
+        count = self.together
+        busiest_s = np.maximum(count * np.maximum(compute_s, sums_s), compute_s + sums_s)
+        return count * (compute_s + sums_s) - busiest_s
+
     def _crowded_s(self, backward_s: Floats) -> Floats:
         """Rows x stages: what sums lose where reductions of every micro-batch use their link.
 
@@ -344,7 +365,7 @@ class _Pace:
         times = np.maximum(times, m * link_s + ramp[:, : self.ranks])
         busiest = times.argmax(axis=1)
         rows = np.arange(len(group))
-        pipe_s = times[rows, busiest]
+        pipe_s = times[rows, busiest] - self._hidden_sums_s[rows, busiest]
         tail_s = np.maximum((self.tail_s - ramp[:, : self.ranks]).max(axis=1), 0.0)
         slot_s = slots[rows, busiest]
         return Estimate(pipe_s + tail_s, slot_s, pipe_s - m * slot_s, tail_s, busiest)

@@ -106,6 +106,7 @@ class UnevenCase:
             "replicas": [self._facts_of(replica) for replica in self.plan.replicas],
             "micro_batches": [replica.micro_batches for replica in setup.replicas],
             "schedule": job.schedule.name,
+            "order": self.plan.strategy.skeleton,
             "without": list(job.schedule.without),
             "sharding": self.plan.strategy.sharding,
             "gradients": self.proved.short.setup.accumulation.value,
