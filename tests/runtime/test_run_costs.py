@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -9,9 +10,24 @@ from launched import made
 from runs_made import Setting
 
 from ratrain.program.kind import Kind
-from ratrain.runtime.rank.calibration import Calibration, UnitTimes
+from ratrain.program.program import Program
+from ratrain.runtime.rank.calibrate_lanes import between_ops_s
+from ratrain.runtime.rank.calibration import (
+    Calibration,
+    LinkTimes,
+    UnitTimes,
+    read_calibration,
+    write_calibration,
+)
 from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
 from ratrain.runtime.step.schedule import schedule_of
+from ratrain.simulate.costs import Costs
+
+
+@pytest.fixture(scope="module")
+def two_ranks(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """A program of two stages."""
+    return made(tmp_path_factory.mktemp("two"), Setting("1f1b", pipeline=2)).read_program()
 
 
 def told(rank: int, names: list[str]) -> Calibration:
@@ -39,3 +55,64 @@ def test_each_unit_has_its_own_time_however_many_stages_a_rank_holds(
     ]
     costs = costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
     assert costs.work[Kind.F].fixed_s.tolist() == [100, 0, 1, 2, 3, 4, 5, 200]
+
+
+def measured_messages(
+    program: Program, at_once_bytes: float, between_s: float, unit_s: float = 1.0
+) -> Costs:
+    """Costs of two ranks whose units take so long for a micro-batch, over a link of 1 kB/s."""
+    link = LinkTimes(0.5, 1000.0, 0.0, 0.0, at_once_bytes)
+    unit = UnitTimes(0.25 * unit_s, 0.0, 0.75 * unit_s, 0.0, 0.0, 0.0, 0.0, 64, 0)
+    calibrations = [
+        replace(
+            Calibration(rank, units, link, link, link, link, None, 0.0, 0.0), between_s=between_s
+        )
+        for rank in range(2)
+        for units in [(unit,) * len(schedule_of(program, rank).units)]
+    ]
+    return costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
+
+
+@pytest.mark.parametrize(("unit_s", "passes"), [(100.0, True), (0.001, False)])
+def test_bytes_pass_at_once_where_the_link_pauses_between_messages(
+    unit_s: float, passes: bool, two_ranks: Program
+) -> None:
+    whole = measured_messages(two_ranks, 0.0, 0.0, unit_s).work[Kind.SEND_F]
+    paced = measured_messages(two_ranks, 512.0, 0.0, unit_s).work[Kind.SEND_F]
+    sends = whole.volume_bytes > 0.0
+    gained_bytes = (whole.volume_bytes - paced.volume_bytes)[sends]
+    assert sends.any()
+    assert (gained_bytes == 512.0 * passes).all()
+    assert (paced.fixed_s == 0.5).all()
+
+
+def test_no_more_passes_at_once_than_a_message_has(two_ranks: Program) -> None:
+    paced = measured_messages(two_ranks, 1e9, 0.0, 1e6).work[Kind.SEND_F]
+    assert (paced.volume_bytes == 0.0).all()
+
+
+def test_what_passes_between_ops_is_part_of_each_compute_op(two_ranks: Program) -> None:
+    alone = measured_messages(two_ranks, 0.0, 0.0).work
+    spaced = measured_messages(two_ranks, 0.0, 0.125).work
+    for kind in (Kind.F, Kind.B, Kind.R):
+        assert (spaced[kind].fixed_s - alone[kind].fixed_s == 0.125).all()
+    assert (spaced[Kind.SEND_F].fixed_s == alone[Kind.SEND_F].fixed_s).all()
+
+
+def test_a_calibration_reads_back_as_it_was_written() -> None:
+    link = LinkTimes(0.5, 1000.0, 0.25, 0.125, 64.0)
+    calibration = replace(told(1, ["e", "1"]), message=link, tensor=link, between_s=0.5)
+    assert read_calibration(write_calibration(calibration)) == calibration
+
+
+@pytest.mark.parametrize("most_s", [0.0, 60.0])
+def test_an_empty_step_is_timed_in_full_or_until_its_time_is_up(
+    two_ranks: Program, most_s: float
+) -> None:
+    schedule = schedule_of(two_ranks, 1)
+    assert between_ops_s(schedule, 60.0, most_s) > 0.0
+
+
+def test_a_rank_that_computes_nothing_has_nothing_between_its_ops(two_ranks: Program) -> None:
+    idle = replace(schedule_of(two_ranks, 0), ops=())
+    assert between_ops_s(idle, 60.0) == 0.0

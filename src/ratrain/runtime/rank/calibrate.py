@@ -7,12 +7,15 @@ costs that the simulator predicts this very run with (`run_costs`).
 
 from __future__ import annotations
 
+from math import prod
+
 import torch
 
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibrate_compute import unit_times
+from ratrain.runtime.rank.calibrate_lanes import between_ops_s
 from ratrain.runtime.rank.calibrate_links import (
     collective_times,
     median_s,
@@ -51,10 +54,12 @@ def calibrate(
         lambda: unit_times(schedule, states, train, boundary, batch, allocator, group)
     )
     network.exchange(None, torch.zeros(1))
+    between_s = between_ops_s(schedule, train.timeout_s)
+    network.exchange(None, torch.zeros(1))
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.exchange(None, torch.zeros(1))
     beside = torch.get_num_threads() if processor.computes else 0
-    ends = (states, network, seats, seat, beside)
+    ends = (states, network, seats, seat, beside, prod(boundary))
     forward, arrival = message_times(Lane.SEND_F, +1, *ends)
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends)
     collective = collective_times(states, network)
@@ -71,6 +76,7 @@ def calibrate(
         exchange_s,
         processor.delay_s_per_cpu_s,
         tensor,
+        between_s,
     )
 
 

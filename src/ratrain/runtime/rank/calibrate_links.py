@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import astuple, replace
+from dataclasses import astuple, dataclass, replace
 from statistics import fmean, median
 from typing import Any
 
@@ -22,8 +22,12 @@ from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tensor_peers import sent_of_sum
 
 REPEATS = 3
-_BESIDE_REPEATS = 8
+_MESSAGES = 12
 """More, and their mean: what holds them up comes and goes."""
+_OP_S = 0.01
+_ANSWER = 16
+"""Elements of a message that says that another has come."""
+_BACK = {Lane.SEND_F: Lane.SEND_B, Lane.SEND_B: Lane.SEND_F}
 _SMALL, _LARGE = 1 << 18, 1 << 21
 """Bytes, as they are sent, of the two transfers whose difference gives a link's rate."""
 
@@ -39,10 +43,11 @@ def message_times(
     seats: Seats,
     seat: Seat,
     beside: int,
+    elements: int,
 ) -> tuple[LinkTimes | None, LinkTimes | None]:
     """Messages to the neighbour in one direction, and from the neighbour in the other, as boundary
-    tensors travel; `beside` threads compute where one is sent, as they do in a step."""
-    wire = states.wire.boundaries
+    tensors of so many elements travel; `beside` threads compute where one is sent, as they do in a
+    step."""
     to, source = seat.pipeline + towards, seat.pipeline - towards
     depth = seats.depth(seat.data)
     sent: LinkTimes | None = None
@@ -50,29 +55,81 @@ def message_times(
     # A chain would add up waits: even positions send first, then odd ones.
     for turn in (0, 1):
         if seat.pipeline % 2 == turn and 0 <= to < depth:
-            sent = _message(
-                states, lambda tensor: send_boundary(network, lane, tensor, to, wire), beside
-            )
+            sent = _sent(_Ends(states, network, lane, to), elements, beside)
         elif seat.pipeline % 2 != turn and 0 <= source < depth:
-            received = _message(
-                states, lambda tensor: receive_boundary(network, lane, tensor, source, wire), 0
-            )
+            received = _received(_Ends(states, network, lane, source), elements)
         network.exchange(None, torch.zeros(1))
     return sent, received
 
 
-def _message(states: RankStates, transfer: Callable[[Tensor], None], beside: int) -> LinkTimes:
-    """One end's times; what threads beside it hold up is in the fixed one."""
+@dataclass(frozen=True)
+class _Ends:
+    """A rank and the neighbour to which it sends, or from which it receives."""
 
-    def boundary(sent_bytes: int) -> Sample:
-        elements = sent_bytes // states.wire.boundaries.itemsize
-        return torch.zeros(elements, dtype=states.dtype, device=states.device), sent_bytes
+    states: RankStates
+    network: Network
+    lane: Lane
+    neighbour: int
 
-    alone = _two_sizes(boundary, transfer)
-    tensor, sent_bytes = boundary(_SMALL)
+    def tensor(self, elements: int) -> Tensor:
+        return torch.zeros(elements, dtype=self.states.dtype, device=self.states.device)
+
+    def of_size(self, sent_bytes: int) -> Sample:
+        """A boundary tensor that travels as so many bytes."""
+        return self.tensor(sent_bytes // self.wire.itemsize), sent_bytes
+
+    @property
+    def wire(self) -> torch.dtype:
+        return self.states.wire.boundaries
+
+    def send(self, tensor: Tensor) -> None:
+        send_boundary(self.network, self.lane, tensor, self.neighbour, self.wire)
+
+    def receive(self, tensor: Tensor) -> None:
+        receive_boundary(self.network, self.lane, tensor, self.neighbour, self.wire)
+
+    def send_answered(self, tensor: Tensor) -> None:
+        """Sends, and waits until the neighbour has all."""
+        self.send(tensor)
+        self.network.receive(_BACK[self.lane], self.tensor(_ANSWER), self.neighbour)
+
+    def receive_and_answer(self, tensor: Tensor) -> None:
+        self.receive(tensor)
+        self.network.send(_BACK[self.lane], self.tensor(_ANSWER), self.neighbour)
+
+
+def _sent(ends: _Ends, elements: int, beside: int) -> LinkTimes:
+    """A sender's times. Its rate is that of long messages; the rest is that of one message of a
+    step, from the end of the op before it until the neighbour has it: under a quota what computes
+    beside holds it up, and what passes at once after a pause hastens it."""
+    alone = _two_sizes(ends.of_size, ends.send)
+    answer_s = median_s(lambda: ends.send_answered(ends.tensor(_ANSWER))) / 2
+    tensor = ends.tensor(elements)
     with working(beside):
-        took_s = fmean(_timed(lambda: transfer(tensor))[0] for _ in range(_BESIDE_REPEATS))
-    return replace(alone, fixed_s=max(alone.fixed_s, took_s - sent_bytes / alone.rate_bytes_per_s))
+        took_s = fmean(_after_an_op(lambda: ends.send_answered(tensor)) for _ in range(_MESSAGES))
+    alone_s = elements * ends.wire.itemsize / alone.rate_bytes_per_s
+    beyond_s = took_s - answer_s - alone_s
+    at_once_bytes = max(0.0, -beyond_s) * alone.rate_bytes_per_s
+    return replace(alone, fixed_s=max(beyond_s, 1e-6), at_once_bytes=at_once_bytes)
+
+
+def _received(ends: _Ends, elements: int) -> LinkTimes:
+    """The other end of `_sent`."""
+    alone = _two_sizes(ends.of_size, ends.receive)
+    median_s(lambda: ends.receive_and_answer(ends.tensor(_ANSWER)))
+    tensor = ends.tensor(elements)
+    for _ in range(_MESSAGES):
+        ends.receive_and_answer(tensor)
+    return alone
+
+
+def _after_an_op(transfer: Callable[[], None]) -> float:
+    """Seconds of a transfer that begins while this thread computes, as at an op's end: under a
+    quota not within a pause."""
+    end_s = time.perf_counter() + _OP_S
+    while time.perf_counter() < end_s:
+        pass
+    return _timed(transfer)[0]
 
 
 def collective_times(states: RankStates, network: Network) -> LinkTimes | None:

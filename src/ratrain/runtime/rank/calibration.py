@@ -26,12 +26,14 @@ class UnitTimes:
 @dataclass(frozen=True)
 class LinkTimes:
     """A transfer takes `fixed_s` and its bytes over the rate; meanwhile this process's cores work
-    `driving_s` and `driving_s_per_byte` for it."""
+    `driving_s` and `driving_s_per_byte` for it. After a pause of the link some of the bytes pass at
+    once."""
 
     fixed_s: float
     rate_bytes_per_s: float
     driving_s: float
     driving_s_per_byte: float
+    at_once_bytes: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -48,6 +50,7 @@ class Calibration:
     exchange_s: float  # a small round over all ranks
     delay_s_per_cpu_s: float  # of compute, by processor time spent beside it
     tensor: LinkTimes | None = None  # bytes that one rank sends, of sums over its tensor group
+    between_s: float = 0.0  # from a compute op to the next, besides what both do
 
 
 def write_calibration(calibration: Calibration) -> bytes:
@@ -72,4 +75,5 @@ def read_calibration(body: bytes) -> Calibration:
         table["exchange_s"],
         table["delay_s_per_cpu_s"],
         link("tensor"),
+        table["between_s"],
     )

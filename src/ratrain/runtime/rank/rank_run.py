@@ -7,7 +7,7 @@ import os
 import traceback
 from collections.abc import Callable
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -35,7 +35,8 @@ from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.meeting import Meeting, meet
 from ratrain.runtime.rank.metrics import MetricsLog, Row, StepRows, validation_row
 from ratrain.runtime.rank.networks import leave, network_of, require_network
-from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
+from ratrain.runtime.rank.prediction import write_prediction
+from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
@@ -49,8 +50,6 @@ from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.tensor_parts import stored_sizes
-from ratrain.simulate.simulate import simulate, timeline_of
-from ratrain.timeline.timeline import write_timeline
 
 JOINING_S = 120.0
 """Processes may begin this long after each other, however impatient the job is later on."""
@@ -305,24 +304,5 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
             run.states.dtype.itemsize, wire.gradients.itemsize, wire.boundaries.itemsize
         )
         agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
-        costs = costs_of_run(stand.program, calibrations, element_bytes, agrees=agrees)
-        simulation = simulate(stand.program, costs)
-        write_timeline(timeline_of(simulation), stand.folder.predicted)
-        body = {
-            "step_time_s": simulation.step_time_s,
-            "ranks": [
-                {
-                    "rank": times.rank,
-                    "compute_s": times.compute_s,
-                    "recovery_s": times.recovery_s,
-                    "driving_s": times.driving_s,
-                    "waiting_s": {kind.value: s for kind, s in times.waiting_s.items()},
-                }
-                for times in simulation.ranks
-            ],
-            "bound_bytes": [bound.total_bytes for bound in simulation.verdict.bounds],
-            "bound_items": [bound.by_family for bound in simulation.verdict.bounds],
-            "calibration": [asdict(calibration) for calibration in calibrations],
-        }
-        write_whole(stand.folder.path / "prediction.json", json.dumps(body, indent=1))
+        write_prediction(stand.folder, stand.program, calibrations, element_bytes, agrees=agrees)
     network.exchange(None, torch.zeros(1))

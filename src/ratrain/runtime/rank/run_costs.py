@@ -52,7 +52,7 @@ def costs_of_run(
     work = {kind: priced.get(kind.cost, priced[Cost.NOTHING]) for kind in kinds()}
     # What a recovered unit hands on is not read: nothing is summed.
     work[Kind.AllReduce_R] = priced[Cost.NOTHING]
-    work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s))
+    work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s) + measured.between_s)
     return Costs(work, measured.rates())
 
 
@@ -70,6 +70,7 @@ class _Measured:
         self._place = [int((rank[:g] == rank[g]).sum()) for g in range(len(rank))]
         self.zero = np.zeros(len(rank))
         self.delay_s_per_cpu_s = self._each(lambda c, _: c.delay_s_per_cpu_s)
+        self.between_s = self._each(lambda c, _: c.between_s)
 
     def column(self, read: Callable[[UnitTimes], float]) -> Floats:
         """A figure of each unit."""
@@ -111,6 +112,19 @@ class _Measured:
             return _NO_LINK
         return LinkTimes(*map(fmean, zip(*map(astuple, rows), strict=True)))
 
+    def _at_once(self, volume: Floats, read: ReadLink) -> Floats:
+        """Of such a message of each unit's rank, the bytes that pass at once: those measured, or
+        none where messages follow each other without a pause, since the link needs longer for one
+        than the rank for a micro-batch."""
+        links = self._links(read)
+        at_once_bytes = np.array([link.at_once_bytes for link in links])
+        rate = np.array([link.rate_bytes_per_s for link in links])
+        computed_s = self.column(
+            lambda t: t.forward_s + max(t.backward_s, t.input_gradient_s + t.weight_gradient_s)
+        )
+        of_rank_s = np.bincount(self.units.rank, computed_s, self.setup.ranks)[self.units.rank]
+        return np.where(volume <= of_rank_s * rate, at_once_bytes, 0.0)
+
     def rates(self) -> Floats:
         """Each port's: the fastest that its rank reached in anything."""
         port_rates = np.ones(2 * self.setup.ranks)
@@ -130,7 +144,8 @@ class _Measured:
 
     def sent_to_stage(self, volume: Floats, read: ReadLink, ahead: int) -> Work:
         """Transfers of that many bytes from each unit's rank to the members of the stage that many
-        ahead of its own; of one that does not exist, to any."""
+        ahead of its own; of one that does not exist, to any. What passes at once after a pause uses
+        no time of the link."""
         rows: list[tuple[int, Member | None]] = []
         for g, (replica, stage) in enumerate(
             zip(self.units.replica.tolist(), self.units.stage_in_replica.tolist(), strict=True)
@@ -142,7 +157,11 @@ class _Measured:
         unit = np.array([g for g, _ in rows], dtype=np.int64)
         first_rank = np.array(self.setup.first_rank)[self.units.replica[unit]]
         receiver = first_rank + np.array([0 if m is None else m.rank for _, m in rows])
-        work = self.over(volume, read, 2 * self.units.rank + 1)
+        paced = np.maximum(volume - self._at_once(volume, read), 0.0)
+        work = replace(
+            self.over(paced, read, 2 * self.units.rank + 1),
+            interrupt_s=self._driving(volume, self._links(read)),
+        )
         return Work(
             work.fixed_s[unit],
             work.volume_bytes[unit],
@@ -174,8 +193,12 @@ class _Measured:
 
 
 def _compute(measured: _Measured) -> dict[Cost, Work]:
-    column = measured.column
-    update_s = column(lambda t: t.update_s)
+    """Ops of compute, each with what passes until the next, and updates."""
+    update_s = measured.column(lambda t: t.update_s)
+
+    def column(read: Callable[[UnitTimes], float]) -> Floats:
+        return measured.column(read) + measured.between_s
+
     return {
         Cost.FORWARD: fixed_work(column(lambda t: t.forward_s)),
         Cost.BACKWARD: fixed_work(column(lambda t: t.backward_s)),
