@@ -30,6 +30,8 @@ LINKS = {
 NARROW = "+bf16"
 """Ends the name of a method that sends in bf16 what it computes in fp32: gradients, and ours what
 goes between stages too."""
+LOW_RANK = "+powersgd"
+"""Ends the name of one that sends gradients as products of thin matrices."""
 LEARNING_RATE, WEIGHT_DECAY, BETAS, EPSILON = 1e-3, 0.1, (0.9, 0.95), 1e-8
 
 
@@ -72,6 +74,12 @@ MODELS = {
     "thin": Sizes(hidden=256, layers=12, heads=4, kv_heads=2, ffn=688, vocab=1000),
     "tiny": Sizes(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, vocab=512),
 }
+
+
+def equal_layers(layers: int, stages: int) -> tuple[int, ...]:
+    """Of each stage: the first get one more where it does not divide."""
+    each, more = divmod(layers, stages)
+    return tuple(each + (stage < more) for stage in range(stages))
 
 
 @dataclass(frozen=True)
@@ -134,8 +142,7 @@ class Case:
         """As the case says, or equal: the first get one more where it does not divide."""
         if self.layers:
             return self.layers
-        each, more = divmod(MODELS[self.model].layers, self.pipeline)
-        return tuple(each + (stage < more) for stage in range(self.pipeline))
+        return equal_layers(MODELS[self.model].layers, self.pipeline)
 
     def but(self, **changes: Any) -> Case:
         return replace(self, **changes)

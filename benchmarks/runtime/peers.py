@@ -8,23 +8,39 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol, cast
+from typing import Any, Protocol, cast
 
 import torch
 import torch.distributed as dist
-from cases import BETAS, EPSILON, LEARNING_RATE, NARROW, WEIGHT_DECAY, Case
+from cases import BETAS, EPSILON, LEARNING_RATE, LOW_RANK, NARROW, WEIGHT_DECAY, Case, equal_layers
 from deepspeed_peer import DeepSpeedPipeline
 from plain_model import Stage, loss_of, stage_of, units_of_stage
 from torch import Tensor, nn
 from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+from torch.distributed.algorithms.ddp_comm_hooks.powerSGD_hook import PowerSGDState, powerSGD_hook
 from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
-from torch.distributed.pipelining import PipelineStage, Schedule1F1B
+from torch.distributed.pipelining import (
+    PipelineStage,
+    Schedule1F1B,
+    ScheduleInterleaved1F1B,
+    ScheduleInterleavedZeroBubble,
+    ScheduleLoopedBFS,
+)
 from torch.nn.parallel import DistributedDataParallel
 
 from ratrain.describe.model import ModelSpec
 
 CPU = torch.device("cpu")
+LOOPS = 2
+"""Stages of each rank in torch's looped orders."""
+RANK = 2
+"""Columns of the matrices in which PowerSGD sends a gradient."""
+
+
+LoopedOrder = (
+    type[ScheduleInterleaved1F1B] | type[ScheduleLoopedBFS] | type[ScheduleInterleavedZeroBubble]
+)
 
 
 class Method(Protocol):
@@ -91,6 +107,36 @@ class Pipelined:
         return None if losses is None else sum(loss.item() for loss in losses) / self.scale
 
 
+class Looped:
+    """torch.distributed.pipelining's orders for several stages per rank, `LOOPS` here."""
+
+    def __init__(self, case: Case, spec: ModelSpec, order: LoopedOrder) -> None:
+        group = _mesh(case).get_group("pp")
+        self.case, self.rank = case, dist.get_rank(group)
+        layers = equal_layers(spec.layers, case.pipeline * LOOPS)
+        numbers = [self.rank + loop * case.pipeline for loop in range(LOOPS)]
+        chunks = [_stage(case, spec, number, layers) for number in numbers]
+        self.module: nn.Module = nn.ModuleList(chunks)
+        stages: list[Any] = [
+            PipelineStage(chunk, number, len(layers), CPU, group=group)
+            for chunk, number in zip(chunks, numbers, strict=True)
+        ]
+        self.schedule = order(
+            stages,
+            case.micro_batches,
+            loss_fn=lambda output, wanted: loss_of(case)(output, wanted) / case.tokens,
+            scale_grads=False,
+        )
+
+    def backward(self, tokens: Tensor, targets: Tensor) -> float | None:
+        last = self.rank == self.case.pipeline - 1
+        losses: list[Tensor] | None = [] if last else None
+        inputs = (tokens,) if self.rank == 0 else ()
+        wanted = targets if last else None
+        self.schedule.step(*inputs, target=wanted, losses=losses, return_outputs=False)
+        return None if losses is None else sum(loss.item() for loss in losses) * self.case.tokens
+
+
 class Hooked:
     """Any method, its gradients reduced one by one as the last micro-batch makes them.
 
@@ -137,6 +183,18 @@ def narrow_ddp(case: Case, spec: ModelSpec) -> Method:
     return _narrow(ddp(case, spec))
 
 
+def low_rank_ddp(case: Case, spec: ModelSpec) -> Method:
+    """The same with torch's PowerSGD hook: gradients travel as products of two thin matrices, and
+    what that loses is fed back."""
+    method = ddp(case, spec)
+    assert isinstance(method.module, DistributedDataParallel)
+    state = PowerSGDState(
+        method.module.process_group, matrix_approximation_rank=RANK, start_powerSGD_iter=2
+    )
+    method.module.register_comm_hook(state, lambda state, bucket: powerSGD_hook(state, bucket))
+    return method
+
+
 def fsdp2(case: Case, spec: ModelSpec) -> Method:
     """fully_shard of every unit as the manual shows it: gathered for forward and for backward,
     gradients reduced and sharded in every micro-batch. Least memory, most bytes."""
@@ -152,6 +210,21 @@ def pipeline(case: Case, spec: ModelSpec) -> Method:
     """1F1B and nothing else."""
     mesh = _mesh(case)
     return Pipelined(case, _own_stage(case, spec, mesh), 1 / case.tokens, mesh.get_group("pp"))
+
+
+def pipeline_interleaved(case: Case, spec: ModelSpec) -> Method:
+    """Interleaved 1F1B."""
+    return Looped(case, spec, ScheduleInterleaved1F1B)
+
+
+def pipeline_breadth_first(case: Case, spec: ModelSpec) -> Method:
+    """All micro-batches through one stage of a rank, then through the next."""
+    return Looped(case, spec, ScheduleLoopedBFS)
+
+
+def pipeline_zero_bubble(case: Case, spec: ModelSpec) -> Method:
+    """Interleaved 1F1B in which weight gradients fill the waits."""
+    return Looped(case, spec, ScheduleInterleavedZeroBubble)
 
 
 def pipeline_ddp(case: Case, spec: ModelSpec) -> Method:
@@ -205,11 +278,15 @@ BUILDERS: dict[str, Callable[[Case, ModelSpec], Method]] = {
     "fsdp2": fsdp2,
     "fsdp2-kept": fsdp2_kept,
     "pp": pipeline,
+    "pp-interleaved": pipeline_interleaved,
+    "pp-bfs": pipeline_breadth_first,
+    "pp-zero-bubble": pipeline_zero_bubble,
     "pp+ddp": pipeline_ddp,
     "pp+fsdp2": pipeline_fsdp2,
     "pp+hooks": pipeline_hooks,
     "deepspeed": deepspeed,
     f"ddp{NARROW}": narrow_ddp,
+    f"ddp{LOW_RANK}": low_rank_ddp,
     f"pp+ddp{NARROW}": narrow_pipeline_ddp,
 }
 
@@ -245,10 +322,12 @@ def _own_stage(case: Case, spec: ModelSpec, mesh: DeviceMesh) -> Stage:
     return _stage(case, spec, mesh.get_local_rank("pp"))
 
 
-def _stage(case: Case, spec: ModelSpec, number: int) -> Stage:
+def _stage(
+    case: Case, spec: ModelSpec, number: int, layers: tuple[int, ...] | None = None
+) -> Stage:
     return stage_of(
         spec,
-        units_of_stage(spec, case.layers_of_stages, number),
+        units_of_stage(spec, layers or case.layers_of_stages, number),
         case.sequence_length,
         seed=case.seed,
         recovery=case.recovery,

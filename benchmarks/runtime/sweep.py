@@ -21,16 +21,18 @@ from pathlib import Path
 from typing import Any
 
 from bound import Bound, bound_of
-from cases import LINKS, NARROW, Case, Emulation
+from cases import LINKS, LOW_RANK, NARROW, Case, Emulation
 from field import field_of
 from ours import OURS
 from outcomes import Outcome, together
 
+PIPELINES = ("pp", "pp-interleaved", "pp-bfs", "pp-zero-bubble")
+"""Peers of layouts without replicas."""
 REPLICAS = ("ddp", "fsdp2", "fsdp2-kept")
 """Peers of layouts without a pipeline."""
 LAYOUTS = {
-    "pipeline 2": ({"pipeline": 2, "data": 1, "cpus": 1.0}, ("pp",)),
-    "pipeline 4": ({"pipeline": 4, "data": 1, "cpus": 0.5}, ("pp",)),
+    "pipeline 2": ({"pipeline": 2, "data": 1, "cpus": 1.0}, PIPELINES),
+    "pipeline 4": ({"pipeline": 4, "data": 1, "cpus": 0.5}, PIPELINES),
     "data 2": ({"pipeline": 1, "data": 2, "cpus": 1.0}, REPLICAS),
     "data 3": ({"pipeline": 1, "data": 3, "cpus": 0.5}, REPLICAS),
     "data 4": ({"pipeline": 1, "data": 4, "cpus": 0.5}, REPLICAS),
@@ -55,7 +57,10 @@ evaluation; `long`: 32 micro-batches a replica in place of 8 (the paper has 256)
 the pipeline hardly counts. `wide`: for replicas alone; `middle`: for 2x2; `thin`: for pipelines."""
 OF_A_REPLICA = {"wide": 4, "middle": 12, "thin": 32}
 """Micro-batches of a replica in one step; in other regimes a step has so many sequences in all."""
-NARROW_PEERS = {peer: (f"{peer}{NARROW}",) for peer in ("ddp", "pp+ddp")}
+NARROW_PEERS = {
+    "ddp": (f"ddp{NARROW}", f"ddp{LOW_RANK}"),
+    "pp+ddp": (f"pp+ddp{NARROW}",),
+}
 WITHOUT_CHECKPOINTS = ("ratrain", "breadth-first", "tuned", "baseline-1f1b")
 """Where nothing is recovered, backward-checkpoint is `tuned`."""
 SLEEPS = {"balanced": Emulation(0.012, 0.009), "vocabulary": Emulation(0.012, 0.072)}
@@ -73,7 +78,8 @@ class Row:
     @property
     def best_peer(self) -> Outcome | None:
         """The fastest that ended, of those that send what they compute."""
-        ended = [peer for peer in self.peers if peer.ended and not peer.method.endswith(NARROW)]
+        lossy = (NARROW, LOW_RANK)
+        ended = [peer for peer in self.peers if peer.ended and not peer.method.endswith(lossy)]
         return min(ended, key=lambda peer: peer.step_s, default=None)
 
 
