@@ -15,7 +15,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from ratrain.describe.train import TrainSpec
 from ratrain.models.tensor_group import TensorGroup
@@ -24,10 +23,11 @@ from ratrain.models.weights import Weights
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.feedback import Residual
+from ratrain.runtime.step.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Schedule
-from ratrain.runtime.step.states import Graph, RankStates, UnitState
+from ratrain.runtime.step.states import RankStates, UnitState
 
 LEAST_PASSES, LEAST_S = 3, 1.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
@@ -143,7 +143,7 @@ def _run(
             return unit.unit.forward(unit.weights, leaf, batch), None
     leaf.requires_grad_()
     output = unit.unit.forward(unit.weights, leaf, batch)
-    return output.detach(), Graph(get_gradient_edge(output), leaf)
+    return output.detach(), graph_of(output, leaf)
 
 
 def _back(
@@ -164,7 +164,7 @@ def _back(
         unit.weights.attach_gradient(gradient)
 
     def back() -> None:
-        torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
+        gradient_of_leaf(graph, seed)
 
     if splits:
         deferred = unit.weights.defer()

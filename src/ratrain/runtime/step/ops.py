@@ -12,7 +12,6 @@ from typing import Protocol
 
 import torch
 from torch import Tensor
-from torch.autograd.graph import get_gradient_edge
 
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
@@ -21,10 +20,11 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Stage
 from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
 from ratrain.runtime.step.clipping import Clipping
+from ratrain.runtime.step.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.state_ops import StateOps
-from ratrain.runtime.step.states import Graph, RankStates, UnitState
+from ratrain.runtime.step.states import RankStates, UnitState
 
 _IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
 """Where backward sends: what fills buckets, and what empties them."""
@@ -129,7 +129,7 @@ class RankOps(StateOps):
             if keep:
                 leaf.requires_grad_()
             output = unit.unit.forward(unit.weights, leaf, batch)
-        return output, Graph(get_gradient_edge(output), leaf) if keep else None
+        return output, graph_of(output, leaf) if keep else None
 
     def backward(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -163,8 +163,7 @@ class RankOps(StateOps):
             seed = torch.tensor(self.clipping.scale / tokens, device=self._states.device)
         else:
             seed = self._states.outgrads[op.unit, op.micro_batch]
-        (gradient,) = torch.autograd.grad([graph.edge], [graph.leaf], [seed], allow_unused=True)
-        return gradient
+        return gradient_of_leaf(graph, seed)
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
         if self.unit(op).local.first:

@@ -42,13 +42,6 @@ class Collectives(NamedTuple):
 DIRECTLY = Collectives(DIRECT, DIRECT)
 
 
-class Graph(NamedTuple):
-    """What backward needs: the end of autograd's graph, and the leaf at its beginning."""
-
-    edge: Any
-    leaf: Tensor
-
-
 @dataclass
 class UnitState:
     """One unit's persistent and passing buffers."""
