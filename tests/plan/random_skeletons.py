@@ -85,6 +85,7 @@ def skeletons(draw: st.DrawFn) -> Skeleton:
         order,
         chunks=draw(st.booleans()),
         arrival_places=draw(st.sampled_from([True, True, False])),
+        together=draw(st.sampled_from([1, 1, 2, 3, 8])),
         held=held,
         multiple=multiple,
         repeats=None if wave is None else lambda _ranks, _chunks: wave,

@@ -81,10 +81,11 @@ def test_a_smaller_budget_takes_fewer_together_and_never_more_memory_than_it_has
         (LAYOUTS[0], {"skeleton": "1f1b"}),
         (LAYOUTS[0], {"without": ("update-prefetch",)}),
         (LAYOUTS[0], {"name": "baseline-1f1b"}),
+        (LAYOUTS[0], {"name": "paper-backward-checkpoint"}),
         (LayoutSpec(1), {}),
         (LayoutSpec(2, 2), {}),
     ],
-    ids=["named", "no prefetch", "baseline", "one rank", "pipeline"],
+    ids=["named", "no prefetch", "baseline", "as published", "one rank", "pipeline"],
 )
 def test_the_strategy_s_own_order_stays(layout: LayoutSpec, options: dict[str, object]) -> None:
     case = case_of(asked(layout, None, **options))

@@ -10,7 +10,7 @@ from typing import Any
 
 from ratrain.cost.algorithms import ALGORITHMS
 from ratrain.plan.durations import OWN_COSTS
-from ratrain.plan.trial import proof
+from ratrain.plan.trial import proof, short_form
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
 from ratrain.program.kind import kinds
@@ -47,4 +47,5 @@ def declared_inside(folder: Path | None = None) -> Generator[None]:
         for name, module in list(sys.modules.items()):
             if folder and (getattr(module, "__file__", None) or "").startswith(f"{folder}/"):
                 del sys.modules[name]
-        proof.cache_clear()
+        for remembered in (proof, short_form):  # by what names stood for
+            remembered.cache_clear()

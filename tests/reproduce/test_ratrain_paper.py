@@ -112,3 +112,24 @@ def test_the_page_shows_every_row_as_it_would_be_trained() -> None:
     for row in SECTIONS["as-trained"]():
         assert row.ours is not None
         assert f"{row.ours:.2f} {'GB' if row.unit == 'GB' else 'x'}" in page
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("section", "unit", "form"),
+    [
+        ("main", "s", "{:,.2f}"),
+        ("ablation", "x", "{:.3f}"),
+        ("memory", "GB", "{:.2f}"),
+        ("planner", "s", "{:.1f}"),
+    ],
+)
+def test_the_first_table_of_the_page_has_the_figures_that_are_printed(
+    section: str, unit: str, form: str
+) -> None:
+    page = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text()
+    table = page[page.index("| what |") : page.index("## What is assumed")].replace("|", " ")
+    figures = table.split()
+    for row in rows(section).values():
+        if row.unit == unit and row.ours is not None and row.label != "qwen2.5-32b tuned":
+            assert form.format(row.ours) in figures, row.label

@@ -74,19 +74,24 @@ def test_inputs_in_host_memory_change_no_bit_and_keep_both_bounds(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("masked", [False, True])
+@pytest.mark.parametrize(
+    ("masked", "tied"),
+    [(False, False), (True, False), (False, True)],
+    ids=["whole", "masked", "tied"],
+)
 def test_weights_averaged_once_in_three_steps_are_the_mean_of_replicas_that_trained_alone(
-    crew: Crew, tmp_path: Path, masked: bool
+    crew: Crew, tmp_path: Path, masked: bool, tied: bool
 ) -> None:
     """With masked targets the replicas count unlike numbers of tokens; each divides by its own."""
-    setting = Setting("1f1b", 2, 2, average_every=3, masked=masked)
+    model = (("tie_word_embeddings", tied),)
+    setting = Setting("1f1b", 2, 2, average_every=3, masked=masked, model=model)
     counts = [(setting.samples(0, first, 4)[1] >= 0).sum() for first in (0, 4)]
     assert (counts[0] != counts[1]) == masked
     together = train(crew, setting, tmp_path / "together")
     alone = [
         train(
             crew,
-            Setting("1f1b", 2, 1, sequences=4, first=first, masked=masked),
+            Setting("1f1b", 2, 1, sequences=4, first=first, masked=masked, model=model),
             tmp_path / str(first),
         )
         for first in (0, 4)

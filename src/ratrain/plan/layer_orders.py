@@ -26,6 +26,7 @@ def orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[st
         job.schedule.skeleton is None
         and chosen.skeleton == "1f1b"
         and chosen.prefetch
+        and not chosen.recovers_all  # a system as others describe it, whose order is 1F1B
         and not chosen.further
         and job.schedule.average_every is None
     )

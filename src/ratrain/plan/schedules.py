@@ -131,7 +131,7 @@ def _require_short(job: JobSpec, layout: LayoutSpec, order: str) -> None:
     """Refuses an order that would have to be written out and is too long for a comparison."""
     micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
     ops = 2 * (job.model.spec.layers + 2) * micro_batches
-    if SKELETONS[order].repeats is None and ops > MOST_OPS:
+    if SKELETONS[order].stride(layout.pipeline, layout.virtual) is None and ops > MOST_OPS:
         raise ProgramError(
             f"the order {order} has no repeating part, so all of its {ops:,} compute ops would "
             f"have to be written out; a comparison allows {MOST_OPS:,}. Simulate this schedule "

@@ -50,11 +50,12 @@ def maker(strategy: Strategy, choices: Choices) -> Make:
 @lru_cache(maxsize=1)  # whoever chooses a configuration and whoever runs it next ask the same
 def proof(strategy: Strategy, setup: Setup, choices: Choices) -> Proved:
     """The program of a configuration, proved in full."""
-    return proved_from(_shortest(strategy, setup, choices), maker(strategy, choices), setup)
+    return proved_from(short_form(strategy, setup, choices), maker(strategy, choices), setup)
 
 
 @lru_cache(maxsize=8)  # those tried for one job: each is timed, and then proved
-def _shortest(strategy: Strategy, setup: Setup, choices: Choices) -> Repeating | None:
+def short_form(strategy: Strategy, setup: Setup, choices: Choices) -> Repeating | None:
+    """The `shortest` form of a configuration's program."""
     return shortest(maker(strategy, choices), setup, strategy.skeleton)
 
 
@@ -98,7 +99,7 @@ def timed(
 
 def _made(strategy: Strategy, setup: Setup, choices: Choices, short: Setup) -> Program:
     """The program of a short form of a setup: lengthened, where that is the same."""
-    known = _shortest(strategy, setup, choices)
+    known = short_form(strategy, setup, choices)
     count = short.replicas[0].micro_batches
     lengthened = known.of_micro_batches(count) if known is not None else None
     return lengthened or maker(strategy, choices)(short)

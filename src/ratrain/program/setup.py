@@ -317,6 +317,10 @@ def _check(setup: Setup) -> None:
         )
     if setup.period < 1:
         raise ProgramError("a program needs at least one step", fix="set period to 1 or more")
+    if setup.together < 1:
+        raise ProgramError(
+            "no micro-batch goes through a stage at a time", fix="set together to 1 or more"
+        )
     if setup.averages and setup.sharding:
         raise ProgramError(
             "replicas that average their weights hold all of their states",

@@ -200,8 +200,9 @@ class Skeleton:
         return self.multiple is None or micro_batches % self.multiple(ranks) == 0
 
     def stride(self, ranks: int, chunks: int) -> int | None:
-        """After how many micro-batches the order repeats itself and exists again; None: never."""
-        if self.repeats is None:
+        """After how many micro-batches the order repeats itself and exists again; None: never. A
+        short program does not show where the ends that go layer by layer are over."""
+        if self.repeats is None or self.together > 1:
             return None
         return lcm(self.repeats(ranks, chunks), self.multiple(ranks) if self.multiple else 1)
 

@@ -39,7 +39,10 @@ ASSUMED = (
     "in every row), equal layers per stage, the pipeline depth of the smallest scale",
     "the row that digests call LLaMA-2-13B has Baichuan2-13B's dimensions: its times fit those",
     "backward-time recovery recomputes whole stages, head included; RATrain recomputes no head",
-    "recovery, and where gradients are accumulated: the fastest choice proved to fit in 20 GB",
+    "main comparison and ablation: baselines recover every stage, RATrain and zero3-heavy every "
+    "stage but the last, also where activations would fit",
+    "other recovery, and where gradients are accumulated: the fastest choice proved to fit in "
+    "20 GB",
     "tensor-parallel-heavy: the 4 clusters of a chip as one tensor group, a quarter of the "
     "pipeline's depth, backward-time recovery",
     "zero3-heavy: RATrain with views gathered for every use",

@@ -21,8 +21,9 @@ def average_weights(program: Program, steps: int) -> Program:
     behind its update of the last step, in the order of updates. It changes what training means
     (local SGD, Stich 2019, arXiv 1805.09767), and says so by its name. The optimizer's moments are
     averaged too, so that after a period all replicas are alike and one of them can be saved for
-    all. Safe because an average reads updated weights, and the next step's
-    forward reads the average.
+    all. Copies of a tied matrix still add up their gradients, each replica's alone, in every step:
+    ahead of all averages, since updates may wait for that sum. Safe because an average reads
+    updated weights, and the next step's forward reads the average.
     """
     if program.setup.sharding:
         raise ProgramError(
@@ -31,8 +32,11 @@ def average_weights(program: Program, steps: int) -> Program:
     setup = replace(program.setup, period=steps, averages=True)
     shared = program.setup.holders
 
-    def averages(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
+    def averages(rank: int, _lane: Lane, actions: Iterable[Action]) -> Iterator[Action]:
         held = dict(program.held_by(rank))
+        ties = [action for action in actions if action.kind is Kind.TieSync]
+        for step in range(steps):
+            yield from (tie._replace(step=step) for tie in ties)
         for action in program.lane(rank, Lane.UPDATE):
             if action.kind is not Kind.UpdateShard:
                 continue

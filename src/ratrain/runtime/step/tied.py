@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import replace
+from itertools import pairwise
 
 import numpy as np
 import torch
@@ -38,7 +39,7 @@ def require_tied(model: ModelSpec, program: Program) -> None:
         raise SpecError(what, place="program", fix=fix)
     for actions in program.lanes.values():
         kinds = [action.kind for action in actions if action.kind in (Kind.GradSync, Kind.TieSync)]
-        if Kind.TieSync in kinds[:-1]:
+        if (Kind.TieSync, Kind.GradSync) in pairwise(kinds):
             what = "adds tied gradients up before it reduces them, as older versions did"
             raise SpecError(what, place="program", fix=fix)
 
