@@ -245,6 +245,17 @@ class Setup:
                     degrees.setdefault(name, []).extend(m.tensor for m in stage.members)
         return {name: tuple(of_members) for name, of_members in degrees.items()}
 
+    @cached_property
+    def sharing_degrees(self) -> dict[str, tuple[int, ...]]:
+        """The same, and for the units of a tied matrix the degrees at both of its ends, whose ranks
+        add up their copies."""
+        degrees = self.unit_degrees
+        if not self.tied:
+            return degrees
+        first, *_, last = degrees
+        both = degrees[first] + degrees[last]
+        return degrees | {first: both, last: both}
+
     def is_reduced(self, name: str) -> bool:
         """Whether a unit's gradient needs a reduction."""
         return self.holders[name] > 1 and not self.averages
