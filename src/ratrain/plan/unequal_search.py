@@ -61,7 +61,10 @@ CLIMBS = 4
 MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 12, 2, 2
 """The same on more than `FEW` devices, whose programs are long."""
 RESIZED = 200
-"""Drafts whose parts are tried in micro-batches of their own sizes."""
+"""Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
+and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
+reductions hide behind all of it; in small ones little is hidden, so there the estimate of such a
+draft says nothing of what it can be."""
 MOST = 2 * (SIMULATED + CLIMBS * CHANGES * ROUNDS)
 """Simulated at most."""
 
@@ -106,9 +109,9 @@ def unequal_search(
     trains = job.backend.trains
     can_train = [draft for draft in ranked if trains and draft.trainable]
     rest = [draft for draft in ranked if not (trains and draft.trainable)]
-    trainable = seeker.best_of([*starts, *can_train] if trains else can_train, known_s)
+    trainable = seeker.best_of(starts if trains else [], can_train, known_s)
     bar_s = trainable[0].step_s if trainable else known_s
-    others = seeker.best_of(rest if trains else [*starts, *rest], bar_s)
+    others = seeker.best_of([] if trains else starts, rest, bar_s)
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
@@ -153,20 +156,24 @@ class _Seeker:
             if any(len(draft.parts) > 1 for draft in by_shape.values()):
                 break
         best = nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.estimate_s)
+        best += nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.alone_s)
         for draft in best:
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
                 by_shape.setdefault(resized.key, resized)
         return sorted(by_shape.values(), key=lambda draft: draft.estimate_s)
 
-    def best_of(self, ranked: Iterable[Draft], bar_s: float) -> list[Timed]:
+    def best_of(
+        self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
+    ) -> list[Timed]:
         """The best of drafts as simulated, and of those made of the best by changes. Those that
-        cannot be faster than `bar_s` are passed over."""
+        cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
+        says; of `ranked`, the least estimate first, as many as may be as fast."""
         best_s, tried = bar_s, dict[object, Timed]()
         self._left, self._clock_left = OPS, CLOCK_OPS
         families: Counter[object] = Counter()
         count = 0
-        for time_s, draft in self._clocked_first(ranked, bar_s):
+        for time_s, draft in self._clocked_first(starts, ranked, bar_s):
             margin = MARGIN if self._clock_s(draft) is None else CLOCK_MARGIN
             if count >= self._most or self._left < OPS // 2:
                 break
@@ -184,10 +191,12 @@ class _Seeker:
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
 
-    def _clocked_first(self, ranked: Iterable[Draft], bar_s: float) -> list[tuple[float, Draft]]:
+    def _clocked_first(
+        self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
+    ) -> list[tuple[float, Draft]]:
         """The best drafts by estimate, and changes of them, the least time first."""
-        best_s = bar_s
-        known: dict[object, tuple[float, Draft]] = {}
+        known = {draft.key: (self._time_s(draft), draft) for draft in starts}
+        best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
         for draft in ranked:
             enough = len(known) >= CLOCKED or self._clock_left < CLOCK_OPS // 2
             if enough or draft.estimate_s > MARGIN * best_s:
@@ -196,8 +205,7 @@ class _Seeker:
             known[draft.key] = time_s, draft
             best_s = min(best_s, time_s)
         families: Counter[object] = Counter()
-        starts = sorted(known.values(), key=_time_of)
-        for time_s, draft in starts:
+        for time_s, draft in sorted(known.values(), key=_time_of):
             if sum(families.values()) >= CLIMBS:
                 break
             if families[draft.family] or self._clock_s(draft) is None:
