@@ -24,6 +24,7 @@ ALONE = Setting("1f1b", learning_rate=1e-3, model=MODEL)
 WIDENING = (Unlike((2, 2), 8, tensor=(1, 2)),)
 NARROWING = (Unlike((1, 3), 4, micro_batch=2, tensor=(2, 1)),)
 TWO_AND_ONE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3))
+ALIKE_CUTS = (Unlike((4,), 4, tensor=(2,)), Unlike((4,), 4))
 CROSSED = (Unlike((2, 2), 5, tensor=(1, 2)), Unlike((4,), 3, tensor=(2,)))
 TWO_AND_THREE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3, tensor=(3,)))
 SIX_HEADS = (("hidden_size", 36), ("num_attention_heads", 6), ("num_key_value_heads", 6))
@@ -198,6 +199,16 @@ def test_unlike_degrees_validate_with_the_loss_of_one_process(five: Crew, tmp_pa
     ("replicas", "changes", "message"),
     [
         (TWO_AND_ONE, {"collective": "ring"}, "at tensor 1 and 2 cannot reduce it by"),
+        (
+            ALIKE_CUTS,
+            {"accumulation": "sharded"},
+            "at tensor 1 and 2 cannot run with sharded accumulation yet",
+        ),
+        (
+            TWO_AND_ONE,
+            {"name": "pe-zero", "sharding": 3},
+            "at tensor 1 and 2 cannot run at sharding level 3 yet",
+        ),
         (
             (Unlike((2, 2), 4, tensor=(1, 2)), Unlike((2, 2), 4, tensor=(1, 2))),
             {"model": TIED, "collective": "ring"},

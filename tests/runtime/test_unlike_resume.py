@@ -152,13 +152,6 @@ def selective(plan: dict[str, Any]) -> None:
     plan["replicas"][1]["stages"][0]["recovery"] = "selective"
 
 
-def sharded(plan: dict[str, Any]) -> None:
-    plan["accumulation"] = "sharded"
-    for replica in plan["replicas"]:
-        replica["micro_batches"] = 4
-        every_stage("micro_batch", 1)(plan)
-
-
 def missing_sequences(plan: dict[str, Any]) -> None:
     plan["replicas"][0]["micro_batches"] = 4
 
@@ -167,7 +160,6 @@ def missing_sequences(plan: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (every_stage("sharding", 3), "cannot gather views for every use"),
-        (sharded, "cannot run with sharded accumulation yet"),
         (selective, "selective recovery cannot run yet"),
         (missing_sequences, "= 10 sequences, not 8"),
     ],

@@ -33,14 +33,16 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             "leave error_feedback out, or let all replicas hold each layer at one degree",
         ),
         (
-            plan.mode.sharding == 3,
-            "replicas that differ cannot run at sharding level 3 yet",
-            "write sharding 2",
+            bool(mixed) and plan.mode.sharding == 3,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot run at "
+            "sharding level 3 yet",
+            "write sharding 2, or let all replicas hold each layer at one tensor degree",
         ),
         (
-            plan.mode.sharded_gradients,
-            "replicas that differ cannot run with sharded accumulation yet",
-            'write accumulation "local"',
+            bool(mixed) and plan.mode.sharded_gradients,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot run with "
+            "sharded accumulation yet",
+            'write accumulation "local", or let all replicas hold each layer at one tensor degree',
         ),
         (
             any(

@@ -129,14 +129,13 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
 
 
 def _is_trainable(job: JobSpec, parts: Sequence[Part], state: StateMode) -> bool:
-    if state.sharding == 3 or state.sharded_gradients:
-        return False
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
     alike = len({_degrees_of_units(part) for part in kinds}) == 1
     if len(ends) > 1 < len(parts) and trains_tied(job):
         alike = False
-    return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
+    whole = state.sharding < 3 and not state.sharded_gradients
+    return alike or (whole and job.collective == DIRECT and not job.schedule.error_feedback)
 
 
 def _degrees_of_units(part: Part) -> tuple[int, ...]:

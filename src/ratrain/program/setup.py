@@ -482,7 +482,8 @@ def _check_replicas_agree(setup: Setup) -> None:
     if setup.gathers_per_use and not setup.gathers_per_pass and not alike:
         raise ProgramError(
             "replicas of unequal stages or micro-batch counts cannot gather views for every use",
-            fix="use sharding 2, gather once per pass, or divide all replicas alike",
+            fix="use sharding 2, gather once per pass (the schedule pe-zero does), or divide all "
+            "replicas alike",
         )
 
 

@@ -177,8 +177,8 @@ def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
 
 
 def groups_of(setup: Setup, seats: Seats) -> dict[str, Groups]:
-    """For each unit that is shared at different tensor degrees, by replicas or by the ends of a tied
-    matrix, of each replica the ranks that hold it."""
+    """For each unit that is shared at different tensor degrees, by replicas or by the ends of a
+    tied matrix, of each replica the ranks that hold it."""
     places = _places_of(setup, seats)
     return {
         name: tuple(tuple(seats.tensor_group(*place)) for place in places[name])

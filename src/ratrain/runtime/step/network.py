@@ -67,8 +67,8 @@ class Network(Protocol):
         ...
 
     def add_copies(self, copies: Sequence[Copy]) -> None:
-        """Adds up a tied matrix' gradients of the pipeline's two ends, which have the same pieces in
-        the same order; both get the same bits."""
+        """Adds up a tied matrix' gradients of the pipeline's two ends, which have the same pieces
+        in the same order; both get the same bits."""
         ...
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:

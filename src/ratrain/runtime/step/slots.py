@@ -1,12 +1,12 @@
 """A unit that is shared at different tensor degrees: who owns what, reduced and gathered.
 
-The unit is divided into slots, as many as the least common multiple of the degrees at which replicas
-hold it, and at which the ends of a pipeline hold the two copies of a tied matrix: a rank of a
-smaller group holds several, side by side in each parameter that is cut. Of each slot one rank of
-each replica has a copy, and those are what a reduction adds up, in the order of replicas. Of each
-parameter of a slot every replica owns an equal number of rows, to within a block, so what a rank
-owns are ranges of its own buffer. What every rank of a group has whole counts once per replica: a
-rank adds it up, and receives it, with the first of its slots.
+The unit is divided into slots, as many as the least common multiple of the degrees at which
+replicas hold it, and at which the ends of a pipeline hold the two copies of a tied matrix: a rank
+of a smaller group holds several, side by side in each parameter that is cut. Of each slot one rank
+of each replica has a copy, and those are what a reduction adds up, in the order of replicas. Of
+each parameter of a slot every replica owns an equal number of rows, to within a block, so what a
+rank owns are ranges of its own buffer. What every rank of a group has whole counts once per
+replica: a rank adds it up, and receives it, with the first of its slots.
 """
 
 from __future__ import annotations
@@ -69,8 +69,8 @@ class _Item:
 
 
 class Slots:
-    """A unit of `count` slots as one rank holds it. `layout`: its own; `groups`: of each replica the
-    world ranks that hold it, one of which is `world`."""
+    """A unit of `count` slots as one rank holds it. `layout`: its own; `groups`: of each replica
+    the world ranks that hold it, one of which is `world`."""
 
     def __init__(
         self, layout: UnitParameters, groups: Sequence[Sequence[int]], world: int, count: int
@@ -102,8 +102,8 @@ class Slots:
         return tuple(run for place in range(len(self._groups)) for run in self._runs(place))
 
     def rows_of(self, parameter: str) -> Iterator[tuple[Division, slice]]:
-        """The runs of a parameter that is cut by rows, each with the slot that it is part of: slot by
-        slot, replica by replica."""
+        """The runs of a parameter that is cut by rows, each with the slot that it is part of: slot
+        by slot, replica by replica."""
         names = [own.name for own, _ in self._parameters]
         number = names.index(parameter)
         _, part = self._parameters[number]

@@ -17,7 +17,15 @@ from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Groups, Holders, Seat, Seats, groups_of, holders_of, parts_of_units
+from ratrain.runtime.seats import (
+    Groups,
+    Holders,
+    Seat,
+    Seats,
+    groups_of,
+    holders_of,
+    parts_of_units,
+)
 from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import Wire

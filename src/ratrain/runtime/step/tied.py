@@ -11,7 +11,6 @@ from dataclasses import replace
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
