@@ -107,7 +107,10 @@ def _require_one_order(made: UnevenPlan, place: Place) -> None:
             fix='write "local", or give each stage its own devices',
         )
     ahead = [_recovered_ahead(replica) for replica in made.replicas]
-    mixed = any(len(set().union(*of_layer)) > 1 for of_layer in zip(*ahead, strict=True))
+    mixed = any(
+        len({flag for flags in of_layer for flag in flags}) > 1
+        for of_layer in zip(*ahead, strict=True)
+    )
     if mode.sharding == 3 and mixed:
         raise SpecError(
             "recovery ahead of backward changes the order of weight gathers: at sharding 3, "
