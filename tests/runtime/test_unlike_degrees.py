@@ -114,6 +114,22 @@ def test_replicas_of_tensor_two_and_three_share_every_unit(five: Crew, tmp_path:
 
 
 @slow
+def test_twenty_steps_of_shares_of_seven_and_five_are_those_of_one_process(
+    five: Crew, tmp_path: Path
+) -> None:
+    shares = (Unlike((2, 2), 7, tensor=(2, 1)), Unlike((4,), 5, tensor=(2,)))
+    changes: dict[str, Any] = {"sequences": 12, "steps": 20, "masked": True, "clip_norm": 0.5}
+    result = train(five, unlike(shares, **changes), tmp_path / "unlike")
+    alone = train(five, replace(ALONE, **changes), tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    assert result.norms == pytest.approx(alone.norms, rel=1e-5)
+    for unit, (weights, *_) in alone.units.items():
+        distance = np.linalg.norm(result.units[unit][0][: len(weights)] - weights)
+        print(unit, distance / np.linalg.norm(weights))
+        assert distance <= 1e-6 * np.linalg.norm(weights), unit
+
+
+@slow
 def test_norms_of_unlike_degrees_are_those_of_one_process(five: Crew, tmp_path: Path) -> None:
     setting = unlike(CROSSED, clip_norm=0.5)
     result = train(five, setting, tmp_path / "unlike")
