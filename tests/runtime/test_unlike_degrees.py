@@ -125,7 +125,6 @@ def test_twenty_steps_of_shares_of_seven_and_five_are_those_of_one_process(
     assert result.norms == pytest.approx(alone.norms, rel=1e-5)
     for unit, (weights, *_) in alone.units.items():
         distance = np.linalg.norm(result.units[unit][0][: len(weights)] - weights)
-        print(unit, distance / np.linalg.norm(weights))
         assert distance <= 1e-6 * np.linalg.norm(weights), unit
 
 

@@ -43,7 +43,8 @@ of them for the best by estimate, half for what is made of these."""
 NEAR = 40
 """Changes of a draft that are timed in a round, those of the least estimate."""
 CLOCK_MARGIN = 1.02
-"""A draft is not simulated whole whose time at the grain of stages is this much above the best."""
+"""A draft is not simulated whole whose time at the grain of stages is this much above the best. Of
+few devices, several to a host, `MARGIN` counts in its place: their links are estimated there."""
 SIMULATED = 48
 """Drafts simulated whole at most of each class."""
 ALIKE = 4
@@ -135,7 +136,10 @@ class _Seeker:
         self.simulated = 0
         self._clock = StageClock(self.stages)
         self._left, self._clock_left = OPS, CLOCK_OPS
-        many = len(job.cluster.members()) > FEW
+        members = job.cluster.members()
+        many = len(members) > FEW
+        together = len({device.host for device in members}) < len(members)
+        self._margin = MARGIN if together and not many else CLOCK_MARGIN
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
         self._climbs = MANY_CLIMBS if many else CLIMBS
@@ -174,7 +178,7 @@ class _Seeker:
         families: Counter[object] = Counter()
         count = 0
         for time_s, draft in self._clocked_first(starts, ranked, bar_s):
-            margin = MARGIN if self._clock_s(draft) is None else CLOCK_MARGIN
+            margin = MARGIN if self._clock_s(draft) is None else self._margin
             if count >= self._most or self._left < OPS // 2:
                 break
             if time_s > margin * best_s or families[draft.family] >= ALIKE:
@@ -264,7 +268,7 @@ class _Seeker:
             near = [
                 draft
                 for time_s, draft in sorted(fast, key=_time_of)
-                if self._clock_s(draft) is None or time_s < CLOCK_MARGIN * here.step_s
+                if self._clock_s(draft) is None or time_s < self._margin * here.step_s
             ]
             timed_near = [self._simulate(draft, here.step_s) for draft in near[: self._changes]]
             better = min(
