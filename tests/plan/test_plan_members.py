@@ -221,6 +221,13 @@ def random_members(rng: Random) -> dict[str, Any]:
         ("ratrain", "1f1b", True), ("1f1b", "1f1b", False), ("zb-h1", "zb-h1", False),
         ("gpipe", "gpipe", False), ("breadth-first", "breadth-first", True),
     ])  # fmt: skip
+    members = [each for of_stage in stages for each in of_stage["members"]]
+    if rng.random() < 0.3 and all(each["serves"] != "none" for each in members):
+        schedule, skeleton, prefetch = "pe-zero", "breadth-first", True
+        for of_stage in stages:
+            of_stage["sharding"] = 3
+        for each in members:
+            each["recovery"] = rng.choice(["none", "backward"])
     return {
         **TWO_KINDS, "cluster": {"name": "mixed-sites", "devices": 24}, "schedule": schedule,
         "skeleton": skeleton, "prefetch": prefetch, "sequences": micro_batches,

@@ -40,6 +40,7 @@ from ratrain.simulate.long import simulate_proved
 
 LEVEL_1 = StateMode(1, False)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"
+EXAMPLES = Path(__file__).parents[2] / "examples"
 MODES = (Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD)
 
 
@@ -265,6 +266,41 @@ def test_replicas_of_unequal_shares_beat_alike_ones(lopsided: tuple[Path, EveryP
     assert plans.alike is not None
     assert plans.best.step_s < 0.95 * plans.alike.best.step_s
     assert not plans.best.refusals
+
+
+@pytest.mark.slow
+def test_hosts_of_three_two_and_three_devices_share_the_batch_by_speed(tmp_path: Path) -> None:
+    """Estimates of such replicas are far too high: each alike plan must be timed all the same."""
+    path = job_file(tmp_path, sequences=48, slow=(6, 1), middle=(8, 1), fast=(12, 1))
+    text = path.read_text().replace("devices = 3", "devices = 8").replace("= 64", "= 128")
+    path.write_text(text.replace("tiny-llama", str(EXAMPLES / "twelve-layers" / "config.json")))
+    hosts = (tmp_path / "cluster.toml").read_text().replace("1Gbit/s", "200Mbit/s")
+    for name, count in (("slow", 3), ("fast", 2), ("middle", 3)):
+        one = f'device = "{name}"\ndevices = 1'
+        assert one in hosts
+        hosts = hosts.replace(one, f'device = "{name}"\ndevices = {count}')
+    (tmp_path / "cluster.toml").write_text(hosts)
+    plans = every_plan(load_job(path))
+    assert plans.best is not None and plans.alike is not None
+    assert not plans.best.refusals
+    assert plans.best.step_s < 0.9 * plans.alike.best.step_s
+    kinds = {
+        (replica.kinds, replica.sequences): len(replica.members)
+        for replica in plans.best.plan.replicas
+    }
+    assert kinds == {(("slow",), 4): 3, (("middle",), 6): 3, (("fast",), 9): 2}
+
+
+@pytest.mark.slow
+def test_twelve_devices_may_be_more_than_eight_replicas(tmp_path: Path) -> None:
+    spec = load_job(job_file(tmp_path, sequences=96, slow=(6, 4), middle=(8, 4), fast=(12, 4)))
+    alone = [draft for draft in all_drafts(stages_of(spec), 1) if len(draft.parts) == 12]
+    assert alone, "each device by itself"
+    by_kind = {
+        part.shape[0].pool: share
+        for part, share in zip(alone[0].parts, alone[0].shares, strict=True)
+    }
+    assert by_kind[0] < by_kind[1] < by_kind[2]
 
 
 def test_the_best_plan_comes_first_and_simulate_and_verify_take_its_file(

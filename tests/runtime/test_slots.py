@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import reduce
+from math import lcm
 
 import pytest
 import torch
@@ -43,8 +44,9 @@ def seats_at(degrees: list[int]) -> Seats:
 def slots_of(unit: str, seats: Seats) -> list[Slots]:
     """As each rank holds the unit."""
     groups = [seats.tensor_group(0, data) for data in range(seats.data)]
+    count = lcm(*map(len, groups))
     return [
-        Slots(unit_layout(SPEC, unit, seat.division), groups, seat.world_rank)
+        Slots(unit_layout(SPEC, unit, seat.division), groups, seat.world_rank, count)
         for seat in seats.all()
     ]
 

@@ -18,7 +18,7 @@ from ratrain.program.actions import Kind, Lane
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of
 from ratrain.runtime.step.states import rank_states
-from ratrain.runtime.step.tied import require_tied, tied_gradient
+from ratrain.runtime.step.tied import require_tied, tied_gradients
 
 
 def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tuple[int, int]]]:
@@ -42,8 +42,8 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
         for unit in states.units:
             if unit.name in ("e", "h"):
                 unit.gradient = torch.arange(unit.padded, dtype=torch.float32)
-                own_gradient = tied_gradient(unit).tolist()
-                ends = (int(own_gradient[0]), int(own_gradient[-1]) + 1) if own_gradient else (0, 0)
+                own = [value for copy in tied_gradients(unit) for value in copy.gradient.tolist()]
+                ends = (int(own[0]), int(own[-1]) + 1) if own else (0, 0)
                 ranges.setdefault((int(unit.name == "h"), seat.data), []).append(ends)
     return ranges
 

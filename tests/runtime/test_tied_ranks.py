@@ -18,6 +18,7 @@ from ratrain.models.shapes import unit_layout
 from ratrain.plan.jobs import load_job
 from ratrain.program.strategies import STRATEGIES
 from ratrain.runtime.seats import Seats
+from ratrain.runtime.step.network import Copy
 
 LAYOUTS = [(1, 1), (2, 1), (2, 2), (3, 1)]
 INTERLEAVED = {"interleaved", "megatron-interleaved"}
@@ -117,8 +118,8 @@ def add_copies(rank: int, world_size: int, elements: int, dtype: torch.dtype) ->
     seat = seats.seat(rank)
     network = network_among(seats, seat, grid_routes(seats, tied=True))
     gradient = numbers(rank, elements, dtype)
-    if rank in seats.ends(seat.data, 0):
-        network.add_copies(gradient)
+    if rank in seats.both_ends(seat.data):
+        network.add_copies([Copy(seat.division, gradient)])
     return gradient
 
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from crew import Crew
 from runs_made import Setting, Unlike, write_job, write_plan
+from test_tied_ranks import copies
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
@@ -23,6 +24,7 @@ ALONE = Setting("1f1b", learning_rate=1e-3, model=MODEL)
 WIDENING = (Unlike((2, 2), 8, tensor=(1, 2)),)
 NARROWING = (Unlike((1, 3), 4, micro_batch=2, tensor=(2, 1)),)
 TWO_AND_ONE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3))
+ALIKE_CUTS = (Unlike((4,), 4, tensor=(2,)), Unlike((4,), 4))
 CROSSED = (Unlike((2, 2), 5, tensor=(1, 2)), Unlike((4,), 3, tensor=(2,)))
 TWO_AND_THREE = (Unlike((4,), 5, tensor=(2,)), Unlike((4,), 3, tensor=(3,)))
 SIX_HEADS = (("hidden_size", 36), ("num_attention_heads", 6), ("num_key_value_heads", 6))
@@ -112,6 +114,21 @@ def test_replicas_of_tensor_two_and_three_share_every_unit(five: Crew, tmp_path:
 
 
 @slow
+def test_twenty_steps_of_shares_of_seven_and_five_are_those_of_one_process(
+    five: Crew, tmp_path: Path
+) -> None:
+    shares = (Unlike((2, 2), 7, tensor=(2, 1)), Unlike((4,), 5, tensor=(2,)))
+    changes: dict[str, Any] = {"sequences": 12, "steps": 20, "masked": True, "clip_norm": 0.5}
+    result = train(five, unlike(shares, **changes), tmp_path / "unlike")
+    alone = train(five, replace(ALONE, **changes), tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    assert result.norms == pytest.approx(alone.norms, rel=1e-5)
+    for unit, (weights, *_) in alone.units.items():
+        distance = np.linalg.norm(result.units[unit][0][: len(weights)] - weights)
+        assert distance <= 1e-6 * np.linalg.norm(weights), unit
+
+
+@slow
 def test_norms_of_unlike_degrees_are_those_of_one_process(five: Crew, tmp_path: Path) -> None:
     setting = unlike(CROSSED, clip_norm=0.5)
     result = train(five, setting, tmp_path / "unlike")
@@ -130,6 +147,60 @@ def test_tied_ends_of_one_degree_add_up_around_a_stage_of_another(
 
 
 @slow
+@pytest.mark.parametrize(
+    ("replicas", "changes"),
+    [
+        (WIDENING, {"clip_norm": 0.5, "masked": True}),
+        (WIDENING, {"network": "gloo"}),
+        (TWO_AND_ONE, {"sharding": 0}),
+        (CROSSED, {"clip_norm": 0.5}),
+        (CROSSED, {"sharding": 0, "name": "gpipe"}),
+        (CROSSED, {"network": "gloo"}),
+    ],
+    ids=lambda given: " ".join(map(str, given if isinstance(given, tuple) else given.items())),
+)
+def test_tied_ends_of_unlike_degrees_train_as_one_process_does(
+    replicas: tuple[Unlike, ...], changes: dict[str, Any], five: Crew, tmp_path: Path
+) -> None:
+    setting = unlike(replicas, model=TIED, **changes)
+    alone = replace(setting, unlike=(), name="1f1b", network="sockets")
+    result = train(five, setting, tmp_path / "unlike")
+    one_process = train(five, alone, tmp_path / "alone")
+    assert_as_alone(result, one_process)
+    assert result.norms == pytest.approx(one_process.norms, rel=1e-5)
+    assert_held(result)
+    for embedding, head in copies(result, tmp_path / "unlike"):
+        assert embedding == head
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_every_schedule_of_tied_ends_of_unlike_degrees_has_the_same_bits(
+    dtype: str, five: Crew, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"model": TIED, "dtype": dtype, "loss_scale": 256.0}
+    first = train(five, unlike(CROSSED, **changes), tmp_path / "ratrain")
+    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2)):
+        other = train(five, unlike(CROSSED, name, sharding=sharding, **changes), tmp_path / name)
+        assert not other.differences(first), name
+        for embedding, head in copies(other, tmp_path / name):
+            assert embedding == head, name
+    late = train(five, unlike(CROSSED, **changes), tmp_path / "late", delays=3)
+    assert not late.differences(first)
+
+
+@slow
+def test_tied_ends_of_tensor_two_and_three_share_the_matrix(five: Crew, tmp_path: Path) -> None:
+    ends = (Unlike((2, 2), 8, tensor=(2, 3)),)
+    model = (*SIX_HEADS, ("tie_word_embeddings", True))
+    result = train(five, unlike(ends, model=model), tmp_path / "unlike")
+    alone = train(five, replace(ALONE, model=model), tmp_path / "alone")
+    assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
+    for embedding, head in copies(result, tmp_path / "unlike"):
+        assert embedding == head
+
+
+@slow
 def test_unlike_degrees_validate_with_the_loss_of_one_process(five: Crew, tmp_path: Path) -> None:
     setting = unlike(CROSSED, validate_every=2, held_out=11)
     result = train(five, setting, tmp_path / "unlike")
@@ -143,8 +214,21 @@ def test_unlike_degrees_validate_with_the_loss_of_one_process(five: Crew, tmp_pa
     ("replicas", "changes", "message"),
     [
         (TWO_AND_ONE, {"collective": "ring"}, "at tensor 1 and 2 cannot reduce it by"),
-        (TWO_AND_ONE, {"model": TIED}, "a tied matrix at tensor 1 and 2 cannot run yet"),
-        (WIDENING, {"model": TIED}, "a tied matrix at tensor 1 and 2 cannot run yet"),
+        (
+            ALIKE_CUTS,
+            {"accumulation": "sharded"},
+            "at tensor 1 and 2 cannot run with sharded accumulation yet",
+        ),
+        (
+            TWO_AND_ONE,
+            {"name": "pe-zero", "sharding": 3},
+            "at tensor 1 and 2 cannot run at sharding level 3 yet",
+        ),
+        (
+            (Unlike((2, 2), 4, tensor=(1, 2)), Unlike((2, 2), 4, tensor=(1, 2))),
+            {"model": TIED, "collective": "ring"},
+            "at tensor 1 and 2 cannot reduce it by",
+        ),
     ],
 )
 def test_what_unlike_degrees_cannot_do_is_refused_before_any_rank_starts(

@@ -19,6 +19,7 @@ OTHER_SHARES = (Unlike((1, 3), 5), Unlike((4,), 3))
 OTHER_SIZES = (Unlike((4,), 2), Unlike((3, 1), 3, micro_batch=2))
 DEEPER_SECOND = (Unlike((4,), 2), Unlike((1, 2, 1), 3, micro_batch=2))
 THREE_AND_TWO = (Unlike((1, 2, 1), 4), Unlike((1, 3), 4))
+SIZES_ALONE = (Unlike((2, 2), 2), Unlike((2, 2), 2, micro_batch=3))
 FOLDED = (Unlike((4,), 1, micro_batch=2, count=2), Unlike((2, 2), 2, micro_batch=2))
 
 ALONE = Setting("1f1b", learning_rate=1e-3)
@@ -74,6 +75,13 @@ def test_a_replica_of_two_stages_and_one_of_one_train_as_one_process_does(
         (DEEPER_SECOND, {}),
         (FOLDED, {}),
         (OTHER_DEPTHS, {"network": "gloo"}),
+        (OTHER_CUTS, {"accumulation": "sharded"}),
+        (SIZES_ALONE, {"accumulation": "sharded", "masked": True}),
+        (SIZES_ALONE, {"sharding": 3}),
+        (OTHER_CUTS, {"name": "pe-zero", "sharding": 3, "clip_norm": 0.5}),
+        (OTHER_DEPTHS, {"name": "pe-zero", "sharding": 3, "network": "gloo"}),
+        (OTHER_SHARES, {"name": "pe-zero", "sharding": 3, "masked": True}),
+        (DEEPER_SECOND, {"name": "pe-zero", "sharding": 3}),
     ],
     ids=lambda given: " ".join(map(str, given if isinstance(given, tuple) else given.items())),
 )
@@ -81,7 +89,8 @@ def test_unlike_replicas_train_as_one_process_does(
     replicas: tuple[Unlike, ...], changes: dict[str, Any], crew: Crew, tmp_path: Path
 ) -> None:
     setting = unlike(replicas, **changes)
-    alone = replace(setting, unlike=(), name="1f1b", sharding=None, network="sockets")
+    alone = replace(setting, unlike=(), name="1f1b", sharding=None, accumulation="local")
+    alone = replace(alone, network="sockets")
     result = train(crew, setting, tmp_path / "unlike")
     assert_as_alone(result, train(crew, alone, tmp_path / "alone"))
     assert_held(result)
@@ -121,7 +130,7 @@ def test_every_schedule_and_timing_of_unlike_replicas_has_the_same_bits(
     replicas: tuple[Unlike, ...], crew: Crew, tmp_path: Path
 ) -> None:
     first = train(crew, unlike(replicas), tmp_path / "ratrain")
-    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2)):
+    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2), ("pe-zero", 3)):
         other = train(crew, unlike(replicas, name, sharding=sharding), tmp_path / name)
         assert not other.differences(first), name
         assert_held(other)

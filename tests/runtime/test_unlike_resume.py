@@ -22,7 +22,7 @@ from launched import (
     start,
     steps_done,
 )
-from runs_made import Setting, Unlike, write_job, write_plan
+from runs_made import Setting, Unlike, write_job, write_plan, write_text
 from training import train
 
 from ratrain.checkpoint.listing import listed
@@ -68,6 +68,32 @@ def test_a_killed_run_of_unlike_replicas_goes_on_with_the_same_bits(
     start(folder)
     assert loss_bits(folder) == loss_bits(whole)
     assert_same_end(folder, whole)
+
+
+@slow
+def test_shares_of_seven_and_five_take_every_sample_of_two_epochs_and_resume_in_the_second(
+    tmp_path: Path,
+) -> None:
+    """A sample belongs to a place in the whole batch, not to a replica."""
+    shares = (Unlike((2, 2), 7), Unlike((4,), 5))
+    setting = replace(REGULAR, sequences=12, steps=6, unlike=shares)
+    alone = replace(setting, unlike=(), name="1f1b", pipeline=1, data=1)
+    runs: dict[str, RunFolder] = {}
+    for name, each in (("shares", setting), ("alone", alone)):
+        (tmp_path / name).mkdir()
+        # Its last sample is half of an epoch's fourth batch, so that the epochs meet in a step.
+        write_text(tmp_path / name / "text.txt", characters=42 * each.sequence_length + 1)
+        runs[name] = made(tmp_path / name, replace(each, files=("text.txt",)))
+        start(runs[name])
+    losses = [[row["loss"] for row in run.read_metrics()] for run in runs.values()]
+    assert losses[0] == pytest.approx(losses[1], rel=1e-6)
+    (tmp_path / "resumed").mkdir()
+    (tmp_path / "resumed" / "text.txt").write_bytes((tmp_path / "shares/text.txt").read_bytes())
+    resumed = cut_short(
+        runs["shares"], tmp_path / "resumed", replace(setting, files=("text.txt",)), HALF
+    )
+    start(resumed)
+    assert loss_bits(resumed) == loss_bits(runs["shares"])
 
 
 @slow
@@ -152,13 +178,6 @@ def selective(plan: dict[str, Any]) -> None:
     plan["replicas"][1]["stages"][0]["recovery"] = "selective"
 
 
-def sharded(plan: dict[str, Any]) -> None:
-    plan["accumulation"] = "sharded"
-    for replica in plan["replicas"]:
-        replica["micro_batches"] = 4
-        every_stage("micro_batch", 1)(plan)
-
-
 def missing_sequences(plan: dict[str, Any]) -> None:
     plan["replicas"][0]["micro_batches"] = 4
 
@@ -167,7 +186,6 @@ def missing_sequences(plan: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (every_stage("sharding", 3), "cannot gather views for every use"),
-        (sharded, "cannot run with sharded accumulation yet"),
         (selective, "selective recovery cannot run yet"),
         (missing_sequences, "= 10 sequences, not 8"),
     ],

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from math import inf
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import SpecError
-from ratrain.plan.added import Added, added_hosts
+from ratrain.plan.added import Added, added_hosts, again_s
 from ratrain.plan.explain_kinds import (
     added_json,
     added_text,
@@ -76,6 +77,7 @@ class Explanation:
     kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
     speedup: Speedup | None  # where kinds of device differ
     added: tuple[Added, ...]
+    again_s: float  # the job planned again as added hosts are; infinite where nothing is found
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -83,8 +85,8 @@ class Explanation:
 
     @property
     def fastest_s(self) -> float:
-        """The fastest step known: this plan's where it fits, that of the best one found, or of one
-        kind of device alone."""
+        """The fastest step known: this plan's where it fits, that of the best one found, of the job
+        planned again, or of one kind of device alone."""
         best_alike = self.search.tried[:1] if self.search is not None else ()
         alone = self.speedup.alone if self.speedup is not None else ()
         steps = [
@@ -92,6 +94,8 @@ class Explanation:
             for tried in (*best_alike, *(kind_alone.best for kind_alone in alone))
             if tried
         ]
+        if self.again_s < inf:
+            steps.append(self.again_s)
         if self.simulation.feasible or not steps:
             steps.append(self.simulation.step_time_s)
         return min(steps)
@@ -122,6 +126,7 @@ def explain(subject: Subject, search: Search | None, watch: Watch = unwatched) -
         kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
         speedup_of(case.job, tokens_per_s, watch),
         added_hosts(case.job, watch),
+        again_s(case.job, watch) if several else inf,
     )
 
 

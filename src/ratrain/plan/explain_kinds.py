@@ -21,6 +21,9 @@ from ratrain.plan.tables import (
     rendered,
     wrapped,
 )
+from ratrain.plan.unequal_trial import Timed
+from ratrain.plan.unequal_words import shapes_json
+from ratrain.plan.uneven_case import shapes_words
 
 _PLAN = "plan; activations"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -195,9 +198,11 @@ def _has(alone: Sequence[Alone]) -> str:
     return "has" if len(alone) == 1 else "have"
 
 
-def _plan_words(tried: Tried | None) -> str:
+def _plan_words(tried: Tried | Timed | None) -> str:
     if tried is None:
         return ""
+    if isinstance(tried, Timed):
+        return shapes_words(tried.plan)
     plan = tried.candidate
     activations = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in plan.recovery))
     return f"{degrees(plan)}, micro-batch {plan.job.batch.micro_batch}; {activations}"
@@ -317,7 +322,13 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
             "devices": each.devices,
             "step_time_s": each.step_s,
             "problem": each.problem,
-            "plan": None if each.best is None else candidate_json(each.best.candidate),
+            "plan": _plan_json(each.best),
         }
         for each in added
     ]
+
+
+def _plan_json(tried: Tried | Timed | None) -> dict[str, Any] | None:
+    if isinstance(tried, Timed):
+        return shapes_json(tried.plan)
+    return None if tried is None else candidate_json(tried.candidate)

@@ -2,15 +2,17 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 from ratrain.cost.algorithms import DIRECT
 from ratrain.plan.uneven_setup import UnevenPlan
 
 
 def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
     """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
-    held = [sorted({*degrees}) for degrees in plan.setup.unit_degrees.values()]
-    mixed = next((degrees for degrees in held if len(degrees) > 1), list[int]())
-    ends = sorted({*held[0], *held[-1]})
+    setup = replace(plan.setup, tied=plan.choices.tie)
+    held = [sorted({*degrees}) for degrees in setup.sharing_degrees.values()]
+    mixed = next((degrees for degrees in held if len(degrees) > 1 < setup.data), list[int]())
     refused = [
         (
             bool(mixed) and plan.job.collective != DIRECT,
@@ -31,19 +33,16 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             "leave error_feedback out, or let all replicas hold each layer at one degree",
         ),
         (
-            plan.choices.tie and len(ends) > 1,
-            f"a tied matrix at tensor {' and '.join(map(str, ends))} cannot run yet",
-            "use one tensor degree for the first and the last stage",
+            bool(mixed) and plan.mode.sharding == 3,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot run at "
+            "sharding level 3 yet",
+            "write sharding 2, or let all replicas hold each layer at one tensor degree",
         ),
         (
-            plan.mode.sharding == 3,
-            "replicas that differ cannot run at sharding level 3 yet",
-            "write sharding 2",
-        ),
-        (
-            plan.mode.sharded_gradients,
-            "replicas that differ cannot run with sharded accumulation yet",
-            'write accumulation "local"',
+            bool(mixed) and plan.mode.sharded_gradients,
+            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot run with "
+            "sharded accumulation yet",
+            'write accumulation "local", or let all replicas hold each layer at one tensor degree',
         ),
         (
             any(

@@ -70,6 +70,11 @@ class Draft:
     trainable: bool  # whether processes can run replicas that differ so: see `trainable`
 
     @property
+    def alone_s(self) -> float:
+        """How long its slowest part takes, without what replicas send each other."""
+        return max(part.step_s(share) for part, share in zip(self.parts, self.shares, strict=True))
+
+    @property
     def ops(self) -> int:
         """About as many ops as its program has; long ones repeat themselves and are kept short."""
         return sum(
@@ -124,14 +129,13 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
 
 
 def _is_trainable(job: JobSpec, parts: Sequence[Part], state: StateMode) -> bool:
-    if state.sharding == 3 or state.sharded_gradients:
-        return False
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
-    if len(ends) > 1 and trains_tied(job):
-        return False
-    any_degrees = job.collective == DIRECT and not job.schedule.error_feedback
-    return any_degrees or len({_degrees_of_units(part) for part in kinds}) == 1
+    alike = len({_degrees_of_units(part) for part in kinds}) == 1
+    if len(ends) > 1 < len(parts) and trains_tied(job):
+        alike = False
+    whole = state.sharding < 3 and not state.sharded_gradients
+    return alike or (whole and job.collective == DIRECT and not job.schedule.error_feedback)
 
 
 def _degrees_of_units(part: Part) -> tuple[int, ...]:
@@ -180,11 +184,20 @@ def _mixes(
         return
     if not library:
         return
-    bounds = _bounds(stages)
+    devices = sum(len(pool.devices) for pool in stages.pools)
+    yield from _grown(stages, library, micro_batch, _bounds(stages))
+    if PARTS < devices <= FEW:  # more replicas than those have
+        yield from _grown(stages, library, micro_batch, MANY_BOUNDS)
+
+
+def _grown(
+    stages: Stages, library: Sequence[Part], micro_batch: int, bounds: Bounds
+) -> Iterator[tuple[Part, ...]]:
+    """The best mixes of two parts and more."""
     grower = _Grower(stages, library, micro_batch, bounds)
     level = grower.alone()
     devices = sum(len(pool.devices) for pool in stages.pools)
-    most = sequences // micro_batch
+    most = stages.job.batch.sequences // micro_batch
     for bundles in range(1, 1 + min(bounds.bundles, devices, most)):
         if bundles > 1:
             level = grower.longer(level)

@@ -43,7 +43,8 @@ of them for the best by estimate, half for what is made of these."""
 NEAR = 40
 """Changes of a draft that are timed in a round, those of the least estimate."""
 CLOCK_MARGIN = 1.02
-"""A draft is not simulated whole whose time at the grain of stages is this much above the best."""
+"""A draft is not simulated whole whose time at the grain of stages is this much above the best. Of
+few devices, several to a host, `MARGIN` counts in its place: their links are estimated there."""
 SIMULATED = 48
 """Drafts simulated whole at most of each class."""
 ALIKE = 4
@@ -61,7 +62,10 @@ CLIMBS = 4
 MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 12, 2, 2
 """The same on more than `FEW` devices, whose programs are long."""
 RESIZED = 200
-"""Drafts whose parts are tried in micro-batches of their own sizes."""
+"""Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
+and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
+reductions hide behind all of it; in small ones little is hidden, so there the estimate of such a
+draft says nothing of what it can be."""
 MOST = 2 * (SIMULATED + CLIMBS * CHANGES * ROUNDS)
 """Simulated at most."""
 
@@ -106,9 +110,9 @@ def unequal_search(
     trains = job.backend.trains
     can_train = [draft for draft in ranked if trains and draft.trainable]
     rest = [draft for draft in ranked if not (trains and draft.trainable)]
-    trainable = seeker.best_of([*starts, *can_train] if trains else can_train, known_s)
+    trainable = seeker.best_of(starts if trains else [], can_train, known_s)
     bar_s = trainable[0].step_s if trainable else known_s
-    others = seeker.best_of(rest if trains else [*starts, *rest], bar_s)
+    others = seeker.best_of([] if trains else starts, rest, bar_s)
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
@@ -132,7 +136,10 @@ class _Seeker:
         self.simulated = 0
         self._clock = StageClock(self.stages)
         self._left, self._clock_left = OPS, CLOCK_OPS
-        many = len(job.cluster.members()) > FEW
+        members = job.cluster.members()
+        many = len(members) > FEW
+        together = len({device.host for device in members}) < len(members)
+        self._margin = MARGIN if together and not many else CLOCK_MARGIN
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
         self._climbs = MANY_CLIMBS if many else CLIMBS
@@ -153,21 +160,25 @@ class _Seeker:
             if any(len(draft.parts) > 1 for draft in by_shape.values()):
                 break
         best = nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.estimate_s)
+        best += nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.alone_s)
         for draft in best:
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
                 by_shape.setdefault(resized.key, resized)
         return sorted(by_shape.values(), key=lambda draft: draft.estimate_s)
 
-    def best_of(self, ranked: Iterable[Draft], bar_s: float) -> list[Timed]:
+    def best_of(
+        self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
+    ) -> list[Timed]:
         """The best of drafts as simulated, and of those made of the best by changes. Those that
-        cannot be faster than `bar_s` are passed over."""
+        cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
+        says; of `ranked`, the least estimate first, as many as may be as fast."""
         best_s, tried = bar_s, dict[object, Timed]()
         self._left, self._clock_left = OPS, CLOCK_OPS
         families: Counter[object] = Counter()
         count = 0
-        for time_s, draft in self._clocked_first(ranked, bar_s):
-            margin = MARGIN if self._clock_s(draft) is None else CLOCK_MARGIN
+        for time_s, draft in self._clocked_first(starts, ranked, bar_s):
+            margin = MARGIN if self._clock_s(draft) is None else self._margin
             if count >= self._most or self._left < OPS // 2:
                 break
             if time_s > margin * best_s or families[draft.family] >= ALIKE:
@@ -184,10 +195,12 @@ class _Seeker:
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
 
-    def _clocked_first(self, ranked: Iterable[Draft], bar_s: float) -> list[tuple[float, Draft]]:
+    def _clocked_first(
+        self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
+    ) -> list[tuple[float, Draft]]:
         """The best drafts by estimate, and changes of them, the least time first."""
-        best_s = bar_s
-        known: dict[object, tuple[float, Draft]] = {}
+        known = {draft.key: (self._time_s(draft), draft) for draft in starts}
+        best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
         for draft in ranked:
             enough = len(known) >= CLOCKED or self._clock_left < CLOCK_OPS // 2
             if enough or draft.estimate_s > MARGIN * best_s:
@@ -196,8 +209,7 @@ class _Seeker:
             known[draft.key] = time_s, draft
             best_s = min(best_s, time_s)
         families: Counter[object] = Counter()
-        starts = sorted(known.values(), key=_time_of)
-        for time_s, draft in starts:
+        for time_s, draft in sorted(known.values(), key=_time_of):
             if sum(families.values()) >= CLIMBS:
                 break
             if families[draft.family] or self._clock_s(draft) is None:
@@ -256,7 +268,7 @@ class _Seeker:
             near = [
                 draft
                 for time_s, draft in sorted(fast, key=_time_of)
-                if self._clock_s(draft) is None or time_s < CLOCK_MARGIN * here.step_s
+                if self._clock_s(draft) is None or time_s < self._margin * here.step_s
             ]
             timed_near = [self._simulate(draft, here.step_s) for draft in near[: self._changes]]
             better = min(

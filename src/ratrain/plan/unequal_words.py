@@ -10,6 +10,7 @@ from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.tables import search_json, search_text, wrapped
 from ratrain.plan.unequal_trial import Timed
 from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_setup import UnevenPlan
 
 
 def every_text(plans: EveryPlan, top: int) -> list[str]:
@@ -100,11 +101,15 @@ def _unequal_json(plans: EveryPlan, top: int) -> dict[str, Any] | None:
     }
 
 
+def shapes_json(plan: UnevenPlan) -> dict[str, Any]:
+    """What a plan's replicas are."""
+    facts = UnevenCase(plan).facts()
+    return {key: facts[key] for key in ("idle_devices", "replicas", "sharding", "gradients")}
+
+
 def _timed_json(plan: Timed) -> dict[str, Any]:
-    facts = UnevenCase(plan.plan).facts()
-    kept = ("idle_devices", "replicas", "sharding", "gradients")
     return {
-        "plan": {key: facts[key] for key in kept},
+        "plan": shapes_json(plan.plan),
         "step_time_s": plan.step_s,
         "estimate_s": plan.draft.estimate_s,
         "bound_bytes": plan.bound_bytes,

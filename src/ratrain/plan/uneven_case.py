@@ -147,7 +147,7 @@ class UnevenCase:
         divided = ", sequence parallel" if self.plan.sequence_parallel else ""
         lines = [
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
-            f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'shape')}{divided}",
+            f"{shapes_words(self.plan)}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *travels(job.schedule),
             *collective_words(job, ()),
@@ -159,6 +159,12 @@ class UnevenCase:
             lines.append(f"idle: {counted(len(self._idle), 'device')}, {write_ranges(self._idle)}")
         lines += self._measured
         return [part for line in lines for part in wrapped(line, _indent(line))]
+
+
+def shapes_words(plan: UnevenPlan) -> str:
+    """How many replicas it has, of how many shapes."""
+    setup = plan.setup
+    return f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'shape')}"
 
 
 def _layers(replica: UnevenReplica) -> tuple[int, ...]:

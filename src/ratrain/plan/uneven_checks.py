@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
 from dataclasses import replace
 
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.plan_job import (
     require_chunks,
 )
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.setup import Accumulation, Recovery
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.skeletons import Place as Position
@@ -30,10 +31,11 @@ def _require_members(made: UnevenPlan, place: Place) -> None:
         return
     refused = [
         (
-            made.mode.sharding == 3,
-            "members of a stage use its views at other times, and cannot gather them together",
+            made.mode.sharding == 3 and not made.strategy.gathers_once,
+            "members of a stage use its views at other times, and cannot gather them together for "
+            "each use",
             "replicas",
-            "write sharding 2",
+            'write sharding 2, or the schedule "pe-zero", which gathers once a pass',
         ),
         (
             made.mode.sharded_gradients,
@@ -77,22 +79,18 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
             fix="leave it out, or give every replica the same share",
         )
     mode = made.mode
+    once = made.strategy.gathers_once
     try:
-        marked = replace(
+        replace(
             made.setup,
             sharding=mode.sharding,
             accumulation=Accumulation.SHARDED if mode.sharded_gradients else Accumulation.LOCAL,
-            gathers_per_pass=True,
+            gathers_per_pass=once,
             tied=made.choices.tie,
             averages=made.job.schedule.average_every is not None,
         )
     except ProgramError as error:
         raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
-    try:  # a pass that gathers less often begins with a program that gathers for every use
-        replace(marked, gathers_per_pass=False)
-    except ProgramError as error:
-        fix = "use sharding 2, or divide all replicas alike"
-        raise SpecError(error.what, place=str(place.at("replicas")), fix=fix) from None
 
 
 def _require_one_order(made: UnevenPlan, place: Place) -> None:
@@ -108,11 +106,27 @@ def _require_one_order(made: UnevenPlan, place: Place) -> None:
             place=str(place.at("accumulation")),
             fix='write "local", or give each stage its own devices',
         )
-    ahead = {tuple(mode is Recovery.FORWARD for mode in r.recovery) for r in made.replicas}
-    if mode.sharding == 3 and len(ahead) > 1:
+    ahead = [_recovered_ahead(replica) for replica in made.replicas]
+    mixed = any(
+        len({flag for flags in of_layer for flag in flags}) > 1
+        for of_layer in zip(*ahead, strict=True)
+    )
+    if mode.sharding == 3 and mixed:
         raise SpecError(
             "recovery ahead of backward changes the order of weight gathers: at sharding 3, "
-            "replicas that gather together must recover on the same stages",
+            "ranks that gather together must recover the same layers ahead",
             place=str(place.at("replicas")),
-            fix='write "forward" on the same stages of every replica, or on none',
+            fix='write "forward" for the same layers everywhere, or for none',
         )
+
+
+def _recovered_ahead(replica: UnevenReplica) -> tuple[frozenset[bool], ...]:
+    """For each layer whether its holders in a replica recover it ahead of its backward."""
+    modes: dict[int, set[bool]] = defaultdict(set)
+    for (stage, _), mode in zip(replica.held, replica.recovery, strict=True):
+        modes[stage].add(mode is Recovery.FORWARD)
+    layers = replica.layout.layers
+    assert not isinstance(layers, str)  # a plan file gives numbers
+    return tuple(
+        frozenset(modes[stage]) for stage, count in enumerate(layers) for _ in range(count)
+    )

@@ -245,6 +245,17 @@ class Setup:
                     degrees.setdefault(name, []).extend(m.tensor for m in stage.members)
         return {name: tuple(of_members) for name, of_members in degrees.items()}
 
+    @cached_property
+    def sharing_degrees(self) -> dict[str, tuple[int, ...]]:
+        """The same, and for the units of a tied matrix the degrees at both of its ends, whose ranks
+        add up their copies."""
+        degrees = self.unit_degrees
+        if not self.tied:
+            return degrees
+        first, *_, last = degrees
+        both = degrees[first] + degrees[last]
+        return degrees | {first: both, last: both}
+
     def is_reduced(self, name: str) -> bool:
         """Whether a unit's gradient needs a reduction."""
         return self.holders[name] > 1 and not self.averages
@@ -475,7 +486,8 @@ def _check_replicas_agree(setup: Setup) -> None:
     if setup.gathers_per_use and not setup.gathers_per_pass and not alike:
         raise ProgramError(
             "replicas of unequal stages or micro-batch counts cannot gather views for every use",
-            fix="use sharding 2, gather once per pass, or divide all replicas alike",
+            fix="use sharding 2, gather once per pass (the schedule pe-zero does), or divide all "
+            "replicas alike",
         )
 
 

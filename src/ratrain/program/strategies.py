@@ -30,6 +30,7 @@ LAYERWISE = "layerwise-state-pipeline"
 PREFETCH = "update-prefetch"
 FORWARD_RECOVERY = "forward-recovery"
 BACKWARD_RECOVERY = "backward-recovery"
+GATHER_ONCE = "gather-once"
 PASSES = (FORWARD_RECOVERY, LAYERWISE, PREFETCH)
 """The three passes that RATrain adds to 1F1B, by the names that `--without` takes."""
 
@@ -47,7 +48,7 @@ def declare_pass(name: str, make: Callable[[Program], Program]) -> None:
 
 
 declare_pass("offload-inputs", offload_inputs)
-declare_pass("gather-once", gather_once)
+declare_pass(GATHER_ONCE, gather_once)
 
 
 def known_passes() -> tuple[str, ...]:
@@ -73,6 +74,11 @@ class Strategy:
     recovers_heads: bool = False  # recovery checkpoints whole stages, heads too
     recovers_all: bool = False  # also stages whose activations would fit
     further: tuple[str, ...] = ()  # passes by name, in order
+
+    @property
+    def gathers_once(self) -> bool:
+        """Whether level 3 gathers a view once for all micro-batches of a pass."""
+        return GATHER_ONCE in self.further
 
 
 _RATRAIN = Strategy(
@@ -121,7 +127,7 @@ _OURS: dict[str, Strategy] = {
         doc="breadth-first with views sharded, gathered once per pass: pipeline-efficient ZeRO",
         sharding=3,
         skeleton="breadth-first",
-        further=("gather-once",),
+        further=(GATHER_ONCE,),
     ),
     "tensor-parallel-heavy": replace(
         _RATRAIN,
@@ -307,7 +313,7 @@ def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program
         if chosen.recovery is Recovery.FORWARD:
             program = recover_forward(program, lambda _, last: last and choices.exempt_last)
     program = tensor_collectives(program)
-    program = shard_states(program, chosen.sharding)
+    program = shard_states(program, chosen.sharding, once=chosen.gathers_once)
     if choices.accumulation is Accumulation.SHARDED and chosen.sharding >= 2:
         program = accumulate_sharded(program)
     if chosen.layerwise:

@@ -87,11 +87,17 @@ class Seats:
             for rank in self.tensor_group(pipeline, data)
         ]
 
-    def ends(self, data: int, tensor: int) -> list[int]:
-        """World ranks that hold one part of a replica's first stage and of its last, which are of
-        one degree."""
+    def other_end(self, seat: Seat, part: Division) -> int:
+        """Of what a replica's first and last rank both hold: the world rank that has a part of it
+        at the end where `seat` is not. Both degrees divide the part's."""
+        pipeline = 0 if seat.pipeline else self.depth(seat.data) - 1
+        tensor = part.rank * self.degree(pipeline, seat.data) // part.degree
+        return self.world_rank(pipeline, seat.data, tensor)
+
+    def both_ends(self, data: int) -> list[int]:
+        """World ranks of a replica's first and last tensor group, each once."""
         last = self.depth(data) - 1
-        return [self.world_rank(pipeline, data, tensor) for pipeline in (0, last)]
+        return list(dict.fromkeys(self.tensor_group(0, data) + self.tensor_group(last, data)))
 
     def tensor_group(self, pipeline: int, data: int) -> list[int]:
         """World ranks that share one replica's stages, in order."""
@@ -158,12 +164,12 @@ def plays(seats: Seats, setup: Setup) -> bool:
 def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
     """For each unit that a rank with this number in its tensor group may hold, in model order,
     those that reduce its gradient together: the ranks of that number, replica by replica; all ranks
-    that hold it where replicas do so at different tensor degrees."""
+    that hold it where those that share it do so at different tensor degrees."""
     mixed = groups_of(setup, seats)
     places = _places_of(setup, seats)
     holders: dict[str, Holders] = {}
     for name, degrees in setup.unit_degrees.items():
-        if name in mixed:
+        if name in mixed and len(mixed[name]) > 1:
             holders[name] = tuple(chain(*mixed[name]))
         elif tensor < degrees[0]:
             holders[name] = tuple(seats.world_rank(*place, tensor) for place in places[name])
@@ -171,12 +177,12 @@ def holders_of(setup: Setup, seats: Seats, tensor: int) -> dict[str, Holders]:
 
 
 def groups_of(setup: Setup, seats: Seats) -> dict[str, Groups]:
-    """For each unit that replicas hold at different tensor degrees, of each replica the ranks that
-    hold it."""
+    """For each unit that is shared at different tensor degrees, by replicas or by the ends of a
+    tied matrix, of each replica the ranks that hold it."""
     places = _places_of(setup, seats)
     return {
         name: tuple(tuple(seats.tensor_group(*place)) for place in places[name])
-        for name, degrees in setup.unit_degrees.items()
+        for name, degrees in setup.sharing_degrees.items()
         if len(set(degrees)) > 1
     }
 
@@ -215,7 +221,7 @@ def degrees_of(setup: Setup) -> tuple[tuple[int, ...], ...]:
 
 def parts_of_units(setup: Setup) -> dict[str, int]:
     """For each unit, in model order, in how many parts its ranks write it to checkpoints."""
-    return {name: lcm(*degrees) for name, degrees in setup.unit_degrees.items()}
+    return {name: lcm(*degrees) for name, degrees in setup.sharing_degrees.items()}
 
 
 def _require_runnable(setup: Setup) -> None:
@@ -249,12 +255,3 @@ def _require_degrees(setup: Setup) -> None:
                     place="plan",
                     fix="use one tensor degree for all stages of a rank",
                 )
-    if setup.tied:
-        ends = list(setup.unit_degrees.values())
-        degrees = sorted({*ends[0], *ends[-1]})
-        if len(degrees) > 1:
-            raise SpecError(
-                f"a tied matrix at tensor {degrees[0]} and {degrees[-1]} cannot run yet",
-                place="plan",
-                fix="use one tensor degree for the first and the last stage",
-            )

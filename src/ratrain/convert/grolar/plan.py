@@ -41,8 +41,6 @@ def plan_of(
             fix=f"write {total}, or correct num_microbatches_per_rank",
         )
     by_share = [_by_share(training.pipeline_config[number]) for number in range(groups)]
-    equal = len(set(shares)) == 1
-    sharding = 3 if equal else 2
     replicas: list[PlanReplica] = []
     taken = 0
     for share, count in Counter(shares).items():
@@ -55,15 +53,15 @@ def plan_of(
                 layers=stage_layers,
                 micro_batch=training.microbatch_size,
                 recovery="backward",
-                sharding=sharding,
+                sharding=3,
             )
             for n, stage_layers in enumerate(layers)
         )
         replicas.append(PlanReplica(count, share, stages))
         taken += count
-    differs += _said_of_plan(training, equal, groups)
+    differs += _said_of_plan(training, groups)
     choices = Choices(
-        "pe-zero" if equal else "breadth-first",
+        "pe-zero",
         training.global_batch_size,
         training.sequence_length,
         DTYPES[training.autocast_dtype],
@@ -186,23 +184,13 @@ def _layers(training: Training, model: Model, here: Place) -> list[int]:
     ]
 
 
-def _said_of_plan(training: Training, equal: bool, groups: int) -> list[str]:
-    said: list[str] = []
-    if equal:
-        said.append(
-            "schedule pe-zero: breadth-first, every weight gathered once "
-            "in forward and once in backward, whole layers recovered"
-        )
-    else:
-        said.append(
-            "ranks take unequal numbers of micro-batches, and such replicas cannot gather sharded "
-            "weights in RATrain: they are kept whole (sharding 2), gathered once after the update; "
-            "Grolar gathers them twice a step and holds less"
-        )
-    said.append(
+def _said_of_plan(training: Training, groups: int) -> list[str]:
+    said = [
+        "schedule pe-zero: breadth-first, every weight gathered once in forward and once in "
+        "backward, whole layers recovered",
         "Grolar keeps shards and inputs in host memory, RATrain in GPU memory, so it needs more "
-        "of that; Grolar's reserve of 2 GB is left out"
-    )
+        "of that; Grolar's reserve of 2 GB is left out",
+    ]
     if training.reduce_dtype == "float32" and training.autocast_dtype != "float32":
         said.append("Grolar sends gradients in float32, RATrain in 16 bits: half the bytes")
     idle = [

@@ -14,8 +14,9 @@ from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation
 
 
-def shard_states(program: Program, level: int) -> Program:
+def shard_states(program: Program, level: int, *, once: bool = False) -> Program:
     """Sharded states: 1 divides the optimizer over the replicas, 2 gradients too, 3 views too.
+    `once`: `gather_once` follows, which replicas of unequal stages or shares need.
 
     Levels 1 and 2 add one PrefetchW a unit, after all updates; level 3 gathers a unit's view
     for every use instead. Safe because each replica updates the part that it owns from a
@@ -23,7 +24,7 @@ def shard_states(program: Program, level: int) -> Program:
     Rajbhandari et al. 2020, arXiv 1910.02054. Level 2 saves memory over level 1 only together
     with sharded accumulation.
     """
-    setup = replace(program.setup, sharding=level)
+    setup = replace(program.setup, sharding=level, gathers_per_pass=once and level == 3)
 
     def gathers(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
         is_reduced = _reduced_units(program, rank)

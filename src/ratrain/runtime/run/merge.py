@@ -18,7 +18,7 @@ from ratrain.program.setup import Setup
 from ratrain.runtime.run_files import read_records
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seat, Seats, holders_of
-from ratrain.runtime.step.cells import peers_at
+from ratrain.runtime.step.cells import peers_at, peers_at_other_end
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
 _RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
@@ -113,7 +113,7 @@ class _Partners:
             source = int(stage) + (1 if way == "B" else -1)
             return f"{source}SEND_{way}{micro_batch}", self._senders(seat, source)
         if meeting == _TIE:
-            return meeting, self._seats.ends(seat.data, tensor)
+            return meeting, [seat.world_rank, *peers_at_other_end(self._seats, seat)]
         if op.lane == Lane.TENSOR.word:
             return meeting, self._seats.tensor_group(seat.pipeline, seat.data)
         unit = self._unit_of(op) if op.lane in _COLLECTIVES else None

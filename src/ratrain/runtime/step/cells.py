@@ -68,6 +68,15 @@ def peers_at(seats: Seats, seat: Seat, pipeline: int) -> list[int]:
     ]
 
 
+def peers_at_other_end(seats: Seats, seat: Seat) -> list[int]:
+    """The world ranks at the other end of its pipeline that share a tied matrix' parts with a rank;
+    none for a rank between the ends, or at both."""
+    last = seats.depth(seat.data) - 1
+    if not last or seat.pipeline not in (0, last):
+        return []
+    return peers_at(seats, seat, last - seat.pipeline)
+
+
 def gathers_from(seats: Seats, seat: Seat, pipeline: int) -> bool:
     """Whether a rank receives only its part from a pipeline position, and its group puts the parts
     together."""

@@ -13,7 +13,7 @@ from itertools import pairwise, product
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import Holders, Seat, Seats, holders_of
-from ratrain.runtime.step.cells import gathers_from, peers_at
+from ratrain.runtime.step.cells import gathers_from, peers_at, peers_at_other_end
 from ratrain.runtime.step.connection import Connection
 
 Need = tuple[int, str]
@@ -76,17 +76,17 @@ def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
 
 def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
     """What the network over sockets needs, for tensors too."""
-    rank, tensor = seat.world_rank, seat.division.rank
+    rank = seat.world_rank
     shared = {peer for group in routes.groups if rank in group for peer in group}
     data = _others(sorted(shared), rank)
     group = _others(seats.tensor_group(seat.pipeline, seat.data), rank)
-    ends = seats.ends(seat.data, tensor) if routes.tied else []
+    copies = peers_at_other_end(seats, seat) if routes.tied else []
     return [
         *word_needs(seats, seat, routes.hops),
         *((peer, name) for peer in data for name in DATA.values()),
         *((peer, name) for peer in group for name in TENSOR.values()),
         *((peer, name) for peer in group for name in _parts(seats, seat, routes.hops)),
-        *((peer, COPIES) for peer in _others(ends, rank) if rank in ends),
+        *((peer, COPIES) for peer in copies),
     ]
 
 

@@ -11,15 +11,25 @@ Two modules carry it out: `socket_network` (ranks on CPUs), `torch_network` (NCC
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Sequence
+from typing import NamedTuple, Protocol
 
 from torch import Tensor
 
 from ratrain.cost.algorithms import DIRECT
+from ratrain.models.division import Division
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
 from ratrain.runtime.step.collective import Tensors
+
+
+class Copy(NamedTuple):
+    """Gradients of a piece of a tied matrix, and the part of the matrix that they are in: it tells
+    which rank at the pipeline's other end has the same piece."""
+
+    part: Division
+    gradient: Tensor
 
 
 class Network(Protocol):
@@ -56,8 +66,9 @@ class Network(Protocol):
         once; both by place among the holders."""
         ...
 
-    def add_copies(self, gradient: Tensor) -> None:
-        """Adds up a tied matrix' gradients of the pipeline's two ends; both get the same bits."""
+    def add_copies(self, copies: Sequence[Copy]) -> None:
+        """Adds up a tied matrix' gradients of the pipeline's two ends, which have the same pieces
+        in the same order; both get the same bits."""
         ...
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:

@@ -1,11 +1,12 @@
-"""A unit that replicas hold at different tensor degrees: who owns what, reduced and gathered.
+"""A unit that is shared at different tensor degrees: who owns what, reduced and gathered.
 
-The unit is divided into slots, as many as the least common multiple of the degrees: a rank of a
-smaller group holds several, side by side in each parameter that is cut. Of each slot one rank of
-each replica has a copy, and those are what a reduction adds up, in the order of replicas. Of each
-parameter of a slot every replica owns an equal number of rows, to within a block, so what a rank
-owns are ranges of its own buffer. What every rank of a group has whole counts once per replica: a
-rank adds it up, and receives it, with the first of its slots.
+The unit is divided into slots, as many as the least common multiple of the degrees at which
+replicas hold it, and at which the ends of a pipeline hold the two copies of a tied matrix: a rank
+of a smaller group holds several, side by side in each parameter that is cut. Of each slot one rank
+of each replica has a copy, and those are what a reduction adds up, in the order of replicas. Of
+each parameter of a slot every replica owns an equal number of rows, to within a block, so what a
+rank owns are ranges of its own buffer. What every rank of a group has whole counts once per
+replica: a rank adds it up, and receives it, with the first of its slots.
 """
 
 from __future__ import annotations
@@ -68,16 +69,18 @@ class _Item:
 
 
 class Slots:
-    """A unit as one rank holds it. `layout`: its own; `groups`: of each replica the world ranks
-    that hold it, of which this one is number `rank` of replica `place`."""
+    """A unit of `count` slots as one rank holds it. `layout`: its own; `groups`: of each replica
+    the world ranks that hold it, one of which is `world`."""
 
-    def __init__(self, layout: UnitParameters, groups: Sequence[Sequence[int]], world: int) -> None:
+    def __init__(
+        self, layout: UnitParameters, groups: Sequence[Sequence[int]], world: int, count: int
+    ) -> None:
         self._layout = layout
         self._groups = [tuple(group) for group in groups]
         self.holders: Holders = tuple(rank for group in groups for rank in group)
         self._place = next(d for d, group in enumerate(groups) if world in group)
         self._rank = self._groups[self._place].index(world)
-        self.count = lcm(*map(len, groups))
+        self.count = count
         whole = [(parameter.name, parameter.whole_shape) for parameter in layout.parameters]
         self._slot = lay_out(whole, Division(0, self.count))
 
@@ -97,6 +100,18 @@ class Slots:
     def runs(self) -> tuple[slice, ...]:
         """Those that any replica's ranks own: together the buffer, but for what fills it up."""
         return tuple(run for place in range(len(self._groups)) for run in self._runs(place))
+
+    def rows_of(self, parameter: str) -> Iterator[tuple[Division, slice]]:
+        """The runs of a parameter that is cut by rows, each with the slot that it is part of: slot
+        by slot, replica by replica."""
+        names = [own.name for own, _ in self._parameters]
+        number = names.index(parameter)
+        _, part = self._parameters[number]
+        for slot in self._slots:
+            for place in range(len(self._groups)):
+                run = self._run(number, slot, *self._rows(part, place))
+                if run.start < run.stop:
+                    yield Division(slot, self.count), run
 
     def stored(self) -> Iterator[Stored]:
         """What this rank writes of its slots."""

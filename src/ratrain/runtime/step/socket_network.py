@@ -25,6 +25,7 @@ from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
 from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_channel, parts_channel
+from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, add_up, pieces
 from ratrain.runtime.step.tensor_peers import TensorPeers
 
@@ -129,10 +130,13 @@ class SocketNetwork:
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
         self._swap(holders, DATA[lane])(leaving, landing)
 
-    def add_copies(self, gradient: Tensor) -> None:
-        first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
-        here_first = self._seat.world_rank == first
-        link = self._links[last if here_first else first, COPIES]
+    def add_copies(self, copies: Sequence[Copy]) -> None:
+        for part, gradient in copies:
+            link = self._links[self._seats.other_end(self._seat, part), COPIES]
+            self._add_copy(link, gradient)
+
+    def _add_copy(self, link: Connection, gradient: Tensor) -> None:
+        here_first = not self._seat.pipeline
         leaving = Leaving(link, bytes_of(gradient))
         sent_bytes = 0
         for mine in pieces(gradient):

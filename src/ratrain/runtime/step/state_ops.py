@@ -19,7 +19,7 @@ from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
-from ratrain.runtime.step.tied import add_here, counted_once, tied_gradient
+from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients
 
 _SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
 """The norm takes this many at once: as fp64, with their squares, what the optimizer widens
@@ -121,12 +121,11 @@ class StateOps:
     def tie_sync(self, op: LocalOp, step: int) -> None:
         unit, last = self.unit(op), self._states.units[-1]
         self._narrow(unit)  # on one rank too, so that a pipeline's depth changes no bit
-        gradient = tied_gradient(unit)
         if unit.local.first and last.local.last:
             self._narrow(last)
-            add_here(gradient, tied_gradient(last))
-        elif len(gradient):  # the last owner's part may be all padding, at both ends
-            self._network.add_copies(gradient)
+            add_here(tied_gradients(unit), tied_gradients(last))
+        else:
+            self._network.add_copies(tied_gradients(unit))
 
     def average_weights(self, op: LocalOp, step: int) -> None:
         """Master weights and moments become their mean over the replicas, and the view follows."""

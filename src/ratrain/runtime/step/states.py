@@ -17,7 +17,15 @@ from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Setup
-from ratrain.runtime.seats import Groups, Holders, Seat, Seats, groups_of, holders_of
+from ratrain.runtime.seats import (
+    Groups,
+    Holders,
+    Seat,
+    Seats,
+    groups_of,
+    holders_of,
+    parts_of_units,
+)
 from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import Wire
@@ -56,7 +64,7 @@ class UnitState:
     shares: tuple[slice, ...]  # what this rank owns in a reduction
     parts: tuple[OwnedPart, ...]  # what it updates: its shares, or where nothing is sharded all
     replicated: tuple[Tensor, ...]  # buffers of the whole unit, of which this rank owns its shares
-    slots: Slots | None = None  # where replicas hold the unit at different tensor degrees
+    slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3
     gradient: Tensor | None = None
@@ -226,7 +234,9 @@ def _unit_state(
 ) -> UnitState:
     unit, name = make_unit(local.unit.name), local.unit.name
     layout, place = unit.layout, holders.index(seat.world_rank)
-    slots = None if groups is None else Slots(layout, groups, seat.world_rank)
+    slots = None
+    if groups is not None:
+        slots = Slots(layout, groups, seat.world_rank, parts_of_units(setup)[name])
     if slots is not None:
         padded, shares = layout.size, slots.owned
     else:

@@ -12,7 +12,6 @@ from itertools import pairwise
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
@@ -22,6 +21,7 @@ from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.units import Ints, Units
+from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.states import UnitState
 from ratrain.simulate.costs import Floats, Work
 
@@ -50,17 +50,28 @@ def tied_range(unit: UnitState) -> slice:
     return slice(matrix.offset, matrix.end)
 
 
-def tied_gradient(unit: UnitState) -> Tensor:
-    """The shared matrix' part of a unit's gradient, as far as this rank updates it."""
+def tied_gradients(unit: UnitState) -> list[Copy]:
+    """The shared matrix' part of a unit's gradient, as far as this rank updates it: the same pieces
+    at both ends of a pipeline, in one order."""
     assert unit.gradient is not None
+    if unit.slots is not None:
+        updated = {part.begin for part in unit.parts}
+        return [
+            Copy(part, unit.gradient[run])
+            for part, run in unit.slots.rows_of(_MATRIX[unit.name])
+            if run.start in updated
+        ]
     matrix = tied_range(unit)
-    return unit.gradient[max(matrix.start, unit.part.begin) : min(matrix.stop, unit.part.end)]
+    first, last = max(matrix.start, unit.part.begin), min(matrix.stop, unit.part.end)
+    # The last owner's part may be all padding, at both ends.
+    return [Copy(unit.division, unit.gradient[first:last])] if first < last else []
 
 
-def add_here(embedding: Tensor, head: Tensor) -> None:
+def add_here(embedding: list[Copy], head: list[Copy]) -> None:
     """The sum of both gradients, in both, in the order in which ranks apart add them."""
-    torch.add(embedding, head, out=embedding)
-    head.copy_(embedding)
+    for (_, mine), (_, theirs) in zip(embedding, head, strict=True):
+        torch.add(mine, theirs, out=mine)
+        theirs.copy_(mine)
 
 
 def counted_once(unit: UnitState) -> list[slice]:

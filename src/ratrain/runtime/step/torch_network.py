@@ -26,6 +26,7 @@ from ratrain.runtime.step.circle import circles_of, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.links import Links, Routes, message_channel
+from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
 from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
 from ratrain.runtime.step.torch_exchange import exchange, exchange_pairs, wait_all
@@ -68,11 +69,10 @@ class TorchNetwork:
         self._copies: dist.ProcessGroup | None = None
         tied = [data for data in range(seats.data) if routes.tied and seats.depth(data) > 1]
         for data in tied:
-            for tensor in range(seats.degree(0, data)):
-                ranks = seats.ends(data, tensor)
-                group = self._group(ranks, backend)
-                if seat.world_rank in ranks:
-                    self._copies = group
+            ranks = seats.both_ends(data)
+            group = self._group(ranks, backend)
+            if seat.world_rank in ranks:
+                self._copies = group
 
     def _group(self, ranks: Sequence[int], backend: str) -> dist.ProcessGroup:
         group = dist.new_group(list(ranks), timeout=self._timeout, backend=backend)
@@ -183,10 +183,12 @@ class TorchNetwork:
     def _place_among(self, holders: Holders) -> int:
         return holders.index(self._seat.world_rank)
 
-    def add_copies(self, gradient: Tensor) -> None:
-        first, last = self._seats.ends(self._seat.data, self._seat.division.rank)
-        here_first = self._seat.world_rank == first
-        peer = last if here_first else first
+    def add_copies(self, copies: Sequence[Copy]) -> None:
+        for part, gradient in copies:
+            self._add_copy(self._seats.other_end(self._seat, part), gradient)
+
+    def _add_copy(self, peer: int, gradient: Tensor) -> None:
+        here_first = not self._seat.pipeline
         chunks = list(pieces(gradient))
         arriving = self._swap(chunks[0], peer)
         for number, chunk in enumerate(chunks):
