@@ -148,10 +148,6 @@ def every_stage(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def selective(plan: dict[str, Any]) -> None:
-    plan["replicas"][1]["stages"][0]["recovery"] = "selective"
-
-
 def sharded(plan: dict[str, Any]) -> None:
     plan["accumulation"] = "sharded"
     for replica in plan["replicas"]:
@@ -168,7 +164,6 @@ def missing_sequences(plan: dict[str, Any]) -> None:
     [
         (every_stage("sharding", 3), "cannot gather views for every use"),
         (sharded, "cannot run with sharded accumulation yet"),
-        (selective, "selective recovery cannot run yet"),
         (missing_sequences, "= 10 sequences, not 8"),
     ],
 )

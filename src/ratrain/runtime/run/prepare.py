@@ -26,7 +26,7 @@ from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.setup import Setup
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
@@ -314,23 +314,15 @@ def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
     plan, file = request.plan_path, request.job_path
     if isinstance(case, UnevenCase):
         require_uneven_runnable(case, f"{plan} replicas")
-        choices, divided = case.plan.choices, case.plan.sequence_parallel
+        divided = case.plan.sequence_parallel
     else:
-        choices, divided = case.choices, case.layout.sequence_parallel
-    modes = choices.modes_of(case.setup) or ()
+        divided = case.layout.sequence_parallel
     if divided:
         raise SpecError(
             "sequence parallelism cannot run yet",
             place=f"{plan or f'{file} [layout]'} sequence_parallel",
             fix="leave it out, or set [schedule] sequence_parallel = false in the job, and plan "
             "again",
-        )
-    if any(Recovery.SELECTIVE in of_replica for of_replica in modes):
-        raise SpecError(
-            "selective recovery cannot run yet, and would free nothing: attention here "
-            "keeps no scores",
-            place=f"{plan or f'{file} [schedule]'} recovery",
-            fix='write "none"' if plan else 'write recovery = "keep-all"',
         )
 
 
