@@ -116,6 +116,7 @@ class Setting:
     pipeline: int = 1
     data: int = 1
     tensor: int = 1
+    sequence_parallel: bool = False
     virtual: int = 1
     without: tuple[str, ...] = ()
     skeleton: str | None = None
@@ -184,7 +185,8 @@ class Setting:
             kept = (np.arange(64) % 8 + 0.5)[:, None] / 8  # of a sequence's targets
             hidden = np.random.default_rng(step + 1000).random((64, LENGTH)) > kept
             targets[hidden[first : first + count]] = IGNORED
-        return tokens, targets
+        length = min(self.sequence_length, LENGTH)
+        return tokens[:, :length].copy(), targets[:, :length].copy()
 
     @property
     def held_out_batches(self) -> int:
@@ -268,6 +270,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
             "tensor": setting.tensor,
             "virtual": setting.virtual,
             "layers": setting.layers,
+            "sequence_parallel": setting.sequence_parallel or None,
         },
         "schedule": schedule,
         "train": train,
@@ -338,6 +341,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "overflow": setting.overflow,
         "average_every": setting.average_every,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
+        "sequence_parallel": setting.sequence_parallel or None,
         "replicas": replicas,
     }
     path = folder / "plan.json"

@@ -52,25 +52,20 @@ def test_a_data_type_that_no_device_has_is_named(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("by_plan", [True, False])
-def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
-    by_plan: bool, tmp_path: Path
-) -> None:
+def test_a_backend_that_is_only_described_is_refused_by_name(by_plan: bool, tmp_path: Path) -> None:
     wide = (("num_key_value_heads", 4),)
     setting = Setting(tensor=4, model=wide, files=("none.txt",))
     job, plan = write_job(tmp_path, setting), tmp_path / "plan.json"
     if by_plan:
         read = load_job(job)
-        schedule = replace(
-            read.schedule, sequence_parallel=True, backend="described", collective="direct"
-        )
+        schedule = replace(read.schedule, backend="described", collective="direct")
         chosen = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
-        table = json.loads(write_plan(plan_of(chosen)))
-        plan.write_text(json.dumps(table))
+        plan.write_text(write_plan(plan_of(chosen)))
     else:
-        job.write_text(job.read_text().replace("[layout]", "[layout]\nsequence_parallel = true"))
-    with pytest.raises(SpecError, match="cannot run yet") as error:
+        job.write_text(job.read_text().replace("[schedule]", '[schedule]\nbackend = "described"'))
+    with pytest.raises(SpecError, match="backend described cannot train") as error:
         prepare_run(RunRequest(job, plan_path=plan if by_plan else None))
-    assert "sequence_parallel" in error.value.place
+    assert "backend" in error.value.place
     assert error.value.fix
 
 

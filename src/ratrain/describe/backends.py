@@ -71,7 +71,7 @@ declare_backend(
         ties=True,
         divides_vectors=False,
         keeps_scores=False,
-        divides_sequences=False,
+        divides_sequences=True,
         divides_everything=True,
         sums_in_compute=True,
         collective="direct",

@@ -94,7 +94,7 @@ def _tables(s: Starter) -> Iterable[_Table]:
             _Line("tensor", 1, "devices that share each layer"),
             _Line("virtual", 1, "stages on each device"),
             _Line("layers", "equal", 'or "balanced", or a list with one number per stage'),
-            _Line("sequence_parallel", False, "planned and simulated only"),
+            _Line("sequence_parallel", False, "a tensor group divides its sequences"),
         ),
         given=False,
     )

@@ -160,7 +160,14 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     element, gradient = precision.element_bytes, precision.gradient_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     compute = compute_scratch_bytes(
-        model, block.kind, length, size, element, layout.tensor, gradient
+        model,
+        block.kind,
+        length,
+        size,
+        element,
+        layout.tensor,
+        gradient,
+        sequence_parallel=layout.sequence_parallel,
     )
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)

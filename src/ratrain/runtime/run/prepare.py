@@ -310,20 +310,18 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
 
 
 def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
-    """Refuses what can be planned and simulated, and not run yet."""
-    plan, file = request.plan_path, request.job_path
+    """Refuses what can be planned and simulated, and not run."""
+    backend, plan = case.job.backend, request.plan_path
+    if not backend.trains:
+        raise SpecError(
+            f"the backend {backend.name} cannot train: it is {backend.doc}",
+            place=f"{plan or f'{request.job_path} [schedule]'} backend",
+            fix='write backend = "torch" in the job and plan again'
+            if plan
+            else 'write "torch", or leave it out',
+        )
     if isinstance(case, UnevenCase):
         require_uneven_runnable(case, f"{plan} replicas")
-        divided = case.plan.sequence_parallel
-    else:
-        divided = case.layout.sequence_parallel
-    if divided:
-        raise SpecError(
-            "sequence parallelism cannot run yet",
-            place=f"{plan or f'{file} [layout]'} sequence_parallel",
-            fix="leave it out, or set [schedule] sequence_parallel = false in the job, and plan "
-            "again",
-        )
 
 
 def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:
