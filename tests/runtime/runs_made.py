@@ -125,6 +125,7 @@ class Setting:
     sharding: int | None = None
     collective: str | None = None
     recovery: str = "auto"
+    attention: str | None = None
     accumulation: str = "local"
     dtype: str = "fp32"
     gradient_dtype: str | None = None  # None: fp32
@@ -237,6 +238,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "error_feedback": setting.error_feedback,
         "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
         "recovery": setting.recovery,
+        "attention": setting.attention,
         "gradient_accumulation": setting.accumulation,
         "without": list(setting.without) or None,
         "skeleton": setting.skeleton,
@@ -330,6 +332,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
+        "attention": setting.attention,
         "collective": setting.collective,
         "schedule": setting.name,
         "skeleton": setting.skeleton or chosen.skeleton,

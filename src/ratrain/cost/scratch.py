@@ -78,6 +78,14 @@ def compute_scratch_bytes(
     return rows * (3 * model.ffn // tensor) * element_bytes + sums + piece
 
 
+def stored_scratch_bytes(
+    model: ModelSpec, sequence: int, element_bytes: int, tensor: int = 1
+) -> int:
+    """What attention that stores its scores needs beside them: of one sequence their gradients,
+    before the softmax and after; and where keys come after their query."""
+    return (2 * element_bytes * (model.heads // tensor) + 1) * sequence**2
+
+
 def buckets_scratch_bytes(
     model: ModelSpec, kind: str, sequence: int, micro_batch: int, element_bytes: int
 ) -> int:

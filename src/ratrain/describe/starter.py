@@ -129,6 +129,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("passes", ["layerwise-state-pipeline"], "the passes; default: the strategy's"),
             _Line("backend", "torch", "what executes the program"),
             _Line("recovery", "auto", "which stages recompute activations"),
+            _Line("attention", "flash", '"stored" keeps attention scores for backward'),
             _Line("recover_heads", False, "recompute the head too; default: the strategy's"),
             _Line("recovery_buffer", 2, "layers recomputed ahead of their backward"),
             _Line("collective", "auto", "or direct, ring, hierarchical; default: direct"),

@@ -1,7 +1,8 @@
 """x + attention(norm(x)): the first half of a layer as one differentiable function.
 
 Kept for backward: x, norm out, q, k (turned), v, attention out, and three numbers or fewer a
-token. Weights are read again in backward; their gradients go to the `Weights`.
+token, or the softmax where attention stores its scores. Weights are read again in backward; their
+gradients go to the `Weights`.
 
 In a tensor group each rank has some of the heads. The output is complete: it is summed here. The
 gradient of x is this rank's part of a sum that is left to the caller; what norm's backward does
@@ -18,7 +19,7 @@ from typing import Any
 from torch import Tensor
 from torch.autograd import Function
 
-from ratrain.models.attention import attention, attention_gradients
+from ratrain.models.attention import FLASH, AttentionCore
 from ratrain.models.linear import (
     accumulation_dtype,
     input_gradient,
@@ -42,6 +43,7 @@ class AttentionPlan:
     length: int
     rope_theta: float | None  # None: ALiBi
     group: TensorGroup | None = None
+    core: AttentionCore = FLASH
 
     def turn_(self, x: Tensor, *, back: bool = False) -> None:
         """Rotates queries or keys [batch, S, heads, d] in place, or their gradients back."""
@@ -79,8 +81,10 @@ class AttentionBlock(Function):
         plan.turn_(q)
         plan.turn_(k)
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        output, logsumexp = attention(q, k, v, plan.row(q))
-        ctx.save_for_backward(x, normed, rstd, q, k, v, output, logsumexp)
+        core = plan.core
+        forward = core.forward if ctx.needs_input_grad[0] else core.forward_alone
+        output, kept = forward(q, k, v, plan.row(q))
+        ctx.save_for_backward(x, normed, rstd, q, k, v, output, kept)
         ctx.weights, ctx.plan = weights, plan
         between = linear_onto(weights, "attention.output", _mixed(output), flat, group)
         between = summed(by_rank(between, group), group)
@@ -88,7 +92,7 @@ class AttentionBlock(Function):
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, normed, rstd, q, k, v, output, logsumexp = ctx.saved_tensors
+        x, normed, rstd, q, k, v, output, kept = ctx.saved_tensors
         weights: Weights = ctx.weights
         plan: AttentionPlan = ctx.plan
         group, flat = plan.group, own_rows(x, plan.group)
@@ -98,7 +102,7 @@ class AttentionBlock(Function):
         grad.let_go()
         heads = (q.shape[0], q.shape[2], -1, plan.shape.head_dim)
         d_out = d_mixed.view(heads).transpose(1, 2)
-        parts = attention_gradients(d_out, q, k, v, output, logsumexp, plan.row(q))
+        parts = plan.core.backward(d_out, q, k, v, output, kept, plan.row(q))
         del d_mixed, d_out
         dq, dk, dv = (part.transpose(1, 2) for part in parts)
         plan.turn_(dq, back=True)

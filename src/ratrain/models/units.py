@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.models.attention import FLASH, AttentionCore
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan
 from ratrain.models.differentiable import differentiable
 from ratrain.models.embedding import Embed, EmbeddingPlan
@@ -91,10 +92,15 @@ class Head:
 
 
 def unit_of(
-    spec: ModelSpec, name: str, *, sequence_length: int, group: TensorGroup | None = None
+    spec: ModelSpec,
+    name: str,
+    *,
+    sequence_length: int,
+    group: TensorGroup | None = None,
+    core: AttentionCore = FLASH,
 ) -> Unit:
     """Unit "e", "0" .. "L-1" or "h" for sequences of at most `sequence_length` tokens, or this
-    rank's part of it."""
+    rank's part of it; `core`: how a layer's attention is computed."""
     division = division_of(group)
     layout = unit_layout(spec, name, division)
     if name == EMBEDDING:
@@ -103,4 +109,4 @@ def unit_of(
         return Head(layout, HeadPlan(spec.norm_epsilon, spec.norm_head, group))
     theta = spec.rope_theta if spec.position == "rope" else None
     shape = layer_shape(spec, division)
-    return Layer(layout, AttentionPlan(shape, sequence_length, theta, group))
+    return Layer(layout, AttentionPlan(shape, sequence_length, theta, group, core))

@@ -10,7 +10,7 @@ from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
-from ratrain.plan.sizes import boundary_bytes
+from ratrain.plan.sizes import boundary_bytes, stores_scores
 from ratrain.plan.transfers import inner_sums_s, sums_alone_s
 
 
@@ -49,7 +49,7 @@ def times_in_layout(
         sequence=job.model.sequence_length,
         dtype=job.schedule.dtype,
         tensor=layout.tensor,
-        execution=Execution(layout.sequence_parallel, selective),
+        execution=Execution(layout.sequence_parallel, selective and stores_scores(job)),
         sums_s=sums_s,
     )
     if times.sums_inside:

@@ -46,6 +46,7 @@ _IN_BOTH = tuple(
         "gradient_wire",
         "boundary_wire",
         "error_feedback",
+        "attention",
         "memory_budget",
     )
 )
@@ -144,6 +145,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         gradient_wire=case.job.schedule.gradient_wire or "",
         boundary_wire=case.job.schedule.boundary_wire or "",
         error_feedback=case.job.schedule.error_feedback,
+        attention=case.job.schedule.attention,
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
@@ -304,6 +306,7 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "gradient_wire": job.schedule.gradients_travel_in,
         "boundary_wire": job.schedule.boundaries_travel_in,
         "error_feedback": job.schedule.error_feedback,
+        "attention": job.schedule.attention,
         "collective": job.collective,
         **model,
     }
