@@ -15,11 +15,13 @@ from tiny_models import MODELS, batch_of, running
 from torch import Tensor
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
+from ratrain.cost.activations import layer_activation_bytes
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import Division, check_divides
 from ratrain.models.huggingface import read_range, write_model
 from ratrain.models.initialise import initial_range
+from ratrain.models.rows import spread, summed
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.units import MicroBatch, unit_of
 from ratrain.models.weights import Weights
@@ -64,35 +66,37 @@ def group_step(
             weights.attach_view(part_of(spec, name, flats[name], group.division))
             gradients[name] = torch.zeros(unit.layout.size)
             weights.attach_gradient(gradients[name])
-            leaf = x.detach().requires_grad_()
+            given = x.detach() if name == "e" else spread(x.detach(), group)
+            leaf = given.requires_grad_()
             part = unit.forward(weights, leaf, batch)
             graphs.append((weights, leaf, get_gradient_edge(part)))
-            x = part.detach()
-            if name != "h":
-                group.sum_(x)
+            x = part.detach() if name == "h" else summed(part.detach(), group)
         grad = torch.tensor(1.0)
         for weights, leaf, edge in reversed(graphs):
             later = weights.defer() if deferred else []
-            (grad,) = torch.autograd.grad([edge], [leaf], [grad], allow_unused=True)
+            seed = spread(grad, group) if grad.dim() else grad
+            (grad,) = torch.autograd.grad([edge], [leaf], [seed], allow_unused=True)
             weights.stop_deferring()
             Weights.play(later)
             if grad is not None:
-                group.sum_(grad)
+                grad = summed(grad, group)
         return x, gradients
 
     return step
 
 
+@pytest.mark.parametrize("divides_rows", [False, True], ids=["whole rows", "divided rows"])
 @pytest.mark.parametrize(("name", "degree"), EVEN)
 def test_a_divided_model_has_the_loss_and_the_gradients_of_the_whole(
-    name: str, degree: int
+    name: str, degree: int, divides_rows: bool
 ) -> None:
     spec = DIVISIBLE[name]
     whole, batch = running(spec), batch_of(spec)
     loss = whole.loss(batch)
     loss.backward()
     for deferred in (False, True):
-        results = in_group(degree, group_step(spec, whole.views, batch, deferred=deferred))
+        step = group_step(spec, whole.views, batch, deferred=deferred)
+        results = in_group(degree, step, divides_rows=divides_rows)
         for rank, (own_loss, gradients) in enumerate(results):
             assert float(own_loss) == pytest.approx(float(loss.detach()), rel=1e-6)
             for unit, flat in gradients.items():
@@ -100,9 +104,11 @@ def test_a_divided_model_has_the_loss_and_the_gradients_of_the_whole(
                 assert_near(flat, wanted, f"{unit} of rank {rank}")
 
 
-def test_what_all_ranks_have_gets_the_same_bits_on_all() -> None:
+@pytest.mark.parametrize("divides_rows", [False, True], ids=["whole rows", "divided rows"])
+def test_what_all_ranks_have_gets_the_same_bits_on_all(divides_rows: bool) -> None:
     spec = DIVISIBLE["grouped"]
-    results = in_group(4, group_step(spec, running(spec).views, batch_of(spec)))
+    step = group_step(spec, running(spec).views, batch_of(spec))
+    results = in_group(4, step, divides_rows=divides_rows)
     assert len({bytes(loss.numpy()) for loss, _ in results}) == 1
     for unit in unit_names(spec):
         for parameter in unit_layout(spec, unit, Division(0, 4)).parameters:
@@ -112,6 +118,62 @@ def test_what_all_ranks_have_gets_the_same_bits_on_all() -> None:
                     for _, grads in results
                 }
                 assert len(copies) == 1, f"{unit} {parameter.name}"
+
+
+@pytest.mark.parametrize("deferred", [False, True])
+def test_gathered_rows_are_let_go_as_soon_as_a_product_has_used_them(deferred: bool) -> None:
+    spec = DIVISIBLE["grouped"]
+    unit_flat, batch = running(spec).views["0"], batch_of(spec)
+
+    def step(group: ThreadGroup) -> list[tuple[int, int]]:
+        unit = unit_of(spec, "0", sequence_length=spec.max_positions, group=group)
+        weights = Weights(unit.layout)
+        weights.attach_view(part_of(spec, "0", unit_flat, group.division))
+        weights.attach_gradient(torch.zeros(unit.layout.size))
+        rows = batch.tokens.numel() // group.division.degree
+        leaf = spread(torch.randn(rows, spec.hidden), group).requires_grad_()
+        edge = get_gradient_edge(unit.forward(weights, leaf, batch))
+        held = [(group.gathers, group.gathered_bytes)]
+        later = weights.defer() if deferred else []
+        seed = spread(torch.randn(rows, spec.hidden), group)
+        torch.autograd.grad([edge], [leaf], [seed])
+        held.append((group.gathers, group.gathered_bytes))
+        weights.stop_deferring()
+        Weights.play(later)
+        held.append((group.gathers, group.gathered_bytes))
+        return held
+
+    # Forward the inputs of attention and MLP; backward both gradients, the layer's input, and the
+    # MLP's if weight gradients are not deferred. Those gather both gradients and inputs again.
+    expected = [(2, 0), (5, 0), (9, 0)] if deferred else [(2, 0), (6, 0), (6, 0)]
+    assert in_group(2, step, divides_rows=True) == [expected] * 2
+
+
+@pytest.mark.parametrize("degree", [2, 4])
+def test_a_layer_of_divided_rows_keeps_what_the_cost_formula_counts(degree: int) -> None:
+    spec = replace(DIVISIBLE["llama"], hidden=256, head_dim=64, heads=4, kv_heads=4, ffn=640)
+    batch = batch_of(spec, sequences=2, length=48)
+    flat = running(spec).views["0"].bfloat16()
+
+    def kept_bytes(group: ThreadGroup) -> int:
+        """Of the distinct storages that a layer's graph keeps, its input among them."""
+        unit, storages = unit_of(spec, "0", sequence_length=64, group=group), dict[int, int]()
+        weights = Weights(unit.layout)
+        weights.attach_view(part_of(spec, "0", flat, group.division).bfloat16())
+        rows = torch.randn(96 // degree, spec.hidden, dtype=torch.bfloat16)
+
+        def pack(tensor: Tensor) -> Tensor:
+            storage = tensor.untyped_storage()
+            storages[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        with torch.autograd.graph.saved_tensors_hooks(pack, lambda tensor: tensor):
+            unit.forward(weights, spread(rows, group).requires_grad_(), batch)
+        return sum(storages.values())
+
+    counted = layer_activation_bytes(spec, 48, 2, tensor=degree, sequence_parallel=True)
+    for kept in in_group(degree, kept_bytes, divides_rows=True):
+        assert counted <= kept <= 1.02 * counted
 
 
 @settings(deadline=None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Generator
 from dataclasses import replace
 from typing import Any
 
@@ -13,6 +14,9 @@ from random_jobs import SKELETONS, candidates, job
 from test_bill import RATRAIN, Row, check_close, check_never_below, long, quick
 from test_estimate import gap
 
+from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import ring_half
+from ratrain.describe.backends import BACKENDS, declare_backend
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.errors import SpecError
@@ -23,6 +27,8 @@ from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import check, search
+from ratrain.plan.sizes import boundary_bytes
+from ratrain.plan.transfers import inner_sums_s, sums_of_op
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate
 
@@ -120,11 +126,37 @@ def test_offload_has_a_place_in_the_plan_and_is_refused_by_name() -> None:
         to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
-def test_a_backend_without_sequence_parallelism_never_divides_sequences() -> None:
-    trained = job("small-llama", "cpu-lab", 4, 8, backend="torch")
+@pytest.fixture
+def undivided() -> Generator[str]:
+    """A backend that cannot divide sequences."""
+    torch = BACKENDS["torch"]
+    declare_backend(replace(torch, name="undivided", divides_sequences=False))
+    yield "undivided"
+    del BACKENDS["undivided"]
+
+
+def test_a_backend_without_sequence_parallelism_never_divides_sequences(undivided: str) -> None:
+    trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend=undivided)
     assert not any(group.layout.sequence_parallel for group in groups_of(trained))
-    with pytest.raises(SpecError, match="backend torch has no sequence parallelism"):
+    with pytest.raises(SpecError, match="backend undivided has no sequence parallelism"):
         list(groups_of(asked(trained, True)))
+
+
+@pytest.mark.parametrize(("kind", "halves"), [("embedding", 1), ("layer", 8), ("head", 2)])
+def test_every_half_of_a_sum_that_a_job_trains_with_has_its_time(
+    kind: BlockKind, halves: int
+) -> None:
+    """Those of ops of their own, one each way, and those that compute waits for."""
+    trained = job("llama-2-7b", "a100-80g-dgx", 8, 32, 1024, backend="torch")
+    group = next(g for g in groups_of(trained) if g.layout.sequence_parallel)
+    link = group.placement.tensor_link(0)
+    boundary = boundary_bytes(group.job)
+    half = ring_half(boundary, group.layout.tensor, link)
+    of_op = sums_of_op(group.job, kind, boundary, group.layout, link)
+    assert of_op == half
+    inner = inner_sums_s(group.job, kind, boundary, group.layout, link)
+    half_s = half.alone_s(link.bandwidth_bytes_per_s)
+    assert sum(inner) == pytest.approx(halves * half_s)
 
 
 @pytest.mark.parametrize(

@@ -81,14 +81,14 @@ def draw(seed: int) -> DrawnJob:
     cut = dice.choice(CUTS)
     steps, every = 4 if cut == "steps" else 12, dice.choice((1, 1, 2, 3))
     setting = replace(_tuned(_placed(dice), dice), steps=steps, every=every, keep=20)
-    setting = _wired(setting, seed)
+    setting = _divided(_wired(setting, seed), seed)
     return DrawnJob(
         seed,
         setting,
         cut,
         cut_step=dice.randint(1, 3),
         calibrate=dice.random() < 0.7,
-        moved=_moved(setting, dice) if dice.random() < 0.25 else None,
+        moved=_divided(_moved(setting, dice), -seed) if dice.random() < 0.25 else None,
     )
 
 
@@ -113,6 +113,7 @@ def _moved(setting: Setting, dice: random.Random) -> Setting:
         pipeline=pipeline,
         data=data,
         tensor=tensor,
+        sequence_parallel=False,
         virtual=1,
         micro_batch=1,
         layers="equal",
@@ -225,6 +226,13 @@ def _wired(setting: Setting, seed: int) -> Setting:
     wide = setting.dtype == "fp32" or setting.gradient_dtype in (None, "fp32")
     rounds = wide and (setting.gradient_wire or setting.dtype) != "fp32"
     return replace(setting, error_feedback=True) if rounds and dice.random() < 0.5 else setting
+
+
+def _divided(setting: Setting, seed: int) -> Setting:
+    """Half of the tensor groups that can divide their sequences do, with dice of their own."""
+    divides = setting.tensor > 1 and setting.sequence_length % setting.tensor == 0
+    chance = random.Random(f"sequences of {seed}").random()
+    return replace(setting, sequence_parallel=divides and chance < 0.5)
 
 
 # ---- running ------------------------------------------------------------------------------------

@@ -33,7 +33,7 @@ def networks(seats: Seats, routes: Routes, hosts: Sequence[int]) -> list[SocketN
                 links[rank][peer, name] = Connection(ends[0], rank, peer, PATIENCE_S)
                 links[peer][rank, name] = Connection(ends[1], peer, rank, PATIENCE_S)
     return [
-        SocketNetwork(seats, seat, of_rank, hosts)
+        SocketNetwork(seats, seat, of_rank, hosts, divides_rows=routes.divides_rows)
         for seat, of_rank in zip(seats.all(), links, strict=True)
     ]
 

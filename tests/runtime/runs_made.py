@@ -116,6 +116,7 @@ class Setting:
     pipeline: int = 1
     data: int = 1
     tensor: int = 1
+    sequence_parallel: bool = False
     virtual: int = 1
     without: tuple[str, ...] = ()
     skeleton: str | None = None
@@ -124,6 +125,7 @@ class Setting:
     sharding: int | None = None
     collective: str | None = None
     recovery: str = "auto"
+    attention: str | None = None
     accumulation: str = "local"
     dtype: str = "fp32"
     gradient_dtype: str | None = None  # None: fp32
@@ -184,7 +186,8 @@ class Setting:
             kept = (np.arange(64) % 8 + 0.5)[:, None] / 8  # of a sequence's targets
             hidden = np.random.default_rng(step + 1000).random((64, LENGTH)) > kept
             targets[hidden[first : first + count]] = IGNORED
-        return tokens, targets
+        length = min(self.sequence_length, LENGTH)
+        return tokens[:, :length].copy(), targets[:, :length].copy()
 
     @property
     def held_out_batches(self) -> int:
@@ -235,6 +238,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "error_feedback": setting.error_feedback,
         "gradient_bucket": f"{setting.bucket_bytes}B" if setting.bucket_bytes else None,
         "recovery": setting.recovery,
+        "attention": setting.attention,
         "gradient_accumulation": setting.accumulation,
         "without": list(setting.without) or None,
         "skeleton": setting.skeleton,
@@ -268,6 +272,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
             "tensor": setting.tensor,
             "virtual": setting.virtual,
             "layers": setting.layers,
+            "sequence_parallel": setting.sequence_parallel or None,
         },
         "schedule": schedule,
         "train": train,
@@ -327,6 +332,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
         "error_feedback": setting.error_feedback,
+        "attention": setting.attention,
         "collective": setting.collective,
         "schedule": setting.name,
         "skeleton": setting.skeleton or chosen.skeleton,
@@ -338,6 +344,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "overflow": setting.overflow,
         "average_every": setting.average_every,
         "memory_budget": f"{setting.budget_bytes}B" if setting.budget_bytes else None,
+        "sequence_parallel": setting.sequence_parallel or None,
         "replicas": replicas,
     }
     path = folder / "plan.json"

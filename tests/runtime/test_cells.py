@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from math import lcm
+
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -12,7 +14,7 @@ from ratrain.plan.transfers import most_cells
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Seats
 from ratrain.runtime.step.cells import cells, part_of, peers
-from ratrain.runtime.step.links import Routes
+from ratrain.runtime.step.links import Routes, all_needs, parts_channel
 from ratrain.runtime.step.socket_network import SocketNetwork
 
 DEGREES = st.integers(1, 8)
@@ -109,3 +111,42 @@ def test_a_tensor_goes_there_and_its_gradient_back_exactly_in_as_many_bytes_as_i
         )
     frames = 4 * sum(len(peers(rank, *degrees)) for rank in range(degrees[0]))
     assert crossed == 2 * there.nbytes + frames * FRAME_BYTES
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.tuples(DEGREES, DEGREES), st.integers(1, 40))
+def test_where_groups_divide_rows_each_rank_sends_and_receives_its_own_part_alone(
+    degrees: tuple[int, int], share: int
+) -> None:
+    count = share * lcm(*degrees)
+    seats = Seats(2, 1, (0,), (0,), max(degrees), (), (degrees,))
+    routes = Routes({(0, 1)}, (), divides_rows=True)
+    for seat in seats.all():  # nothing is put together behind a message
+        channels = {name for _, name in all_needs(seats, seat, routes)}
+        assert not channels & {parts_channel(Lane.RECV_F), parts_channel(Lane.RECV_B)}
+    crowd = networks(seats, routes, (0,) * seats.world_size)
+    there, back = torch.randn(count), torch.randn(count)
+
+    def own(rank: int, tensor: Tensor) -> Tensor:
+        division = seats.seat(rank).division
+        return tensor[slice(*part_of(count, division.rank, division.degree))].clone()
+
+    def work(rank: int, network: SocketNetwork) -> tuple[Tensor, dict[int, int]]:
+        arrived = torch.full_like(own(rank, there), float("nan"))
+        if seats.seat(rank).pipeline == 0:
+            network.send(Lane.SEND_F, own(rank, there), 1)
+            network.receive(Lane.RECV_B, arrived, 1)
+        else:
+            network.receive(Lane.RECV_F, arrived, 0)
+            network.send(Lane.SEND_B, own(rank, back), 0)
+        return arrived, network.sent_to()
+
+    try:
+        answers = on_all(crowd, work)
+    finally:
+        close_all(crowd)
+    frames = 4 * sum(len(peers(rank, *degrees)) for rank in range(degrees[0]))
+    for seat, (arrived, _) in zip(seats.all(), answers, strict=True):
+        assert torch.equal(arrived, own(seat.world_rank, there if seat.pipeline else back))
+    sent_bytes = sum(size for _, sent in answers for size in sent.values())
+    assert sent_bytes == 2 * there.nbytes + frames * FRAME_BYTES

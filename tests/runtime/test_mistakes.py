@@ -51,33 +51,21 @@ def test_a_data_type_that_no_device_has_is_named(tmp_path: Path) -> None:
         prepare_run(RunRequest(job))
 
 
-@pytest.mark.parametrize("asked", ["sequence_parallel", "recovery"])
 @pytest.mark.parametrize("by_plan", [True, False])
-def test_what_can_be_planned_and_not_yet_run_is_refused_by_name(
-    asked: str, by_plan: bool, tmp_path: Path
-) -> None:
-    recovery = "selective" if asked == "recovery" and not by_plan else "auto"
+def test_a_backend_that_is_only_described_is_refused_by_name(by_plan: bool, tmp_path: Path) -> None:
     wide = (("num_key_value_heads", 4),)
-    setting = Setting(tensor=4, model=wide, files=("none.txt",), recovery=recovery)
+    setting = Setting(tensor=4, model=wide, files=("none.txt",))
     job, plan = write_job(tmp_path, setting), tmp_path / "plan.json"
     if by_plan:
         read = load_job(job)
-        schedule = replace(
-            read.schedule,
-            sequence_parallel=asked == "sequence_parallel",
-            backend="described",
-            collective="direct",
-        )
+        schedule = replace(read.schedule, backend="described", collective="direct")
         chosen = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
-        table = json.loads(write_plan(plan_of(chosen)))
-        for stage in table["replicas"][0]["stages"]:
-            stage["recovery"] = "selective" if asked == "recovery" else "none"
-        plan.write_text(json.dumps(table))
-    elif asked == "sequence_parallel":
-        job.write_text(job.read_text().replace("[layout]", "[layout]\nsequence_parallel = true"))
-    with pytest.raises(SpecError, match="cannot run yet") as error:
+        plan.write_text(write_plan(plan_of(chosen)))
+    else:
+        job.write_text(job.read_text().replace("[schedule]", '[schedule]\nbackend = "described"'))
+    with pytest.raises(SpecError, match="backend described cannot train") as error:
         prepare_run(RunRequest(job, plan_path=plan if by_plan else None))
-    assert asked in error.value.place
+    assert "backend" in error.value.place
     assert error.value.fix
 
 

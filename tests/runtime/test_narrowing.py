@@ -16,6 +16,7 @@ from runs_made import Setting, write_job
 from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.errors import SpecError
 from ratrain.models.parameters import lay_out
+from ratrain.models.rows import Rows
 from ratrain.models.weights import Weights
 from ratrain.plan.jobs import load_job
 from ratrain.runtime.step.narrowing import narrowed
@@ -52,7 +53,7 @@ def test_many_small_gradients_are_not_lost_beside_a_large_sum(dtype: torch.dtype
     ones, flat = torch.ones((1, 8), dtype=dtype), torch.zeros(weights.layout.size)
     weights.attach_gradient(flat)
     for _ in range(4000):
-        weights.add_product("layer.weight", ones, torch.ones((1, 16), dtype=dtype))
+        weights.add_product("layer.weight", Rows(ones), Rows(torch.ones((1, 16), dtype=dtype)))
         weights.add("norm.weight", torch.ones(16))
     for parameter in weights.layout.parameters:
         assert (flat[parameter.offset : parameter.end] == 4000).all()

@@ -38,7 +38,10 @@ CHOICES = [
     *(Setting(name) for name in ["ratrain", "backward-checkpoint", *PLAIN]),
     *(Setting(without=(left_out,)) for left_out in PASSES),
     Setting(without=PASSES),
-    *(Setting(recovery=recovery) for recovery in ("keep-all", "exempt-last", "everywhere")),
+    *(
+        Setting(recovery=recovery)
+        for recovery in ("keep-all", "selective", "exempt-last", "everywhere")
+    ),
     *(Setting(skeleton=layer_major_name(together)) for together in TOGETHER),
     *(Setting(skeleton=layer_major_name(2), sharding=level) for level in range(4)),
     *(

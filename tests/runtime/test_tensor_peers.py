@@ -51,6 +51,19 @@ def summed(rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> 
     return results
 
 
+def shares(rank: int, world_size: int, sizes: list[int], dtype: torch.dtype) -> list[bool]:
+    """Whether each sum's own rows have the bits of the sum in order, and all of them gathered."""
+    peers = group_of(rank, world_size)
+    results: list[bool] = []
+    for size in sizes:
+        whole = part(rank, size * world_size, dtype)
+        expected = in_order(world_size, size * world_size, dtype)
+        own = peers.sum_rows(whole.view(world_size, 1, size))
+        results.append(torch.equal(own.view(-1), expected[rank * size : (rank + 1) * size]))
+        results.append(torch.equal(peers.gather_rows(own).view(-1), expected))
+    return results
+
+
 def gathered(rank: int, world_size: int) -> list[list[float]]:
     peers = group_of(rank, world_size)
     return [values.tolist() for values in peers.gather(torch.tensor([rank + 0.5]))]
@@ -62,6 +75,14 @@ def test_a_sum_adds_up_in_the_order_of_ranks_on_every_rank(
     degree: int, dtype: torch.dtype, crew: Crew
 ) -> None:
     assert all(map(all, crew.ask(degree, summed, SIZES, dtype)))
+
+
+@pytest.mark.parametrize("degree", [2, 3])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_sum_whose_rows_are_divided_has_the_same_bits(
+    degree: int, dtype: torch.dtype, crew: Crew
+) -> None:
+    assert all(map(all, crew.ask(degree, shares, SIZES, dtype)))
 
 
 def test_every_rank_hears_all_values_by_rank(crew: Crew) -> None:

@@ -174,10 +174,6 @@ def every_stage(key: str, value: object) -> Callable[[dict[str, Any]], None]:
     return change
 
 
-def selective(plan: dict[str, Any]) -> None:
-    plan["replicas"][1]["stages"][0]["recovery"] = "selective"
-
-
 def missing_sequences(plan: dict[str, Any]) -> None:
     plan["replicas"][0]["micro_batches"] = 4
 
@@ -186,7 +182,6 @@ def missing_sequences(plan: dict[str, Any]) -> None:
     ("change", "message"),
     [
         (every_stage("sharding", 3), "cannot gather views for every use"),
-        (selective, "selective recovery cannot run yet"),
         (missing_sequences, "= 10 sequences, not 8"),
     ],
 )

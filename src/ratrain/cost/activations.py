@@ -56,6 +56,13 @@ def stored_scores_bytes(
     return 5 * micro_batch * (model.heads // tensor) * sequence**2
 
 
+def probabilities_bytes(
+    model: ModelSpec, sequence: int, micro_batch: int = 1, tensor: int = 1, *, element_bytes: int
+) -> int:
+    """Bytes of the same where training has no dropout: the softmax alone, b a s^2 / t elements."""
+    return element_bytes * micro_batch * (model.heads // tensor) * sequence**2
+
+
 def checkpoint_bytes(model: ModelSpec, sequence: int, micro_batch: int = 1) -> int:
     """Bytes of one layer's (or stage boundary's) input: 2 S b h."""
     return ELEMENT_BYTES * sequence * micro_batch * model.hidden

@@ -101,15 +101,13 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
         return (products_s + passes_s) / tensor + launches * device.launch_s
 
     launches = LAUNCHES[block.kind]
+    forward = block.forward_flops(tokens, sequence)
+    backward = block.input_gradient_flops(tokens, sequence)
+    if shape.execution.recompute_attention:  # the product of queries and keys again
+        backward = Flops(backward.gemm, backward.attention + forward.attention / 2)
     return BlockTimes(
-        seconds(
-            block.forward_flops(tokens, sequence), block.elementwise_bytes(tokens), launches[0]
-        ),
-        seconds(
-            block.input_gradient_flops(tokens, sequence),
-            block.elementwise_backward_bytes(tokens),
-            launches[1],
-        ),
+        seconds(forward, block.elementwise_bytes(tokens), launches[0]),
+        seconds(backward, block.elementwise_backward_bytes(tokens), launches[1]),
         seconds(block.weight_gradient_flops(tokens, sequence), 0, launches[2]),
     )
 

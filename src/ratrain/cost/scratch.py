@@ -49,26 +49,41 @@ def compute_scratch_bytes(
     element_bytes: int,
     tensor: int = 1,
     gradient_bytes: int | None = None,
+    *,
+    sequence_parallel: bool = False,
 ) -> int:
     """The largest moment of a unit's forward or backward, on one of `tensor` ranks, where a
     gradient's element has `gradient_bytes` (left out: as any).
 
     layer: the gradients of gate, up and their product (3 S b f); head: the logits' gradient in
     fp32 (4 S b V) beside their own place. In a tensor group there are two more tensors of width h:
-    a sum in the middle of a layer and what it is made from. Where gradients add up in a wider
-    dtype, a piece of a product, and as much again that the library copies for it.
+    a sum in the middle of a layer and what it is made from. Where the group divides sequences
+    there are three in a layer and in a head, gathered for products: the gradient of the output or
+    the input, the norm's output, and the part of a sum that comes of them; an embedding's gradient,
+    and the rows of it whose words are here. Where gradients add up in a wider dtype, a piece of a
+    product, and as much again that the library copies for it.
     """
     rows = sequence * micro_batch
+    gathered = rows * model.hidden * element_bytes * sequence_parallel
     wider = gradient_bytes is not None and gradient_bytes > element_bytes
     if kind == "embedding":
-        return min(PRODUCT_ELEMENTS, rows * model.hidden) * 4 if wider else 0
+        piece = min(PRODUCT_ELEMENTS, rows * model.hidden) * 4 if wider else 0
+        return piece + 2 * gathered
     widest = model.ffn if kind == "layer" else model.vocab
     product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
     piece = 2 * min(PRODUCT_ELEMENTS, product) * element_bytes if wider else 0
     if kind == "head":
-        return rows * model.vocab * 4 // tensor + piece
-    sums = 2 * model.hidden if tensor > 1 else 0
-    return rows * (3 * model.ffn // tensor + sums) * element_bytes + piece
+        return rows * model.vocab * 4 // tensor + 3 * gathered + piece
+    sums = 0 if tensor == 1 else 3 * gathered or 2 * rows * model.hidden * element_bytes
+    return rows * (3 * model.ffn // tensor) * element_bytes + sums + piece
+
+
+def stored_scratch_bytes(
+    model: ModelSpec, sequence: int, element_bytes: int, tensor: int = 1
+) -> int:
+    """What attention that stores its scores needs beside them: of one sequence their gradients,
+    before the softmax and after; and where keys come after their query."""
+    return (2 * element_bytes * (model.heads // tensor) + 1) * sequence**2
 
 
 def buckets_scratch_bytes(

@@ -27,7 +27,8 @@ class Backend:
     saves: bool  # checkpoints are ops of the program
     ties: bool  # tied embeddings are two copies whose gradients are added up
     divides_vectors: bool  # a tensor group divides vectors too, not matrices alone
-    keeps_scores: bool  # attention's scores are kept where a device's kernels say so
+    keeps_scores: bool  # attention's scores are kept where a device's kernels say so, else where a
+    # job does
     divides_sequences: bool  # sequence parallelism
     divides_everything: bool  # MLP and vocabulary must be multiples of the tensor degree
     sums_in_compute: bool  # a tensor group's sums inside a unit are part of its compute ops
@@ -71,7 +72,7 @@ declare_backend(
         ties=True,
         divides_vectors=False,
         keeps_scores=False,
-        divides_sequences=False,
+        divides_sequences=True,
         divides_everything=True,
         sums_in_compute=True,
         collective="direct",

@@ -94,7 +94,7 @@ def _tables(s: Starter) -> Iterable[_Table]:
             _Line("tensor", 1, "devices that share each layer"),
             _Line("virtual", 1, "stages on each device"),
             _Line("layers", "equal", 'or "balanced", or a list with one number per stage'),
-            _Line("sequence_parallel", False, "planned and simulated only"),
+            _Line("sequence_parallel", False, "a tensor group divides its sequences"),
         ),
         given=False,
     )
@@ -129,6 +129,7 @@ def _schedule(s: Starter) -> _Table:
             _Line("passes", ["layerwise-state-pipeline"], "the passes; default: the strategy's"),
             _Line("backend", "torch", "what executes the program"),
             _Line("recovery", "auto", "which stages recompute activations"),
+            _Line("attention", "flash", '"stored" keeps attention scores for backward'),
             _Line("recover_heads", False, "recompute the head too; default: the strategy's"),
             _Line("recovery_buffer", 2, "layers recomputed ahead of their backward"),
             _Line("collective", "auto", "or direct, ring, hierarchical; default: direct"),

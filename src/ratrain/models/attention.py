@@ -8,6 +8,9 @@ from the kept q, k, v; the kernel that torch picks there may want the whole mask
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 from torch.nn import functional
@@ -37,6 +40,26 @@ def attention_gradients(
     if q.device.type == "cpu":
         return _CPU_BACKWARD(grad, q, k, v, output, logsumexp, 0.0, True, attn_mask=row)
     return recomputed_gradients(grad, q, k, v, row)
+
+
+Forward = Callable[[Tensor, Tensor, Tensor, Tensor | None], tuple[Tensor, Tensor]]
+
+
+class AttentionCore(NamedTuple):
+    """What is between queries, keys, values and attention's output, and its backward: forward gives
+    the output and what to keep besides; backward takes both. `forward_alone` keeps nothing: no
+    backward follows."""
+
+    forward: Forward
+    forward_alone: Forward
+    backward: Callable[
+        [Tensor, Tensor, Tensor, Tensor, Tensor, Tensor, Tensor | None],
+        tuple[Tensor, Tensor, Tensor],
+    ]
+
+
+FLASH = AttentionCore(attention, attention, attention_gradients)
+"""Torch's kernels: scores are made again in backward, block by block."""
 
 
 def composed_attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor | None) -> Tensor:

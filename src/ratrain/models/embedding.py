@@ -1,6 +1,6 @@
 """The table of tokens, as a unit: its input is an empty tensor that only carries the graph.
 
-In a tensor group each rank has some of the rows; tokens of others' rows give zeros, so that the
+In a tensor group each rank has some of the words; tokens of others' words give zeros, so that the
 sum of all ranks' outputs, left to the caller, is the embedding.
 """
 
@@ -15,6 +15,8 @@ from torch.nn import functional
 
 from ratrain.errors import SpecError
 from ratrain.models.division import Division
+from ratrain.models.rows import Rows, by_rank, own_rows
+from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
 
 TABLE = "embedding.tokens"
@@ -22,14 +24,19 @@ TABLE = "embedding.tokens"
 
 @dataclass(frozen=True)
 class EmbeddingPlan:
-    """Tokens are 0 .. `vocab` - 1; `division` says which rows this rank has."""
+    """Tokens are 0 .. `vocab` - 1; a rank of a group has some of the table's rows."""
 
     vocab: int
-    division: Division
+    group: TensorGroup | None = None
+
+    @property
+    def division(self) -> Division:
+        return division_of(self.group)
 
 
 class Embed(Function):
-    """apply(empty, weights, tokens [b, S], plan) -> [b, S, h]."""
+    """apply(empty, weights, tokens [b, S], plan) -> [b, S, h]; where the group divides rows, this
+    rank's part of all [t, rows, h]."""
 
     @staticmethod
     def forward(
@@ -44,9 +51,9 @@ class Embed(Function):
         table = weights[TABLE]
         if plan.division.degree > 1:
             _check_tokens(tokens, plan.vocab)
-            rows, elsewhere = own_rows(tokens, plan.vocab, plan.division)
-            vectors = functional.embedding(rows, table)
-            return vectors.masked_fill_(elsewhere.unsqueeze(-1), 0)
+            words, elsewhere = own_words(tokens, plan.vocab, plan.division)
+            vectors = functional.embedding(words, table)
+            return by_rank(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0), plan.group)
         try:
             return functional.embedding(tokens, table)
         except IndexError:
@@ -55,16 +62,23 @@ class Embed(Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
         (tokens,) = ctx.saved_tensors
+        weights: Weights = ctx.weights
         plan: EmbeddingPlan = ctx.plan
-        rows, gradient = tokens.flatten(), grads[0].flatten(0, 1)
-        if plan.division.degree > 1:
-            rows, elsewhere = own_rows(rows, plan.vocab, plan.division)
-            rows, gradient = rows[~elsewhere], gradient[~elsewhere]
-        ctx.weights.add_rows(TABLE, rows, gradient)
+        gradient = Rows(own_rows(grads[0], plan.group), plan.group)
+
+        def add() -> None:
+            words, rows = tokens.flatten(), gradient.all()
+            if plan.division.degree > 1:
+                words, elsewhere = own_words(words, plan.vocab, plan.division)
+                words, rows = words[~elsewhere], rows[~elsewhere]
+            gradient.let_go()
+            weights.add_rows(TABLE, words, rows)
+
+        weights.now_or_later(add)
         return None, None, None, None
 
 
-def own_rows(tokens: Tensor, vocab: int, division: Division) -> tuple[Tensor, Tensor]:
+def own_words(tokens: Tensor, vocab: int, division: Division) -> tuple[Tensor, Tensor]:
     """(row of this rank's part for each token, 0 where another rank has it; where that is so)."""
     rows = division.of(vocab)
     elsewhere = (tokens < rows.start) | (tokens >= rows.stop)

@@ -4,7 +4,8 @@ Kept for backward: the input, norm out, logits, and one number a token. The grad
 logits is written over them. fp32 copies exist for a few rows at a time only.
 
 In a tensor group each rank has the logits of some words. The loss is complete on every rank; the
-gradient of the input is this rank's part of a sum that is left to the caller, as in attention.
+gradient of the input is this rank's part of a sum that is left to the caller, as in attention, and
+as there the input is this rank's own where the group divides rows.
 """
 
 from __future__ import annotations
@@ -18,10 +19,11 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.models.divided_loss import divided_losses
-from ratrain.models.embedding import own_rows
+from ratrain.models.embedding import own_words
 from ratrain.models.linear import accumulation_dtype
-from ratrain.models.norm import rms_norm, rms_norm_gradients, row_lengths
-from ratrain.models.tensor_group import TensorGroup
+from ratrain.models.norm import part_norm_gradients, rms_norm, row_lengths
+from ratrain.models.rows import Rows, own_rows
+from ratrain.models.tensor_group import TensorGroup, divides_rows
 from ratrain.models.weights import Weights
 
 NORM, LOGITS = "head.norm.weight", "head.logits"
@@ -44,19 +46,20 @@ class HeadLoss(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Weights, targets: Tensor, plan: HeadPlan) -> Tensor:
-        normed, rstd = rms_norm(x.flatten(0, 1), weights[NORM], plan.epsilon)
-        logits, inverse = _logits(normed, weights, plan)
+        normed, rstd = rms_norm(own_rows(x, plan.group), weights[NORM], plan.epsilon)
+        logits, inverse = _logits(Rows(normed, plan.group).all(), weights, plan)
         target_rows = _wanted(targets.flatten(), logits.shape[1], plan.group)
         losses, logsumexp = _losses(logits, target_rows, plan.group)
         ctx.save_for_backward(x, normed, rstd, targets, logits, inverse, logsumexp)
-        ctx.weights, ctx.group = weights, plan.group
+        ctx.weights, ctx.plan = weights, plan
         return losses.sum()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
         x, normed, rstd, targets, logits, inverse, logsumexp = ctx.saved_tensors
         weights: Weights = ctx.weights
-        group: TensorGroup | None = ctx.group
+        plan: HeadPlan = ctx.plan
+        group, flat = plan.group, own_rows(x, plan.group)
         lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
         target_rows = _wanted(targets.flatten(), logits.shape[1], group)
         d_logits = _logits_gradient_(logits, target_rows, logsumexp, grads[0], inverse, lengthwise)
@@ -64,11 +67,16 @@ class HeadLoss(Function):
         if inverse is not None and lengthwise is not None:
             # What would only lengthen a row leaves no trace in the logits: take it out.
             shortening = lengthwise.mul_(inverse).mul_(inverse).neg_()
-        weights.add_product(LOGITS, d_logits, normed, shortening)
+        inputs = Rows(normed, group)
+        if divides_rows(group):
+            flat = Rows(flat, group).all()
+            known, rstd = rms_norm(flat, weights[NORM], plan.epsilon)
+            inputs = Rows(normed, group, known)
+            del known
+        weights.add_product(LOGITS, Rows(d_logits), inputs, shortening)
+        inputs.let_go()
         d_normed = d_logits @ weights[LOGITS]
-        dx, d_weight = rms_norm_gradients(d_normed, x.flatten(0, 1), rstd, weights[NORM])
-        if group is not None:
-            group.sum_(d_weight)
+        dx, d_weight = part_norm_gradients(d_normed, flat, rstd, weights[NORM], None, group)
         weights.add(NORM, d_weight)
         return dx.view(x.shape), None, None, None
 
@@ -110,7 +118,7 @@ def _wanted(targets: Tensor, columns: int, group: TensorGroup | None) -> _Wanted
     if group is None:
         return _Wanted(targets.clamp_min(0), None, ignored)
     division = group.division
-    column, elsewhere = own_rows(targets, columns * division.degree, division)
+    column, elsewhere = own_words(targets, columns * division.degree, division)
     return _Wanted(column, elsewhere, ignored)
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ratrain.models.rows import Rows, by_rank
 from ratrain.models.tensor_group import TensorGroup, leads
 from ratrain.models.weights import Weights
 
@@ -27,10 +28,17 @@ def linear_onto(
     weights: Weights, name: str, x: Tensor, residual: Tensor, group: TensorGroup | None = None
 ) -> Tensor:
     """residual + x W^T + b, in one product; or this rank's part of the group's sum that gives it:
-    rank 0's carries residual and bias."""
+    rank 0's carries residual and bias, or where the group divides rows, each rank's on its own."""
+    weight = weights[f"{name}.weight"].t()
+    if group is not None and group.divides_rows:
+        output = x @ weight
+        own = by_rank(output, group)[group.division.rank].add_(residual)
+        if _biased(weights, name):
+            own.add_(weights[f"{name}.bias"])
+        return output
     if not leads(group):
-        return x @ weights[f"{name}.weight"].t()
-    output = torch.addmm(residual, x, weights[f"{name}.weight"].t())
+        return x @ weight
+    output = torch.addmm(residual, x, weight)
     return output.add_(weights[f"{name}.bias"]) if _biased(weights, name) else output
 
 
@@ -40,11 +48,12 @@ def input_gradient(weights: Weights, name: str, grad: Tensor, onto: Tensor | Non
     return grad @ weight if onto is None else onto.addmm_(grad, weight)
 
 
-def weight_gradient(weights: Weights, name: str, grad: Tensor, x: Tensor) -> None:
+def weight_gradient(weights: Weights, name: str, grad: Rows, x: Rows) -> None:
     """Adds grad^T x to W's gradient, and the sum of grad's rows to b's."""
     weights.add_product(f"{name}.weight", grad, x)
     if _biased(weights, name):
-        weights.add(f"{name}.bias", grad.sum(0, dtype=accumulation_dtype(grad.dtype)))
+        rows = grad.all()
+        weights.add(f"{name}.bias", rows.sum(0, dtype=accumulation_dtype(rows.dtype)))
 
 
 def _biased(weights: Weights, name: str) -> bool:

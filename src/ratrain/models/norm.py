@@ -6,6 +6,8 @@ import torch
 from torch import Tensor
 
 from ratrain.models.linear import accumulation_dtype
+from ratrain.models.rows import by_rank
+from ratrain.models.tensor_group import TensorGroup, leads
 
 
 def row_lengths(x: Tensor) -> Tensor:
@@ -38,3 +40,33 @@ def rms_norm_gradients(
     if residual_grad is not None:
         result.add_(residual_grad)
     return result.to(x.dtype), weight_grad
+
+
+def part_norm_gradients(
+    grad: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    weight: Tensor,
+    residual_grad: Tensor | None,
+    group: TensorGroup | None,
+) -> tuple[Tensor, Tensor]:
+    """The same where `grad` is this rank's part of a sum, and so is the gradient of x: the
+    residual's is in rank 0's, or of its own rows in each rank's. The gradient of w is complete.
+
+    Where the group divides rows `grad`, `x` and `rstd` are of all of them, and the gradient is
+    written over `grad`, the rows of one rank after those of another, [t, rows, h].
+    """
+    if group is None or not group.divides_rows:
+        residual = residual_grad if leads(group) else None
+        result, weight_grad = rms_norm_gradients(grad, x, rstd, weight, residual)
+    else:
+        result, weight_grad = by_rank(grad, group), torch.zeros_like(weight, dtype=rstd.dtype)
+        xs, rstds = by_rank(x, group), by_rank(rstd, group)
+        for rank, block in enumerate(result):
+            residual = residual_grad if rank == group.division.rank else None
+            made = rms_norm_gradients(block, xs[rank], rstds[rank], weight, residual)
+            block.copy_(made[0])
+            weight_grad += made[1]
+    if group is not None:
+        group.sum_(weight_grad)
+    return result, weight_grad

@@ -9,6 +9,7 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
+from ratrain.models.attention import FLASH, AttentionCore
 from ratrain.models.attention_block import AttentionBlock, AttentionPlan
 from ratrain.models.differentiable import differentiable
 from ratrain.models.embedding import Embed, EmbeddingPlan
@@ -33,7 +34,9 @@ class Unit(Protocol):
     go to the `Weights` in backward, which may run once.
 
     In a tensor group `x` and the gradient of the output are complete and the same on all ranks;
-    the output (but for the head's) and the gradient of `x` are parts, for the caller to sum.
+    the output (but for the head's) and the gradient of `x` are parts, for the caller to sum. Where
+    the group divides rows, `x` and the gradient of the output are this rank's own rows (as
+    `rows.spread` makes them), and the sum of the parts is of its own rows too (`rows.summed`).
     """
 
     @property
@@ -61,14 +64,15 @@ class Layer:
     plan: AttentionPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        if x.shape[1] > self.plan.length:
+        sequences, length = batch.tokens.shape
+        if length > self.plan.length:
             raise SpecError(
-                f"a sequence of {x.shape[1]} tokens, where {self.plan.length} were announced",
+                f"a sequence of {length} tokens, where {self.plan.length} were announced",
                 place="layer",
                 fix="raise the sequence length, or shorten the sequences",
             )
         plan = self.plan
-        between = differentiable(AttentionBlock, x, weights, plan)
+        between = differentiable(AttentionBlock, x, weights, plan, (sequences, length))
         return differentiable(MlpBlock, between, weights, plan.shape.epsilon, plan.group)
 
 
@@ -88,16 +92,21 @@ class Head:
 
 
 def unit_of(
-    spec: ModelSpec, name: str, *, sequence_length: int, group: TensorGroup | None = None
+    spec: ModelSpec,
+    name: str,
+    *,
+    sequence_length: int,
+    group: TensorGroup | None = None,
+    core: AttentionCore = FLASH,
 ) -> Unit:
     """Unit "e", "0" .. "L-1" or "h" for sequences of at most `sequence_length` tokens, or this
-    rank's part of it."""
+    rank's part of it; `core`: how a layer's attention is computed."""
     division = division_of(group)
     layout = unit_layout(spec, name, division)
     if name == EMBEDDING:
-        return Embedding(layout, EmbeddingPlan(spec.vocab, division))
+        return Embedding(layout, EmbeddingPlan(spec.vocab, group))
     if name == HEAD:
         return Head(layout, HeadPlan(spec.norm_epsilon, spec.norm_head, group))
     theta = spec.rope_theta if spec.position == "rope" else None
     shape = layer_shape(spec, division)
-    return Layer(layout, AttentionPlan(shape, sequence_length, theta, group))
+    return Layer(layout, AttentionPlan(shape, sequence_length, theta, group, core))

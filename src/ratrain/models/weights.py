@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from ratrain.models.parameters import Parameter, UnitParameters
+from ratrain.models.rows import Rows
 
 CHUNK_ELEMENTS = 1 << 20
 """Of a product or of rows in another dtype than the gradient's: bounds what they take beside it."""
@@ -59,21 +60,22 @@ class Weights:
         return self._view[name]
 
     def add_product(
-        self, name: str, grad_output: Tensor, inputs: Tensor, row_scale: Tensor | None = None
+        self, name: str, grad_output: Rows, inputs: Rows, row_scale: Tensor | None = None
     ) -> None:
         """gradient += grad_output^T inputs, of matrices with a row a token. With `row_scale`, then
         gradient[i] += row_scale[i] weight[i], of the weight as it is now, even if kept for later.
+        What is kept are the own rows: all of them are gathered again when the time has come.
         """
         more = None if row_scale is None else self._scaled_rows(name, row_scale)
-        self._now_or_later(lambda: self._product(name, grad_output, inputs, more))
+        self.now_or_later(lambda: self._product(name, grad_output, inputs, more))
 
     def add(self, name: str, gradient: Tensor) -> None:
         """gradient += a whole parameter's gradient."""
-        self._now_or_later(lambda: self._sum(name, gradient))
+        self.now_or_later(lambda: self._sum(name, gradient))
 
     def add_rows(self, name: str, rows: Tensor, gradient: Tensor) -> None:
         """gradient[rows[i]] += gradient[i]: an embedding's."""
-        self._now_or_later(lambda: self._rows(name, rows, gradient))
+        self.now_or_later(lambda: self._rows(name, rows, gradient))
 
     def defer(self) -> list[Callable[[], None]]:
         """Keeps weight gradients for later; the list returned is what `play` takes."""
@@ -92,7 +94,8 @@ class Weights:
         while deferred:
             deferred.pop()()
 
-    def _now_or_later(self, addition: Callable[[], None]) -> None:
+    def now_or_later(self, addition: Callable[[], None]) -> None:
+        """Makes an addition at once, or keeps it while additions are kept."""
         if self._deferred is None:
             addition()
         else:
@@ -117,9 +120,10 @@ class Weights:
         else:
             yield from self._sink.places(self.layout.by_name[name])
 
-    def _product(self, name: str, grad_output: Tensor, inputs: Tensor, more: RowsOf | None) -> None:
+    def _product(self, name: str, grad_output: Rows, inputs: Rows, more: RowsOf | None) -> None:
+        gradients, values = grad_output.all(), inputs.all()
         for rows, into in self._places(name):
-            _add_product(into, grad_output[:, rows], inputs)
+            _add_product(into, gradients[:, rows], values)
             if more is None:
                 continue
             for part in _row_chunks(into):

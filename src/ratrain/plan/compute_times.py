@@ -10,8 +10,8 @@ from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.cluster import DeviceKind, Link
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
-from ratrain.plan.sizes import boundary_bytes
-from ratrain.plan.transfers import SUMS, sums_alone_s, sums_of_op
+from ratrain.plan.sizes import boundary_bytes, stores_scores
+from ratrain.plan.transfers import inner_sums_s, sums_alone_s
 
 
 def placed_times(
@@ -40,7 +40,8 @@ def times_in_layout(
     selective: bool = False,
 ) -> BlockTimes:
     """The same on a device whose tensor group has that link; None where it is alone."""
-    sums_s = sums_alone_s(block.kind, boundary_bytes(job), layout, tensor_link)
+    boundary = boundary_bytes(job)
+    sums_s = sums_alone_s(block.kind, boundary, layout, tensor_link)
     times = block_times(
         block,
         device,
@@ -48,14 +49,14 @@ def times_in_layout(
         sequence=job.model.sequence_length,
         dtype=job.schedule.dtype,
         tensor=layout.tensor,
-        execution=Execution(layout.sequence_parallel, selective),
+        execution=Execution(layout.sequence_parallel, selective and stores_scores(job)),
         sums_s=sums_s,
     )
-    inner_s = sums_s * (1 - sums_of_op(job, block.kind) / SUMS[block.kind])
-    if times.sums_inside or not inner_s:
+    if times.sums_inside:
         return times
+    forward_s, backward_s = inner_sums_s(job, block.kind, boundary, layout, tensor_link)
     return replace(
         times,
-        forward_s=times.forward_s + inner_s,
-        input_gradient_s=times.input_gradient_s + inner_s,
+        forward_s=times.forward_s + forward_s,
+        input_gradient_s=times.input_gradient_s + backward_s,
     )

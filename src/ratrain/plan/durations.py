@@ -17,7 +17,7 @@ from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.even_places import even_places
 from ratrain.plan.gradient_groups import widened
 from ratrain.plan.placement import Placement
-from ratrain.plan.transfers import sums_of_op, tensor_sums
+from ratrain.plan.transfers import sums_of_op
 from ratrain.plan.unit_place import Half, StageMessage, UnitPlace
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.setup import HOST, Setup, Unit
@@ -202,8 +202,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
     def sums(unit: UnitPlace, link: Link) -> Transfer:
         if unit.times.sums_inside:
             return NOTHING
-        count = sums_of_op(job, unit.kind)
-        return tensor_sums(count, unit.boundary_bytes, unit.layout, link)
+        return sums_of_op(job, unit.kind, unit.boundary_bytes, unit.layout, link)
 
     return {
         Cost.REDUCE: reduction,

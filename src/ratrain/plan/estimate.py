@@ -44,7 +44,7 @@ from ratrain.plan.gradient_groups import data_half, widened
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
 from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes
-from ratrain.plan.transfers import stage_message, sums_of_op, tensor_sums
+from ratrain.plan.transfers import stage_message, sums_of_op
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -144,7 +144,7 @@ class _Pace:
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not time.sums_inside:
-                sums = tensor_sums(sums_of_op(group.job, kind), boundary, layout, tensor)
+                sums = sums_of_op(group.job, kind, boundary, layout, tensor)
                 summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
                 summed_driving_s = sums.driving_s
             updated = update(time, params, 1, device)

@@ -147,6 +147,7 @@ class Plan:
     overflow: Literal["step", "unit"] = "step"
     recover_heads: bool | None = None
     sequence_parallel: bool = False
+    attention: Literal["flash", "stored"] = "flash"
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None

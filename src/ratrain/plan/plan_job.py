@@ -37,6 +37,7 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
             "recovery_buffer": plan.recovery_buffer,
             "dtype": plan.dtype,
             "gradient_dtype": plan.gradient_dtype,
+            "attention": plan.attention,
         },
     }
     if layout is not None:

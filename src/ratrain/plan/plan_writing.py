@@ -95,6 +95,7 @@ def plan_of_replicas(
         overflow=job.train.overflow,
         recover_heads=schedule.recover_heads,
         sequence_parallel=sequence_parallel,
+        attention=schedule.attention,
         gradient_dtype=schedule.gradient_dtype,
         gradient_wire=schedule.gradient_wire,
         boundary_wire=schedule.boundary_wire,
@@ -138,6 +139,8 @@ def write_plan(plan: Plan) -> str:
         head["collective"] = plan.collective
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
+    if plan.attention != "flash":
+        head["attention"] = plan.attention
     head |= wires_of(plan)
     head |= bucket_of(plan)
     if plan.predicted is not None:

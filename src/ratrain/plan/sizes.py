@@ -9,6 +9,7 @@ from ratrain.cost.activations import (
     checkpoint_bytes,
     layer_activation_bytes,
     logits_bytes,
+    probabilities_bytes,
     stored_scores_bytes,
 )
 from ratrain.cost.balance import balanced_layers
@@ -19,6 +20,7 @@ from ratrain.cost.scratch import (
     compute_scratch_bytes,
     kernels_scratch_bytes,
     lanes_scratch_bytes,
+    stored_scratch_bytes,
 )
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
@@ -121,11 +123,11 @@ def travels(schedule: ScheduleSpec) -> list[str]:
 
 
 def stores_scores(job: JobSpec) -> bool:
-    """Whether attention keeps its scores for backward: where any kind of device of the cluster
-    runs it so, and the backend follows it."""
+    """Whether attention keeps its scores for backward: where the job says so, or any kind of device
+    of the cluster runs it so and the backend follows it."""
     kernels = [kind.kernels for kind in job.cluster.spec.device]
     stored = any(kernel and kernel.attention == "stored" for kernel in kernels)
-    return stored and job.backend.keeps_scores
+    return job.schedule.attention == "stored" or (stored and job.backend.keeps_scores)
 
 
 def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
@@ -133,7 +135,10 @@ def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
     if not stores_scores(job):
         return 0
     model, sequence, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
-    return int(stored_scores_bytes(model, sequence, size, layout.tensor) * _wider(job))
+    if job.backend.keeps_scores:
+        return int(stored_scores_bytes(model, sequence, size, layout.tensor) * _wider(job))
+    element = precision_of(job.schedule.dtype).element_bytes
+    return probabilities_bytes(model, sequence, size, layout.tensor, element_bytes=element)
 
 
 def trains_tied(job: JobSpec) -> bool:
@@ -160,8 +165,17 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     element, gradient = precision.element_bytes, precision.gradient_bytes
     model, length, size = job.model.spec, job.model.sequence_length, job.batch.micro_batch
     compute = compute_scratch_bytes(
-        model, block.kind, length, size, element, layout.tensor, gradient
+        model,
+        block.kind,
+        length,
+        size,
+        element,
+        layout.tensor,
+        gradient,
+        sequence_parallel=layout.sequence_parallel,
     )
+    if block.kind == "layer" and stores_scores(job):
+        compute += stored_scratch_bytes(model, length, element, layout.tensor)
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1

@@ -15,10 +15,44 @@ SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
 (Shoeybi et al. 2019, arXiv 1909.08053)."""
 
 
-def sums_of_op(job: JobSpec, kind: BlockKind) -> int:
-    """How many of a block's sums an op on the tensor lane carries in one direction: all, or the
-    last, where the others are part of the backend's compute ops."""
-    return 1 if job.backend.sums_in_compute else SUMS[kind]
+INNER_HALVES: dict[BlockKind, tuple[int, int]] = {
+    "embedding": (0, 1),
+    "layer": (3, 5),
+    "head": (1, 1),
+}
+"""With sequence parallelism, halves of sums inside a block's compute ops, forward and backward. A
+layer gathers what attention and the MLP read and reduces between them; backward it gathers both
+gradients too. A head gathers its input, an embedding its gradient."""
+
+
+def sums_of_op(
+    job: JobSpec, kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link
+) -> Transfer:
+    """What an op on the tensor lane sends in one direction, for one micro-batch: all of a block's
+    sums; or the last, where the others are part of the backend's compute ops, of which with
+    sequence parallelism its gather is one."""
+    if not job.backend.sums_in_compute:
+        return tensor_sums(SUMS[kind], boundary_bytes, layout, link)
+    if layout.sequence_parallel:
+        return ring_half(boundary_bytes, layout.tensor, link)
+    return tensor_sums(1, boundary_bytes, layout, link)
+
+
+def inner_sums_s(
+    job: JobSpec, kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link | None
+) -> tuple[float, float]:
+    """Seconds that a block's compute ops wait for sums inside it, forward and backward, where the
+    backend makes them there."""
+    if link is None or not job.backend.sums_in_compute:
+        return 0.0, 0.0
+    if layout.sequence_parallel:
+        half = ring_half(boundary_bytes, layout.tensor, link)
+        half_s = half.alone_s(link.bandwidth_bytes_per_s)
+        forward, backward = INNER_HALVES[kind]
+        return forward * half_s, backward * half_s
+    sums = tensor_sums(SUMS[kind] - 1, boundary_bytes, layout, link)
+    inner_s = sums.alone_s(link.bandwidth_bytes_per_s)
+    return inner_s, inner_s
 
 
 def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:

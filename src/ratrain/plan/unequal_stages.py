@@ -21,7 +21,7 @@ from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.kind_speed import kind_speed
 from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes, unit_of
-from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op, tensor_sums
+from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.unequal_pools import Pool, PoolLinks, Post
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.strategies import Strategy
@@ -259,5 +259,5 @@ def _sums_s(job: JobSpec, layout: LayoutSpec, kind: BlockKind, link: Link | None
     """Seconds of a unit's sums that are ops of their own, in one direction."""
     if link is None:
         return 0.0
-    sums = tensor_sums(sums_of_op(job, kind), boundary_bytes(job), layout, link)
+    sums = sums_of_op(job, kind, boundary_bytes(job), layout, link)
     return sums.alone_s(link.bandwidth_bytes_per_s)

@@ -175,6 +175,8 @@ def _work(
 class _Alone:
     """The first rank of a tensor group whose others are not there: sums are left out."""
 
+    divides_rows = False
+
     def __init__(self, degree: int) -> None:
         from ratrain.models.division import Division
 
@@ -182,6 +184,14 @@ class _Alone:
 
     def sum_(self, part: Any) -> None:
         """Nothing: the group's sums are counted apart."""
+
+    def sum_rows(self, parts: Any) -> Any:
+        """As if the others' parts were zero."""
+        return parts[0]
+
+    def gather_rows(self, rows: Any) -> Any:
+        """As if all ranks had the same."""
+        return rows.repeat(self.division.degree, 1)
 
     def gather(self, values: Any) -> list[Any]:
         """As if all ranks had the same."""

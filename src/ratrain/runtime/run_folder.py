@@ -18,7 +18,7 @@ import json
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, Literal
 
 from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.precision import precision_words, travel_words
@@ -73,6 +73,7 @@ class RunSpec:
     gradient_wire: Note = ""  # in which gradients are sent; "": `dtype`
     boundary_wire: Note = ""  # in which activations between stages and their gradients are sent
     error_feedback: bool = False  # what rounding takes from a gradient is sent with the next one
+    attention: Literal["flash", "stored"] = "flash"  # "stored": scores are kept for backward
     overrides: tuple[Override, ...] = ()  # of the job file's values, as `--set` has them
     devices: tuple[Part, ...] = ()  # of the cluster, by world rank; (): in its order
     depths: tuple[Count, ...] = ()  # of each class of replicas: its ranks; (): all have `pipeline`

@@ -31,6 +31,7 @@ from ratrain.runtime.rank.calibration import Calibration, read_calibration, writ
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.ops import Sizes
 from ratrain.runtime.step.schedule import Schedule
 from ratrain.runtime.step.states import RankStates
 
@@ -42,16 +43,17 @@ def calibrate(
     seats: Seats,
     seat: Seat,
     train: TrainSpec,
-    boundary: tuple[int, int, int],
+    sizes: Sizes,
     vocab: int,
     allocator: Allocator,
 ) -> Calibration:
     """This rank's calibration. All ranks must call it together: they time links in pairs."""
-    batch = _random_batch(boundary, vocab, states.device)
+    batch = _random_batch(sizes.boundary, vocab, states.device)
     network.exchange(None, torch.zeros(1))
     group = network.tensor_group(Lane.COMPUTE)
+    rows = sizes.rows_of(group)
     units, busy = with_processors(
-        lambda: unit_times(schedule, states, train, boundary, batch, allocator, group)
+        lambda: unit_times(schedule, states, train, rows, batch, allocator, group)
     )
     network.exchange(None, torch.zeros(1))
     between_s = between_ops_s(schedule, train.timeout_s)
@@ -59,12 +61,13 @@ def calibrate(
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.exchange(None, torch.zeros(1))
     beside = torch.get_num_threads() if processor.computes else 0
-    ends = (states, network, seats, seat, beside, prod(boundary))
-    forward, arrival = message_times(Lane.SEND_F, +1, *ends)
-    backward, arrival_back = message_times(Lane.SEND_B, -1, *ends)
+    ends = (states, network, seats, seat, beside, prod(sizes.boundary))
+    divides_rows = schedule.program.setup.sequence_parallel
+    forward, arrival = message_times(Lane.SEND_F, +1, *ends, divides_rows=divides_rows)
+    backward, arrival_back = message_times(Lane.SEND_B, -1, *ends, divides_rows=divides_rows)
     collective = collective_times(states, network)
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
-    tensor = tensor_times(states.device, network, seat.division.degree)
+    tensor = tensor_times(states.device, network)
     return Calibration(
         seat.program_rank,
         units,

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.train import TrainSpec
+from ratrain.models.rows import own_rows, spread
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
@@ -41,12 +42,13 @@ def unit_times(
     schedule: Schedule,
     states: RankStates,
     train: TrainSpec,
-    boundary: tuple[int, int, int],
+    boundary: tuple[int, ...],
     batch: MicroBatch,
     allocator: Allocator,
     group: TensorGroup | None,
 ) -> tuple[UnitTimes, ...]:
-    """The times of each unit of the rank; the ranks of a tensor group go through them together."""
+    """The times of each unit of the rank; the ranks of a tensor group go through them together.
+    `boundary`: the shape of what a rank has of a tensor between units."""
     rows: dict[tuple[str, int], list[float]] = defaultdict(list)
     scratch: dict[int, int] = defaultdict(int)
 
@@ -63,7 +65,7 @@ def unit_times(
     splits = schedule.program.setup.split_backward
     began_s, passes = time.perf_counter(), 0
     while passes <= LEAST_PASSES or _of_first(time.perf_counter() - began_s, group) < LEAST_S:
-        _pass(states, boundary, batch, timed, splits=splits)
+        _pass(states, boundary, batch, timed, group, splits=splits)
         if passes == 0:
             rows.clear()
             began_s = time.perf_counter()
@@ -100,9 +102,10 @@ def _of_first(value: float, group: TensorGroup | None) -> float:
 
 def _pass(
     states: RankStates,
-    boundary: tuple[int, int, int],
+    boundary: tuple[int, ...],
     batch: MicroBatch,
     timed: Timed,
+    group: TensorGroup | None,
     *,
     splits: bool,
 ) -> None:
@@ -115,11 +118,13 @@ def _pass(
         if unit.view is None:
             unit.weights.attach_view(states.gathered[0][: unit.padded])
         first = torch.empty(0, dtype=states.dtype, device=states.device)
-        inputs.append(first if unit.local.first else x)
+        inputs.append(first if unit.local.first else spread(x, group))
         keep = not unit.local.recovered
         x, graph = timed(
             "F", index, lambda i=index, keep=keep: _run(states, inputs, i, batch, keep)
         )
+        if not unit.local.last:
+            x = own_rows(x, group).view(boundary)  # a part of their sum, which is made elsewhere
         if graph is not None:
             graphs[index] = graph
     seed = torch.tensor(1e-6, device=states.device)
@@ -129,7 +134,7 @@ def _pass(
             _, graphs[index] = timed(
                 "R", index, lambda i=index: _run(states, inputs, i, batch, True)
             )
-        output_gradient = seed if unit.local.last else outgrad
+        output_gradient = seed if unit.local.last else spread(outgrad, group)
         _back(states, unit, index, graphs.pop(index), output_gradient, timed, splits=splits)
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 from dataclasses import astuple, dataclass, replace
+from math import lcm
 from statistics import fmean, median
 from typing import Any
 
@@ -12,6 +13,7 @@ import torch
 from torch import Tensor
 
 from ratrain.models.parameters import ALIGN, aligned
+from ratrain.models.rows import summed
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibrate_processor import working
 from ratrain.runtime.rank.calibration import LinkTimes
@@ -44,39 +46,53 @@ def message_times(
     seat: Seat,
     beside: int,
     elements: int,
+    *,
+    divides_rows: bool,
 ) -> tuple[LinkTimes | None, LinkTimes | None]:
     """Messages to the neighbour in one direction, and from the neighbour in the other, as boundary
     tensors of so many elements travel; `beside` threads compute where one is sent, as they do in a
-    step."""
+    step. `divides_rows`: each rank of a tensor group sends its own part."""
     to, source = seat.pipeline + towards, seat.pipeline - towards
     depth = seats.depth(seat.data)
     sent: LinkTimes | None = None
     received: LinkTimes | None = None
+
+    def ends(neighbour: int) -> _Ends:
+        degrees = seat.division.degree, seats.degree(neighbour, seat.data)
+        division = (degrees[0], lcm(*degrees)) if divides_rows else (1, 1)
+        return _Ends(states, network, lane, neighbour, *division)
+
     # A chain would add up waits: even positions send first, then odd ones.
     for turn in (0, 1):
         if seat.pipeline % 2 == turn and 0 <= to < depth:
-            sent = _sent(_Ends(states, network, lane, to), elements, beside)
+            sent = _sent(ends(to), elements, beside)
         elif seat.pipeline % 2 != turn and 0 <= source < depth:
-            received = _received(_Ends(states, network, lane, source), elements)
+            received = _received(ends(source), elements)
         network.exchange(None, torch.zeros(1))
     return sent, received
 
 
 @dataclass(frozen=True)
 class _Ends:
-    """A rank and the neighbour to which it sends, or from which it receives."""
+    """A rank and the neighbour to which it sends, or from which it receives. Of a tensor the rank
+    has one of `parts`; the tensor has a multiple of `multiple` elements."""
 
     states: RankStates
     network: Network
     lane: Lane
     neighbour: int
+    parts: int
+    multiple: int
 
     def tensor(self, elements: int) -> Tensor:
-        return torch.zeros(elements, dtype=self.states.dtype, device=self.states.device)
+        """What the rank has of a boundary tensor of so many elements."""
+        own = aligned(elements, self.multiple) // self.parts
+        return torch.zeros(own, dtype=self.states.dtype, device=self.states.device)
 
     def of_size(self, sent_bytes: int) -> Sample:
-        """A boundary tensor that travels as so many bytes."""
-        return self.tensor(sent_bytes // self.wire.itemsize), sent_bytes
+        """What the rank has of a boundary tensor that travels as so many bytes, and its own."""
+        tensor = self.tensor(sent_bytes // self.wire.itemsize)
+        return tensor, len(tensor) * self.wire.itemsize
 
     @property
     def wire(self) -> torch.dtype:
@@ -107,7 +123,7 @@ def _sent(ends: _Ends, elements: int, beside: int) -> LinkTimes:
     tensor = ends.tensor(elements)
     with working(beside):
         took_s = fmean(_after_an_op(lambda: ends.send_answered(tensor)) for _ in range(_MESSAGES))
-    alone_s = elements * ends.wire.itemsize / alone.rate_bytes_per_s
+    alone_s = len(tensor) * ends.wire.itemsize / alone.rate_bytes_per_s
     beyond_s = took_s - answer_s - alone_s
     at_once_bytes = max(0.0, -beyond_s) * alone.rate_bytes_per_s
     return replace(alone, fixed_s=max(beyond_s, 1e-6), at_once_bytes=at_once_bytes)
@@ -158,20 +174,25 @@ def _group_times(states: RankStates, network: Network, holders: Holders, by: str
     return _two_sizes(gradient, reduce)
 
 
-def tensor_times(device: torch.device, network: Network, tensor: int) -> LinkTimes | None:
-    """Sums over the tensor group of two sizes: bytes that one rank sends, over time."""
+def tensor_times(device: torch.device, network: Network) -> LinkTimes | None:
+    """Sums over the tensor group of two sizes, as they are made in ops of their own: bytes that one
+    rank sends, over time."""
     group = network.tensor_group(Lane.TENSOR)
     if group is None:
         return None
 
+    degree = group.division.degree
+    sent = sent_of_sum(degree, divides_rows=group.divides_rows)
+
     def part(size_bytes: int) -> Sample:
-        flat = torch.zeros(size_bytes // 4, dtype=torch.float32, device=device)
-        return flat, flat.nbytes * sent_of_sum(tensor)
+        shape = (degree, size_bytes // (4 * degree))
+        parts = torch.zeros(shape, dtype=torch.float32, device=device)
+        return parts, parts.nbytes * sent
 
-    return _two_sizes(part, group.sum_)
+    return _two_sizes(part, lambda parts: summed(parts, group))
 
 
-def _two_sizes(made: Callable[[int], Sample], transfer: Callable[[Tensor], None]) -> LinkTimes:
+def _two_sizes(made: Callable[[int], Sample], transfer: Callable[[Tensor], Any]) -> LinkTimes:
     """The fixed time and the rate, from two sizes; `made`: the sample of a size."""
     took_s: list[float] = []
     worked_s: list[float] = []

@@ -57,7 +57,8 @@ def network_named(
     hosts = hosts or (0,) * seats.world_size
     if name == "sockets":
         needs = all_needs(seats, seat, routes)
-        return SocketNetwork(seats, seat, connect_all(meeting, needs, timeout_s), hosts)
+        links, divides_rows = connect_all(meeting, needs, timeout_s), routes.divides_rows
+        return SocketNetwork(seats, seat, links, hosts, divides_rows=divides_rows)
     from ratrain.runtime.step.torch_network import TorchNetwork
 
     links = connect_all(meeting, word_needs(seats, seat, routes.hops), timeout_s)

@@ -293,7 +293,7 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
         stand.spec.seats,
         stand.seat,
         stand.job.train,
-        run.sizes.boundary,
+        run.sizes,
         stand.job.model.spec.vocab,
         allocator,
     )

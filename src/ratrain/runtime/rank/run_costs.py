@@ -223,10 +223,17 @@ def _messages(measured: _Measured, element_bytes: ElementBytes) -> dict[Cost, Wo
 
 def _sums(measured: _Measured) -> dict[Cost, Work]:
     """A unit's last sum, of one boundary tensor; sums inside a unit are in its compute."""
-    if measured.setup.tensor == 1:
+    setup = measured.setup
+    if setup.tensor == 1:
         return {Cost.TENSOR_SUM: fixed_work(measured.zero)}
-    boundary_bytes = max(member.units[0].input_bytes for member in measured.members())
-    sent = [sent_of_sum(degree) for degree in measured.units.tensor.tolist()]
+    divided = setup.sequence_parallel
+    boundary_bytes = max(
+        unit.input_bytes * (member.tensor if divided else 1)
+        for member in measured.members()
+        for unit in member.units
+    )
+    degrees = measured.units.tensor.tolist()
+    sent = [sent_of_sum(degree, divides_rows=divided) for degree in degrees]
     volume = boundary_bytes * np.array(sent)
     return {Cost.TENSOR_SUM: measured.over(volume, lambda c: c.tensor, measured.own_port)}
 

@@ -10,9 +10,12 @@ from typing import Any
 import torch
 
 from ratrain.describe.job import JobSpec
+from ratrain.models.attention import FLASH, AttentionCore
+from ratrain.models.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
+from ratrain.program.setup import Recovery
 from ratrain.runtime.rank.control import Control, RankReport, Round
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
@@ -331,7 +334,19 @@ class RankRun:
             name,
             sequence_length=self._job.model.sequence_length,
             group=self._network.tensor_group(Lane.COMPUTE),
+            core=self._attention_of(name),
         )
+
+    def _attention_of(self, name: str) -> AttentionCore:
+        """How a unit's attention is computed: with scores that are kept, or made again where the
+        stage recovers selectively."""
+        if self._spec.attention == "flash":
+            return FLASH
+        recovery = next(
+            (m.recovery for _, m in self.schedule.held if name in {u.name for u in m.units}),
+            Recovery.NONE,
+        )
+        return REMADE if recovery is Recovery.SELECTIVE else STORED
 
     def _sizes(self) -> Sizes:
         length, spec = self._job.model.sequence_length, self._job.model.spec

@@ -26,7 +26,7 @@ from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.setup import Setup
 from ratrain.program.verify import Rule, Verdict, verify
 from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
@@ -46,6 +46,7 @@ _IN_BOTH = tuple(
         "gradient_wire",
         "boundary_wire",
         "error_feedback",
+        "attention",
         "memory_budget",
     )
 )
@@ -144,6 +145,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         gradient_wire=case.job.schedule.gradient_wire or "",
         boundary_wire=case.job.schedule.boundary_wire or "",
         error_feedback=case.job.schedule.error_feedback,
+        attention=case.job.schedule.attention,
         threads=request.threads or max(1, (os.cpu_count() or 1) // seats.world_size),
         end_step=request.steps or job.train.steps,
         record_steps=request.record_steps,
@@ -304,34 +306,25 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "gradient_wire": job.schedule.gradients_travel_in,
         "boundary_wire": job.schedule.boundaries_travel_in,
         "error_feedback": job.schedule.error_feedback,
+        "attention": job.schedule.attention,
         "collective": job.collective,
         **model,
     }
 
 
 def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
-    """Refuses what can be planned and simulated, and not run yet."""
-    plan, file = request.plan_path, request.job_path
+    """Refuses what can be planned and simulated, and not run."""
+    backend, plan = case.job.backend, request.plan_path
+    if not backend.trains:
+        raise SpecError(
+            f"the backend {backend.name} cannot train: it is {backend.doc}",
+            place=f"{plan or f'{request.job_path} [schedule]'} backend",
+            fix='write backend = "torch" in the job and plan again'
+            if plan
+            else 'write "torch", or leave it out',
+        )
     if isinstance(case, UnevenCase):
         require_uneven_runnable(case, f"{plan} replicas")
-        choices, divided = case.plan.choices, case.plan.sequence_parallel
-    else:
-        choices, divided = case.choices, case.layout.sequence_parallel
-    modes = choices.modes_of(case.setup) or ()
-    if divided:
-        raise SpecError(
-            "sequence parallelism cannot run yet",
-            place=f"{plan or f'{file} [layout]'} sequence_parallel",
-            fix="leave it out, or set [schedule] sequence_parallel = false in the job, and plan "
-            "again",
-        )
-    if any(Recovery.SELECTIVE in of_replica for of_replica in modes):
-        raise SpecError(
-            "selective recovery cannot run yet, and would free nothing: attention here "
-            "keeps no scores",
-            place=f"{plan or f'{file} [schedule]'} recovery",
-            fix='write "none"' if plan else 'write recovery = "keep-all"',
-        )
 
 
 def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:

@@ -4,6 +4,9 @@ Groups of one degree send it from rank to rank, whole. Where degrees differ ever
 once: the sending group cuts it into as many parts as it has ranks, the receiving group likewise,
 and where two parts overlap is a cell, one message. Parts are equal but for an element, so no degree
 needs to divide anything. A receiving group then puts its parts together, each rank needs them all.
+
+Where groups divide rows (sequence parallelism) each rank has its part alone, and needs no other: of
+equal degrees it goes from rank to rank, else cells lie in it.
 """
 
 from __future__ import annotations
@@ -50,12 +53,18 @@ def peers(rank: int, degree: int, other_degree: int) -> range:
     return range(rank * other_degree // degree, -(-(rank + 1) * other_degree // degree))
 
 
-def cells_with(seats: Seats, seat: Seat, pipeline: int, count: int) -> list[Cell]:
-    """The cells that a rank exchanges with a pipeline position of its replica, by world rank."""
-    degree = seats.degree(pipeline, seat.data)
+def cells_with(
+    seats: Seats, seat: Seat, pipeline: int, count: int, *, divides_rows: bool
+) -> list[Cell]:
+    """The cells that a rank exchanges with a pipeline position of its replica, by world rank, of
+    its own tensor of `count` elements: the whole, or where groups divide rows its part."""
+    division, degree = seat.division, seats.degree(pipeline, seat.data)
+    begin = 0
+    if divides_rows and degree != division.degree:
+        begin, count = division.rank * count, division.degree * count
     return [
-        cell._replace(peer=seats.world_rank(pipeline, seat.data, cell.peer))
-        for cell in cells(count, seat.division.rank, seat.division.degree, degree)
+        Cell(seats.world_rank(pipeline, seat.data, peer), first - begin, end - begin)
+        for peer, first, end in cells(count, division.rank, division.degree, degree)
     ]
 
 
@@ -77,10 +86,10 @@ def peers_at_other_end(seats: Seats, seat: Seat) -> list[int]:
     return peers_at(seats, seat, last - seat.pipeline)
 
 
-def gathers_from(seats: Seats, seat: Seat, pipeline: int) -> bool:
+def gathers_from(seats: Seats, seat: Seat, pipeline: int, *, divides_rows: bool) -> bool:
     """Whether a rank receives only its part from a pipeline position, and its group puts the parts
     together."""
-    return 1 < seat.division.degree != seats.degree(pipeline, seat.data)
+    return not divides_rows and 1 < seat.division.degree != seats.degree(pipeline, seat.data)
 
 
 def parts_of_group(tensor: Tensor, degree: int) -> list[Tensor]:

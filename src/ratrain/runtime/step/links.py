@@ -46,6 +46,7 @@ class Routes:
     hops: Hops
     groups: tuple[Holders, ...]  # ranks that reduce together: each group once, in model order
     tied: bool = False  # the ends of each replica add up their copies of a matrix
+    divides_rows: bool = False  # each rank of a tensor group sends its own tokens alone
 
 
 def routes_of(setup: Setup, seats: Seats) -> Routes:
@@ -54,7 +55,7 @@ def routes_of(setup: Setup, seats: Seats) -> Routes:
     groups = dict.fromkeys(
         by_name[name] for name in by_unit[0] for by_name in by_unit if name in by_name
     )
-    return Routes(hops_of(setup), tuple(groups), setup.tied)
+    return Routes(hops_of(setup), tuple(groups), setup.tied, setup.sequence_parallel)
 
 
 def message_channel(lane: Lane, sender: int) -> str:
@@ -85,7 +86,7 @@ def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
         *word_needs(seats, seat, routes.hops),
         *((peer, name) for peer in data for name in DATA.values()),
         *((peer, name) for peer in group for name in TENSOR.values()),
-        *((peer, name) for peer in group for name in _parts(seats, seat, routes.hops)),
+        *((peer, name) for peer in group for name in _parts(seats, seat, routes)),
         *((peer, COPIES) for peer in copies),
     ]
 
@@ -105,17 +106,21 @@ def _messages(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
     return sorted(set(needs))
 
 
-def _parts(seats: Seats, seat: Seat, hops: Hops) -> list[str]:
+def _parts(seats: Seats, seat: Seat, routes: Routes) -> list[str]:
     """The channels over which a rank's tensor group puts together what it receives in parts."""
     sources = {
-        Lane.RECV_F: [first for first, second in hops if second == seat.pipeline],
-        Lane.RECV_B: [second for first, second in hops if first == seat.pipeline],
+        Lane.RECV_F: [first for first, second in routes.hops if second == seat.pipeline],
+        Lane.RECV_B: [second for first, second in routes.hops if first == seat.pipeline],
     }
     depth = seats.depth(seat.data)
     return [
         parts_channel(lane)
         for lane, stages in sources.items()
-        if any(gathers_from(seats, seat, stage) for stage in stages if stage < depth)
+        if any(
+            gathers_from(seats, seat, stage, divides_rows=routes.divides_rows)
+            for stage in stages
+            if stage < depth
+        )
     ]
 
 

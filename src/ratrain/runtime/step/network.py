@@ -37,7 +37,8 @@ class Network(Protocol):
 
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         """Sends a flat tensor to a pipeline position of the own replica: to the rank with the own
-        number there, or where tensor degrees differ the own part of it (`step.cells`)."""
+        number there, or where tensor degrees differ the own part of it (`step.cells`). Where
+        tensor groups divide rows, the tensor is the own part."""
         ...
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:

@@ -14,6 +14,8 @@ import torch
 from torch import Tensor
 
 from ratrain.describe.train import TrainSpec
+from ratrain.models.rows import spread, summed
+from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
@@ -42,6 +44,13 @@ class Sizes:
 
     boundary: tuple[int, int, int]  # micro-batch, sequence, hidden
 
+    def rows_of(self, group: TensorGroup | None) -> tuple[int, ...]:
+        """The shape of what a rank of a group has of a tensor between units."""
+        if group is None or not group.divides_rows:
+            return self.boundary
+        sequences, length, hidden = self.boundary
+        return sequences * length // group.division.degree, hidden
+
 
 class RankOps(StateOps):
     """All ops of one rank. `losses[step]` are sums over tokens, micro-batch by micro-batch;
@@ -62,6 +71,7 @@ class RankOps(StateOps):
         super().__init__(schedule, states, network, train, clipping)
         self._batches = batches
         self._sizes = sizes
+        self._group = network.tensor_group(Lane.COMPUTE)
         self._counted = counted
         self._stages = _stages(schedule)
         self._stage_units = _units_of_stages(schedule)
@@ -124,7 +134,7 @@ class RankOps(StateOps):
         away = unit.local.offloaded and op.kind is not Kind.F
         inputs = self._states.fetched if away else self._states.inputs
         given = inputs.get((op.unit, op.micro_batch))
-        leaf = self._no_input() if given is None else given.detach()
+        leaf = self._no_input() if given is None else spread(given.detach(), self._group)
         with nullcontext() if keep else torch.no_grad():
             if keep:
                 leaf.requires_grad_()
@@ -162,7 +172,7 @@ class RankOps(StateOps):
             tokens = max(1, self._counted(step))  # where none counts, every gradient is zero
             seed = torch.tensor(self.clipping.scale / tokens, device=self._states.device)
         else:
-            seed = self._states.outgrads[op.unit, op.micro_batch]
+            seed = spread(self._states.outgrads[op.unit, op.micro_batch], self._group)
         return gradient_of_leaf(graph, seed)
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
@@ -245,10 +255,7 @@ class RankOps(StateOps):
 
     def _summed(self, parts: dict[tuple[int, int], Tensor], op: LocalOp) -> Tensor:
         part = parts.pop((op.unit, op.micro_batch))
-        group = self._network.tensor_group(Lane.TENSOR)
-        assert group is not None
-        group.sum_(part)
-        return part
+        return summed(part, self._network.tensor_group(Lane.TENSOR))
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -301,9 +308,8 @@ class RankOps(StateOps):
         send_boundary(self._network, op.lane, tensor, to, self._states.wire.boundaries)
 
     def _received(self, op: LocalOp, sender: int) -> Tensor:
-        tensor = torch.empty(
-            self._sizes.boundary, dtype=self._states.dtype, device=self._states.device
-        )
+        shape = self._sizes.rows_of(self._group)
+        tensor = torch.empty(shape, dtype=self._states.dtype, device=self._states.device)
         receive_boundary(self._network, op.lane, tensor, sender, self._states.wire.boundaries)
         return tensor
 

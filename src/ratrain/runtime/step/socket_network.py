@@ -19,7 +19,7 @@ from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
-from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
+from ratrain.runtime.step.cells import Cell, cells_with, gathers_from, parts_of_group, peers_at
 from ratrain.runtime.step.circle import circles_of, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
@@ -36,10 +36,19 @@ _NOTHING = memoryview(b"")
 
 class SocketNetwork:
     """`links` has a connection for each of the rank's needs (`links.all_needs`); `hosts`, by world
-    rank: the number of its host."""
+    rank: the number of its host; `divides_rows`: each rank of a tensor group has its own tokens."""
 
-    def __init__(self, seats: Seats, seat: Seat, links: Links, hosts: Sequence[int]) -> None:
+    def __init__(
+        self,
+        seats: Seats,
+        seat: Seat,
+        links: Links,
+        hosts: Sequence[int],
+        *,
+        divides_rows: bool,
+    ) -> None:
         self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
+        self._divides_rows = divides_rows
         self._circles = circles_of(seats, seat, links)
         self._tensor = self._tensor_groups() if seat.division.degree > 1 else {}
 
@@ -48,7 +57,7 @@ class SocketNetwork:
 
     def send(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         name = message_channel(lane, self._seat.world_rank)
-        cells = cells_with(self._seats, self._seat, pipeline, len(tensor))
+        cells = self._cells(tensor, pipeline)
         links = [self._links[cell.peer, name] for cell in cells]
         bodies = [bytes_of(tensor[cell.begin : cell.end]) for cell in cells]
         move(
@@ -57,15 +66,21 @@ class SocketNetwork:
         )
 
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
-        cells = cells_with(self._seats, self._seat, pipeline, len(tensor))
+        cells = self._cells(tensor, pipeline)
         links = [self._links[cell.peer, message_channel(lane, cell.peer)] for cell in cells]
         rooms = [bytes_of(tensor[cell.begin : cell.end]) for cell in cells]
         move(
             [Leaving(link, _NOTHING) for link in links],
             [Landing(link, room) for link, room in zip(links, rooms, strict=True)],
         )
-        if gathers_from(self._seats, self._seat, pipeline):
+        divides_rows = self._divides_rows
+        if gathers_from(self._seats, self._seat, pipeline, divides_rows=divides_rows):
             self._put_together(tensor, parts_channel(lane))
+
+    def _cells(self, tensor: Tensor, pipeline: int) -> list[Cell]:
+        """What goes between this rank and those at a pipeline position."""
+        divides_rows = self._divides_rows
+        return cells_with(self._seats, self._seat, pipeline, len(tensor), divides_rows=divides_rows)
 
     def _put_together(self, tensor: Tensor, name: str) -> None:
         """Fills a tensor of which each rank of the tensor group has its part."""
@@ -201,7 +216,9 @@ class SocketNetwork:
         peers = [rank for rank in ranks if rank != self._seat.world_rank]
         return {
             lane: TensorPeers(
-                self._seat.division, Swap([self._links[peer, name] for peer in peers])
+                self._seat.division,
+                Swap([self._links[peer, name] for peer in peers]),
+                divides_rows=self._divides_rows,
             )
             for lane, name in TENSOR.items()
         }

@@ -52,6 +52,7 @@ class TorchNetwork:
     ) -> None:
         self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
         self._circles = circles_of(seats, seat, links)
+        self._divides_rows = routes.divides_rows
         self._timeout = timedelta(seconds=timeout_s)
         self._message: dict[Lane, dist.ProcessGroup] = {}
         for lane in (Lane.SEND_F, Lane.SEND_B):
@@ -90,7 +91,9 @@ class TorchNetwork:
                 group = self._group(ranks, backend)
                 if seat.world_rank in ranks:
                     others = [rank for rank in ranks if rank != seat.world_rank]
-                    groups[lane] = TensorPeers(seat.division, _swap(group, others))
+                    swap = _swap(group, others)
+                    divides_rows = self._divides_rows
+                    groups[lane] = TensorPeers(seat.division, swap, divides_rows=divides_rows)
         return groups
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
@@ -102,7 +105,7 @@ class TorchNetwork:
     def receive(self, lane: Lane, tensor: Tensor, pipeline: int) -> None:
         messages, seat = self._message[_channel(lane)], self._seat
         wait_all(exchange_pairs(messages, [], self._cells(tensor, pipeline)))
-        if gathers_from(self._seats, seat, pipeline):
+        if gathers_from(self._seats, seat, pipeline, divides_rows=self._divides_rows):
             parts = parts_of_group(tensor, seat.division.degree)
             group = self._seats.tensor_group(seat.pipeline, seat.data)
             others, place = _all_but(seat.division.rank, group), seat.division.rank
@@ -111,7 +114,10 @@ class TorchNetwork:
 
     def _cells(self, tensor: Tensor, pipeline: int) -> list[tuple[int, Tensor]]:
         """What goes between this rank and those at a pipeline position, by world rank."""
-        cells = cells_with(self._seats, self._seat, pipeline, len(tensor))
+        divides_rows = self._divides_rows
+        cells = cells_with(
+            self._seats, self._seat, pipeline, len(tensor), divides_rows=divides_rows
+        )
         return [(cell.peer, tensor[cell.begin : cell.end]) for cell in cells]
 
     def announce(self, lane: Lane, pipeline: int) -> None:
