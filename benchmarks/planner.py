@@ -69,8 +69,8 @@ def speed() -> None:
     """A bill is one plan checked: a row in one recovery mode, every item of every rank."""
     print("job                            bills   bills/s    rows  rows/s all  search")
     for name, described in JOBS.items():
-        one = job(*described)
-        groups = list(groups_of(one))
+        spec = job(*described)
+        groups = list(groups_of(spec))
         rows = sum(len(group) for group in groups)
 
         def bills(chosen: list = groups) -> None:
@@ -78,13 +78,13 @@ def speed() -> None:
                 for code in range(3):
                     bill(group, np.full((len(group), group.layout.stages), code))
 
-        def checks(chosen: JobSpec = one) -> None:
+        def checks(chosen: JobSpec = spec) -> None:
             for group in groups_of(chosen):
                 check(group)
 
         bills_s, checks_s = median_s(bills), median_s(checks)
         begin = time.perf_counter()
-        search(one)
+        search(spec)
         took_s = time.perf_counter() - begin
         print(
             f"{name:<28} {3 * rows:7,d} {3 * rows / bills_s:9,.0f} {rows:7,d} "
@@ -103,8 +103,8 @@ def gap() -> None:
             devices = rng.choice([1, 2, 4] if cluster == "cpu-lab" else [4, 8, 12, 16])
             model = rng.choice(["small-llama", "small-qwen", "gpt-3.6b", "llama-2-7b"])
             length, sequences = rng.choice([512, 1024]), rng.choice([16, 32, 48, 64])
-            one = job(model, cluster, devices, sequences, None, length)
-            groups = [g for g in groups_of(one) if g.micro_batches * g.layout.stages <= 400]
+            spec = job(model, cluster, devices, sequences, None, length)
+            groups = [g for g in groups_of(spec) if g.micro_batches * g.layout.stages <= 400]
             if not groups:
                 continue
             checked = check(rng.choice(groups))
@@ -119,7 +119,7 @@ def gap() -> None:
             simulated = simulate(program, costs, verdict=verdict)
             times.append(float(checked.step_s[row]) / simulated.step_time_s - 1)
             if made.micro_batches > made.layout.pipeline:
-                left = one.budgets[0] + int(checked.missing_bytes[row])
+                left = spec.budgets[0] + int(checked.missing_bytes[row])
                 memory.append(left / simulated.bound_bytes - 1)
         show(f"step time, {', '.join(clusters)}", times)
         show("  bill against proof, full pipelines", memory)

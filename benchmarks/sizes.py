@@ -152,10 +152,10 @@ def measured(label: str, command: list[str], runs: int) -> Row:
     peaks: list[int] = []
     status = 0
     for number in range(runs):
-        own = [part.replace("RUN", f"run-{number}") for part in command]
+        words = [part.replace("RUN", f"run-{number}") for part in command]
         began = time.perf_counter()
         process = subprocess.Popen(
-            [sys.executable, "-c", START, *own],
+            [sys.executable, "-c", START, *words],
             stdout=subprocess.DEVNULL,
             stderr=subprocess.DEVNULL,
         )

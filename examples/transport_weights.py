@@ -13,11 +13,11 @@ shapes = {"w": (1024, 512), "norm": (512,)}
 full = np.random.default_rng(0).standard_normal(1024 * 512 + 512).astype(np.float32)
 w, norm = full[: 1024 * 512].reshape(1024, 512), full[1024 * 512 :]
 
-with Engine(config) as one, Engine(config) as two, Engine(config) as server:
-    held = {e.address: shard(shapes, 4, 0, i, 2) for i, e in enumerate((one, two))}
+with Engine(config) as first, Engine(config) as second, Engine(config) as server:
+    held = {e.address: shard(shapes, 4, 0, i, 2) for i, e in enumerate((first, second))}
     subscriber = Subscriber(server, shard(shapes, 4, 0, 0, 1))
     offer = subscriber.offer()
-    for i, engine in enumerate((one, two)):
+    for i, engine in enumerate((first, second)):
         mine = np.concatenate([np.split(w, 2)[i].reshape(-1), np.split(norm, 2)[i]])
         for transfer in Publisher(engine, held[engine.address], mine).publish([offer]):
             transfer.wait()

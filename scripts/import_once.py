@@ -22,8 +22,8 @@ BESIDES = ("torch", "torch.distributed.run", "torch.utils.tensorboard")
 
 def main(further: list[str]) -> None:
     """Imports everything; what cannot be imported on this machine is left out."""
-    own = (each.name for each in walk_packages(ratrain.__path__, "ratrain."))
-    for name in (*BESIDES, *own, *further):
+    ours = (each.name for each in walk_packages(ratrain.__path__, "ratrain."))
+    for name in (*BESIDES, *ours, *further):
         if not name.endswith("__main__"):
             with suppress(ImportError):
                 import_module(name)

@@ -256,7 +256,7 @@ def test_a_dash_is_no_file_and_leaves_none(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.chdir(tmp_path)
-    refused(ratrain(*words), 2, "- is no file name", "/dev/stdout")
+    refused(ratrain(*words), 2, "- is not a file name", "/dev/stdout")
     assert not [*tmp_path.iterdir()]
 
 

@@ -38,14 +38,14 @@ def core_speed(size: int, load: float, flits: int = 1, cycles: int = 20000) -> l
     """Cycles per CPU-second of the core alone, after 2000 cycles of warm-up, several times."""
     mesh = MeshSpec(size, size)
     workload = draw(mesh, Traffic(packet_flits=flits), load, cycles + 2000)
-    found: list[float] = []
+    rates: list[float] = []
     for _ in range(REPEATS):
         sim = Simulation(workload)
         sim.run(2000)
         started = time.thread_time()
         sim.run(cycles + 2000)
-        found.append(cycles / (time.thread_time() - started))
-    return found
+        rates.append(cycles / (time.thread_time() - started))
+    return rates
 
 
 def reference_speed(load: float, cycles: int = 300) -> float:

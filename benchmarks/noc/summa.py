@@ -37,8 +37,8 @@ def cycles(size: int, hardware: bool, order: Order, buffers: int, ahead: int) ->
 def main() -> None:
     print(f"{'cycles per iteration':<44}{'8x8':>9}{'16x16':>9}{'32x32':>9}{'64x64':>9}")
     for name, hardware, order, buffers, ahead in WAYS:
-        found = [cycles(size, hardware, order, buffers, ahead) for size in (8, 16, 32, 64)]
-        print(f"{name:<44}" + "".join(f"{one:>9}" for one in found))
+        counts = [cycles(size, hardware, order, buffers, ahead) for size in (8, 16, 32, 64)]
+        print(f"{name:<44}" + "".join(f"{count:>9}" for count in counts))
 
 
 if __name__ == "__main__":

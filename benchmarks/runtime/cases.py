@@ -179,11 +179,11 @@ class Case:
 
 def _runs(shares: tuple[float, ...]) -> list[tuple[int, float, int]]:
     """(first device, share, count) of devices of one share that stand side by side."""
-    found: list[tuple[int, float, int]] = []
+    runs: list[tuple[int, float, int]] = []
     for share, alike in groupby(shares):
-        first = found[-1][0] + found[-1][2] if found else 0
-        found.append((first, share, len(list(alike))))
-    return found
+        first = runs[-1][0] + runs[-1][2] if runs else 0
+        runs.append((first, share, len(list(alike))))
+    return runs
 
 
 def read_case(path: Path) -> Case:

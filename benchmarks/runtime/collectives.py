@@ -146,7 +146,7 @@ def main() -> None:
         print(json.dumps(rank(Path(folder), by, numbers, int(size))), flush=True)
         os._exit(0)
     whole = load_cluster(chosen.cluster)
-    found: dict[str, list[Figures]] = {}
+    all_rows: dict[str, list[Figures]] = {}
     print("| ranks | collective | across | predicted | reduction | gather | ratio |")
     print("|---|---|---|---|---|---|---|")
     for ranks in chosen.ranks:
@@ -156,7 +156,7 @@ def main() -> None:
             for by, figures in rows.items():
                 figures.append(one_round(cluster, by, chosen.bytes))
         for by, figures in rows.items():
-            found[f"{ranks} a host, {by}"] = figures
+            all_rows[f"{ranks} a host, {by}"] = figures
             reduction, gather = (
                 median(each[f"{name} s"] for each in figures) for name in ("reduction", "gather")
             )
@@ -168,7 +168,7 @@ def main() -> None:
                 flush=True,
             )
     if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1))
+        chosen.json.write_text(json.dumps(all_rows, indent=1))
 
 
 if __name__ == "__main__":

@@ -99,12 +99,14 @@ def rank(folder: Path, kind: str) -> Figures:
 def measured(cluster: Path, rounds: int) -> dict[str, dict[str, list[tuple[float, float]]]]:
     """By what was done, by kind: the figures of each round, the slowest rank's time and the mean
     of all ranks' processor time."""
-    found: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(lambda: defaultdict(list))
+    by_name: dict[str, dict[str, list[tuple[float, float]]]] = defaultdict(
+        lambda: defaultdict(list)
+    )
     for number in range(rounds):
         for kind in KINDS if number % 2 == 0 else KINDS[::-1]:
             for name, figures in _round(cluster, kind).items():
-                found[name][kind].append(figures)
-    return found
+                by_name[name][kind].append(figures)
+    return by_name
 
 
 def _round(cluster: Path, kind: str) -> Figures:
@@ -141,11 +143,11 @@ def main() -> None:
     if chosen.rank:
         print(json.dumps(rank(Path(chosen.rank[0]), chosen.rank[1])), flush=True)
         os._exit(0)
-    found = measured(chosen.cluster, chosen.rounds)
+    by_name = measured(chosen.cluster, chosen.rounds)
     if chosen.json:
-        chosen.json.write_text(json.dumps(found, indent=1))
+        chosen.json.write_text(json.dumps(by_name, indent=1))
     print(f"{'milliseconds (processor)':28s}" + "".join(f"{kind:>20s}" for kind in KINDS))
-    for name, kinds in found.items():
+    for name, kinds in by_name.items():
         cells = [
             f"{median(row[0] for row in kinds[kind]) * 1e3:10.2f} "
             f"({median(row[1] for row in kinds[kind]) * 1e3:6.2f})"

@@ -28,9 +28,9 @@ def measured(case: Case, repetitions: int) -> dict[str, Outcome]:
         field_of(case, Path(folder) / "case") as field,
     ):
         for _ in range(repetitions):
-            for method, found in runs.items():
-                found.append(field.run(method))
-    return {method: together(found) for method, found in runs.items()}
+            for method, repeated in runs.items():
+                repeated.append(field.run(method))
+    return {method: together(repeated) for method, repeated in runs.items()}
 
 
 def main() -> None:
@@ -48,8 +48,8 @@ def main() -> None:
         sequences=8,
         recovery=chosen.recovery,
     )
-    found = measured(case, chosen.repetitions)
-    for method, outcome in found.items():
+    outcomes = measured(case, chosen.repetitions)
+    for method, outcome in outcomes.items():
         if outcome.failure:
             print(f"{method:8s} {outcome.failure}")
             continue
@@ -58,12 +58,12 @@ def main() -> None:
             f"({min(outcome.steps_s):.3f} - {max(outcome.steps_s):.3f}), "
             f"{case.tokens / outcome.cpu_s:6.0f} tokens/s, others {outcome.others_part:.0%}"
         )
-    plain, own = found["plain"], found["ratrain"]
-    if plain.ended and own.ended:
-        largest = max(abs(a - b) for a, b in zip(plain.losses, own.losses, strict=False))
-        ratio = plain.cpu_s / own.cpu_s
+    plain, ours = outcomes["plain"], outcomes["ratrain"]
+    if plain.ended and ours.ended:
+        largest = max(abs(a - b) for a, b in zip(plain.losses, ours.losses, strict=False))
+        ratio = plain.cpu_s / ours.cpu_s
         print(f"ratio {ratio:.3f} (wanted: {TARGET}); losses differ by {largest:.1e} at most")
-        walls = statistics.median(plain.steps_s) / statistics.median(own.steps_s)
+        walls = statistics.median(plain.steps_s) / statistics.median(ours.steps_s)
         print(f"of wall time {walls:.3f}; ")
 
 

@@ -22,8 +22,8 @@ OWN = ("backward-checkpoint", "baseline-1f1b")
 
 def outcomes_of(row: dict[str, Any]) -> dict[str, Outcome]:
     """Method to outcome, of a row of a sweep; only those that ended."""
-    found = [Outcome(**outcome) for outcome in (*row["peers"], *row["ours"])]
-    return {outcome.method: outcome for outcome in found if outcome.ended}
+    outcomes = [Outcome(**outcome) for outcome in (*row["peers"], *row["ours"])]
+    return {outcome.method: outcome for outcome in outcomes if outcome.ended}
 
 
 def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
@@ -33,9 +33,9 @@ def lines(rows: list[dict[str, Any]]) -> Iterator[str]:
     yield f"| regime | runs | {' | '.join(used)} | ratrain | predicted | bound | of bound |"
     yield "|---" * (len(used) + 6) + "|"
     for row in rows:
-        found = outcomes_of(row)
-        ours = found["ratrain"]
-        times = [f"{found[name].step_s:.2f}" if name in found else "" for name in used]
+        outcomes = outcomes_of(row)
+        ours = outcomes["ratrain"]
+        times = [f"{outcomes[name].step_s:.2f}" if name in outcomes else "" for name in used]
         bound_s = max(row["bound"]["compute_s"], row["bound"]["link_s"])
         yield (
             f"| {row['case']['name']} | {len(ours.steps_s)} | {' | '.join(times)} "
@@ -64,9 +64,9 @@ def words(rows: list[dict[str, Any]]) -> Iterator[str]:
 
 
 def _speed(row: dict[str, Any], others: tuple[str, ...]) -> float | None:
-    found = outcomes_of(row)
-    times = [found[name].step_s for name in others if name in found]
-    return min(times) / found["ratrain"].step_s if times else None
+    outcomes = outcomes_of(row)
+    times = [outcomes[name].step_s for name in others if name in outcomes]
+    return min(times) / outcomes["ratrain"].step_s if times else None
 
 
 def _spread(ratios: list[float]) -> str:

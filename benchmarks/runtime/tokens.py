@@ -21,5 +21,5 @@ def samples_of(folder: Path) -> Samples:
 def batch(case: Case, samples: Samples, step: int, replica: int) -> tuple[Tensor, Tensor]:
     """Inputs and targets of one replica in one step."""
     count = case.sequences // case.data
-    own = samples.batch(step, replica * count, count)
-    return torch.from_numpy(own.tokens), torch.from_numpy(own.targets)
+    batch = samples.batch(step, replica * count, count)
+    return torch.from_numpy(batch.tokens), torch.from_numpy(batch.targets)

@@ -46,9 +46,9 @@ class Watch:
         if self._begin is None:
             self._begin = self._counters(step)
         elif step > self._begin.step and (self._end is None or step > self._end.step):
-            found = self._counters(step)
-            if all(now >= then for now, then in zip(found.cpu_s, self._begin.cpu_s, strict=True)):
-                self._end = found  # else a rank has left by now, and its count with it
+            latest = self._counters(step)
+            if all(now >= then for now, then in zip(latest.cpu_s, self._begin.cpu_s, strict=True)):
+                self._end = latest  # else a rank has left by now, and its count with it
         self.peak_bytes = max(self.peak_bytes, *map(self._peak, range(len(self._lab.places))))
 
     @contextmanager

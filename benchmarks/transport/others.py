@@ -77,8 +77,8 @@ class Nixl:
     def _await(self, count: int) -> None:
         """Until `count` notifications have come."""
         while self.arrived < count:
-            for found in self.agent.get_new_notifs().values():
-                self.arrived += len(found)
+            for notifications in self.agent.get_new_notifs().values():
+                self.arrived += len(notifications)
         self.arrived -= count
 
     def _write(self, request: Any) -> None:
@@ -264,10 +264,10 @@ class Other:
         assert self.child.stdout is not None
         for line in self.child.stdout:  # they log to the same place
             if line.startswith('{"'):
-                found = json.loads(line)
-                if "error" in found:
-                    raise ImportError(found["error"])
-                return found["value"]
+                answer = json.loads(line)
+                if "error" in answer:
+                    raise ImportError(answer["error"])
+                return answer["value"]
         raise ImportError("its process ended")
 
     def _ask(self, what: str, size: int, count: int) -> float:

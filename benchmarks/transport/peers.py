@@ -214,13 +214,13 @@ def iperf3_gb_per_s() -> float:
 def taking_turns(calls: list[Callable[[], float]], turns: int) -> list[list[float]]:
     """Each call's values over `turns`, sorted. The calls take turns in an order drawn anew for
     each: who comes after a second of iperf3's sleeping is a fifth slower."""
-    found: list[list[float]] = [[] for _ in calls]
+    values: list[list[float]] = [[] for _ in calls]
     dice, order = random.Random(0), list(range(len(calls)))
     for _ in range(turns):
         dice.shuffle(order)
         for index in order:
-            found[index].append(calls[index]())
-    return [sorted(v) for v in found]
+            values[index].append(calls[index]())
+    return [sorted(v) for v in values]
 
 
 def show(name: str, row: list[list[float]], digits: int = 2) -> list[float]:
@@ -265,18 +265,18 @@ def pin(peers: dict[str, Any]) -> None:
                     os.sched_setaffinity(int(task.name), {core})
 
 
-def fractions(size: int, found: dict[str, float]) -> None:
+def fractions(size: int, rates: dict[str, float]) -> None:
     """One line: ours against the best over TCP, gloo, NIXL in shared memory, and memcpy."""
-    tcp = {n: v for n, v in found.items() if n in ("raw", "gloo", "nixl tcp", "mooncake")}
+    tcp = {n: v for n, v in rates.items() if n in ("raw", "gloo", "nixl tcp", "mooncake")}
     best = max(tcp, key=lambda n: tcp[n])
-    line = f"{size >> 10} KiB: sock {found['sock'] / tcp[best]:.2f} of the best ({best})"
+    line = f"{size >> 10} KiB: sock {rates['sock'] / tcp[best]:.2f} of the best ({best})"
     for name in ("gloo", "nixl tcp", "mooncake"):
-        if name in found:
-            line += f", {found['sock'] / found[name]:.2f} of {name}"
+        if name in rates:
+            line += f", {rates['sock'] / rates[name]:.2f} of {name}"
     for name in ("shm", "mapped"):
-        line += f"; {name} {found[name] / found['memcpy']:.2f} of memcpy"
-        if "nixl shm" in found:
-            line += f", {found[name] / found['nixl shm']:.2f} of nixl shm"
+        line += f"; {name} {rates[name] / rates['memcpy']:.2f} of memcpy"
+        if "nixl shm" in rates:
+            line += f", {rates[name] / rates['nixl shm']:.2f} of nixl shm"
     print(line)
 
 
@@ -307,8 +307,8 @@ def main() -> None:
         for page in (1024, 4096, 16384):
             calls = [lambda p=p, page=page: p.pages_per_s(page) / 1e6 for p in ours]
             show(f"{page} B pages, M/s", taking_turns(calls, asked.turns), 3)
-    for size, found in rows.items():
-        fractions(size, found)
+    for size, rates in rows.items():
+        fractions(size, rates)
     for peer in peers.values():
         peer.close()
 

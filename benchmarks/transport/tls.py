@@ -18,18 +18,18 @@ TOTAL_BYTES = 256 << 20
 def main() -> None:
     rounds = int(sys.argv[1]) if len(sys.argv) > 1 else 5
     pairs = {kind: Pair(kind) for kind in ("sock", "tls")}
-    found: dict[tuple[str, str], list[float]] = {}
+    values: dict[tuple[str, str], list[float]] = {}
     for _ in range(rounds + 1):  # the first one warms up
         for kind, pair in pairs.items():
-            found.setdefault(("1 KiB one way, us", kind), []).append(pair.one_way_us(1024, 1000))
+            values.setdefault(("1 KiB one way, us", kind), []).append(pair.one_way_us(1024, 1000))
             for size in SIZES:
                 rate = pair.gb_per_s(size, TOTAL_BYTES)
-                found.setdefault((f"{size >> 10} KiB, GB/s", kind), []).append(rate)
+                values.setdefault((f"{size >> 10} KiB, GB/s", kind), []).append(rate)
             pages = pair.pages_per_s(4096) / 1e6
-            found.setdefault(("4 KiB random pages, million/s", kind), []).append(pages)
+            values.setdefault(("4 KiB random pages, million/s", kind), []).append(pages)
     print(f"load {os.getloadavg()[0]:.1f}; medians of {rounds} rounds")
-    for measure in dict.fromkeys(measure for measure, _ in found):
-        middle = [statistics.median(found[measure, kind][1:]) for kind in pairs]
+    for measure in dict.fromkeys(measure for measure, _ in values):
+        middle = [statistics.median(values[measure, kind][1:]) for kind in pairs]
         print(f"| {measure} | {middle[0]:.3g} | {middle[1]:.3g} | {middle[1] / middle[0]:.2f} |")
     for pair in pairs.values():
         pair.close()

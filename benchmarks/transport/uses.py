@@ -26,12 +26,12 @@ def engines(count: int, provider: str) -> list[Engine]:
 
 def weights(provider: str) -> str:
     """Two trainers (rows) to one server (whole), 64 MiB."""
-    one, two, server = engines(3, provider)
+    first, second, server = engines(3, provider)
     shapes = {f"w{i}": (1024, 1024) for i in range(16)}
-    held = {e.address: shard(shapes, 4, 0, i, 2) for i, e in enumerate((one, two))}
+    held = {e.address: shard(shapes, 4, 0, i, 2) for i, e in enumerate((first, second))}
     publishers = [
         Publisher(e, held[e.address], np.ones(size_of(held[e.address]), np.uint8))
-        for e in (one, two)
+        for e in (first, second)
     ]
     subscriber, times = Subscriber(server, shard(shapes, 4, 0, 0, 1)), []
     for _ in range(6):
@@ -40,7 +40,7 @@ def weights(provider: str) -> str:
             publisher.publish([offer])
         subscriber.accept(held)
         times.append(time.perf_counter() - began)
-    for engine in (one, two, server):
+    for engine in (first, second, server):
         engine.close()
     return f"weights: 64 MiB in {statistics.median(times) * 1e3:.1f} ms"
 

@@ -29,7 +29,7 @@ from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.other_clusters import kinds_of, only_kinds
-from ratrain.plan.ranges import runs
+from ratrain.plan.ranges import STAGES, write_list
 from ratrain.plan.search import check
 from ratrain.plan.speedup import DEFINITION, Speedup, speedup_of
 from ratrain.plan.trial import proof, timed
@@ -78,8 +78,8 @@ def words_of(plan: Candidate) -> str:
     """Degrees, layers and recovery of a plan."""
     layout = plan.layout
     degrees = f"pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}"
-    modes = runs([mode.value for mode in plan.recovery])
-    return f"{degrees}, layers {runs(plan.layers)}, recovery {modes}"
+    modes = write_list([mode.value for mode in plan.recovery], STAGES)
+    return f"{degrees}; layers per stage {write_list(plan.layers, STAGES)}; recovery {modes}"
 
 
 def equal_layers(group: Group) -> Bools:

@@ -32,7 +32,7 @@ class Entrant:
     words: str  # how the model lies on the devices
     field: Field
     method: str
-    own: Planned | None = None
+    planned: Planned | None = None
     plan: Path | None = None
 
     def run(self) -> Outcome:
@@ -90,13 +90,15 @@ class Ground:
         """Peers first; they take the planner's order of devices, and its micro-batch where their
         batch divides by it."""
         best = self._planned(OURS, self.row.case)
-        assert best.own is not None
+        assert best.planned is not None
         for shape in self.row.peers:
-            yield self._peer(shape, best.own)
+            yield self._peer(shape, best.planned)
         yield best
         if self.row.equal:
-            layers = equal_split(sum(best.own.candidate.layers), len(best.own.candidate.layers))
-            yield self._by_plan(EQUAL, self.row.case, best.own.with_layers(layers))
+            layers = equal_split(
+                sum(best.planned.candidate.layers), len(best.planned.candidate.layers)
+            )
+            yield self._by_plan(EQUAL, self.row.case, best.planned.with_layers(layers))
         if self.row.fewer:
             case = self.row.case.but(
                 pipeline=self.row.fewer, shares=self.row.shares[: self.row.fewer]
@@ -169,7 +171,7 @@ def run_row(row: Row, repetitions: int, say: Callable[[str], None]) -> Found:
 
 
 def _figures(entrant: Entrant, runs: list[Outcome]) -> Figures:
-    outcome, planned = together(runs), entrant.own
+    outcome, planned = together(runs), entrant.planned
     if planned is None:
         return Figures(entrant.words, outcome)
     return Figures(

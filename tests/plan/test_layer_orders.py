@@ -14,14 +14,18 @@ from random_jobs import job
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.jobs import load_job
+from ratrain.plan.misfit import misfits
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
+from ratrain.plan.tables import candidate_json, plan_name, table
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate
 
+CLUSTERS = Path(__file__).parents[2] / "examples" / "clusters"
 LAYOUTS = [LayoutSpec(1, data) for data in (2, 3, 4)]
 
 
@@ -100,6 +104,38 @@ def test_a_search_tries_such_orders_and_a_plan_file_keeps_its_order() -> None:
     assert again.strategy.skeleton == plan.candidate.strategy.skeleton
     assert write_text(again.program) == write_text(case_of_candidate(plan.candidate).program)
     assert predicted_s(again) == pytest.approx(plan.step_s)
+
+
+def test_plans_that_differ_in_their_order_alone_are_told_apart_in_words_and_in_json() -> None:
+    tried = search(replace(asked(LAYOUTS[2]), layout=None)).tried
+    shown = " ".join(" ".join(table(tried)).split())
+    for each in tried:
+        order = each.candidate.strategy.skeleton
+        assert candidate_json(each.candidate)["order"] == order
+        assert (f"{plan_name(each.candidate)}".endswith(f", order {order}")) == (order != "1f1b")
+        assert order in shown or order == "1f1b"
+
+
+def test_a_plan_that_fits_in_another_order_alone_says_that_order(tmp_path: Path) -> None:
+    path = tmp_path / "job.toml"
+    path.write_text(f"""
+[model]
+name = "tiny-llama"
+sequence_length = 128
+[cluster]
+name = "{CLUSTERS / "quickstart-lab.toml"}"
+devices = 3
+[batch]
+sequences = 192
+[schedule]
+name = "ratrain"
+dtype = "fp32"
+memory_budget = "45MB"
+""")
+    near = misfits(search(load_job(path)), 1)[0]
+    assert SKELETONS[near.candidate.strategy.skeleton].together > 1
+    assert near.change.startswith("order layer-major-")
+    assert near.change != f"order {near.candidate.strategy.skeleton}"
 
 
 def test_simulate_names_the_order_in_words_and_in_json(tmp_path: Path) -> None:

@@ -168,10 +168,10 @@ def test_a_message_takes_the_link_to_the_member_that_serves_its_micro_batch() ->
         return float(costs.fixed_s[op] + costs.volume_bytes[op] / rates[costs.link[op]])
 
     cluster = case.job.cluster.spec
-    zero, one, eight = (case.job.cluster.members()[index] for index in (0, 1, 8))
+    zero, first, ninth = (case.job.cluster.members()[index] for index in (0, 1, 8))
     slower = (
-        cluster.link(zero, one).bandwidth_bytes_per_s
-        > cluster.link(zero, eight).bandwidth_bytes_per_s
+        cluster.link(zero, first).bandwidth_bytes_per_s
+        > cluster.link(zero, ninth).bandwidth_bytes_per_s
     )
     assert slower
     for kind in (Kind.SEND_F, Kind.SEND_B):

@@ -64,13 +64,13 @@ def named_skeletons() -> list[str]:
 class Case:
     """A random program and what it was made from, so that a failure can be read."""
 
-    found: Strategy
+    strategy: Strategy
     setup: Setup
     choices: Choices
 
     @property
     def program(self) -> Program:
-        return apply_strategy(self.found, self.setup, self.choices)
+        return apply_strategy(self.strategy, self.setup, self.choices)
 
 
 @st.composite

@@ -204,8 +204,8 @@ def test_a_warm_up_that_counts_a_member_s_own_micro_batches_would_wait_for_ever(
     assert verify(program).sound
     lane = program.lanes[1, Lane.COMPUTE]
     turn = [(Kind.F, 0), (Kind.F, 5), (Kind.B, 0), (Kind.B, 5)]
-    own = sorted(lane[:-1], key=lambda action: turn.index((action.kind, action.micro_batch)))
-    assert Rule.DEADLOCK in broken_rules(program, 1, Lane.COMPUTE, [*own, lane[-1]])
+    mine = sorted(lane[:-1], key=lambda action: turn.index((action.kind, action.micro_batch)))
+    assert Rule.DEADLOCK in broken_rules(program, 1, Lane.COMPUTE, [*mine, lane[-1]])
 
 
 # ---- what is broken is found -------------------------------------------------------------

@@ -26,7 +26,7 @@ general = settings(
 
 
 def made_by(case: Case, setup: Setup):
-    return apply_strategy(case.found, setup, case.choices)
+    return apply_strategy(case.strategy, setup, case.choices)
 
 
 @pytest.fixture(autouse=True)
@@ -48,7 +48,7 @@ def test_a_long_program_kept_short_is_the_one_that_would_be_written_out(
     case: Case, rounds: int
 ) -> None:
     setup = of_many(case, rounds)
-    kept = shortest(lambda s: made_by(case, s), setup, case.found.skeleton)
+    kept = shortest(lambda s: made_by(case, s), setup, case.strategy.skeleton)
     if kept is not None:
         whole = made_by(case, setup)
         assert kept.setup == whole.setup
@@ -63,7 +63,7 @@ def test_what_is_proved_of_a_short_program_is_what_is_proved_of_the_long_one(
     case: Case, rounds: int
 ) -> None:
     setup = of_many(case, rounds)
-    short = proved(lambda s: made_by(case, s), setup, case.found.skeleton)
+    short = proved(lambda s: made_by(case, s), setup, case.strategy.skeleton)
     whole = verify(made_by(case, setup))
     assert [(b.total_bytes, b.by_family) for b in short.verdict.bounds] == [
         (b.total_bytes, b.by_family) for b in whole.bounds

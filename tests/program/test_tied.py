@@ -87,7 +87,7 @@ def test_tying_keeps_every_other_op_and_its_lane(case: Case) -> None:
 @given(cases(), st.integers(1, 10**6))
 def test_only_a_tied_program_says_so_in_its_text(case: Case, budget_bytes: int) -> None:
     setup = replace(case.setup, budget_bytes=budget_bytes)
-    program = apply_strategy(case.found, setup, case.choices)
+    program = apply_strategy(case.strategy, setup, case.choices)
     text = write_text(program)
     assert ("\ntied yes\n" in text) == case.choices.tie
     assert "tied no" not in text

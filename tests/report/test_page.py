@@ -15,7 +15,8 @@ from simulated_runs import Size, simulated_run
 
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.report import data
-from ratrain.report.contents import Contents, Tile
+from ratrain.report.contents import Contents, KindTime, Tile, Times
+from ratrain.report.figures.times import times_section
 from ratrain.report.html import Styles, tag
 from ratrain.report.page import page
 from ratrain.report.read import contents_of
@@ -148,3 +149,12 @@ def test_html_is_escaped_and_numbers_stay_with_their_units() -> None:
     styles = Styles()
     assert styles.width(0.5) == styles.width(0.50001)
     assert styles.text() == ".w1000{width:50%}"
+
+
+def test_parts_that_add_up_to_more_than_the_step_are_all_drawn() -> None:
+    kinds = (KindTime("compute", "compute", 0.5, 0.5), KindTime("other", "other", 0.0, 0.5))
+    styles = Styles()
+    html = times_section(Times(0.5, 0.6, kinds, (), ()), styles)
+    rules = dict(re.findall(r"\.(w\d+){width:([\d.]+)%}", styles.text()))
+    widths = [float(rules[name]) for name in re.findall(r'class="t-\w+ (w\d+)"', html)]
+    assert widths == [50, 50, 50]

@@ -51,7 +51,7 @@ class RankResult:
 
     losses: list[str]
     norms: list[float]
-    own: dict[str, list[tuple[int, Buffers]]]
+    parts: dict[str, list[tuple[int, Buffers]]]
     views: dict[str, Floats]
     loss_scale: float
     ledger_peak_bytes: int
@@ -131,13 +131,13 @@ def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Bu
     """Units put together from their owners' parts. What several ranks hold must be the same on all
     of them, bit by bit: views, and what every rank of a tensor group has whole."""
     spec, units = job.model.spec, dict[str, Buffers]()
-    for name in dict.fromkeys(name for rank in ranks for name in rank.own):
+    for name in dict.fromkeys(name for rank in ranks for name in rank.parts):
         size = unit_layout(spec, name).size
         filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in KINDS]
         view = np.zeros(size, np.float32), np.zeros(size, bool)
         for seat, rank in zip(seats.all(), ranks, strict=True):
             layout = unit_layout(spec, name, seat.division)
-            for begin, buffers in rank.own.get(name, []):
+            for begin, buffers in rank.parts.get(name, []):
                 for (whole, known), values in zip(filled, buffers, strict=True):
                     _place(spec, name, layout, begin, values, whole, known)
             if name in rank.views:
@@ -228,7 +228,7 @@ def train_rank(
     return RankResult(
         losses,
         norms,
-        {unit.name: _own(unit) for unit in run.states.units},
+        {unit.name: _parts(unit) for unit in run.states.units},
         {unit.name: _numpy(unit.view) for unit in run.states.units if unit.view is not None},
         run.ops.clipping.scale,
         run.ledger.peak.size_bytes,
@@ -253,7 +253,7 @@ def _begin(job: JobSpec, division: Division, checkpoint: Path | None) -> Begin:
     )
 
 
-def _own(unit: UnitState) -> list[tuple[int, Buffers]]:
+def _parts(unit: UnitState) -> list[tuple[int, Buffers]]:
     """Where each of a rank's parts begins, and the part, without what only fills the buffer up."""
     parts: list[tuple[int, Buffers]] = []
     for part, share in product(unit.parts, unit.shares):

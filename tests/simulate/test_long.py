@@ -60,7 +60,7 @@ def test_any_program_of_random_times_is_extrapolated_to_the_times_of_the_whole_o
 ) -> None:
     alone = replace(case.setup, replicas=case.setup.replicas[:1])
     setup = with_micro_batches(alone, lambda _: alone.replicas[0].ranks * rounds)
-    program = proved_long(case.found, setup, case.choices)
+    program = proved_long(case.strategy, setup, case.choices)
     assume(isinstance(program.program, Repeating))
     rng = np.random.default_rng(seed)
     times_s = {kind: float(rng.exponential()) for kind in kinds() if not kind.is_barrier}

@@ -33,7 +33,7 @@ class FilePath(click.Path):
         check_name(str(value), place)
         if str(value) == "-":
             raise SpecError(
-                "- is no file name here",
+                "- is not a file name here",
                 place=place,
                 fix="give a file's name; ./- is a file called -, and /dev/stdout prints",
             )

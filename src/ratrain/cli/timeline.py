@@ -21,7 +21,7 @@ if TYPE_CHECKING:
     "--step",
     type=Whole(1, MOST_STEPS),
     metavar="N",
-    help="A recorded step. [default: one of median length]",
+    help="A recorded step. [default: nearest to the median length]",
 )
 @click.option(
     "--trace",

@@ -34,7 +34,7 @@ from ratrain.plan.layer_orders import order_words
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
 from ratrain.plan.planned import planned
-from ratrain.plan.ranges import write_ranges
+from ratrain.plan.ranges import STAGES, Nouns, write_ranges
 from ratrain.plan.search import Progress
 from ratrain.plan.sizes import (
     gradients_in,
@@ -159,7 +159,7 @@ class Case:
         lines = (
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
-            *order_words(self.strategy),
+            *order_words(job.schedule, self.strategy),
             f"activations {self.activations}",
             *travels(job.schedule),
             *self._collectives(),
@@ -171,8 +171,9 @@ class Case:
         return [part for line in lines for part in wrapped(line)]
 
 
-def recovery_words(modes: tuple[Recovery, ...]) -> str:
-    """What the stages do: "kept on stages 0-2; recovered ahead of backward on stage 3"."""
+def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int = 0) -> str:
+    """What the stages do: "kept on stages 0-2; recovered ahead of backward on stage 3"; or what
+    other things do, numbered from `first`."""
     words = {
         Recovery.NONE: "kept",
         Recovery.SELECTIVE: "kept without attention scores",
@@ -180,12 +181,12 @@ def recovery_words(modes: tuple[Recovery, ...]) -> str:
         Recovery.BACKWARD: "recovered when backward arrives",
     }
     if len(set(modes)) == 1:
-        return f"{words[modes[0]]} on every stage"
+        return f"{words[modes[0]]} on every {of[0]}"
     parts: list[str] = []
     for known, text in words.items():
-        stages = [stage for stage, mode in enumerate(modes) if mode is known]
-        if stages:
-            parts.append(f"{text} on stage{'s' * (len(stages) > 1)} {write_ranges(stages)}")
+        numbers = [number for number, mode in enumerate(modes, first) if mode is known]
+        if numbers:
+            parts.append(f"{text} on {of[len(numbers) > 1]} {write_ranges(numbers)}")
     return "; ".join(parts)
 
 
@@ -212,7 +213,7 @@ def case_as_asked(job: JobSpec) -> Case:
     chosen = strategy_of(job)
     if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
         raise SpecError(
-            "tensor-parallel-heavy with tensor = 1 has no tensor parallelism",
+            "tensor = 1 is no tensor parallelism, which tensor-parallel-heavy is made for",
             place=f"{file} [layout] tensor",
             fix="set tensor to the devices of a host, and divide pipeline by it",
         )

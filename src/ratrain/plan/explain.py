@@ -28,8 +28,8 @@ from ratrain.plan.subject import Subject, case_of_subject
 from ratrain.plan.tables import (
     WIDTH,
     candidate_json,
-    degrees,
     headline,
+    plan_name,
     search_json,
     table,
     wrapped,
@@ -168,7 +168,7 @@ def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[Kind
     if faster:
         gain = max(faster, key=lambda misfit: step_s - misfit.step_s)
         return (
-            f"memory: with {format_bytes(gain.missing_bytes)} more, {degrees(gain.candidate)} "
+            f"memory: with {format_bytes(gain.missing_bytes)} more, {plan_name(gain.candidate)} "
             f"would take {format_time(gain.step_s)} ({100 * (1 - gain.step_s / step_s):.1f} % less)"
         )
     kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
@@ -249,7 +249,7 @@ def _bill(explained: Explanation) -> Iterator[str]:
     shown = [fullest] if fullest is emptiest else [fullest, emptiest]
     titles = ["(fullest)", "(emptiest)"]
     heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
-    yield f"{'Bill':20}" + "".join(f"{head:>20}" for head in heads)
+    yield f"{'Memory by item':20}" + "".join(f"{head:>20}" for head in heads)
     groups = [grouped(bound.by_family) for bound in shown]
     for key in sorted({*groups[0], *groups[-1]}, key=lambda key: -groups[0].get(key, 0)):
         sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
@@ -304,7 +304,7 @@ def _misfits(explained: Explanation) -> Iterator[str]:
 def _near(near: Misfit) -> list[str]:
     candidate = near.candidate
     lines = wrapped(
-        f"- {degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}: "
+        f"- {plan_name(candidate)}, sharding level {candidate.mode.sharding}: "
         f"estimated {format_time(near.step_s)} per step; needs "
         f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
         f"{takes(near.item)} {format_bytes(near.item_bytes)}"

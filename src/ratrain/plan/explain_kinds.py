@@ -9,15 +9,15 @@ from typing import Any
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.added import Added
 from ratrain.plan.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
-from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.plan.search import Tried
 from ratrain.plan.speedup import DEFINITION, Alone, Speedup
 from ratrain.plan.tables import (
     ACTIVATIONS,
     WIDTH,
     candidate_json,
-    degrees,
     plain_table,
+    plan_name,
     rendered,
     wrapped,
 )
@@ -67,17 +67,24 @@ def place_words(place: Place) -> str:
     ranks = f"rank{'s' * (len(place.ranks) > 1)} {write_ranges(place.ranks)}"
     count = sum(place.layers)
     layers = counted(count, "layer")
-    layers += f" ({runs(place.layers)})" if len(place.layers) > 1 else ""
+    layers += f" ({write_list(place.layers, STAGES)})" if len(place.layers) > 1 else ""
     parts = ["embedding"] * place.embedding + [layers] * (count > 0) + ["head"] * place.head
-    tensor = f"; tensor {runs(place.tensor)}" if max(place.tensor) > 1 else ""
+    tensor = f"; tensor degree {write_degrees(place.tensor)}" if max(place.tensor) > 1 else ""
     alike = f", {place.replicas} replicas alike" if place.replicas > 1 else ""
     share = f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)}"
     if set(place.served) != {place.micro_batches}:
-        share = f"{runs(place.served)} of {share}"
+        share = f"{_served_words(place.served)} of {share}"
     return (
         f"{stages} of {place.of_stages} ({ranks}{alike}): {', '.join(parts)}{tensor}; "
         f"{share} of {place.micro_batch}"
     )
+
+
+def _served_words(served: Sequence[int]) -> str:
+    """ "8", or where the stages held differ "stage by stage 16, 8"."""
+    if len(set(served)) == 1:
+        return f"{served[0]:,}"
+    return f"stage by stage {write_list(served, STAGES)}"
 
 
 def busy_words(part: KindPart) -> str:
@@ -136,9 +143,9 @@ def gain_words(what_if: WhatIf, step_s: float) -> str:
 
 def _better(what_if: WhatIf) -> str:
     if what_if.resource == "memory":
-        return f"with {format_bytes(what_if.missing_bytes)} more, keeping every activation"
+        return f"with {format_bytes(what_if.missing_bytes)} more memory, to keep every activation"
     if what_if.resource == "recovery":
-        return "keeping every activation, for which there is room"
+        return "with every activation kept, for which there is room"
     return f"with {_FASTER[what_if.resource]} {FASTER:g} times as fast"
 
 
@@ -205,7 +212,7 @@ def _plan_words(tried: Tried | Timed | None) -> str:
         return shapes_words(tried.plan)
     plan = tried.candidate
     activations = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in plan.recovery))
-    return f"{degrees(plan)}, micro-batch {plan.job.batch.micro_batch}; {activations}"
+    return f"{plan_name(plan)}; {activations}"
 
 
 # ---- one more host -----------------------------------------------------------------------

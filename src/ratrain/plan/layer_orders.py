@@ -10,9 +10,9 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.program.skeletons import SKELETONS, TOGETHER, layer_major_name
-from ratrain.program.strategies import Strategy
+from ratrain.program.strategies import STRATEGIES, Strategy
 
 MOST_OPS = 20_000
 """Ops of compute up to which layer-major orders are tried: they have no repeating middle, and the
@@ -46,12 +46,16 @@ def in_order(job: JobSpec, skeleton: str | None) -> JobSpec:
     return replace(job, schedule=replace(job.schedule, skeleton=skeleton))
 
 
-def order_words(strategy: Strategy) -> list[str]:
-    """What goes layer by layer, as a line of a headline; none in other orders."""
-    together = SKELETONS[strategy.skeleton].together
-    if together == 1:
-        return []
-    return [
-        f"order {strategy.skeleton}: a step's first and last {together} micro-batches go "
-        "layer by layer"
-    ]
+def order_name(schedule: ScheduleSpec) -> str:
+    """The compute order, where it is not the one that the schedule's name stands for."""
+    asked = schedule.skeleton
+    return "" if asked in (None, STRATEGIES[schedule.name].skeleton) else asked or ""
+
+
+def order_words(schedule: ScheduleSpec, strategy: Strategy) -> list[str]:
+    """That order as a line of a headline, and what goes layer by layer in it."""
+    name, together = order_name(schedule), SKELETONS[strategy.skeleton].together
+    if together > 1:
+        name = name or strategy.skeleton
+        return [f"order {name}: a step's first and last {together} micro-batches go layer by layer"]
+    return [f"order {name}"] if name else []

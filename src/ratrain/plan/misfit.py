@@ -14,7 +14,7 @@ from ratrain.plan.bill import FORWARD, NONE, bill
 from ratrain.plan.build import MODES, Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
 from ratrain.plan.estimate import estimate
-from ratrain.plan.ranges import runs
+from ratrain.plan.ranges import STAGES, write_list
 from ratrain.plan.search import Checked, Search, fitted
 from ratrain.program.family_groups import takes
 from ratrain.program.setup import Recovery
@@ -160,6 +160,7 @@ def _degrees(group: Group) -> tuple[int, int, int, int]:
 
 _AXES = (
     "recovery",
+    "order",
     "sequence parallelism",
     "micro-batch",
     "state mode",
@@ -194,12 +195,13 @@ def _axes(checked: Checked, row: int) -> dict[str, str]:
     mode = group.modes[int(group.mode[row])]
     where = "sharded" if mode.sharded_gradients else "local"
     return {
+        "order": group.strategy.skeleton,
         "sequence parallelism": "on" if group.layout.sequence_parallel else "off",
         "micro-batch": str(group.job.batch.micro_batch),
         "state mode": f"sharding {mode.sharding} with {where} gradients",
         "buffer": str(int(group.buffer[row])) if ahead else "",
-        "layers": runs(group.layers[row].tolist()),
-        "recovery": runs([mode.value for mode in modes]),
+        "layers": write_list(group.layers[row].tolist(), STAGES),
+        "recovery": write_list([mode.value for mode in modes], STAGES),
         "order of kinds": "reversed" if group.reversed_kinds else "as listed",
     }
 
@@ -211,6 +213,7 @@ def _axes_in_words(checked: Checked, row: int) -> dict[str, str]:
     where = "sharded" if mode.sharded_gradients else "local"
     no = "" if group.layout.sequence_parallel else "no "
     return {
+        "order": f"order {axes['order']}",
         "sequence parallelism": f"{no}sequence parallelism",
         "micro-batch": f"micro-batch {axes['micro-batch']}",
         "state mode": f"sharding level {mode.sharding} (ZeRO-{mode.sharding}), {where} gradients",

@@ -3,9 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import groupby
+from typing import TypeVar
 
 from ratrain.errors import SpecError
 from ratrain.readers.numbers import is_number
+
+T = TypeVar("T")
 
 
 def write_ranges(numbers: Sequence[int]) -> str:
@@ -22,6 +26,8 @@ def write_ranges(numbers: Sequence[int]) -> str:
 Nouns = tuple[str, str]
 """What numbers are of: one, and several."""
 DEVICES: Nouns = ("device", "devices")
+RANKS: Nouns = ("rank", "ranks")
+STAGES: Nouns = ("stage", "stages")
 
 
 def read_ranges(text: str, place: str, limit: int, of: Nouns = DEVICES) -> list[int]:
@@ -44,12 +50,29 @@ def read_ranges(text: str, place: str, limit: int, of: Nouns = DEVICES) -> list[
     return numbers
 
 
-def runs(values: Sequence[object]) -> str:
-    """ "4 x 15, 3": equal neighbours counted."""
-    counts: list[tuple[object, int]] = []
-    for value in values:
-        if counts and counts[-1][0] == value:
-            counts[-1] = value, counts[-1][1] + 1
-        else:
-            counts.append((value, 1))
-    return ", ".join(f"{value} x {count}" if count > 1 else f"{value}" for value, count in counts)
+def write_list(values: Sequence[object], of: Nouns) -> str:
+    """ "9, 9, 4, 2", or of many, equal neighbours counted: "15 stages of 4, 1 of 3"."""
+    if len(values) <= _LISTED:
+        return ", ".join(map(str, values))
+    (value, count), *rest = _alike(values)
+    first = f"{count} {of[count > 1]} of {value}"
+    return ", ".join([first, *(f"{count} of {value}" for value, count in rest)])
+
+
+_LISTED = 8
+"""Values up to which each one is written."""
+
+
+def write_degrees(degrees: Sequence[int]) -> str:
+    """Tensor degrees of ranks: "2" where all have the same, else as `write_list`."""
+    return str(degrees[0]) if len(set(degrees)) == 1 else write_list(degrees, RANKS)
+
+
+def write_kinds(names: Sequence[str]) -> str:
+    """ "fast-rank, 2 x slow-rank": equal neighbours counted."""
+    return ", ".join(f"{count} x {name}" if count > 1 else name for name, count in _alike(names))
+
+
+def _alike(values: Sequence[T]) -> list[tuple[T, int]]:
+    """Values with the number of equal neighbours."""
+    return [(value, len(list(group))) for value, group in groupby(values)]

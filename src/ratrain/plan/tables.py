@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 from io import StringIO
-from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
 from ratrain.describe.cluster import Device
@@ -13,9 +12,9 @@ from ratrain.describe.lines import WIDTH, wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import recovery_words
-from ratrain.plan.layer_orders import order_words
+from ratrain.plan.layer_orders import order_name, order_words
 from ratrain.plan.measured_blocks import left_out_words, measured_words
-from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.ranges import STAGES, write_kinds, write_list, write_ranges
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.sizes import gradients_in, travels
 from ratrain.program.setup import Recovery
@@ -33,6 +32,13 @@ def degrees(candidate: Candidate) -> str:
     return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{divided}{virtual}"
 
 
+def plan_name(candidate: Candidate) -> str:
+    """ "p 1 x d 4 x t 1, micro-batch 2", and the compute order where another one was chosen."""
+    order = order_name(candidate.job.schedule)
+    name = f"{degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}"
+    return f"{name}, order {order}" if order else name
+
+
 def headline(candidate: Candidate) -> list[str]:
     """A configuration in lines of at most 80 columns."""
     where = "sharded" if candidate.mode.sharded_gradients else "local"
@@ -42,8 +48,8 @@ def headline(candidate: Candidate) -> list[str]:
         + (f", {candidate.layout.virtual} stages per rank" if candidate.layout.virtual > 1 else ""),
         f"micro-batches of {candidate.job.batch.micro_batch}, {candidate.micro_batches} per "
         f"replica",
-        f"layers per stage: {_layers_words(candidate.layers)}",
-        *order_words(candidate.strategy),
+        f"layers per stage: {write_list(candidate.layers, STAGES)}",
+        *order_words(candidate.job.schedule, candidate.strategy),
         f"activations: {recovery_words(candidate.recovery)}",
         f"sharding level {candidate.mode.sharding}, gradients "
         f"{where}{gradients_in(candidate.job.schedule)}",
@@ -64,7 +70,7 @@ def idle_words(idle: Sequence[Device]) -> list[str]:
     """Which devices a plan leaves idle, as a line of a headline; none where it uses all."""
     if not idle:
         return []
-    numbers, kinds = write_ranges([d.index for d in idle]), runs([d.kind.name for d in idle])
+    numbers, kinds = write_ranges([d.index for d in idle]), write_kinds([d.kind.name for d in idle])
     return [f"idle: {counted(len(idle), 'device')}, {numbers} ({kinds})"]
 
 
@@ -88,19 +94,6 @@ ACTIVATIONS = {
     Recovery.FORWARD: "recomputed",
 }
 """What becomes of a stage's activations, for a table; the headline says when."""
-
-
-def _layers_words(layers: Sequence[int]) -> str:
-    """ "9, 9, 4, 2", or of many stages "15 stages of 4, 1 of 3"."""
-    if len(layers) <= _LISTED:
-        return ", ".join(str(count) for count in layers)
-    alike = [(count, len(list(stages))) for count, stages in groupby(layers)]
-    (first, times), rest = alike[0], alike[1:]
-    return ", ".join([f"{times} stages of {first}", *(f"{n} of {count}" for count, n in rest)])
-
-
-_LISTED = 8
-"""Stages up to which each one's layers are shown."""
 
 
 def _peaks(tried: Tried) -> str:
@@ -148,15 +141,17 @@ def search_text(search: Search, top: int) -> list[str]:
 def table(tried: Sequence[Tried]) -> list[str]:
     """Plans, best first: what they are, and how much slower than the first. The last column
     breaks where it is too long."""
+    orders = [order_name(row.candidate.job.schedule) for row in tried]
+    order_too = "order; " if any(orders) else ""
     rows = plain_table(
         ("step", True),
         ("slower", True),
         ("memory", True),
         ("micro\nbatch", True),
         ("sharding,\ngradients", False),
-        ("pipeline (p) x data (d) x tensor (t);\nactivations", False),
+        (f"pipeline (p) x data (d) x tensor (t);\n{order_too}activations", False),
     )
-    for row in tried:
+    for row, order in zip(tried, orders, strict=True):
         plan = row.candidate
         where = "sharded" if plan.mode.sharded_gradients else "local"
         modes = Counter(ACTIVATIONS[mode] for mode in plan.recovery)
@@ -169,7 +164,7 @@ def table(tried: Sequence[Tried]) -> list[str]:
             format_bytes(row.bound_bytes),
             f"{plan.job.batch.micro_batch}",
             f"{plan.mode.sharding} {where}",
-            f"{degrees(plan)}; {activations}",
+            "; ".join(part for part in (degrees(plan), order, activations) if part),
         )
     return rendered(rows)
 
@@ -212,6 +207,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "layers_per_stage": list(candidate.layers),
         "micro_batch": candidate.job.batch.micro_batch,
         "micro_batches": candidate.micro_batches,
+        "order": candidate.strategy.skeleton,
         "recovery": [mode.value for mode in candidate.recovery],
         "recovery_buffer": candidate.buffer,
         "sharding": candidate.mode.sharding,

@@ -13,9 +13,10 @@ from ratrain.describe.units import counted
 from ratrain.errors import ProgramError
 from ratrain.plan.case import recovery_words
 from ratrain.plan.gradient_groups import collective_words
+from ratrain.plan.layer_orders import order_words
 from ratrain.plan.measured_blocks import words_of
 from ratrain.plan.plan_members import share_text
-from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.ranges import RANKS, STAGES, write_degrees, write_kinds, write_list, write_ranges
 from ratrain.plan.sizes import gradients_in, travels
 from ratrain.plan.trial import proof
 from ratrain.plan.uneven_places import uneven_costs
@@ -149,6 +150,7 @@ class UnevenCase:
             f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: "
             f"{shapes_words(self.plan)}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
+            *order_words(job.schedule, self.plan.strategy),
             *travels(job.schedule),
             *collective_words(job, ()),
         ]
@@ -162,9 +164,11 @@ class UnevenCase:
 
 
 def shapes_words(plan: UnevenPlan) -> str:
-    """How many replicas it has, of how many shapes."""
-    setup = plan.setup
-    return f"{counted(setup.data, 'replica')} of {counted(len(setup.replicas), 'shape')}"
+    """How many replicas it has, and of how many shapes."""
+    replicas, shapes = counted(plan.setup.data, "replica"), len(plan.setup.replicas)
+    if plan.setup.data == 1:
+        return replicas
+    return f"{replicas}, all alike" if shapes == 1 else f"{replicas} of {shapes} shapes"
 
 
 def _layers(replica: UnevenReplica) -> tuple[int, ...]:
@@ -184,13 +188,12 @@ def share_words(micro_batches: int, size: int) -> str:
     )
 
 
-def activations_words(replica: UnevenReplica) -> str:
+def activations_words(replica: UnevenReplica, first_rank: int = 0) -> str:
     """What a replica keeps and recovers: "kept on every stage". Where stages have several members
-    that differ, these count."""
-    words = recovery_words(replica.recovery)
+    that differ, what its ranks do, numbered from `first_rank`."""
     if not replica.has_members or len(set(replica.recovery)) == 1:
-        return words
-    return f"by member, {words}"
+        return recovery_words(replica.recovery)
+    return recovery_words(replica.recovery, RANKS, first_rank)
 
 
 def _lines_of(replica: UnevenReplica, first_rank: int) -> list[str]:
@@ -199,13 +202,15 @@ def _lines_of(replica: UnevenReplica, first_rank: int) -> list[str]:
     ranks = f"rank{'s' * (replica.ranks > 1)} "
     ranks += write_ranges(range(first_rank, first_rank + replica.ranks))
     parts = (
-        f"layers {runs(_layers(replica))}",
-        f"tensor {runs(replica.tensor)}",
-        f"on {runs(replica.kinds)}",
+        f"layers per stage {write_list(_layers(replica), STAGES)}",
+        f"tensor degree {write_degrees(replica.tensor)}",
+        f"on {write_kinds(replica.kinds)}",
         share_words(replica.micro_batches, replica.micro_batch),
-        f"activations {activations_words(replica)}",
+        f"activations {activations_words(replica, first_rank)}",
     )
-    line = f"{counted(len(replica.members), 'replica')} ({ranks}): {'; '.join(parts)}"
+    count = len(replica.members)
+    alike = f"{count} replicas, each like {ranks}" if count > 1 else f"1 replica ({ranks})"
+    line = f"{alike}: {'; '.join(parts)}"
     return [line, *_member_lines(replica, first_rank)]
 
 

@@ -1,8 +1,8 @@
-"""What a rank waits for, in the words that terminals, reports and pages print."""
+"""What a rank waits for, and what its ops do, in the words that terminals and pages print."""
 
 from __future__ import annotations
 
-from ratrain.program.kind import Waiting
+from ratrain.program.kind import Kind, Lane, Waiting
 
 AWAITED = {
     Waiting.BUBBLE: "other stages",
@@ -14,3 +14,19 @@ AWAITED = {
     Waiting.DISK: "checkpoint writes",
     Waiting.COPY: "host-memory copies",
 }
+
+_COMPUTED = {
+    Kind.F: "forward",
+    Kind.B: "backward",
+    Kind.I: "input gradients",
+    Kind.W: "weight gradients",
+    Kind.R: "recovery",
+}
+
+
+def op_words(kind: Kind) -> str:
+    """What ops of a kind do: "backward", "weight gathers"; a compute kind of your own by its
+    name."""
+    if kind.lane is Lane.COMPUTE and not kind.is_message:
+        return _COMPUTED.get(kind, kind.name)
+    return AWAITED[kind.waiting]

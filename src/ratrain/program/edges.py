@@ -134,8 +134,8 @@ def _derived(uses: Uses, states: States, lane: Ints) -> Edges:
     same_state = block_state[1:] == block_state[:-1]
     closer = np.where(np.r_[same_state, False], np.r_[writer[1:], -1], -1)
     first_writer = np.full(len(states.rank), -1, dtype=np.int64)
-    ones = np.flatnonzero((block_version == 1) & (writer >= 0))
-    first_writer[block_state[ones]] = writer[ones]
+    first_versions = np.flatnonzero((block_version == 1) & (writer >= 0))
+    first_writer[block_state[first_versions]] = writer[first_versions]
     is_last = (block_version == writes[block_state]) & (writer >= 0)
     next_closer = np.where(is_last, first_writer[block_state], -1)
     # Version 0 of a carried state is the last version of the step before.

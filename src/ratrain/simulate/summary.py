@@ -7,10 +7,10 @@ from typing import Any
 
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.program.awaited import AWAITED
+from ratrain.program.awaited import AWAITED, op_words
 from ratrain.program.families import DEVICE
 from ratrain.program.family_groups import group_name, grouped
-from ratrain.program.kind import Waiting
+from ratrain.program.kind import Waiting, kind_named
 from ratrain.program.setup import Setup
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
@@ -191,13 +191,14 @@ def _bar(times: RankTimes, step_time_s: float, width: int) -> str:
 
 
 def _critical(simulation: Simulation) -> Iterator[str]:
-    """The path's time by kind, and the ranks it spends most on."""
-    by_kind: dict[str, float] = {}
+    """The path's time by what its ops do, and the ranks it spends most on."""
+    by_work: dict[str, float] = {}
     by_rank: dict[int, float] = {}
     for part in simulation.critical:
-        by_kind[part.kind] = by_kind.get(part.kind, 0.0) + part.time_s
+        work = op_words(kind_named(part.kind))
+        by_work[work] = by_work.get(work, 0.0) + part.time_s
         by_rank[part.rank] = by_rank.get(part.rank, 0.0) + part.time_s
-    total = sum(by_kind.values()) or 1.0
+    total = sum(by_work.values()) or 1.0
 
     def shares(by_key: dict[Any, float], name: str) -> str:
         best = sorted(by_key.items(), key=lambda pair: -pair[1])[:5]
@@ -205,7 +206,7 @@ def _critical(simulation: Simulation) -> Iterator[str]:
             f"{name}{key} {100 * s / total:.1f} %" for key, s in best if s > 5e-4 * total
         )
 
-    for line in (f"critical path: {shares(by_kind, '')}", f"  on {shares(by_rank, 'rank ')}"):
+    for line in (f"critical path: {shares(by_work, '')}", f"  on {shares(by_rank, 'rank ')}"):
         yield from wrapped(line, "    ")
 
 

@@ -17,9 +17,10 @@ from ratrain.plan.explain import NEAR, binding
 from ratrain.plan.explain_kinds import binding_words, busy_words
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.kinds import KindPart
+from ratrain.plan.layer_orders import order_name
 from ratrain.plan.misfit import Misfit, misfits
 from ratrain.plan.placement import Placement
-from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
 from ratrain.plan.subject import Subject
@@ -235,17 +236,20 @@ def _details(plan: Subject) -> tuple[str, ...]:
     )
     if isinstance(plan, UnevenPlan):
         return (*map(_replica_details, plan.replicas), states)
+    order = order_name(plan.job.schedule)
     return (
-        f"layers of stages: {runs(plan.layers)}",
+        f"layers per stage: {write_list(plan.layers, STAGES)}",
+        *((f"order: {order}",) if order else ()),
         f"activations: {recovery_words(plan.recovery)}",
         states,
     )
 
 
 def _replica_details(replica: UnevenReplica) -> str:
+    layers = write_list(tuple(replica.layout.layers), STAGES)
     return (
-        f"replica {write_ranges(replica.members)}: layers {runs(list(replica.layout.layers))}, "
-        f"tensor {runs(replica.tensor)}, "
+        f"replica {write_ranges(replica.members)}: layers per stage {layers}, "
+        f"tensor degree {write_degrees(replica.tensor)}, "
         f"{share_words(replica.micro_batches, replica.micro_batch)}, "
         f"activations {activations_words(replica)}"
     )
@@ -256,6 +260,7 @@ def _key(candidate: Candidate) -> object:
     return (
         layout,
         candidate.job.batch.micro_batch,
+        candidate.strategy.skeleton,
         candidate.recovery,
         candidate.mode,
         candidate.reversed_kinds,

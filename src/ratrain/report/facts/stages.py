@@ -156,7 +156,8 @@ def _group_links(setup: Setup, standing: Standing) -> Iterable[tuple[str, str]]:
     reduces = [place.reduces_over for place in standing.ranks]
     sums = [place.sums_over for place in standing.ranks]
     if any(reduces):
-        yield f"between {setup.data} replicas", _same(reduces)
+        among = f"{setup.data} replicas" if setup.data > 1 else "members of a stage"
+        yield f"between {among}", _same(reduces)
     if any(sums):
         degrees = sorted({member.tensor for member in setup.members} - {1})
         yield f"in tensor groups of {' and '.join(map(str, degrees))}", _same(sums)

@@ -7,8 +7,9 @@ from typing import Any
 
 from ratrain.cost.precision import travel_words
 from ratrain.describe.units import counted, format_time
-from ratrain.plan.ranges import runs, write_ranges
+from ratrain.plan.ranges import write_degrees, write_ranges
 from ratrain.program.setup import Setup
+from ratrain.program.strategies import STRATEGIES
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import CURVES
 from ratrain.report.facts.stages import CARDS
@@ -21,6 +22,9 @@ def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
     schedule = str(facts["schedule"])
     if facts["without"]:
         schedule += f" without {', '.join(facts['without'])}"
+    usual = STRATEGIES.get(str(facts["schedule"]))
+    if usual is not None and facts.get("order", usual.skeleton) != usual.skeleton:
+        schedule += f", order {facts['order']}"
     counts = sorted(set(facts["micro_batches"]))
     return [
         ("Layout", counted(facts["data"], "replica") if unlike else _degrees(facts)),
@@ -48,8 +52,8 @@ def _degrees(facts: Mapping[str, Any]) -> str:
 def _cut(replica: Mapping[str, Any]) -> str:
     """A replica's layers on each rank, its share of a step, and what it keeps."""
     layers = "+".join(map(str, replica["layers_per_stage"]))
-    degrees = runs(replica["tensor"]) if max(replica["tensor"]) > 1 else ""
-    tensor = f", tensor {degrees}" if degrees else ""
+    degrees = write_degrees(replica["tensor"]) if max(replica["tensor"]) > 1 else ""
+    tensor = f", tensor degree {degrees}" if degrees else ""
     return (
         f"{layers} layers{tensor}, {replica['micro_batches']} micro-batches of "
         f"{replica['micro_batch']}, activations {replica['activations']}"
@@ -88,13 +92,14 @@ def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -
     deepest = max(replica.ranks for replica in setup.replicas)
     if deepest > CARDS:
         yield f"The plan's picture shows the first {CARDS} of {deepest} ranks of each pipeline."
-    folded = sum(replica.count for replica in setup.replicas) - len(setup.replicas)
-    if folded or setup.tensor > 1:
-        verb = "is" if len(setup.replicas) == 1 else "are"
-        alike = len({member.tensor for member in setup.members}) == 1
-        of = f" of {setup.tensor}" if alike else ""
+    shapes, folded = len(setup.replicas), any(replica.count > 1 for replica in setup.replicas)
+    alike = len({member.tensor for member in setup.members}) == 1
+    of = f" of {setup.tensor}" if alike else ""
+    if folded:
         group = f", one rank of each tensor group{of}" if setup.tensor > 1 else ""
+        verb = "is" if shapes == 1 else "are"
         yield (
-            f"{len(setup.replicas)} of {setup.data} replicas {verb} drawn{group}: the others do "
-            "the same work."
+            f"{shapes} of {setup.data} replicas {verb} drawn{group}: the others do the same work."
         )
+    elif setup.tensor > 1:
+        yield f"One rank of each tensor group{of} is drawn: the others do the same work."

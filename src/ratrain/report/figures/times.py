@@ -53,12 +53,15 @@ def _notes(times: Times) -> Iterator[str]:
 
 
 def _longest_s(times: Times) -> float:
+    """What the width of a bar stands for: nothing drawn is longer."""
     sums = [
         sum(kinds.values())
         for rank in times.ranks
         for kinds in (rank.predicted_s, rank.measured_s)
         if kinds
     ]
+    sums.append(sum(kind.predicted_s or 0.0 for kind in times.kinds))
+    sums.append(sum(kind.measured_s or 0.0 for kind in times.kinds))
     sums += [s for s in (times.step_predicted_s, times.step_measured_s) if s is not None]
     return max(sums, default=1.0) or 1.0
 

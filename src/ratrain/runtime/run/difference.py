@@ -7,6 +7,7 @@ from typing import Any
 
 from ratrain.errors import TimelineError
 from ratrain.runtime.run.merge import merge_records
+from ratrain.runtime.run.report import typical_of
 from ratrain.runtime.run_files import read_prediction
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
@@ -16,7 +17,6 @@ from ratrain.timeline.compare import (
     compare,
     one_step,
     step_times,
-    typical_step,
 )
 from ratrain.timeline.timeline import Timeline, read_timeline
 
@@ -54,7 +54,8 @@ def difference_of(
     folder: RunFolder, step: int | None = None, recorded: Timeline | None = None
 ) -> RunDifference:
     """The `RunDifference` of a run; `step` (from 1) is one of the recorded ones, by default that
-    of median length. `recorded` is what `merge_records` gives, where it is at hand."""
+    whose length is nearest to the reported median. `recorded` is what `merge_records` gives, where
+    it is at hand."""
     spec = folder.read_spec()
     measured = recorded or merge_records(folder, spec)
     if measured is None:
@@ -78,7 +79,7 @@ def difference_of(
             fix=_PREDICT_AGAIN,
         )
     lengths = step_times(measured)
-    chosen = typical_step(measured) if step is None else step - 1
+    chosen = typical_of(folder, measured) if step is None else step - 1
     last = max(span.step for span in predicted.spans)
     ours = one_step(measured, chosen, ranks=first_members(spec.seats))
     theirs = one_step(predicted, last)

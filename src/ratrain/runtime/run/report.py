@@ -34,8 +34,8 @@ _SIMULATED = {
 
 def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, Any]:
     """The report of the run's last attempt. The step time is the median of the last half of its
-    steps, without its first two. Kinds are means over ranks, of the recorded step of median
-    length. `recorded` is what `merge_records` gives, where it is at hand."""
+    steps, without its first two. Kinds are means over ranks, of the recorded step whose
+    length is nearest to it. `recorded` is what `merge_records` gives, where it is at hand."""
     spec, facts = folder.read_spec(), read_facts(folder)
     recorded = recorded or merge_records(folder, spec)
     rows, last = folder.read_metrics(), attempts(folder)[-1:]
@@ -169,13 +169,24 @@ def _kinds(
     ]
 
 
+def typical_of(folder: RunFolder, recorded: Timeline) -> int:
+    """The recorded step, counted from 0, whose length is nearest to the median that is reported:
+    the one step that report, page and `ratrain timeline` show."""
+    last = attempts(folder)[-1:]
+    return _nearest(recorded, counted_rows(folder.read_metrics(), last[0] if last else None))
+
+
+def _nearest(recorded: Timeline, counted: Sequence[Row]) -> int:
+    return typical_step(recorded, _median_s(counted) if counted else None)
+
+
 def _typical(recorded: Timeline | None, counted: Sequence[Row]) -> dict[str, Any] | None:
     """The recorded step whose length is nearest to the median that is reported, and its length;
     None where none was recorded with the one before it."""
     lengths = step_times(recorded) if recorded is not None else {}
     if recorded is None or not lengths:
         return None
-    step = typical_step(recorded, _median_s(counted) if counted else None)
+    step = _nearest(recorded, counted)
     return {"step": step + 1, "step_time_s": lengths[step]}
 
 

@@ -116,7 +116,7 @@ class Slots:
     def stored(self) -> Iterator[Stored]:
         """What this rank writes of its slots."""
         for slot in self._slots:
-            for number, (own, part) in enumerate(self._parameters):
+            for number, (held, part) in enumerate(self._parameters):
                 first, last = self._rows(part, self._place)
                 width = _width(part)
                 end = part.offset + last * width
@@ -131,26 +131,26 @@ class Slots:
                     columns = slice(column, column + width)
                 run = self._run(number, slot, first, last)
                 division = Division(slot, self.count)
-                yield Stored(division, begin, end, run, _width(own), columns)
+                yield Stored(division, begin, end, run, _width(held), columns)
 
     def _runs(self, place: int) -> tuple[slice, ...]:
         """What a replica owns of this rank's buffer, as far as it is not empty."""
         runs: list[slice] = []
-        for number, (own, part) in enumerate(self._parameters):
+        for number, (held, part) in enumerate(self._parameters):
             rows = self._rows(part, place)
             slots = self._slots if cut_dim(part.name) == ROWS else self._slots[:1]
             of_slots = [self._run(number, slot, *rows) for slot in slots]
             if cut_dim(part.name) == COLUMNS and place == len(self._groups) - 1:
-                of_slots = [slice(of_slots[0].start, own.offset + aligned(own.elements))]
+                of_slots = [slice(of_slots[0].start, held.offset + aligned(held.elements))]
             runs += of_slots
         return tuple(run for run in runs if run.start < run.stop)
 
     def _run(self, number: int, slot: int, first: int, last: int) -> slice:
         """Rows of a slot of a parameter, as wide as they are in this rank's buffer."""
-        own, part = self._parameters[number]
+        held, part = self._parameters[number]
         before = self._local(slot) * part.shape[0] if cut_dim(part.name) == ROWS else 0
-        width = _width(own)
-        return slice(own.offset + (before + first) * width, own.offset + (before + last) * width)
+        width = _width(held)
+        return slice(held.offset + (before + first) * width, held.offset + (before + last) * width)
 
     def _rows(self, part: Parameter, place: int, item: _Item | None = None) -> tuple[int, int]:
         """The rows of a slot's parameter that a replica owns; of an item, its piece of them."""
@@ -186,7 +186,7 @@ class Slots:
     @cached_property
     def _parameters(self) -> list[tuple[Parameter, Parameter]]:
         """Each as this rank holds it, and as a slot does."""
-        return [(own, self._slot.by_name[own.name]) for own in self._layout.parameters]
+        return [(held, self._slot.by_name[held.name]) for held in self._layout.parameters]
 
     # ---- sums and copies ----------------------------------------------------------------
 
@@ -254,9 +254,9 @@ class Slots:
 
     def _view(self, flat: Tensor, slot: int, item: _Item, place: int) -> Tensor:
         """The rows of a slot that a replica owns, in this rank's buffer."""
-        own, part = self._parameters[item.parameter]
+        held, part = self._parameters[item.parameter]
         run = self._run(item.parameter, slot, *self._rows(part, place, item))
-        rows, width = flat[run].view(-1, _width(own)), _width(part)
+        rows, width = flat[run].view(-1, _width(held)), _width(part)
         if cut_dim(part.name) == COLUMNS:
             return rows[:, self._local(slot) * width : (self._local(slot) + 1) * width]
         return rows
