@@ -29,7 +29,7 @@ def averaged(case: Case, steps: int) -> Program:
         error_feedback=0,
         average_steps=steps,
     )
-    return apply_strategy(replace(case.found, sharding=0), case.setup, choices)
+    return apply_strategy(replace(case.strategy, sharding=0), case.setup, choices)
 
 
 @settings(max_examples=60, deadline=None, suppress_health_check=[HealthCheck.too_slow])
