@@ -121,9 +121,9 @@ def command(
 
     Without JOB, trains --model on --data; the job is then written to the run's folder.
 
-    Plans the job where it has no [layout], proves that it fits the memory budget,
-    starts one process per rank, times their ops to predict the step, trains, saves
-    checkpoints, and reports measurement against prediction.
+    Plans the job where it has no [layout] (its micro-batch is then chosen too), proves that
+    it fits the memory budget, starts one process per rank, times their ops to predict the
+    step, trains, saves checkpoints, and reports measurement against prediction.
 
     Ctrl-C finishes the current step, saves and ends with status 0; --resume then
     continues with exactly the same losses. A second Ctrl-C stops at once.
