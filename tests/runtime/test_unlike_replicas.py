@@ -35,14 +35,20 @@ def unlike(replicas: tuple[Unlike, ...], name: str = "ratrain", **changes: Any) 
     return replace(ALONE, name=name, unlike=replicas, **changes)
 
 
+ROUNDING = {"w": 1e-6, "m": 2e-6, "v": 2e-6}
+"""Of fp32, of a buffer's norm: weights, and the moments of gradients. How far a gradient's sums are
+rounded apart depends on the processor: 1.004e-6 on one with AVX-512, less than 1e-6 on others."""
+
+
 def assert_as_alone(result: Result, alone: Result) -> None:
-    """The same losses and weights, to rounding of fp32."""
+    """The same losses, weights and moments, to rounding of fp32."""
     assert result.loss_values == pytest.approx(alone.loss_values, rel=1e-6)
     for unit, buffers in alone.units.items():
-        for ours, theirs in zip(result.units[unit], buffers, strict=True):
+        for kind, ours, theirs in zip(ROUNDING, result.units[unit], buffers, strict=True):
             ours = ours[: len(theirs)]
             distance = np.linalg.norm((ours - theirs).astype(np.float64))
-            assert distance <= 1e-6 * np.linalg.norm(theirs.astype(np.float64)), unit
+            limit = ROUNDING[kind] * np.linalg.norm(theirs.astype(np.float64))
+            assert distance <= limit, (unit, kind)
 
 
 def assert_held(result: Result) -> None:
