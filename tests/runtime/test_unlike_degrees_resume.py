@@ -148,5 +148,5 @@ def test_a_run_of_unlike_degrees_is_reported_with_its_prediction_and_its_memory(
     assert contents.plan is not None
     facts = dict(contents.plan.facts)
     assert facts["Replica 0"] == (
-        "2+2 layers, tensor 1, 2, 3 micro-batches of 2, activations kept on every stage"
+        "2+2 layers, tensor degree 1, 2, 3 micro-batches of 2, activations kept on every stage"
     )
