@@ -10,6 +10,9 @@ from runs_made import Setting
 
 STEPS, WARM = 1000, 200
 MIB = 1 << 20
+BLOCK_BYTES = (1 << 18) + 64
+"""One block of 256 KiB as the C library rounds it (a product's buffer, say): lanes overlap
+differently from step to step."""
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
 
@@ -42,7 +45,7 @@ def test_nothing_grows_over_a_thousand_steps(tmp_path: Path) -> None:
         assert seen["late"][rank][1] <= seen["early"][rank][1] + 2, "open files"
         for figure, noise_bytes in (
             ("ledger_peak_bytes", 0),
-            ("allocated_peak_bytes", MIB // 4),
+            ("allocated_peak_bytes", BLOCK_BYTES),
             ("resident_bytes", 2 * MIB),
         ):
             values = [row["ranks"][rank][figure] for row in rows]
