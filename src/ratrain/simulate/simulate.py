@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cached_property
 
 from ratrain.program.kind import Lane, Waiting
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
+from ratrain.program.table import Table
 from ratrain.program.verify import Verdict, verify
-from ratrain.simulate.costs import Costs, costs_of_ops
+from ratrain.simulate.costs import Costs, OpCosts, costs_of_ops
 from ratrain.simulate.critical import CriticalPart, critical_path
 from ratrain.simulate.engine import Progress, Run, run
 from ratrain.simulate.memory import memory_curves
 from ratrain.simulate.result import RankTimes, Window, rank_times, steady_window
 from ratrain.timeline.timeline import MemoryCurve, Span, Timeline
+
+Vary = Callable[[Table, OpCosts], OpCosts]
 
 STEPS = 4
 """Steps simulated: the first fills the pipeline, the last two tell whether it is steady."""
@@ -93,12 +97,16 @@ def simulate(
     verdict: Verdict | None = None,
     compiled: bool = True,
     progress: Progress | None = None,
+    vary: Vary | None = None,
 ) -> Simulation:
-    """The `Simulation` of a program. Proves it first, unless a verdict is given."""
+    """The `Simulation` of a program. Proves it first, unless a verdict is given. `vary`: what an
+    op's cost becomes that is not the same for all ops of its kind and unit."""
     verdict = verdict or verify(program)
     began = time.perf_counter()
     table = program.table
     op_costs = costs_of_ops(table, costs)
+    if vary is not None:
+        op_costs = vary(table, op_costs)
     ran = run(
         table, op_costs, costs.link_rate_bytes_per_s, steps, compiled=compiled, progress=progress
     )

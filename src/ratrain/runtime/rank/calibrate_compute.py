@@ -32,6 +32,8 @@ from ratrain.runtime.step.states import RankStates, UnitState
 
 LEAST_PASSES, LEAST_S = 3, 1.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
+MOST_PASSES = 32
+"""Whose times are kept one by one."""
 _UPDATED = 1 << 20
 """Elements of the piece on which the optimizer is timed."""
 
@@ -76,6 +78,11 @@ def unit_times(
         # the mix of both is the rate.
         return fmean(rows[kind, unit]) if rows[kind, unit] else 0.0
 
+    def passes_of(index: int) -> tuple[tuple[float, float], ...]:
+        halves = zip(rows["I", index], rows["W", index], strict=True)
+        back = rows["B", index] or [input_s + weight_s for input_s, weight_s in halves]
+        return tuple(zip(rows["F", index], back, strict=True))[:MOST_PASSES]
+
     def of_unit(index: int, unit: UnitState) -> UnitTimes:
         made_s = mean("gradient", index) / max(1, unit.local.micro_batches)
         return UnitTimes(
@@ -88,6 +95,7 @@ def unit_times(
             narrowing_s=_narrowing_s(unit, states),
             elements=unit.padded,
             scratch_bytes=scratch[index],
+            passes=passes_of(index),
         )
 
     return tuple(of_unit(index, unit) for index, unit in enumerate(states.units))

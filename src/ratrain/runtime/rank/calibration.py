@@ -21,6 +21,7 @@ class UnitTimes:
     narrowing_s: float  # of a gradient that travels in fewer bits than it adds up in
     elements: int  # of the flat buffer
     scratch_bytes: int
+    passes: tuple[tuple[float, float], ...] = ()  # forward and back, of each pass that was timed
 
 
 @dataclass(frozen=True)
@@ -66,7 +67,10 @@ def read_calibration(body: bytes) -> Calibration:
 
     return Calibration(
         table["program_rank"],
-        tuple(UnitTimes(**row) for row in table["units"]),
+        tuple(
+            UnitTimes(**{**row, "passes": tuple(map(tuple, row["passes"]))})
+            for row in table["units"]
+        ),
         link("message"),
         link("message_back"),
         link("arrival"),

@@ -9,13 +9,21 @@ from typing import Any
 
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
+from ratrain.program.verify import verify
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.rank.calibration import Calibration
+from ratrain.runtime.rank.drawn_passes import DrawnPasses
 from ratrain.runtime.rank.run_costs import ElementBytes, costs_of_run
 from ratrain.runtime.run_folder import RunFolder
+from ratrain.simulate.costs import Costs
 from ratrain.simulate.result import RankTimes
-from ratrain.simulate.simulate import simulate, timeline_of
+from ratrain.simulate.simulate import Simulation, simulate, timeline_of
 from ratrain.timeline.timeline import write_timeline
+
+DRAWS = 7
+"""Simulations of which the one with the median step is the prediction."""
+MOST_OPS = 100_000
+"""Of a program that is simulated so often; a longer one averages by itself."""
 
 
 def write_prediction(
@@ -28,7 +36,7 @@ def write_prediction(
 ) -> None:
     """Leaves prediction.json and the predicted timeline in the run's folder."""
     costs = costs_of_run(program, calibrations, element_bytes, agrees=agrees)
-    simulation = simulate(program, costs)
+    simulation = _typical(program, costs, calibrations)
     write_timeline(timeline_of(simulation), folder.predicted)
     bounds = simulation.verdict.bounds
     body = {
@@ -39,6 +47,17 @@ def write_prediction(
         "calibration": [asdict(calibration) for calibration in calibrations],
     }
     write_whole(folder.path / "prediction.json", json.dumps(body, indent=1))
+
+
+def _typical(program: Program, costs: Costs, calibrations: list[Calibration]) -> Simulation:
+    """The simulation whose step is the median of several, each with passes drawn anew."""
+    verdict = verify(program)
+    draws = DRAWS if len(program.table) <= MOST_OPS else 1
+    drawn = [
+        simulate(program, costs, verdict=verdict, vary=DrawnPasses(calibrations, seed))
+        for seed in range(draws)
+    ]
+    return sorted(drawn, key=lambda simulation: simulation.step_time_s)[draws // 2]
 
 
 def _parts(program: Program, times: RankTimes, calibrations: list[Calibration]) -> dict[str, Any]:
