@@ -81,6 +81,17 @@ class Accumulated:
         return nullcontext()
 
 
+def stepped(
+    schedule: Any, rank: int, pipeline: int, tokens: Tensor, targets: Tensor
+) -> float | None:
+    """One step of torch's pipelining; the scaled losses' sum, on the last rank."""
+    losses: list[Tensor] | None = [] if rank == pipeline - 1 else None
+    inputs = (tokens,) if rank == 0 else ()
+    wanted = None if losses is None else targets
+    schedule.step(*inputs, target=wanted, losses=losses, return_outputs=False)
+    return None if losses is None else sum(loss.item() for loss in losses)
+
+
 class Pipelined:
     """torch.distributed.pipelining's 1F1B; data parallelism is the stage module's affair."""
 
@@ -99,12 +110,8 @@ class Pipelined:
         self.scale = scale
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float | None:
-        last = self.rank == self.case.pipeline - 1
-        losses: list[Tensor] | None = [] if last else None
-        inputs = (tokens,) if self.rank == 0 else ()
-        wanted = targets if last else None
-        self.schedule.step(*inputs, target=wanted, losses=losses, return_outputs=False)
-        return None if losses is None else sum(loss.item() for loss in losses) / self.scale
+        loss = stepped(self.schedule, self.rank, self.case.pipeline, tokens, targets)
+        return None if loss is None else loss / self.scale
 
 
 class Looped:
@@ -129,12 +136,8 @@ class Looped:
         )
 
     def backward(self, tokens: Tensor, targets: Tensor) -> float | None:
-        last = self.rank == self.case.pipeline - 1
-        losses: list[Tensor] | None = [] if last else None
-        inputs = (tokens,) if self.rank == 0 else ()
-        wanted = targets if last else None
-        self.schedule.step(*inputs, target=wanted, losses=losses, return_outputs=False)
-        return None if losses is None else sum(loss.item() for loss in losses) * self.case.tokens
+        loss = stepped(self.schedule, self.rank, self.case.pipeline, tokens, targets)
+        return None if loss is None else loss * self.case.tokens
 
 
 class Hooked:
