@@ -143,7 +143,9 @@ def test_tied_ends_of_one_degree_add_up_around_a_stage_of_another(
 ) -> None:
     tied: dict[str, Any] = {"model": TIED}
     result = train(five, unlike(WAIST, **tied), tmp_path / "unlike")
-    assert_as_alone(result, train(five, replace(ALONE, **tied), tmp_path / "alone"))
+    alone = train(five, replace(ALONE, **tied), tmp_path / "alone")
+    # On a processor with AVX-512 a first moment was 1.004e-6 apart, on others less than 1e-6.
+    assert_as_alone(result, alone, moment1=2e-6)
 
 
 @slow

@@ -1,7 +1,7 @@
 """The graph that autograd keeps of a unit's forward, and the way back through it.
 
 `torch.autograd.grad` imports SymPy to compare the shape of a gradient that it is given with that of
-the output: 50 MB and a second of processor time on every rank. So the graph ends in a scalar, for
+the output: 40 MB and 1.5 s of processor time on every rank. So the graph ends in a scalar, for
 which it makes its own gradient, and a function there passes ours on instead.
 """
 
