@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -19,6 +20,7 @@ from ratrain.lab import Lab, groups, place_to_env, record
 from ratrain.lab.inside import inside
 from ratrain.lab.needs import missing
 from ratrain.lab.probes import measure_link, measure_share
+from ratrain.lab.wires import CONGESTION
 
 pytestmark = [
     pytest.mark.root,
@@ -69,6 +71,25 @@ def small_file(tmp_path: Path) -> str:
     file = tmp_path / "small.toml"
     file.write_text(text(device(), host(), link()))
     return str(file)
+
+
+def test_tcp_between_places_has_the_same_congestion_control_whatever_the_host_has() -> None:
+    listen = (
+        "import socket; s = socket.create_server(('', 7000)); c, _ = s.accept();"
+        "print(c.getsockopt(6, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
+    )
+    connect = (
+        "import socket, time\n"
+        "while True:\n"
+        "    try: c = socket.create_connection(('ADDRESS', 7000)); break\n"
+        "    except ConnectionError: time.sleep(0.05)\n"
+        "print(c.getsockopt(6, socket.TCP_CONGESTION, 16).rstrip(b'\\0').decode())"
+    )
+    with Lab(plain(), 2) as lab, ThreadPoolExecutor() as beside:
+        for near in (0, 1):  # over the wire, and within a place
+            taken = beside.submit(python, lab, 1, ENTER + listen)
+            given = python(lab, near, ENTER + connect.replace("ADDRESS", lab.places[1].address))
+            assert [given.strip(), taken.result().strip()] == [CONGESTION] * 2
 
 
 @pytest.mark.slow

@@ -12,6 +12,7 @@ from __future__ import annotations
 import subprocess
 from collections.abc import Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from ratrain.describe.cluster import Level
 from ratrain.errors import Infeasible
@@ -26,6 +27,8 @@ BURST_S = 0.002
 LEAST_BURST_BYTES, MOST_BURST_BYTES = 32 * 1024, 256 * 1024
 TAP_PACKETS = 8192  # that wait for the relay to wake
 NEVER_CENTISECONDS = 100_000_000
+CONGESTION = "cubic"  # Linux's default; with the host's own, a lab's figures would depend on it
+AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
 LEAST_LOOPBACK_BURST_BYTES = 128 * 1024  # more than one packet: the loopback's have 64 KiB
 
 
@@ -63,7 +66,7 @@ def build(names: Names, ports: Sequence[Port]) -> None:
     batch("ip", None, outside_lines(names))
     batch("ip", names.bridge, launcher_lines())
     for port in ports:
-        batch("ip", names.port(port), port_lines(names, port))
+        batch("ip", names.port(port), port_lines(names, port) + congestion_lines(port))
         batch("tc", names.port(port), shape_lines(DATA_INTERFACE, port, ports, "dst"))
         if port.inside_bytes_per_s is not None:
             least = LEAST_LOOPBACK_BURST_BYTES
@@ -219,6 +222,19 @@ def queue_bytes(rate_bytes_per_s: float) -> int:
     """Bytes that may wait: 50 ms at the rate and one burst, 160 KiB at least."""
     waiting = round(rate_bytes_per_s * QUEUE_S) + burst_bytes(rate_bytes_per_s)
     return max(LEAST_QUEUE_BYTES, waiting)
+
+
+def congestion_lines(port: Port) -> list[str]:
+    """TCP over the data interface, and between ranks that share the port, gets `CONGESTION`, where
+    the kernel has it. A namespace cannot choose it for itself, but its routes can."""
+    if CONGESTION not in AVAILABLE.read_text().split():
+        return []
+    network = f"{port.address.rsplit('.', 2)[0]}.0.0/16"
+    source = f"src {port.address} congctl {CONGESTION}"
+    return [
+        f"route replace {network} dev {DATA_INTERFACE} proto kernel scope link {source}",
+        f"route replace table local local {port.address} dev lo proto kernel scope host {source}",
+    ]
 
 
 def batch(tool: str, namespace: str | None, lines: list[str]) -> None:

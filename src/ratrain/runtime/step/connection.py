@@ -16,6 +16,7 @@ import struct
 from collections.abc import Sequence
 
 from ratrain.errors import DeadlineExceeded, PeerDown, TransportError
+from ratrain.runtime.step.congestion import choose_congestion
 
 _HEADER = struct.Struct("!4sQ")
 _MARKER = b"RATF"
@@ -284,6 +285,7 @@ def _silent(
 
 def _prepare(sock: socket.socket, patience_s: float) -> None:
     """Small frames leave at once; a peer's machine that is gone is noticed."""
+    choose_congestion(sock)
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
     for name, value in (
