@@ -99,6 +99,54 @@ def test_what_passes_between_ops_is_part_of_each_compute_op(two_ranks: Program) 
     assert (spaced[Kind.SEND_F].fixed_s == alone[Kind.SEND_F].fixed_s).all()
 
 
+@pytest.fixture(scope="module")
+def two_replicas(tmp_path_factory: pytest.TempPathFactory) -> Program:
+    """A program of two stages, of which two replicas are folded into one."""
+    return made(tmp_path_factory.mktemp("four"), Setting("1f1b", pipeline=2, data=2)).read_program()
+
+
+def of_replicas(program: Program, messages: float, collectives: list[float]) -> Costs:
+    """Costs where messages go at one rate and the collective of each rank at its own; a unit
+    computes for a second."""
+    unit = UnitTimes(0.25, 0.0, 0.75, 0.0, 0.0, 0.0, 0.0, 64, 0)
+    link = LinkTimes(0.0, messages, 0.0, 0.0)
+    calibrations = [
+        Calibration(
+            number // 2,
+            (unit,) * len(schedule_of(program, number // 2).units),
+            link,
+            link,
+            link,
+            link,
+            LinkTimes(0.0, rate, 0.0, 0.0),
+            0.0,
+            0.0,
+        )
+        for number, rate in enumerate(collectives)
+    ]
+    return costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
+
+
+@pytest.mark.parametrize("messages", [50.0, 100.0, 400.0])
+def test_a_reduction_goes_at_its_own_rate_however_fast_messages_are(
+    messages: float, two_replicas: Program
+) -> None:
+    costs = of_replicas(two_replicas, messages, [100.0] * 4)
+    work = costs.work[Kind.GradSync]
+    alone_s = work.volume_bytes / costs.link_rate_bytes_per_s[work.link]
+    level = two_replicas.setup.sharding
+    sent_bytes = 64 * 4 * 0.5 * (1 if level else 2)
+    assert alone_s == pytest.approx(sent_bytes / 100.0)
+
+
+def test_ranks_that_reduce_together_have_the_mean_of_what_they_measured(
+    two_replicas: Program,
+) -> None:
+    work = of_replicas(two_replicas, 100.0, [80.0, 120.0, 100.0, 100.0]).work[Kind.GradSync]
+    evenly = of_replicas(two_replicas, 100.0, [100.0] * 4).work[Kind.GradSync]
+    assert (work.volume_bytes == evenly.volume_bytes).all()
+
+
 def test_a_calibration_reads_back_as_it_was_written() -> None:
     link = LinkTimes(0.5, 1000.0, 0.25, 0.125, 64.0)
     calibration = replace(told(1, ["e", "1"]), message=link, tensor=link, between_s=0.5)

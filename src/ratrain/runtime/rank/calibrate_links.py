@@ -27,6 +27,8 @@ REPEATS = 3
 _MESSAGES = 12
 """More, and their mean: what holds them up comes and goes."""
 _OP_S = 0.01
+_IN_A_ROW_S, _MOST_IN_A_ROW = 0.4, 16
+"""Exchanges of a group that are timed one after the other: as many as take so long."""
 _ANSWER = 16
 """Elements of a message that says that another has come."""
 _BACK = {Lane.SEND_F: Lane.SEND_B, Lane.SEND_B: Lane.SEND_F}
@@ -153,14 +155,23 @@ def collective_times(states: RankStates, network: Network) -> LinkTimes | None:
     sends, over time. As in a step, the buffer is padded until all holders own as much of it. A rank
     whose units are held by different ranks times each group, in model order as all do, and takes
     the mean; None where nobody else holds any of its units."""
-    groups = dict.fromkeys(
-        (unit.holders, unit.by.reduces) for unit in states.units if len(unit.holders) > 1
-    )
-    times = [_group_times(states, network, *group) for group in groups]
+    groups = {
+        (unit.holders, unit.by.reduces): unit.place
+        for unit in states.units
+        if len(unit.holders) > 1
+    }
+    times = [
+        _group_times(states, network, holders, place, by) for (holders, by), place in groups.items()
+    ]
     return None if not times else LinkTimes(*map(fmean, zip(*map(astuple, times), strict=True)))
 
 
-def _group_times(states: RankStates, network: Network, holders: Holders, by: str) -> LinkTimes:
+def _group_times(
+    states: RankStates, network: Network, holders: Holders, place: int, by: str
+) -> LinkTimes:
+    """Of one group, in which this rank has a place. Transfers follow each other without a pause, as
+    at a step's end: each begins when the slowest holder has ended the one before, and that is part
+    of their rate."""
     wire, count = states.wire.gradients, len(holders)
 
     def gradient(size_bytes: int) -> Sample:
@@ -171,7 +182,16 @@ def _group_times(states: RankStates, network: Network, holders: Holders, by: str
     def reduce(flat: Tensor) -> None:
         network.reduce(flat, flat[: len(flat) // count], holders, by)
 
-    return _two_sizes(gradient, reduce)
+    def in_a_row(transfer: Callable[[], Any]) -> tuple[float, int]:
+        estimates_s = torch.zeros(count, device=states.device)
+        estimates_s[place] = _timed(transfer)[0]
+        network.gather(Lane.REDUCE, estimates_s, holders)  # all holders need the same number
+        fitting = round(_IN_A_ROW_S / float(estimates_s.max()))
+        repeats = min(max(fitting, REPEATS), _MOST_IN_A_ROW)
+        took_s, _ = _timed(lambda: [transfer() for _ in range(repeats)])
+        return took_s / repeats, repeats
+
+    return _two_sizes(gradient, reduce, in_a_row)
 
 
 def tensor_times(device: torch.device, network: Network) -> LinkTimes | None:
@@ -192,8 +212,17 @@ def tensor_times(device: torch.device, network: Network) -> LinkTimes | None:
     return _two_sizes(part, lambda parts: summed(parts, group))
 
 
-def _two_sizes(made: Callable[[int], Sample], transfer: Callable[[Tensor], Any]) -> LinkTimes:
-    """The fixed time and the rate, from two sizes; `made`: the sample of a size."""
+def _median(transfer: Callable[[], Any]) -> tuple[float, int]:
+    return median_s(transfer), REPEATS
+
+
+def _two_sizes(
+    made: Callable[[int], Sample],
+    transfer: Callable[[Tensor], Any],
+    typical: Callable[[Callable[[], Any]], tuple[float, int]] = _median,
+) -> LinkTimes:
+    """The fixed time and the rate, from two sizes. `made`: the sample of a size; `typical`: seconds
+    of a transfer, and how many it made for that."""
     took_s: list[float] = []
     worked_s: list[float] = []
     all_sent_bytes: list[float] = []
@@ -201,8 +230,9 @@ def _two_sizes(made: Callable[[int], Sample], transfer: Callable[[Tensor], Any])
         tensor, sent_bytes = made(size_bytes)
         transfer(tensor)
         worked_before_s = time.process_time()
-        took_s.append(median_s(lambda tensor=tensor: transfer(tensor)))
-        worked_s.append((time.process_time() - worked_before_s) / REPEATS)
+        seconds, repeats = typical(lambda tensor=tensor: transfer(tensor))
+        took_s.append(seconds)
+        worked_s.append((time.process_time() - worked_before_s) / repeats)
         all_sent_bytes.append(sent_bytes)
     rate = (all_sent_bytes[1] - all_sent_bytes[0]) / max(took_s[1] - took_s[0], 1e-6)
     driving = max(worked_s[1] - worked_s[0], 0.0) / (all_sent_bytes[1] - all_sent_bytes[0])

@@ -304,5 +304,12 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
             run.states.dtype.itemsize, wire.gradients.itemsize, wire.boundaries.itemsize
         )
         agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
-        write_prediction(stand.folder, stand.program, calibrations, element_bytes, agrees=agrees)
+        write_prediction(
+            stand.folder,
+            stand.program,
+            calibrations,
+            stand.spec.seats,
+            element_bytes,
+            agrees=agrees,
+        )
     network.exchange(None, torch.zeros(1))

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, replace
+from functools import cached_property
 from statistics import fmean
 
 import numpy as np
@@ -32,6 +33,12 @@ class ElementBytes:
 _NO_LINK = LinkTimes(0.0, 1e12, 0.0, 0.0)
 
 
+def _mean_link(links: Iterable[LinkTimes | None]) -> LinkTimes:
+    """The mean of those that were measured."""
+    rows = [link for link in links if link is not None]
+    return LinkTimes(*map(fmean, zip(*map(astuple, rows), strict=True))) if rows else _NO_LINK
+
+
 def costs_of_run(
     program: Program,
     calibrations: list[Calibration],
@@ -53,7 +60,7 @@ def costs_of_run(
     # What a recovered unit hands on is not read: nothing is summed.
     work[Kind.AllReduce_R] = priced[Cost.NOTHING]
     work[Kind.R] = fixed_work(measured.column(lambda t: t.recovery_s) + measured.between_s)
-    return Costs(work, measured.rates())
+    return Costs(work, measured.rates)
 
 
 class _Measured:
@@ -86,9 +93,25 @@ class _Measured:
 
     def over(self, volume: Floats, read: ReadLink, into: Ints) -> Work:
         """Transfers of that many bytes from each unit's rank into those ports."""
-        links = self._links(read)
+        return self._over(volume, self._links(read), into)
+
+    def collective(self, volume: Floats) -> Work:
+        """Reductions and gathers in which each unit's rank sends that many bytes."""
+        links = [self._collectives[rank] for rank in self.units.rank.tolist()]
+        return self._over(volume, links, self.own_port)
+
+    def _over(self, volume: Floats, links: list[LinkTimes], into: Ints) -> Work:
         fixed_s = np.array([link.fixed_s for link in links])
-        return Work(fixed_s, volume, self._driving(volume, links), 2 * self.units.rank, into)
+        out = 2 * self.units.rank
+        rate = np.array([link.rate_bytes_per_s for link in links])
+        return Work(
+            fixed_s, self._paced(volume, rate, out, into), self._driving(volume, links), out, into
+        )
+
+    def _paced(self, volume: Floats, rate: Floats, out: Ints, into: Ints) -> Floats:
+        """The bytes that make a transfer between two ports, alone on both, as fast as its measured
+        rate: a port has one rate, the fastest of all that were measured there."""
+        return volume * np.minimum(self.rates[out], self.rates[into]) / rate
 
     def arriving(self, volume: Floats, read: ReadLink) -> Work:
         """What receiving takes from compute; its time is the sender's."""
@@ -107,10 +130,32 @@ class _Measured:
         return [of_rank[rank] for rank in self.units.rank.tolist()]
 
     def _link(self, rank: int, read: ReadLink) -> LinkTimes:
-        rows = [link for c in self._of_rank[rank] if (link := read(c)) is not None]
-        if not rows:
-            return _NO_LINK
-        return LinkTimes(*map(fmean, zip(*map(astuple, rows), strict=True)))
+        return _mean_link(map(read, self._of_rank[rank]))
+
+    @cached_property
+    def _collectives(self) -> list[LinkTimes]:
+        """For each rank the mean over those that share units with it: all of them end an exchange
+        with its slowest rank, so each has measured the same."""
+        units, sharing = self._names_held, range(self.setup.ranks)
+        return [
+            _mean_link(
+                c.collective
+                for other in sharing
+                if units[other] & units[rank]
+                for c in self._of_rank[other]
+            )
+            for rank in sharing
+        ]
+
+    @cached_property
+    def _names_held(self) -> list[set[str]]:
+        """For each rank the names of its units."""
+        held = [set[str]() for _ in range(self.setup.ranks)]
+        for first, replica in zip(self.setup.first_rank, self.setup.replicas, strict=True):
+            for stage in replica.stages:
+                for member in stage.members:
+                    held[first + member.rank] |= {unit.name for unit in member.units}
+        return held
 
     def _at_once(self, volume: Floats, read: ReadLink) -> Floats:
         """Of such a message of each unit's rank, the bytes that pass at once: those measured, or
@@ -125,16 +170,18 @@ class _Measured:
         of_rank_s = np.bincount(self.units.rank, computed_s, self.setup.ranks)[self.units.rank]
         return np.where(volume <= of_rank_s * rate, at_once_bytes, 0.0)
 
+    @cached_property
     def rates(self) -> Floats:
         """Each port's: the fastest that its rank reached in anything."""
         port_rates = np.ones(2 * self.setup.ranks)
-        for rank, calibrations in enumerate(self._of_rank):
-            rates = [
-                link.rate_bytes_per_s
-                for c in calibrations
-                for link in (c.message, c.message_back, c.collective, c.tensor)
+        for rank, of_group in enumerate(self._collectives):
+            links = [
+                link
+                for c in self._of_rank[rank]
+                for link in (c.message, c.message_back, c.tensor, c.collective and of_group)
                 if link is not None
             ]
+            rates = [link.rate_bytes_per_s for link in links]
             port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
         return port_rates
 
@@ -157,17 +204,15 @@ class _Measured:
         unit = np.array([g for g, _ in rows], dtype=np.int64)
         first_rank = np.array(self.setup.first_rank)[self.units.replica[unit]]
         receiver = first_rank + np.array([0 if m is None else m.rank for _, m in rows])
-        paced = np.maximum(volume - self._at_once(volume, read), 0.0)
-        work = replace(
-            self.over(paced, read, 2 * self.units.rank + 1),
-            interrupt_s=self._driving(volume, self._links(read)),
-        )
+        links, out, into = self._links(read), 2 * self.units.rank[unit], 2 * receiver + 1
+        rate = np.array([link.rate_bytes_per_s for link in links])
+        passing = np.maximum(volume - self._at_once(volume, read), 0.0)
         return Work(
-            work.fixed_s[unit],
-            work.volume_bytes[unit],
-            work.interrupt_s[unit],
-            work.link[unit],
-            2 * receiver + 1,
+            np.array([link.fixed_s for link in links])[unit],
+            self._paced(passing[unit], rate[unit], out, into),
+            self._driving(volume, links)[unit],
+            out,
+            into,
             None if len(rows) == len(volume) else self._routes(rows, unit, receiver),
         )
 
@@ -256,17 +301,17 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     if holders.max() > 1:
         others = (holders - 1) / holders
         gathered_bytes = elements * element_bytes.computed * others
-        gathered = measured.over(gathered_bytes, lambda c: c.collective, measured.own_port)
+        gathered = measured.collective(gathered_bytes)
         # Level 0 gathers what it has reduced.
         buckets = _buckets(measured)
         # What goes in buckets is gathered too, and so is what level 0 reduces.
         reduced_bytes = gradient_bytes * others * (1 if sharding and buckets is None else 2)
-        reduced = measured.over(reduced_bytes, lambda c: c.collective, measured.own_port)
+        reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
         fp32 = 3 * 4 * elements  # weights and two moments
         sent_bytes = 2 * fp32 * others
-        averaged = measured.over(sent_bytes, lambda c: c.collective, measured.own_port)
+        averaged = measured.collective(sent_bytes)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(
             reduced,
