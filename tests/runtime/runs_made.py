@@ -57,11 +57,7 @@ source = "a test"
 
 {rates}
 
-[[host]]
-name = "machine"
-device = "process"
-devices = {per_host}
-count = {hosts}
+{hosts}
 
 [links.host]
 latency = "50us"
@@ -75,6 +71,39 @@ bandwidth = "{link}"
 shared_by = "host"
 source = "a test"
 """
+
+_HOSTS = """
+[[host]]
+name = "{name}"
+device = "{device}"
+devices = {per_host}
+count = {count}
+"""
+
+_OLD = """
+[[device]]
+name = "old"
+launch = "10us"
+launch_source = "a test"
+memory_efficiency = 0.8
+memory_efficiency_source = "a test"
+
+[device.lab]
+cpus = 1.0
+
+[[device.tiers]]
+name = "RAM"
+capacity = "2GB"
+bandwidth = "10GB/s"
+source = "a test"
+
+[[device.rates]]
+dtype = "fp32"
+peak = "100GFLOP/s"
+gemm = "50GFLOP/s"
+source = "a test"
+"""
+"""A kind of device that computes in fp32 alone."""
 
 _RATE = """
 [[device.rates]]
@@ -166,6 +195,8 @@ class Setting:
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
     serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
     idle: int = 0  # devices of the job that the plan names nowhere
+    old: tuple[int, ...] = ()  # hosts whose devices compute in fp32 alone
+    dtypes: tuple[tuple[str, str], ...] = ()  # of kinds of device, where the job names them
 
     @property
     def world_size(self) -> int:
@@ -222,16 +253,16 @@ def write_job(folder: Path, setting: Setting) -> Path:
     per_host = setting.devices_per_host or setting.tensor
     (folder / "cluster.toml").write_text(
         CLUSTER.format(
-            rates=rates,
+            rates=rates + (_OLD if setting.old else ""),
             link=setting.link,
             latency=setting.latency,
-            per_host=per_host,
-            hosts=-(-8 // per_host),
+            hosts=_hosts(setting, per_host, -(-8 // per_host)),
         )
     )
     schedule = {
         "name": setting.name,
         "dtype": setting.dtype,
+        "dtypes": dict(setting.dtypes) or None,
         "gradient_dtype": setting.gradient_dtype,
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
@@ -287,6 +318,21 @@ def write_job(folder: Path, setting: Setting) -> Path:
     return path
 
 
+def _hosts(setting: Setting, per_host: int, count: int) -> str:
+    """The cluster's hosts: all of one kind, or each of its own."""
+    if not setting.old:
+        return _HOSTS.format(name="machine", device="process", per_host=per_host, count=count)
+    return "".join(
+        _HOSTS.format(
+            name=f"machine-{host}",
+            device="old" if host in setting.old else "process",
+            per_host=per_host,
+            count=1,
+        )
+        for host in range(count)
+    )
+
+
 def write_plan(folder: Path, setting: Setting) -> Path | None:
     """The plan of a setting's unlike replicas, beside its job; each has its devices together."""
     if not setting.unlike:
@@ -328,6 +374,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "cluster": {"name": "cluster.toml", "devices": setting.world_size + setting.idle},
         "sequences": setting.sequences,
         "dtype": setting.dtype,
+        "dtypes": dict(setting.dtypes) or None,
         "gradient_dtype": setting.gradient_dtype or "fp32",
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
@@ -371,8 +418,16 @@ def _with_members(
     return {**replica, "stages": stages}
 
 
+def _value(value: object) -> str:
+    """A value as TOML."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    items = cast("dict[str, str]", value).items()
+    return "{ " + ", ".join(f"{key} = {json.dumps(item)}" for key, item in items) + " }"
+
+
 def _table(name: str, body: dict[str, object]) -> str:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in body.items() if value is not None]
+    lines = [f"{key} = {_value(value)}" for key, value in body.items() if value is not None]
     return "\n".join([f"[{name}]", *lines, ""])
 
 

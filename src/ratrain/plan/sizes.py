@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate
 
@@ -22,6 +23,7 @@ from ratrain.cost.scratch import (
     lanes_scratch_bytes,
     stored_scratch_bytes,
 )
+from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.units import format_bytes
@@ -122,6 +124,21 @@ def travels(schedule: ScheduleSpec) -> list[str]:
     return [words, *buckets] if words else buckets
 
 
+def dtype_words(job: JobSpec) -> list[str]:
+    """Which kinds of device compute in another dtype than the job's, as a line of a headline; none
+    where all compute in one."""
+    if not job.dtypes:
+        return []
+    kinds = ", ".join(f"{kind} computes in {dtype}" for kind, dtype in job.dtypes.items())
+    return [f"{kinds}, the rest in {job.schedule.dtype}, in which all send"]
+
+
+def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:
+    """Bytes of a parameter as it is gathered among devices of these kinds: each receives it in its
+    own dtype, and all wait for those that receive the most."""
+    return max(precision_of(job.dtype_of(kind)).weight_bytes for kind in kinds)
+
+
 def stores_scores(job: JobSpec) -> bool:
     """Whether attention keeps its scores for backward: where the job says so, or any kind of device
     of the cluster runs it so and the backend follows it."""
@@ -181,7 +198,13 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     apart = trains_tied(job) and layout.pipeline > 1
     kernels = kernels_scratch_bytes(element)
     narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype
-    lanes = lanes_scratch_bytes(layout.data, layout.tensor, tied=apart, narrow_boundaries=narrows)
+    lanes = lanes_scratch_bytes(
+        layout.data,
+        layout.tensor,
+        tied=apart,
+        narrow_boundaries=narrows,
+        unlike_views=job.unlike and layout.data > 1,
+    )
     return compute + kernels + lanes
 
 

@@ -18,6 +18,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.search import Progress
+from ratrain.plan.sizes import dtype_words
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
@@ -42,6 +43,7 @@ _IN_BOTH = tuple(
     f"schedule.{key}"
     for key in (
         "dtype",
+        "dtypes",
         "gradient_dtype",
         "gradient_wire",
         "boundary_wire",
@@ -156,10 +158,13 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         degrees=seats.degrees,
         micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
-    devices = case.job.cluster.members()
-    hosts = tuple(devices[number].host for number in spec.device_numbers)
-    chosen = chosen_collectives(case, seats, hosts)
-    return PreparedRun(file_job, case, proved, replace(spec, **vars(chosen)))
+    devices = [case.job.cluster.members()[number] for number in spec.device_numbers]
+    chosen = chosen_collectives(case, seats, tuple(device.host for device in devices))
+    spec = replace(spec, **vars(chosen))
+    if case.job.unlike:
+        dtypes = tuple(case.job.dtype_of(device.kind) for device in devices)
+        spec = replace(spec, dtypes=dtypes, dtype_words="; ".join(dtype_words(case.job)))
+    return PreparedRun(file_job, case, proved, spec)
 
 
 def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
@@ -258,7 +263,8 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case 
 def is_decided_by_plan(override: str) -> bool:
     """Whether `KEY=VALUE` sets what a plan file decides."""
     key = override.partition("=")[0].strip()
-    return key.startswith(_DECIDED_BY_PLAN) and key not in _IN_BOTH
+    setting = ".".join(key.split(".")[:2])  # schedule.dtypes.old: of a table in the table
+    return key.startswith(_DECIDED_BY_PLAN) and setting not in _IN_BOTH
 
 
 def _require_left_to_plan(request: RunRequest) -> None:
@@ -302,6 +308,7 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "overflow": job.train.overflow,
         "sequence_length": job.model.sequence_length,
         "dtype": job.schedule.dtype,
+        "dtypes": dict(job.dtypes),
         "gradient_dtype": job.schedule.gradient_dtype,
         "gradient_wire": job.schedule.gradients_travel_in,
         "boundary_wire": job.schedule.boundaries_travel_in,

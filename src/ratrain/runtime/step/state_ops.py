@@ -212,7 +212,7 @@ class StateOps:
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         assert unit.view is not None
-        unit.gather(self._network, Lane.GATHER, unit.view)
+        unit.gather_view(self._network, Lane.GATHER, unit.view)
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -223,7 +223,7 @@ class StateOps:
         else:
             slot = self._states.gathered[op.gathered][: unit.padded]
         slot[unit.owned] = unit.shard_view
-        self._network.gather(Lane.GATHER, slot, unit.holders, unit.by.gathers)
+        unit.gather_view(self._network, Lane.GATHER, slot)
 
     def save(self, op: LocalOp, step: int) -> None:
         if self.saver is not None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
@@ -33,6 +33,7 @@ from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
 from ratrain.runtime.step.slots import Slots
+from ratrain.runtime.step.unlike_views import gather_unlike
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -72,6 +73,7 @@ class UnitState:
     residual: Residual | None = None  # what rounding took away from the gradient last sent
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
+    dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
     passing: dict[Kind, Tensor] = field(default_factory=dict[Kind, Tensor])
     """Views gathered for a whole pass, by the kind that gathered them."""
 
@@ -110,6 +112,23 @@ class UnitState:
             self.slots.reduce(network, flat)
         else:
             network.reduce(flat, flat[self.owned], self.holders, self.by.reduces)
+
+    def gather_view(self, network: Network, lane: Lane, flat: Tensor) -> None:
+        """Fills a view with all holders' shares in this rank's dtype; the own ones are there."""
+        if self.dtypes:
+            master = self.part.weights
+            gather_unlike(network, lane, flat, master, self.holders, self.place, self.dtypes)
+        else:
+            self.gather(network, lane, flat)
+
+    def complete_view(self, network: Network) -> None:
+        """Fills a view that others have in other dtypes: from all of the master weights where this
+        rank has those, else from their owners."""
+        assert self.view is not None
+        if self.part.weights.numel() < self.padded:
+            self.gather_view(network, Lane.GATHER, self.view)
+        elif self.view.data_ptr() != self.part.weights.data_ptr():
+            self.view.copy_(self.part.weights)
 
     def gather(self, network: Network, lane: Lane, flat: Tensor) -> None:
         """Fills `flat` with all holders' shares; the own ones are already there."""
@@ -152,6 +171,8 @@ class RankStates:
         for unit in self.units:
             for buffer in unit.replicated:
                 unit.gather(network, Lane.GATHER, buffer)
+            if unit.dtypes and unit.view is not None:
+                unit.complete_view(network)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
@@ -168,9 +189,11 @@ def rank_states(
     wire: Wire,
     device: torch.device,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
+    dtypes: Sequence[torch.dtype] = (),
 ) -> RankStates:
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
-    range; the rest is for `RankStates.complete`. `collectives`: of each unit."""
+    range; the rest is for `RankStates.complete`. `collectives`: of each unit. `dtypes`: of each
+    world rank; none where all compute in this one's."""
     setup = schedule.program.setup
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
@@ -185,6 +208,7 @@ def rank_states(
             source,
             dtype,
             device,
+            _unlike(dtypes, holders[local.unit.name]),
         )
         for local in schedule.units
     ]
@@ -221,6 +245,12 @@ def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
     return tied if setup.tied and name in tied else (name,)
 
 
+def _unlike(dtypes: Sequence[torch.dtype], holders: Holders) -> tuple[torch.dtype, ...]:
+    """The dtypes of a unit's holders; none where all have one."""
+    of_holders = tuple(dtypes[rank] for rank in holders) if dtypes else ()
+    return of_holders if len(set(of_holders)) > 1 else ()
+
+
 def _unit_state(
     local: LocalUnit,
     setup: Setup,
@@ -231,6 +261,7 @@ def _unit_state(
     source: Source,
     dtype: torch.dtype,
     device: torch.device,
+    dtypes: tuple[torch.dtype, ...],
 ) -> UnitState:
     unit, name = make_unit(local.unit.name), local.unit.name
     layout, place = unit.layout, holders.index(seat.world_rank)
@@ -268,13 +299,13 @@ def _unit_state(
             weights = owned("weights", held)
         return weights, owned("moment1", held), owned("moment2", held)
 
-    replicated = [] if view is None else [view]
+    replicated = [] if view is None or dtypes else [view]
     if is_sharded:
         parts = [(share, buffers(share)) for share in shares]
     else:
         weights, moment1, moment2 = buffers(whole)
         replicated += [moment1, moment2]
-        if view is None or view.data_ptr() != weights.data_ptr():
+        if dtypes or view is None or view.data_ptr() != weights.data_ptr():
             replicated.append(weights)
         runs = (whole,) if slots is None else slots.runs
         parts = [(run, (weights[run], moment1[run], moment2[run])) for run in runs]
@@ -302,4 +333,5 @@ def _unit_state(
         view,
         shard_view,
         residual=residual,
+        dtypes=dtypes,
     )
