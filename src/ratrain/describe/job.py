@@ -185,20 +185,11 @@ class JobSpec:
 
     @cached_property
     def dtypes(self) -> FrozenMap[str]:
-        """By the name of a device kind the dtype that it computes in, where that is not the job's:
-        as the job says; and fp32 for a kind without the job's dtype, beside kinds that have it."""
-        schedule, kinds = self.schedule, self.cluster.kinds
-        able = any(schedule.dtype in kind.dtypes for kind in kinds)
-        chosen = {
-            kind.name: "fp32"
-            for kind in kinds
-            if able and schedule.dtype not in kind.dtypes and "fp32" in kind.dtypes
-        }
-        chosen |= schedule.dtypes
-        names = {kind.name for kind in kinds}
-        return FrozenMap(
-            {name: d for name, d in chosen.items() if name in names and d != schedule.dtype}
-        )
+        """By the name of each of its device kinds that computes in another dtype than the job's,
+        that dtype."""
+        schedule = self.schedule
+        named = {kind.name: schedule.dtypes.get(kind.name) for kind in self.cluster.kinds}
+        return FrozenMap({k: d for k, d in named.items() if d not in (None, schedule.dtype)})
 
     @property
     def unlike(self) -> bool:
@@ -282,6 +273,16 @@ class JobSpec:
         if self.layout is None:
             raise SpecError("the job has no layout", place=file_name(self.path), fix="add [layout]")
         return self.batch.sequences // (self.layout.data * self.batch.micro_batch)
+
+
+def dtypes_of_kinds(cluster: ClusterChoice, schedule: ScheduleSpec) -> FrozenMap[str]:
+    """What device kinds compute in besides the job's dtype: as the job says; and fp32 for a kind
+    without that dtype, beside kinds that have it."""
+    if not any(schedule.dtype in kind.dtypes for kind in cluster.kinds):
+        return schedule.dtypes
+    without = [kind for kind in cluster.kinds if schedule.dtype not in kind.dtypes]
+    instead = {kind.name: "fp32" for kind in without if "fp32" in kind.dtypes}
+    return FrozenMap({**instead, **schedule.dtypes})
 
 
 def layers_per_stage(layout: LayoutSpec, model: ModelSpec) -> tuple[int, ...]:

@@ -15,6 +15,7 @@ from ratrain.describe.job import (
     LayoutSpec,
     ModelChoice,
     ScheduleSpec,
+    dtypes_of_kinds,
     file_name,
 )
 from ratrain.describe.model import ModelSpec
@@ -157,10 +158,9 @@ def _trains(schedule: ScheduleSpec) -> bool:
 
 
 def _unlike(cluster: ClusterChoice, schedule: ScheduleSpec) -> bool:
-    """Whether some devices of the job compute in another dtype than others may."""
-    able = {schedule.dtype in kind.dtypes for kind in cluster.kinds}
-    named = {schedule.dtypes.get(kind.name, schedule.dtype) for kind in cluster.kinds}
-    return len(able) > 1 or named != {schedule.dtype}
+    """Whether devices of the job compute in another dtype than its own."""
+    dtypes = dtypes_of_kinds(cluster, schedule)
+    return any(dtypes.get(kind.name, schedule.dtype) != schedule.dtype for kind in cluster.kinds)
 
 
 def _check_rates(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
@@ -168,12 +168,11 @@ def _check_rates(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -
     kinds that have it, one without computes in fp32."""
     backend = BACKENDS.get(schedule.backend)
     known = backend.dtypes if backend else ()
-    able = any(schedule.dtype in kind.dtypes for kind in cluster.kinds)
+    dtypes = dtypes_of_kinds(cluster, schedule)
     here, faults = place.at("schedule", "dtype"), Faults()
     for kind in cluster.kinds:
-        dtype = schedule.dtypes.get(kind.name, schedule.dtype)
-        instead = able and kind.name not in schedule.dtypes and FP32 in kind.dtypes
-        if dtype in kind.dtypes or dtype not in known or instead:
+        dtype = dtypes.get(kind.name, schedule.dtype)
+        if dtype in kind.dtypes or dtype not in known:
             continue
         with faults:
             try:

@@ -37,7 +37,6 @@ from ratrain.plan.planned import planned
 from ratrain.plan.ranges import STAGES, Nouns, write_ranges
 from ratrain.plan.search import Progress
 from ratrain.plan.sizes import (
-    dtype_words,
     gradients_in,
     layers_of_stages,
     travels,
@@ -163,8 +162,7 @@ class Case:
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
             *order_words(job.schedule, self.strategy),
             f"activations {self.activations}",
-            *dtype_words(job),
-            *travels(job.schedule),
+            *travels(job),
             *self._collectives(),
             *measured_words(job, layout),
         )

@@ -15,7 +15,7 @@ from ratrain.cost.activations import (
 )
 from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
-from ratrain.cost.precision import FP32, precision_of, travel_words, wire_bytes
+from ratrain.cost.precision import FP32, dtype_words, precision_of, travel_words, wire_bytes
 from ratrain.cost.scratch import (
     buckets_scratch_bytes,
     compute_scratch_bytes,
@@ -110,9 +110,11 @@ def gradients_in(schedule: ScheduleSpec) -> str:
     return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
 
 
-def travels(schedule: ScheduleSpec) -> list[str]:
-    """How gradients and boundary tensors are sent, as lines of a headline: narrower than they are
-    computed, with error feedback, in buckets; none where there is nothing to say."""
+def travels(job: JobSpec) -> list[str]:
+    """Which kinds of device compute in another dtype, and how gradients and boundary tensors are
+    sent, as lines of a headline: narrower than they are computed, with error feedback, in buckets;
+    none where there is nothing to say."""
+    schedule = job.schedule
     words = travel_words(
         schedule.dtype,
         schedule.gradients_travel_in,
@@ -121,16 +123,7 @@ def travels(schedule: ScheduleSpec) -> list[str]:
     )
     bucket = schedule.gradient_bucket_bytes
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
-    return [words, *buckets] if words else buckets
-
-
-def dtype_words(job: JobSpec) -> list[str]:
-    """Which kinds of device compute in another dtype than the job's, as a line of a headline; none
-    where all compute in one."""
-    if not job.dtypes:
-        return []
-    kinds = ", ".join(f"{kind} computes in {dtype}" for kind, dtype in job.dtypes.items())
-    return [f"{kinds}, the rest in {job.schedule.dtype}, in which all send"]
+    return [*filter(None, (dtype_words(job.dtypes, schedule.dtype), words)), *buckets]
 
 
 def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:

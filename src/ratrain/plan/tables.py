@@ -61,7 +61,7 @@ def headline(candidate: Candidate) -> list[str]:
     if candidate.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
     lines += idle_words(candidate.idle)
-    lines += travels(candidate.job.schedule)
+    lines += travels(candidate.job)
     lines += measured_words(candidate.job, candidate.layout)
     return [part for line in lines for part in wrapped(line)]
 

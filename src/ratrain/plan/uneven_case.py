@@ -17,7 +17,7 @@ from ratrain.plan.layer_orders import order_words
 from ratrain.plan.measured_blocks import words_of
 from ratrain.plan.plan_members import share_text
 from ratrain.plan.ranges import RANKS, STAGES, write_degrees, write_kinds, write_list, write_ranges
-from ratrain.plan.sizes import dtype_words, gradients_in, travels
+from ratrain.plan.sizes import gradients_in, travels
 from ratrain.plan.trial import proof
 from ratrain.plan.uneven_places import uneven_costs
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
@@ -152,8 +152,7 @@ class UnevenCase:
             f"{shapes_words(self.plan)}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *order_words(job.schedule, self.plan.strategy),
-            *dtype_words(job),
-            *travels(job.schedule),
+            *travels(job),
             *collective_words(job, ()),
         ]
         first_rank = setup.first_rank

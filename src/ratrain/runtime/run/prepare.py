@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ratrain.cost.precision import dtype_words
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes
@@ -18,7 +19,6 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.search import Progress
-from ratrain.plan.sizes import dtype_words
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
@@ -163,7 +163,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     spec = replace(spec, **vars(chosen))
     if case.job.unlike:
         dtypes = tuple(case.job.dtype_of(device.kind) for device in devices)
-        spec = replace(spec, dtypes=dtypes, dtype_words="; ".join(dtype_words(case.job)))
+        words = dtype_words(case.job.dtypes, case.job.schedule.dtype)
+        spec = replace(spec, dtypes=dtypes, dtype_words=words)
     return PreparedRun(file_job, case, proved, spec)
 
 
