@@ -32,7 +32,7 @@ from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
-from ratrain.runtime.step.slots import Slots
+from ratrain.runtime.step.slots import Slots, Unlike
 from ratrain.runtime.step.unlike_views import gather_unlike
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
@@ -115,20 +115,32 @@ class UnitState:
 
     def gather_view(self, network: Network, lane: Lane, flat: Tensor) -> None:
         """Fills a view with all holders' shares in this rank's dtype; the own ones are there."""
-        if self.dtypes:
+        if not self.dtypes:
+            self.gather(network, lane, flat)
+        elif self.slots is not None:
+            self.slots.gather(network, lane, flat, Unlike(self.dtypes, self._master))
+        else:
             master = self.part.weights
             gather_unlike(network, lane, flat, master, self.holders, self.place, self.dtypes)
-        else:
-            self.gather(network, lane, flat)
+
+    def _master(self, run: slice) -> Tensor:
+        """The master weights of a run that this rank owns."""
+        for part in self.parts:
+            if part.begin <= run.start and run.stop <= part.end:
+                return part.weights[run.start - part.begin : run.stop - part.begin]
+        raise AssertionError(f"{self.name}: {run} is not owned here")
 
     def complete_view(self, network: Network) -> None:
-        """Fills a view that others have in other dtypes: from all of the master weights where this
-        rank has those, else from their owners."""
+        """Fills a view that others have in other dtypes: from the master weights where this rank
+        has them all, else from their owners."""
         assert self.view is not None
-        if self.part.weights.numel() < self.padded:
+        if not self.replicated:
             self.gather_view(network, Lane.GATHER, self.view)
-        elif self.view.data_ptr() != self.part.weights.data_ptr():
-            self.view.copy_(self.part.weights)
+            return
+        for part in self.parts:
+            target = self.view[part.begin : part.end]
+            if target.data_ptr() != part.weights.data_ptr():
+                target.copy_(part.weights)
 
     def gather(self, network: Network, lane: Lane, flat: Tensor) -> None:
         """Fills `flat` with all holders' shares; the own ones are already there."""
@@ -208,7 +220,7 @@ def rank_states(
             source,
             dtype,
             device,
-            _unlike(dtypes, holders[local.unit.name]),
+            dtypes,
         )
         for local in schedule.units
     ]
@@ -261,13 +273,14 @@ def _unit_state(
     source: Source,
     dtype: torch.dtype,
     device: torch.device,
-    dtypes: tuple[torch.dtype, ...],
+    dtypes_of_ranks: Sequence[torch.dtype],
 ) -> UnitState:
     unit, name = make_unit(local.unit.name), local.unit.name
     layout, place = unit.layout, holders.index(seat.world_rank)
     slots = None
     if groups is not None:
         slots = Slots(layout, groups, seat.world_rank, parts_of_units(setup)[name])
+    dtypes = _unlike(dtypes_of_ranks, holders if slots is None else slots.holders)
     if slots is not None:
         padded, shares = layout.size, slots.owned
     else:
