@@ -182,6 +182,7 @@ class Setting:
     files: tuple[str, ...] = ()
     model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
     masked: bool = False  # most targets of some sequences do not count
+    silent: tuple[int, ...] = ()  # sequences of a step of which no target counts
     validate_every: int = 0  # on `held_out` sequences, which need not fill a batch
     held_out: int = 11
     sequence_length: int = LENGTH
@@ -217,6 +218,7 @@ class Setting:
             kept = (np.arange(64) % 8 + 0.5)[:, None] / 8  # of a sequence's targets
             hidden = np.random.default_rng(step + 1000).random((64, LENGTH)) > kept
             targets[hidden[first : first + count]] = IGNORED
+        targets[np.isin(np.arange(first, first + count), self.silent)] = IGNORED
         length = min(self.sequence_length, LENGTH)
         return tokens[:, :length].copy(), targets[:, :length].copy()
 
