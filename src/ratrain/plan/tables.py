@@ -213,6 +213,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "sharding": candidate.mode.sharding,
         "gradients": "sharded" if candidate.mode.sharded_gradients else "local",
         "dtype": candidate.job.schedule.dtype,
+        "dtypes": dict(candidate.job.dtypes),
         "gradient_dtype": candidate.job.schedule.gradient_dtype,
         "gradient_wire": candidate.job.schedule.gradients_travel_in,
         "boundary_wire": candidate.job.schedule.boundaries_travel_in,
