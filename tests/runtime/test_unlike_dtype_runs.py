@@ -27,6 +27,8 @@ DEGREES = replace(
     devices_per_host=1,
     unlike=(Unlike((4,), 4, tensor=(2,)), Unlike((4,), 4)),
 )
+MEMBERS = replace(GROUP, data=1, unlike=(Unlike((2, 2), 8),), serving=(("0-4", "5-7"), ("all",)))
+NARROWER = replace(DEGREES, old=(0, 1), unlike=(Unlike((2, 2), 8, tensor=(2, 1)),))
 FIRST_HALF, SECOND_HALF = (0, 1, 2, 3), (4, 5, 6, 7)
 
 slow = pytest.mark.slow
@@ -48,7 +50,7 @@ def assert_held(result: Result) -> None:
 
 @slow
 @pytest.mark.parametrize(
-    "setting", [PIPELINE, PIPELINE_BACK, GROUP, BOTH, DEPTHS, DEGREES], ids=str
+    "setting", [PIPELINE, PIPELINE_BACK, GROUP, BOTH, DEPTHS, DEGREES, MEMBERS, NARROWER], ids=str
 )
 def test_ranks_of_unlike_dtypes_train_as_one_process_of_fp32_does(
     setting: Setting, crew: Crew, tmp_path: Path
@@ -95,9 +97,8 @@ def test_every_schedule_level_and_timing_of_unlike_dtypes_has_the_same_bits(
         {"name": "gpipe", "sharding": 1},
         {"name": "zb-h1", "sharding": 2},
     ]
-    if setting is not DEGREES:
-        others.append({"name": "pe-zero", "sharding": 3})
-    if not setting.unlike:
+    others.append({"name": "pe-zero", "sharding": 3})
+    if setting is not DEPTHS:
         others.append({"sharding": 3})
     for number, changes in enumerate(others):
         other = train(crew, replace(setting, **changes), tmp_path / str(number))

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -67,9 +68,9 @@ class UnitState:
     replicated: tuple[Tensor, ...]  # buffers of the whole unit, of which this rank owns its shares
     slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
-    shard_view: Tensor | None = None  # level 3
+    shard_view: Tensor | None = None  # level 3: of the shares, one after another
     gradient: Tensor | None = None
-    shard: Tensor | None = None  # sharded accumulation
+    shard: Tensor | None = None  # sharded accumulation: of the shares, one after another
     residual: Residual | None = None  # what rounding took away from the gradient last sent
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
@@ -92,6 +93,26 @@ class UnitState:
         """The part that this rank updates, of such a unit."""
         (part,) = self.parts
         return part
+
+    @property
+    def windows(self) -> list[tuple[slice, slice]]:
+        """Each share, and where it lies in a shard, which has all of them one after another."""
+        ends = list(accumulate(share.stop - share.start for share in self.shares))
+        begins = [0, *ends[:-1]]
+        return [(s, slice(b, e)) for s, b, e in zip(self.shares, begins, ends, strict=True)]
+
+    @property
+    def owned_elements(self) -> int:
+        """Elements of all shares."""
+        return sum(share.stop - share.start for share in self.shares)
+
+    def in_shard(self, piece: slice) -> slice:
+        """Where a piece of one share lies in a shard."""
+        for share, window in self.windows:
+            if share.start <= piece.start and piece.stop <= share.stop:
+                first = window.start - share.start
+                return slice(first + piece.start, first + piece.stop)
+        raise AssertionError(f"{self.name}: {piece} is not owned here")
 
     @property
     def counted(self) -> list[slice]:
@@ -188,6 +209,10 @@ class RankStates:
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
+
+    def new_shard(self, unit: UnitState) -> Tensor:
+        """Zeros for the sum of what this rank owns of a unit's gradients."""
+        return torch.zeros(unit.owned_elements, dtype=self.gradient_dtype, device=self.device)
 
 
 def rank_states(
@@ -301,20 +326,26 @@ def _unit_state(
 
     view = shard_view = None
     if local.gathered:
-        shard_view = owned("weights", shares[0]).to(dtype)
+        of_shares = [owned("weights", share) for share in shares]
+        shard_view = (of_shares[0] if len(shares) == 1 else torch.cat(of_shares)).to(dtype)
     else:
         view = owned("weights", whole).to(dtype)
 
-    def buffers(held: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Master weights and moments; in fp32 the weights that compute reads are the master."""
-        weights = shard_view if view is None else view[held]
+    def buffers(held: slice, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Master weights and moments; in fp32 the weights that compute reads are the master.
+        `first`: where a share begins in the shard."""
+        weights = None if view is None else view[held]
+        if shard_view is not None:
+            weights = shard_view[first : first + held.stop - held.start]
         if weights is None or dtype != torch.float32:
             weights = owned("weights", held)
         return weights, owned("moment1", held), owned("moment2", held)
 
     replicated = [] if view is None or dtypes else [view]
     if is_sharded:
-        parts = [(share, buffers(share)) for share in shares]
+        sizes = [share.stop - share.start for share in shares]
+        begins = [0, *accumulate(sizes[:-1])]
+        parts = [(share, buffers(share, at)) for share, at in zip(shares, begins, strict=True)]
     else:
         weights, moment1, moment2 = buffers(whole)
         replicated += [moment1, moment2]
