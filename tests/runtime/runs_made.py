@@ -195,6 +195,7 @@ class Setting:
     devices_per_host: int | None = None  # None: a tensor group
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
     serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
+    serving_at: tuple[tuple[int, ...], ...] = ()  # the members' tensor degrees; (): as the setting
     idle: int = 0  # devices of the job that the plan names nowhere
     old: tuple[int, ...] = ()  # hosts whose devices compute in fp32 alone
     dtypes: tuple[tuple[str, str], ...] = ()  # of kinds of device, where the job names them
@@ -202,10 +203,16 @@ class Setting:
     @property
     def world_size(self) -> int:
         if self.serving:
-            return sum(map(len, self.serving))
+            return sum(map(sum, self.members_at))
         if self.unlike:
             return sum(sum(each.degrees(self.tensor)) * each.count for each in self.unlike)
         return self.pipeline * self.data * self.tensor
+
+    @property
+    def members_at(self) -> tuple[tuple[int, ...], ...]:
+        """The tensor degree of each member of each stage."""
+        alike = tuple((self.tensor,) * len(shares) for shares in self.serving)
+        return self.serving_at or alike
 
     @property
     def layout(self) -> tuple[int, int]:
@@ -365,7 +372,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
             {"count": each.count, "micro_batches": each.micro_batches, "stages": stages}
         )
     if setting.serving:
-        replicas = [_with_members(replicas[0], setting.serving)]
+        replicas = [_with_members(replicas[0], setting.serving, setting.members_at)]
     chosen = strategy(setting.name, setting.without)
     body = {
         "format": "ratrain plan 1",
@@ -402,19 +409,27 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
 
 
 def _with_members(
-    replica: dict[str, object], serving: tuple[tuple[str, ...], ...]
+    replica: dict[str, object],
+    serving: tuple[tuple[str, ...], ...],
+    degrees: tuple[tuple[int, ...], ...],
 ) -> dict[str, object]:
-    """A replica of a plan whose stages have members, each on a device of its own."""
+    """A replica of a plan whose stages have members, each on devices of its own."""
     stages: list[dict[str, object]] = []
     first = 0
-    for stage, shares in zip(
-        cast("list[dict[str, object]]", replica["stages"]), serving, strict=True
-    ):
-        members = [
-            {"devices": str(first + n), "tensor": 1, "serves": share, "recovery": stage["recovery"]}
-            for n, share in enumerate(shares)
-        ]
-        first += len(shares)
+    described = cast("list[dict[str, object]]", replica["stages"])
+    for stage, shares, of_members in zip(described, serving, degrees, strict=True):
+        members: list[dict[str, object]] = []
+        for share, degree in zip(shares, of_members, strict=True):
+            devices = ", ".join(map(str, range(first, first + degree)))
+            members.append(
+                {
+                    "devices": devices,
+                    "tensor": degree,
+                    "serves": share,
+                    "recovery": stage["recovery"],
+                }
+            )
+            first += degree
         kept = {key: stage[key] for key in ("layers", "micro_batch", "sharding")}
         stages.append({**kept, "members": members})
     return {**replica, "stages": stages}

@@ -87,6 +87,13 @@ def test_level_three_goes_on_with_the_same_bits_from_level_two_and_back(
     assert_same_end(back, whole)
 
 
+def test_a_run_that_gathers_once_a_pass_times_its_ops(tmp_path: Path) -> None:
+    gathered = replace(REPLICAS, name="pe-zero", sharding=3, steps=2)
+    folder = made(tmp_path, gathered, calibrate=True)
+    start(folder)
+    assert report_of(folder)["step_time_s"]["predicted"] > 0
+
+
 def test_a_killed_run_of_unlike_degrees_goes_on_with_the_same_bits(
     whole: RunFolder, tmp_path: Path
 ) -> None:
