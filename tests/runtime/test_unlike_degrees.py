@@ -123,6 +123,25 @@ def test_unlike_degrees_train_in_fewer_bits(
 
 
 @slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_weights_averaged_over_unlike_degrees_are_the_mean_of_replicas_that_trained_alone(
+    dtype: str, five: Crew, tmp_path: Path
+) -> None:
+    averaging = unlike(ALIKE_CUTS, "1f1b", sharding=0, average_every=3, dtype=dtype)
+    result = train(five, averaging, tmp_path / "unlike")
+    assert_held(result)
+    alone = replace(ALONE, sequences=4, sharding=0, dtype=dtype)
+    wide = train(five, replace(alone, tensor=2), tmp_path / "wide")
+    narrow = train(five, replace(alone, first=4), tmp_path / "narrow")
+    for unit, buffers in result.units.items():
+        for kind, mean in enumerate(buffers):
+            apart = wide.units[unit][kind], narrow.units[unit][kind]
+            sizes = min(map(len, (mean, *apart)))
+            expected = (apart[0][:sizes] + apart[1][:sizes]) / 2
+            assert np.array_equal(mean[:sizes], expected), (unit, kind)
+
+
+@slow
 def test_replicas_of_tensor_two_and_three_share_every_unit(five: Crew, tmp_path: Path) -> None:
     changes: dict[str, Any] = {"model": SIX_HEADS, "clip_norm": 0.5}
     result = train(five, unlike(TWO_AND_THREE, **changes), tmp_path / "unlike")

@@ -21,12 +21,6 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             'write collective "direct", or let all replicas hold each layer at one tensor degree',
         ),
         (
-            bool(mixed) and plan.job.schedule.average_every is not None,
-            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot average "
-            "their weights yet",
-            "leave average_every out, or let all replicas hold each layer at one tensor degree",
-        ),
-        (
             bool(mixed) and plan.job.schedule.error_feedback,
             f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
             "error feedback yet",

@@ -101,6 +101,11 @@ class Slots:
         return self._runs(self._place)
 
     @property
+    def replicas(self) -> int:
+        """How many groups hold the unit."""
+        return len(self._groups)
+
+    @property
     def slot_size(self) -> int:
         """Elements of a slot's own buffer."""
         return self._slot.size

@@ -131,15 +131,16 @@ class StateOps:
     def average_weights(self, op: LocalOp, step: int) -> None:
         """Master weights and moments become their mean over the replicas, and the view follows."""
         unit = self.unit(op)
-        part = unit.part
-        for buffer in (part.weights, part.moment1, part.moment2):
-            mean = buffer[unit.owned]
-            self._network.reduce(buffer, mean, unit.holders, unit.by.reduces)
-            mean /= len(unit.holders)
-            self._network.gather(Lane.REDUCE, buffer, unit.holders, unit.by.gathers)
+        for buffer in unit.averaged:
+            unit.reduce(self._network, buffer)
+            for share in unit.shares:
+                buffer[share] /= unit.replicas
+            unit.gather(self._network, Lane.REDUCE, buffer)
         assert unit.view is not None
-        if unit.view.data_ptr() != part.weights.data_ptr():
-            unit.view.copy_(part.weights)
+        for part in unit.parts:
+            target = unit.view[part.begin : part.end]
+            if target.data_ptr() != part.weights.data_ptr():
+                target.copy_(part.weights)
 
     def _narrow(self, unit: UnitState) -> Tensor:
         """A unit's gradient in the dtype in which it is sent."""

@@ -115,6 +115,18 @@ class UnitState:
         raise AssertionError(f"{self.name}: {piece} is not owned here")
 
     @property
+    def averaged(self) -> tuple[Tensor, ...]:
+        """Master weights and moments of the whole unit, where this rank has all of them."""
+        assert self.view is not None
+        is_master = self.view.dtype == torch.float32
+        return self.replicated if is_master else self.replicated[1:]
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of the unit there are: ranks, or tensor groups of unlike degrees."""
+        return len(self.holders) if self.slots is None else self.slots.replicas
+
+    @property
     def counted(self) -> list[slice]:
         """Pieces of the shares whose gradients the global norm counts on this rank: vectors that
         all ranks of a tensor group have count on the first alone."""
