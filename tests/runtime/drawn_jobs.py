@@ -81,14 +81,16 @@ def draw(seed: int) -> DrawnJob:
     cut = dice.choice(CUTS)
     steps, every = 4 if cut == "steps" else 12, dice.choice((1, 1, 2, 3))
     setting = replace(_tuned(_placed(dice), dice), steps=steps, every=every, keep=20)
-    setting = _divided(_wired(setting, seed), seed)
+    setting = _of_two_kinds(_divided(_wired(setting, seed), seed), seed)
     return DrawnJob(
         seed,
         setting,
         cut,
         cut_step=dice.randint(1, 3),
         calibrate=dice.random() < 0.7,
-        moved=_divided(_moved(setting, dice), -seed) if dice.random() < 0.25 else None,
+        moved=_of_two_kinds(_divided(_moved(setting, dice), -seed), -seed)
+        if dice.random() < 0.25
+        else None,
     )
 
 
@@ -233,6 +235,16 @@ def _divided(setting: Setting, seed: int) -> Setting:
     divides = setting.tensor > 1 and setting.sequence_length % setting.tensor == 0
     chance = random.Random(f"sequences of {seed}").random()
     return replace(setting, sequence_parallel=divides and chance < 0.5)
+
+
+def _of_two_kinds(setting: Setting, seed: int) -> Setting:
+    """Some hosts of every third job in 16 bits compute in fp32 alone, with dice of their own."""
+    dice = random.Random(f"kinds of {seed}")
+    if setting.dtype == "fp32" or dice.random() > 0.35:
+        return replace(setting, old=(), dtypes=())
+    hosts = -(-8 // (setting.devices_per_host or setting.tensor))
+    old = tuple(host for host in range(hosts) if dice.random() < 0.5)
+    return replace(setting, old=old, dtypes=(("old", "fp32"),) if old else ())
 
 
 # ---- running ------------------------------------------------------------------------------------

@@ -57,11 +57,7 @@ source = "a test"
 
 {rates}
 
-[[host]]
-name = "machine"
-device = "process"
-devices = {per_host}
-count = {hosts}
+{hosts}
 
 [links.host]
 latency = "50us"
@@ -75,6 +71,39 @@ bandwidth = "{link}"
 shared_by = "host"
 source = "a test"
 """
+
+_HOSTS = """
+[[host]]
+name = "{name}"
+device = "{device}"
+devices = {per_host}
+count = {count}
+"""
+
+_OLD = """
+[[device]]
+name = "old"
+launch = "10us"
+launch_source = "a test"
+memory_efficiency = 0.8
+memory_efficiency_source = "a test"
+
+[device.lab]
+cpus = 1.0
+
+[[device.tiers]]
+name = "RAM"
+capacity = "2GB"
+bandwidth = "10GB/s"
+source = "a test"
+
+[[device.rates]]
+dtype = "fp32"
+peak = "100GFLOP/s"
+gemm = "50GFLOP/s"
+source = "a test"
+"""
+"""A kind of device that computes in fp32 alone."""
 
 _RATE = """
 [[device.rates]]
@@ -153,6 +182,7 @@ class Setting:
     files: tuple[str, ...] = ()
     model: tuple[tuple[str, object], ...] = ()  # what its config.json says otherwise
     masked: bool = False  # most targets of some sequences do not count
+    silent: tuple[int, ...] = ()  # sequences of a step of which no target counts
     validate_every: int = 0  # on `held_out` sequences, which need not fill a batch
     held_out: int = 11
     sequence_length: int = LENGTH
@@ -165,15 +195,24 @@ class Setting:
     devices_per_host: int | None = None  # None: a tensor group
     unlike: tuple[Unlike, ...] = ()  # a plan file beside the job has these replicas
     serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
+    serving_at: tuple[tuple[int, ...], ...] = ()  # the members' tensor degrees; (): as the setting
     idle: int = 0  # devices of the job that the plan names nowhere
+    old: tuple[int, ...] = ()  # hosts whose devices compute in fp32 alone
+    dtypes: tuple[tuple[str, str], ...] = ()  # of kinds of device, where the job names them
 
     @property
     def world_size(self) -> int:
         if self.serving:
-            return sum(map(len, self.serving))
+            return sum(map(sum, self.members_at))
         if self.unlike:
             return sum(sum(each.degrees(self.tensor)) * each.count for each in self.unlike)
         return self.pipeline * self.data * self.tensor
+
+    @property
+    def members_at(self) -> tuple[tuple[int, ...], ...]:
+        """The tensor degree of each member of each stage."""
+        alike = tuple((self.tensor,) * len(shares) for shares in self.serving)
+        return self.serving_at or alike
 
     @property
     def layout(self) -> tuple[int, int]:
@@ -186,6 +225,7 @@ class Setting:
             kept = (np.arange(64) % 8 + 0.5)[:, None] / 8  # of a sequence's targets
             hidden = np.random.default_rng(step + 1000).random((64, LENGTH)) > kept
             targets[hidden[first : first + count]] = IGNORED
+        targets[np.isin(np.arange(first, first + count), self.silent)] = IGNORED
         length = min(self.sequence_length, LENGTH)
         return tokens[:, :length].copy(), targets[:, :length].copy()
 
@@ -222,16 +262,16 @@ def write_job(folder: Path, setting: Setting) -> Path:
     per_host = setting.devices_per_host or setting.tensor
     (folder / "cluster.toml").write_text(
         CLUSTER.format(
-            rates=rates,
+            rates=rates + (_OLD if setting.old else ""),
             link=setting.link,
             latency=setting.latency,
-            per_host=per_host,
-            hosts=-(-8 // per_host),
+            hosts=_hosts(setting, per_host, -(-8 // per_host)),
         )
     )
     schedule = {
         "name": setting.name,
         "dtype": setting.dtype,
+        "dtypes": dict(setting.dtypes) or None,
         "gradient_dtype": setting.gradient_dtype,
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
@@ -287,6 +327,21 @@ def write_job(folder: Path, setting: Setting) -> Path:
     return path
 
 
+def _hosts(setting: Setting, per_host: int, count: int) -> str:
+    """The cluster's hosts: all of one kind, or each of its own."""
+    if not setting.old:
+        return _HOSTS.format(name="machine", device="process", per_host=per_host, count=count)
+    return "".join(
+        _HOSTS.format(
+            name=f"machine-{host}",
+            device="old" if host in setting.old else "process",
+            per_host=per_host,
+            count=1,
+        )
+        for host in range(count)
+    )
+
+
 def write_plan(folder: Path, setting: Setting) -> Path | None:
     """The plan of a setting's unlike replicas, beside its job; each has its devices together."""
     if not setting.unlike:
@@ -317,7 +372,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
             {"count": each.count, "micro_batches": each.micro_batches, "stages": stages}
         )
     if setting.serving:
-        replicas = [_with_members(replicas[0], setting.serving)]
+        replicas = [_with_members(replicas[0], setting.serving, setting.members_at)]
     chosen = strategy(setting.name, setting.without)
     body = {
         "format": "ratrain plan 1",
@@ -328,6 +383,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
         "cluster": {"name": "cluster.toml", "devices": setting.world_size + setting.idle},
         "sequences": setting.sequences,
         "dtype": setting.dtype,
+        "dtypes": dict(setting.dtypes) or None,
         "gradient_dtype": setting.gradient_dtype or "fp32",
         "gradient_wire": setting.gradient_wire,
         "boundary_wire": setting.boundary_wire,
@@ -353,26 +409,42 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
 
 
 def _with_members(
-    replica: dict[str, object], serving: tuple[tuple[str, ...], ...]
+    replica: dict[str, object],
+    serving: tuple[tuple[str, ...], ...],
+    degrees: tuple[tuple[int, ...], ...],
 ) -> dict[str, object]:
-    """A replica of a plan whose stages have members, each on a device of its own."""
+    """A replica of a plan whose stages have members, each on devices of its own."""
     stages: list[dict[str, object]] = []
     first = 0
-    for stage, shares in zip(
-        cast("list[dict[str, object]]", replica["stages"]), serving, strict=True
-    ):
-        members = [
-            {"devices": str(first + n), "tensor": 1, "serves": share, "recovery": stage["recovery"]}
-            for n, share in enumerate(shares)
-        ]
-        first += len(shares)
+    described = cast("list[dict[str, object]]", replica["stages"])
+    for stage, shares, of_members in zip(described, serving, degrees, strict=True):
+        members: list[dict[str, object]] = []
+        for share, degree in zip(shares, of_members, strict=True):
+            devices = ", ".join(map(str, range(first, first + degree)))
+            members.append(
+                {
+                    "devices": devices,
+                    "tensor": degree,
+                    "serves": share,
+                    "recovery": stage["recovery"],
+                }
+            )
+            first += degree
         kept = {key: stage[key] for key in ("layers", "micro_batch", "sharding")}
         stages.append({**kept, "members": members})
     return {**replica, "stages": stages}
 
 
+def _value(value: object) -> str:
+    """A value as TOML."""
+    if not isinstance(value, dict):
+        return json.dumps(value)
+    items = cast("dict[str, str]", value).items()
+    return "{ " + ", ".join(f"{key} = {json.dumps(item)}" for key, item in items) + " }"
+
+
 def _table(name: str, body: dict[str, object]) -> str:
-    lines = [f"{key} = {json.dumps(value)}" for key, value in body.items() if value is not None]
+    lines = [f"{key} = {_value(value)}" for key, value in body.items() if value is not None]
     return "\n".join([f"[{name}]", *lines, ""])
 
 

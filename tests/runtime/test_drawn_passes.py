@@ -42,7 +42,7 @@ def told(program: Program, passes: tuple[tuple[float, float], ...]) -> list[Cali
 
 def mean_costs(program: Program) -> OpCosts:
     return costs_of_ops(
-        program.table, costs_of_run(program, told(program, STEADY), ElementBytes(4, 4, 4))
+        program.table, costs_of_run(program, told(program, STEADY), ElementBytes((4,), 4, 4))
     )
 
 
@@ -90,7 +90,7 @@ def test_the_same_seed_draws_the_same_passes_and_another_one_others(program: Pro
 
 
 def test_ranks_that_wait_for_each_other_lose_time_by_pauses(program: Program) -> None:
-    costs = costs_of_run(program, told(program, STEADY), ElementBytes(4, 4, 4))
+    costs = costs_of_run(program, told(program, STEADY), ElementBytes((4,), 4, 4))
     steady_s = simulate(program, costs).step_time_s
     paused_s = [
         simulate(program, costs, vary=DrawnPasses(told(program, PAUSED), seed)).step_time_s

@@ -53,7 +53,7 @@ def test_each_unit_has_its_own_time_however_many_stages_a_rank_holds(
         told(rank, [unit.unit.name for unit in schedule_of(program, rank).units])
         for rank in range(pipeline)
     ]
-    costs = costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
+    costs = costs_of_run(program, calibrations, ElementBytes((4,), 4, 4))
     assert costs.work[Kind.F].fixed_s.tolist() == [100, 0, 1, 2, 3, 4, 5, 200]
 
 
@@ -70,7 +70,7 @@ def measured_messages(
         for rank in range(2)
         for units in [(unit,) * len(schedule_of(program, rank).units)]
     ]
-    return costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
+    return costs_of_run(program, calibrations, ElementBytes((4,), 4, 4))
 
 
 @pytest.mark.parametrize(("unit_s", "passes"), [(100.0, True), (0.001, False)])
@@ -124,7 +124,7 @@ def of_replicas(program: Program, messages: float, collectives: list[float]) -> 
         )
         for number, rate in enumerate(collectives)
     ]
-    return costs_of_run(program, calibrations, ElementBytes(4, 4, 4))
+    return costs_of_run(program, calibrations, ElementBytes((4,), 4, 4))
 
 
 @pytest.mark.parametrize("messages", [50.0, 100.0, 400.0])

@@ -55,6 +55,11 @@ def unlike(replicas: tuple[Unlike, ...], name: str = "ratrain", **changes: Any) 
         (CROSSED, {"sharding": 1, "clip_norm": 0.5}),
         (CROSSED, {"network": "gloo"}),
         (WAIST, {"network": "gloo"}),
+        (ALIKE_CUTS, {"sharding": 3, "clip_norm": 0.5}),
+        (CROSSED, {"name": "pe-zero", "sharding": 3, "masked": True}),
+        (CROSSED, {"name": "pe-zero", "sharding": 3, "network": "gloo"}),
+        (ALIKE_CUTS, {"accumulation": "sharded", "masked": True}),
+        (ALIKE_CUTS, {"accumulation": "sharded", "sharding": 3, "clip_norm": 0.5}),
     ],
     ids=lambda given: " ".join(map(str, given if isinstance(given, tuple) else given.items())),
 )
@@ -63,6 +68,7 @@ def test_stages_of_unlike_degrees_train_as_one_process_does(
 ) -> None:
     setting = unlike(replicas, **changes)
     alone = replace(setting, unlike=(), name="1f1b", network="sockets")
+    alone = replace(alone, sharding=None, accumulation="local")
     result = train(five, setting, tmp_path / "unlike")
     assert_as_alone(result, train(five, alone, tmp_path / "alone"))
     assert_held(result)
@@ -74,12 +80,29 @@ def test_every_schedule_and_timing_of_unlike_degrees_has_the_same_bits(
     replicas: tuple[Unlike, ...], five: Crew, tmp_path: Path
 ) -> None:
     first = train(five, unlike(replicas), tmp_path / "ratrain")
-    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2)):
+    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2), ("pe-zero", 3)):
         other = train(five, unlike(replicas, name, sharding=sharding), tmp_path / name)
         assert not other.differences(first), name
         assert_held(other)
     late = train(five, unlike(replicas), tmp_path / "late", delays=3)
     assert not late.differences(first)
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
+def test_views_gathered_for_every_use_at_unlike_degrees_change_no_bit(
+    dtype: str, five: Crew, tmp_path: Path
+) -> None:
+    changes: dict[str, Any] = {"dtype": dtype, "loss_scale": 256.0}
+    first = train(five, unlike(ALIKE_CUTS, **changes), tmp_path / "2")
+    gathered = train(five, unlike(ALIKE_CUTS, sharding=3, **changes), tmp_path / "3")
+    assert not gathered.differences(first)
+    sharded: list[Any] = []
+    for sharding in (2, 3):
+        setting = unlike(ALIKE_CUTS, sharding=sharding, accumulation="sharded", **changes)
+        sharded.append(train(five, setting, tmp_path / f"sharded-{sharding}"))
+        assert_held(sharded[-1])
+    assert not sharded[0].differences(sharded[1])
 
 
 @slow
@@ -97,6 +120,25 @@ def test_unlike_degrees_train_in_fewer_bits(
     alone = train(five, ALONE, tmp_path / "alone")
     assert result.loss_values == pytest.approx(alone.loss_values, rel=5e-3)
     assert_held(result)
+
+
+@slow
+@pytest.mark.parametrize("dtype", ["fp32", "bf16"])
+def test_weights_averaged_over_unlike_degrees_are_the_mean_of_replicas_that_trained_alone(
+    dtype: str, five: Crew, tmp_path: Path
+) -> None:
+    averaging = unlike(ALIKE_CUTS, "1f1b", sharding=0, average_every=3, dtype=dtype)
+    result = train(five, averaging, tmp_path / "unlike")
+    assert_held(result)
+    alone = replace(ALONE, sequences=4, sharding=0, dtype=dtype)
+    wide = train(five, replace(alone, tensor=2), tmp_path / "wide")
+    narrow = train(five, replace(alone, first=4), tmp_path / "narrow")
+    for unit, buffers in result.units.items():
+        for kind, mean in enumerate(buffers):
+            apart = wide.units[unit][kind], narrow.units[unit][kind]
+            sizes = min(map(len, (mean, *apart)))
+            expected = (apart[0][:sizes] + apart[1][:sizes]) / 2
+            assert np.array_equal(mean[:sizes], expected), (unit, kind)
 
 
 @slow
@@ -157,6 +199,7 @@ def test_tied_ends_of_one_degree_add_up_around_a_stage_of_another(
         (TWO_AND_ONE, {"sharding": 0}),
         (CROSSED, {"clip_norm": 0.5}),
         (CROSSED, {"sharding": 0, "name": "gpipe"}),
+        (CROSSED, {"sharding": 3, "name": "pe-zero", "clip_norm": 0.5}),
         (CROSSED, {"network": "gloo"}),
     ],
     ids=lambda given: " ".join(map(str, given if isinstance(given, tuple) else given.items())),
@@ -165,7 +208,7 @@ def test_tied_ends_of_unlike_degrees_train_as_one_process_does(
     replicas: tuple[Unlike, ...], changes: dict[str, Any], five: Crew, tmp_path: Path
 ) -> None:
     setting = unlike(replicas, model=TIED, **changes)
-    alone = replace(setting, unlike=(), name="1f1b", network="sockets")
+    alone = replace(setting, unlike=(), name="1f1b", network="sockets", sharding=None)
     result = train(five, setting, tmp_path / "unlike")
     one_process = train(five, alone, tmp_path / "alone")
     assert_as_alone(result, one_process)
@@ -218,13 +261,8 @@ def test_unlike_degrees_validate_with_the_loss_of_one_process(five: Crew, tmp_pa
         (TWO_AND_ONE, {"collective": "ring"}, "at tensor 1 and 2 cannot reduce it by"),
         (
             ALIKE_CUTS,
-            {"accumulation": "sharded"},
-            "at tensor 1 and 2 cannot run with sharded accumulation yet",
-        ),
-        (
-            TWO_AND_ONE,
-            {"name": "pe-zero", "sharding": 3},
-            "at tensor 1 and 2 cannot run at sharding level 3 yet",
+            {"error_feedback": True, "gradient_wire": "bf16"},
+            "at tensor 1 and 2 cannot use error feedback yet",
         ),
         (
             (Unlike((2, 2), 4, tensor=(1, 2)), Unlike((2, 2), 4, tensor=(1, 2))),

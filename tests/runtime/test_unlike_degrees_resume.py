@@ -73,6 +73,27 @@ def regular(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
+def test_level_three_goes_on_with_the_same_bits_from_level_two_and_back(
+    whole: RunFolder, tmp_path: Path
+) -> None:
+    gathered = replace(REPLICAS, name="pe-zero", sharding=3)
+    there = cut_short(whole, tmp_path / "there", gathered, HALF)
+    start(there)
+    assert loss_bits(there) == loss_bits(whole)
+    assert_same_end(there, whole)
+    back = cut_short(there, tmp_path / "back", REPLICAS, STEPS - 2)
+    start(back)
+    assert loss_bits(back) == loss_bits(whole)
+    assert_same_end(back, whole)
+
+
+def test_a_run_that_gathers_once_a_pass_times_its_ops(tmp_path: Path) -> None:
+    gathered = replace(REPLICAS, name="pe-zero", sharding=3, steps=2)
+    folder = made(tmp_path, gathered, calibrate=True)
+    start(folder)
+    assert report_of(folder)["step_time_s"]["predicted"] > 0
+
+
 def test_a_killed_run_of_unlike_degrees_goes_on_with_the_same_bits(
     whole: RunFolder, tmp_path: Path
 ) -> None:

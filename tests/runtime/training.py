@@ -53,6 +53,7 @@ class RankResult:
     norms: list[float]
     parts: dict[str, list[tuple[int, Buffers]]]
     views: dict[str, Floats]
+    dtype: str  # of the views
     loss_scale: float
     ledger_peak_bytes: int
     host_peak_bytes: int
@@ -129,19 +130,19 @@ def train(
 
 def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Buffers]:
     """Units put together from their owners' parts. What several ranks hold must be the same on all
-    of them, bit by bit: views, and what every rank of a tensor group has whole."""
+    of them, bit by bit: views of one dtype, and what every rank of a tensor group has whole."""
     spec, units = job.model.spec, dict[str, Buffers]()
     for name in dict.fromkeys(name for rank in ranks for name in rank.parts):
         size = unit_layout(spec, name).size
         filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in KINDS]
-        view = np.zeros(size, np.float32), np.zeros(size, bool)
+        views = {rank.dtype: (np.zeros(size, np.float32), np.zeros(size, bool)) for rank in ranks}
         for seat, rank in zip(seats.all(), ranks, strict=True):
             layout = unit_layout(spec, name, seat.division)
             for begin, buffers in rank.parts.get(name, []):
                 for (whole, known), values in zip(filled, buffers, strict=True):
                     _place(spec, name, layout, begin, values, whole, known)
             if name in rank.views:
-                _place(spec, name, layout, 0, rank.views[name][: layout.size], *view)
+                _place(spec, name, layout, 0, rank.views[name][: layout.size], *views[rank.dtype])
         for parameter in unit_layout(spec, name).parameters:
             assert all(known[parameter.offset : parameter.end].all() for _, known in filled)
         weights, moment1, moment2 = (whole for whole, _ in filled)
@@ -230,6 +231,7 @@ def train_rank(
         norms,
         {unit.name: _parts(unit) for unit in run.states.units},
         {unit.name: _numpy(unit.view) for unit in run.states.units if unit.view is not None},
+        str(run.states.dtype),
         run.ops.clipping.scale,
         run.ledger.peak.size_bytes,
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),

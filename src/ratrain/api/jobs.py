@@ -71,7 +71,7 @@ class Job(Shown):
             ),
             ("layout", laid_out),
             ("schedule", f"{spec.schedule.name}, {spec.schedule.dtype}"),
-            *(("network", words) for words in travels(spec.schedule)),
+            *(("network", words) for words in travels(spec)),
             ("budget", f"{budgets} per rank"),
         ]
 

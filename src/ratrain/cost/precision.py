@@ -15,6 +15,7 @@ carry, and no state.
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 
@@ -50,6 +51,14 @@ def travel_words(
     whether rounding errors are fed back; "" where there is nothing to say."""
     narrow = _narrow_words(dtype, gradient_wire, boundary_wire)
     return ", ".join(filter(None, (narrow, "error feedback" if error_feedback else "")))
+
+
+def dtype_words(dtypes: Mapping[str, str], dtype: str) -> str:
+    """Which kinds of device compute in another dtype than a job's, for people; "" where none."""
+    if not dtypes:
+        return ""
+    kinds = ", ".join(f"{kind} computes in {of_kind}" for kind, of_kind in dtypes.items())
+    return f"{kinds}, the rest in {dtype}, in which all send"
 
 
 def _narrow_words(dtype: str, gradient_wire: str, boundary_wire: str) -> str:

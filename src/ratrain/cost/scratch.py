@@ -108,15 +108,21 @@ def reduction_chunks(data: int) -> int:
 
 
 def lanes_scratch_bytes(
-    data: int, tensor: int = 1, *, tied: bool = False, narrow_boundaries: bool = False
+    data: int,
+    tensor: int = 1,
+    *,
+    tied: bool = False,
+    narrow_boundaries: bool = False,
+    unlike_views: bool = False,
 ) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
     sum (on the same lane, at another time: two pieces of a tied matrix' other copy), and the
     optimizer's widened gradient, scaled; and what the sums of a tensor group hold, inside compute
     and beside it: a piece from each peer, and the piece's sum in fp32. Where boundary tensors
-    travel narrower than they are, each of the four message lanes has a 2-byte piece of one."""
+    travel narrower than they are, each of the four message lanes has a 2-byte piece of one. Where a
+    view is gathered in unlike dtypes, the lane of gathers has a 2-byte piece of what leaves."""
     reduction = reduction_chunks(data)
     sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
     pieces = max(reduction, 2 if tied else 0) + sums
-    rounded = 4 * 2 * NARROWED_ELEMENTS if narrow_boundaries else 0
+    rounded = (4 * narrow_boundaries + unlike_views) * 2 * NARROWED_ELEMENTS
     return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS + rounded + SMALL_THINGS_BYTES

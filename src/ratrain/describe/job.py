@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
 from typing import Annotated, Literal
@@ -18,12 +18,13 @@ from ratrain.describe.amounts import (
 from ratrain.describe.backends import Backend, backend_named
 from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.strict import Rule
+from ratrain.describe.strict import FrozenMap, Rule
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
 from ratrain.errors import SpecError
 
 WireType = Literal["fp32", "bf16", "fp16"]
 """In what tensors are sent."""
+_NO_DTYPES = FrozenMap[str]()
 
 
 @dataclass(frozen=True)
@@ -56,6 +57,11 @@ class ClusterChoice:
     def members(self) -> tuple[Device, ...]:
         """The devices that the job takes: the first ones of the cluster."""
         return self._members
+
+    @cached_property
+    def kinds(self) -> tuple[DeviceKind, ...]:
+        """The kinds of the devices that the job takes, in the cluster's order."""
+        return tuple({device.kind.name: device.kind for device in self._members}.values())
 
     @cached_property
     def _members(self) -> tuple[Device, ...]:
@@ -113,13 +119,14 @@ class ScheduleSpec:
     the program. `average_every`: replicas update alone and average their weights every that many
     steps, which changes what training means; left out: they share every gradient. `collective`: by
     which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
-    unit in its place; left out: the backend's own. `gradient_dtype`: in which the gradients of a
-    step's micro-batches add up; fp32, or `dtype` itself, for half of the memory. `gradient_wire`,
-    `boundary_wire`: in which gradients, and activations between stages and their gradients, are
-    sent; left out: in `dtype`. `error_feedback`: each rank adds what rounding took away from the
-    gradient that it last sent to the next one. `gradient_bucket_bytes`: gradients are sent in
-    buckets of this size while backward makes them, and are never whole; left out: whole, unless
-    nothing else fits."""
+    unit in its place; left out: the backend's own. `dtypes`: by the name of a device kind the dtype
+    that it computes in, where that is not `dtype`; fp32 alone, beside a `dtype` of 16 bits.
+    `gradient_dtype`: in which the gradients of a step's micro-batches add up; fp32, or `dtype`
+    itself, for half of the memory. `gradient_wire`, `boundary_wire`: in which gradients, and
+    activations between stages and their gradients, are sent; left out: in `dtype`.
+    `error_feedback`: each rank adds what rounding took away from the gradient that it last sent to
+    the next one. `gradient_bucket_bytes`: gradients are sent in buckets of this size while backward
+    makes them, and are never whole; left out: whole, unless nothing else fits."""
 
     name: Name = "ratrain"
     without: tuple[Name, ...] = ()
@@ -137,6 +144,7 @@ class ScheduleSpec:
     attention: Literal["flash", "stored"] = "flash"
     collective: Name | None = None
     dtype: Name = "fp16"
+    dtypes: FrozenMap[Name] = _NO_DTYPES
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     gradient_wire: WireType | None = None
     boundary_wire: WireType | None = None
@@ -161,7 +169,8 @@ class ScheduleSpec:
 
 @dataclass(frozen=True)
 class JobSpec:
-    """A whole job. `layout` is None where it is left to the planner."""
+    """A whole job. `layout` is None where it is left to the planner. `kind`: the device kind that
+    sees it (`of_kind`); None: it is the job of all."""
 
     model: ModelChoice
     cluster: ClusterChoice
@@ -172,6 +181,37 @@ class JobSpec:
     train: TrainSpec = TrainSpec()
     data: DataSpec | None = None
     checkpoint: CheckpointSpec = CheckpointSpec()
+    kind: str | None = None
+
+    @cached_property
+    def dtypes(self) -> FrozenMap[str]:
+        """By the name of each of its device kinds that computes in another dtype than the job's,
+        that dtype."""
+        schedule = self.schedule
+        named = {kind.name: schedule.dtypes.get(kind.name) for kind in self.cluster.kinds}
+        return FrozenMap({k: d for k, d in named.items() if d not in (None, schedule.dtype)})
+
+    @property
+    def unlike(self) -> bool:
+        """Whether its devices compute in different dtypes, or in another than tensors are sent."""
+        return self.kind is not None or bool(self.dtypes)
+
+    def dtype_of(self, kind: DeviceKind) -> str:
+        """The dtype that devices of a kind compute in."""
+        return self.dtypes.get(kind.name, self.schedule.dtype)
+
+    def of_kind(self, kind: DeviceKind) -> JobSpec:
+        """The job as devices of a kind see it: in the dtype that they compute in. Tensors are sent
+        in the job's own dtype, so one that computes in fp32 sends them narrower."""
+        if self.kind is not None or not self.unlike:
+            return self
+        schedule = replace(
+            self.schedule,
+            dtype=self.dtype_of(kind),
+            gradient_wire=self.schedule.gradients_travel_in,
+            boundary_wire=self.schedule.boundaries_travel_in,
+        )
+        return replace(self, schedule=schedule, kind=kind.name)
 
     @property
     def backend(self) -> Backend:
@@ -197,8 +237,7 @@ class JobSpec:
     @property
     def awaits_overflow(self) -> bool:
         """Whether updates wait until no gradient of the step is known to have overflowed."""
-        checks = self.schedule.dtype == "fp16" and self.backend.checks_overflow
-        return checks and self.train.overflow == "step"
+        return self._overflows and self.train.overflow == "step"
 
     @property
     def residuals(self) -> int:
@@ -206,8 +245,14 @@ class JobSpec:
         and where a step may be skipped, the one that it would leave besides; else none."""
         if not self.schedule.error_feedback:
             return 0
-        overflows = self.schedule.dtype == "fp16" and self.backend.checks_overflow
-        return 2 if overflows or self.train.clip_norm is not None else 1
+        return 2 if self._overflows or self.train.clip_norm is not None else 1
+
+    @property
+    def _overflows(self) -> bool:
+        """Whether a gradient may overflow, and is looked at for that: none is sent in fp16 but in a
+        job of fp16."""
+        in_fp16 = "fp16" in (self.schedule.dtype, self.schedule.gradients_travel_in)
+        return in_fp16 and self.backend.checks_overflow
 
     def budget_of(self, kind: DeviceKind) -> int:
         """The memory budget of a device of a kind: its capacity, or the job's if that is less."""
@@ -228,6 +273,16 @@ class JobSpec:
         if self.layout is None:
             raise SpecError("the job has no layout", place=file_name(self.path), fix="add [layout]")
         return self.batch.sequences // (self.layout.data * self.batch.micro_batch)
+
+
+def dtypes_of_kinds(cluster: ClusterChoice, schedule: ScheduleSpec) -> FrozenMap[str]:
+    """What device kinds compute in besides the job's dtype: as the job says; and fp32 for a kind
+    without that dtype, beside kinds that have it."""
+    if not any(schedule.dtype in kind.dtypes for kind in cluster.kinds):
+        return schedule.dtypes
+    without = [kind for kind in cluster.kinds if schedule.dtype not in kind.dtypes]
+    instead = {kind.name: "fp32" for kind in without if "fp32" in kind.dtypes}
+    return FrozenMap({**instead, **schedule.dtypes})
 
 
 def layers_per_stage(layout: LayoutSpec, model: ModelSpec) -> tuple[int, ...]:

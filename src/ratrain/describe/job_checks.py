@@ -15,6 +15,7 @@ from ratrain.describe.job import (
     LayoutSpec,
     ModelChoice,
     ScheduleSpec,
+    dtypes_of_kinds,
     file_name,
 )
 from ratrain.describe.model import ModelSpec
@@ -23,6 +24,8 @@ from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
+
+FP32 = "fp32"
 
 
 @dataclass(frozen=True)
@@ -93,21 +96,87 @@ def _check_dtype(place: Place, schedule: ScheduleSpec) -> None:
                 place=str(here.at("gradient_dtype")),
                 fix=f'use "fp32" or "{dtype}"',
             )
+    for kind, of_kind in schedule.dtypes.items():
+        with faults:
+            if of_kind != dtype and (of_kind != FP32 or dtype == FP32):
+                raise SpecError(
+                    f"{kind} computes in {of_kind} and the rest in {dtype}: beside a dtype of 16 "
+                    "bits, in which all of them send, a kind can compute in fp32",
+                    place=str(here.at("dtypes", kind)),
+                    fix='write "fp32", and in dtype the 16 bits of the others'
+                    if dtype == FP32
+                    else f'write "fp32" or "{dtype}"',
+                )
     faults.raise_all()
 
 
+def _check_dtypes(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
+    """Kinds that compute in a dtype of their own are the cluster's; and what replicas of unlike
+    dtypes cannot do."""
+    here, faults = place.at("schedule"), Faults()
+    known = [kind.name for kind in cluster.spec.device]
+    for name in schedule.dtypes:
+        with faults:
+            if name not in known:
+                raise SpecError(
+                    f"{cluster.spec.name} has no device kind {name}",
+                    place=str(here.at("dtypes", name)),
+                    fix=nearest(name, known),
+                )
+    if not _unlike(cluster, schedule):
+        faults.raise_all()
+        return
+    refused = [
+        (
+            schedule.average_every is not None,
+            "average_every",
+            "average their weights, which have no dtype in common",
+            "leave average_every out",
+        ),
+        (
+            schedule.collective not in (None, "direct") and _trains(schedule),
+            "collective",
+            f"reduce by {schedule.collective}: each part of a view goes to each of them in its own "
+            "dtype",
+            'write "direct", or leave collective out',
+        ),
+    ]
+    for is_asked, key, what, fix in refused:
+        with faults:
+            if is_asked:
+                raise SpecError(
+                    f"devices that compute in different dtypes cannot {what}",
+                    place=str(here.at(key)),
+                    fix=fix,
+                )
+    faults.raise_all()
+
+
+def _trains(schedule: ScheduleSpec) -> bool:
+    backend = BACKENDS.get(schedule.backend)
+    return backend is not None and backend.trains
+
+
+def _unlike(cluster: ClusterChoice, schedule: ScheduleSpec) -> bool:
+    """Whether devices of the job compute in another dtype than its own."""
+    dtypes = dtypes_of_kinds(cluster, schedule)
+    return any(dtypes.get(kind.name, schedule.dtype) != schedule.dtype for kind in cluster.kinds)
+
+
 def _check_rates(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
-    """Refuses a dtype that a device of the job does not have, where its backend has it."""
+    """Refuses a dtype that a device of the job does not have, where its backend has it. Beside
+    kinds that have it, one without computes in fp32."""
     backend = BACKENDS.get(schedule.backend)
     known = backend.dtypes if backend else ()
-    kinds = {device.kind.name: device.kind for device in cluster.members()}
+    dtypes = dtypes_of_kinds(cluster, schedule)
     here, faults = place.at("schedule", "dtype"), Faults()
-    for kind in kinds.values():
-        if schedule.dtype in kind.dtypes or schedule.dtype not in known:
+    for kind in cluster.kinds:
+        dtype = dtypes.get(kind.name, schedule.dtype)
+        if dtype in kind.dtypes or dtype not in known:
             continue
         with faults:
             try:
-                kind.rate(schedule.dtype)
+                kind.rate(dtype)
             except SpecError as error:
                 raise SpecError(error.what, place=str(here), fix=error.fix) from None
     faults.raise_all()
@@ -301,6 +370,7 @@ _CHECKS = (
     Check(("model",), _check_positions),
     Check(("schedule",), _check_dtype),
     Check(("cluster", "schedule"), _check_rates),
+    Check(("cluster", "schedule"), _check_dtypes),
     Check(("schedule",), _check_wires),
     Check(("schedule",), _check_error_feedback),
     Check(("cluster", "schedule"), _check_budget),

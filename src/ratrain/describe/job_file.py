@@ -4,7 +4,7 @@ wrong reported at once."""
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -18,6 +18,7 @@ from ratrain.describe.job import (
     LayoutSpec,
     ModelChoice,
     ScheduleSpec,
+    dtypes_of_kinds,
 )
 from ratrain.describe.job_checks import Check, check_parts
 from ratrain.describe.model import ModelSpec
@@ -115,7 +116,9 @@ def job_from_table(
         parts["schedule"] = ScheduleSpec()
     check_parts(parts, place, faults, more)
     faults.raise_all()
-    return JobSpec(**parts, path=path)
+    job = JobSpec(**parts, path=path)
+    dtypes = dtypes_of_kinds(job.cluster, job.schedule)
+    return replace(job, schedule=replace(job.schedule, dtypes=dtypes))
 
 
 def _model_choice(table: _ModelTable, base: Path, place: Place) -> ModelChoice:

@@ -52,7 +52,23 @@ class Bill:
 
 
 def bill(group: Group, recovery: Ints) -> Bill:
-    """The `Bill` of a group. `recovery`: a code for each row and stage."""
+    """The `Bill` of a group. `recovery`: a code for each row and stage. A rank is billed in the
+    dtype of its kind of device; where those of its replicas differ, as the one that needs most."""
+    if not group.job.unlike:
+        return _bill(group, recovery)
+    placement = group.placement
+    kinds = {name: placement.kind(name) for each in placement.classes for name in each.kinds}
+    bills = {name: _bill(group.as_kind(kind), recovery) for name, kind in kinds.items()}
+    items = {name: item.copy() for name, item in next(iter(bills.values())).items.items()}
+    for rank, names in enumerate(zip(*(each.kinds for each in placement.classes), strict=True)):
+        fullest = max(names, key=lambda name: int(bills[name].total[:, rank].max()))
+        for name, item in items.items():
+            item[:, rank] = bills[fullest].items[name][:, rank]
+    return Bill(items)
+
+
+def _bill(group: Group, recovery: Ints) -> Bill:
+    """The `Bill` of a group whose ranks all compute in its job's dtype."""
     states, activations = _states(group, recovery), _activations(group, recovery)
     states["gradient"] = states["gradient"] - _never_together(group, recovery)
     scratch = {"scratch": _scratch(group, recovery)}

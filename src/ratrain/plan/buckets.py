@@ -49,6 +49,9 @@ def _obstacles(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
     schedule, leave = job.schedule, "leave gradient_bucket out"
     if not job.backend.fills_buckets:
         yield f"the backend {job.backend.name} has no buckets that backward fills", leave
+    if job.unlike:
+        what = "devices that compute in different dtypes cut gradients into buckets differently"
+        yield what, leave
     if trains_tied(job):
         what = f"{job.model.spec.name} ties its embedding and its head: adding their gradients "
         yield what + "takes whole gradients, which buckets do not keep", leave

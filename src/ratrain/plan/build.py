@@ -8,10 +8,10 @@ from typing import Any
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.enumerate import Group, StateMode
-from ratrain.plan.placement import Placement
+from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import stages_of, trains_tied
 from ratrain.program.families import DEVICE
-from ratrain.program.setup import Accumulation, Budget, Recovery, Replica, Setup
+from ratrain.program.setup import Accumulation, Budget, Recovery, Replica, Setup, Stage
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.program.units import Ints
 
@@ -96,10 +96,10 @@ def choices_of(job: JobSpec, sharded_gradients: bool, **recovery: Any) -> Choice
 def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
     """The header of a placed job's program, before its strategy's passes."""
     layout = placement.layout
-    stages = stages_of(job, layout)
     micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
     replicas = tuple(
-        Replica(stages, micro_batches, len(alike.members)) for alike in placement.classes
+        Replica(_stages(job, placement, alike), micro_batches, len(alike.members))
+        for alike in placement.classes
     )
     budgets = [
         job.budget_of(placement.kind(kind)) for alike in placement.classes for kind in alike.kinds
@@ -111,6 +111,19 @@ def setup_of(job: JobSpec, placement: Placement, buffer: int) -> Setup:
         budget_bytes=max(budgets),
         tier=placement.kind(placement.classes[0].kinds[0]).memory.name,
         budgets=unequal_budgets(budgets),
+    )
+
+
+def _stages(job: JobSpec, placement: Placement, alike: ReplicaClass) -> tuple[Stage, ...]:
+    """The stages of replicas that are alike, each as its kind of device has it."""
+    layout = placement.layout
+    if not job.unlike:
+        return stages_of(job, layout)
+    of_kind = {
+        name: stages_of(job.of_kind(placement.kind(name)), layout) for name in set(alike.kinds)
+    }
+    return tuple(
+        of_kind[alike.kinds[number % layout.pipeline]][number] for number in range(layout.stages)
     )
 
 

@@ -131,6 +131,7 @@ class Case:
             "gradients": self.proved.short.setup.accumulation.value,
             "backend": job.schedule.backend,
             "dtype": job.schedule.dtype,
+            "dtypes": dict(job.dtypes),
             "gradient_dtype": job.schedule.gradient_dtype,
             "gradient_wire": job.schedule.gradients_travel_in,
             "boundary_wire": job.schedule.boundaries_travel_in,
@@ -161,7 +162,7 @@ class Case:
             f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
             *order_words(job.schedule, self.strategy),
             f"activations {self.activations}",
-            *travels(job.schedule),
+            *travels(job),
             *self._collectives(),
             *measured_words(job, layout),
         )
@@ -229,6 +230,7 @@ def case_as_asked(job: JobSpec) -> Case:
         )
     _require_orderable(job, layout, chosen)
     placement = place(job, layout)
+    _require_one_dtype(job, placement)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
     with _named_in(job):
         job, chosen, choices = choose_order(job, chosen, setup, placement)
@@ -257,6 +259,23 @@ def case_of_candidate(candidate: Candidate) -> Case:
         candidate.setup,
         candidate.choices,
     )
+
+
+def _require_one_dtype(job: JobSpec, placement: Placement) -> None:
+    """Refuses a tensor group whose devices compute in different dtypes."""
+    layout = placement.layout
+    if layout.tensor == 1 or not job.unlike:
+        return
+    for first in range(0, layout.devices, layout.tensor):
+        kinds = {device.kind for device in placement.devices[first : first + layout.tensor]}
+        if len({job.dtype_of(kind) for kind in kinds}) > 1:
+            names = " and ".join(sorted(kind.name for kind in kinds))
+            raise SpecError(
+                f"a tensor group has devices of the kinds {names}, which compute in different "
+                "dtypes",
+                place=f"{job.path or 'job'} [layout] tensor",
+                fix="let a tensor group stand on devices of one kind",
+            )
 
 
 def _require_orderable(job: JobSpec, layout: LayoutSpec, chosen: Strategy) -> None:

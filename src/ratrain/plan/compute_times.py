@@ -40,6 +40,7 @@ def times_in_layout(
     selective: bool = False,
 ) -> BlockTimes:
     """The same on a device whose tensor group has that link; None where it is alone."""
+    job = job.of_kind(device)
     boundary = boundary_bytes(job)
     sums_s = sums_alone_s(block.kind, boundary, layout, tensor_link)
     times = block_times(

@@ -18,7 +18,7 @@ import numpy as np
 from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
-from ratrain.describe.cluster import Device
+from ratrain.describe.cluster import Device, DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
@@ -125,6 +125,10 @@ class Group:
             unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
         )
         return embedding, layer, head
+
+    def as_kind(self, kind: DeviceKind) -> Group:
+        """The group as if all of its devices were of a kind: in the dtype that it computes in."""
+        return replace(self, job=self.job.of_kind(kind))
 
     def in_order(self, skeleton: str | None) -> Group:
         """The group in a compute order that was chosen for it; None: the strategy's own."""

@@ -36,14 +36,13 @@ import numpy as np
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer
 from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
-from ratrain.cost.precision import precision_of
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.enumerate import Group, kinds_of_block
 from ratrain.plan.gradient_groups import data_half, widened
 from ratrain.plan.loops import loops
 from ratrain.plan.placement import ReplicaClass
-from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes
+from ratrain.plan.sizes import boundary_bytes, gathered_bytes_per_param, sent_boundary_bytes
 from ratrain.plan.transfers import stage_message, sums_of_op
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
@@ -125,10 +124,11 @@ class _Pace:
         device = placement.kind(self.alike.kinds[rank])
         times = group.times[device.name]
         parts = kinds_of_block(group.job)
-        boundary = boundary_bytes(group.job)
+        boundary = boundary_bytes(group.job.of_kind(device))
         schedule = group.job.schedule
         dtype = schedule.dtype
-        weight_bytes = precision_of(dtype).weight_bytes
+        holders = {placement.kind(alike.kinds[rank]) for alike in placement.classes}
+        weight_bytes = gathered_bytes_per_param(group.job, holders)
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
         wider = widened(group.job)
 

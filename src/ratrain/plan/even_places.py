@@ -5,12 +5,16 @@ from __future__ import annotations
 from functools import cache
 
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param
-from ratrain.cost.precision import precision_of
 from ratrain.describe.job import JobSpec
 from ratrain.plan.compute_times import placed_times
 from ratrain.plan.gradient_groups import data_half
 from ratrain.plan.placement import Placement, ReplicaClass
-from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
+from ratrain.plan.sizes import (
+    blocks_of_stages,
+    boundary_bytes,
+    gathered_bytes_per_param,
+    sent_boundary_bytes,
+)
 from ratrain.plan.transfers import stage_message
 from ratrain.plan.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
 from ratrain.program.setup import Recovery, Setup
@@ -62,13 +66,17 @@ def _places_of_class(
         link = placement.stage_link(pipeline, other, alike.members)
         return OtherEnd(base + other, link, layout.tensor)
 
-    boundary, sent = boundary_bytes(job), sent_boundary_bytes(job)
+    sent = sent_boundary_bytes(job)
     places: list[UnitPlace] = []
     known: dict[tuple[int, str, bool], BlockTimes] = {}
-    precision = precision_of(job.schedule.dtype)
+    view_bytes = [
+        gathered_bytes_per_param(job, {placement.kind(name) for name in names})
+        for names in zip(*(each.kinds for each in placement.classes), strict=True)
+    ]
     for stage, parts in enumerate(stages):
         pipeline = rank_of[stage]
         kind = placement.kind(alike.kinds[pipeline])
+        boundary = boundary_bytes(job.of_kind(kind))
         previous, following = neighbour(stage, stage - 1), neighbour(stage, stage + 1)
         end = other_end(pipeline)
         mode = setup.replicas[number].stages[stage].only.recovery
@@ -88,7 +96,7 @@ def _places_of_class(
                     layout=layout,
                     times=known[key],
                     params=block.params / layout.tensor,
-                    view_bytes=precision.weight_bytes * block.params / layout.tensor,
+                    view_bytes=view_bytes[pipeline] * block.params / layout.tensor,
                     reduced_bytes=reduced * block.params / layout.tensor,
                     boundary_bytes=boundary,
                     previous=previous,

@@ -35,12 +35,15 @@ _FASTER = {"compute": "devices", "links": "links"}
 
 def kinds_text(parts: Sequence[KindPart], step_s: float) -> Iterator[str]:
     """Each kind of device: its place, its time, its memory, what binds it."""
+    unlike = len({part.dtype for part in parts}) > 1
     for part in parts:
         used = f"{counted(len(part.devices), 'device')} ({write_ranges(part.devices)})"
         share = f", {100 * part.work_share:.1f} % of the layers' work"
         yield from wrapped(f"{part.kind.name}: {used + share if part.devices else 'idle'}")
         for place in part.places:
             yield from _labelled("holds", place_words(place))
+        if unlike and part.devices:
+            yield from _labelled("dtype", f"computes in {part.dtype}")
         if part.idle:
             yield from _labelled(
                 "idle", f"{counted(len(part.idle), 'device')}, {write_ranges(part.idle)}"
@@ -280,6 +283,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
         "fullest_rank": None if part.fullest is None else part.fullest.rank,
         "bound_bytes": None if part.fullest is None else part.fullest.total_bytes,
         "budget_bytes": part.budget_bytes,
+        "dtype": part.dtype,
         "binds": part.binds(step_s),
         "what_if": [
             {

@@ -77,6 +77,7 @@ class KindPart:
     fullest: PeakBound | None
     budget_bytes: int | None  # the fullest rank's
     what_ifs: tuple[WhatIf, ...]
+    dtype: str  # that it computes in
 
     def binding(self, step_s: float) -> WhatIf | None:
         """What would shorten the step most; None where nothing of its own does."""
@@ -131,6 +132,7 @@ def kind_parts(subject: Subject, simulation: Simulation) -> tuple[KindPart, ...]
                 fullest,
                 None if fullest is None else setup.budget_of(fullest.rank),
                 tuple(_what_ifs(subject, simulation, ranks)),
+                case.job.dtype_of(kind),
             )
         )
     return tuple(parts)

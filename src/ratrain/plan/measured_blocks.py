@@ -22,6 +22,7 @@ def words_of(job: JobSpec, layout: LayoutSpec, kind: DeviceKind) -> list[str]:
     """The sentence of one device kind; none where it has no layer profile."""
     if not kind.layer_profile:
         return []
+    job = job.of_kind(kind)
     return [f"times on {kind.name}: {'; '.join(_told(job, layout, kind))}"]
 
 
@@ -30,9 +31,9 @@ def left_out_words(job: JobSpec) -> list[str]:
     for each device kind on which they were measured at all."""
     kinds = {device.kind.name: device.kind for device in job.cluster.members()}
     layer = kinds_of_block(job)[1]
-    case = case_of_block(layer, job.model.sequence_length, 1, job.schedule.dtype)
     sentences: list[str] = []
     for name, kind in kinds.items():
+        case = case_of_block(layer, job.model.sequence_length, 1, job.dtype_of(kind))
         known = [
             other
             for other in conditions(kind, case)

@@ -19,11 +19,12 @@ from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
 from ratrain.describe.job import WireType
-from ratrain.describe.strict import Rule, load
+from ratrain.describe.strict import FrozenMap, Rule, load
 from ratrain.errors import SpecError
 from ratrain.readers.json import as_table, parse_json, read_json_table
 
 FORMAT = "ratrain plan 1"
+_NO_DTYPES = FrozenMap[str]()
 Mode = Literal["none", "selective", "backward", "forward"]
 
 
@@ -149,6 +150,7 @@ class Plan:
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dtypes: FrozenMap[Name] = _NO_DTYPES  # of device kinds that compute in another
     gradient_wire: WireType | None = None  # None: as dtype
     boundary_wire: WireType | None = None
     error_feedback: bool = False
@@ -192,6 +194,11 @@ def wires_of(plan: Plan) -> dict[str, Any]:
     wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
     named: dict[str, Any] = {key: wire for key, wire in wires.items() if wire is not None}
     return named | ({"error_feedback": True} if plan.error_feedback else {})
+
+
+def dtypes_of(plan: Plan) -> dict[str, dict[str, str]]:
+    """The dtypes of their own that a plan names of device kinds."""
+    return {"dtypes": dict(plan.dtypes)} if plan.dtypes else {}
 
 
 def bucket_of(plan: Plan) -> dict[str, str]:

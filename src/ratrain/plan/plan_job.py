@@ -16,6 +16,7 @@ from ratrain.plan.enumerate import StateMode
 from ratrain.plan.plan_file import (
     Plan,
     bucket_of,
+    dtypes_of,
     wires_of,
 )
 from ratrain.program.skeletons import SKELETONS
@@ -48,7 +49,7 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
         table["schedule"]["passes"] = list(plan.passes)
     if plan.collective is not None:
         table["schedule"]["collective"] = plan.collective
-    table["schedule"] |= wires_of(plan) | bucket_of(plan)
+    table["schedule"] |= dtypes_of(plan) | wires_of(plan) | bucket_of(plan)
     job = job_from_table(table, place, Path(place.file))
     return replace(
         job,

@@ -20,6 +20,7 @@ from ratrain.plan.plan_file import (
     PlanStage,
     Predicted,
     bucket_of,
+    dtypes_of,
     wires_of,
 )
 from ratrain.plan.ranges import write_ranges
@@ -97,6 +98,7 @@ def plan_of_replicas(
         sequence_parallel=sequence_parallel,
         attention=schedule.attention,
         gradient_dtype=schedule.gradient_dtype,
+        dtypes=job.dtypes,
         gradient_wire=schedule.gradient_wire,
         boundary_wire=schedule.boundary_wire,
         error_feedback=schedule.error_feedback,
@@ -141,6 +143,7 @@ def write_plan(plan: Plan) -> str:
         head["sequence_parallel"] = True
     if plan.attention != "flash":
         head["attention"] = plan.attention
+    head |= dtypes_of(plan)
     head |= wires_of(plan)
     head |= bucket_of(plan)
     if plan.predicted is not None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from functools import lru_cache
 from itertools import accumulate
 
@@ -14,7 +15,7 @@ from ratrain.cost.activations import (
 )
 from ratrain.cost.balance import balanced_layers
 from ratrain.cost.blocks import ELEMENT_BYTES, Block, blocks
-from ratrain.cost.precision import FP32, precision_of, travel_words, wire_bytes
+from ratrain.cost.precision import FP32, dtype_words, precision_of, travel_words, wire_bytes
 from ratrain.cost.scratch import (
     buckets_scratch_bytes,
     compute_scratch_bytes,
@@ -22,6 +23,7 @@ from ratrain.cost.scratch import (
     lanes_scratch_bytes,
     stored_scratch_bytes,
 )
+from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.units import format_bytes
@@ -108,9 +110,11 @@ def gradients_in(schedule: ScheduleSpec) -> str:
     return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
 
 
-def travels(schedule: ScheduleSpec) -> list[str]:
-    """How gradients and boundary tensors are sent, as lines of a headline: narrower than they are
-    computed, with error feedback, in buckets; none where there is nothing to say."""
+def travels(job: JobSpec) -> list[str]:
+    """Which kinds of device compute in another dtype, and how gradients and boundary tensors are
+    sent, as lines of a headline: narrower than they are computed, with error feedback, in buckets;
+    none where there is nothing to say."""
+    schedule = job.schedule
     words = travel_words(
         schedule.dtype,
         schedule.gradients_travel_in,
@@ -119,7 +123,13 @@ def travels(schedule: ScheduleSpec) -> list[str]:
     )
     bucket = schedule.gradient_bucket_bytes
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
-    return [words, *buckets] if words else buckets
+    return [*filter(None, (dtype_words(job.dtypes, schedule.dtype), words)), *buckets]
+
+
+def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:
+    """Bytes of a parameter as it is gathered among devices of these kinds: each receives it in its
+    own dtype, and all wait for those that receive the most."""
+    return max(precision_of(job.dtype_of(kind)).weight_bytes for kind in kinds)
 
 
 def stores_scores(job: JobSpec) -> bool:
@@ -181,7 +191,13 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     apart = trains_tied(job) and layout.pipeline > 1
     kernels = kernels_scratch_bytes(element)
     narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype
-    lanes = lanes_scratch_bytes(layout.data, layout.tensor, tied=apart, narrow_boundaries=narrows)
+    lanes = lanes_scratch_bytes(
+        layout.data,
+        layout.tensor,
+        tied=apart,
+        narrow_boundaries=narrows,
+        unlike_views=job.unlike and layout.data > 1,
+    )
     return compute + kernels + lanes
 
 

@@ -61,7 +61,7 @@ def headline(candidate: Candidate) -> list[str]:
     if candidate.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
     lines += idle_words(candidate.idle)
-    lines += travels(candidate.job.schedule)
+    lines += travels(candidate.job)
     lines += measured_words(candidate.job, candidate.layout)
     return [part for line in lines for part in wrapped(line)]
 
@@ -213,6 +213,7 @@ def candidate_json(candidate: Candidate) -> dict[str, Any]:
         "sharding": candidate.mode.sharding,
         "gradients": "sharded" if candidate.mode.sharded_gradients else "local",
         "dtype": candidate.job.schedule.dtype,
+        "dtypes": dict(candidate.job.dtypes),
         "gradient_dtype": candidate.job.schedule.gradient_dtype,
         "gradient_wire": candidate.job.schedule.gradients_travel_in,
         "boundary_wire": candidate.job.schedule.boundaries_travel_in,

@@ -21,28 +21,10 @@ def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
             'write collective "direct", or let all replicas hold each layer at one tensor degree',
         ),
         (
-            bool(mixed) and plan.job.schedule.average_every is not None,
-            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot average "
-            "their weights yet",
-            "leave average_every out, or let all replicas hold each layer at one tensor degree",
-        ),
-        (
             bool(mixed) and plan.job.schedule.error_feedback,
             f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
             "error feedback yet",
             "leave error_feedback out, or let all replicas hold each layer at one degree",
-        ),
-        (
-            bool(mixed) and plan.mode.sharding == 3,
-            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot run at "
-            "sharding level 3 yet",
-            "write sharding 2, or let all replicas hold each layer at one tensor degree",
-        ),
-        (
-            bool(mixed) and plan.mode.sharded_gradients,
-            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot run with "
-            "sharded accumulation yet",
-            'write accumulation "local", or let all replicas hold each layer at one tensor degree',
         ),
         (
             any(

@@ -23,12 +23,12 @@ import numpy as np
 
 from ratrain.cost.collectives import NOTHING, Transfer, tree_all_reduce
 from ratrain.cost.compute import reduced_bytes_per_param
-from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Device
 from ratrain.plan.durations import NORM_BYTES
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.geometry import Geometry
 from ratrain.plan.gradient_groups import half_among, widened
+from ratrain.plan.sizes import gathered_bytes_per_param
 from ratrain.plan.unequal_frames import kept_of
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_parts import Part
@@ -155,7 +155,8 @@ class StageClock:
         reduction = half(each_bytes * params, widened(job))
         if not sharded:
             return _Sums(reduction.plus(half(each_bytes * params)), NOTHING, number)
-        weight_bytes = precision_of(job.schedule.dtype).weight_bytes
+        kinds = {pools[post.pool].kind for post, _ in holders}
+        weight_bytes = gathered_bytes_per_param(job, kinds)
         return _Sums(reduction, half(weight_bytes * params), number)
 
     def _members(self, holders: Holders) -> list[Device]:

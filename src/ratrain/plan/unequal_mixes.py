@@ -22,10 +22,9 @@ import numpy as np
 
 from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.collectives import ring_half
-from ratrain.cost.precision import precision_of
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
-from ratrain.plan.sizes import trains_tied
+from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import FEW, Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
@@ -390,7 +389,7 @@ def _tail_s(stages: Stages, part: Part, parts: Sequence[Part], state: StateMode)
     pools = frozenset(post.pool for each in parts for post in each.shape)
     link = stages.links.slowest(pools)
     embedding, layer, head = (block.params for block in kinds_of_block(stages.job))
-    weight_bytes = precision_of(stages.job.schedule.dtype).weight_bytes
+    weight_bytes = gathered_bytes_per_param(stages.job, {stages.pools[pool].kind for pool in pools})
     last, longest = len(part.shape) - 1, 0.0
     for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
         params = count * layer + (s == 0) * embedding + (s == last) * head

@@ -100,12 +100,14 @@ class Stages:
         layout = LayoutSpec(1, 1, post.tensor)
         job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
 
+        seen = job.of_kind(self.pools[post.pool].kind)
+
         def seconds(block_times: BlockTimes, sums_s: float) -> Seconds:
             sums_s = 0.0 if block_times.sums_inside else sums_s
             return Seconds(block_times.forward_s + sums_s, block_times.backward_s + sums_s)
 
         embedding, layer, head = (
-            seconds(block_times, _sums_s(job, layout, block.kind, link))
+            seconds(block_times, _sums_s(seen, layout, block.kind, link))
             for block_times, block in zip(
                 self.times(post, micro_batch), kinds_of_block(job), strict=True
             )
@@ -120,10 +122,10 @@ class Stages:
             return False
         return True
 
-    def _units(self, tensor: int, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
+    def _units(self, post: Post, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
         """Their bytes; `many`: other replicas hold them as well."""
-        layout = LayoutSpec(2, 2 if many else 1, tensor)
-        job = self.sized(micro_batch, layout)
+        layout = LayoutSpec(2, 2 if many else 1, post.tensor)
+        job = self.sized(micro_batch, layout).of_kind(self.pools[post.pool].kind)
         embedding, layer, head = (
             unit_of(job, layout, block, boundary_bytes(job)) for block in kinds_of_block(job)
         )
@@ -167,7 +169,7 @@ class Stages:
         if not self.is_priced(post, micro_batch):
             return (None,) * (self.job.model.spec.layers + 1)
         budget = self.job.budget_of(self.pools[post.pool].kind)
-        units = self.units(post.tensor, micro_batch, data > 1)
+        units = self.units(post, micro_batch, data > 1)
         ends = tuple(
             unit for unit, is_there in zip(units[::2], (first, last), strict=True) if is_there
         )

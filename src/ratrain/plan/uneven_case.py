@@ -113,6 +113,7 @@ class UnevenCase:
             "gradients": self.proved.short.setup.accumulation.value,
             "backend": job.schedule.backend,
             "dtype": job.schedule.dtype,
+            "dtypes": dict(job.dtypes),
             "gradient_dtype": job.schedule.gradient_dtype,
             "gradient_wire": job.schedule.gradients_travel_in,
             "boundary_wire": job.schedule.boundaries_travel_in,
@@ -151,7 +152,7 @@ class UnevenCase:
             f"{shapes_words(self.plan)}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *order_words(job.schedule, self.plan.strategy),
-            *travels(job.schedule),
+            *travels(job),
             *collective_words(job, ()),
         ]
         first_rank = setup.first_rank

@@ -21,13 +21,17 @@ import numpy as np
 from ratrain.cost.blocks import Block
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.compute import reduced_bytes_per_param
-from ratrain.cost.precision import precision_of
 from ratrain.describe.cluster import Device, Link
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.durations import costs_of_places
 from ratrain.plan.geometry import Geometry, speed
 from ratrain.plan.gradient_groups import NamedHalf, half_among
-from ratrain.plan.sizes import blocks_of_stages, boundary_bytes, sent_boundary_bytes
+from ratrain.plan.sizes import (
+    blocks_of_stages,
+    boundary_bytes,
+    gathered_bytes_per_param,
+    sent_boundary_bytes,
+)
 from ratrain.plan.transfers import group_message, regrouped_message
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.plan.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
@@ -158,7 +162,6 @@ class _Places:
             )
             for block in blocks[stage]
         }
-        weight = precision_of(job.schedule.dtype).weight_bytes
         reduced = reduced_bytes_per_param(device, job.schedule.dtype, job.schedule.gradient_wire)
         return [
             UnitPlace(
@@ -168,7 +171,9 @@ class _Places:
                 layout=layout,
                 times=times[block.kind],
                 params=block.params / layout.tensor,
-                view_bytes=weight * block.params / layout.tensor,
+                view_bytes=self._weight_bytes(self._holders[block.kind, block.index])
+                * block.params
+                / layout.tensor,
                 reduced_bytes=reduced * block.params / layout.tensor,
                 boundary_bytes=boundary_bytes(job),
                 previous=self.messages_to(number, rank, stage - 1),
@@ -269,6 +274,11 @@ class _Places:
                 groups[number] = [ranks[rank] for rank in held]
         return [group for number in sorted(groups) for group in groups[number]]
 
+    def _weight_bytes(self, holders: Holders) -> int:
+        """Bytes of a parameter as these gather it."""
+        kinds = {group[0].kind for group in self._rings(holders)}
+        return gathered_bytes_per_param(self._plan.job, kinds)
+
     def _links_of(self, holders: Holders) -> list[tuple[int, Link]]:
         """For each tensor degree among the holders, the slowest link that its ranks send on."""
         groups = self._rings(holders)
@@ -293,7 +303,7 @@ class _Places:
         members = [group[0] for group in self._rings(holders)]
         job = self._plan.job
         name, cluster = job.collective, job.cluster.spec
-        weight_bytes = precision_of(job.schedule.dtype).weight_bytes * block.params
+        weight_bytes = self._weight_bytes(holders) * block.params
 
         def half_of(link: Link) -> NamedHalf:
             return half_among(name, cluster, members, link, self._devices)

@@ -112,9 +112,10 @@ class UnevenPlan:
     sequence_parallel: bool
 
     def job_of(self, replica: UnevenReplica, rank: int) -> JobSpec:
-        """The job as a rank of a replica sees it."""
+        """The job as a rank of a replica sees it, in the dtype of its kind of device."""
         batch = Batch(self.job.batch.sequences, replica.micro_batch)
-        return replace(self.job, batch=batch, layout=replica.layout_of(rank))
+        sized = replace(self.job, batch=batch, layout=replica.layout_of(rank))
+        return sized.of_kind(replica.groups[0][rank][0].kind)
 
     @cached_property
     def setup(self) -> Setup:
@@ -147,14 +148,15 @@ class UnevenPlan:
 
     def _stages(self, replica: UnevenReplica) -> tuple[Stage, ...]:
         """Each stage with its members, each as it is in a replica whose stages all have its tensor
-        degree."""
+        degree and its kind of device."""
+        sorts = tuple(zip(replica.tensor, replica.kinds, strict=True))
         sized = {
-            tensor: stages_of(self.job_of(replica, rank), self._shared_layout(replica, rank))
-            for rank, tensor in enumerate(replica.tensor)
+            sort: stages_of(self.job_of(replica, rank), self._shared_layout(replica, rank))
+            for rank, sort in enumerate(sorts)
         }
 
         def member(stage: int, rank: int) -> Member:
-            described = sized[replica.tensor[rank]][stage].only
+            described = sized[sorts[rank]][stage].only
             return replace(described, rank=rank, serves=replica.serves[rank])
 
         return tuple(

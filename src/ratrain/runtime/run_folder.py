@@ -44,10 +44,11 @@ MARKER = "run.json"
 MOST_RANKS = 1 << 16
 """Processes of one run."""
 _LEFT_OUT = (
-    *("depths", "micro_batches", "degrees"),
+    *("depths", "micro_batches", "degrees", "dtypes", "dtype_words"),
     *("reduces_by", "gathers_by", "hosts", "sum_order"),
 )
-"""Not in run.json where replicas are alike, or one collective is for all units."""
+"""Not in run.json where replicas are alike, all ranks compute in one dtype, or one collective is
+for all units."""
 Part = Annotated[int, Rule(low=0, high=1 << 18)]
 Override = Annotated[str, Rule(high=MOST_CHARS)]
 
@@ -69,6 +70,8 @@ class RunSpec:
     calibrate: bool = True
     allocator: bool = True  # count what the process allocates, and hold it to the budget
     tensor: Count = 1
+    dtypes: tuple[Name, ...] = ()  # of each world rank; (): all compute in `dtype`
+    dtype_words: Note = ""  # which kinds of device compute in another, for people
     gradient_dtype: Note = ""  # in which gradients add up; "" (of earlier versions): `dtype`
     gradient_wire: Note = ""  # in which gradients are sent; "": `dtype`
     boundary_wire: Note = ""  # in which activations between stages and their gradients are sent
@@ -122,6 +125,12 @@ class RunSpec:
                 fix="start a new run in another folder (--run): this one is damaged",
             )
         self._check_degrees()
+        if len(self.dtypes) not in (0, self.seats.world_size):
+            raise SpecError(
+                f"{len(self.dtypes)} ranks have a dtype, the run has {self.seats.world_size}",
+                place="dtypes",
+                fix="start a new run in another folder (--run): this one is damaged",
+            )
         if len(self.hosts) not in (0, self.seats.world_size):
             raise SpecError(
                 f"{len(self.hosts)} ranks have a host, the run has {self.seats.world_size}",
@@ -153,6 +162,15 @@ class RunSpec:
                 fix="start a new run in another folder (--run): this one is damaged",
             )
 
+    def dtype_of(self, rank: int) -> str:
+        """The dtype that a world rank computes in."""
+        return self.dtypes[rank] if self.dtypes else self.dtype
+
+    def gradient_dtype_of(self, rank: int) -> str:
+        """The dtype in which its gradients add up: fp32 where it computes in that."""
+        dtype = self.dtype_of(rank)
+        return dtype if dtype == "fp32" else self.gradient_dtype or dtype
+
     def micro_batch_of(self, data: int) -> int:
         """Sequences of a micro-batch of a replica."""
         if not self.micro_batches:
@@ -168,7 +186,8 @@ class RunSpec:
             self.boundaries_travel_in,
             error_feedback=self.error_feedback,
         )
-        return precision_words(self.dtype, self.gradient_dtype or self.dtype, travel)
+        words = precision_words(self.dtype, self.gradient_dtype or self.dtype, travel)
+        return f"{words}; {self.dtype_words}" if self.dtype_words else words
 
     @property
     def gradients_travel_in(self) -> str:

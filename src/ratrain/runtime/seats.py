@@ -130,7 +130,7 @@ class Seats:
 
 def seats_of(setup: Setup, members: Sequence[Sequence[int]]) -> Seats:
     """The `Seats` of a program; `members[c]` are the replicas that class c stands for."""
-    _require_runnable(setup)
+    _require_degrees(setup)
     class_of = {
         data: number for number, class_members in enumerate(members) for data in class_members
     }
@@ -222,26 +222,6 @@ def degrees_of(setup: Setup) -> tuple[tuple[int, ...], ...]:
 def parts_of_units(setup: Setup) -> dict[str, int]:
     """For each unit, in model order, in how many parts its ranks write it to checkpoints."""
     return {name: lcm(*degrees) for name, degrees in setup.sharing_degrees.items()}
-
-
-def _require_runnable(setup: Setup) -> None:
-    """Refuses what programs may say of members, and processes cannot play yet."""
-    _require_members(setup)
-    _require_degrees(setup)
-
-
-def _require_members(setup: Setup) -> None:
-    """Refuses stages of several members beside unequal tensor degrees."""
-    degrees = sorted({member.tensor for member in setup.members})
-    if len(degrees) > 1 and any(
-        len(stage.members) > 1 for replica in setup.replicas for stage in replica.stages
-    ):
-        raise SpecError(
-            f"stages of several members cannot run at tensor degrees {degrees[0]} and "
-            f"{degrees[-1]} together yet",
-            place="plan",
-            fix="use one tensor degree for all stages",
-        )
 
 
 def _require_degrees(setup: Setup) -> None:

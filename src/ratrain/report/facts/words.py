@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ratrain.cost.precision import travel_words
+from ratrain.cost.precision import dtype_words, travel_words
 from ratrain.describe.units import counted, format_time
 from ratrain.plan.ranges import write_degrees, write_ranges
 from ratrain.program.setup import Setup
@@ -61,14 +61,14 @@ def _cut(replica: Mapping[str, Any]) -> str:
 
 
 def _travels(facts: Mapping[str, Any]) -> Iterator[str]:
-    """What is sent narrower than it is computed, and error feedback. Runs of earlier versions
+    """Which kinds of device compute in another dtype, what is sent narrower than it is computed,
+    and error feedback. Runs of earlier versions
     do not say it, and have neither."""
     dtype = facts.get("dtype") or ""
     gradients, boundaries = (facts.get(key) or dtype for key in ("gradient_wire", "boundary_wire"))
     feedback = bool(facts.get("error_feedback"))
     words = travel_words(dtype, gradients, boundaries, error_feedback=feedback)
-    if words:
-        yield words
+    yield from filter(None, (dtype_words(facts.get("dtypes") or {}, dtype), words))
 
 
 def left_out_of(panels: Sequence[TimelinePanel], step: Timeline, setup: Setup) -> Iterator[str]:

@@ -121,10 +121,10 @@ def _pass(
     inputs: list[Tensor] = []
     graphs: dict[int, Graph] = {}
     outgrad = torch.full(boundary, 1e-6, dtype=states.dtype, device=states.device)
-    x = outgrad
+    x, room = outgrad, _gathered(states)
     for index, unit in enumerate(states.units):
         if unit.view is None:
-            unit.weights.attach_view(states.gathered[0][: unit.padded])
+            unit.weights.attach_view(room[: unit.padded])
         first = torch.empty(0, dtype=states.dtype, device=states.device)
         inputs.append(first if unit.local.first else spread(x, group))
         keep = not unit.local.recovered
@@ -144,6 +144,17 @@ def _pass(
             )
         output_gradient = seed if unit.local.last else spread(outgrad, group)
         _back(states, unit, index, graphs.pop(index), output_gradient, timed, splits=splits)
+    for unit in states.units:
+        if unit.view is None:
+            unit.weights.attach_view(None)
+
+
+def _gathered(states: RankStates) -> Tensor:
+    """Where a view is gathered to; what is gathered for a whole pass has no slot that stays."""
+    if states.gathered:
+        return states.gathered[0]
+    largest = max((unit.padded for unit in states.units if unit.view is None), default=0)
+    return torch.zeros(largest, dtype=states.dtype, device=states.device)
 
 
 def _run(

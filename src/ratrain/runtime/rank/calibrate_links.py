@@ -109,11 +109,15 @@ class _Ends:
     def send_answered(self, tensor: Tensor) -> None:
         """Sends, and waits until the neighbour has all."""
         self.send(tensor)
-        self.network.receive(_BACK[self.lane], self.tensor(_ANSWER), self.neighbour)
+        self.network.receive(_BACK[self.lane], self._answer(), self.neighbour)
 
     def receive_and_answer(self, tensor: Tensor) -> None:
         self.receive(tensor)
-        self.network.send(_BACK[self.lane], self.tensor(_ANSWER), self.neighbour)
+        self.network.send(_BACK[self.lane], self._answer(), self.neighbour)
+
+    def _answer(self) -> Tensor:
+        """What both ends know the size of, whatever they compute in."""
+        return self.tensor(_ANSWER).to(self.wire)
 
 
 def _sent(ends: _Ends, elements: int, beside: int) -> LinkTimes:

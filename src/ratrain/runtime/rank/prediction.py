@@ -86,6 +86,7 @@ def predicted(
             replace(calibration, program_rank=rank)
             for calibration, rank in zip(calibrations, _unfolded_ranks(program, seats), strict=True)
         ]
+        element_bytes = element_bytes.of_ranks(whole.folded_rank)
     costs = costs_of_run(whole.program, calibrations, element_bytes, agrees=agrees)
     simulation = _typical(whole.program, verdict, costs, calibrations, DRAWS if short else 1)
     return _of_folded(whole, simulation)

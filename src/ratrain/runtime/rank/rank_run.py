@@ -49,6 +49,7 @@ from ratrain.runtime.secret import read_secret
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.states import DTYPES
 from ratrain.runtime.step.tensor_parts import stored_sizes
 
 JOINING_S = 120.0
@@ -281,6 +282,13 @@ def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:
     )
 
 
+def _computed_bytes(stand: Stand) -> tuple[int, ...]:
+    """Of each program rank the bytes of an element in the dtype that it computes in."""
+    spec, ranks = stand.spec, stand.program.setup.ranks
+    dtypes = {seat.program_rank: spec.dtype_of(seat.world_rank) for seat in spec.seats.all()}
+    return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
+
+
 def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocator) -> None:
     """Times this run's ops, and leaves rank 0's prediction in the folder."""
     if not stand.spec.calibrate:
@@ -301,7 +309,7 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
     if stand.seat.world_rank == 0:
         wire = run.states.wire
         element_bytes = ElementBytes(
-            run.states.dtype.itemsize, wire.gradients.itemsize, wire.boundaries.itemsize
+            _computed_bytes(stand), wire.gradients.itemsize, wire.boundaries.itemsize
         )
         agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
         write_prediction(

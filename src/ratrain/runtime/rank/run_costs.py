@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import astuple, dataclass, replace
 from functools import cached_property
 from statistics import fmean
@@ -23,11 +23,18 @@ ReadLink = Callable[[Calibration], LinkTimes | None]
 
 @dataclass(frozen=True)
 class ElementBytes:
-    """Of an element: as it is computed, and as gradients and boundary tensors are sent."""
+    """Of an element: as each program rank computes it (one figure: as all do), and as gradients and
+    boundary tensors are sent."""
 
-    computed: int
+    computed: tuple[int, ...]
     gradient: int
     boundary: int
+
+    def of_ranks(self, ranks: Sequence[int]) -> ElementBytes:
+        """The same for the ranks of a program in which each of these stands, in this order."""
+        if len(self.computed) == 1:
+            return self
+        return replace(self, computed=tuple(self.computed[rank] for rank in ranks))
 
 
 _NO_LINK = LinkTimes(0.0, 1e12, 0.0, 0.0)
@@ -90,6 +97,19 @@ class _Measured:
             for rank, place in zip(self.units.rank.tolist(), self._place, strict=True)
         ]
         return np.array(values, dtype=np.float64)
+
+    def of_ranks(self, values: Sequence[int]) -> Ints:
+        """For each unit the value of its rank."""
+        return np.broadcast_to(np.array(values, dtype=np.int64), self.setup.ranks)[self.units.rank]
+
+    def widest(self, values: Sequence[int]) -> Ints:
+        """For each unit the largest value among the ranks that hold it: in a gather all wait for
+        those that receive the most."""
+        names = [unit.name for member in self.setup.members for unit in member.units]
+        largest: dict[str, int] = {}
+        for name, value in zip(names, self.of_ranks(values).tolist(), strict=True):
+            largest[name] = max(value, largest.get(name, 0))
+        return np.array([largest[name] for name in names], dtype=np.int64)
 
     def over(self, volume: Floats, read: ReadLink, into: Ints) -> Work:
         """Transfers of that many bytes from each unit's rank into those ports."""
@@ -255,7 +275,8 @@ def _compute(measured: _Measured) -> dict[Cost, Work]:
 
 def _messages(measured: _Measured, element_bytes: ElementBytes) -> dict[Cost, Work]:
     """Between stages: activations forward, their gradients back."""
-    members, sent = measured.members(), element_bytes.boundary / element_bytes.computed
+    members = measured.members()
+    sent = element_bytes.boundary / measured.of_ranks(element_bytes.computed)
     outputs = sent * np.array([member.output_bytes for member in members], dtype=np.float64)
     inputs = sent * np.array([member.units[0].input_bytes for member in members], dtype=np.float64)
     return {
@@ -300,7 +321,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     reduced = gathered = averaged = fixed_work(measured.zero)
     if holders.max() > 1:
         others = (holders - 1) / holders
-        gathered_bytes = elements * element_bytes.computed * others
+        gathered_bytes = elements * measured.widest(element_bytes.computed) * others
         gathered = measured.collective(gathered_bytes)
         # Level 0 gathers what it has reduced.
         buckets = _buckets(measured)

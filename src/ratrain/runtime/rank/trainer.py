@@ -113,11 +113,12 @@ class RankRun:
             seat,
             self._unit,
             begin.source,
-            DTYPES[spec.dtype],
-            DTYPES[spec.gradient_dtype or spec.dtype],
+            DTYPES[spec.dtype_of(seat.world_rank)],
+            DTYPES[spec.gradient_dtype_of(seat.world_rank)],
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
             device,
             lambda unit: Collectives(*spec.collectives_of(unit)),
+            [DTYPES[dtype] for dtype in spec.dtypes],
         )
         timeout_s = job.train.timeout_s
         scaled = spec.dtype == "fp16"

@@ -85,7 +85,7 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
         "checkpoint": asdict(job.checkpoint),
         "cluster": {"name": job.cluster.spec.name, "devices": job.cluster.devices},
         "layout": None if job.layout is None else asdict(job.layout),
-        "schedule": asdict(job.schedule),
+        "schedule": {**asdict(job.schedule), "dtypes": dict(job.schedule.dtypes)},
     }
     return json.loads(json.dumps(tables))  # as a file would give them: lists for tuples
 

@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
+from ratrain.cost.precision import dtype_words
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes
@@ -42,6 +43,7 @@ _IN_BOTH = tuple(
     f"schedule.{key}"
     for key in (
         "dtype",
+        "dtypes",
         "gradient_dtype",
         "gradient_wire",
         "boundary_wire",
@@ -156,10 +158,14 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         degrees=seats.degrees,
         micro_batches=sizes if len(set(sizes)) > 1 else (),
     )
-    devices = case.job.cluster.members()
-    hosts = tuple(devices[number].host for number in spec.device_numbers)
-    chosen = chosen_collectives(case, seats, hosts)
-    return PreparedRun(file_job, case, proved, replace(spec, **vars(chosen)))
+    devices = [case.job.cluster.members()[number] for number in spec.device_numbers]
+    chosen = chosen_collectives(case, seats, tuple(device.host for device in devices))
+    spec = replace(spec, **vars(chosen))
+    if case.job.unlike:
+        dtypes = tuple(case.job.dtype_of(device.kind) for device in devices)
+        words = dtype_words(case.job.dtypes, case.job.schedule.dtype)
+        spec = replace(spec, dtypes=dtypes, dtype_words=words)
+    return PreparedRun(file_job, case, proved, spec)
 
 
 def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
@@ -258,7 +264,8 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case 
 def is_decided_by_plan(override: str) -> bool:
     """Whether `KEY=VALUE` sets what a plan file decides."""
     key = override.partition("=")[0].strip()
-    return key.startswith(_DECIDED_BY_PLAN) and key not in _IN_BOTH
+    setting = ".".join(key.split(".")[:2])  # schedule.dtypes.old: of a table in the table
+    return key.startswith(_DECIDED_BY_PLAN) and setting not in _IN_BOTH
 
 
 def _require_left_to_plan(request: RunRequest) -> None:
@@ -302,6 +309,7 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
         "overflow": job.train.overflow,
         "sequence_length": job.model.sequence_length,
         "dtype": job.schedule.dtype,
+        "dtypes": dict(job.dtypes),
         "gradient_dtype": job.schedule.gradient_dtype,
         "gradient_wire": job.schedule.gradients_travel_in,
         "boundary_wire": job.schedule.boundaries_travel_in,

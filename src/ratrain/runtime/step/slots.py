@@ -12,7 +12,7 @@ replica: a rank adds it up, and receives it, with the first of its slots.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from math import gcd, lcm, prod
@@ -60,6 +60,15 @@ class Stored:
 
 
 @dataclass(frozen=True)
+class Unlike:
+    """A view that holders have in different dtypes. `dtypes`: of each place among the holders;
+    `master`: of a run that this rank owns the fp32 weights."""
+
+    dtypes: Sequence[torch.dtype]
+    master: Callable[[slice], Tensor]
+
+
+@dataclass(frozen=True)
 class _Item:
     """A parameter, and which of how many pieces of every replica's rows."""
 
@@ -90,6 +99,11 @@ class Slots:
     def owned(self) -> tuple[slice, ...]:
         """The ranges of this rank's buffer that it owns."""
         return self._runs(self._place)
+
+    @property
+    def replicas(self) -> int:
+        """How many groups hold the unit."""
+        return len(self._groups)
 
     @property
     def slot_size(self) -> int:
@@ -214,8 +228,11 @@ class Slots:
             for total, parts in sums:
                 add_up([parts[place] for place in sorted(parts)], total)
 
-    def gather(self, network: Swaps, lane: Lane, flat: Tensor) -> None:
-        """Fills `flat` with what other replicas' ranks own of it; the own part is already there."""
+    def gather(
+        self, network: Swaps, lane: Lane, flat: Tensor, unlike: Unlike | None = None
+    ) -> None:
+        """Fills `flat` with what other replicas' ranks own of it; the own part is already there.
+        `unlike`: in their dtypes."""
         for items in self._turns:
             leaving: dict[int, list[Tensor]] = defaultdict(list)
             landing: dict[int, list[Tensor]] = defaultdict(list)
@@ -224,7 +241,11 @@ class Slots:
                 here = self._view(flat, slot, item, self._place)
                 for place, peer, goes, comes in self._peers(slot, item):
                     if goes and here.numel():
-                        leaving[peer].append(here.contiguous())
+                        leaving[peer].append(
+                            here.contiguous()
+                            if unlike is None
+                            else self._narrowed(unlike, slot, item, peer)
+                        )
                     theirs = self._view(flat, slot, item, place)
                     if comes and theirs.numel():
                         room = theirs if theirs.is_contiguous() else theirs.contiguous()
@@ -254,9 +275,22 @@ class Slots:
 
     def _view(self, flat: Tensor, slot: int, item: _Item, place: int) -> Tensor:
         """The rows of a slot that a replica owns, in this rank's buffer."""
+        return self._columns(flat[self._run_of(slot, item, place)], slot, item)
+
+    def _narrowed(self, unlike: Unlike, slot: int, item: _Item, peer: int) -> Tensor:
+        """The rows of a slot that this rank owns, as they leave for a holder."""
+        mine = unlike.master(self._run_of(slot, item, self._place))
+        return self._columns(mine, slot, item).to(unlike.dtypes[peer]).contiguous()
+
+    def _run_of(self, slot: int, item: _Item, place: int) -> slice:
+        """The rows of a slot that a replica owns, as a run of this rank's buffer."""
+        _, part = self._parameters[item.parameter]
+        return self._run(item.parameter, slot, *self._rows(part, place, item))
+
+    def _columns(self, run: Tensor, slot: int, item: _Item) -> Tensor:
+        """What is the slot's, of a run of this rank's buffer."""
         held, part = self._parameters[item.parameter]
-        run = self._run(item.parameter, slot, *self._rows(part, place, item))
-        rows, width = flat[run].view(-1, _width(held)), _width(part)
+        rows, width = run.view(-1, _width(held)), _width(part)
         if cut_dim(part.name) == COLUMNS:
             return rows[:, self._local(slot) * width : (self._local(slot) + 1) * width]
         return rows

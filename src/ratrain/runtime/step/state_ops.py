@@ -70,13 +70,15 @@ class StateOps:
             return
         flat = self._states.transit[op.transit][: unit.padded]
         flat = self._to_send(unit, op, flat)
-        share = flat[unit.owned]
-        self._network.reduce(flat, share, unit.holders, unit.by.reduces)
+        unit.reduce(self._network, flat)
         if op.place == 0:
-            unit.shard = share.to(self._states.gradient_dtype, copy=True)
-        else:
-            assert unit.shard is not None
-            unit.shard += share
+            unit.shard = self._states.new_shard(unit)
+        assert unit.shard is not None
+        for share, window in unit.windows:
+            if op.place == 0:
+                unit.shard[window] = flat[share]
+            else:
+                unit.shard[window] += flat[share]
         if op.place == unit.local.micro_batches - 1:
             self._agree_on_overflow(unit)
 
@@ -86,8 +88,7 @@ class StateOps:
         every element is summed once, in the order of holders, wherever bucket or part begin."""
         owned, first = unit.owned, op.place == 0
         if first:
-            dtype, device = self._states.gradient_dtype, self._states.device
-            unit.shard = torch.zeros(owned.stop - owned.start, dtype=dtype, device=device)
+            unit.shard = self._states.new_shard(unit)
         assert unit.shard is not None
         place, count = unit.place, len(unit.holders)
         for bucket in buckets.filled():
@@ -130,15 +131,16 @@ class StateOps:
     def average_weights(self, op: LocalOp, step: int) -> None:
         """Master weights and moments become their mean over the replicas, and the view follows."""
         unit = self.unit(op)
-        part = unit.part
-        for buffer in (part.weights, part.moment1, part.moment2):
-            mean = buffer[unit.owned]
-            self._network.reduce(buffer, mean, unit.holders, unit.by.reduces)
-            mean /= len(unit.holders)
-            self._network.gather(Lane.REDUCE, buffer, unit.holders, unit.by.gathers)
+        for buffer in unit.averaged:
+            unit.reduce(self._network, buffer)
+            for share in unit.shares:
+                buffer[share] /= unit.replicas
+            unit.gather(self._network, Lane.REDUCE, buffer)
         assert unit.view is not None
-        if unit.view.data_ptr() != part.weights.data_ptr():
-            unit.view.copy_(part.weights)
+        for part in unit.parts:
+            target = unit.view[part.begin : part.end]
+            if target.data_ptr() != part.weights.data_ptr():
+                target.copy_(part.weights)
 
     def _narrow(self, unit: UnitState) -> Tensor:
         """A unit's gradient in the dtype in which it is sent."""
@@ -181,8 +183,12 @@ class StateOps:
                 gradient = self._reduced(unit, slice(part.begin, part.end))
                 part.update(gradient, self._train, step, done, clipping.factor)
         for part in unit.parts:
-            target = unit.shard_view if unit.view is None else unit.view[part.begin : part.end]
-            assert target is not None
+            run = slice(part.begin, part.end)
+            if unit.view is None:
+                assert unit.shard_view is not None
+                target = unit.shard_view[unit.in_shard(run)]
+            else:
+                target = unit.view[run]
             if target.data_ptr() != part.weights.data_ptr():
                 target.copy_(part.weights)
         # From here on the new weights stand for the gradient: it is not read again.
@@ -204,15 +210,14 @@ class StateOps:
     def _reduced(self, unit: UnitState, piece: slice) -> Tensor:
         """A piece of the reduced gradient, of what this rank updates."""
         if unit.shard is not None:
-            begin = unit.owned.start
-            return unit.shard[piece.start - begin : piece.stop - begin]
+            return unit.shard[unit.in_shard(piece)]
         assert unit.gradient is not None
         return unit.gradient[piece]
 
     def prefetch_view(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         assert unit.view is not None
-        unit.gather(self._network, Lane.GATHER, unit.view)
+        unit.gather_view(self._network, Lane.GATHER, unit.view)
 
     def gather(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -222,8 +227,9 @@ class StateOps:
             unit.passing[op.kind] = slot
         else:
             slot = self._states.gathered[op.gathered][: unit.padded]
-        slot[unit.owned] = unit.shard_view
-        self._network.gather(Lane.GATHER, slot, unit.holders, unit.by.gathers)
+        for share, window in unit.windows:
+            slot[share] = unit.shard_view[window]
+        unit.gather_view(self._network, Lane.GATHER, slot)
 
     def save(self, op: LocalOp, step: int) -> None:
         if self.saver is not None:

@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate
 from typing import Any, NamedTuple
 
 import torch
@@ -32,7 +33,8 @@ from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
-from ratrain.runtime.step.slots import Slots
+from ratrain.runtime.step.slots import Slots, Unlike
+from ratrain.runtime.step.unlike_views import gather_unlike
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -66,12 +68,13 @@ class UnitState:
     replicated: tuple[Tensor, ...]  # buffers of the whole unit, of which this rank owns its shares
     slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
-    shard_view: Tensor | None = None  # level 3
+    shard_view: Tensor | None = None  # level 3: of the shares, one after another
     gradient: Tensor | None = None
-    shard: Tensor | None = None  # sharded accumulation
+    shard: Tensor | None = None  # sharded accumulation: of the shares, one after another
     residual: Residual | None = None  # what rounding took away from the gradient last sent
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
+    dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
     passing: dict[Kind, Tensor] = field(default_factory=dict[Kind, Tensor])
     """Views gathered for a whole pass, by the kind that gathered them."""
 
@@ -92,6 +95,38 @@ class UnitState:
         return part
 
     @property
+    def windows(self) -> list[tuple[slice, slice]]:
+        """Each share, and where it lies in a shard, which has all of them one after another."""
+        ends = list(accumulate(share.stop - share.start for share in self.shares))
+        begins = [0, *ends[:-1]]
+        return [(s, slice(b, e)) for s, b, e in zip(self.shares, begins, ends, strict=True)]
+
+    @property
+    def owned_elements(self) -> int:
+        """Elements of all shares."""
+        return sum(share.stop - share.start for share in self.shares)
+
+    def in_shard(self, piece: slice) -> slice:
+        """Where a piece of one share lies in a shard."""
+        for share, window in self.windows:
+            if share.start <= piece.start and piece.stop <= share.stop:
+                first = window.start - share.start
+                return slice(first + piece.start, first + piece.stop)
+        raise AssertionError(f"{self.name}: {piece} is not owned here")
+
+    @property
+    def averaged(self) -> tuple[Tensor, ...]:
+        """Master weights and moments of the whole unit, where this rank has all of them."""
+        assert self.view is not None
+        is_master = self.view.dtype == torch.float32
+        return self.replicated if is_master else self.replicated[1:]
+
+    @property
+    def replicas(self) -> int:
+        """How many copies of the unit there are: ranks, or tensor groups of unlike degrees."""
+        return len(self.holders) if self.slots is None else self.slots.replicas
+
+    @property
     def counted(self) -> list[slice]:
         """Pieces of the shares whose gradients the global norm counts on this rank: vectors that
         all ranks of a tensor group have count on the first alone."""
@@ -110,6 +145,35 @@ class UnitState:
             self.slots.reduce(network, flat)
         else:
             network.reduce(flat, flat[self.owned], self.holders, self.by.reduces)
+
+    def gather_view(self, network: Network, lane: Lane, flat: Tensor) -> None:
+        """Fills a view with all holders' shares in this rank's dtype; the own ones are there."""
+        if not self.dtypes:
+            self.gather(network, lane, flat)
+        elif self.slots is not None:
+            self.slots.gather(network, lane, flat, Unlike(self.dtypes, self._master))
+        else:
+            master = self.part.weights
+            gather_unlike(network, lane, flat, master, self.holders, self.place, self.dtypes)
+
+    def _master(self, run: slice) -> Tensor:
+        """The master weights of a run that this rank owns."""
+        for part in self.parts:
+            if part.begin <= run.start and run.stop <= part.end:
+                return part.weights[run.start - part.begin : run.stop - part.begin]
+        raise AssertionError(f"{self.name}: {run} is not owned here")
+
+    def complete_view(self, network: Network) -> None:
+        """Fills a view that others have in other dtypes: from the master weights where this rank
+        has them all, else from their owners."""
+        assert self.view is not None
+        if not self.replicated:
+            self.gather_view(network, Lane.GATHER, self.view)
+            return
+        for part in self.parts:
+            target = self.view[part.begin : part.end]
+            if target.data_ptr() != part.weights.data_ptr():
+                target.copy_(part.weights)
 
     def gather(self, network: Network, lane: Lane, flat: Tensor) -> None:
         """Fills `flat` with all holders' shares; the own ones are already there."""
@@ -152,9 +216,15 @@ class RankStates:
         for unit in self.units:
             for buffer in unit.replicated:
                 unit.gather(network, Lane.GATHER, buffer)
+            if unit.dtypes and unit.view is not None:
+                unit.complete_view(network)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
+
+    def new_shard(self, unit: UnitState) -> Tensor:
+        """Zeros for the sum of what this rank owns of a unit's gradients."""
+        return torch.zeros(unit.owned_elements, dtype=self.gradient_dtype, device=self.device)
 
 
 def rank_states(
@@ -168,9 +238,11 @@ def rank_states(
     wire: Wire,
     device: torch.device,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
+    dtypes: Sequence[torch.dtype] = (),
 ) -> RankStates:
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
-    range; the rest is for `RankStates.complete`. `collectives`: of each unit."""
+    range; the rest is for `RankStates.complete`. `collectives`: of each unit. `dtypes`: of each
+    world rank; none where all compute in this one's."""
     setup = schedule.program.setup
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
@@ -185,6 +257,7 @@ def rank_states(
             source,
             dtype,
             device,
+            dtypes,
         )
         for local in schedule.units
     ]
@@ -221,6 +294,12 @@ def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
     return tied if setup.tied and name in tied else (name,)
 
 
+def _unlike(dtypes: Sequence[torch.dtype], holders: Holders) -> tuple[torch.dtype, ...]:
+    """The dtypes of a unit's holders; none where all have one."""
+    of_holders = tuple(dtypes[rank] for rank in holders) if dtypes else ()
+    return of_holders if len(set(of_holders)) > 1 else ()
+
+
 def _unit_state(
     local: LocalUnit,
     setup: Setup,
@@ -231,12 +310,14 @@ def _unit_state(
     source: Source,
     dtype: torch.dtype,
     device: torch.device,
+    dtypes_of_ranks: Sequence[torch.dtype],
 ) -> UnitState:
     unit, name = make_unit(local.unit.name), local.unit.name
     layout, place = unit.layout, holders.index(seat.world_rank)
     slots = None
     if groups is not None:
         slots = Slots(layout, groups, seat.world_rank, parts_of_units(setup)[name])
+    dtypes = _unlike(dtypes_of_ranks, holders if slots is None else slots.holders)
     if slots is not None:
         padded, shares = layout.size, slots.owned
     else:
@@ -257,24 +338,30 @@ def _unit_state(
 
     view = shard_view = None
     if local.gathered:
-        shard_view = owned("weights", shares[0]).to(dtype)
+        of_shares = [owned("weights", share) for share in shares]
+        shard_view = (of_shares[0] if len(shares) == 1 else torch.cat(of_shares)).to(dtype)
     else:
         view = owned("weights", whole).to(dtype)
 
-    def buffers(held: slice) -> tuple[Tensor, Tensor, Tensor]:
-        """Master weights and moments; in fp32 the weights that compute reads are the master."""
-        weights = shard_view if view is None else view[held]
+    def buffers(held: slice, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
+        """Master weights and moments; in fp32 the weights that compute reads are the master.
+        `first`: where a share begins in the shard."""
+        weights = None if view is None else view[held]
+        if shard_view is not None:
+            weights = shard_view[first : first + held.stop - held.start]
         if weights is None or dtype != torch.float32:
             weights = owned("weights", held)
         return weights, owned("moment1", held), owned("moment2", held)
 
-    replicated = [] if view is None else [view]
+    replicated = [] if view is None or dtypes else [view]
     if is_sharded:
-        parts = [(share, buffers(share)) for share in shares]
+        sizes = [share.stop - share.start for share in shares]
+        begins = [0, *accumulate(sizes[:-1])]
+        parts = [(share, buffers(share, at)) for share, at in zip(shares, begins, strict=True)]
     else:
         weights, moment1, moment2 = buffers(whole)
         replicated += [moment1, moment2]
-        if view is None or view.data_ptr() != weights.data_ptr():
+        if dtypes or view is None or view.data_ptr() != weights.data_ptr():
             replicated.append(weights)
         runs = (whole,) if slots is None else slots.runs
         parts = [(run, (weights[run], moment1[run], moment2[run])) for run in runs]
@@ -302,4 +389,5 @@ def _unit_state(
         view,
         shard_view,
         residual=residual,
+        dtypes=dtypes,
     )
