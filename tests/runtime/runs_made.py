@@ -95,6 +95,11 @@ class Unlike:
     recovery: str = "none"
     count: int = 1
     tensor: tuple[int, ...] = ()  # of each stage; (): as the setting says
+    joined: tuple[int, ...] = ()  # micro-batches that each stage computes at once; (): one
+
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences that each stage computes at once."""
+        return tuple(self.micro_batch * n for n in self.joined or (1,) * len(self.layers))
 
     def degrees(self, tensor: int) -> tuple[int, ...]:
         """The tensor degree of each stage."""
@@ -104,6 +109,8 @@ class Unlike:
         cut = "+".join(map(str, self.layers))
         if self.tensor:
             cut += f" at {'+'.join(map(str, self.tensor))}"
+        if self.joined:
+            cut += f" joining {'+'.join(map(str, self.joined))}"
         times = f"{self.count}x" if self.count > 1 else ""
         return f"{times}{cut}:{self.micro_batches}x{self.micro_batch}"
 
@@ -296,7 +303,9 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
     for each in setting.unlike:
         stages: list[dict[str, object]] = []
         degrees = each.degrees(setting.tensor)
-        for number, (layers, degree) in enumerate(zip(each.layers, degrees, strict=True)):
+        for number, (layers, degree, size) in enumerate(
+            zip(each.layers, degrees, each.sizes(), strict=True)
+        ):
             devices = [
                 first + copy * sum(degrees) + sum(degrees[:number]) + t
                 for copy in range(each.count)
@@ -307,7 +316,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
                     "devices": ", ".join(map(str, devices)),
                     "tensor": degree,
                     "layers": layers,
-                    "micro_batch": each.micro_batch,
+                    "micro_batch": size,
                     "recovery": each.recovery,
                     "sharding": 2 if setting.sharding is None else setting.sharding,
                 }
