@@ -13,6 +13,8 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
+from ratrain.runtime.run.report import report_of
+
 ALONE = Setting("1f1b", learning_rate=1e-3)
 ONE_TWO = (Unlike((2, 2), 8, joined=(1, 2)),)
 FOUR_ONE = (Unlike((1, 3), 8, joined=(4, 1)),)
@@ -50,3 +52,53 @@ def test_stages_that_join_micro_batches_train_as_one_process_does(
     result = train(crew, setting, tmp_path / "joined")
     assert_as_alone(result, train(crew, alone, tmp_path / "alone"))
     assert_held(result)
+
+
+@pytest.mark.slow
+def test_every_schedule_and_timing_of_the_same_sizes_has_the_same_bits(
+    crew: Crew, tmp_path: Path
+) -> None:
+    first = train(crew, joining(UP_AND_DOWN), tmp_path / "first")
+    for name, sharding in (("1f1b", 0), ("gpipe", 1), ("zb-h1", 2), ("breadth-first", 1)):
+        setting = joining(UP_AND_DOWN, name=name, sharding=sharding)
+        assert not train(crew, setting, tmp_path / name).differences(first), name
+    late = train(crew, joining(UP_AND_DOWN), tmp_path / "late", delays=3)
+    assert not late.differences(first)
+
+
+@pytest.mark.slow
+def test_joined_micro_batches_validate_with_the_loss_of_one_process(
+    crew: Crew, tmp_path: Path
+) -> None:
+    setting = joining(TWO_REPLICAS, validate_every=2, held_out=11)
+    result = train(crew, setting, tmp_path / "joined")
+    other = train(crew, replace(setting, unlike=(), name="1f1b"), tmp_path / "alone")
+    assert [tokens for _, _, tokens in result.validated] == [
+        tokens for _, _, tokens in other.validated
+    ]
+    losses = [float.fromhex(loss) for _, loss, _ in result.validated]
+    assert losses == pytest.approx([float.fromhex(loss) for _, loss, _ in other.validated], 1e-6)
+
+
+@pytest.mark.slow
+def test_a_calibrated_run_of_other_sizes_resumes_and_goes_to_and_from_one_size(
+    tmp_path: Path,
+) -> None:
+    """Its ledger stays within the proof, its checkpoints are those of any layout."""
+    setting = joining(UP_AND_DOWN, steps=6, every=2, keep=9)
+    whole = made(tmp_path / "whole", setting, calibrate=True)
+    start(whole)
+    resumed = cut_short(whole, tmp_path / "resumed", setting, 2)
+    start(resumed)
+    assert loss_bits(resumed) == loss_bits(whole)
+    report = report_of(whole)
+    assert report["step_time_s"]["predicted"] > 0
+    assert all(0 < row["ledger_peak_bytes"] <= row["bound_bytes"] for row in report["memory"])
+    regular = replace(setting, unlike=(), pipeline=2, data=2)
+    to_regular = cut_short(whole, tmp_path / "regular", regular, 2)
+    start(to_regular)
+    back = cut_short(to_regular, tmp_path / "back", setting, 4)
+    start(back)
+    expected = [row["loss"] for row in whole.read_metrics()]
+    for run in (to_regular, back):
+        assert [row["loss"] for row in run.read_metrics()] == pytest.approx(expected, rel=1e-5)
