@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from crew import Crew
+from launched import cut_short, loss_bits, made, start
 from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
