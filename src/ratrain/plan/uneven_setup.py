@@ -10,6 +10,7 @@ meet.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -67,6 +68,17 @@ class UnevenReplica:
         """What each rank serves."""
         shares = tuple(share for shares in self.serving for share in shares)
         return shares or (None,) * self.ranks
+
+    def computing(self, sizes: Sequence[int]) -> UnevenReplica:
+        """The same share of a step, with so many sequences at once on each rank."""
+        smallest = min(sizes)
+        joined = tuple(size // smallest for size in sizes)
+        return replace(
+            self,
+            micro_batch=smallest,
+            micro_batches=self.sequences // smallest,
+            joined=joined if max(joined) > 1 else (),
+        )
 
     @property
     def sizes(self) -> tuple[int, ...]:

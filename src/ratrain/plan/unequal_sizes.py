@@ -1,0 +1,104 @@
+"""Plans whose stages compute other numbers of sequences at once, made of plans whose stages do not.
+
+A stage on a kind of device with much to gain from larger products, and memory for them, may compute
+several of its replica's micro-batches in one op, while its neighbour takes them one by one. From a
+plan that was found otherwise the size of one stage, or of all stages on one kind of device, is
+doubled or halved as long as the simulated step is shorter and the proof fits the budget.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from itertools import pairwise
+
+from ratrain.cost.measured import Unmeasured
+from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.unequal_trial import Timed, timed_plan
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.program.skeletons import SKELETONS
+
+TRIED = 60
+"""Plans that are proved and simulated at most."""
+WORTH_IT = 0.002
+"""Part of a step that other sizes must save: they take memory, and are harder to read."""
+
+
+def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
+    """Ever faster plans, each with other sizes on some stages than the one before. `begins` is
+    called for each that is tried."""
+    here, left, known = start, TRIED, {_sizes(start.plan)}
+    while left > 0:
+        bar_s = here.step_s * (1 - WORTH_IT)
+        faster: list[Timed] = []
+        for plan in _neighbours(here.plan):
+            if left == 0 or _sizes(plan) in known:
+                continue
+            known.add(_sizes(plan))
+            left -= 1
+            begins()
+            timed = _timed(here, plan, bar_s)
+            if timed is not None and timed.step_s < bar_s and timed.refusals == start.refusals:
+                faster.append(timed)
+        if not faster:
+            return
+        here = min(faster, key=lambda timed: timed.step_s)
+        yield here
+
+
+def _timed(here: Timed, plan: UnevenPlan, bar_s: float) -> Timed | None:
+    """A plan as simulated, where it fits and its layers were measured in these sizes."""
+    try:
+        return timed_plan(here.draft, plan, bar_s)[0]
+    except Unmeasured:
+        return None
+
+
+def _sizes(plan: UnevenPlan) -> tuple[tuple[int, ...], ...]:
+    return tuple(replica.sizes for replica in plan.replicas)
+
+
+def _neighbours(plan: UnevenPlan) -> Iterator[UnevenPlan]:
+    """Every plan in which some ranks of an entry compute twice or half as many sequences at once,
+    but all of them: that is a plan of another micro-batch, which the search has tried."""
+    if plan.sequence_parallel or not SKELETONS[plan.strategy.skeleton].joins:
+        return
+    for number, entry in enumerate(plan.replicas):
+        if entry.has_members or entry.layout.virtual > 1:
+            continue
+        for ranks in _together(entry):
+            for sizes in _resized(entry, ranks):
+                changed = entry.computing(sizes)
+                replicas = (*plan.replicas[:number], changed, *plan.replicas[number + 1 :])
+                yield replace(plan, replicas=replicas)
+
+
+def _together(entry: UnevenReplica) -> list[frozenset[int]]:
+    """Ranks that are changed at once: each alone, and those of a kind of device."""
+    ranks = range(entry.ranks)
+    alone = [frozenset({rank}) for rank in ranks]
+    of_kinds = [
+        frozenset(rank for rank in ranks if entry.kinds[rank] == kind)
+        for kind in dict.fromkeys(entry.kinds)
+    ]
+    return [group for group in dict.fromkeys([*alone, *of_kinds]) if len(group) < entry.ranks]
+
+
+def _resized(entry: UnevenReplica, ranks: frozenset[int]) -> Iterator[tuple[int, ...]]:
+    """Sizes twice and half as large on some ranks, where they divide each other and the share."""
+    doubled = [2 * size if rank in ranks else size for rank, size in enumerate(entry.sizes)]
+    halved = [size // 2 if rank in ranks else size for rank, size in enumerate(entry.sizes)]
+    if all(entry.sizes[rank] % 2 == 0 for rank in ranks) and _meet(entry, halved):
+        yield tuple(halved)
+    if _meet(entry, doubled):
+        yield tuple(doubled)
+
+
+def _meet(entry: UnevenReplica, sizes: Sequence[int]) -> bool:
+    """Whether a replica's stages may have these sizes."""
+    in_order = sorted(sizes)
+    return (
+        in_order[-1] <= LARGEST_MICRO_BATCH
+        and entry.sequences % in_order[-1] == 0
+        and all(larger % smaller == 0 for smaller, larger in pairwise(in_order))
+    )
