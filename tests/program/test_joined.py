@@ -9,16 +9,18 @@ import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from made import layers_of
+from made import LAYER, layers_of
 
 from ratrain.errors import ProgramError
 from ratrain.program import repeating
 from ratrain.program.binding import WRITE
+from ratrain.program.csv import write_csv
+from ratrain.program.grid import draw
 from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.program import Program
 from ratrain.program.repeating import shortest
 from ratrain.program.settled import proved
-from ratrain.program.setup import Member, Replica, Setup, Stage, Unit
+from ratrain.program.setup import Member, Replica, Setup, Stage, Unit, stage
 from ratrain.program.skeletons import build, joining_skeletons
 from ratrain.program.strategies import STRATEGIES, Choices, apply_strategy, strategy
 from ratrain.program.text.read import read_text
@@ -209,6 +211,26 @@ def test_an_order_without_a_place_for_joined_micro_batches_says_so(name: str) ->
         apply_strategy(
             replace(strategy("1f1b"), skeleton=name), Setup((of_joined((1, 2), 4),)), Choices()
         )
+
+
+def test_an_op_is_drawn_as_long_as_its_micro_batches_one_by_one() -> None:
+    cut = ((LAYER,), (LAYER,))
+    stages = tuple(
+        stage(rank, tuple(replace(unit, name=str(rank)) for unit in units), BOUNDARY)
+        for rank, units in enumerate(cut)
+    )
+    first = replace(stages[0], members=(replace(stages[0].only, joined=2),))
+    picture = draw(build("gpipe", Setup((Replica((first, stages[1]), 4),))))
+    assert picture == [
+        "time   0     2     4     6     8     10    12    14    16",
+        "rank 0 F0--- F2--- .  .  .  .  .  .  B0--------- B2---------",
+        "rank 1 .  .  F0 F1 F2 F3 B0--- B1--- B2--- B3--- .  .  .  .",
+    ]
+
+
+def test_the_schedule_files_of_pytorch_have_no_word_for_joined_micro_batches() -> None:
+    with pytest.raises(ProgramError, match="has no word for a stage that computes several"):
+        write_csv(of_sizes(1, 2))
 
 
 @pytest.mark.parametrize("name", ["ratrain", "1f1b", "zb-h1"])

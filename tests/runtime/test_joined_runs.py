@@ -14,6 +14,7 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
+from ratrain.report.facts.run import contents_of_run
 from ratrain.runtime.run.report import report_of
 
 ALONE = Setting("1f1b", learning_rate=1e-3)
@@ -95,6 +96,9 @@ def test_a_calibrated_run_of_other_sizes_resumes_and_goes_to_and_from_one_size(
     report = report_of(whole)
     assert report["step_time_s"]["predicted"] > 0
     assert all(0 < row["ledger_peak_bytes"] <= row["bound_bytes"] for row in report["memory"])
+    contents = contents_of_run(whole.path)
+    assert contents.plan is not None
+    assert "2, 1, 4 sequences at once per rank" in dict(contents.plan.facts)["Replica 0"]
     regular = replace(setting, unlike=(), pipeline=2, data=2)
     to_regular = cut_short(whole, tmp_path / "regular", regular, 2)
     start(to_regular)

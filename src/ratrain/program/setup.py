@@ -232,9 +232,11 @@ class Setup:
 
     @cached_property
     def is_uneven(self) -> bool:
-        """Whether members differ in tensor degree, or replicas in their stages or micro-batches."""
+        """Whether members differ in tensor degree or in what they compute at once, or replicas in
+        their stages or micro-batches."""
         shapes = {(replica.stages, replica.micro_batches) for replica in self.replicas}
-        return len(shapes) > 1 or len({member.tensor for member in self.members}) > 1
+        alike = {(member.tensor, member.joined) for member in self.members}
+        return len(shapes) > 1 or len(alike) > 1
 
     @property
     def devices(self) -> int:
