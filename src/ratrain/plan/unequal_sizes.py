@@ -18,8 +18,8 @@ from ratrain.plan.unequal_trial import Timed, timed_plan
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.skeletons import SKELETONS
 
-TRIED = 60
-"""Plans that are proved and simulated at most."""
+OPS = 100_000
+"""Ops of one step, over all plans that are proved and simulated, after which no more is begun."""
 WORTH_IT = 0.002
 """Part of a step that other sizes must save: they take memory, and are harder to read."""
 
@@ -27,15 +27,15 @@ WORTH_IT = 0.002
 def in_other_sizes(start: Timed, begins: Callable[[], None]) -> Iterator[Timed]:
     """Ever faster plans, each with other sizes on some stages than the one before. `begins` is
     called for each that is tried."""
-    here, left, known = start, TRIED, {_sizes(start.plan)}
+    here, left, known = start, OPS, {_sizes(start.plan)}
     while left > 0:
         bar_s = here.step_s * (1 - WORTH_IT)
         faster: list[Timed] = []
         for plan in _neighbours(here.plan):
-            if left == 0 or _sizes(plan) in known:
+            if left <= 0 or _sizes(plan) in known:
                 continue
             known.add(_sizes(plan))
-            left -= 1
+            left -= here.draft.ops
             begins()
             timed = _timed(here, plan, bar_s)
             if timed is not None and timed.step_s < bar_s and timed.refusals == start.refusals:
@@ -74,14 +74,14 @@ def _neighbours(plan: UnevenPlan) -> Iterator[UnevenPlan]:
 
 
 def _together(entry: UnevenReplica) -> list[frozenset[int]]:
-    """Ranks that are changed at once: each alone, and those of a kind of device."""
+    """Ranks that are changed at once: those of a kind of device, and each alone."""
     ranks = range(entry.ranks)
     alone = [frozenset({rank}) for rank in ranks]
     of_kinds = [
         frozenset(rank for rank in ranks if entry.kinds[rank] == kind)
         for kind in dict.fromkeys(entry.kinds)
     ]
-    return [group for group in dict.fromkeys([*alone, *of_kinds]) if len(group) < entry.ranks]
+    return [group for group in dict.fromkeys([*of_kinds, *alone]) if len(group) < entry.ranks]
 
 
 def _resized(entry: UnevenReplica, ranks: frozenset[int]) -> Iterator[tuple[int, ...]]:
