@@ -15,7 +15,9 @@ from test_left_out import job_file
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
-from ratrain.errors import RatrainError
+from ratrain.errors import RatrainError, SpecError
+from ratrain.plan.case import Case
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.every_plan import every_plan
 from ratrain.plan.jobs import load_job
 from ratrain.plan.least_time import least_step_s
@@ -27,6 +29,7 @@ from ratrain.plan.unequal_trial import timed_plan
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_places import uneven_costs
 from ratrain.plan.uneven_read import uneven_plan
+from ratrain.program.setup import Recovery
 from ratrain.simulate.long import simulate_proved
 
 
@@ -105,3 +108,65 @@ def test_no_step_of_a_random_unequal_plan_is_shorter_than_its_lower_bound() -> N
         assert least_s <= step_s * (1 + 1e-9), seed
         bounded += least_s > 0
     assert bounded > 30
+
+
+# ---- said by the job ----------------------------------------------------------------------
+
+
+def joining(folder: Path, joined: str, more: str = "") -> Path:
+    """A job of two stages and two replicas, 16 micro-batches each."""
+    path = job_file(folder, 32, fast=(40, 2), slow=(20, 2))
+    layout = f"[layout]\npipeline = 2\ndata = 2\njoined = {joined}\n{more}"
+    path.write_text(path.read_text().replace("[schedule]", f"{layout}[schedule]"))
+    return path
+
+
+def test_a_job_says_how_many_micro_batches_each_stage_joins(tmp_path: Path) -> None:
+    case = case_of_job(load_job(joining(tmp_path, "[4, 1]")))
+    assert isinstance(case, UnevenCase)
+    assert [m.joined for m in case.setup.members] == [4, 1]
+    assert case.setup.replicas[0].micro_batches == 16 and case.setup.data == 2
+    assert case.proved.verdict.sound
+    assert isinstance(case_of_job(load_job(joining(tmp_path, "[1, 1]"))), Case)
+
+
+def test_stages_whose_joined_micro_batches_do_not_fit_recover(tmp_path: Path) -> None:
+    def modes(budget: str) -> list[Recovery]:
+        path = joining(tmp_path, "[8, 1]")
+        path.write_text(path.read_text() + f'memory_budget = "{budget}"\n')
+        case = case_of_job(load_job(path))
+        assert case.proved.verdict.sound
+        return [member.recovery for member in case.proved.short.setup.members]
+
+    assert modes("1GB") == [Recovery.NONE, Recovery.NONE]
+    assert modes("26MB") == [Recovery.FORWARD, Recovery.NONE]
+
+
+@pytest.mark.parametrize(
+    ("joined", "more", "says"),
+    [
+        ("[2, 1, 1]", "", "3 numbers for 2 stages"),
+        ("[2, 4]", "", "every stage joins 2 micro-batches or more"),
+        ("[3, 1]", "", "16 micro-batches are no multiple of 3"),
+        ("[0, 1]", "", "0 is below the smallest allowed"),
+        ("[2, 1]", "tensor = 1\nsequence_parallel = true\n", "divide the rows"),
+    ],
+)
+def test_what_a_job_cannot_join_is_refused_at_its_key(
+    joined: str, more: str, says: str, tmp_path: Path
+) -> None:
+    with pytest.raises(SpecError) as error:
+        load_job(joining(tmp_path, joined, more))
+    assert says in str(error.value)
+    assert "layout" in str(error.value) and "joined" in str(error.value)
+
+
+def test_an_order_that_cannot_join_is_refused_and_schedules_says_so_too(tmp_path: Path) -> None:
+    path = str(joining(tmp_path, "[2, 1]"))
+    for arguments, says in (
+        (("simulate", path, "--schedule", "interleaved"), "no place for stages whose micro_batch"),
+        (("schedules", path), "cannot be compared here"),
+    ):
+        error = CliRunner().invoke(ratrain, arguments).exception
+        assert isinstance(error, SpecError)
+        assert says in error.what and "[layout] joined" in error.place and error.fix

@@ -168,7 +168,8 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
     served = (m >= 0) & (m < most)
     place = units.place(g, np.where(served, m, 0))
     in_range = served & (place >= 0) & (place < units.micro_batches[g])
-    in_range &= ~_inside_joined(units, kind, g, m)
+    if setup.joins:
+        in_range &= ~_inside_joined(units, kind, g, m)
     lane_of = np.array([word.lane for word in kinds()], dtype=np.int64)
     for wrong, what in (
         (~known, "names a stage or unit that the setup does not have"),
