@@ -81,7 +81,7 @@ def draw(seed: int) -> DrawnJob:
     cut = dice.choice(CUTS)
     steps, every = 4 if cut == "steps" else 12, dice.choice((1, 1, 2, 3))
     setting = replace(_tuned(_placed(dice), dice), steps=steps, every=every, keep=20)
-    setting = _divided(_wired(setting, seed), seed)
+    setting = _joined(_divided(_wired(setting, seed), seed), seed)
     return DrawnJob(
         seed,
         setting,
@@ -115,6 +115,7 @@ def _moved(setting: Setting, dice: random.Random) -> Setting:
         tensor=tensor,
         sequence_parallel=False,
         virtual=1,
+        joined=(),
         micro_batch=1,
         layers="equal",
         planned=False,
@@ -233,6 +234,18 @@ def _divided(setting: Setting, seed: int) -> Setting:
     divides = setting.tensor > 1 and setting.sequence_length % setting.tensor == 0
     chance = random.Random(f"sequences of {seed}").random()
     return replace(setting, sequence_parallel=divides and chance < 0.5)
+
+
+def _joined(setting: Setting, seed: int) -> Setting:
+    """Stages of a third of the pipelines join micro-batches, with dice of their own; orders that
+    have no place for that are refused."""
+    dice = random.Random(f"joined of {seed}")
+    micro_batches = setting.sequences // (setting.data * setting.micro_batch)
+    sizes = [size for size in (1, 2, 4) if micro_batches % size == 0]
+    cannot = setting.planned or setting.virtual > 1 or setting.sequence_parallel
+    if setting.pipeline == 1 or cannot or dice.random() > 1 / 3:
+        return setting
+    return replace(setting, joined=(*dice.choices(sizes, k=setting.pipeline - 1), 1))
 
 
 # ---- running ------------------------------------------------------------------------------------

@@ -164,6 +164,7 @@ class Setting:
     held_out: int = 11
     sequence_length: int = LENGTH
     layers: str | tuple[int, ...] = "equal"
+    joined: tuple[int, ...] = ()  # micro-batches that each stage computes at once
     recovery_buffer: int | None = None
     recover_heads: bool | None = None
     planned: bool = False  # no [layout]: the degrees only say how many devices there are
@@ -279,6 +280,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
             "tensor": setting.tensor,
             "virtual": setting.virtual,
             "layers": setting.layers,
+            "joined": list(setting.joined) or None,
             "sequence_parallel": setting.sequence_parallel or None,
         },
         "schedule": schedule,

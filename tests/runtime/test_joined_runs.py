@@ -57,6 +57,15 @@ def test_stages_that_join_micro_batches_train_as_one_process_does(
 
 
 @pytest.mark.slow
+def test_a_job_whose_layout_joins_trains_as_one_process_does(crew: Crew, tmp_path: Path) -> None:
+    setting = replace(ALONE, name="ratrain", pipeline=2, data=2, joined=(1, 2), masked=True)
+    result = train(crew, setting, tmp_path / "joined")
+    alone = replace(setting, name="1f1b", pipeline=1, data=1, joined=())
+    assert_as_alone(result, train(crew, alone, tmp_path / "alone"))
+    assert_held(result)
+
+
+@pytest.mark.slow
 def test_every_schedule_and_timing_of_the_same_sizes_has_the_same_bits(
     crew: Crew, tmp_path: Path
 ) -> None:
