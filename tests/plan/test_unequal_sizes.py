@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import json
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from random import Random
 
@@ -66,6 +67,25 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
         timed, short = timed_plan(best.draft, one_size, float("inf"))
         assert short or (timed is not None and timed.step_s > best.step_s)
     assert list(in_other_sizes(best, begins)) == []
+
+
+@pytest.mark.slow
+def test_no_other_cut_order_sizes_or_recovery_of_the_pipeline_is_faster(spec: JobSpec) -> None:
+    best = every_plan(spec).best
+    assert best is not None
+    (replica,) = best.plan.replicas
+    modes = product((Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD), repeat=2)
+    sizes = product((1, 2, 4, 8, 16), repeat=2)
+    fitting = 0
+    for layers, turned, sized, recovery in product(((1, 3), (2, 2), (3, 1)), (0, 1), sizes, modes):
+        layout = replace(replica.layout, layers=layers)
+        groups = tuple(group[::-1] if turned else group for group in replica.groups)
+        other = replace(replica.computing(sized), layout=layout, groups=groups, recovery=recovery)
+        timed, _ = timed_plan(best.draft, replace(best.plan, replicas=(other,)), float("inf"))
+        if timed is not None:
+            fitting += 1
+            assert timed.step_s >= best.step_s * (1 - 1e-9), (layers, turned, sized, recovery)
+    assert fitting > 50
 
 
 def test_such_a_plan_is_written_read_back_and_simulated_alike(spec: JobSpec) -> None:
