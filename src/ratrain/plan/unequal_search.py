@@ -204,7 +204,7 @@ class _Seeker:
         better = [
             faster
             for timed_plan in found[:RESIZED_PLANS]
-            for faster in in_other_sizes(timed_plan, self._begin)
+            for faster in in_other_sizes(timed_plan, self.watch)
         ]
         return sorted([*found, *better], key=lambda timed_plan: timed_plan.step_s)
 
@@ -294,8 +294,8 @@ class _Seeker:
             here = better
             yield here
 
-    def _begin(self) -> None:
-        """Counts a plan that is simulated."""
+    def watch(self) -> None:
+        """Counts a draft that is simulated whole."""
         self.simulated += 1
         if self.progress is not None:
             self.progress(min(self.simulated, MOST), MOST)
@@ -303,7 +303,7 @@ class _Seeker:
     def _simulate(self, draft: Draft, best_s: float) -> Timed | None:
         """A draft as simulated, with more recovery where memory asks for it."""
         if draft.key not in self._known:
-            self._begin()
+            self.watch()
             self._left -= draft.ops
             known: Timed | None = None
             leaned: Draft | None = draft
