@@ -36,7 +36,10 @@ def random_plan(rng: Random) -> dict[str, Any]:
         for _ in range(rng.randint(1, 3))
         if (entry := _entry(rng, free, LAYERS[model], sharding, skeleton, recoveries))
     ]
-    total = sum(r["count"] * r["micro_batches"] * r["stages"][0]["micro_batch"] for r in replicas)
+    total = sum(
+        r["count"] * r["micro_batches"] * min(stage["micro_batch"] for stage in r["stages"])
+        for r in replicas
+    )
     sharded = sharding >= 2 and rng.random() < 0.3
     plan: dict[str, Any] = {
         "format": "ratrain plan 1",
@@ -99,5 +102,19 @@ def _entry(
     cuts = sorted(rng.sample(range(1, layers), len(stages) - 1))
     for stage, begin, end in zip(stages, [0, *cuts], [*cuts, layers], strict=True):
         stage["layers"] = end - begin
+    joined = _join(stages)
     multiple = len(stages) if skeleton == "interleaved" and rng.random() < 0.9 else 1
-    return {"count": count, "micro_batches": multiple * rng.randint(1, 5), "stages": stages}
+    micro_batches = multiple * joined * rng.randint(1, 5)
+    return {"count": count, "micro_batches": micro_batches, "stages": stages}
+
+
+def _join(stages: list[dict[str, Any]]) -> int:
+    """Lets stages of one entry in four compute several micro-batches at once: so many at most. A
+    choice of its own, so that all else is as it would be without."""
+    rng = Random(repr(stages))
+    if rng.random() > 0.25:
+        return 1
+    joined = [rng.choice([1, 1, 2, 4]) for _ in stages]
+    for stage, times in zip(stages, joined, strict=True):
+        stage["micro_batch"] *= times
+    return 1 if rng.random() < 0.02 else max(joined)

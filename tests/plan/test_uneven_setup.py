@@ -142,7 +142,9 @@ PAIR = (replica(6, stage("0", 8)), replica(6, stage("1", 4), stage("2", 4)))
         ({"devices": "2-4", "tensor": 3}, "8 heads, which 3 ranks cannot", "replicas.1.stages.1"),
         ({"devices": "7-8", "tensor": 2}, "of two kinds", "replicas.1.stages.1"),
         ({"layers": 5}, "add up to 9 layers", "replicas.1"),
-        ({"micro_batch": 2}, "must agree on their size", "replicas.1.stages.1"),
+        ({"micro_batch": 4}, "6 x 1 sequences are no multiple of it", "replicas.1.stages.1"),
+        ({"micro_batch": 2, "schedule": "interleaved", "skeleton": "interleaved",
+          "prefetch": False}, "no place for stages whose micro_batch differs", "replicas.1"),
         ({"sharding": 1}, "one for the whole plan", "replicas.1.stages.1"),
         ({"offload": "host"}, "cannot run yet", "replicas.1.stages.1"),
         ({"accumulation": "sharded", "second": 5}, "cannot reduce once per", "replicas"),
@@ -172,6 +174,38 @@ def test_what_contradicts_itself_is_named_with_its_place_and_a_fix(
     assert says in error.value.what
     assert error.value.place.startswith("p.json")
     assert at in error.value.place
+    assert error.value.fix
+
+
+def test_a_stage_may_compute_several_of_its_replicas_micro_batches_at_once() -> None:
+    made = read(
+        replica(12, stage("0", 5, micro_batch=8), stage("8", 3, micro_batch=2)), sequences=24
+    )
+    (each,) = made.setup.replicas
+    first, second = (stage.only for stage in each.stages)
+    assert (each.micro_batches, first.joined, second.joined) == (12, 4, 1)
+    layer, other = first.units[1], second.units[0]
+    assert (layer.input_bytes, layer.saved_bytes) == (4 * other.input_bytes, 4 * other.saved_bytes)
+    assert layer.view_bytes == other.view_bytes
+    assert first.output_bytes == 4 * other.input_bytes
+
+
+@pytest.mark.parametrize(
+    ("stages", "says"),
+    [
+        ((stage("0", 4, micro_batch=4), stage("1", 4, micro_batch=6)), "must be a whole multiple"),
+        (
+            (stage("0", 2), stage("1", 2, micro_batch=2), stage("0", 2), stage("1", 2)),
+            "has devices of other stages",
+        ),
+    ],
+)
+def test_sizes_that_cannot_meet_are_refused_with_a_place_and_a_fix(
+    stages: tuple[dict[str, Any], ...], says: str
+) -> None:
+    with pytest.raises(SpecError, match=says) as error:
+        read(replica(6, *stages), sequences=24, schedule="breadth-first", skeleton="breadth-first")
+    assert "replicas.0" in error.value.place
     assert error.value.fix
 
 

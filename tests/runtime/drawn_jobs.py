@@ -81,7 +81,7 @@ def draw(seed: int) -> DrawnJob:
     cut = dice.choice(CUTS)
     steps, every = 4 if cut == "steps" else 12, dice.choice((1, 1, 2, 3))
     setting = replace(_tuned(_placed(dice), dice), steps=steps, every=every, keep=20)
-    setting = _of_two_kinds(_divided(_wired(setting, seed), seed), seed)
+    setting = _joined(_of_two_kinds(_divided(_wired(setting, seed), seed), seed), seed)
     return DrawnJob(
         seed,
         setting,
@@ -117,6 +117,7 @@ def _moved(setting: Setting, dice: random.Random) -> Setting:
         tensor=tensor,
         sequence_parallel=False,
         virtual=1,
+        joined=(),
         micro_batch=1,
         layers="equal",
         planned=False,
@@ -245,6 +246,18 @@ def _of_two_kinds(setting: Setting, seed: int) -> Setting:
     hosts = -(-8 // (setting.devices_per_host or setting.tensor))
     old = tuple(host for host in range(hosts) if dice.random() < 0.5)
     return replace(setting, old=old, dtypes=(("old", "fp32"),) if old else ())
+
+
+def _joined(setting: Setting, seed: int) -> Setting:
+    """Stages of a third of the pipelines join micro-batches, with dice of their own; orders that
+    have no place for that are refused."""
+    dice = random.Random(f"joined of {seed}")
+    micro_batches = setting.sequences // (setting.data * setting.micro_batch)
+    sizes = [size for size in (1, 2, 4) if micro_batches % size == 0]
+    cannot = setting.planned or setting.virtual > 1 or setting.sequence_parallel
+    if setting.pipeline == 1 or cannot or dice.random() > 1 / 3:
+        return setting
+    return replace(setting, joined=(*dice.choices(sizes, k=setting.pipeline - 1), 1))
 
 
 # ---- running ------------------------------------------------------------------------------------

@@ -124,6 +124,11 @@ class Unlike:
     recovery: str = "none"
     count: int = 1
     tensor: tuple[int, ...] = ()  # of each stage; (): as the setting says
+    joined: tuple[int, ...] = ()  # micro-batches that each stage computes at once; (): one
+
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences that each stage computes at once."""
+        return tuple(self.micro_batch * n for n in self.joined or (1,) * len(self.layers))
 
     def degrees(self, tensor: int) -> tuple[int, ...]:
         """The tensor degree of each stage."""
@@ -133,6 +138,8 @@ class Unlike:
         cut = "+".join(map(str, self.layers))
         if self.tensor:
             cut += f" at {'+'.join(map(str, self.tensor))}"
+        if self.joined:
+            cut += f" joining {'+'.join(map(str, self.joined))}"
         times = f"{self.count}x" if self.count > 1 else ""
         return f"{times}{cut}:{self.micro_batches}x{self.micro_batch}"
 
@@ -187,6 +194,7 @@ class Setting:
     held_out: int = 11
     sequence_length: int = LENGTH
     layers: str | tuple[int, ...] = "equal"
+    joined: tuple[int, ...] = ()  # micro-batches that each stage computes at once
     recovery_buffer: int | None = None
     recover_heads: bool | None = None
     planned: bool = False  # no [layout]: the degrees only say how many devices there are
@@ -312,6 +320,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
             "tensor": setting.tensor,
             "virtual": setting.virtual,
             "layers": setting.layers,
+            "joined": list(setting.joined) or None,
             "sequence_parallel": setting.sequence_parallel or None,
         },
         "schedule": schedule,
@@ -351,7 +360,9 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
     for each in setting.unlike:
         stages: list[dict[str, object]] = []
         degrees = each.degrees(setting.tensor)
-        for number, (layers, degree) in enumerate(zip(each.layers, degrees, strict=True)):
+        for number, (layers, degree, size) in enumerate(
+            zip(each.layers, degrees, each.sizes(), strict=True)
+        ):
             devices = [
                 first + copy * sum(degrees) + sum(degrees[:number]) + t
                 for copy in range(each.count)
@@ -362,7 +373,7 @@ def write_plan(folder: Path, setting: Setting) -> Path | None:
                     "devices": ", ".join(map(str, devices)),
                     "tensor": degree,
                     "layers": layers,
-                    "micro_batch": each.micro_batch,
+                    "micro_batch": size,
                     "recovery": each.recovery,
                     "sharding": 2 if setting.sharding is None else setting.sharding,
                 }

@@ -12,7 +12,8 @@ from ratrain.api.jobs import Job, job_of
 from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
-from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.case import Case, case_of_candidate
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.plan_file import load_plan
 from ratrain.plan.uneven_case import UnevenCase
@@ -157,7 +158,7 @@ def build(subject: Subject, *, progress: Callable[[int, int], None] | None = Non
         return BuiltProgram(case_of_candidate(subject.tried.candidate))
     if not isinstance(subject, Job) and Path(subject).suffix == ".json":
         return BuiltProgram(case_of_plan(load_plan(subject), str(subject)))
-    return BuiltProgram(case_of(job_of(subject).spec, progress))
+    return BuiltProgram(case_of_job(job_of(subject).spec, progress))
 
 
 def verify(subject: Subject | Program) -> Proof:

@@ -46,7 +46,7 @@ def case_of_file(
     """The case of a job file (.toml) or a plan file (.json); options replace what a job says."""
     from ratrain.cli.progress import progress
     from ratrain.errors import SpecError
-    from ratrain.plan.case import case_of
+    from ratrain.plan.case_of_job import case_of_job
     from ratrain.plan.case_of_plan import case_of_plan
     from ratrain.plan.jobs import load_job
     from ratrain.plan.plan_file import load_plan
@@ -67,4 +67,4 @@ def case_of_file(
     if without:
         chosen = replace(chosen, without=without)
     with progress("planning", "plans") as report:
-        return case_of(replace(job, schedule=chosen), report)
+        return case_of_job(replace(job, schedule=chosen), report)

@@ -81,7 +81,8 @@ class Batch:
 class LayoutSpec:
     """Degrees of each axis. `virtual` is the number of stages each rank holds.
 
-    `layers` is "equal", "balanced", or one number per virtual stage in order.
+    `layers` is "equal", "balanced", or one number per virtual stage in order. `joined`: how many
+    micro-batches each stage computes at once; left out: one.
     `sequence_parallel`: outside of the products that a tensor group divides, its ranks divide
     the sequence (arXiv 2205.05198); its degree is the tensor degree.
     """
@@ -94,6 +95,7 @@ class LayoutSpec:
         "equal"
     )
     sequence_parallel: bool = False
+    joined: tuple[Annotated[int, Rule(low=1, high=10_000)], ...] = ()
 
     @property
     def stages(self) -> int:

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from ratrain.describe.backends import BACKENDS, backend_named
@@ -306,6 +307,35 @@ def _check_batch(place: Place, layout: LayoutSpec, batch: Batch) -> None:
         )
 
 
+def _check_joined(place: Place, layout: LayoutSpec, batch: Batch) -> None:
+    """Refuses numbers of joined micro-batches that stages cannot pass on to each other."""
+    joined = sorted(layout.joined)
+    if not joined:
+        return
+    micro_batches = batch.sequences // (layout.data * batch.micro_batch)
+    uneven = next((pair for pair in pairwise(joined) if pair[1] % pair[0]), None)
+    what, fix = "", ""
+    if len(joined) != layout.stages:
+        what = f"{counted(len(joined), 'number')} for {counted(layout.stages, 'stage')}"
+        fix = f"give one number for each of the {layout.stages} stages"
+    elif min(joined) > 1:
+        what = f"every stage joins {min(joined)} micro-batches or more"
+        fix = f"write [batch] micro_batch = {min(joined) * batch.micro_batch} and smaller numbers"
+    elif uneven is not None:
+        what = f"{uneven[1]} is no multiple of {uneven[0]}: stages could not pass them on"
+        fix = f"use {uneven[0]} or a multiple of it"
+    elif micro_batches % joined[-1]:
+        what = f"a replica's {micro_batches} micro-batches are no multiple of {joined[-1]}"
+        fix = f"use sequences = {batch.sequences // micro_batches * joined[-1]} or a multiple of it"
+    elif layout.virtual > 1:
+        what, fix = "a device of several stages cannot join micro-batches", "leave joined out"
+    elif layout.sequence_parallel:
+        what = "ranks that divide the sequence divide the rows of all joined micro-batches"
+        fix = "leave joined or sequence_parallel out"
+    if what:
+        raise SpecError(what, place=str(place.at("layout", "joined")), fix=fix)
+
+
 def check_sequence(asked: bool | None, length: int, layout: LayoutSpec, here: Place) -> None:
     """Refuses sequence parallelism that a layout cannot have, of sequences of `length` tokens, or
     that a job's [schedule] did not ask for."""
@@ -378,4 +408,5 @@ _CHECKS = (
     Check(("layout", "model"), _check_division),
     Check(("layout", "model", "schedule"), _check_sequence),
     Check(("layout", "batch"), _check_batch),
+    Check(("layout", "batch"), _check_joined),
 )

@@ -95,6 +95,7 @@ def _tables(s: Starter) -> Iterable[_Table]:
             _Line("virtual", 1, "stages on each device"),
             _Line("layers", "equal", 'or "balanced", or a list with one number per stage'),
             _Line("sequence_parallel", False, "a tensor group divides its sequences"),
+            _Line("joined", (), "micro-batches each stage computes at once; default: one each"),
         ),
         given=False,
     )

@@ -206,11 +206,22 @@ def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
     return case
 
 
+def require_one_by_one(job: JobSpec) -> None:
+    """Refuses stages that join micro-batches: no case of a layout says them (`case_of_job`)."""
+    if job.layout is not None and job.layout.joined:
+        raise SpecError(
+            "layouts whose stages join micro-batches cannot be compared here",
+            place=f"{job.path or 'job'} [layout] joined",
+            fix="leave joined out; program, verify, simulate, train and report take it",
+        )
+
+
 def case_as_asked(job: JobSpec) -> Case:
     """The case of a job with a layout: its gradients leave whole, unless it asks for buckets."""
     layout = job.layout
     assert layout is not None
     file = str(job.path or "job")
+    require_one_by_one(job)
     chosen = strategy_of(job)
     if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
         raise SpecError(

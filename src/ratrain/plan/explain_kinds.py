@@ -77,10 +77,20 @@ def place_words(place: Place) -> str:
     share = f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)}"
     if set(place.served) != {place.micro_batches}:
         share = f"{_served_words(place.served)} of {share}"
+    joined = ""
+    if set(place.at_once) != {place.micro_batch}:
+        joined = f", {_at_once_words(place.at_once)} at once"
     return (
         f"{stages} of {place.of_stages} ({ranks}{alike}): {', '.join(parts)}{tensor}; "
-        f"{share} of {place.micro_batch}"
+        f"{share} of {place.micro_batch}{joined}"
     )
+
+
+def _at_once_words(sizes: Sequence[int]) -> str:
+    """ "2 sequences", or where the stages held differ "stage by stage 2, 4 sequences"."""
+    if len(set(sizes)) == 1:
+        return counted(sizes[0], "sequence")
+    return f"stage by stage {write_list(sizes, STAGES)} sequences"
 
 
 def _served_words(served: Sequence[int]) -> str:
@@ -272,6 +282,7 @@ def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
                 "micro_batches": place.micro_batches,
                 "served": list(place.served),
                 "micro_batch": place.micro_batch,
+                "sequences_at_once": list(place.at_once),
             }
             for place in part.places
         ],

@@ -49,6 +49,7 @@ class Place:
     micro_batches: int  # of one replica
     micro_batch: int
     served: tuple[int, ...]  # how many of them, for each stage held
+    at_once: tuple[int, ...]  # sequences that each stage held computes at once
 
 
 @dataclass(frozen=True)
@@ -169,6 +170,7 @@ def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_ba
         replica.micro_batches,
         micro_batch,
         tuple(len(replica.serves(member)) for _, member in held),
+        tuple(micro_batch * member.joined for _, member in held),
     )
 
 

@@ -8,6 +8,7 @@ what that backward updates; and a rank computes all of its stages one after the 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -20,9 +21,10 @@ from ratrain.simulate.costs import Costs
 
 @dataclass(frozen=True)
 class _StageWork:
-    """Seconds of a stage's compute for one micro-batch."""
+    """Seconds of a stage's compute for one micro-batch, or for those that it computes at once."""
 
     rank: int
+    passes: int  # through all of them
     forward_s: float
     recovery_s: float
     gradient_s: float  # the part of backward that the stage before waits for
@@ -32,32 +34,41 @@ class _StageWork:
 def least_step_s(strategy: Strategy, setup: Setup, choices: Choices, costs: Costs) -> float:
     """Seconds that a step takes at least; 0 where stages have several members."""
     longest_s, first_unit = 0.0, 0
-    for replica in setup.replicas:
+    modes = choices.modes_of(setup)
+    for number, replica in enumerate(setup.replicas):
         if any(len(stage.members) > 1 for stage in replica.stages):
             return 0.0
-        works = _works(strategy, replica, choices, costs, first_unit)
+        of_stages = (
+            recovery_modes(strategy, choices, len(replica.stages))
+            if modes is None
+            else modes[number]
+        )
+        works = _works(strategy, replica, of_stages, costs, first_unit)
         first_unit += sum(len(stage.only.units) for stage in replica.stages)
-        longest_s = max(longest_s, _longest(works, replica.micro_batches))
+        longest_s = max(longest_s, _longest(works))
     return longest_s
 
 
-def _longest(works: list[_StageWork], micro_batches: int) -> float:
+def _longest(works: list[_StageWork]) -> float:
     """The longest that a stage, or a rank with all its stages, must take."""
     ranks_s: defaultdict[int, float] = defaultdict(float)
     stages_s: list[float] = []
     ways_s = accumulate((work.forward_s + work.gradient_s for work in works), initial=0.0)
     for work, way_s in zip(works, ways_s, strict=False):
         awaited_s = work.forward_s + work.recovery_s + work.gradient_s
-        stages_s.append(way_s + micro_batches * awaited_s)
-        ranks_s[work.rank] += micro_batches * (awaited_s + work.later_s)
+        stages_s.append(way_s + work.passes * awaited_s)
+        ranks_s[work.rank] += work.passes * (awaited_s + work.later_s)
     return max(*stages_s, *ranks_s.values())
 
 
 def _works(
-    strategy: Strategy, replica: Replica, choices: Choices, costs: Costs, first_unit: int
+    strategy: Strategy,
+    replica: Replica,
+    modes: Sequence[Recovery],
+    costs: Costs,
+    first_unit: int,
 ) -> list[_StageWork]:
     """The work of each stage of a replica whose units begin at a number."""
-    modes = recovery_modes(strategy, choices, len(replica.stages))
     forward, backward = costs.work[Kind.F].fixed_s, costs.work[Kind.B].fixed_s
     later = 0.0 * backward
     if SKELETONS[strategy.skeleton].split_backward:
@@ -71,6 +82,7 @@ def _works(
         works.append(
             _StageWork(
                 rank=stage.only.rank,
+                passes=len(replica.computes(stage.only)),
                 forward_s=float(forward[held].sum()),
                 recovery_s=_recovery_s(mode, costs, held, [unit.recoverable for unit in units]),
                 gradient_s=float(backward[held].sum()),

@@ -97,11 +97,18 @@ _SAMPLES = {"devices": '"..."', "tensor": "1", "recovery": '"none"'}
 
 @dataclass(frozen=True)
 class PlanReplica:
-    """`count` replicas that behave alike; each stage lists the devices of all of them."""
+    """`count` replicas that behave alike; each stage lists the devices of all of them.
+    `micro_batches` are of the size of the stage whose `micro_batch` is the smallest: the others
+    compute several of them at once."""
 
     count: Count
     micro_batches: Count
     stages: tuple[PlanStage, ...]
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one, on the stage of the smallest."""
+        return min(stage.micro_batch for stage in self.stages)
 
 
 @dataclass(frozen=True)

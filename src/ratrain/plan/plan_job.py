@@ -42,7 +42,8 @@ def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) 
         },
     }
     if layout is not None:
-        table["layout"] = {**vars(layout), "layers": list(layout.layers)}
+        numbers = {"layers": list(layout.layers), "joined": list(layout.joined)}
+        table["layout"] = vars(layout) | numbers
     if plan.memory_budget_bytes is not None:
         table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
     if plan.passes is not None:

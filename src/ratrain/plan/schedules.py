@@ -8,7 +8,7 @@ from typing import Any
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
-from ratrain.plan.case import case_of
+from ratrain.plan.case import case_of, require_one_by_one
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.planned import planned
 from ratrain.program.skeletons import SKELETONS
@@ -66,6 +66,7 @@ class Comparison:
 
 def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Comparison:
     """The `Comparison` of a job. One without a layout is planned first, as its own strategy."""
+    require_one_by_one(job)
     if job.layout is None:
         job = planned(job).best.candidate.job
     assert job.layout is not None

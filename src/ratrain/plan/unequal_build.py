@@ -142,7 +142,7 @@ def _stage(plan: UnevenPlan, replica: UnevenReplica, number: int) -> PlanStage:
     ]
     several = PlanStage(
         layers=layers[number],
-        micro_batch=replica.micro_batch,
+        micro_batch=replica.micro_batch * replica.joined_of(replica.ranks_of(number)[0]),
         sharding=plan.mode.sharding,
         members=tuple(members),
     )

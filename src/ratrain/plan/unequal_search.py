@@ -25,6 +25,7 @@ from ratrain.plan.unequal_changes import changed, in_best_sizes, leaner, of_cand
 from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_mixes import Draft, drafts
 from ratrain.plan.unequal_pools import FEW, pools_of, shapes_of
+from ratrain.plan.unequal_sizes import in_other_sizes
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Timed, timed
 from ratrain.program.skeletons import SKELETONS
@@ -66,6 +67,8 @@ RESIZED = 200
 and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
 reductions hide behind all of it; in small ones little is hidden, so there the estimate of such a
 draft says nothing of what it can be."""
+RESIZED_PLANS = 2
+"""Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
 MOST = 2 * (SIMULATED + CLIMBS * CHANGES * ROUNDS)
 """Simulated at most."""
 
@@ -111,8 +114,9 @@ def unequal_search(
     can_train = [draft for draft in ranked if trains and draft.trainable]
     rest = [draft for draft in ranked if not (trains and draft.trainable)]
     trainable = seeker.best_of(starts if trains else [], can_train, known_s)
+    trainable = seeker.in_other_sizes(trainable)
     bar_s = trainable[0].step_s if trainable else known_s
-    others = seeker.best_of([] if trains else starts, rest, bar_s)
+    others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, bar_s))
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
@@ -194,6 +198,15 @@ class _Seeker:
             for better in self._climbed(timed_draft):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
+
+    def in_other_sizes(self, found: Sequence[Timed]) -> list[Timed]:
+        """What was found, with the best ones' stages in micro-batches of their own sizes."""
+        better = [
+            faster
+            for timed_plan in found[:RESIZED_PLANS]
+            for faster in in_other_sizes(timed_plan, self.watch)
+        ]
+        return sorted([*found, *better], key=lambda timed_plan: timed_plan.step_s)
 
     def _clocked_first(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
@@ -281,13 +294,17 @@ class _Seeker:
             here = better
             yield here
 
+    def watch(self) -> None:
+        """Counts a draft that is simulated whole."""
+        self.simulated += 1
+        if self.progress is not None:
+            self.progress(min(self.simulated, MOST), MOST)
+
     def _simulate(self, draft: Draft, best_s: float) -> Timed | None:
         """A draft as simulated, with more recovery where memory asks for it."""
         if draft.key not in self._known:
-            self.simulated += 1
+            self.watch()
             self._left -= draft.ops
-            if self.progress is not None:
-                self.progress(min(self.simulated, MOST), MOST)
             known: Timed | None = None
             leaned: Draft | None = draft
             for _ in range(4):

@@ -46,23 +46,32 @@ def timed(
     best: Timed | None = None
     short: tuple[int, ...] = ()
     for plan in plans_of(job, pools, draft):
-        costs = uneven_costs(plan, plan.setup)
         bar_s = best.step_s if best is not None else best_s
-        if least_step_s(plan.strategy, plan.setup, plan.choices, costs) >= bar_s:
-            continue
-        try:
-            proved = proof(plan.strategy, plan.setup, plan.choices)
-        except ProgramError:  # no order of these passes
-            continue
-        if not proved.verdict.sound:
-            short = short or _short_ranks(proved.verdict)
-            continue
-        costs = uneven_costs(plan, proved.short.setup)
-        step_s = simulate_proved(proved, costs, steps=STEPS).step_time_s
-        if step_s < (best.step_s if best is not None else inf):
-            bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
-            best = Timed(draft, plan, step_s, bound_bytes)
+        tried, short_ranks = timed_plan(draft, plan, bar_s)
+        short = short or short_ranks
+        if tried is not None and tried.step_s < (best.step_s if best is not None else inf):
+            best = tried
     return best, () if best is not None else short
+
+
+def timed_plan(
+    draft: Draft, plan: UnevenPlan, bar_s: float
+) -> tuple[Timed | None, tuple[int, ...]]:
+    """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
+    else the program ranks whose memory is short."""
+    costs = uneven_costs(plan, plan.setup)
+    if least_step_s(plan.strategy, plan.setup, plan.choices, costs) >= bar_s:
+        return None, ()
+    try:
+        proved = proof(plan.strategy, plan.setup, plan.choices)
+    except ProgramError:  # no order of these passes
+        return None, ()
+    if not proved.verdict.sound:
+        return None, _short_ranks(proved.verdict)
+    costs = uneven_costs(plan, proved.short.setup)
+    step_s = simulate_proved(proved, costs, steps=STEPS).step_time_s
+    bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
+    return Timed(draft, plan, step_s, bound_bytes), ()
 
 
 def _short_ranks(verdict: Verdict) -> tuple[int, ...]:

@@ -133,6 +133,7 @@ class UnevenCase:
             "virtual": replica.layout.virtual,
             "layers_per_stage": list(_layers(replica)),
             "micro_batch": replica.micro_batch,
+            "micro_batch_of_ranks": list(replica.sizes),
             "micro_batches": replica.micro_batches,
             "serves": [share_text(share) for share in replica.serves],
             "ranks_of_places": [list(ranks) for ranks in replica.places],
@@ -189,6 +190,13 @@ def share_words(micro_batches: int, size: int) -> str:
     )
 
 
+def joined_words(replica: UnevenReplica) -> list[str]:
+    """How many sequences its ranks compute at once, where they differ in that; else nothing."""
+    if not replica.joined:
+        return []
+    return [f"sequences at once per rank {write_list(replica.sizes, RANKS)}"]
+
+
 def activations_words(replica: UnevenReplica, first_rank: int = 0) -> str:
     """What a replica keeps and recovers: "kept on every stage". Where stages have several members
     that differ, what its ranks do, numbered from `first_rank`."""
@@ -207,6 +215,7 @@ def _lines_of(replica: UnevenReplica, first_rank: int) -> list[str]:
         f"tensor degree {write_degrees(replica.tensor)}",
         f"on {write_kinds(replica.kinds)}",
         share_words(replica.micro_batches, replica.micro_batch),
+        *joined_words(replica),
         f"activations {activations_words(replica, first_rank)}",
     )
     count = len(replica.members)

@@ -11,7 +11,7 @@ from ratrain.plan.plan_job import (
 )
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.setup import Accumulation, Recovery
-from ratrain.program.skeletons import SKELETONS
+from ratrain.program.skeletons import SKELETONS, joining_skeletons
 from ratrain.program.skeletons import Place as Position
 from ratrain.readers.place import Place
 
@@ -61,6 +61,14 @@ def _require_orders(made: UnevenPlan, here: Place) -> None:
         layout, at = replica.layout, here.at(replica.entry)
         if layout.virtual > 1:
             require_chunks(made.strategy, at)
+        if replica.joined and not SKELETONS[made.strategy.skeleton].joins:
+            raise SpecError(
+                f"the order {made.strategy.skeleton} has no place for stages whose micro_batch "
+                "differs",
+                place=str(at.at("stages")),
+                fix=f"use one of {', '.join(joining_skeletons())}, or one micro_batch for all "
+                "stages of a replica",
+            )
         position = Position(0, layout.pipeline, layout.virtual, replica.micro_batches)
         try:
             next(SKELETONS[made.strategy.skeleton].order(position), None)

@@ -229,7 +229,7 @@ class _Places:
     def _message(self, number: int, here: int, there: int) -> StageMessage:
         """A tensor from one rank of a replica to another."""
         replica = self._plan.replicas[number]
-        size_bytes = sent_boundary_bytes(self._plan.job_of(replica, here))
+        size_bytes = sent_boundary_bytes(self._plan.job_of_messages(replica, here, there))
         link = self._boundary_link(number, here, there)
         device, inside = self._groups(number, here)[0][0].kind, self.sums_link(number, there)
         layout, degrees = replica.layout_of(here), (replica.tensor[here], replica.tensor[there])

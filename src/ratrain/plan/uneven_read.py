@@ -80,13 +80,7 @@ def _require_stages_of(plan: Plan, replica: PlanReplica, here: Place) -> None:
     sharding = plan.replicas[0].stages[0].sharding if plan.replicas[0].stages else first.sharding
     for index, stage in enumerate(replica.stages):
         at = here.at("stages").at(index)
-        if stage.micro_batch != first.micro_batch:
-            raise SpecError(
-                f"micro_batch {stage.micro_batch} here, {first.micro_batch} on the replica's first "
-                "stage: stages that pass micro-batches on must agree on their size",
-                place=str(at.at("micro_batch")),
-                fix=f"write {first.micro_batch}; other replicas may have another size",
-            )
+        _require_size(replica, stage.micro_batch, at.at("micro_batch"))
         if stage.sharding != sharding:
             raise SpecError(
                 f"sharding {stage.sharding} here, {sharding} on the first stage: the level is one "
@@ -100,6 +94,27 @@ def _require_stages_of(plan: Plan, replica: PlanReplica, here: Place) -> None:
                 place=str(at.at("offload")),
                 fix="leave it out",
             )
+
+
+def _require_size(replica: PlanReplica, size: int, at: Place) -> None:
+    """Refuses a micro-batch of which parts could not be passed on to the other stages."""
+    smallest = replica.micro_batch
+    if any(max(size, other.micro_batch) % min(size, other.micro_batch) for other in replica.stages):
+        sizes = ", ".join(map(str, sorted({stage.micro_batch for stage in replica.stages})))
+        raise SpecError(
+            f"micro_batch {size} here, and {sizes} on stages of this replica: where "
+            "they meet, the larger one must be a whole multiple of the smaller one",
+            place=str(at),
+            fix=f"write {smallest}, or a multiple of it that divides the others or that they "
+            "divide",
+        )
+    if replica.micro_batches * smallest % size:
+        raise SpecError(
+            f"micro_batch {size} here, and the replica's {replica.micro_batches} x {smallest} "
+            "sequences are no multiple of it",
+            place=str(at),
+            fix=f"write {smallest}, or give the replica other micro_batches",
+        )
 
 
 def _require_devices_once(plan: Plan, place: Place) -> None:
@@ -129,8 +144,7 @@ def _require_devices_once(plan: Plan, place: Place) -> None:
 def _require_sequences(plan: Plan, place: Place) -> None:
     """Refuses replicas whose micro-batches are not the whole batch."""
     parts = [
-        (replica.count, replica.micro_batches, replica.stages[0].micro_batch)
-        for replica in plan.replicas
+        (replica.count, replica.micro_batches, replica.micro_batch) for replica in plan.replicas
     ]
     total = sum(count * batches * size for count, batches, size in parts)
     if total != plan.sequences:
@@ -154,6 +168,7 @@ def _folded(plan: Plan, job: JobSpec, place: Place) -> tuple[UnevenReplica, ...]
             replica.micro_batch,
             replica.micro_batches,
             replica.serving,
+            replica.joined,
             replica.kinds,
         )
         first = alike.get(key)
@@ -213,12 +228,13 @@ def _described(
         layout,
         tensor,
         recovery,
-        replica.stages[0].micro_batch,
+        replica.micro_batch,
         replica.micro_batches,
         (),
         (),
         entry,
         _serving(replica, pipeline, here),
+        _joined(replica, pipeline, here),
     )
     return described, [devices for of_stage in lists[:pipeline] for devices in of_stage], at
 
@@ -238,6 +254,31 @@ def _serving(replica: PlanReplica, pipeline: int, here: Place) -> tuple[tuple[Se
                 fix="let each serve the same on all of its stages",
             )
     return tuple(shares[:pipeline]) if max(map(len, shares)) > 1 else ()
+
+
+def _joined(replica: PlanReplica, pipeline: int, here: Place) -> tuple[int, ...]:
+    """For each rank how many of the replica's micro-batches it computes at once; () where all
+    stages compute one by one."""
+    if all(stage.micro_batch == replica.micro_batch for stage in replica.stages):
+        return ()
+    for index, stage in enumerate(replica.stages):
+        if stage.micro_batch == replica.micro_batch:
+            continue
+        what = (
+            (len(stage.held_by) > 1, "lists several members", "list one member"),
+            (len(replica.stages) > pipeline, "has devices of other stages", "give it devices"),
+        )
+        for is_so, words, fix in what:
+            if is_so:
+                raise SpecError(
+                    f"micro_batch {stage.micro_batch} on a stage that {words}: it cannot join "
+                    f"micro-batches of {replica.micro_batch}",
+                    place=str(here.at("stages").at(index).at("micro_batch")),
+                    fix=f"write {replica.micro_batch}, or {fix} of its own",
+                )
+    return tuple(
+        stage.micro_batch // replica.micro_batch for stage in replica.stages for _ in stage.held_by
+    )
 
 
 def _require_dividable(

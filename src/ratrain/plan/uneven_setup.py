@@ -2,14 +2,15 @@
 
 Each replica has its own depth, layers per stage, tensor degree per stage, recovery, size and number
 of micro-batches. Those of one entry that stand on the same kinds of device behave alike, and are
-folded into one. A tensor group is of one kind of device, and all stages of a replica take
-micro-batches of one size; what differs there is refused by its place. A stage may have several
+folded into one. A tensor group is of one kind of device; what differs there is refused by its
+place. A stage may compute several of its replica's micro-batches at once. It may have several
 members, each a rank of its own kind and degree; a micro-batch may change its member where stages
 meet.
 """
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -36,13 +37,15 @@ class UnevenReplica:
     layout: LayoutSpec
     tensor: tuple[int, ...]  # of each rank
     recovery: tuple[Recovery, ...]  # of each member of each stage
-    micro_batch: int
-    micro_batches: int
+    micro_batch: int  # sequences of one, on the stage of the smallest
+    micro_batches: int  # of that size
     groups: tuple[Groups, ...]
     members: tuple[int, ...]  # their numbers among all replicas of the plan
     entry: int  # the plan's, where it stands
     serving: tuple[tuple[Served, ...], ...] = ()
     """For each place in the pipeline, what its members serve; (): each has one, which serves all"""
+    joined: tuple[int, ...] = ()
+    """Of each rank, how many micro-batches it computes at once; (): each computes one by one"""
 
     @property
     def kinds(self) -> tuple[str, ...]:
@@ -65,6 +68,26 @@ class UnevenReplica:
         """What each rank serves."""
         shares = tuple(share for shares in self.serving for share in shares)
         return shares or (None,) * self.ranks
+
+    def computing(self, sizes: Sequence[int]) -> UnevenReplica:
+        """The same share of a step, with so many sequences at once on each rank."""
+        smallest = min(sizes)
+        joined = tuple(size // smallest for size in sizes)
+        return replace(
+            self,
+            micro_batch=smallest,
+            micro_batches=self.sequences // smallest,
+            joined=joined if max(joined) > 1 else (),
+        )
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Of each rank, the sequences that it computes at once."""
+        return tuple(self.micro_batch * self.joined_of(rank) for rank in range(self.ranks))
+
+    def joined_of(self, rank: int) -> int:
+        """How many micro-batches a rank computes at once."""
+        return self.joined[rank] if self.joined else 1
 
     @property
     def has_members(self) -> bool:
@@ -112,8 +135,15 @@ class UnevenPlan:
     sequence_parallel: bool
 
     def job_of(self, replica: UnevenReplica, rank: int) -> JobSpec:
-        """The job as a rank of a replica sees it, in the dtype of its kind of device."""
-        batch = Batch(self.job.batch.sequences, replica.micro_batch)
+        """The job as a rank of a replica sees it: with micro-batches of what it computes at
+        once, in the dtype of its kind of device."""
+        return self.job_of_messages(replica, rank, rank)
+
+    def job_of_messages(self, replica: UnevenReplica, rank: int, other: int) -> JobSpec:
+        """The same for a message between two ranks: of as many sequences as both compute at
+        once."""
+        joined = min(replica.joined_of(rank), replica.joined_of(other))
+        batch = Batch(self.job.batch.sequences, replica.micro_batch * joined)
         sized = replace(self.job, batch=batch, layout=replica.layout_of(rank))
         return sized.of_kind(replica.groups[0][rank][0].kind)
 
@@ -148,8 +178,8 @@ class UnevenPlan:
 
     def _stages(self, replica: UnevenReplica) -> tuple[Stage, ...]:
         """Each stage with its members, each as it is in a replica whose stages all have its tensor
-        degree and its kind of device."""
-        sorts = tuple(zip(replica.tensor, replica.kinds, strict=True))
+        degree, its kind of device and its size."""
+        sorts = tuple(zip(replica.tensor, replica.kinds, replica.sizes, strict=True))
         sized = {
             sort: stages_of(self.job_of(replica, rank), self._shared_layout(replica, rank))
             for rank, sort in enumerate(sorts)
@@ -157,7 +187,8 @@ class UnevenPlan:
 
         def member(stage: int, rank: int) -> Member:
             described = sized[sorts[rank]][stage].only
-            return replace(described, rank=rank, serves=replica.serves[rank])
+            serves, joined = replica.serves[rank], replica.joined_of(rank)
+            return replace(described, rank=rank, serves=serves, joined=joined)
 
         return tuple(
             Stage(tuple(member(stage, rank) for rank in replica.ranks_of(stage)))

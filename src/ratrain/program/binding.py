@@ -102,12 +102,16 @@ class Binding:
 
     # ---- states of each sort ------------------------------------------------------------
 
-    def cell(self, family: str, ops: Ops, version: int = 1) -> Ref:
+    def cell(self, family: str, ops: Ops, version: Ints | int = 1) -> Ref:
         """A state that each unit has for each micro-batch of a step."""
         cells = self.states.by_name[family]
         place = self.unit.place(ops.unit, ops.micro_batch)
         state = cells.start + ops.step * cells.count + self.states.unit_cell[ops.unit] + place
-        return Ref(state, np.full(len(ops), version, dtype=np.int64))
+        return Ref(state, np.broadcast_to(np.asarray(version, dtype=np.int64), state.shape))
+
+    def input(self, ops: Ops) -> Ref:
+        """A unit's input, with all in it of the messages that fill it."""
+        return self.cell("input", ops, self.unit.input_parts[ops.unit])
 
     def of_unit(self, family: str, ops: Ops, version: Ints | int = 1) -> Ref:
         """A state that each unit has in each step."""
@@ -127,13 +131,14 @@ class Binding:
             return before.next()
         return Ref(before.state, before.version + self._renewed_in(family)[ops.step, ops.unit])
 
-    def part_slot(self, family: str, ops: Ops) -> Ref:
-        """The slot that a micro-batch takes, of a part of a stage."""
+    def part_slot(self, family: str, ops: Ops, messages: Ints | int = 1) -> Ref:
+        """The slot that a micro-batch takes, of a part of a stage, with all in it of the messages
+        that fill it."""
         count = self.unit.micro_batches[ops.unit]
         turn = ops.step * count + self.unit.place(ops.unit, ops.micro_batch)
         start = self.states.by_name[family].start
         state = start + self.unit.part[ops.unit] * SEND_SLOTS + turn % SEND_SLOTS
-        return Ref(state, turn // SEND_SLOTS + 1)
+        return Ref(state, (turn // SEND_SLOTS + 1) * messages)
 
     def rank_slot(
         self, family: str, ops: Ops, takers: Callable[[Binding], Bools], asked: Kind | None = None
@@ -209,7 +214,9 @@ class Binding:
 
     def outgrad(self, ops: Ops) -> Ref:
         """What holds the gradient of a unit's output."""
-        cell, slot = self.cell("outgrad", ops), self.part_slot("recvg", ops)
+        messages = self.unit.output_parts[ops.unit]
+        cell = self.cell("outgrad", ops, messages)
+        slot = self.part_slot("recvg", ops, messages)
         arrives = self.arrives_in_slot(ops.unit)
         return Ref(
             np.where(arrives, slot.state, cell.state), np.where(arrives, slot.version, cell.version)

@@ -44,6 +44,12 @@ _CELL = re.compile(r"(\d{1,6})([A-Z_]{1,40}?)(\d{0,7})", re.ASCII)
 def write_csv(program: Program, *, comms: bool = False, replica: int = 0) -> str:
     """The schedule of one replica: "compute_only", or "compute_comms" where `comms` is set."""
     setup = program.setup
+    if setup.replicas[replica].most_joined > 1:
+        raise ProgramError(
+            "the CSV of PyTorch's schedules has no word for a stage that computes several "
+            "micro-batches at once",
+            fix="write the program as text (--form text), or give all stages one micro_batch",
+        )
     base, ranks = setup.first_rank[replica], setup.replicas[replica].ranks
     rows: dict[int, list[str]] = {rank: [] for rank in range(ranks)}
     if comms:

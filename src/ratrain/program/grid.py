@@ -42,6 +42,7 @@ def unit_clock(table: Table) -> Clock:
     """The `Clock` of one step: every op starts as soon as all it waits for has ended."""
     n = len(table)
     takes = np.array([kind.picture_width for kind in kinds()], dtype=np.int64)[table.kind]
+    takes *= table.states.units.joined[table.unit]
     followers: list[list[int]] = [[] for _ in range(n)]
     sources: list[int] = table.edges.inside.source.tolist()
     targets: list[int] = table.edges.inside.target.tolist()

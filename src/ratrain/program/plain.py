@@ -104,6 +104,7 @@ def _messages(
     for index, replica in enumerate(setup.replicas):
         base = setup.first_rank[index]
         rank_of = _rank_of(replica, base)
+        joined = [stage.members[0].joined for stage in replica.stages]
         for rank in range(base, base + replica.ranks):
             for kind, stage, micro_batch in orders.get(rank, ()):
                 if kind is Kind.F:
@@ -112,16 +113,21 @@ def _messages(
                     other, send, receive = stage - 1, Kind.SEND_B, Kind.RECV_B
                 else:
                     continue
-                target = rank_of.get((other, micro_batch), rank)
-                if target == rank:
+                if not 0 <= other < len(joined):
                     continue
-                sent.setdefault((rank, send.lane), []).append(Action(send, stage, 0, micro_batch))
-                received.setdefault((target, receive.lane), {}).setdefault(rank, []).append(
-                    Action(receive, other, 0, micro_batch)
-                )
+                several = range(micro_batch, micro_batch + joined[stage])
+                for first in several[:: min(joined[stage], joined[other])]:
+                    target = rank_of.get((other, first), rank)
+                    if target == rank:
+                        continue
+                    sent.setdefault((rank, send.lane), []).append(Action(send, stage, 0, first))
+                    received.setdefault((target, receive.lane), {}).setdefault(rank, []).append(
+                        Action(receive, other, 0, first)
+                    )
     messages = {key: tuple(actions) for key, actions in sent.items()}
     for (rank, lane), by_sender in received.items():
-        messages[rank, lane] = tuple(_merged(by_sender, orders[rank]))
+        held = dict(Program(setup, {}).held_by(rank))
+        messages[rank, lane] = tuple(_merged(by_sender, orders[rank], held))
     return messages
 
 
@@ -135,7 +141,9 @@ def _rank_of(replica: Replica, base: int) -> dict[tuple[int, int], int]:
     }
 
 
-def _merged(by_sender: Mapping[int, list[Action]], order: list[Step]) -> list[Action]:
+def _merged(
+    by_sender: Mapping[int, list[Action]], order: list[Step], held: Mapping[int, Member]
+) -> list[Action]:
     """One rank's receives of one direction, from all who send to it."""
     received = [action for actions in by_sender.values() for action in actions]
     if len(by_sender) == 1:
@@ -145,4 +153,9 @@ def _merged(by_sender: Mapping[int, list[Action]], order: list[Step]) -> list[Ac
     for place, (kind, stage, micro_batch) in enumerate(order):
         if (kind is Kind.F) == forward:
             turn.setdefault((stage, micro_batch), place)
-    return sorted(received, key=lambda action: turn[action.stage, action.micro_batch])
+
+    def taken(action: Action) -> tuple[int, int]:
+        first = held[action.stage].first_of(action.micro_batch)
+        return turn[action.stage, first], action.micro_batch
+
+    return sorted(received, key=taken)

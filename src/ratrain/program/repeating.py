@@ -157,7 +157,7 @@ def _kept(setup: Setup, stride: int, rounds: int, repetitions: int) -> int:
     """Micro-batches of some rounds of the pipeline and some repetitions, so that whole repetitions
     are left out."""
     count = setup.replicas[0].micro_batches
-    depth = max(len(replica.stages) for replica in setup.replicas)
+    depth = max(len(replica.stages) * replica.most_joined for replica in setup.replicas)
     kept = rounds * max(depth, stride) + repetitions * stride
     return kept + (count - kept) % stride
 
@@ -196,7 +196,7 @@ def checked(program: Repeating) -> Repeating:
 def compute_ops(setup: Setup) -> int:
     """Forwards and backwards of a step."""
     return sum(
-        2 * len(member.units) * len(replica.serves(member))
+        2 * len(member.units) * len(replica.computes(member))
         for replica in setup.replicas
         for stage in replica.stages
         for member in stage.members
@@ -222,7 +222,8 @@ def _stride(setup: Setup, skeleton: str) -> int | None:
         declared.stride(replica.ranks, len(replica.stages) // replica.ranks)
         for replica in setup.replicas
     ]
-    return lcm(*(stride for stride in strides if stride)) if all(strides) else None
+    joined = (replica.most_joined for replica in setup.replicas)
+    return lcm(*(stride for stride in strides if stride), *joined) if all(strides) else None
 
 
 def _middle(rows: Rows, stride: int) -> Middle | None:

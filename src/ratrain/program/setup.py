@@ -12,6 +12,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from functools import cached_property
+from itertools import pairwise
 
 from ratrain.errors import ProgramError
 
@@ -73,6 +74,11 @@ class Member:
     tensor: int = 1
     serves: tuple[int, ...] | None = None  # micro-batches, ascending; None: all; (): none
     offloads: bool = False  # units' inputs wait for backward in host memory
+    joined: int = 1  # micro-batches that each of its ops computes at once; its bytes are of as many
+
+    def first_of(self, micro_batch: int) -> int:
+        """The first of those computed together with a micro-batch: it names their ops."""
+        return micro_batch - micro_batch % self.joined
 
 
 @dataclass(frozen=True)
@@ -132,6 +138,16 @@ class Replica:
     def serves(self, member: Member) -> tuple[int, ...] | range:
         """The micro-batches that a member computes."""
         return range(self.micro_batches) if member.serves is None else member.serves
+
+    def computes(self, member: Member) -> tuple[int, ...] | range:
+        """The micro-batches that name a member's ops: each that it serves, or where it joins them
+        the first of those that it joins."""
+        return self.serves(member)[:: member.joined]
+
+    @property
+    def most_joined(self) -> int:
+        """The most micro-batches that any of its stages computes at once."""
+        return max(member.joined for stage in self.stages for member in stage.members)
 
 
 @dataclass(frozen=True)
@@ -201,6 +217,11 @@ class Setup:
         return max(member.tensor for member in self.members)
 
     @cached_property
+    def joins(self) -> bool:
+        """Whether any stage computes several micro-batches at once."""
+        return any(replica.most_joined > 1 for replica in self.replicas)
+
+    @cached_property
     def members(self) -> tuple[Member, ...]:
         return tuple(
             member
@@ -211,9 +232,11 @@ class Setup:
 
     @cached_property
     def is_uneven(self) -> bool:
-        """Whether members differ in tensor degree, or replicas in their stages or micro-batches."""
+        """Whether members differ in tensor degree or in what they compute at once, or replicas in
+        their stages or micro-batches."""
         shapes = {(replica.stages, replica.micro_batches) for replica in self.replicas}
-        return len(shapes) > 1 or len({member.tensor for member in self.members}) > 1
+        alike = {(member.tensor, member.joined) for member in self.members}
+        return len(shapes) > 1 or len(alike) > 1
 
     @property
     def devices(self) -> int:
@@ -340,6 +363,7 @@ def _check(setup: Setup) -> None:
     _check_error_feedback(setup)
     for number, replica in enumerate(setup.replicas):
         _check_replica(number, replica)
+    _check_joined(setup)
     _check_tied(setup)
     _check_replicas_agree(setup)
     _check_idle(setup)
@@ -393,6 +417,8 @@ def _check_stage(what: str, stage: Stage, micro_batches: int) -> None:
         )
     if any(member.tensor < 1 for member in stage.members):
         raise ProgramError(f"{what} has a member without a rank", fix="use tensor 1 or more")
+    if any(member.joined < 1 for member in stage.members):
+        raise ProgramError(f"{what} computes no micro-batch at once", fix="use joined 1 or more")
     if len({member.rank for member in stage.members}) < len(stage.members):
         raise ProgramError(f"{what} has two members on one rank", fix="join them")
     if len(stage.members) == 1 and stage.members[0].serves is None:
@@ -428,6 +454,74 @@ def _check_boundary(what: str, before: Stage, after: Stage, replica: Replica) ->
             "micro-batches change rank in between",
             fix="let neighbouring stages share all of their ranks and micro-batches, or no rank",
         )
+
+
+def _check_joined(setup: Setup) -> None:
+    """Refuses what stages that compute several micro-batches at once cannot do."""
+    if not setup.joins:
+        return
+    if setup.sequence_parallel:
+        raise ProgramError(
+            "ranks that divide the sequence divide the rows of all joined micro-batches, so stages "
+            "that join other numbers of them hold other rows",
+            fix="leave sequence_parallel out, or let all stages compute micro-batches of one size",
+        )
+    if setup.together > 1:
+        raise ProgramError(
+            "micro-batches that go layer by layer are computed one by one, and a stage joins some",
+            fix="set together to 1, or let all stages compute micro-batches of one size",
+        )
+    for number, replica in enumerate(setup.replicas):
+        for place, stage in enumerate(replica.stages):
+            for member in stage.members:
+                _check_joined_member(f"replica {number}, stage {place}", replica, stage, member)
+        sizes = sorted({m.joined for stage in replica.stages for m in stage.members})
+        for smaller, larger in pairwise(sizes):
+            if larger % smaller:
+                raise ProgramError(
+                    f"replica {number} joins {smaller} micro-batches on one stage and {larger} on "
+                    "another, which is no multiple",
+                    fix=f"join a multiple of {smaller}",
+                )
+    _check_joined_alike(setup)
+
+
+def _check_joined_member(what: str, replica: Replica, stage: Stage, member: Member) -> None:
+    if replica.micro_batches % member.joined:
+        raise ProgramError(
+            f"{what} joins {member.joined} of {replica.micro_batches} micro-batches, which leaves "
+            "a rest",
+            fix=f"use a multiple of {member.joined} micro-batches",
+        )
+    if member.joined == 1:
+        return
+    if len(stage.members) > 1 or member.serves is not None:
+        raise ProgramError(
+            f"{what} joins micro-batches, and has members that serve some of them each",
+            fix="use joined 1, or one member that serves all",
+        )
+    if sum(other.member_at(member.rank) is not None for other in replica.stages) > 1:
+        raise ProgramError(
+            f"{what} joins micro-batches on a rank of several stages",
+            fix="use joined 1, or one stage per rank",
+        )
+
+
+def _check_joined_alike(setup: Setup) -> None:
+    """Ranks that meet for every use or every reduction must do so equally often."""
+    if not (setup.per_micro_batch or (setup.gathers_per_use and not setup.gathers_per_pass)):
+        return
+    joined: dict[str, int] = {}
+    for replica in setup.replicas:
+        for stage in replica.stages:
+            for name in stage.names:
+                if joined.setdefault(name, stage.members[0].joined) != stage.members[0].joined:
+                    raise ProgramError(
+                        f"unit {name} is computed by ranks that join other numbers of "
+                        "micro-batches, and cannot meet in each",
+                        fix="use local accumulation and sharding 2 or less, or join as many "
+                        "everywhere",
+                    )
 
 
 def _check_tied(setup: Setup) -> None:

@@ -28,7 +28,9 @@ class Place:
     """A rank's position in the pipeline. Where a stage has several members, `rank` is the place
     that they share: each computes, of the order of the whole stage, what it serves. So members
     cannot wait for each other in a circle, whichever micro-batches they serve. `beside`: members
-    that compute, in this stage and the later ones, beyond one of each."""
+    that compute, in this stage and the later ones, beyond one of each. Where a stage computes
+    several micro-batches at once, `micro_batches` counts these as one, and `beside` says how many
+    more of them it must have begun than stages follow."""
 
     rank: int
     ranks: int
@@ -176,6 +178,7 @@ class Skeleton:
     `held`: what a rank keeps in flight; None: read off the order. `arrival_places`: gradients of
     outputs arrive long before backward takes them, so that two slots would block the sender.
     `together`: so many of the first forwards, and of the last backwards, go layer by layer.
+    `joins`: stages may compute several micro-batches at once, each another number of them.
     `multiple`: what the micro-batches must be a multiple of, for that many ranks; None: any number.
     `repeats`: after how many micro-batches the middle of the order repeats itself, for that many
     ranks and chunks; None: it has no such middle, and a shorter program says nothing of a longer
@@ -191,6 +194,7 @@ class Skeleton:
     multiple: Callable[[int], int] | None = None
     repeats: Callable[[int, int], int] | None = None
     fixed: Fixed | None = None
+    joins: bool = False
 
     def takes(self, micro_batches: int, ranks: int, chunks: int) -> bool:
         """Whether the order exists for that many micro-batches, ranks and stages per rank."""
@@ -245,16 +249,20 @@ def _held_all(place: Place) -> list[tuple[int, ...]]:
     return [(place.micro_batches,) * place.chunks]
 
 
-declare_skeleton("gpipe", Skeleton(gpipe, held=_held_all))
-declare_skeleton("1f1b", Skeleton(one_f_one_b, held=_held_1f1b, repeats=_every_micro_batch))
+declare_skeleton("gpipe", Skeleton(gpipe, held=_held_all, joins=True))
+declare_skeleton(
+    "1f1b", Skeleton(one_f_one_b, held=_held_1f1b, repeats=_every_micro_batch, joins=True)
+)
 declare_skeleton(
     "interleaved",
     Skeleton(interleaved, chunks=True, multiple=lambda ranks: ranks, repeats=_every_round),
 )
-declare_skeleton("zb-h1", Skeleton(zb_h1, split_backward=True, repeats=_every_micro_batch))
+declare_skeleton(
+    "zb-h1", Skeleton(zb_h1, split_backward=True, repeats=_every_micro_batch, joins=True)
+)
 declare_skeleton(
     "breadth-first",
-    Skeleton(breadth_first, chunks=True, arrival_places=True, held=_held_all),
+    Skeleton(breadth_first, chunks=True, arrival_places=True, held=_held_all, joins=True),
 )
 TOGETHER = (2, 4, 8, 16, 32)
 """How many micro-batches the layer-major orders take together."""
@@ -299,6 +307,11 @@ def build(name: str, setup: Setup) -> Program:
     return plain_program(setup, orders, name)
 
 
+def joining_skeletons() -> list[str]:
+    """The names of those whose stages may compute several micro-batches at once."""
+    return [name for name, skeleton in SKELETONS.items() if skeleton.joins]
+
+
 def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]:
     """The compute order of each rank of a replica."""
     places = _places(replica)
@@ -314,13 +327,20 @@ def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]
             f"{name} cannot place {stages} stages on {positions} ranks",
             fix="use one stage per rank, or a skeleton with several, such as interleaved",
         )
+    if replica.most_joined > 1 and not skeleton.joins:
+        raise ProgramError(
+            f"{name} has no order for stages that compute other numbers of micro-batches at once",
+            fix=f"use one of {', '.join(joining_skeletons())}, or micro-batches of one size",
+        )
     orders: dict[int, Steps] = {}
     for rank, position in places.items():
         beside = _beside(replica, position, positions)
-        place = Place(position, positions, stages // positions, replica.micro_batches, beside)
+        joined = replica.stages[position].members[0].joined
+        count = replica.micro_batches // joined
+        place = Place(position, positions, stages // positions, count, beside)
         held = range(position, stages, positions)
         served = {number: _share(replica.stages[number], rank) for number in held}
-        orders[rank] = _served(skeleton.order(place), served)
+        orders[rank] = _served(_joining(skeleton.order(place), joined), served)
     return orders
 
 
@@ -332,8 +352,29 @@ def _share(stage: Stage, rank: int) -> frozenset[int] | None:
     return None if member.serves is None else frozenset(member.serves)
 
 
+def _joining(steps: Steps, joined: int) -> Steps:
+    """Steps of as many micro-batches at once, each named by the first."""
+    return ((kind, stage, turn * joined) for kind, stage, turn in steps)
+
+
+def _beside_joined(replica: Replica, position: int) -> int:
+    """The same where stages compute several micro-batches at once. A stage has as many under way as
+    the next one, and beyond them as many as the one of both takes that takes more: then both are at
+    work. Fewer than the next one needs before it hands a gradient back would be a circle."""
+    under_way, behind = 0, 0
+    for stage in reversed(replica.stages[position:]):
+        joined = stage.members[0].joined
+        members = sum(bool(replica.serves(member)) for member in stage.members)
+        under_way += max(joined, behind) + (members - 1)
+        under_way += -under_way % joined
+        behind = joined
+    return under_way // behind - (len(replica.stages) - position)
+
+
 def _beside(replica: Replica, position: int, positions: int) -> int:
     """Members that compute, at a position of the pipeline and behind it, beyond one of each."""
+    if replica.most_joined > 1:
+        return _beside_joined(replica, position)
     return sum(
         sum(bool(replica.serves(member)) for member in stage.members) - 1
         for stage in replica.stages[position:positions]

@@ -18,7 +18,7 @@ from ratrain.program.kind import Kind, Lane, Partners, kinds, kinds_where
 from ratrain.program.rules import RULES
 from ratrain.program.setup import Setup
 from ratrain.program.states import States, number_states
-from ratrain.program.units import Bools, Ints
+from ratrain.program.units import Bools, Ints, Units
 
 
 @dataclass(frozen=True)
@@ -168,6 +168,8 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
     served = (m >= 0) & (m < most)
     place = units.place(g, np.where(served, m, 0))
     in_range = served & (place >= 0) & (place < units.micro_batches[g])
+    if setup.joins:
+        in_range &= ~_inside_joined(units, kind, g, m)
     lane_of = np.array([word.lane for word in kinds()], dtype=np.int64)
     for wrong, what in (
         (~known, "names a stage or unit that the setup does not have"),
@@ -194,6 +196,14 @@ def _unit_numbers(setup: Setup, states: States, words: _Words) -> Ints:
                 fix="move the op, or leave it out",
             )
     return g
+
+
+def _inside_joined(units: Units, kind: Ints, g: Ints, m: Ints) -> Bools:
+    """Ops that name another micro-batch than the first of those that they are about."""
+    is_message = kinds_where("is_message")[kind]
+    ahead = np.isin(kind, [int(Kind.SEND_F), int(Kind.RECV_B)])
+    parts = np.where(ahead, units.output_parts[units.last_of_part[g]], units.input_parts[g])
+    return m % np.where(is_message, units.joined[g] // parts, units.joined[g]) != 0
 
 
 def _first_units(states: States, stage: Ints, rank: Ints) -> tuple[Ints, Bools]:

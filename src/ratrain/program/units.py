@@ -29,11 +29,12 @@ class Units:
     unit_in_stage: Ints
     first_of_part: Ints
     last_of_part: Ints
-    micro_batches: Ints  # that its member computes
+    micro_batches: Ints  # that its member computes, joined ones counted as one
     recovery: Ints  # a RECOVERY_CODE
     recovered: Bools
     tensor: Ints
     offloaded: Bools  # its input waits for backward in host memory
+    joined: Ints  # micro-batches that each of its ops computes at once
     same: Ints  # units of one name have one number
     holders: Ints  # ranks that hold a unit of its name
     reduced: Bools  # its gradient is reduced over its holders
@@ -42,6 +43,8 @@ class Units:
     next_unit: Ints  # the one that takes its output, on the same rank
     previous_unit: Ints  # the one that takes its input's gradient, on the same rank
     tied_to: Ints  # the unit that holds a copy of the same matrix
+    input_parts: Ints  # messages that fill its input
+    output_parts: Ints  # messages that fill the gradient of its output
     position: Ints | None  # parts x micro-batches: the place among its own; None: all have all
 
     @property
@@ -87,11 +90,13 @@ def unit_columns(setup: Setup) -> Units:
     names = [unit.name for member in setup.members for unit in member.units]
     _, same = np.unique(np.array(names), return_inverse=True)
     holders = np.array([setup.holders[name] for name in names], dtype=np.int64)
+    input_parts, output_parts = _parts(stage, columns[13], has_input, has_output)
     return Units(
         *columns[:10],
         recovered=columns[10].astype(bool),
         tensor=columns[11],
         offloaded=(columns[12] & columns[10]).astype(bool) & has_input,
+        joined=columns[13],
         same=same.astype(np.int64),
         holders=holders,
         reduced=(holders > 1) & (not setup.averages),
@@ -100,6 +105,8 @@ def unit_columns(setup: Setup) -> Units:
         next_unit=following,
         previous_unit=preceding,
         tied_to=_tied_to(setup, has_input, has_output),
+        input_parts=np.where(preceding < 0, input_parts, 1),
+        output_parts=np.where(following < 0, output_parts, 1),
         position=_positions(setup),
     )
 
@@ -112,11 +119,11 @@ def _rows(setup: Setup) -> Iterator[tuple[int, ...]]:
             for member in stage.members:
                 first, last = row, row + len(member.units) - 1
                 head = (index, base + member.rank, stage_number, local, part)
-                count, code = len(replica.serves(member)), RECOVERY_CODE[member.recovery]
+                count, code = len(replica.computes(member)), RECOVERY_CODE[member.recovery]
                 for number, unit in enumerate(member.units):
                     recovered = unit.recoverable and member.recovery.again
                     tail = (count, code, int(recovered), member.tensor, int(member.offloads))
-                    yield (*head, number, first, last, *tail)
+                    yield (*head, number, first, last, *tail, member.joined)
                 row, part = last + 1, part + 1
             stage_number += 1
 
@@ -136,8 +143,20 @@ def _next_units(
     return following
 
 
+def _parts(stage: Ints, joined: Ints, has_input: Bools, has_output: Bools) -> tuple[Ints, Ints]:
+    """For each unit how many messages bring what its stage gets from the stage before, and from the
+    one behind: as many as that computes apart of what an op of this one computes at once."""
+    of_stage = np.ones(int(stage.max()) + 3, dtype=np.int64)
+    of_stage[stage + 1] = joined  # all members of a stage join as many
+    before, behind = of_stage[stage], of_stage[stage + 2]
+    return (
+        np.where(has_input, np.maximum(joined // before, 1), 1),
+        np.where(has_output, np.maximum(joined // behind, 1), 1),
+    )
+
+
 def _positions(setup: Setup) -> Ints | None:
-    if all(member.serves is None for member in setup.members):
+    if all(member.serves is None for member in setup.members) and not setup.joins:
         return None
     most = max(replica.micro_batches for replica in setup.replicas)
     rows: list[Ints] = []
@@ -146,7 +165,7 @@ def _positions(setup: Setup) -> Ints | None:
             for member in stage.members:
                 served = np.array(replica.serves(member), dtype=np.int64)
                 row = np.full(most, -1, dtype=np.int64)
-                row[served] = np.arange(len(served))
+                row[served] = np.arange(len(served)) // member.joined
                 rows.append(row)
     return np.array(rows)
 

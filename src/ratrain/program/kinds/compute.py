@@ -27,7 +27,7 @@ def _forward(b: Binding, ops: Ops) -> None:
     given = ops.where(b.unit.has_input[ops.unit])
     b.reads(given, made_input(b, given))
     if b.setup.forward_only:
-        b.frees(given, b.cell("input", given))
+        b.frees(given, b.input(given))
     else:
         kept = ops.where(~b.unit.recovered[ops.unit])
         b.writes(kept, b.cell("saved", kept))
@@ -90,7 +90,7 @@ def _read_activations(b: Binding, ops: Ops, saved: Ref) -> None:
 def _free_activations(b: Binding, ops: Ops, saved: Ref) -> None:
     b.frees(ops, saved)
     here = ops.where(b.unit.has_input[ops.unit] & ~b.unit.offloaded[ops.unit])
-    b.frees(here, b.cell("input", here))
+    b.frees(here, b.input(here))
     passed = ops.where(b.unit.has_output[ops.unit] & ~b.arrives_in_slot(ops.unit))
     b.frees(passed, b.outgrad(passed))
 

@@ -46,14 +46,14 @@ def _gathers(b: Binding) -> Bools:
 def made_input(b: Binding, ops: Ops) -> Ref:
     """A unit's input as forward finds it. One that waits in host memory is made in a slot."""
     away = b.unit.offloaded[ops.unit]
-    cell = b.cell("input", ops)
+    cell = b.input(ops)
     if not away.any():
         return cell
     local = away & b.unit.previous_is_local[ops.unit]
     state, version = cell.state.copy(), cell.version.copy()
     inside, across = ops.where(local), ops.where(away & ~local)
     staged = staged_output(b, inside.about(b.unit.previous_unit[inside.unit]))
-    arrived = b.part_slot("arrived", across)
+    arrived = b.part_slot("arrived", across, b.unit.input_parts[across.unit])
     state[local], version[local] = staged.state, staged.version
     state[away & ~local], version[away & ~local] = arrived.state, arrived.version
     return Ref(state, version)
@@ -74,7 +74,7 @@ def _stagers(b: Binding) -> Bools:
 
 def kept_input(b: Binding, ops: Ops) -> Ref:
     """A unit's input as recovery and backward find it."""
-    cell = b.cell("input", ops)
+    cell = b.input(ops)
     away = b.unit.offloaded[ops.unit]
     if not away.any():
         return cell

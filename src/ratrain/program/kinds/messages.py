@@ -1,11 +1,16 @@
-"""Messages between neighbouring stages. A send and its receive happen together."""
+"""Messages between neighbouring stages. A send and its receive happen together.
+
+Where neighbours compute other numbers of micro-batches at once, a message has those of the smaller
+number: the tensors of a larger number are sent in parts, and are joined where they arrive.
+"""
 
 from __future__ import annotations
 
-from ratrain.program.binding import Binding, Ops
+from ratrain.program.binding import Binding, Ops, Ref
 from ratrain.program.kind import Cost, Lane, Partners, Scope
 from ratrain.program.kinds.inputs import made_input
 from ratrain.program.rules import declare
+from ratrain.program.units import Ints
 
 
 def _send_output(b: Binding, ops: Ops) -> None:
@@ -15,7 +20,7 @@ def _send_output(b: Binding, ops: Ops) -> None:
 
 def _receive_input(b: Binding, ops: Ops) -> None:
     """RECV_F: the input of a stage's first unit arrives."""
-    b.writes(ops, made_input(b, ops))
+    _write_part(b, ops, made_input(b, ops), b.unit.input_parts[ops.unit])
 
 
 def _send_gradient(b: Binding, ops: Ops) -> None:
@@ -25,7 +30,18 @@ def _send_gradient(b: Binding, ops: Ops) -> None:
 
 def _receive_gradient(b: Binding, ops: Ops) -> None:
     """RECV_B: the gradient of a stage's output arrives, for its last unit."""
-    b.writes(ops, b.outgrad(ops.about(b.unit.last_of_part[ops.unit])))
+    last = ops.about(b.unit.last_of_part[ops.unit])
+    _write_part(b, last, b.outgrad(last), b.unit.output_parts[last.unit])
+
+
+def _write_part(b: Binding, ops: Ops, whole: Ref, parts: Ints) -> None:
+    """Writes what a message brings beside the parts that are there: each part is a version, and
+    `whole` is the last."""
+    part = ops.micro_batch % b.unit.joined[ops.unit] // (b.unit.joined[ops.unit] // parts)
+    before = whole.version - parts + part
+    further = part > 0
+    b.reads(ops.where(further), Ref(whole.state[further], before[further]))
+    b.writes(ops, Ref(whole.state, before + 1))
 
 
 _MESSAGE = Scope.STAGE_MICRO_BATCH

@@ -150,6 +150,8 @@ def _where_it_differs(member: Member, tensor: int) -> Iterator[str]:
         yield f"serves {_list(member.serves)}"
     if member.offloads:
         yield "offloads yes"
+    if member.joined > 1:
+        yield f"joined {member.joined}"
 
 
 def _column_widths(rows: list[list[str]]) -> list[int]:

@@ -24,7 +24,7 @@ from ratrain.plan.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.plan.search import Checked, Search, Tried
 from ratrain.plan.sizes import layers_of_stages
 from ratrain.plan.subject import Subject
-from ratrain.plan.uneven_case import activations_words, share_words
+from ratrain.plan.uneven_case import activations_words, joined_words, share_words
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.family_groups import takes
 from ratrain.program.setup import Accumulation, Setup
@@ -247,10 +247,11 @@ def _details(plan: Subject) -> tuple[str, ...]:
 
 def _replica_details(replica: UnevenReplica) -> str:
     layers = write_list(tuple(replica.layout.layers), STAGES)
+    at_once = joined_words(replica)
     return (
         f"replica {write_ranges(replica.members)}: layers per stage {layers}, "
         f"tensor degree {write_degrees(replica.tensor)}, "
-        f"{share_words(replica.micro_batches, replica.micro_batch)}, "
+        f"{', '.join([share_words(replica.micro_batches, replica.micro_batch), *at_once])}, "
         f"activations {activations_words(replica)}"
     )
 

@@ -8,7 +8,8 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.case import Case, case_of_candidate
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.explain import searched
 from ratrain.plan.jobs import load_job
 from ratrain.plan.kinds import kind_parts
@@ -121,7 +122,7 @@ def _case_and_search(
     if job.layout is None:
         result = planned(job, progress)
         return case_of_candidate(result.best.candidate), result
-    return case_of(job), search(replace(job, layout=None), progress)
+    return case_of_job(job), search(replace(job, layout=None), progress)
 
 
 def _shares(plan: UnevenPlan) -> list[str]:

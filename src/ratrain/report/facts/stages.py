@@ -108,6 +108,7 @@ def _card(
     modes = dict.fromkeys(RECOVERY[member.recovery] for member in members)
     served = [m.serves for m in members if m.serves is not None]
     shares = [f"{len(serves)} of {replica.micro_batches} micro-batches" for serves in served]
+    shares += [f"{m.joined} micro-batches at once" for m in members if m.joined > 1]
     return Card(
         rank=program_rank,
         stages=f"stage{'s' * (len(stages_held) > 1)} {stages}",

@@ -7,7 +7,7 @@ from typing import Any
 
 from ratrain.cost.precision import dtype_words, travel_words
 from ratrain.describe.units import counted, format_time
-from ratrain.plan.ranges import write_degrees, write_ranges
+from ratrain.plan.ranges import RANKS, write_degrees, write_list, write_ranges
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import STRATEGIES
 from ratrain.report.contents import TimelinePanel
@@ -54,9 +54,13 @@ def _cut(replica: Mapping[str, Any]) -> str:
     layers = "+".join(map(str, replica["layers_per_stage"]))
     degrees = write_degrees(replica["tensor"]) if max(replica["tensor"]) > 1 else ""
     tensor = f", tensor degree {degrees}" if degrees else ""
+    sizes = replica.get("micro_batch_of_ranks", ())  # runs of earlier versions do not say them
+    at_once = (
+        f", {write_list(sizes, RANKS)} sequences at once per rank" if len({*sizes}) > 1 else ""
+    )
     return (
         f"{layers} layers{tensor}, {replica['micro_batches']} micro-batches of "
-        f"{replica['micro_batch']}, activations {replica['activations']}"
+        f"{replica['micro_batch']}{at_once}, activations {replica['activations']}"
     )
 
 

@@ -48,10 +48,11 @@ def calibrate(
     allocator: Allocator,
 ) -> Calibration:
     """This rank's calibration. All ranks must call it together: they time links in pairs."""
-    batch = _random_batch(sizes.boundary, vocab, states.device)
+    joined = sizes.of_joined(max(member.joined for _, member in schedule.held))
+    batch = _random_batch(joined.boundary, vocab, states.device)
     network.exchange(None, torch.zeros(1))
     group = network.tensor_group(Lane.COMPUTE)
-    rows = sizes.rows_of(group)
+    rows = joined.rows_of(group)
     units, busy = with_processors(
         lambda: unit_times(schedule, states, train, rows, batch, allocator, group)
     )

@@ -279,6 +279,9 @@ def _messages(measured: _Measured, element_bytes: ElementBytes) -> dict[Cost, Wo
     sent = element_bytes.boundary / measured.of_ranks(element_bytes.computed)
     outputs = sent * np.array([member.output_bytes for member in members], dtype=np.float64)
     inputs = sent * np.array([member.units[0].input_bytes for member in members], dtype=np.float64)
+    units = measured.units
+    outputs /= units.output_parts[units.last_of_part]
+    inputs /= units.input_parts[units.first_of_part]
     return {
         Cost.SEND_OUTPUT: measured.sent_to_stage(outputs, lambda c: c.message, +1),
         Cost.SEND_GRADIENT: measured.sent_to_stage(inputs, lambda c: c.message_back, -1),
@@ -293,14 +296,14 @@ def _sums(measured: _Measured) -> dict[Cost, Work]:
     if setup.tensor == 1:
         return {Cost.TENSOR_SUM: fixed_work(measured.zero)}
     divided = setup.sequence_parallel
-    boundary_bytes = max(
-        unit.input_bytes * (member.tensor if divided else 1)
+    boundary_bytes = measured.units.joined * max(
+        unit.input_bytes * (member.tensor if divided else 1) // member.joined
         for member in measured.members()
         for unit in member.units
     )
     degrees = measured.units.tensor.tolist()
     sent = [sent_of_sum(degree, divides_rows=divided) for degree in degrees]
-    volume = boundary_bytes * np.array(sent)
+    volume = boundary_bytes * np.array(sent, dtype=np.float64)
     return {Cost.TENSOR_SUM: measured.over(volume, lambda c: c.tensor, measured.own_port)}
 
 

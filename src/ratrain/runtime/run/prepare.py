@@ -14,7 +14,8 @@ from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
-from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.case import Case, case_of_candidate
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
@@ -236,7 +237,7 @@ def _with_flags(job: JobSpec, request: RunRequest) -> JobSpec:
 
 def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case | UnevenCase:
     if request.plan_path is None:
-        return case_of(job, progress)
+        return case_of_job(job, progress)
     _require_left_to_plan(request)
     plan, file = load_plan(request.plan_path), str(request.plan_path)
     uneven = uneven_plan(plan, file) if is_uneven(plan) else None

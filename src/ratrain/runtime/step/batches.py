@@ -37,10 +37,10 @@ class ReplicaBatches:
         self._count = count or self._counted_by_reading
         self._steps: dict[int, tuple[torch.Tensor, torch.Tensor]] = {}
 
-    def micro_batch(self, step: int, micro_batch: int) -> MicroBatch:
-        """The micro-batch of a step."""
+    def micro_batch(self, step: int, micro_batch: int, joined: int = 1) -> MicroBatch:
+        """The micro-batch of a step, or as many as are joined from it on."""
         tokens, targets = self._step(step)
-        rows = slice(micro_batch * self._size, (micro_batch + 1) * self._size)
+        rows = slice(micro_batch * self._size, (micro_batch + joined) * self._size)
         return MicroBatch(tokens[rows], targets[rows])
 
     def counted(self, step: int) -> int:

@@ -20,7 +20,7 @@ from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Stage
-from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
+from ratrain.runtime.step.boundaries import BoundaryPart, receive_boundary, send_boundary
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.runtime.step.network import Network
@@ -35,7 +35,7 @@ _IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
 class Batches(Protocol):
     """Where a replica's micro-batches come from."""
 
-    def micro_batch(self, step: int, micro_batch: int) -> MicroBatch: ...
+    def micro_batch(self, step: int, micro_batch: int, joined: int = 1) -> MicroBatch: ...
 
 
 @dataclass(frozen=True)
@@ -43,6 +43,11 @@ class Sizes:
     """Shapes and counts that ops need."""
 
     boundary: tuple[int, int, int]  # micro-batch, sequence, hidden
+
+    def of_joined(self, micro_batches: int) -> Sizes:
+        """The same where so many micro-batches are computed at once."""
+        size, length, hidden = self.boundary
+        return Sizes((size * micro_batches, length, hidden))
 
     def rows_of(self, group: TensorGroup | None) -> tuple[int, ...]:
         """The shape of what a rank of a group has of a tensor between units."""
@@ -75,6 +80,7 @@ class RankOps(StateOps):
         self._counted = counted
         self._stages = _stages(schedule)
         self._stage_units = _units_of_stages(schedule)
+        self._joined = {stage: member.joined for stage, member in schedule.held}
         self._uses = threading.Lock()
         self._used_once: set[tuple[int, int]] = set()  # offloaded inputs with one use to come
         self.losses: dict[int, list[Tensor]] = {}
@@ -130,7 +136,7 @@ class RankOps(StateOps):
     ) -> tuple[Tensor, Graph | None]:
         """A unit's forward, with the graph that backward needs or without."""
         self._attach_view(unit, op)
-        batch = self._batches.micro_batch(step, op.micro_batch)
+        batch = self._batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
         away = unit.local.offloaded and op.kind is not Kind.F
         inputs = self._states.fetched if away else self._states.inputs
         given = inputs.get((op.unit, op.micro_batch))
@@ -281,24 +287,22 @@ class RankOps(StateOps):
 
     def send_output(self, op: LocalOp, step: int) -> None:
         self._network.announce(op.lane, self._rank_beside(op, +1))
-        tensor = self._states.sendx.pop((op.stage, op.micro_batch))
+        tensor = self._leaving(self._states.sendx, op, +1)
         self._send(op, tensor, self._rank_beside(op, +1))
 
     def receive_input(self, op: LocalOp, step: int) -> None:
-        tensor = self._received(op, self._rank_beside(op, -1))
         first, _ = self._stage_units[op.stage]
-        self._states.inputs[first, op.micro_batch] = tensor
+        self._receive(op, -1, self._states.inputs, first)
 
     def send_gradient(self, op: LocalOp, step: int) -> None:
         if self._arrives_apart:
             self._network.announce(op.lane, self._rank_beside(op, -1))
-        tensor = self._states.sendg.pop((op.stage, op.micro_batch))
+        tensor = self._leaving(self._states.sendg, op, -1)
         self._send(op, tensor, self._rank_beside(op, -1))
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:
-        tensor = self._received(op, self._rank_beside(op, +1))
         _, last = self._stage_units[op.stage]
-        self._states.outgrads[last, op.micro_batch] = tensor
+        self._receive(op, +1, self._states.outgrads, last)
 
     def _rank_beside(self, op: LocalOp, ahead: int) -> int:
         """The rank of the replica that computes an op's micro-batch on a stage beside its own."""
@@ -307,11 +311,33 @@ class RankOps(StateOps):
     def _send(self, op: LocalOp, tensor: Tensor, to: int) -> None:
         send_boundary(self._network, op.lane, tensor, to, self._states.wire.boundaries)
 
-    def _received(self, op: LocalOp, sender: int) -> Tensor:
-        shape = self._sizes.rows_of(self._group)
-        tensor = torch.empty(shape, dtype=self._states.dtype, device=self._states.device)
-        receive_boundary(self._network, op.lane, tensor, sender, self._states.wire.boundaries)
-        return tensor
+    def _leaving(self, slots: dict[tuple[int, int], Tensor], op: LocalOp, ahead: int) -> Tensor:
+        """What a message has of the tensor in a slot, which the last one leaves empty."""
+        part = self._part(op, ahead)
+        key = op.stage, part.first
+        tensor = slots.pop(key) if part.is_last else slots[key]
+        return part.of(tensor)
+
+    def _receive(
+        self, op: LocalOp, ahead: int, into: dict[tuple[int, int], Tensor], unit: int
+    ) -> None:
+        """Fills a tensor, or the part of it that a message brings: the first makes the tensor."""
+        part = self._part(op, ahead)
+        key = unit, part.first
+        if part.is_first:
+            shape = self._sizes.of_joined(part.joined).rows_of(self._group)
+            tensor = torch.empty(shape, dtype=self._states.dtype, device=self._states.device)
+        else:
+            tensor = into[key]
+        sender, wire = self._rank_beside(op, ahead), self._states.wire.boundaries
+        receive_boundary(self._network, op.lane, part.of(tensor), sender, wire)
+        into[key] = tensor
+
+    def _part(self, op: LocalOp, ahead: int) -> BoundaryPart:
+        """What the message of an op has of the tensor between its stage and the one beside."""
+        joined = self._joined[op.stage]
+        beside = self._stages[op.stage + ahead].members[0].joined
+        return BoundaryPart(joined, min(joined, beside), op.micro_batch)
 
     @property
     def _arrives_apart(self) -> bool:
