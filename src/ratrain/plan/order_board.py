@@ -6,20 +6,19 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
-
 from ratrain.plan.case import Case
 from ratrain.plan.order_clock import Order, OrderClock, Orders, Timed
 from ratrain.plan.order_seeds import Pipeline, order_of, policies
 from ratrain.plan.trial import only_over_budget
 from ratrain.program.csv import write_csv
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Kind
 from ratrain.program.plain import plain_program
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS, Place
 from ratrain.program.strategies import with_passes
 from ratrain.program.verify import Verdict, verify
+from ratrain.simulate.step_bound import step_bound
 
 
 @dataclass(frozen=True)
@@ -45,7 +44,7 @@ class Board:
         program, verdict = self._built(self.first)
         self.clock = OrderClock(program, case.costs)
         self.pipeline = _pipeline(self.clock, program.setup, self.first, split=split)
-        self.least_s = _busiest_s(self.clock)  # what no order can go below
+        self.least_s = _least_s(self.clock)
         self._keep_room(verdict, self.first)
 
     def tried(self, orders: Orders, before: Orders | None = None) -> Tried | None:
@@ -129,11 +128,10 @@ class Board:
         self.pipeline = replace(pipeline, room_bytes=room)
 
 
-def _busiest_s(clock: OrderClock) -> float:
-    """What the rank computes that computes most."""
-    lane = clock.table.lane == Lane.COMPUTE
-    by_rank = np.bincount(clock.table.rank[lane], weights=clock.op_costs.fixed_s[lane])
-    return float(by_rank.max())
+def _least_s(clock: OrderClock) -> float:
+    """What no order of the same ops can go below."""
+    bound = step_bound(clock.table, clock.op_costs, clock.rates)
+    return 0.0 if bound is None else bound.time_s
 
 
 def _whole(order: Order) -> Order:

@@ -30,7 +30,7 @@ CHANGES = 400
 POOL = 10
 """Orders that are improved side by side."""
 NEAR = 1e-3
-"""A search ends this near to what the busiest rank computes, which no order can go below."""
+"""A search ends this near to what no order of the same work can go below."""
 SEEDED = 0.5
 """The part of a search that may go into orders to begin with."""
 OF_A_BOARD = 4
