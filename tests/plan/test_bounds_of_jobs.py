@@ -63,7 +63,7 @@ def test_no_random_change_of_an_order_beats_the_bound(layout: LayoutSpec, split:
     critical = critical_pieces(board.clock, here.timed)
     orders, steps_s = here.orders, [here.step_s]
     for _ in range(300):
-        orders = moves.changed(orders, critical) or orders
+        orders = moves.changed(orders, critical, board.places) or orders
         tried = board.tried(orders)
         if tried is not None:
             steps_s.append(tried.step_s)

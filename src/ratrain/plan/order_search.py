@@ -10,7 +10,7 @@ What a round leads to is built and proved before it counts. The same seed makes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import exp
@@ -18,8 +18,9 @@ from random import Random
 
 from ratrain.plan.case import Case
 from ratrain.plan.order_board import Board, Tried
-from ratrain.plan.order_clock import Orders
+from ratrain.plan.order_clock import Order, Orders
 from ratrain.plan.order_moves import Moves, critical_pieces
+from ratrain.program.kind import Lane
 
 Progress = Callable[[int, int], None]
 CALMS = (0.0, 0.002, 0.0005, 0.004)
@@ -50,9 +51,10 @@ class Found:
     """The fastest order proved, and how it was found."""
 
     case: Case
-    split: bool
-    orders: Orders
-    csv: str  # in PyTorch's form
+    by_unit: bool
+    orders: Orders  # of compute
+    turned: Mapping[tuple[int, Lane], Order]  # lanes of transfers with turns of their own
+    csv: str  # as a file that a job takes
 
 
 @dataclass(frozen=True)
@@ -113,9 +115,9 @@ class _Search:
         effort = Effort(self._evaluations, time.monotonic() - self._began_s, begun_s)
         if self._best is None:
             return None, effort
-        board, tried = self._best.board, self._best.tried
-        csv = board.csv(tried.orders)
-        return Found(board.case, board.split, tried.orders, csv), effort
+        board, orders = self._best.board, self._best.tried.orders
+        compute, turned = orders[: board.places], board.turned(orders)
+        return Found(board.case, board.by_unit, compute, turned, board.csv(orders)), effort
 
     @property
     def _evaluations(self) -> int:
@@ -166,7 +168,7 @@ class _Search:
         critical = critical_pieces(board.clock, here.timed)
         warmth_s = calm * here.step_s
         for turn in range(CHANGES):
-            orders = self._moves.changed(here.orders, critical)
+            orders = self._moves.changed(here.orders, critical, board.places)
             tried = None if orders is None else board.tried(orders, here.orders)
             if tried is None:
                 continue
