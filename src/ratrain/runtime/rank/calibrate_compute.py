@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from statistics import fmean
 from typing import Any
 
@@ -122,9 +122,11 @@ def _pass(
     graphs: dict[int, Graph] = {}
     outgrad = torch.full(boundary, 1e-6, dtype=states.dtype, device=states.device)
     x = outgrad
+    viewless = [unit for unit in states.units if unit.view is None]
+    slot = _slot_for_views(states, viewless)
+    for unit in viewless:
+        unit.weights.attach_view(slot[: unit.padded])
     for index, unit in enumerate(states.units):
-        if unit.view is None:
-            unit.weights.attach_view(states.gathered[0][: unit.padded])
         first = torch.empty(0, dtype=states.dtype, device=states.device)
         inputs.append(first if unit.local.first else spread(x, group))
         keep = not unit.local.recovered
@@ -144,6 +146,17 @@ def _pass(
             )
         output_gradient = seed if unit.local.last else spread(outgrad, group)
         _back(states, unit, index, graphs.pop(index), output_gradient, timed, splits=splits)
+    for unit in viewless:
+        unit.weights.attach_view(None)
+
+
+def _slot_for_views(states: RankStates, viewless: Sequence[UnitState]) -> Tensor:
+    """Where the views are that exist only while they are used: a slot for gathered ones, or where
+    those come and go with a pass and have none, one of their own."""
+    if states.gathered:
+        return states.gathered[0]
+    size = max((unit.padded for unit in viewless), default=0)
+    return torch.zeros(size, dtype=states.dtype, device=states.device)
 
 
 def _run(
