@@ -118,6 +118,7 @@ def test_simulate_json_has_what_scripts_rely_on(ratrain: Terminal) -> None:
     assert body.keys() >= {
         "step_time_s",
         "tokens_per_s",
+        "bound",
         "peak_bytes",
         "feasible",
         "bubble_fraction",
@@ -133,6 +134,7 @@ def test_simulate_json_has_what_scripts_rely_on(ratrain: Terminal) -> None:
     assert len(body["ranks"]) == 4
     assert all(rank.keys() >= {"compute_s", "bubble_s", "peak_bytes"} for rank in body["ranks"])
     assert body["tokens_per_s"] == pytest.approx(8 * 512 / body["step_time_s"])
+    assert body["bound"]["busiest_time_s"] <= body["bound"]["step_time_s"] <= body["step_time_s"]
 
 
 def test_a_trace_is_written_and_a_second_run_gives_the_same_numbers(

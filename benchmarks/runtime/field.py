@@ -10,7 +10,7 @@ from importlib.util import find_spec
 from pathlib import Path
 
 from cases import NARROW, Case, cluster_of
-from ours import OURS, run_ours, write_job
+from ours import OURS, SHARDED, run_ours, write_job
 from outcomes import Outcome, outcome_of
 
 from ratrain.lab import Lab
@@ -32,7 +32,7 @@ class Field:
     def run(self, method: str, plan: Path | None = None) -> Outcome:
         """One run of one method, of ours by a plan file where one is given; a failure is an outcome
         too."""
-        if method.removesuffix(NARROW) in OURS:
+        if method.removesuffix(NARROW) in (*OURS, *SHARDED):
             return run_ours(self.case, self.folder, self.lab, method, plan)
         if method == "deepspeed" and not find_spec("deepspeed"):
             return Outcome(method, failure="skipped: pip install deepspeed, which is not there")

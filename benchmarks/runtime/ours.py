@@ -26,6 +26,8 @@ from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, wr
 from ratrain.runtime.run_folder import RunFolder
 
 OURS = ("ratrain", "breadth-first", "backward-checkpoint", "tuned", "baseline-1f1b")
+SHARDED = ("pe-zero", "zero3-heavy")
+"""Ours whose weights are sharded too: run where they are asked for."""
 WIRES = ("schedule.gradient_wire=bf16", "schedule.boundary_wire=bf16")
 EMULATED_RANK = Path(__file__).parent / "emulated_rank.py"
 

@@ -23,7 +23,7 @@ from typing import Any
 from bound import Bound, bound_of
 from cases import LINKS, LOW_RANK, NARROW, Case, Emulation
 from field import field_of
-from ours import OURS
+from ours import OURS, SHARDED
 from outcomes import Outcome, together
 
 PIPELINES = ("pp", "pp-interleaved", "pp-bfs", "pp-zero-bubble")
@@ -61,7 +61,7 @@ NARROW_PEERS = {
     "ddp": (f"ddp{NARROW}", f"ddp{LOW_RANK}"),
     "pp+ddp": (f"pp+ddp{NARROW}",),
 }
-WITHOUT_CHECKPOINTS = ("ratrain", "breadth-first", "tuned", "baseline-1f1b")
+WITHOUT_CHECKPOINTS = ("ratrain", "breadth-first", "tuned", "baseline-1f1b", *SHARDED)
 """Where nothing is recovered, backward-checkpoint is `tuned`."""
 SLEEPS = {"balanced": Emulation(0.012, 0.009), "vocabulary": Emulation(0.012, 0.072)}
 
@@ -151,7 +151,7 @@ def main() -> None:
     asked.add_argument("--layout", nargs="+", choices=LAYOUTS, default=list(LAYOUTS))
     asked.add_argument("--link", nargs="+", choices=LINKS, default=list(LINKS))
     asked.add_argument("--variant", nargs="+", choices=VARIANTS, default=list(VARIANTS))
-    asked.add_argument("--ours", nargs="*", choices=OURS, default=list(OURS))
+    asked.add_argument("--ours", nargs="*", choices=(*OURS, *SHARDED), default=list(OURS))
     asked.add_argument("--peers", nargs="*", help="of a layout's peers, only these")
     asked.add_argument("--repetitions", type=int, default=3)
     asked.add_argument("--steps", type=int, default=5, help="timed in each run")

@@ -9,10 +9,11 @@ from pathlib import Path
 import pytest
 from registered import declared_inside
 
-from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.errors import SpecError
+from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case import case_of, case_of_candidate
 from ratrain.plan.jobs import load_job
+from ratrain.plan.order_board import Board
 from ratrain.plan.plan_file import load_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of, write_plan
@@ -92,6 +93,12 @@ WRONG = {
     "0F0,0F1,0B0": "not for each of 2 once",
     "0F0,0B0,0I1,0F1": "not for each of 2 once",
     "0F0,0X0": "does not name a kind of action",
+    "0.0F0,0.1F0,0.1B0": "has no 0.0B0",
+    "0.0F0,0.0F0,0.0B0": "is there twice",
+    "0.0F0,0.0F1,0.0B1,0.0B0": "out of order",
+    "0.0F0,0.0X0": "is not an action",
+    "0.0F0,0.0B": "does not name a micro-batch",
+    "0.0F0,0.0B0,0.0GradSync0": "names a micro-batch",
 }
 
 
@@ -110,6 +117,45 @@ def test_an_order_of_other_degrees_names_those_that_it_is_for(tmp_path: Path) ->
     path.write_text("0F0,0B0\n1F0,1B0\n")
     with pytest.raises(SpecError, match="for 2 ranks and 1 micro-batches, not for 4 ranks and 8"):
         case_of(job_of(str(path), LayoutSpec(4)))
+
+
+def test_cells_with_and_without_a_unit_are_not_mixed(tmp_path: Path) -> None:
+    path = tmp_path / "order.csv"
+    path.write_text("0.0F0,0B0\n")
+    with pytest.raises(SpecError, match="some cells of compute name a unit") as error:
+        case_of(job_of(str(path), LayoutSpec(1)))
+    assert "0.3F0" in (error.value.fix or "")
+
+
+WRONG_FOR_THE_JOB = {
+    "0.0F0,0.1F0,0.1B0,0.0B0": "names 2 units of stage 0, which has 10",
+    "0F0,0B0,0.3PrefetchW,0.1PrefetchW": "gather lane of rank 0 has other ops than the job's",
+}
+
+
+@pytest.mark.parametrize("row", WRONG_FOR_THE_JOB)
+def test_an_order_of_units_or_transfers_that_the_job_does_not_have_is_refused(
+    row: str, tmp_path: Path
+) -> None:
+    path = tmp_path / "order.csv"
+    path.write_text(row + "\n")
+    job = job_of(str(path), LayoutSpec(1, data=4))
+    with pytest.raises(ProgramError, match=WRONG_FOR_THE_JOB[row]) as error:
+        case_of(replace(job, batch=Batch(4)))
+    assert error.value.fix and "[schedule] skeleton" in str(error.value)
+
+
+def test_an_order_with_turns_of_gathers_is_written_and_read_back(tmp_path: Path) -> None:
+    board = Board(case_of(job_of("1f1b", LayoutSpec(2, data=2))), split=False)
+    proved = board.proved(board.first)
+    assert proved is not None
+    *others, gathers = proved.orders
+    path = tmp_path / "order.csv"
+    path.write_text(board.csv((*others, gathers[::-1])))
+    program = case_of(job_of(str(path), LayoutSpec(2, data=2))).program
+    turns = [(action.kind, action.stage, action.unit) for action in program.lane(1, Lane.GATHER)]
+    assert turns == list(gathers[::-1])
+    assert "transfers-in-turn" in program.passes
 
 
 def test_a_file_that_is_not_there_is_named(tmp_path: Path) -> None:

@@ -7,6 +7,12 @@ from pathlib import Path
 import pytest
 from cli_runs import ratrain, write_job
 
+from ratrain.plan.case import case_of
+from ratrain.plan.jobs import load_job
+from ratrain.plan.order_board import Board
+from ratrain.plan.order_seeds import laid_out
+from ratrain.program.kind import Kind
+
 pytestmark = pytest.mark.slow
 
 
@@ -27,3 +33,27 @@ def test_an_order_found_by_search_trains_to_the_same_bits_as_1f1b(tmp_path: Path
     assert compared.body["identical"] and compared.body["losses"]["differing"] == 0
     assert compared.body["checkpoint_step"] == 8
     assert "W" in (tmp_path / "mine.csv").read_text()  # another order than 1F1B: backward is split
+
+
+def test_an_order_of_layers_and_gathers_trains_to_the_same_bits_as_1f1b(tmp_path: Path) -> None:
+    job = load_job(write_job(tmp_path, pipeline=1))
+    board = Board(case_of(job), split=False)
+    units, micro_batches = board.pipeline.stages, board.pipeline.micro_batches
+    stage_order = [(kind, 0, m) for kind in (Kind.F, Kind.B) for m in range(micro_batches)]
+    layers = laid_out(stage_order, units, micro_batches, micro_batches)
+    proved = board.proved((layers,))
+    assert proved is not None
+    _, reductions, gathers = proved.orders
+    text = board.csv((layers, reductions, gathers[::-1]))
+    assert "0.1F0" in text and "0.1PrefetchW,0.0PrefetchW" in text
+    (tmp_path / "mine.csv").write_text(text)
+    order = ("--set", "schedule.skeleton=mine.csv")
+    mine = ratrain(tmp_path, "train", "job.toml", "--run", "mine", *order, "--no-calibrate")
+    plain = ratrain(
+        tmp_path, "train", "job.toml", "--run", "plain", "--schedule", "1f1b", "--no-calibrate"
+    )
+    assert mine.status == plain.status == 0, mine.err + plain.err
+    program = (tmp_path / "mine" / "program.txt").read_text()
+    assert "0.1PrefetchW 0.0PrefetchW" in program
+    compared = ratrain(tmp_path, "compare", "mine", "plain", "--json")
+    assert compared.body["identical"] and compared.body["losses"]["differing"] == 0

@@ -2,7 +2,8 @@
 
 `[schedule] skeleton = "mine.csv"` names it. It says its ranks, stages per rank and micro-batches,
 so it exists for these alone. Messages, state work and everything else come from the setup and the
-passes, as for any skeleton.
+passes, as for any skeleton. A file may say more than PyTorch's form (`program/order_csv.py`): the
+turns of units, and those of reductions and gathers.
 """
 
 from __future__ import annotations
@@ -14,8 +15,9 @@ from pathlib import Path
 from tempfile import TemporaryDirectory
 
 from ratrain.errors import ProgramError, SpecError
-from ratrain.program.csv import Step, csv_setup, read_csv
+from ratrain.program.csv import Step, csv_setup
 from ratrain.program.kind import Kind
+from ratrain.program.order_csv import OrderFile, read_order
 from ratrain.program.setup import Unit
 from ratrain.program.skeletons import SKELETONS, Fixed, Place, Skeleton, declare_skeleton
 from ratrain.readers.files import read_text
@@ -30,7 +32,7 @@ def fixed_order(path: Path) -> str:
     name = f"{path.stem}@{sha256(text.encode()).hexdigest()[:8]}"
     if name not in SKELETONS:
         try:
-            declare_skeleton(name, _skeleton(read_csv(text, str(path)), path))
+            declare_skeleton(name, _skeleton(read_order(text, str(path)), path))
         except ProgramError as error:
             raise SpecError(error.what, place=error.place or str(path), fix=error.fix) from error
     return name
@@ -57,8 +59,9 @@ def file_of(skeleton: str) -> str:
     return skeleton if fixed is None else fixed.file
 
 
-def _skeleton(orders: Mapping[int, Sequence[Step]], path: Path) -> Skeleton:
-    """A skeleton that yields these orders."""
+def _skeleton(file: OrderFile, path: Path) -> Skeleton:
+    """A skeleton that yields a file's orders."""
+    orders: Mapping[int, Sequence[Step]] = file.steps
     setup = csv_setup(orders, Unit("stage"), str(path))
     (replica,) = setup.replicas
     ranks = len(orders)
@@ -90,6 +93,7 @@ def _skeleton(orders: Mapping[int, Sequence[Step]], path: Path) -> Skeleton:
         chunks=chunks > 1,
         arrival_places=not setup.split_backward,
         fixed=fixed,
+        written=file.written,
     )
 
 

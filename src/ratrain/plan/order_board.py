@@ -6,20 +6,21 @@ from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from math import inf
 
-import numpy as np
-
 from ratrain.plan.case import Case
 from ratrain.plan.order_clock import Order, OrderClock, Orders, Timed
-from ratrain.plan.order_seeds import Pipeline, order_of, policies
+from ratrain.plan.order_seeds import Pipeline, laid_out, order_of, policies
 from ratrain.plan.trial import only_over_budget
 from ratrain.program.csv import write_csv
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.plain import plain_program
+from ratrain.program.order_csv import write_order
+from ratrain.program.passes.turns import transfers_in_turn
+from ratrain.program.plain import UnitStep, plain_program
 from ratrain.program.program import Program
-from ratrain.program.setup import Setup
-from ratrain.program.skeletons import SKELETONS, Place
+from ratrain.program.setup import Member, Setup, Unit
+from ratrain.program.skeletons import SKELETONS, Place, Written
 from ratrain.program.strategies import with_passes
 from ratrain.program.verify import Verdict, verify
+from ratrain.simulate.step_bound import step_bound
 
 
 @dataclass(frozen=True)
@@ -35,23 +36,29 @@ class Tried:
 
 
 class Board:
-    """Tries orders of one case. `split`: backward as input gradient and weight gradient apart."""
+    """Tries orders of one case. `split`: backward as input gradient and weight gradient apart.
+    Where each rank holds the whole model, pieces are units'; otherwise stages'."""
 
     def __init__(self, case: Case, *, split: bool) -> None:
         self.case, self.split = case, split
         self.evaluations = 0
-        known = OrderClock(case.program, case.costs).orders
-        self.first = tuple(self._parted(order) for order in known)
+        self.by_unit = _holds_all(case.setup)
+        known = OrderClock(case.program, case.costs, by_unit=self.by_unit)
+        self.places = known.places
+        compute = known.orders[: self.places]
+        self.first: Orders = tuple(self._parted(order) for order in compute)
         program, verdict = self._built(self.first)
-        self.clock = OrderClock(program, case.costs)
-        self.pipeline = _pipeline(self.clock, program.setup, self.first, split=split)
-        self.least_s = _busiest_s(self.clock)  # what no order can go below
+        self.clock = self._clock(program)
+        self.pipeline = _pipeline(
+            self.clock, program.setup, self.first, split=split, by_unit=self.by_unit
+        )
+        self.least_s = _least_s(self.clock)
         self._keep_room(verdict, self.first)
 
     def tried(self, orders: Orders, before: Orders | None = None) -> Tried | None:
         """An order on the clock; None where it holds too much or never ends. `before`: one that
         holds little enough."""
-        for place, order in enumerate(orders):
+        for place, order in enumerate(orders[: self.places]):
             changed = before is None or order is not before[place]
             if changed and not self._has_room(place, order):
                 return None
@@ -62,31 +69,40 @@ class Board:
     def proved(self, orders: Orders) -> Tried | None:
         """The order with its program built and proved; None where the proof fails. If it needs too
         much memory, orders that hold as much are not tried again."""
-        if not all(self._has_room(place, order) for place, order in enumerate(orders)):
+        compute = orders[: self.places]
+        if not all(self._has_room(place, order) for place, order in enumerate(compute)):
             return None
         program, verdict = self._built(orders)
         if not verdict.sound:
             if only_over_budget(verdict):
                 self._keep_room(verdict, orders)
             return None
-        self.clock = OrderClock(program, self.case.costs)
-        return self.tried(orders, orders)
+        self.clock = self._clock(program)
+        return self.tried((*compute, *self.clock.orders[self.places :]), orders)
 
     def held_bytes(self, orders: Orders) -> int:
         """The most that any place holds of what waits for backward."""
-        return max(self.pipeline.peak_bytes(order) for order in orders)
+        return max(self.pipeline.peak_bytes(order) for order in orders[: self.places])
 
     def csv(self, orders: Orders) -> str:
-        """The order in PyTorch's CSV."""
-        return write_csv(self._built(orders)[0])
+        """The order as a file that a job takes: PyTorch's CSV, and where it says more than stages'
+        turns, with units and transfers."""
+        program, _ = self._built(orders)
+        turned = self.turned(orders)
+        if not self.by_unit and not turned:
+            return write_csv(program)
+        written = Written({0: self._of_units(orders[0])} if self.by_unit else {}, turned)
+        return write_order(written, dict(enumerate(orders[: self.places])))
 
     def seeds(self) -> Iterator[Orders]:
         """Orders to begin with: the case's own, those with a name, and what policies lead to."""
         yield self.first
         pipeline = self.pipeline
+        if self.by_unit:
+            yield from self._layer_orders()
         degrees = pipeline.micro_batches, pipeline.places, pipeline.chunks
         for skeleton in SKELETONS.values():
-            if skeleton.fixed is not None:
+            if skeleton.fixed is not None or self.by_unit:
                 continue
             if skeleton.takes(*degrees) and (skeleton.chunks or pipeline.chunks == 1):
                 places = (
@@ -96,6 +112,32 @@ class Board:
                 yield tuple(self._parted(tuple(skeleton.order(place))) for place in places)
         for policy in policies(self.pipeline):
             yield order_of(self.pipeline, policy)
+
+    def _layer_orders(self) -> Iterator[Orders]:
+        """Orders with a name, unit by unit, where each rank holds the whole model."""
+        pipeline = self.pipeline
+        for skeleton in SKELETONS.values():
+            if skeleton.fixed is None and skeleton.takes(pipeline.micro_batches, 1, 1):
+                steps = skeleton.order(Place(0, 1, 1, pipeline.micro_batches))
+                units = laid_out(steps, pipeline.stages, skeleton.together, pipeline.micro_batches)
+                yield (self._parted(units),)
+
+    def _of_units(self, order: Order) -> list[UnitStep]:
+        """A rank's order by units as its only stage's."""
+        return [(kind, 0, unit, micro_batch) for kind, unit, micro_batch in order]
+
+    def turned(self, orders: Orders) -> dict[tuple[int, Lane], Order]:
+        """The lanes of transfers whose turns are not those that follow from what ranks compute."""
+        asked = dict(zip(self.clock.transfers, orders[self.places :], strict=False))
+        if not asked:
+            return {}
+        program, _ = self._built(orders[: self.places])
+        known = self._clock(program)
+        usual = dict(zip(known.transfers, known.orders[self.places :], strict=True))
+        return {lane: order for lane, order in asked.items() if usual.get(lane) != order}
+
+    def _clock(self, program: Program) -> OrderClock:
+        return OrderClock(program, self.case.costs, by_unit=self.by_unit)
 
     def _has_room(self, place: int, order: Order) -> bool:
         return self.pipeline.peak_bytes(order) <= self.pipeline.room_bytes[place]
@@ -107,13 +149,23 @@ class Board:
     def _built(self, orders: Orders) -> tuple[Program, Verdict]:
         case = self.case
         setup = replace(
-            case.setup, split_backward=self.split, arrival_places=not self.split, sharding=0
+            case.setup,
+            split_backward=self.split,
+            arrival_places=not self.split,
+            together=1,
+            sharding=0,
         )
-        of_ranks = {
-            first + place: order for first in setup.first_rank for place, order in enumerate(orders)
-        }
-        plain = plain_program(setup, of_ranks, "searched")
+        ranks = {first + place: place for first in setup.first_rank for place in range(self.places)}
+        compute = {rank: orders[place] for rank, place in ranks.items()}
+        if self.by_unit:
+            by_unit = {rank: self._of_units(order) for rank, order in compute.items()}
+            plain = plain_program(setup, dict.fromkeys(ranks, ()), "searched", by_unit)
+        else:
+            plain = plain_program(setup, compute, "searched")
         program = with_passes(plain, case.strategy, case.choices)
+        if len(orders) > self.places:
+            turns = zip(self.clock.transfers, orders[self.places :], strict=True)
+            program = transfers_in_turn(program, dict(turns))
         return program, verify(program)
 
     def _keep_room(self, verdict: Verdict, orders: Orders) -> None:
@@ -129,11 +181,15 @@ class Board:
         self.pipeline = replace(pipeline, room_bytes=room)
 
 
-def _busiest_s(clock: OrderClock) -> float:
-    """What the rank computes that computes most."""
-    lane = clock.table.lane == Lane.COMPUTE
-    by_rank = np.bincount(clock.table.rank[lane], weights=clock.op_costs.fixed_s[lane])
-    return float(by_rank.max())
+def _holds_all(setup: Setup) -> bool:
+    """Whether each rank holds the whole model, and all replicas are alike."""
+    return len(setup.replicas) == len(setup.replicas[0].stages) == len(setup.members) == 1
+
+
+def _least_s(clock: OrderClock) -> float:
+    """What no order of the same ops can go below."""
+    bound = step_bound(clock.table, clock.op_costs, clock.rates)
+    return 0.0 if bound is None else bound.time_s
 
 
 def _whole(order: Order) -> Order:
@@ -156,7 +212,9 @@ def _divided(order: Order) -> Order:
     )
 
 
-def _pipeline(clock: OrderClock, setup: Setup, orders: Orders, *, split: bool) -> Pipeline:
+def _pipeline(
+    clock: OrderClock, setup: Setup, orders: Orders, *, split: bool, by_unit: bool
+) -> Pipeline:
     """What a policy needs to know; of several sorts of replicas, the slowest figures."""
     compute_s: dict[tuple[Kind, int], float] = {}
     for rows in clock.rows:
@@ -166,14 +224,18 @@ def _pipeline(clock: OrderClock, setup: Setup, orders: Orders, *, split: bool) -
                 compute_s[kind, stage] = max(time_s, compute_s.get((kind, stage), 0.0))
     replica = setup.replicas[0]
     backward = Kind.I if split else Kind.B
+    held_bytes = [_held_bytes(setup, stage) for stage in range(len(replica.stages))]
+    if by_unit:
+        (member,) = replica.stages[0].members
+        held_bytes = [_held_by_unit(member, unit) for unit in member.units]
     return Pipeline(
         places=len(orders),
-        stages=len(replica.stages),
+        stages=len(held_bytes),
         micro_batches=replica.micro_batches,
         backward=backward,
         compute_s=compute_s,
         message_s=_messages(clock, backward),
-        held_bytes=[_held_bytes(setup, stage) for stage in range(len(replica.stages))],
+        held_bytes=held_bytes,
         room_bytes=[inf] * len(orders),
     )
 
@@ -197,11 +259,12 @@ def _messages(clock: OrderClock, backward: Kind) -> dict[tuple[Kind, int], tuple
 def _held_bytes(setup: Setup, stage: int) -> int:
     """What a stage holds of a micro-batch from its forward on."""
     return max(
-        sum(
-            unit.input_bytes
-            + (0 if member.recovery.again and unit.recoverable else unit.saved_bytes)
-            for unit in member.units
-        )
+        sum(_held_by_unit(member, unit) for unit in member.units)
         for replica in setup.replicas
         for member in replica.stages[stage].members
     )
+
+
+def _held_by_unit(member: Member, unit: Unit) -> int:
+    recovered = member.recovery.again and unit.recoverable
+    return unit.input_bytes + (0 if recovered else unit.saved_bytes)

@@ -1,10 +1,12 @@
 """How long a step takes when compute ops change places, without a new program for each order.
 
 A program is built once. Of a further order only the lanes that follow from it are strung anew:
-compute, and where ranks hold several stages the messages; then the simulator's own clock runs. The
-time is that of the program built for the order as long as nothing else in a program depends on
-it. What does: tensor sums, which take turns in two places; views gathered for every use; recovery
-ahead of backward; and which unit of several stages is reduced first. There the time is a guide.
+compute, where ranks hold several stages the messages, and the reductions and gathers whose turns
+the order names; then the simulator's own clock runs. The time is that of the program built for the
+order as long as nothing else in a program depends on it. What does: tensor sums, which take turns
+in two places; views gathered for every use; recovery ahead of backward; and which unit's gradient
+is complete first, where a rank has several stages or splits the backward of single units. There the
+time is a guide.
 """
 
 from __future__ import annotations
@@ -27,9 +29,11 @@ from ratrain.simulate.costs import Costs, OpCosts, costs_of_ops
 from ratrain.simulate.engine import Run, nodes_of, run_nodes
 
 Order = tuple[Step, ...]
-"""What one rank computes: (kind, stage, micro-batch) in turn."""
+"""What one rank computes: (kind, stage, micro-batch) in turn; by units: (kind, unit, micro-batch).
+Or a lane of transfers: (kind, stage, unit) in turn."""
 Orders = tuple[Order, ...]
-"""The order of each place in the pipeline. All replicas take the same."""
+"""The order of each place in the pipeline, all replicas the same; then perhaps that of every lane
+of transfers whose turns are free (`OrderClock.transfers`); without those, the program's."""
 
 STEPS = 3
 """Steps that the clock runs: the last one counts."""
@@ -44,17 +48,27 @@ class Timed:
 
 
 class OrderClock:
-    """Times orders of one program: of its pieces of compute, each a stage's for a micro-batch.
-    Ops of a piece between which nothing else waits are one node of the clock."""
+    """Times orders of one program: of its pieces of compute, each a stage's for a micro-batch, or
+    `by_unit` a unit's, where a rank holds one stage, the whole model. Ops of a piece between which
+    nothing else waits are one node of the clock."""
 
-    def __init__(self, program: Program, costs: Costs, *, steps: int = STEPS) -> None:
+    def __init__(
+        self, program: Program, costs: Costs, *, steps: int = STEPS, by_unit: bool = False
+    ) -> None:
         table = program.table
         self.table, self.steps = table, steps
         self.rates = costs.link_rate_bytes_per_s
         self.op_costs: OpCosts = costs_of_ops(table, costs)
         self.place_of: list[int] = _places(table.setup)
-        self.orders, self.rows, ending = _pieces(table, self.place_of)
+        self.orders, self.rows, ending = _pieces(table, self.place_of, by_unit=by_unit)
+        self.places = len(self.orders)
         lanes, moving = _moving_lanes(table, self.place_of, self.rows, ending)
+        self.transfers, free = _free_lanes(table, self.place_of)
+        for lane in free:
+            lanes.append(replace(lane, place=self.places + lane.place))
+            moving[[row for of_piece in lane.rows.values() for row in of_piece]] = True
+        turns_of_lanes = {lane.place: tuple(lane.rows) for lane in free}
+        self.orders += tuple(turns_of_lanes[number] for number in sorted(turns_of_lanes))
         turns = turns_of(table, self.rows)
         inside, across = (
             needed(_staying(edges.source, edges.target, table, moving), turns)
@@ -80,7 +94,7 @@ class OrderClock:
 
     def timed(self, orders: Orders) -> Timed | None:
         """The step of an order; None where it never ends."""
-        inside, across = self._strings.edges(orders)
+        inside, across = self._strings.edges((*orders, *self.orders[len(orders) :]))
         nodes = replace(self._nodes, inside=inside, across=across)
         try:
             run = run_nodes(nodes, self._costs, self.rates, self.steps)
@@ -108,11 +122,12 @@ _ENDS_BACKWARD = (Kind.B, Kind.I)
 
 
 def _pieces(
-    table: Table, place_of: Sequence[int]
+    table: Table, place_of: Sequence[int], *, by_unit: bool
 ) -> tuple[Orders, list[dict[Step, list[int]]], list[list[int]]]:
     """The order of the program; for each rank the rows of each piece, and those at its lane's end
     that belong to none. What is recovered belongs to the backward behind it."""
-    stage_of = table.states.units.stage_in_replica
+    units = table.states.units
+    number_of = units.unit_in_stage if by_unit else units.stage_in_replica
     rows: list[dict[Step, list[int]]] = []
     ending: list[list[int]] = []
     for rank in range(len(place_of)):
@@ -123,8 +138,8 @@ def _pieces(
             waiting.append(row)
             kind = Kind(int(table.kind[row]))
             if kind in (Kind.F, Kind.W, *_ENDS_BACKWARD):
-                stage = int(stage_of[table.unit[row]])
-                key = kind, stage, int(table.micro_batch[row])
+                number = int(number_of[table.unit[row]])
+                key = kind, number, int(table.micro_batch[row])
                 pieces.setdefault(key, []).extend(waiting)
                 waiting = []
         rows.append(pieces)
@@ -157,6 +172,36 @@ def _moving_lanes(
         for lane in messages:
             moving[[row for of_piece in lane.rows.values() for row in of_piece]] = True
     return lanes, moving
+
+
+def _free_lanes(
+    table: Table, place_of: Sequence[int]
+) -> tuple[tuple[tuple[int, Lane], ...], list[_Lane]]:
+    """Lanes of transfers whose turns an order may choose, by place in the pipeline, and each rank's
+    of them: those that hold nothing but one reduction, or one gather, of each unit. Where replicas
+    or members differ, a turn would have to be chosen for all of them: there are none."""
+    setup, units = table.setup, table.states.units
+    transfers: list[tuple[int, Lane]] = []
+    lanes: list[_Lane] = []
+    stages = sum(len(replica.stages) for replica in setup.replicas)
+    if len(setup.replicas) > 1 or len(setup.members) > stages:
+        return tuple(transfers), lanes
+    for rank, place in enumerate(place_of):
+        for lane, kind in ((Lane.REDUCE, Kind.GradSync), (Lane.GATHER, Kind.PrefetchW)):
+            rows = np.flatnonzero((table.rank == rank) & (table.lane == lane))
+            once = (table.kind[rows] == kind) & (table.micro_batch[rows] < 0)
+            if len(rows) > 1 and once.all():
+                pieces = {
+                    (
+                        kind,
+                        int(units.stage_in_replica[table.unit[row]]),
+                        int(units.unit_in_stage[table.unit[row]]),
+                    ): [row]
+                    for row in rows.tolist()
+                }
+                lanes.append(_Lane(len(transfers), pieces, ()))
+                transfers.append((place, lane))
+    return tuple(transfers), lanes
 
 
 def _of_nodes(lane: _Lane, node_of: Ints) -> _Lane:

@@ -24,8 +24,8 @@ from ratrain.simulate.engine import Nodes
 
 @dataclass(frozen=True)
 class Turns:
-    """Of each op of a piece what no order changes: within `chain` (a stage on a rank, -1: no
-    piece's) an op comes after all whose `part` (forward, backward, weight gradient) and
+    """Of each op of a piece what no order changes: within `chain` (a stage on a rank, or a unit;
+    -1: no piece's) an op comes after all whose `part` (forward, backward, weight gradient) and
     micro-batch are no later than its own."""
 
     chain: Ints
@@ -38,10 +38,10 @@ _PARTS = {Kind.F: 0, Kind.B: 1, Kind.I: 1, Kind.W: 2}
 
 def turns_of(table: Table, rows: Sequence[Mapping[Step, list[int]]]) -> Turns:
     chain, part, micro_batch = np.full((3, len(table)), -1, dtype=np.int64)
-    stages = 1 + int(table.states.units.stage_in_replica.max())
+    numbers = 1 + max(number for of_rank in rows for _, number, _ in of_rank)
     for rank, of_rank in enumerate(rows):
-        for (kind, stage, m), of_piece in of_rank.items():
-            chain[of_piece], part[of_piece] = rank * stages + stage, _PARTS[kind]
+        for (kind, number, m), of_piece in of_rank.items():
+            chain[of_piece], part[of_piece] = rank * numbers + number, _PARTS[kind]
             micro_batch[of_piece] = m
     return Turns(chain, part, micro_batch)
 

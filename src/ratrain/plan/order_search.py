@@ -10,7 +10,7 @@ What a round leads to is built and proved before it counts. The same seed makes 
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import islice
 from math import exp
@@ -18,8 +18,9 @@ from random import Random
 
 from ratrain.plan.case import Case
 from ratrain.plan.order_board import Board, Tried
-from ratrain.plan.order_clock import Orders
+from ratrain.plan.order_clock import Order, Orders
 from ratrain.plan.order_moves import Moves, critical_pieces
+from ratrain.program.kind import Lane
 
 Progress = Callable[[int, int], None]
 CALMS = (0.0, 0.002, 0.0005, 0.004)
@@ -30,7 +31,7 @@ CHANGES = 400
 POOL = 10
 """Orders that are improved side by side."""
 NEAR = 1e-3
-"""A search ends this near to what the busiest rank computes, which no order can go below."""
+"""A search ends this near to what no order of the same work can go below."""
 SEEDED = 0.5
 """The part of a search that may go into orders to begin with."""
 OF_A_BOARD = 4
@@ -39,10 +40,12 @@ OF_A_BOARD = 4
 
 @dataclass(frozen=True)
 class Limits:
-    """When a search ends: after this many seconds or this many orders timed, whichever is first."""
+    """When a search ends: after this many seconds or this many orders timed, whichever is first.
+    `clock`: what counts the seconds; a loaded machine counts its processor's."""
 
     seconds: float = 30.0
     evaluations: int | None = None
+    clock: Callable[[], float] = time.monotonic
 
 
 @dataclass(frozen=True)
@@ -50,9 +53,10 @@ class Found:
     """The fastest order proved, and how it was found."""
 
     case: Case
-    split: bool
-    orders: Orders
-    csv: str  # in PyTorch's form
+    by_unit: bool
+    orders: Orders  # of compute
+    turned: Mapping[tuple[int, Lane], Order]  # lanes of transfers with turns of their own
+    csv: str  # as a file that a job takes
 
 
 @dataclass(frozen=True)
@@ -87,8 +91,8 @@ class _Search:
     def __init__(
         self, cases: Sequence[Case], limits: Limits, seed: int, progress: Progress | None
     ) -> None:
-        self._began_s = time.monotonic()
         self._limits, self._progress, self._reported_s = limits, progress, 0
+        self._began_s = limits.clock()
         self._rng = Random(seed)
         self._moves = Moves(self._rng)
         self._boards = [Board(case, split=split) for case in cases for split in (True, False)]
@@ -110,12 +114,12 @@ class _Search:
                     self._pool[chosen] = proved
             self._pool.sort(key=lambda entry: entry.step_s)
             rounds += 1
-        effort = Effort(self._evaluations, time.monotonic() - self._began_s, begun_s)
+        effort = Effort(self._evaluations, self._limits.clock() - self._began_s, begun_s)
         if self._best is None:
             return None, effort
-        board, tried = self._best.board, self._best.tried
-        csv = board.csv(tried.orders)
-        return Found(board.case, board.split, tried.orders, csv), effort
+        board, orders = self._best.board, self._best.tried.orders
+        compute, turned = orders[: board.places], board.turned(orders)
+        return Found(board.case, board.by_unit, compute, turned, board.csv(orders)), effort
 
     @property
     def _evaluations(self) -> int:
@@ -123,7 +127,7 @@ class _Search:
 
     def _over(self, part: float = 1.0) -> bool:
         """Whether a part of what the search may take is spent, or nothing is left to gain."""
-        spent_s, limits = time.monotonic() - self._began_s, self._limits
+        spent_s, limits = self._limits.clock() - self._began_s, self._limits
         if self._progress is not None and int(spent_s) > self._reported_s:
             self._reported_s = int(spent_s)
             self._progress(min(self._reported_s, int(limits.seconds)), int(limits.seconds))
@@ -166,7 +170,7 @@ class _Search:
         critical = critical_pieces(board.clock, here.timed)
         warmth_s = calm * here.step_s
         for turn in range(CHANGES):
-            orders = self._moves.changed(here.orders, critical)
+            orders = self._moves.changed(here.orders, critical, board.places)
             tried = None if orders is None else board.tried(orders, here.orders)
             if tried is None:
                 continue

@@ -3,16 +3,17 @@ beside the named orders of the job, with what it gains and why."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, ProgramError, RatrainError
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.fixed_orders import order_for_now
-from ratrain.plan.order_clock import OrderClock, Orders
+from ratrain.plan.order_clock import Order, OrderClock, Orders
 from ratrain.plan.order_search import Effort, Found, Limits, Progress, search_orders
 from ratrain.plan.schedules import ComparedSchedule, Comparison, as_named, layout_for
+from ratrain.program.kind import Lane
 from ratrain.program.skeletons import SKELETONS
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
@@ -27,7 +28,9 @@ class SearchedOrder:
 
     job: JobSpec  # of the strategy and layout that it was searched on; its skeleton is left to name
     csv: str
+    by_unit: bool  # its orders are of units: ranks hold the whole model
     orders: Orders
+    turned: Mapping[tuple[int, Lane], Order]  # lanes of transfers with turns of their own
     simulation: Simulation
     named: ComparedSchedule  # the fastest named order that fits
     named_orders: Orders
@@ -114,13 +117,21 @@ def _ready(best: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | N
     return SearchedOrder(
         job,
         best.csv,
+        best.by_unit,
         best.orders,
+        best.turned,
         simulation,
         row,
-        OrderClock(named.program, named.costs).orders,
+        _computed(named),
         before,
         _same_passes(job),
     )
+
+
+def _computed(case: Case) -> Orders:
+    """What the places of a case's pipeline compute."""
+    clock = OrderClock(case.program, case.costs)
+    return clock.orders[: clock.places]
 
 
 def _simulated(job: JobSpec, skeleton: str) -> Simulation | None:

@@ -11,14 +11,14 @@ from typing import Any
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.lines import wrapped
-from ratrain.describe.units import format_bytes, format_time
+from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.order_clock import Orders
+from ratrain.plan.order_clock import Order, Orders
 from ratrain.plan.order_moves import forwards_ahead
 from ratrain.plan.schedules import Comparison
 from ratrain.plan.searched_order import SearchedOrder, SearchResult
 from ratrain.plan.tables import plain_table, rendered
-from ratrain.program.kind import Kind
+from ratrain.program.kind import Kind, Lane
 from ratrain.program.setup import Recovery
 from ratrain.program.strategies import (
     BACKWARD_RECOVERY,
@@ -29,6 +29,7 @@ from ratrain.program.strategies import (
 )
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
+from ratrain.simulate.step_bound_words import bound_reason
 
 
 def search_text(
@@ -133,10 +134,13 @@ def reasons(order: SearchedOrder) -> list[str]:
         " ".join(str(forwards_ahead(of_rank)) for of_rank in orders)
         for orders in (order.orders, order.named_orders)
     ]
-    if ahead[0] != ahead[1]:
+    if order.by_unit:
+        words.append(_layers_words(order.orders[0]))
+    elif ahead[0] != ahead[1]:
         words.append(
             f"forwards before the first backward, rank by rank: {ahead[0]} instead of {ahead[1]}"
         )
+    words += _turned_words(order)
     if order.same_passes is not None:
         name, same_s = order.same_passes
         words.append(
@@ -144,11 +148,12 @@ def reasons(order: SearchedOrder) -> list[str]:
             f"compute order, {name}, takes {format_time(same_s)} per step, so "
             f"{100 * order.gain_over(same_s):.1f} % come from the order alone"
         )
-    words.append(
-        f"rank {now.busiest} computes for {format_time(now.least_s)} of the step, so with these "
-        "passes and this layout no order can gain more than "
-        f"{100 * (1 - now.least_s / order.step_s):.1f} %"
-    )
+    bound = order.simulation.bound
+    if bound is not None:
+        words.append(
+            f"no order of the same ops can gain more than "
+            f"{max(0.0, 100 * (1 - bound.time_s / order.step_s)):.1f} %: {bound_reason(bound)}"
+        )
     return [sentence for sentence in words if sentence]
 
 
@@ -157,7 +162,6 @@ class _Chain:
     """What the critical path of a step spends its time on."""
 
     busiest: int  # the rank that computes most
-    least_s: float  # what it computes
     messages_s: float
     elsewhere_s: float  # computing on other ranks
 
@@ -183,10 +187,32 @@ def _chain(simulation: Simulation) -> _Chain:
 
     return _Chain(
         busiest.rank,
-        computed_s(busiest),
         spent_s((Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)),
         spent_s((Kind.F, Kind.B, Kind.I, Kind.W, Kind.R), besides=busiest.rank),
     )
+
+
+def _layers_words(order: Order) -> str:
+    """How many micro-batches go layer by layer where a step begins and ends."""
+    first = next((turn for turn, piece in enumerate(order) if piece[1] > 0), len(order))
+    last = next((turn for turn, piece in enumerate(reversed(order)) if piece[1] > 0), len(order))
+    return (
+        f"a step begins with {counted(first, 'forward')} of its first unit in a row and ends with "
+        f"{counted(last, 'backward')} of it, layer by layer, so that gathers and reductions have "
+        "that long"
+    )
+
+
+_TURNS = {Lane.REDUCE: "reductions", Lane.GATHER: "weight gathers"}
+
+
+def _turned_words(order: SearchedOrder) -> Iterator[str]:
+    for (place, lane), turns in order.turned.items():
+        units = " ".join(f"{stage}.{unit}" for _, stage, unit in turns)
+        yield (
+            f"{_TURNS[lane]} of rank {place} take these turns of stages' units, and not those that "
+            f"follow from its compute: {units}"
+        )
 
 
 def _weights_words(order: SearchedOrder) -> str:

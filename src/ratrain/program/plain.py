@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from itertools import chain
 
 import numpy as np
 import numpy.typing as npt
 
+from ratrain.errors import ProgramError
 from ratrain.program.actions import NONE, Action
 from ratrain.program.columns import (
     KIND,
@@ -26,9 +27,18 @@ from ratrain.program.setup import Member, Replica, Setup
 Step = tuple[Kind, int, int]
 Order = Iterable[Step]
 """The compute order of one rank: (kind, stage, micro-batch), before stages are cut into units."""
+UnitStep = tuple[Kind, int, int, int]
+"""(kind, stage, unit, micro-batch)."""
+Transfer = tuple[Kind, int, int]
+"""A reduction or a gather: (kind, stage, unit)."""
 
 
-def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Program:
+def plain_program(
+    setup: Setup,
+    orders: Mapping[int, Order],
+    name: str,
+    by_unit: Mapping[int, Sequence[UnitStep]] | None = None,
+) -> Program:
     """The plain program of a compute order: what a trainer without further passes does.
 
     At the step's end every rank waits for its last backward, reduces every gradient, then
@@ -46,7 +56,9 @@ def plain_program(setup: Setup, orders: Mapping[int, Order], name: str) -> Progr
         first = min(held)
         ready = made_rows([Kind.AllReady], [first], [0], [NONE])
         computed = _spread(held, order)
-        if setup.together > 1:
+        if by_unit is not None and rank in by_unit:
+            computed = _of_units(held, by_unit[rank], name)
+        elif setup.together > 1:
             last = setup.replicas[setup.replica_of(rank)].micro_batches - setup.together
             computed = _by_layer(computed, setup.together, last)
         lanes[rank, Lane.COMPUTE] = np.concatenate([computed, ready])
@@ -73,6 +85,20 @@ def _spread(held: Mapping[int, Member], order: list[Step]) -> Rows:
     turn = np.arange(len(step)) - (np.cumsum(counts) - counts)[step]
     unit = np.where(kind[step] == Kind.F, turn, counts[step] - 1 - turn)
     return made_rows(kind[step], stage[step], unit, micro_batch[step])
+
+
+def _of_units(held: Mapping[int, Member], steps: Sequence[UnitStep], name: str) -> Rows:
+    """Ops of units as they are given."""
+    kind, stage, unit, micro_batch = zip(*steps, strict=True)
+    for number, member in held.items():
+        named = 1 + max((u for s, u in zip(stage, unit, strict=True) if s == number), default=-1)
+        if named != len(member.units):
+            raise ProgramError(
+                f"{name} names {named} units of stage {number}, which has {len(member.units)}",
+                place="[schedule] skeleton",
+                fix="use the order with the model and the layout that it was made for",
+            )
+    return made_rows(kind, stage, unit, micro_batch)
 
 
 def _by_layer(rows: Rows, first: int, last: int) -> Rows:

@@ -8,14 +8,14 @@ To write a schedule: write a function like `one_f_one_b`, and declare it with wh
 from __future__ import annotations
 
 from collections import deque
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from math import lcm
 
 from ratrain.errors import ProgramError
 from ratrain.plugins import Registry
-from ratrain.program.kind import Kind
-from ratrain.program.plain import plain_program
+from ratrain.program.kind import Kind, Lane
+from ratrain.program.plain import Transfer, UnitStep, plain_program
 from ratrain.program.program import Program
 from ratrain.program.setup import Replica, Setup, Stage
 
@@ -172,6 +172,16 @@ class Fixed:
 
 
 @dataclass(frozen=True)
+class Written:
+    """What an order out of a file says beyond the turns of stages. `by_unit`: of each place what it
+    computes, unit by unit (none: stage by stage). `transfers`: of a lane of each place, its
+    reductions or gathers in turn, each (kind, stage, unit); other lanes keep to compute's order."""
+
+    by_unit: Mapping[int, Sequence[UnitStep]]
+    transfers: Mapping[tuple[int, Lane], Sequence[Transfer]]
+
+
+@dataclass(frozen=True)
 class Skeleton:
     """A compute order, and what it declares of itself.
 
@@ -182,7 +192,8 @@ class Skeleton:
     `multiple`: what the micro-batches must be a multiple of, for that many ranks; None: any number.
     `repeats`: after how many micro-batches the middle of the order repeats itself, for that many
     ranks and chunks; None: it has no such middle, and a shorter program says nothing of a longer
-    one. `fixed`: for what alone it exists; None: for all.
+    one. `fixed`: for what alone it exists; None: for all. `written`: what its file says of units
+    and of transfers.
     """
 
     order: Callable[[Place], Steps]
@@ -195,6 +206,7 @@ class Skeleton:
     repeats: Callable[[int, int], int] | None = None
     fixed: Fixed | None = None
     joins: bool = False
+    written: Written | None = field(default=None, hash=False)
 
     def takes(self, micro_batches: int, ranks: int, chunks: int) -> bool:
         """Whether the order exists for that many micro-batches, ranks and stages per rank."""
@@ -301,10 +313,13 @@ def build(name: str, setup: Setup) -> Program:
             word = needed if what == "together" else "yes" if needed else "no"
             raise ProgramError(f"{name} needs {what} {word}", fix=f"set {what} to {word}")
     orders: dict[int, Steps] = {}
+    by_unit: dict[int, Sequence[UnitStep]] = {}
     for index, replica in enumerate(setup.replicas):
         for rank, order in _orders(name, skeleton, replica).items():
             orders[setup.first_rank[index] + rank] = order
-    return plain_program(setup, orders, name)
+            if skeleton.written is not None and skeleton.written.by_unit:
+                by_unit[setup.first_rank[index] + rank] = skeleton.written.by_unit[rank]
+    return plain_program(setup, orders, name, by_unit)
 
 
 def joining_skeletons() -> list[str]:

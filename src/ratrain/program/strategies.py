@@ -22,6 +22,7 @@ from ratrain.program.passes.sharding import accumulate_sharded, gather_once, sha
 from ratrain.program.passes.state_pipeline import layerwise_state_pipeline, update_prefetch
 from ratrain.program.passes.tensor import tensor_collectives
 from ratrain.program.passes.tied import tie_embeddings
+from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.program import Program
 from ratrain.program.setup import Accumulation, Recovery, Setup
 from ratrain.program.skeletons import SKELETONS, build
@@ -299,7 +300,10 @@ def apply_strategy(chosen: Strategy, setup: Setup, choices: Choices) -> Program:
         together=skeleton.together,
         sharding=0,
     )
-    return with_passes(build(chosen.skeleton, plain), chosen, choices)
+    program = with_passes(build(chosen.skeleton, plain), chosen, choices)
+    if skeleton.written is not None and skeleton.written.transfers:
+        program = transfers_in_turn(program, skeleton.written.transfers)
+    return program
 
 
 def with_passes(program: Program, chosen: Strategy, choices: Choices) -> Program:

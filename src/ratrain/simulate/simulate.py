@@ -12,11 +12,12 @@ from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.table import Table
 from ratrain.program.verify import Verdict, verify
-from ratrain.simulate.costs import Costs, OpCosts, costs_of_ops
+from ratrain.simulate.costs import Costs, Floats, OpCosts, costs_of_ops
 from ratrain.simulate.critical import CriticalPart, critical_path
 from ratrain.simulate.engine import Progress, Run, run
 from ratrain.simulate.memory import memory_curves
 from ratrain.simulate.result import RankTimes, Window, rank_times, steady_window
+from ratrain.simulate.step_bound import StepBound, step_bound
 from ratrain.timeline.timeline import MemoryCurve, Span, Timeline
 
 Vary = Callable[[Table, OpCosts], OpCosts]
@@ -35,6 +36,8 @@ class Simulation:
     ranks: tuple[RankTimes, ...]
     run: Run
     wall_time_s: float  # of the simulation itself, without building and proving the program
+    costs: OpCosts
+    rates: Floats  # of links
     extrapolated_to: Repeating | None = None  # the longer program that all times are of
     extrapolated_path: tuple[CriticalPart, ...] | None = None
 
@@ -44,6 +47,11 @@ class Simulation:
         if self.extrapolated_path is not None:
             return self.extrapolated_path
         return critical_path(self.program.table, self.run, self.window)
+
+    @cached_property
+    def bound(self) -> StepBound | None:
+        """What no order of the step's work can beat; None for a program of several steps."""
+        return step_bound(self.program.table, self.costs, self.rates, self.extrapolated_to)
 
     @property
     def step_time_s(self) -> float:
@@ -107,13 +115,12 @@ def simulate(
     op_costs = costs_of_ops(table, costs)
     if vary is not None:
         op_costs = vary(table, op_costs)
-    ran = run(
-        table, op_costs, costs.link_rate_bytes_per_s, steps, compiled=compiled, progress=progress
-    )
+    rates = costs.link_rate_bytes_per_s
+    ran = run(table, op_costs, rates, steps, compiled=compiled, progress=progress)
     window = steady_window(table, ran)
     ranks = rank_times(table, ran, op_costs.fixed_s, window)
     wall_time_s = time.perf_counter() - began
-    return Simulation(program, verdict, window, ranks, ran, wall_time_s)
+    return Simulation(program, verdict, window, ranks, ran, wall_time_s, op_costs, rates)
 
 
 def step_time_s(program: Program, costs: Costs, *, steps: int = STEPS) -> float:

@@ -14,6 +14,7 @@ from ratrain.program.kind import Waiting, kind_named
 from ratrain.program.setup import Setup
 from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
+from ratrain.simulate.step_bound_words import bound_json, bound_sentence
 
 _BAR = 24
 _NARROW_BAR = 16
@@ -34,6 +35,7 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         ],
         "step_time_s": simulation.step_time_s,
         "tokens_per_s": tokens / simulation.step_time_s,
+        "bound": bound_json(simulation.bound),
         "peak_bytes": {setup.tier: simulation.peak_bytes},
         "bound_bytes": {setup.tier: simulation.bound_bytes, **_bounds_below(simulation)},
         "budget_bytes": {setup.tier: setup.budget_bytes},
@@ -133,6 +135,8 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
         "ready for the next step)"
     )
     yield from wrapped(f"not overlapped with compute, on the worst rank: {waits or 'nothing'}")
+    if simulation.bound is not None:
+        yield from wrapped(bound_sentence(simulation.bound, simulation.step_time_s))
 
 
 def _budgets_differ(setup: Setup) -> bool:
