@@ -28,6 +28,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_writing import write_plan
+from ratrain.plan.unequal_aligned import cut_alike
 from ratrain.plan.unequal_build import file_of_plan, plans_of
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
 from ratrain.plan.unequal_parts import Part, part_of
@@ -188,6 +189,20 @@ def test_plans_of_many_devices_are_no_slower_than_alike_ones_and_the_same_each_t
     assert again.best is not None
     assert write_plan(file_of_plan(first.best.plan)) == write_plan(file_of_plan(again.best.plan))
     assert first.best.step_s == again.best.step_s
+
+
+def test_replicas_that_go_through_two_hosts_alike_may_be_cut_at_the_same_layers(
+    tmp_path: Path,
+) -> None:
+    spec = load_job(job_file(tmp_path, fast=(60, 3), slow=(10, 3)))
+    stages = stages_of(spec)
+    parts = parts_of(stages, (0, 1), (0, 1, 1))
+    assert [part.layers[0] for part in parts] == [3, 2]
+    made = list(cut_alike(stages, parts, LEVEL_1))  # not at 3: two stages cannot share one layer
+    assert [[part.layers[0] for part in each] for each in made] == [[2, 2]]
+    assert not list(cut_alike(stages, made[0], LEVEL_1)), "they are cut so already"
+    crossed = parts_of(stages, (0, 1), (1, 0, 1))
+    assert not list(cut_alike(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
 
 
 # ---- drafts as plans -----------------------------------------------------------------------
@@ -396,6 +411,20 @@ def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
     degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
     assert degrees == {1, 2}
     verb("simulate", str(fastest))
+
+
+@pytest.mark.slow
+def test_pipelines_cross_between_two_hosts_so_that_reductions_stay_inside_them(
+    exhaustive: Any, tmp_path: Path
+) -> None:
+    kinds = exhaustive.Kind(30, 2, one_host=True), exhaustive.Kind(20, 3, one_host=True)
+    cluster = exhaustive.Cluster(kinds, "200Mbit/s", layers=4, sequences=6)
+    plans = every_plan(load_job(exhaustive.write_job(tmp_path, cluster)))
+    assert plans.best is not None
+    replicas = plans.best.plan.replicas
+    assert {replica.layout.layers for replica in replicas} == {(2, 2)}
+    assert {replica.kinds for replica in replicas} == {("kind-0", "kind-1")}
+    assert sorted(replica.tensor for replica in replicas) == [(1, 1), (1, 2)]
 
 
 @pytest.mark.slow

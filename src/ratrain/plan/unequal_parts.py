@@ -9,6 +9,7 @@ and the pace at which a slow stage or line ahead of a stage lets work come and g
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise
@@ -80,12 +81,8 @@ def part_of(
 ) -> Part | None:
     """The part of a shape, its layers cut so that its slowest stage is as fast as can be, unless
     they are given; None where it does not fit."""
-    last = len(shape) - 1
-    rows = [
-        stages.row(post, micro_batch, last - s + 1, s == 0, s == last, data, state)
-        for s, post in enumerate(shape)
-    ]
-    cut = layers or _cut(rows, stages.job.model.spec.layers)
+    rows = rows_of(stages, shape, micro_batch, data, state)
+    cut = layers or cut_of(rows, stages.job.model.spec.layers)
     if cut is None:
         return None
     works = tuple(row[count] for row, count in zip(rows, cut, strict=True))
@@ -96,7 +93,18 @@ def part_of(
     return Part(shape, micro_batch, tuple(cut), fitting, (*messages_s, 0.0))
 
 
-def _cut(rows: list[Row], layers: int) -> tuple[int, ...] | None:
+def rows_of(
+    stages: Stages, shape: Shape, micro_batch: int, data: int, state: StateMode
+) -> list[Row]:
+    """The work of each stage of a shape, by its layers."""
+    last = len(shape) - 1
+    return [
+        stages.row(post, micro_batch, last - s + 1, s == 0, s == last, data, state)
+        for s, post in enumerate(shape)
+    ]
+
+
+def cut_of(rows: Sequence[Row], layers: int) -> tuple[int, ...] | None:
     """Layers of each stage, one at least: each next layer goes to the stage that will be the least
     loaded, which is exact where a further layer never makes a stage faster. A tie goes to the later
     stage, which holds fewer micro-batches."""

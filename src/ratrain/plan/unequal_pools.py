@@ -105,14 +105,26 @@ class PoolLinks:
 
     def _slowest(self, pools: frozenset[int]) -> Link:
         """The slowest link that a reduction over these pools crosses."""
-        ends = [self._pools[pool].devices for pool in sorted(pools)]
+        ends = [self._pools[pool] for pool in sorted(pools)]
         links = [
-            self._shared(self._cluster.link(here[0], there[-1]), self._pools[0], 1)
+            self._shared(self._cluster.link(here.devices[0], there.devices[-1]), sender, 1)
             for place, here in enumerate(ends)
             for there in ends[place:]
-            if here[0] is not there[-1]
+            if here.devices[0] is not there.devices[-1]
+            for sender in (here, there)
         ]
         return min(links, key=speed)
+
+    @cached_property
+    def are_nearer_inside(self) -> bool:
+        """Whether devices of some pool have faster links to each other than pools have."""
+        every = self.slowest(frozenset(range(len(self._pools))))
+        inside = [
+            self.slowest(frozenset([number]))
+            for number, pool in enumerate(self._pools)
+            if len(pool.devices) > 1
+        ]
+        return any(speed(link) > speed(every) for link in inside)
 
 
 def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:

@@ -19,10 +19,11 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.enumerate import StateMode, kinds_of_block
+from ratrain.plan.geometry import speed
 from ratrain.plan.kind_speed import kind_speed
 from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes, unit_of
 from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op
-from ratrain.plan.unequal_pools import Pool, PoolLinks, Post
+from ratrain.plan.unequal_pools import Pool, PoolLinks, Post, Shape
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.strategies import Strategy
 
@@ -72,6 +73,8 @@ class Stages:
         self.units = cache(self._units)
         self.message = cache(self._message)
         self.message_s = cache(self._message_s)
+        self.holders = cache(self._holders)
+        self.reduction_link = cache(self._reduction_link)
 
     def speed_of(self, used: Sequence[int]) -> float:
         """The rate of these numbers of devices of each pool: layers of a sequence per second."""
@@ -151,6 +154,25 @@ class Stages:
             degrees = source.tensor, target.tensor
             sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=inside)
         return sent, link
+
+    def _holders(self, shape: Shape, layers: tuple[int, ...]) -> int:
+        """The pool that holds each layer: layer by layer one bit for each pool, the first layer in
+        the lowest bits."""
+        bits = place = 0
+        for post, count in zip(shape, layers, strict=True):
+            for _ in range(count):
+                bits |= 1 << place + post.pool
+                place += len(self.pools)
+        return bits
+
+    def _reduction_link(self, holders: int) -> Link:
+        """The slowest link that the reductions of layers cross, whose `holders` these are over all
+        replicas."""
+        pools, of_layers = len(self.pools), set[frozenset[int]]()
+        while holders:
+            of_layers.add(frozenset(pool for pool in range(pools) if holders >> pool & 1))
+            holders >>= pools
+        return min(map(self._links.slowest, of_layers), key=speed)
 
     def _row(
         self,
