@@ -420,9 +420,10 @@ def distribution(losses: Sequence[float], given_up: int) -> str:
     exact, near, within = (
         sum(loss <= most for loss in losses) for most in (1e-5, WANTED / 10, WANTED)
     )
+    worst = max(losses, default=0.0)
     return (
         f"{len(losses)} clusters: {exact} at 0.00%, {near} within {WANTED / 10:.1%}, "
-        f"{within} within {WANTED:.0%}, worst: {max(losses, default=0.0):.2%} (wanted: {WANTED:.0%})"
+        f"{within} within {WANTED:.0%}, worst: {worst:.2%} (wanted: {WANTED:.0%})"
         + (f"; {given_up} given up" if given_up else "")
     )
 
