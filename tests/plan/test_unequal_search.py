@@ -30,6 +30,7 @@ from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_writing import write_plan
 from ratrain.plan.unequal_aligned import cut_alike
 from ratrain.plan.unequal_build import file_of_plan, plans_of
+from ratrain.plan.unequal_changes import in_other_division
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
@@ -377,6 +378,88 @@ def test_a_job_that_fits_nowhere_says_so_as_before(tmp_path: Path) -> None:
     path.write_text(text)
     with pytest.raises(Infeasible, match="nothing fits 2 MB"):
         every_plan(load_job(path))
+
+
+# ---- sequence parallelism and selective recovery --------------------------------------------
+
+
+def hosts_of_two(folder: Path, *settings: str) -> Path:
+    """A job on three kinds of device, two of a kind in each host."""
+    path = job_file(folder, sequences=8, fast=(40, 2), middle=(25, 2), slow=(10, 2))
+    hosts = (folder / "cluster.toml").read_text()
+    hosts = hosts.replace("devices = 1\ncount = 2", "devices = 2\ncount = 1")
+    host_link = '\n[links.host]\nlatency = "5us"\nbandwidth = "8GB/s"\nsource = "a test"\n'
+    (folder / "cluster.toml").write_text(hosts + host_link)
+    text = path.read_text().replace('name = "ratrain"', "\n".join(('name = "ratrain"', *settings)))
+    path.write_text(text.replace("= 64", "= 256"))
+    return path
+
+
+def planned_file(path: Path) -> dict[str, Any]:
+    """The plan file that `plan` writes, simulated and proved by the other verbs."""
+    plan = path.parent / "plan.json"
+    verb("plan", str(path), "-o", str(plan))
+    verb("simulate", str(plan))
+    verb("verify", str(plan))
+    return json.loads(plan.read_text())
+
+
+@pytest.mark.slow
+def test_a_job_that_asks_for_sequence_parallelism_gets_unequal_replicas_that_have_it(
+    tmp_path: Path,
+) -> None:
+    path = hosts_of_two(tmp_path, "sequence_parallel = true")
+    plan = planned_file(path)
+    assert plan["sequence_parallel"] is True
+    shares = [r["micro_batches"] * r["stages"][0]["micro_batch"] for r in plan["replicas"]]
+    assert len(set(shares)) > 1
+    degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
+    assert 2 in degrees
+
+
+def test_drafts_are_tried_with_sequence_parallelism_and_cost_what_their_programs_do(
+    tmp_path: Path,
+) -> None:
+    spec = load_job(hosts_of_two(tmp_path))
+    stages = stages_of(spec)
+    part = part_of(stages, (Post(0, 2), Post(2, 1)), 1, 2, LEVEL_1)
+    other = part_of(stages, (Post(1, 2),), 1, 2, LEVEL_1)
+    assert part is not None and other is not None
+    whole = draft_of(stages, (part, other), LEVEL_1)
+    assert whole is not None
+    divided = in_other_division(stages, whole)
+    assert divided is not None and divided.divided
+    assert [post.divided for post in divided.parts[0].shape] == [True, False]
+    again = in_other_division(stages, divided)
+    assert again is not None and again.key == whole.key
+    for draft in (whole, divided):
+        plan, _ = timed(spec, stages.pools, draft, float("inf"))
+        assert plan is not None
+        assert plan.plan.sequence_parallel is draft.divided
+        assert draft.estimate_s == pytest.approx(plan.step_s, rel=0.1)
+    only_whole = replace(spec, schedule=replace(spec.schedule, sequence_parallel=False))
+    assert in_other_division(stages_of(only_whole), whole) is None
+
+
+@pytest.mark.slow
+def test_stored_scores_are_let_go_where_a_kind_has_no_memory_for_them(tmp_path: Path) -> None:
+    path = job_file(tmp_path, sequences=16, fast=(40, 1), slow=(15, 2))
+    text = path.read_text().replace(
+        'name = "ratrain"', 'name = "ratrain"\nattention = "stored"\nmemory_budget = "BUDGET"'
+    )
+    modes: dict[str, set[str]] = {}
+    for budget in ("2GB", "60MB"):
+        path.write_text(text.replace("BUDGET", budget).replace("= 64", "= 512"))
+        plans = every_plan(load_job(path))
+        assert plans.unequal is not None
+        modes[budget] = {
+            mode.value
+            for timed_plan in (*plans.unequal.trainable, *plans.unequal.others)
+            for replica in timed_plan.plan.replicas
+            for mode in replica.recovery
+        }
+    assert modes["2GB"] == {"none"}
+    assert "selective" in modes["60MB"]
 
 
 # ---- against every plan --------------------------------------------------------------------

@@ -71,7 +71,11 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
         key = posts, part.layers, part.recovery, part.micro_batch, share
         order.setdefault(key, len(order))
         layout = LayoutSpec(
-            len(part.shape), len(draft.parts), part.shape[0].tensor, layers=part.layers
+            len(part.shape),
+            len(draft.parts),
+            part.shape[0].tensor,
+            layers=part.layers,
+            sequence_parallel=draft.divided,
         )
         same = UnevenReplica(
             layout,
@@ -100,7 +104,7 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
         replace(chosen, sharding=draft.state.sharding),
         draft.state,
         job.schedule.recovery_buffer,
-        False,
+        draft.divided,
     )
     require_runnable(made, Place(str(job.path or "job")))
     return made

@@ -76,6 +76,11 @@ class Draft:
         return max(part.step_s(share) for part, share in zip(self.parts, self.shares, strict=True))
 
     @property
+    def divided(self) -> bool:
+        """Whether its tensor groups divide sequences."""
+        return any(post.divided for part in self.parts for post in part.shape)
+
+    @property
     def ops(self) -> int:
         """About as many ops as its program has; long ones repeat themselves and are kept short."""
         return sum(

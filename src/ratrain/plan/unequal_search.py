@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import product
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.build import MODES, Candidate
@@ -21,10 +22,16 @@ from ratrain.plan.enumerate import StateMode, divisors_of, modes_of
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH, least_step_s
 from ratrain.plan.search import codes_of
-from ratrain.plan.unequal_changes import changed, in_best_sizes, leaner, of_candidate
+from ratrain.plan.unequal_changes import (
+    changed,
+    in_best_sizes,
+    in_other_division,
+    leaner,
+    of_candidate,
+)
 from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_mixes import Draft, drafts
-from ratrain.plan.unequal_pools import FEW, pools_of, shapes_of
+from ratrain.plan.unequal_pools import FEW, divisions_of, in_division, pools_of, shapes_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Timed, timed
 from ratrain.program.skeletons import SKELETONS
@@ -93,8 +100,7 @@ def searchable(job: JobSpec) -> bool:
         and len({device.kind.name for device in members}) > 1
         and skeleton.fixed is None
         and job.schedule.average_every is None
-        and not job.schedule.sequence_parallel
-        and job.schedule.recovery in ("auto", "keep-all", "everywhere")
+        and job.schedule.recovery in ("auto", "keep-all", "selective", "everywhere")
     )
 
 
@@ -129,7 +135,7 @@ class _Seeker:
     def __init__(self, job: JobSpec, known_s: float, progress: Progress | None) -> None:
         chosen = strategy_of(job)
         pools = pools_of(job.cluster.members())
-        codes = [code for code in codes_of(job, chosen) if MODES[code].value != "selective"]
+        codes = codes_of(job, chosen)
         self.job, self.known_s, self.progress = job, known_s, progress
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
@@ -148,24 +154,33 @@ class _Seeker:
 
     def ranked(self) -> list[Draft]:
         """Every draft, the least estimate first. Where none fits with states as they are fastest,
-        the next are tried."""
+        the next are tried, then sequence parallelism; the best are tried with it in any case."""
         shapes = shapes_of(self.job, self.stages.pools)
         sizes = [s for s in divisors_of(self.job.batch.sequences) if s <= LARGEST_MICRO_BATCH]
         alone = modes_of(self.job, strategy_of(self.job), 1)[0]
         by_shape: dict[object, Draft] = {}
-        for state in self.states:
+        for divided, state in product(divisions_of(self.job, shapes), self.states):
+            posted = [in_division(shape, divided) for shape in shapes]
             for size in sizes:
-                for draft in drafts(self.stages, shapes, size, (state, alone)):
+                for draft in drafts(self.stages, posted, size, (state, alone)):
                     by_shape.setdefault(draft.key, draft)
             if any(len(draft.parts) > 1 for draft in by_shape.values()):
                 break
         best = nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.estimate_s)
         best += nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.alone_s)
+        best += [
+            other
+            for draft in best[:RESIZED]
+            if (other := in_other_division(self.stages, draft)) is not None
+        ]
         for draft in best:
+            by_shape.setdefault(draft.key, draft)
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
                 by_shape.setdefault(resized.key, resized)
-        return sorted(by_shape.values(), key=lambda draft: draft.estimate_s)
+        must_divide = bool(self.job.schedule.sequence_parallel)
+        allowed = [draft for draft in by_shape.values() if draft.divided or not must_divide]
+        return sorted(allowed, key=lambda draft: draft.estimate_s)
 
     def best_of(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float

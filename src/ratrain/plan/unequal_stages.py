@@ -21,7 +21,7 @@ from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.geometry import speed
 from ratrain.plan.kind_speed import kind_speed
-from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes, unit_of
+from ratrain.plan.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
 from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.unequal_pools import Pool, PoolLinks, Post, Shape
 from ratrain.program.setup import Recovery, Unit
@@ -69,6 +69,7 @@ class Stages:
         self.row = cache(self._row)
         self.times = cache(self._times)
         self.seconds = cache(self._seconds)
+        self.scores_s = cache(self._scores_s)
         self.is_priced = cache(self._is_priced)
         self.units = cache(self._units)
         self.message = cache(self._message)
@@ -90,7 +91,7 @@ class Stages:
 
     def _times(self, post: Post, micro_batch: int) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
         """Of an embedding, a layer and a head."""
-        layout = LayoutSpec(1, 1, post.tensor)
+        layout = post.layout
         job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
         kind = self.pools[post.pool].kind
         embedding, layer, head = (
@@ -100,7 +101,7 @@ class Stages:
 
     def _seconds(self, post: Post, micro_batch: int) -> tuple[Seconds, Seconds, Seconds]:
         """Of an embedding, a layer and a head."""
-        layout = LayoutSpec(1, 1, post.tensor)
+        layout = post.layout
         job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
 
         def seconds(block_times: BlockTimes, sums_s: float) -> Seconds:
@@ -115,6 +116,13 @@ class Stages:
         )
         return embedding, layer, head
 
+    def _scores_s(self, post: Post, micro_batch: int) -> float:
+        """What selective recovery adds to a layer's backward."""
+        job, link = self.sized(micro_batch, post.layout), self._links.inside(post.pool, post.tensor)
+        layer, kind = kinds_of_block(job)[1], self.pools[post.pool].kind
+        again = times_in_layout(job, post.layout, layer, kind, link, selective=True)
+        return again.backward_s - self.times(post, micro_batch)[1].backward_s
+
     def _is_priced(self, post: Post, micro_batch: int) -> bool:
         """Whether the layers are measured in this tensor degree, or their device has rates."""
         try:
@@ -123,12 +131,12 @@ class Stages:
             return False
         return True
 
-    def _units(self, tensor: int, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
+    def _units(self, layout: LayoutSpec, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
         """Their bytes; `many`: other replicas hold them as well."""
-        layout = LayoutSpec(2, 2 if many else 1, tensor)
+        layout = replace(layout, pipeline=2, data=2 if many else 1)
         job = self.sized(micro_batch, layout)
         embedding, layer, head = (
-            unit_of(job, layout, block, boundary_bytes(job)) for block in kinds_of_block(job)
+            unit_of(job, layout, block, passed_bytes(job, layout)) for block in kinds_of_block(job)
         )
         return embedding, layer, head
 
@@ -144,7 +152,7 @@ class Stages:
         link = self._links.boundary(source.pool, target.pool)
         if link is None:
             return None
-        layout = LayoutSpec(2, 1, source.tensor)
+        layout = replace(source.layout, pipeline=2)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
         inside = self._links.inside(target.pool, target.tensor)
         kind = self.pools[source.pool].kind
@@ -152,7 +160,8 @@ class Stages:
             sent = group_message(size_bytes, link, kind, layout, inside)
         else:
             degrees = source.tensor, target.tensor
-            sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=inside)
+            over = None if target.divided else inside
+            sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=over)
         return sent, link
 
     def _holders(self, shape: Shape, layers: tuple[int, ...]) -> int:
@@ -189,7 +198,7 @@ class Stages:
         if not self.is_priced(post, micro_batch):
             return (None,) * (self.job.model.spec.layers + 1)
         budget = self.job.budget_of(self.pools[post.pool].kind)
-        units = self.units(post.tensor, micro_batch, data > 1)
+        units = self.units(post.layout, micro_batch, data > 1)
         ends = tuple(
             unit for unit, is_there in zip(units[::2], (first, last), strict=True) if is_there
         )
@@ -222,6 +231,8 @@ class Stages:
                 early_s = min(self.job.schedule.recovery_buffer, layers) * layer.forward_s
             if last and self._recovers_heads:
                 backward_s += head.forward_s
+        if mode is Recovery.SELECTIVE:
+            backward_s += layers * self.scores_s(post, micro_batch)
         for unit, is_there in ((embedding, first), (head, last)):
             if is_there:
                 forward_s += unit.forward_s
