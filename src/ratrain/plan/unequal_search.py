@@ -30,10 +30,11 @@ from ratrain.plan.unequal_changes import (
     of_candidate,
 )
 from ratrain.plan.unequal_clock import StageClock
+from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
 from ratrain.plan.unequal_pools import FEW, divisions_of, in_division, pools_of, shapes_of
 from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import Timed, timed
+from ratrain.plan.unequal_trial import Drafted, Timed, timed
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy
 
@@ -82,9 +83,10 @@ class UnequalSearch:
     """What the search found: plans that were simulated and proved, each class with its best first;
     and what no plan of these devices can be faster than."""
 
-    trainable: tuple[Timed, ...]
-    others: tuple[Timed, ...]  # faster than those that train, and only simulated
+    trainable: tuple[Timed[Drafted], ...]
+    others: tuple[Timed[Drafted], ...]  # faster than those that train, and only simulated
     drafts: int
+    shared: int  # drafts in which kinds share stages, beside those
     simulated: int
     least_s: float
     total_s: float
@@ -116,17 +118,26 @@ def unequal_search(
     trains = job.backend.trains
     can_train = [draft for draft in ranked if trains and draft.trainable]
     rest = [draft for draft in ranked if not (trains and draft.trainable)]
-    trainable = seeker.best_of(starts if trains else [], can_train, known_s)
-    bar_s = trainable[0].step_s if trainable else known_s
+    alone = seeker.best_of(starts if trains else [], can_train, known_s)
+    bar_s = min([known_s, *(plan.step_s for plan in alone[:1])])
+    of_members = members_search(seeker.stages, seeker.states, bar_s, seeker.watch)
+    trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
+    bar_s = min([known_s, *(plan.step_s for plan in trainable[:1])])
     others = seeker.best_of([] if trains else starts, rest, bar_s)
+    others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
         len(ranked),
+        of_members.drafts,
         seeker.simulated,
         least_step_s(job, job.cluster.members()),
         time.perf_counter() - began,
     )
+
+
+def _fastest(plans: Sequence[Timed[Drafted]]) -> list[Timed[Drafted]]:
+    return sorted(plans, key=lambda plan: plan.step_s)
 
 
 class _Seeker:
@@ -149,7 +160,7 @@ class _Seeker:
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
         self._climbs = MANY_CLIMBS if many else CLIMBS
-        self._known: dict[object, Timed | None] = {}
+        self._known: dict[object, Timed[Draft] | None] = {}
         self._clocked: dict[object, float | None] = {}
 
     def ranked(self) -> list[Draft]:
@@ -184,11 +195,11 @@ class _Seeker:
 
     def best_of(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
-    ) -> list[Timed]:
+    ) -> list[Timed[Draft]]:
         """The best of drafts as simulated, and of those made of the best by changes. Those that
         cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
         says; of `ranked`, the least estimate first, as many as may be as fast."""
-        best_s, tried = bar_s, dict[object, Timed]()
+        best_s, tried = bar_s, dict[object, Timed[Draft]]()
         self._left, self._clock_left = OPS, CLOCK_OPS
         families: Counter[object] = Counter()
         count = 0
@@ -267,7 +278,7 @@ class _Seeker:
         clock_s = self._clock_s(draft)
         return draft.estimate_s if clock_s is None else clock_s
 
-    def _climbed(self, start: Timed) -> Iterable[Timed]:
+    def _climbed(self, start: Timed[Draft]) -> Iterable[Timed[Draft]]:
         """Ever faster ones, each a change of the one before."""
         here = start
         for _ in range(ROUNDS):
@@ -296,14 +307,18 @@ class _Seeker:
             here = better
             yield here
 
-    def _simulate(self, draft: Draft, best_s: float) -> Timed | None:
+    def watch(self) -> None:
+        """Counts a draft that is simulated whole."""
+        self.simulated += 1
+        if self.progress is not None:
+            self.progress(min(self.simulated, MOST), MOST)
+
+    def _simulate(self, draft: Draft, best_s: float) -> Timed[Draft] | None:
         """A draft as simulated, with more recovery where memory asks for it."""
         if draft.key not in self._known:
-            self.simulated += 1
+            self.watch()
             self._left -= draft.ops
-            if self.progress is not None:
-                self.progress(min(self.simulated, MOST), MOST)
-            known: Timed | None = None
+            known: Timed[Draft] | None = None
             leaned: Draft | None = draft
             for _ in range(4):
                 if leaned is None:
