@@ -5,7 +5,7 @@
 
 Every plan: each set of replicas, of any depth, on any of the devices in any order, some idle; every
 tensor degree of every stage; every cut of the layers; every share of the batch in micro-batches of
-every size; every way to share states. One is passed over only where its compute alone takes as long
+every size; every way to share states; sequence parallelism or none. One is passed over only where its compute alone takes as long
 as the best plan known: a stage computes its micro-batches one after another, and begins when the
 first has come through the stages before it. All others are read from a plan file, proved and
 simulated. Devices of a kind stand in hosts of their own, or all in one, so they are the same.
@@ -190,8 +190,10 @@ class Every:
         for least_s, _, replicas in sorted(plans):
             if least_s >= self.best_s or self._is_over():
                 return
-            for mode in MODES if len(replicas) > 1 else MODES[:1]:
-                self._simulate(replicas, *mode)
+            wide = any(degree > 1 for replica in replicas for _, degree in replica.stages)
+            for divided in (False, True) if wide else (False,):
+                for mode in MODES if len(replicas) > 1 else MODES[:1]:
+                    self._simulate(replicas, *mode, divided=divided)
 
     def _is_over(self) -> bool:
         self.is_whole = time.process_time() < self._ends_s
@@ -273,8 +275,14 @@ class Every:
         embedding_s, layer_s, head_s = (time.forward_s + time.backward_s for time in times)
         return embedding_s, layer_s, head_s
 
-    def _simulate(self, replicas: Sequence[Replica], sharding: int, accumulation: str) -> None:
-        text = json.dumps(self._file(replicas, sharding, accumulation))
+    def _simulate(
+        self, replicas: Sequence[Replica], sharding: int, accumulation: str, *, divided: bool
+    ) -> None:
+        plan = {
+            **self._file(replicas, sharding, accumulation),
+            **({"sequence_parallel": True} if divided else {}),
+        }
+        text = json.dumps(plan)
         file = str(self.job.path)
         try:
             case = UnevenCase(uneven_plan(parse_plan(text, file), file))

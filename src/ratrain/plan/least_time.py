@@ -8,6 +8,7 @@ what that backward updates; and a rank computes all of its stages one after the 
 from __future__ import annotations
 
 from collections import defaultdict
+from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -32,10 +33,14 @@ class _StageWork:
 def least_step_s(strategy: Strategy, setup: Setup, choices: Choices, costs: Costs) -> float:
     """Seconds that a step takes at least; 0 where stages have several members."""
     longest_s, first_unit = 0.0, 0
-    for replica in setup.replicas:
+    chosen_modes = choices.modes_of(setup)
+    for number, replica in enumerate(setup.replicas):
         if any(len(stage.members) > 1 for stage in replica.stages):
             return 0.0
-        works = _works(strategy, replica, choices, costs, first_unit)
+        modes = recovery_modes(strategy, choices, len(replica.stages))
+        if chosen_modes is not None:
+            modes = chosen_modes[number]
+        works = _works(strategy, replica, modes, costs, first_unit)
         first_unit += sum(len(stage.only.units) for stage in replica.stages)
         longest_s = max(longest_s, _longest(works, replica.micro_batches))
     return longest_s
@@ -54,10 +59,13 @@ def _longest(works: list[_StageWork], micro_batches: int) -> float:
 
 
 def _works(
-    strategy: Strategy, replica: Replica, choices: Choices, costs: Costs, first_unit: int
+    strategy: Strategy,
+    replica: Replica,
+    modes: Sequence[Recovery],
+    costs: Costs,
+    first_unit: int,
 ) -> list[_StageWork]:
-    """The work of each stage of a replica whose units begin at a number."""
-    modes = recovery_modes(strategy, choices, len(replica.stages))
+    """The work of each stage of a replica whose units begin at a number, in these modes."""
     forward, backward = costs.work[Kind.F].fixed_s, costs.work[Kind.B].fixed_s
     later = 0.0 * backward
     if SKELETONS[strategy.skeleton].split_backward:

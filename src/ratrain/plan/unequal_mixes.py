@@ -27,13 +27,15 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import trains_tied
 from ratrain.plan.unequal_aligned import Runs, cut_alike, pool_order
-from ratrain.plan.unequal_parts import Part, part_of
+from ratrain.plan.unequal_parts import Part, part_of, recut
 from ratrain.plan.unequal_pools import FEW, Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.program.units import Bools
 
 KEPT_SHAPES = 4
 """Shapes kept of those that take the same devices in the same tensor degrees."""
+RECUT_SHAPES = 12
+"""Of these the shapes, on few devices, whose layers are first moved from stage to stage."""
 KEPT_MIXES = 8
 """Mixes kept of those that take the same devices in the same number of parts."""
 LIBRARY = 300
@@ -166,7 +168,13 @@ def _library(
         if part is not None:
             key = used_of(shape, len(stages.pools)), degrees_of(shape)
             alike.setdefault(key, []).append((part.step_s(share), number, part))
-    best = [entry for entries in alike.values() for entry in nsmallest(KEPT_SHAPES, entries)]
+    best: list[tuple[float, int, Part]] = []
+    for entries in alike.values():
+        if not _bounds(stages).repeated:
+            near = nsmallest(RECUT_SHAPES, entries)
+            parts = ((number, recut(stages, part, data, state, share)) for _, number, part in near)
+            entries = [(part.step_s(share), number, part) for number, part in parts]
+        best += nsmallest(KEPT_SHAPES, entries)
 
     def waste(entry: tuple[float, int, Part]) -> float:
         return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))

@@ -9,10 +9,10 @@ and the pace at which a slow stage or line ahead of a stage lets work come and g
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations
 from math import inf
 
 from ratrain.plan.enumerate import StateMode
@@ -91,6 +91,31 @@ def part_of(
         return None
     fitting = tuple(work for work in works if work is not None)
     return Part(shape, micro_batch, tuple(cut), fitting, (*messages_s, 0.0))
+
+
+def recut(stages: Stages, part: Part, data: int, state: StateMode, micro_batches: int) -> Part:
+    """The part with single layers moved from stage to stage as long as so many micro-batches then
+    take less: of cuts whose slowest stages are alike, the fill of the pipeline decides."""
+    while True:
+        moved = (
+            part_of(stages, part.shape, part.micro_batch, data, state, layers)
+            for layers in layers_moved(part.layers)
+        )
+        fitting = [other for other in moved if other is not None]
+        best = min(fitting, key=lambda other: other.step_s(micro_batches), default=part)
+        if best.step_s(micro_batches) >= part.step_s(micro_batches) * (1 - 1e-9):
+            return part
+        part = best
+
+
+def layers_moved(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every cut in which a stage holds a layer of another one's."""
+    for source, target in permutations(range(len(layers)), 2):
+        if layers[source] > 1:
+            moved = list(layers)
+            moved[source] -= 1
+            moved[target] += 1
+            yield tuple(moved)
 
 
 def rows_of(
