@@ -1,14 +1,19 @@
 """The planner's plans of unequal devices against every plan there is, on random small clusters.
 
     python benchmarks/unequal/exhaustive.py                       # 12 clusters of up to 5 devices
-    python benchmarks/unequal/exhaustive.py --devices 8 --cases 3 --seed 7
+    python benchmarks/unequal/exhaustive.py --devices 8 --cases 3 --seed 7 --limit 600
 
 Every plan: each set of replicas, of any depth, on any of the devices in any order, some idle; every
 tensor degree of every stage; every cut of the layers; every share of the batch in micro-batches of
-every size; every way to share states. One is passed over only where its compute alone takes as long
-as the best plan known: a stage computes its micro-batches one after another, and begins when the
-first has come through the stages before it. All others are read from a plan file, proved and
-simulated. Devices of a kind stand in hosts of their own, or all in one, so they are the same.
+every size; every way to share states; sequence parallelism or none. One is passed over only where
+its compute alone takes as long as the best plan known: a stage computes its micro-batches one after
+another, and begins when the first has come through the stages before it. All others are read from a
+plan file, proved and simulated. Devices of a kind stand in hosts of their own, or all in one, so
+they are the same. Plans whose stages have several members are not among them; where the planner's
+is faster than its other ones, it is printed.
+
+With `--limit` a cluster is given up whose plans take more seconds of processor time than that; what
+was faster until then is printed all the same.
 """
 
 from __future__ import annotations
@@ -21,6 +26,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache
 from itertools import combinations
+from math import inf
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -34,6 +40,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.uneven_setup import has_members
 from ratrain.simulate.long import simulate_proved
 
 WANTED = 0.01
@@ -163,25 +170,34 @@ class Every:
     """Every plan of a job whose compute alone takes less than `best_s`, which falls as plans are
     simulated."""
 
-    def __init__(self, job: JobSpec, cluster: Cluster, best_s: float) -> None:
+    def __init__(self, job: JobSpec, cluster: Cluster, best_s: float, limit_s: float) -> None:
         self.job, self.cluster, self.best_s = job, cluster, best_s
         self.simulated = self.looked_at = 0
+        self.is_whole = True
+        self._ends_s = time.process_time() + limit_s
         self.best_words = ""
         self.seconds = cache(self._seconds)
         self.replicas = cache(self._replicas)
 
     def search(self) -> None:
-        """Simulates all of them, those of the least compute first."""
-        plans = [
-            (max(replica.least_s for replica in replicas), number, replicas)
-            for number, replicas in enumerate(self._plans())
-        ]
+        """Simulates all of them, those of the least compute first, until its time is over."""
+        plans: list[tuple[float, int, tuple[Replica, ...]]] = []
+        for number, replicas in enumerate(self._plans()):
+            plans.append((max(replica.least_s for replica in replicas), number, replicas))
+            if self._is_over():
+                return
         self.looked_at = len(plans)
         for least_s, _, replicas in sorted(plans):
-            if least_s >= self.best_s:
+            if least_s >= self.best_s or self._is_over():
                 return
-            for mode in MODES if len(replicas) > 1 else MODES[:1]:
-                self._simulate(replicas, *mode)
+            wide = any(degree > 1 for replica in replicas for _, degree in replica.stages)
+            for divided in (False, True) if wide else (False,):
+                for mode in MODES if len(replicas) > 1 else MODES[:1]:
+                    self._simulate(replicas, *mode, divided=divided)
+
+    def _is_over(self) -> bool:
+        self.is_whole = time.process_time() < self._ends_s
+        return not self.is_whole
 
     def _plans(self) -> Iterator[tuple[Replica, ...]]:
         free = tuple(kind.count for kind in self.cluster.kinds)
@@ -259,8 +275,14 @@ class Every:
         embedding_s, layer_s, head_s = (time.forward_s + time.backward_s for time in times)
         return embedding_s, layer_s, head_s
 
-    def _simulate(self, replicas: Sequence[Replica], sharding: int, accumulation: str) -> None:
-        text = json.dumps(self._file(replicas, sharding, accumulation))
+    def _simulate(
+        self, replicas: Sequence[Replica], sharding: int, accumulation: str, *, divided: bool
+    ) -> None:
+        plan = {
+            **self._file(replicas, sharding, accumulation),
+            **({"sequence_parallel": True} if divided else {}),
+        }
+        text = json.dumps(plan)
         file = str(self.job.path)
         try:
             case = UnevenCase(uneven_plan(parse_plan(text, file), file))
@@ -342,23 +364,28 @@ class Compared:
     simulated: int
     search_s: float
     every_s: float
+    is_whole: bool  # whether every plan was looked at
+    shared_s: float | None  # of the fastest plan with stages of several members, if it is searched
 
     @property
     def loss(self) -> float:
         return self.found_s / self.best_s - 1
 
 
-def compare(cluster: Cluster) -> Compared:
-    """The planner on a cluster, then every plan."""
+def compare(cluster: Cluster, limit_s: float = inf) -> Compared:
+    """The planner on a cluster, then every plan, in so many seconds at most."""
     with tempfile.TemporaryDirectory() as folder:
         job = load_job(write_job(Path(folder), cluster))
         began = time.process_time()
         plans = every_plan(job)
         assert plans.alike is not None, "memory is ample"
+        assert plans.unequal is not None, "devices are of several kinds"
+        found = (*plans.unequal.trainable, *plans.unequal.others)
         steps_s = [plans.alike.best.step_s]
-        steps_s += [plan.step_s for plan in (plans.best, plans.faster) if plan is not None]
+        steps_s += [plan.step_s for plan in found if not has_members(plan.plan)]
+        shared_s = [plan.step_s for plan in found if has_members(plan.plan)]
         searched = time.process_time()
-        every = Every(job, cluster, min(steps_s))
+        every = Every(job, cluster, min(steps_s), limit_s)
         every.search()
         return Compared(
             cluster,
@@ -370,6 +397,8 @@ def compare(cluster: Cluster) -> Compared:
             every.simulated,
             searched - began,
             time.process_time() - searched,
+            every.is_whole,
+            min(shared_s, default=None),
         )
 
 
@@ -380,23 +409,42 @@ def main() -> None:
     asked.add_argument("--cases", type=int, default=12)
     asked.add_argument("--devices", type=int, default=5, help="at most")
     asked.add_argument("--seed", type=int, default=0)
+    asked.add_argument("--limit", type=float, default=inf, help="seconds for each cluster")
     chosen = asked.parse_args()
-    worst = 0.0
+    losses: list[float] = []
     for case in range(chosen.cases):
-        compared = compare(random_cluster(Random(1000 * chosen.seed + case), chosen.devices))
-        worst = max(worst, compared.loss)
+        cluster = random_cluster(Random(1000 * chosen.seed + case), chosen.devices)
+        compared = compare(cluster, chosen.limit)
+        over = "" if compared.is_whole else ", given up"
+        shared_s = compared.shared_s or inf
+        shared = f"; members {shared_s * 1e3:.1f} ms" if shared_s < compared.found_s else ""
         print(f"{case}: {compared.cluster.words}")
         print(
             f"   alike {compared.alike_s * 1e3:.1f} ms, found {compared.found_s * 1e3:.1f} ms "
             f"({compared.search_s:.1f} s), "
             f"best of all {compared.best_s * 1e3:.1f} ms: {compared.loss:.2%} more; "
             f"{compared.looked_at:,} plans, {compared.simulated:,} simulated "
-            f"({compared.every_s:.0f} s)",
+            f"({compared.every_s:.0f} s{over}){shared}",
             flush=True,
         )
         if compared.loss > WANTED:
             print(f"   {compared.best}", flush=True)
-    print(f"worst: {worst:.2%} (wanted: {WANTED:.0%})")
+        if compared.is_whole or compared.loss > WANTED:
+            losses.append(compared.loss)
+    print(distribution(losses, chosen.cases - len(losses)))
+
+
+def distribution(losses: Sequence[float], given_up: int) -> str:
+    """How many plans are how near the best of all."""
+    exact, near, within = (
+        sum(loss <= most for loss in losses) for most in (1e-5, WANTED / 10, WANTED)
+    )
+    worst = max(losses, default=0.0)
+    return (
+        f"{len(losses)} clusters: {exact} at 0.00%, {near} within {WANTED / 10:.1%}, "
+        f"{within} within {WANTED:.0%}, worst: {worst:.2%} (wanted: {WANTED:.0%})"
+        + (f"; {given_up} given up" if given_up else "")
+    )
 
 
 if __name__ == "__main__":

@@ -2,14 +2,23 @@
 
 from __future__ import annotations
 
+import json
+from random import Random
+
 import numpy as np
 from hypothesis import HealthCheck, given, settings
 from random_jobs import SKELETONS, candidates
+from random_plans import random_plan
 
+from ratrain.errors import SpecError
 from ratrain.plan.build import Candidate
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import Group
 from ratrain.plan.least_time import least_step_s
+from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_places import uneven_costs
+from ratrain.plan.uneven_read import uneven_plan
 from ratrain.program.strategies import STRATEGIES, apply_strategy
 from ratrain.simulate.simulate import step_time_s
 
@@ -20,6 +29,23 @@ quick = settings(
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
 )
 every_schedule = candidates(tuple(sorted(STRATEGIES)) + SKELETONS)
+
+
+def test_no_plan_of_unequal_replicas_is_shorter_than_its_lower_bound() -> None:
+    """Each stage counts what it recovers itself, not what the strategy would."""
+    tight = 0
+    for seed in range(60):
+        try:
+            plan = uneven_plan(parse_plan(json.dumps(random_plan(Random(seed))), ""), "p.json")
+        except SpecError:
+            continue
+        case = UnevenCase(plan)
+        step_s = step_time_s(case.program, case.costs, steps=5)
+        costs = uneven_costs(plan, plan.setup)
+        least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs)
+        assert 0 < least_s <= step_s * (1 + 1e-9), seed
+        tight += least_s > 0.5 * step_s
+    assert tight > 5
 
 
 @quick

@@ -97,6 +97,17 @@ def test_recovery_is_within_one_percent_of_the_whole_program(
     assert max(gaps(stages_of(spec, (mode,)), 6, 5)) < 0.01
 
 
+def test_selective_recovery_takes_as_long_as_in_the_whole_program(tmp_path: Path) -> None:
+    spec = unequal_job(tmp_path, sequences=8)
+    schedule = replace(spec.schedule, attention="stored", recovery="selective")
+    spec = replace(spec, schedule=schedule)
+    assert max(gaps(stages_of(spec, (Recovery.SELECTIVE,)), 6, 11)) < 1e-9
+    kept = stages_of(spec, (Recovery.NONE,)).row(Post(0, 1), 1, 1, True, True, 1, LEVEL_1)[4]
+    again = stages_of(spec, (Recovery.SELECTIVE,)).row(Post(0, 1), 1, 1, True, True, 1, LEVEL_1)[4]
+    assert kept is not None and again is not None
+    assert again.backward_s > kept.backward_s
+
+
 @pytest.mark.parametrize("without", [("update-prefetch",), ("layerwise-state-pipeline",)])
 def test_barriers_are_where_the_whole_program_has_them(
     tmp_path: Path, without: tuple[str, ...]

@@ -28,7 +28,9 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_writing import write_plan
+from ratrain.plan.unequal_aligned import cut_alike
 from ratrain.plan.unequal_build import file_of_plan, plans_of
+from ratrain.plan.unequal_changes import in_other_division
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
@@ -188,6 +190,20 @@ def test_plans_of_many_devices_are_no_slower_than_alike_ones_and_the_same_each_t
     assert again.best is not None
     assert write_plan(file_of_plan(first.best.plan)) == write_plan(file_of_plan(again.best.plan))
     assert first.best.step_s == again.best.step_s
+
+
+def test_replicas_that_go_through_two_hosts_alike_may_be_cut_at_the_same_layers(
+    tmp_path: Path,
+) -> None:
+    spec = load_job(job_file(tmp_path, fast=(60, 3), slow=(10, 3)))
+    stages = stages_of(spec)
+    parts = parts_of(stages, (0, 1), (0, 1, 1))
+    assert [part.layers[0] for part in parts] == [3, 2]
+    made = list(cut_alike(stages, parts, LEVEL_1))  # not at 3: two stages cannot share one layer
+    assert [[part.layers[0] for part in each] for each in made] == [[2, 2]]
+    assert not list(cut_alike(stages, made[0], LEVEL_1)), "they are cut so already"
+    crossed = parts_of(stages, (0, 1), (1, 0, 1))
+    assert not list(cut_alike(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
 
 
 # ---- drafts as plans -----------------------------------------------------------------------
@@ -364,6 +380,88 @@ def test_a_job_that_fits_nowhere_says_so_as_before(tmp_path: Path) -> None:
         every_plan(load_job(path))
 
 
+# ---- sequence parallelism and selective recovery --------------------------------------------
+
+
+def hosts_of_two(folder: Path, *settings: str) -> Path:
+    """A job on three kinds of device, two of a kind in each host."""
+    path = job_file(folder, sequences=8, fast=(40, 2), middle=(25, 2), slow=(10, 2))
+    hosts = (folder / "cluster.toml").read_text()
+    hosts = hosts.replace("devices = 1\ncount = 2", "devices = 2\ncount = 1")
+    host_link = '\n[links.host]\nlatency = "5us"\nbandwidth = "8GB/s"\nsource = "a test"\n'
+    (folder / "cluster.toml").write_text(hosts + host_link)
+    text = path.read_text().replace('name = "ratrain"', "\n".join(('name = "ratrain"', *settings)))
+    path.write_text(text.replace("= 64", "= 256"))
+    return path
+
+
+def planned_file(path: Path) -> dict[str, Any]:
+    """The plan file that `plan` writes, simulated and proved by the other verbs."""
+    plan = path.parent / "plan.json"
+    verb("plan", str(path), "-o", str(plan))
+    verb("simulate", str(plan))
+    verb("verify", str(plan))
+    return json.loads(plan.read_text())
+
+
+@pytest.mark.slow
+def test_a_job_that_asks_for_sequence_parallelism_gets_unequal_replicas_that_have_it(
+    tmp_path: Path,
+) -> None:
+    path = hosts_of_two(tmp_path, "sequence_parallel = true")
+    plan = planned_file(path)
+    assert plan["sequence_parallel"] is True
+    shares = [r["micro_batches"] * r["stages"][0]["micro_batch"] for r in plan["replicas"]]
+    assert len(set(shares)) > 1
+    degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
+    assert 2 in degrees
+
+
+def test_drafts_are_tried_with_sequence_parallelism_and_cost_what_their_programs_do(
+    tmp_path: Path,
+) -> None:
+    spec = load_job(hosts_of_two(tmp_path))
+    stages = stages_of(spec)
+    part = part_of(stages, (Post(0, 2), Post(2, 1)), 1, 2, LEVEL_1)
+    other = part_of(stages, (Post(1, 2),), 1, 2, LEVEL_1)
+    assert part is not None and other is not None
+    whole = draft_of(stages, (part, other), LEVEL_1)
+    assert whole is not None
+    divided = in_other_division(stages, whole)
+    assert divided is not None and divided.divided
+    assert [post.divided for post in divided.parts[0].shape] == [True, False]
+    again = in_other_division(stages, divided)
+    assert again is not None and again.key == whole.key
+    for draft in (whole, divided):
+        plan, _ = timed(spec, stages.pools, draft, float("inf"))
+        assert plan is not None
+        assert plan.plan.sequence_parallel is draft.divided
+        assert draft.estimate_s == pytest.approx(plan.step_s, rel=0.1)
+    only_whole = replace(spec, schedule=replace(spec.schedule, sequence_parallel=False))
+    assert in_other_division(stages_of(only_whole), whole) is None
+
+
+@pytest.mark.slow
+def test_stored_scores_are_let_go_where_a_kind_has_no_memory_for_them(tmp_path: Path) -> None:
+    path = job_file(tmp_path, sequences=16, fast=(40, 1), slow=(15, 2))
+    text = path.read_text().replace(
+        'name = "ratrain"', 'name = "ratrain"\nattention = "stored"\nmemory_budget = "BUDGET"'
+    )
+    modes: dict[str, set[str]] = {}
+    for budget in ("2GB", "60MB"):
+        path.write_text(text.replace("BUDGET", budget).replace("= 64", "= 512"))
+        plans = every_plan(load_job(path))
+        assert plans.unequal is not None
+        modes[budget] = {
+            mode.value
+            for timed_plan in (*plans.unequal.trainable, *plans.unequal.others)
+            for replica in timed_plan.plan.replicas
+            for mode in replica.recovery
+        }
+    assert modes["2GB"] == {"none"}
+    assert "selective" in modes["60MB"]
+
+
 # ---- against every plan --------------------------------------------------------------------
 
 
@@ -396,6 +494,20 @@ def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
     degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
     assert degrees == {1, 2}
     verb("simulate", str(fastest))
+
+
+@pytest.mark.slow
+def test_pipelines_cross_between_two_hosts_so_that_reductions_stay_inside_them(
+    exhaustive: Any, tmp_path: Path
+) -> None:
+    kinds = exhaustive.Kind(30, 2, one_host=True), exhaustive.Kind(20, 3, one_host=True)
+    cluster = exhaustive.Cluster(kinds, "200Mbit/s", layers=4, sequences=6)
+    plans = every_plan(load_job(exhaustive.write_job(tmp_path, cluster)))
+    assert plans.best is not None
+    replicas = plans.best.plan.replicas
+    assert {replica.layout.layers for replica in replicas} == {(2, 2)}
+    assert {replica.kinds for replica in replicas} == {("kind-0", "kind-1")}
+    assert sorted(replica.tensor for replica in replicas) == [(1, 1), (1, 2)]
 
 
 @pytest.mark.slow

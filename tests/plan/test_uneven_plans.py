@@ -5,14 +5,14 @@ from __future__ import annotations
 
 import json
 from collections import Counter
-from dataclasses import replace
 from functools import cache
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 
 import pytest
+import verifier_soak
 from click.testing import CliRunner
+from planted import FAULTS, opposite_order, ops_of, without
 from random_plans import random_plan
 
 from ratrain.cli.main import ratrain
@@ -24,8 +24,7 @@ from ratrain.plan.standing import standing_of
 from ratrain.plan.subject import case_of_subject, subject_of
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
-from ratrain.program.actions import Action
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.verify import Rule, verify
 from ratrain.simulate.long import simulate_proved
@@ -87,22 +86,6 @@ def programs() -> tuple[Program, ...]:
     )[:15]
 
 
-def ops_of(program: Program, *kinds: Kind) -> list[tuple[int, Lane, int]]:
-    """(rank, lane, place) of every op of these kinds."""
-    return [
-        (rank, lane, place)
-        for (rank, lane), actions in program.lanes.items()
-        for place, action in enumerate(actions)
-        if action.kind in kinds
-    ]
-
-
-def without(program: Program, rank: int, lane: Lane, place: int) -> Program:
-    actions = program.lanes[rank, lane]
-    left = (*actions[:place], *actions[place + 1 :])
-    return replace(program, lanes={**program.lanes, (rank, lane): left})
-
-
 def found(program: Program) -> set[Rule]:
     return {finding.rule for finding in verify(program).findings}
 
@@ -132,40 +115,16 @@ def test_a_message_or_a_member_of_a_collective_that_is_missing_is_found(
 def test_two_peers_that_reduce_in_opposite_order_are_a_deadlock() -> None:
     broken = 0
     for number, program in enumerate(programs()):
-        pair = _met_twice(program)
-        if pair is None:
-            continue
-        rank, first, other = pair
-        actions = list(program.lanes[rank, Lane.REDUCE])
-        actions[first], actions[other] = actions[other], actions[first]
-        lanes = {**program.lanes, (rank, Lane.REDUCE): tuple(actions)}
-        broken += 1
-        assert Rule.DEADLOCK in found(replace(program, lanes=lanes)), number
+        fault = opposite_order(program, Random(number))
+        if fault is not None:
+            broken += 1
+            assert found(fault.program) & fault.rules, number
     assert broken > 3
 
 
-def _met_twice(program: Program) -> tuple[int, int, int] | None:
-    """Two neighbouring reductions of a rank in which it meets one other rank both times."""
-
-    def name(rank: int, action: Action) -> str:
-        held = dict(program.held_by(rank))
-        return held[action.stage].units[action.unit].name
-
-    for (rank, lane), actions in program.lanes.items():
-        if lane is not Lane.REDUCE:
-            continue
-        for place, (first, second) in enumerate(pairwise(actions)):
-            if not first.kind == second.kind == Kind.GradSync:
-                continue
-            wanted = {name(rank, first), name(rank, second)}
-            others = (
-                {u.name for _, member in program.held_by(other) for u in member.units}
-                for other in range(program.setup.ranks)
-                if other != rank
-            )
-            if len(wanted) == 2 and any(wanted <= held for held in others):
-                return rank, place, place + 1
-    return None
+def test_faults_planted_in_random_plans_and_plans_of_members_are_discovered() -> None:
+    seen = sum((verifier_soak.check(seed) for seed in range(24)), Counter[str]())
+    assert set(seen) == {"proved", "refused", verifier_soak.SHARE, *FAULTS}
 
 
 # ---- through the command line ------------------------------------------------------------

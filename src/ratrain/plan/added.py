@@ -17,7 +17,7 @@ from ratrain.plan.other_clusters import kinds_of, with_more_hosts
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Tried
 from ratrain.plan.speedup import Watch, unwatched
-from ratrain.plan.unequal_trial import Timed
+from ratrain.plan.unequal_trial import Drafted, Timed
 
 HOSTS = (1, 2, 4, 8)
 """How many are tried, the fewest first."""
@@ -33,7 +33,7 @@ class Added:
     kind: DeviceKind
     hosts: int
     devices: int  # of these hosts
-    best: Tried | Timed | None = None
+    best: Tried | Timed[Drafted] | None = None
     problem: str = ""
 
     @property
@@ -41,7 +41,7 @@ class Added:
         return None if self.best is None else self.best.step_s
 
 
-def fastest(job: JobSpec, progress: Progress | None = None) -> Tried | Timed:
+def fastest(job: JobSpec, progress: Progress | None = None) -> Tried | Timed[Drafted]:
     """The fastest plan that can be trained; on more than `ANY_REPLICAS` devices, of identical
     replicas."""
     if job.cluster.devices > ANY_REPLICAS:

@@ -13,7 +13,7 @@ from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Search
 from ratrain.plan.unequal_build import file_of_plan
 from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
-from ratrain.plan.unequal_trial import Timed
+from ratrain.plan.unequal_trial import Drafted, Timed
 
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
@@ -29,7 +29,7 @@ class EveryPlan:
     unequal: UnequalSearch | None
 
     @property
-    def best(self) -> Timed | None:
+    def best(self) -> Timed[Drafted] | None:
         """The fastest plan that can be trained, or that there is where none can, where its replicas
         differ; None where they are alike."""
         if self.unequal is None:
@@ -40,7 +40,7 @@ class EveryPlan:
         return self.unequal.others[0] if none_trains and self.unequal.others else None
 
     @property
-    def faster(self) -> Timed | None:
+    def faster(self) -> Timed[Drafted] | None:
         """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
         others = self.unequal.others if self.unequal is not None else ()
         return others[0] if others and others[0] is not self.best else None

@@ -21,7 +21,7 @@ from ratrain.plan.tables import (
     rendered,
     wrapped,
 )
-from ratrain.plan.unequal_trial import Timed
+from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.unequal_words import shapes_json
 from ratrain.plan.uneven_case import shapes_words
 
@@ -218,7 +218,7 @@ def _has(alone: Sequence[Alone]) -> str:
     return "has" if len(alone) == 1 else "have"
 
 
-def _plan_words(tried: Tried | Timed | None) -> str:
+def _plan_words(tried: Tried | Timed[Drafted] | None) -> str:
     if tried is None:
         return ""
     if isinstance(tried, Timed):
@@ -350,7 +350,7 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
     ]
 
 
-def _plan_json(tried: Tried | Timed | None) -> dict[str, Any] | None:
+def _plan_json(tried: Tried | Timed[Drafted] | None) -> dict[str, Any] | None:
     if isinstance(tried, Timed):
         return shapes_json(tried.plan)
     return None if tried is None else candidate_json(tried.candidate)

@@ -14,7 +14,7 @@ from ratrain.plan.plan_members import share_text
 from ratrain.plan.plan_writing import plan_of_replicas
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.unequal_mixes import Draft
-from ratrain.plan.unequal_pools import Pool
+from ratrain.plan.unequal_pools import Pool, Shape
 from ratrain.plan.uneven_checks import require_runnable
 from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
 from ratrain.readers.place import Place
@@ -25,7 +25,7 @@ def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[Unev
     where these are two. None where its tensor groups have no room, or no program says it."""
     seen: list[list[Groups]] = []
     for stage_by_stage in (False, True):
-        groups = _seated(pools, draft, stage_by_stage)
+        groups = seated(pools, [part.shape for part in draft.parts], across=stage_by_stage)
         if groups is not None and groups not in seen:
             seen.append(groups)
             try:
@@ -34,21 +34,22 @@ def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[Unev
                 continue
 
 
-def _seated(pools: Sequence[Pool], draft: Draft, stage_by_stage: bool) -> list[Groups] | None:
-    """The devices of each part's posts: part by part, or first stages first."""
+def seated(pools: Sequence[Pool], shapes: Sequence[Shape], *, across: bool) -> list[Groups] | None:
+    """The devices of each shape's posts: shape by shape, with fast links inside each; or `across`
+    them, the first post of each first. None where hosts have no room for a tensor group."""
     free: list[dict[int, list[Device]]] = []
     for pool in pools:
         hosts: dict[int, list[Device]] = {}
         for device in pool.devices:
             hosts.setdefault(device.host, []).append(device)
         free.append(hosts)
-    turns = [(n, s) for n, part in enumerate(draft.parts) for s in range(len(part.shape))]
-    if stage_by_stage:
+    turns = [(n, s) for n, shape in enumerate(shapes) for s in range(len(shape))]
+    if across:
         turns.sort(key=lambda turn: (turn[1], turn[0]))
     seats: dict[tuple[int, int], tuple[Device, ...]] = {}
     for number, stage in turns:
-        post = draft.parts[number].shape[stage]
-        beside = (number - 1, stage) if stage_by_stage else (number, stage - 1)
+        post = shapes[number][stage]
+        beside = (number - 1, stage) if across else (number, stage - 1)
         near = seats[beside][0].host if beside in seats else -1
         hosts = {h: left for h, left in free[post.pool].items() if len(left) >= post.tensor}
         if not hosts:
@@ -57,8 +58,8 @@ def _seated(pools: Sequence[Pool], draft: Draft, stage_by_stage: bool) -> list[G
         taken, free[post.pool][host] = hosts[host][: post.tensor], hosts[host][post.tensor :]
         seats[number, stage] = tuple(taken)
     return [
-        tuple(seats[number, stage] for stage in range(len(part.shape)))
-        for number, part in enumerate(draft.parts)
+        tuple(seats[number, stage] for stage in range(len(shape)))
+        for number, shape in enumerate(shapes)
     ]
 
 
@@ -71,7 +72,11 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
         key = posts, part.layers, part.recovery, part.micro_batch, share
         order.setdefault(key, len(order))
         layout = LayoutSpec(
-            len(part.shape), len(draft.parts), part.shape[0].tensor, layers=part.layers
+            len(part.shape),
+            len(draft.parts),
+            part.shape[0].tensor,
+            layers=part.layers,
+            sequence_parallel=draft.divided,
         )
         same = UnevenReplica(
             layout,
@@ -100,7 +105,7 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
         replace(chosen, sharding=draft.state.sharding),
         draft.state,
         job.schedule.recovery_buffer,
-        False,
+        draft.divided,
     )
     require_runnable(made, Place(str(job.path or "job")))
     return made

@@ -12,7 +12,7 @@ from ratrain.plan.enumerate import StateMode, divisors_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.unequal_mixes import Draft, draft_of, shared
 from ratrain.plan.unequal_parts import Part, part_of
-from ratrain.plan.unequal_pools import Post, Shape
+from ratrain.plan.unequal_pools import Post, Shape, divisions_of, in_division
 from ratrain.plan.unequal_stages import Stages
 
 MOST_STAGES, FULLEST = 16, 6
@@ -32,6 +32,31 @@ def changed(stages: Stages, draft: Draft, states: Sequence[StateMode]) -> Iterat
             if state != draft.state:
                 yield from _in_state(stages, draft, state)
     yield from _of_other_sizes(stages, draft)
+    other = in_other_division(stages, draft)
+    if other is not None:
+        yield other
+
+
+def in_other_division(stages: Stages, draft: Draft) -> Draft | None:
+    """The same with sequence parallelism in its tensor groups, or without; None where the job has
+    not both."""
+    if len(divisions_of(stages.job, (part.shape for part in draft.parts))) < 2:
+        return None
+    parts = [
+        part_of(
+            stages,
+            in_division(part.shape, not draft.divided),
+            part.micro_batch,
+            len(draft.parts),
+            draft.state,
+            part.layers,
+        )
+        for part in draft.parts
+    ]
+    fitting = [part for part in parts if part is not None]
+    if len(fitting) < len(parts):
+        return None
+    return shared(stages, fitting, draft.shares, draft.state)
 
 
 def _of_shares(stages: Stages, draft: Draft) -> Iterator[Draft]:
@@ -190,14 +215,18 @@ def leaner(stages: Stages, draft: Draft, ranks: Sequence[int]) -> Draft | None:
 def of_candidate(stages: Stages, candidate: Candidate) -> Draft | None:
     """The draft of a plan of alike replicas; None where drafts cannot say it."""
     layout = candidate.layout
-    if layout.virtual > 1 or layout.sequence_parallel:
+    if layout.virtual > 1:
         return None
     pool_of = {d.index: n for n, pool in enumerate(stages.pools) for d in pool.devices}
     parts = [
         part_of(
             stages,
             tuple(
-                Post(pool_of[candidate.placement.device(stage, data).index], layout.tensor)
+                Post(
+                    pool_of[candidate.placement.device(stage, data).index],
+                    layout.tensor,
+                    layout.sequence_parallel,
+                )
                 for stage in range(layout.pipeline)
             ),
             candidate.job.batch.micro_batch,

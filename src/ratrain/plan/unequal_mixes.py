@@ -25,13 +25,16 @@ from ratrain.cost.collectives import ring_half
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
-from ratrain.plan.unequal_parts import Part, part_of
+from ratrain.plan.unequal_aligned import Runs, cut_alike, pool_order
+from ratrain.plan.unequal_parts import Part, part_of, recut
 from ratrain.plan.unequal_pools import FEW, Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.program.units import Bools
 
 KEPT_SHAPES = 4
 """Shapes kept of those that take the same devices in the same tensor degrees."""
+RECUT_SHAPES = 12
+"""Of these the shapes, on few devices, whose layers are first moved from stage to stage."""
 KEPT_MIXES = 8
 """Mixes kept of those that take the same devices in the same number of parts."""
 LIBRARY = 300
@@ -74,6 +77,11 @@ class Draft:
         return max(part.step_s(share) for part, share in zip(self.parts, self.shares, strict=True))
 
     @property
+    def divided(self) -> bool:
+        """Whether its tensor groups divide sequences."""
+        return any(post.divided for part in self.parts for post in part.shape)
+
+    @property
     def ops(self) -> int:
         """About as many ops as its program has; long ones repeat themselves and are kept short."""
         return sum(
@@ -105,9 +113,10 @@ def drafts(
         state = states[0] if many else states[-1]
         library = _library(stages, shapes, micro_batch, 2 if many else 1, state)
         for parts in _mixes(stages, library, micro_batch, many):
-            draft = draft_of(stages, parts, state)
-            if draft is not None:
-                yield draft
+            for cut in (parts, *cut_alike(stages, parts, state)):
+                draft = draft_of(stages, cut, state)
+                if draft is not None:
+                    yield draft
 
 
 def draft_of(stages: Stages, parts: Sequence[Part], state: StateMode) -> Draft | None:
@@ -122,7 +131,7 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
     """Parts with given shares."""
     sides = dict.fromkeys(zip(parts, shares, strict=True))
     pipe_s = max(part.step_s(share) for part, share in sides)
-    tail_s = max(_tail_s(stages, part, parts, state) for part in dict.fromkeys(parts))
+    tail_s = _tail_s(stages, parts, state) if len(parts) > 1 else 0.0
     trainable = _is_trainable(stages.job, parts, state)
     return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
 
@@ -158,7 +167,13 @@ def _library(
         if part is not None:
             key = used_of(shape, len(stages.pools)), degrees_of(shape)
             alike.setdefault(key, []).append((part.step_s(share), number, part))
-    best = [entry for entries in alike.values() for entry in nsmallest(KEPT_SHAPES, entries)]
+    best: list[tuple[float, int, Part]] = []
+    for entries in alike.values():
+        if not _bounds(stages).repeated:
+            near = nsmallest(RECUT_SHAPES, entries)
+            parts = ((number, recut(stages, part, data, state, share)) for _, number, part in near)
+            entries = [(part.step_s(share), number, part) for number, part in parts]
+        best += nsmallest(KEPT_SHAPES, entries)
 
     def waste(entry: tuple[float, int, Part]) -> float:
         return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))
@@ -200,10 +215,13 @@ def _grown(
     for bundles in range(1, 1 + min(bounds.bundles, devices, most)):
         if bundles > 1:
             level = grower.longer(level)
-        mixes = (mix for mixes in level.values() for mix in mixes)
-        several = (mix for mix in mixes if 1 < grower.parts(mix) <= most)
-        best = nsmallest(5 * bounds.kept, several, key=grower.level_s)
-        yield from (grower.parts_of(mix) for mix in best)
+        for alike in (False, True):
+            mixes = (
+                mix for key, of_key in level.items() if bool(key[2]) is alike for mix in of_key
+            )
+            several = (mix for mix in mixes if 1 < grower.parts(mix) <= most)
+            best = nsmallest(5 * bounds.kept, several, key=grower.level_s)
+            yield from (grower.parts_of(mix) for mix in best)
 
 
 @dataclass(frozen=True)
@@ -215,10 +233,12 @@ class _Mix:
     ramped: float  # sum of A r
 
 
-_Taken = tuple[tuple[int, ...], frozenset[int]]
+_Taken = tuple[tuple[int, ...], frozenset[int], Runs]
 _Level = dict[_Taken, list[_Mix]]
-"""Mixes of equally many bundles, by the devices of each pool that they take and by their tensor
-degrees: those of one degree, which can be trained, are kept beside the rest."""
+"""Mixes of equally many bundles, by the devices of each pool that they take, by their tensor
+degrees, and by the pools that all their parts go through in this order, () where orders differ:
+those of one degree, which can be trained, are kept beside the rest, and so are those whose
+reductions may stay inside pools."""
 
 
 class _Grower:
@@ -245,6 +265,8 @@ class _Grower:
         self._worth = np.array([stages.speed_of(used) for used in self._used.tolist()])
         self._batch_share = self._sequences / stages.speed_of(self._free.tolist())
         self._degrees = [degrees_of(part.shape) for part in parts]
+        nearer = stages.links.are_nearer_inside
+        self._orders = [pool_order(part.shape) if nearer else () for part in parts]
         self._rates = times * micro_batch / slots
         self._ramped = ramps * self._rates
 
@@ -270,13 +292,14 @@ class _Grower:
         level: _Level = {}
         for number, used in enumerate(self._used.tolist()):
             mix = _Mix((number,), float(self._rates[number]), float(self._ramped[number]))
-            level.setdefault((tuple(used), self._degrees[number]), []).append(mix)
+            key = tuple(used), self._degrees[number], self._orders[number]
+            level.setdefault(key, []).append(mix)
         return self._of_best_sets(level)
 
     def longer(self, level: _Level) -> _Level:
         """The mixes of one bundle more. Numbers ascend, so that each set of them comes once."""
         grown: dict[_Taken, list[tuple[float, _Mix]]] = {}
-        for (used, degrees), mixes in level.items():
+        for (used, degrees, order), mixes in level.items():
             together = self._used + np.array(used)
             fits: Bools = np.all(together <= self._free, axis=1)
             for mix in mixes:
@@ -285,7 +308,8 @@ class _Grower:
                     rate = mix.rate + float(self._rates[number])
                     ramped = mix.ramped + float(self._ramped[number])
                     longer = _Mix((*mix.numbers, number), rate, ramped)
-                    key = taken, degrees | self._degrees[number]
+                    alike = order if order == self._orders[number] else ()
+                    key = taken, degrees | self._degrees[number], alike
                     grown.setdefault(key, []).append((self._part_s(taken, longer), longer))
         return self._of_best_sets(
             {
@@ -382,19 +406,29 @@ def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
     ]
 
 
-def _tail_s(stages: Stages, part: Part, parts: Sequence[Part], state: StateMode) -> float:
-    """About what reductions and gathers add behind a part's last backward."""
-    if len(parts) == 1:
-        return 0.0
-    pools = frozenset(post.pool for each in parts for post in each.shape)
-    link = stages.links.slowest(pools)
+def _tail_s(stages: Stages, parts: Sequence[Part], state: StateMode) -> float:
+    """About what reductions and gathers add behind the last backward of several parts."""
+    kinds, holders = dict.fromkeys(parts), 0
+    for part in kinds:
+        holders |= stages.holders(part.shape, part.layers)
+    pools = {stages.pools[post.pool].kind for part in kinds for post in part.shape}
+    gathered = gathered_bytes_per_param(stages.job, pools)
+    return max(_tail_of(stages, part, len(parts), holders, state, gathered) for part in kinds)
+
+
+def _tail_of(
+    stages: Stages, part: Part, data: int, holders: int, state: StateMode, weight_bytes: int
+) -> float:
+    """The same of one of them; `weight_bytes`: of a parameter that is gathered."""
     embedding, layer, head = (block.params for block in kinds_of_block(stages.job))
-    weight_bytes = gathered_bytes_per_param(stages.job, {stages.pools[pool].kind for pool in pools})
     last, longest = len(part.shape) - 1, 0.0
     for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):
+        bits = count * len(stages.pools)
+        link = stages.reduction_link(holders & (1 << bits) - 1)
+        holders >>= bits
         params = count * layer + (s == 0) * embedding + (s == last) * head
         whole_s, unit_s = (
-            ring_half(weight_bytes * size / post.tensor, len(parts), link).alone_s(
+            ring_half(weight_bytes * size / post.tensor, data, link).alone_s(
                 link.bandwidth_bytes_per_s
             )
             for size in (params, max(layer, (s == 0) * embedding))

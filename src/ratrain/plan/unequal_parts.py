@@ -9,9 +9,10 @@ and the pace at which a slow stage or line ahead of a stage lets work come and g
 
 from __future__ import annotations
 
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from heapq import heapify, heapreplace
-from itertools import accumulate, pairwise
+from itertools import accumulate, pairwise, permutations
 from math import inf
 
 from ratrain.plan.enumerate import StateMode
@@ -80,12 +81,8 @@ def part_of(
 ) -> Part | None:
     """The part of a shape, its layers cut so that its slowest stage is as fast as can be, unless
     they are given; None where it does not fit."""
-    last = len(shape) - 1
-    rows = [
-        stages.row(post, micro_batch, last - s + 1, s == 0, s == last, data, state)
-        for s, post in enumerate(shape)
-    ]
-    cut = layers or _cut(rows, stages.job.model.spec.layers)
+    rows = rows_of(stages, shape, micro_batch, data, state)
+    cut = layers or cut_of(rows, stages.job.model.spec.layers)
     if cut is None:
         return None
     works = tuple(row[count] for row, count in zip(rows, cut, strict=True))
@@ -96,7 +93,43 @@ def part_of(
     return Part(shape, micro_batch, tuple(cut), fitting, (*messages_s, 0.0))
 
 
-def _cut(rows: list[Row], layers: int) -> tuple[int, ...] | None:
+def recut(stages: Stages, part: Part, data: int, state: StateMode, micro_batches: int) -> Part:
+    """The part with single layers moved from stage to stage as long as so many micro-batches then
+    take less: of cuts whose slowest stages are alike, the fill of the pipeline decides."""
+    while True:
+        moved = (
+            part_of(stages, part.shape, part.micro_batch, data, state, layers)
+            for layers in layers_moved(part.layers)
+        )
+        fitting = [other for other in moved if other is not None]
+        best = min(fitting, key=lambda other: other.step_s(micro_batches), default=part)
+        if best.step_s(micro_batches) >= part.step_s(micro_batches) * (1 - 1e-9):
+            return part
+        part = best
+
+
+def layers_moved(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
+    """Every cut in which a stage holds a layer of another one's."""
+    for source, target in permutations(range(len(layers)), 2):
+        if layers[source] > 1:
+            moved = list(layers)
+            moved[source] -= 1
+            moved[target] += 1
+            yield tuple(moved)
+
+
+def rows_of(
+    stages: Stages, shape: Shape, micro_batch: int, data: int, state: StateMode
+) -> list[Row]:
+    """The work of each stage of a shape, by its layers."""
+    last = len(shape) - 1
+    return [
+        stages.row(post, micro_batch, last - s + 1, s == 0, s == last, data, state)
+        for s, post in enumerate(shape)
+    ]
+
+
+def cut_of(rows: Sequence[Row], layers: int) -> tuple[int, ...] | None:
     """Layers of each stage, one at least: each next layer goes to the stage that will be the least
     loaded, which is exact where a further layer never makes a stage faster. A tie goes to the later
     stage, which holds fewer micro-batches."""

@@ -9,13 +9,13 @@ one device and a guess elsewhere; what is simulated has its true links.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations, islice, permutations, product
 
 from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
-from ratrain.describe.job import JobSpec
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.geometry import speed
 from ratrain.plan.kind_speed import kind_speed
 
@@ -33,10 +33,17 @@ MOST_BLOCKS = 1_600
 
 @dataclass(frozen=True)
 class Post:
-    """One tensor group of a pool's devices: a rank alone, where `tensor` is 1."""
+    """One tensor group of a pool's devices: a rank alone, where `tensor` is 1. `divided`: in
+    sequence parallelism."""
 
     pool: int
     tensor: int
+    divided: bool = False
+
+    @property
+    def layout(self) -> LayoutSpec:
+        """The layout of a single stage on it."""
+        return LayoutSpec(1, 1, self.tensor, sequence_parallel=self.divided)
 
 
 Shape = tuple[Post, ...]
@@ -105,14 +112,26 @@ class PoolLinks:
 
     def _slowest(self, pools: frozenset[int]) -> Link:
         """The slowest link that a reduction over these pools crosses."""
-        ends = [self._pools[pool].devices for pool in sorted(pools)]
+        ends = [self._pools[pool] for pool in sorted(pools)]
         links = [
-            self._shared(self._cluster.link(here[0], there[-1]), self._pools[0], 1)
+            self._shared(self._cluster.link(here.devices[0], there.devices[-1]), sender, 1)
             for place, here in enumerate(ends)
             for there in ends[place:]
-            if here[0] is not there[-1]
+            if here.devices[0] is not there.devices[-1]
+            for sender in (here, there)
         ]
         return min(links, key=speed)
+
+    @cached_property
+    def are_nearer_inside(self) -> bool:
+        """Whether devices of some pool have faster links to each other than pools have."""
+        every = self.slowest(frozenset(range(len(self._pools))))
+        inside = [
+            self.slowest(frozenset([number]))
+            for number, pool in enumerate(self._pools)
+            if len(pool.devices) > 1
+        ]
+        return any(speed(link) > speed(every) for link in inside)
 
 
 def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
@@ -193,6 +212,21 @@ def _round_blocks(job: JobSpec, posts: Sequence[Post], pools: Sequence[Pool]) ->
                     if sum(runs) <= job.model.spec.layers:
                         sides = zip(order, runs, strict=True)
                         yield tuple(Post(pool, tensor) for pool, run in sides for _ in range(run))
+
+
+def in_division(shape: Shape, divided: bool) -> Shape:
+    """The shape with sequence parallelism in all of its tensor groups, or in none."""
+    return tuple(Post(post.pool, post.tensor, divided and post.tensor > 1) for post in shape)
+
+
+def divisions_of(job: JobSpec, shapes: Iterable[Shape]) -> tuple[bool, ...]:
+    """Whether the tensor groups of shapes divide sequences: no, yes, or either."""
+    asked = job.schedule.sequence_parallel
+    degrees = {post.tensor for shape in shapes for post in shape} - {1}
+    dividable = all(job.model.sequence_length % tensor == 0 for tensor in degrees)
+    if not degrees or not dividable or not job.backend.divides_sequences:
+        return () if asked else (False,)
+    return (False, True) if asked is None else (asked,)
 
 
 def used_of(shape: Shape, pools: int) -> tuple[int, ...]:

@@ -16,6 +16,7 @@ from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.unequal_frames import Frame, Sort, frame_of
 from ratrain.plan.unequal_parts import Part
 from ratrain.plan.unequal_stages import Stages
+from ratrain.program.setup import Recovery
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import NO_LINK, Floats
 
@@ -126,7 +127,8 @@ def _unit_seconds(stages: Stages, part: Part, owners: int) -> Floats:
         block_times = stages.times(post, part.micro_batch)
         held = [0] * (s == 0) + [1] * count + [2] * (s == last)
         plain_s = sum(seconds[block].backward_s for block in held)
-        again_s = (work.backward_s - work.early_s - plain_s) / count if work.recovery.again else 0.0
+        keeps_all = work.recovery is Recovery.NONE
+        again_s = 0.0 if keeps_all else (work.backward_s - work.early_s - plain_s) / count
         of_block: list[tuple[float, float, float, float, float]] = []
         for block in range(3):
             moved = update(block_times[block], blocks[block].params / post.tensor, owners, kind)

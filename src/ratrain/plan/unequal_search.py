@@ -14,6 +14,7 @@ from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import product
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.build import MODES, Candidate
@@ -21,13 +22,20 @@ from ratrain.plan.enumerate import StateMode, divisors_of, modes_of
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH, least_step_s
 from ratrain.plan.search import codes_of
-from ratrain.plan.unequal_changes import changed, in_best_sizes, leaner, of_candidate
+from ratrain.plan.unequal_changes import (
+    changed,
+    in_best_sizes,
+    in_other_division,
+    leaner,
+    of_candidate,
+)
 from ratrain.plan.unequal_clock import StageClock
+from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
-from ratrain.plan.unequal_pools import FEW, pools_of, shapes_of
+from ratrain.plan.unequal_pools import FEW, divisions_of, in_division, pools_of, shapes_of
 from ratrain.plan.unequal_sizes import in_other_sizes
 from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import Timed, timed
+from ratrain.plan.unequal_trial import Drafted, Timed, timed
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy
 
@@ -38,6 +46,9 @@ DEVICES = 64
 CLOCKED = 400
 """Drafts timed at the grain of stages of each class, those of the least estimate: those that train,
 and the rest."""
+HOPEFUL = 60
+"""Drafts that are timed so whatever their estimate says: those whose slowest part alone takes
+least. Where hosts hold many replicas, estimates of what these send each other are far too high."""
 CLOCK_OPS = 1_500_000
 """Ops of one step, over all drafts of a class that are timed so, after which no more is begun: half
 of them for the best by estimate, half for what is made of these."""
@@ -78,9 +89,10 @@ class UnequalSearch:
     """What the search found: plans that were simulated and proved, each class with its best first;
     and what no plan of these devices can be faster than."""
 
-    trainable: tuple[Timed, ...]
-    others: tuple[Timed, ...]  # faster than those that train, and only simulated
+    trainable: tuple[Timed[Drafted], ...]
+    others: tuple[Timed[Drafted], ...]  # faster than those that train, and only simulated
     drafts: int
+    shared: int  # drafts in which kinds share stages, beside those
     simulated: int
     least_s: float
     total_s: float
@@ -96,8 +108,7 @@ def searchable(job: JobSpec) -> bool:
         and len({device.kind.name for device in members}) > 1
         and skeleton.fixed is None
         and job.schedule.average_every is None
-        and not job.schedule.sequence_parallel
-        and job.schedule.recovery in ("auto", "keep-all", "everywhere")
+        and job.schedule.recovery in ("auto", "keep-all", "selective", "everywhere")
     )
 
 
@@ -113,18 +124,27 @@ def unequal_search(
     trains = job.backend.trains
     can_train = [draft for draft in ranked if trains and draft.trainable]
     rest = [draft for draft in ranked if not (trains and draft.trainable)]
-    trainable = seeker.best_of(starts if trains else [], can_train, known_s)
-    trainable = seeker.in_other_sizes(trainable)
-    bar_s = trainable[0].step_s if trainable else known_s
+    alone = seeker.best_of(starts if trains else [], can_train, known_s)
+    alone = seeker.in_other_sizes(alone)
+    bar_s = min([known_s, *(plan.step_s for plan in alone[:1])])
+    of_members = members_search(seeker.stages, seeker.states, bar_s, seeker.watch)
+    trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
+    bar_s = min([known_s, *(plan.step_s for plan in trainable[:1])])
     others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, bar_s))
+    others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
         len(ranked),
+        of_members.drafts,
         seeker.simulated,
         least_step_s(job, job.cluster.members()),
         time.perf_counter() - began,
     )
+
+
+def _fastest(plans: Sequence[Timed[Drafted]]) -> list[Timed[Drafted]]:
+    return sorted(plans, key=lambda plan: plan.step_s)
 
 
 class _Seeker:
@@ -133,7 +153,7 @@ class _Seeker:
     def __init__(self, job: JobSpec, known_s: float, progress: Progress | None) -> None:
         chosen = strategy_of(job)
         pools = pools_of(job.cluster.members())
-        codes = [code for code in codes_of(job, chosen) if MODES[code].value != "selective"]
+        codes = codes_of(job, chosen)
         self.job, self.known_s, self.progress = job, known_s, progress
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
@@ -147,37 +167,46 @@ class _Seeker:
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
         self._climbs = MANY_CLIMBS if many else CLIMBS
-        self._known: dict[object, Timed | None] = {}
+        self._known: dict[object, Timed[Draft] | None] = {}
         self._clocked: dict[object, float | None] = {}
 
     def ranked(self) -> list[Draft]:
         """Every draft, the least estimate first. Where none fits with states as they are fastest,
-        the next are tried."""
+        the next are tried, then sequence parallelism; the best are tried with it in any case."""
         shapes = shapes_of(self.job, self.stages.pools)
         sizes = [s for s in divisors_of(self.job.batch.sequences) if s <= LARGEST_MICRO_BATCH]
         alone = modes_of(self.job, strategy_of(self.job), 1)[0]
         by_shape: dict[object, Draft] = {}
-        for state in self.states:
+        for divided, state in product(divisions_of(self.job, shapes), self.states):
+            posted = [in_division(shape, divided) for shape in shapes]
             for size in sizes:
-                for draft in drafts(self.stages, shapes, size, (state, alone)):
+                for draft in drafts(self.stages, posted, size, (state, alone)):
                     by_shape.setdefault(draft.key, draft)
             if any(len(draft.parts) > 1 for draft in by_shape.values()):
                 break
         best = nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.estimate_s)
         best += nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.alone_s)
+        best += [
+            other
+            for draft in best[:RESIZED]
+            if (other := in_other_division(self.stages, draft)) is not None
+        ]
         for draft in best:
+            by_shape.setdefault(draft.key, draft)
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
                 by_shape.setdefault(resized.key, resized)
-        return sorted(by_shape.values(), key=lambda draft: draft.estimate_s)
+        must_divide = bool(self.job.schedule.sequence_parallel)
+        allowed = [draft for draft in by_shape.values() if draft.divided or not must_divide]
+        return sorted(allowed, key=lambda draft: draft.estimate_s)
 
     def best_of(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
-    ) -> list[Timed]:
+    ) -> list[Timed[Draft]]:
         """The best of drafts as simulated, and of those made of the best by changes. Those that
         cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
         says; of `ranked`, the least estimate first, as many as may be as fast."""
-        best_s, tried = bar_s, dict[object, Timed]()
+        best_s, tried = bar_s, dict[object, Timed[Draft]]()
         self._left, self._clock_left = OPS, CLOCK_OPS
         families: Counter[object] = Counter()
         count = 0
@@ -199,14 +228,14 @@ class _Seeker:
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
 
-    def in_other_sizes(self, found: Sequence[Timed]) -> list[Timed]:
-        """What was found, with the best ones' stages in micro-batches of their own sizes."""
+    def in_other_sizes(self, plans: Sequence[Timed[Draft]]) -> list[Timed[Draft]]:
+        """These plans, and the best of them with stages in micro-batches of their own sizes."""
         better = [
             faster
-            for timed_plan in found[:RESIZED_PLANS]
+            for timed_plan in plans[:RESIZED_PLANS]
             for faster in in_other_sizes(timed_plan, self.watch)
         ]
-        return sorted([*found, *better], key=lambda timed_plan: timed_plan.step_s)
+        return sorted([*plans, *better], key=lambda timed_plan: timed_plan.step_s)
 
     def _clocked_first(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
@@ -221,6 +250,10 @@ class _Seeker:
             time_s = self._time_s(draft)
             known[draft.key] = time_s, draft
             best_s = min(best_s, time_s)
+        for draft in nsmallest(HOPEFUL, ranked, key=lambda draft: draft.alone_s):
+            if draft.alone_s > best_s or self._clock_left < CLOCK_OPS // 2:
+                break
+            known[draft.key] = self._time_s(draft), draft
         families: Counter[object] = Counter()
         for time_s, draft in sorted(known.values(), key=_time_of):
             if sum(families.values()) >= CLIMBS:
@@ -265,7 +298,7 @@ class _Seeker:
         clock_s = self._clock_s(draft)
         return draft.estimate_s if clock_s is None else clock_s
 
-    def _climbed(self, start: Timed) -> Iterable[Timed]:
+    def _climbed(self, start: Timed[Draft]) -> Iterable[Timed[Draft]]:
         """Ever faster ones, each a change of the one before."""
         here = start
         for _ in range(ROUNDS):
@@ -300,12 +333,12 @@ class _Seeker:
         if self.progress is not None:
             self.progress(min(self.simulated, MOST), MOST)
 
-    def _simulate(self, draft: Draft, best_s: float) -> Timed | None:
+    def _simulate(self, draft: Draft, best_s: float) -> Timed[Draft] | None:
         """A draft as simulated, with more recovery where memory asks for it."""
         if draft.key not in self._known:
             self.watch()
             self._left -= draft.ops
-            known: Timed | None = None
+            known: Timed[Draft] | None = None
             leaned: Draft | None = draft
             for _ in range(4):
                 if leaned is None:

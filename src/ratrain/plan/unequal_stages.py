@@ -19,10 +19,11 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.enumerate import StateMode, kinds_of_block
+from ratrain.plan.geometry import speed
 from ratrain.plan.kind_speed import kind_speed
-from ratrain.plan.sizes import boundary_bytes, sent_boundary_bytes, unit_of
+from ratrain.plan.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
 from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op
-from ratrain.plan.unequal_pools import Pool, PoolLinks, Post
+from ratrain.plan.unequal_pools import Pool, PoolLinks, Post, Shape
 from ratrain.program.setup import Recovery, Unit
 from ratrain.program.strategies import Strategy
 
@@ -68,10 +69,13 @@ class Stages:
         self.row = cache(self._row)
         self.times = cache(self._times)
         self.seconds = cache(self._seconds)
+        self.scores_s = cache(self._scores_s)
         self.is_priced = cache(self._is_priced)
         self.units = cache(self._units)
         self.message = cache(self._message)
         self.message_s = cache(self._message_s)
+        self.holders = cache(self._holders)
+        self.reduction_link = cache(self._reduction_link)
 
     def speed_of(self, used: Sequence[int]) -> float:
         """The rate of these numbers of devices of each pool: layers of a sequence per second."""
@@ -87,7 +91,7 @@ class Stages:
 
     def _times(self, post: Post, micro_batch: int) -> tuple[BlockTimes, BlockTimes, BlockTimes]:
         """Of an embedding, a layer and a head."""
-        layout = LayoutSpec(1, 1, post.tensor)
+        layout = post.layout
         job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
         kind = self.pools[post.pool].kind
         embedding, layer, head = (
@@ -97,7 +101,7 @@ class Stages:
 
     def _seconds(self, post: Post, micro_batch: int) -> tuple[Seconds, Seconds, Seconds]:
         """Of an embedding, a layer and a head."""
-        layout = LayoutSpec(1, 1, post.tensor)
+        layout = post.layout
         job, link = self.sized(micro_batch, layout), self._links.inside(post.pool, post.tensor)
 
         seen = job.of_kind(self.pools[post.pool].kind)
@@ -114,6 +118,13 @@ class Stages:
         )
         return embedding, layer, head
 
+    def _scores_s(self, post: Post, micro_batch: int) -> float:
+        """What selective recovery adds to a layer's backward."""
+        job, link = self.sized(micro_batch, post.layout), self._links.inside(post.pool, post.tensor)
+        layer, kind = kinds_of_block(job)[1], self.pools[post.pool].kind
+        again = times_in_layout(job, post.layout, layer, kind, link, selective=True)
+        return again.backward_s - self.times(post, micro_batch)[1].backward_s
+
     def _is_priced(self, post: Post, micro_batch: int) -> bool:
         """Whether the layers are measured in this tensor degree, or their device has rates."""
         try:
@@ -124,10 +135,10 @@ class Stages:
 
     def _units(self, post: Post, micro_batch: int, many: bool) -> tuple[Unit, Unit, Unit]:
         """Their bytes; `many`: other replicas hold them as well."""
-        layout = LayoutSpec(2, 2 if many else 1, post.tensor)
+        layout = replace(post.layout, pipeline=2, data=2 if many else 1)
         job = self.sized(micro_batch, layout).of_kind(self.pools[post.pool].kind)
         embedding, layer, head = (
-            unit_of(job, layout, block, boundary_bytes(job)) for block in kinds_of_block(job)
+            unit_of(job, layout, block, passed_bytes(job, layout)) for block in kinds_of_block(job)
         )
         return embedding, layer, head
 
@@ -143,7 +154,7 @@ class Stages:
         link = self._links.boundary(source.pool, target.pool)
         if link is None:
             return None
-        layout = LayoutSpec(2, 1, source.tensor)
+        layout = replace(source.layout, pipeline=2)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
         inside = self._links.inside(target.pool, target.tensor)
         kind = self.pools[source.pool].kind
@@ -151,8 +162,28 @@ class Stages:
             sent = group_message(size_bytes, link, kind, layout, inside)
         else:
             degrees = source.tensor, target.tensor
-            sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=inside)
+            over = None if target.divided else inside
+            sent = regrouped_message(size_bytes, link, kind, degrees, gathered_over=over)
         return sent, link
+
+    def _holders(self, shape: Shape, layers: tuple[int, ...]) -> int:
+        """The pool that holds each layer: layer by layer one bit for each pool, the first layer in
+        the lowest bits."""
+        bits = place = 0
+        for post, count in zip(shape, layers, strict=True):
+            for _ in range(count):
+                bits |= 1 << place + post.pool
+                place += len(self.pools)
+        return bits
+
+    def _reduction_link(self, holders: int) -> Link:
+        """The slowest link that the reductions of layers cross, whose `holders` these are over all
+        replicas."""
+        pools, of_layers = len(self.pools), set[frozenset[int]]()
+        while holders:
+            of_layers.add(frozenset(pool for pool in range(pools) if holders >> pool & 1))
+            holders >>= pools
+        return min(map(self._links.slowest, of_layers), key=speed)
 
     def _row(
         self,
@@ -202,6 +233,8 @@ class Stages:
                 early_s = min(self.job.schedule.recovery_buffer, layers) * layer.forward_s
             if last and self._recovers_heads:
                 backward_s += head.forward_s
+        if mode is Recovery.SELECTIVE:
+            backward_s += layers * self.scores_s(post, micro_batch)
         for unit, is_there in ((embedding, first), (head, last)):
             if is_there:
                 forward_s += unit.forward_s

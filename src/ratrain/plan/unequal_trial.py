@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from math import inf
+from typing import Generic, Protocol, TypeVar
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
@@ -20,11 +21,22 @@ from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
 
 
+class Drafted(Protocol):
+    """A plan before it has devices."""
+
+    @property
+    def estimate_s(self) -> float: ...
+
+
+D = TypeVar("D", bound=Drafted, covariant=True)
+E = TypeVar("E", bound=Drafted)
+
+
 @dataclass(frozen=True)
-class Timed:
+class Timed(Generic[D]):
     """A plan with its draft, its simulated step and its fullest rank's proven peak."""
 
-    draft: Draft
+    draft: D
     plan: UnevenPlan
     step_s: float
     bound_bytes: int
@@ -40,12 +52,19 @@ class Timed:
 
 def timed(
     job: JobSpec, pools: Sequence[Pool], draft: Draft, best_s: float
-) -> tuple[Timed | None, tuple[int, ...]]:
+) -> tuple[Timed[Draft] | None, tuple[int, ...]]:
+    """The fastest of a draft's plans, as `fastest_of` says."""
+    return fastest_of(plans_of(job, pools, draft), draft, best_s)
+
+
+def fastest_of(
+    plans: Iterable[UnevenPlan], draft: E, best_s: float
+) -> tuple[Timed[E] | None, tuple[int, ...]]:
     """The fastest of a draft's plans that is proved to fit, unless a lower bound says that none is
     faster than `best_s`; else the program ranks whose memory is short."""
-    best: Timed | None = None
+    best: Timed[E] | None = None
     short: tuple[int, ...] = ()
-    for plan in plans_of(job, pools, draft):
+    for plan in plans:
         bar_s = best.step_s if best is not None else best_s
         tried, short_ranks = timed_plan(draft, plan, bar_s)
         short = short or short_ranks
@@ -54,9 +73,7 @@ def timed(
     return best, () if best is not None else short
 
 
-def timed_plan(
-    draft: Draft, plan: UnevenPlan, bar_s: float
-) -> tuple[Timed | None, tuple[int, ...]]:
+def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | None, tuple[int, ...]]:
     """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
     else the program ranks whose memory is short."""
     costs = uneven_costs(plan, plan.setup)

@@ -8,9 +8,9 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.every_plan import EveryPlan
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.tables import search_json, search_text, wrapped
-from ratrain.plan.unequal_trial import Timed
+from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, has_members
 
 
 def every_text(plans: EveryPlan, top: int) -> list[str]:
@@ -31,6 +31,7 @@ def _best(plans: EveryPlan) -> list[str]:
         return []
     lines = UnevenCase(best.plan).headline()
     lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
+    lines += _unshared(plans, best)
     if alike is None:
         return [*lines, "no plan with identical replicas fits"]
     more = 100 * (alike.best.step_s / best.step_s - 1)
@@ -38,7 +39,21 @@ def _best(plans: EveryPlan) -> list[str]:
     return [*lines, *wrapped(f"the fastest plan with identical replicas takes {slower}:"), ""]
 
 
-def _step(plans: EveryPlan, plan: Timed) -> str:
+def _unshared(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
+    """What the best plan gains by stages of several members, where it has them."""
+    assert plans.unequal is not None, "the best plan is from this search"
+    if not has_members(best.plan):
+        return []
+    others = (plan for plan in plans.unequal.trainable if not has_members(plan.plan))
+    other = next(others, None)
+    if other is None:
+        return []
+    more = 100 * (other.step_s / best.step_s - 1)
+    slower = f"{format_time(other.step_s)}, {more:.1f} % more"
+    return wrapped(f"the fastest plan whose stages have one member each takes {slower}")
+
+
+def _step(plans: EveryPlan, plan: Timed[Drafted]) -> str:
     job = plans.job
     tokens = job.batch.sequences * job.model.sequence_length
     return (
@@ -47,7 +62,7 @@ def _step(plans: EveryPlan, plan: Timed) -> str:
     )
 
 
-def _refused(plan: Timed) -> list[str]:
+def _refused(plan: Timed[Drafted]) -> list[str]:
     return [f"`ratrain train` cannot run it: {reason}" for reason in plan.refusals]
 
 
@@ -64,9 +79,10 @@ def _beyond(plans: EveryPlan) -> list[str]:
     elif plans.best is None:
         lines += wrapped("no plan with unequal replicas or stages was faster")
     lines += wrapped(
-        f"{unequal.drafts:,} plans with unequal replicas ranked, {unequal.simulated} simulated "
-        f"({format_time(unequal.total_s)}); no plan of these devices with micro-batches of up to "
-        f"{LARGEST_MICRO_BATCH} sequences can take less than {format_time(unequal.least_s)}"
+        f"{unequal.drafts:,} plans with unequal replicas ranked and {unequal.shared:,} with stages "
+        f"of several members, {unequal.simulated} simulated ({format_time(unequal.total_s)}); no "
+        f"plan of these devices with micro-batches of up to {LARGEST_MICRO_BATCH} sequences can "
+        f"take less than {format_time(unequal.least_s)}"
     )
     return lines
 
@@ -96,6 +112,7 @@ def _unequal_json(plans: EveryPlan, top: int) -> dict[str, Any] | None:
         "only_simulated": [_timed_json(plan) for plan in unequal.others[:top]],
         "least_step_time_s": unequal.least_s,
         "ranked": unequal.drafts,
+        "ranked_of_members": unequal.shared,
         "simulated": unequal.simulated,
         "search_time_s": unequal.total_s,
     }
@@ -107,7 +124,7 @@ def shapes_json(plan: UnevenPlan) -> dict[str, Any]:
     return {key: facts[key] for key in ("idle_devices", "replicas", "sharding", "gradients")}
 
 
-def _timed_json(plan: Timed) -> dict[str, Any]:
+def _timed_json(plan: Timed[Drafted]) -> dict[str, Any]:
     return {
         "plan": shapes_json(plan.plan),
         "step_time_s": plan.step_s,

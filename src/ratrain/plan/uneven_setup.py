@@ -122,6 +122,11 @@ class UnevenReplica:
         return replace(self.layout, tensor=tensor, sequence_parallel=divided)
 
 
+def has_members(plan: UnevenPlan) -> bool:
+    """Whether a stage of a plan has several members."""
+    return any(replica.has_members for replica in plan.replicas)
+
+
 @dataclass(frozen=True)
 class UnevenPlan:
     """A plan of any replicas, ready to build its program. `job` has no layout, and a micro-batch
