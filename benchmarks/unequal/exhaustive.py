@@ -9,8 +9,8 @@ every size; every way to share states; sequence parallelism or none. One is pass
 its compute alone takes as long as the best plan known: a stage computes its micro-batches one after
 another, and begins when the first has come through the stages before it. All others are read from a
 plan file, proved and simulated. Devices of a kind stand in hosts of their own, or all in one, so
-they are the same. Plans whose stages have several members are not among them; where the planner's
-is faster than its other ones, it is printed.
+they are the same. Plans whose stages have several members, or micro-batches of unequal sizes, are
+not among them; where the planner's is faster than its other ones, it is printed.
 
 With `--limit` a cluster is given up whose plans take more seconds of processor time than that; what
 was faster until then is printed all the same.
@@ -40,7 +40,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.uneven_setup import has_members
+from ratrain.plan.uneven_setup import UnevenPlan, has_members
 from ratrain.simulate.long import simulate_proved
 
 WANTED = 0.01
@@ -365,11 +365,16 @@ class Compared:
     search_s: float
     every_s: float
     is_whole: bool  # whether every plan was looked at
-    shared_s: float | None  # of the fastest plan with stages of several members, if it is searched
+    beyond_s: float  # of the fastest plan that is not among all plans; infinite where none is
 
     @property
     def loss(self) -> float:
         return self.found_s / self.best_s - 1
+
+
+def _is_beyond(plan: UnevenPlan) -> bool:
+    """Whether a plan has stages of several members, or in micro-batches of other sizes."""
+    return has_members(plan) or any(replica.joined for replica in plan.replicas)
 
 
 def compare(cluster: Cluster, limit_s: float = inf) -> Compared:
@@ -382,8 +387,8 @@ def compare(cluster: Cluster, limit_s: float = inf) -> Compared:
         assert plans.unequal is not None, "devices are of several kinds"
         found = (*plans.unequal.trainable, *plans.unequal.others)
         steps_s = [plans.alike.best.step_s]
-        steps_s += [plan.step_s for plan in found if not has_members(plan.plan)]
-        shared_s = [plan.step_s for plan in found if has_members(plan.plan)]
+        steps_s += [plan.step_s for plan in found if not _is_beyond(plan.plan)]
+        beyond_s = [plan.step_s for plan in found if _is_beyond(plan.plan)]
         searched = time.process_time()
         every = Every(job, cluster, min(steps_s), limit_s)
         every.search()
@@ -398,7 +403,7 @@ def compare(cluster: Cluster, limit_s: float = inf) -> Compared:
             searched - began,
             time.process_time() - searched,
             every.is_whole,
-            min(shared_s, default=None),
+            min(beyond_s, default=inf),
         )
 
 
@@ -416,15 +421,15 @@ def main() -> None:
         cluster = random_cluster(Random(1000 * chosen.seed + case), chosen.devices)
         compared = compare(cluster, chosen.limit)
         over = "" if compared.is_whole else ", given up"
-        shared_s = compared.shared_s or inf
-        shared = f"; members {shared_s * 1e3:.1f} ms" if shared_s < compared.found_s else ""
+        beyond_s = compared.beyond_s
+        beyond = f"; beyond these {beyond_s * 1e3:.1f} ms" if beyond_s < compared.found_s else ""
         print(f"{case}: {compared.cluster.words}")
         print(
             f"   alike {compared.alike_s * 1e3:.1f} ms, found {compared.found_s * 1e3:.1f} ms "
             f"({compared.search_s:.1f} s), "
             f"best of all {compared.best_s * 1e3:.1f} ms: {compared.loss:.2%} more; "
             f"{compared.looked_at:,} plans, {compared.simulated:,} simulated "
-            f"({compared.every_s:.0f} s{over}){shared}",
+            f"({compared.every_s:.0f} s{over}){beyond}",
             flush=True,
         )
         if compared.loss > WANTED:

@@ -37,6 +37,7 @@ from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, 
 from ratrain.plan.unequal_search import searchable
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import timed
+from ratrain.plan.unequal_words import every_text
 from ratrain.program.setup import Recovery
 from ratrain.simulate.long import simulate_proved
 
@@ -264,6 +265,12 @@ def test_jobs_of_one_kind_or_of_many_devices_are_left_to_the_other_search() -> N
     assert not searchable(job("tiny-llama", "cpu-lab", 4, 8))
     assert not searchable(job("tiny-llama", "mixed-sites", 72, 144))
     assert searchable(job("tiny-llama", "mixed-sites", 12, 24))
+
+
+def test_on_more_devices_the_planner_says_that_it_tried_identical_replicas_alone() -> None:
+    plans = every_plan(job("tiny-llama", "mixed-sites", 72, 144))
+    words = " ".join(" ".join(every_text(plans, 1)).split())
+    assert "others are searched for on up to 64 devices of several kinds, and here are 72" in words
 
 
 @pytest.fixture(scope="module")

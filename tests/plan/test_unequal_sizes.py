@@ -25,9 +25,8 @@ from ratrain.plan.least_time import least_step_s
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_writing import write_plan
 from ratrain.plan.unequal_build import file_of_plan
-from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_sizes import in_other_sizes
-from ratrain.plan.unequal_trial import Timed, timed_plan
+from ratrain.plan.unequal_trial import timed_plan
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_places import uneven_costs
 from ratrain.plan.uneven_read import uneven_plan
@@ -67,9 +66,7 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
         one_size = replace(best.plan, replicas=(replica.computing((size,) * replica.ranks),))
         timed, short = timed_plan(best.draft, one_size, float("inf"))
         assert short or (timed is not None and timed.step_s > best.step_s)
-    assert isinstance(best.draft, Draft)
-    start = Timed(best.draft, best.plan, best.step_s, best.bound_bytes)
-    assert list(in_other_sizes(start, begins)) == []
+    assert list(in_other_sizes(best, begins)) == []
 
 
 @pytest.mark.slow

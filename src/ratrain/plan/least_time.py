@@ -34,14 +34,16 @@ class _StageWork:
 def least_step_s(strategy: Strategy, setup: Setup, choices: Choices, costs: Costs) -> float:
     """Seconds that a step takes at least; 0 where stages have several members."""
     longest_s, first_unit = 0.0, 0
-    chosen_modes = choices.modes_of(setup)
+    modes = choices.modes_of(setup)
     for number, replica in enumerate(setup.replicas):
         if any(len(stage.members) > 1 for stage in replica.stages):
             return 0.0
-        modes = recovery_modes(strategy, choices, len(replica.stages))
-        if chosen_modes is not None:
-            modes = chosen_modes[number]
-        works = _works(strategy, replica, modes, costs, first_unit)
+        of_stages = (
+            recovery_modes(strategy, choices, len(replica.stages))
+            if modes is None
+            else modes[number]
+        )
+        works = _works(strategy, replica, of_stages, costs, first_unit)
         first_unit += sum(len(stage.only.units) for stage in replica.stages)
         longest_s = max(longest_s, _longest(works))
     return longest_s
@@ -66,7 +68,7 @@ def _works(
     costs: Costs,
     first_unit: int,
 ) -> list[_StageWork]:
-    """The work of each stage of a replica whose units begin at a number, in these modes."""
+    """The work of each stage of a replica whose units begin at a number."""
     forward, backward = costs.work[Kind.F].fixed_s, costs.work[Kind.B].fixed_s
     later = 0.0 * backward
     if SKELETONS[strategy.skeleton].split_backward:

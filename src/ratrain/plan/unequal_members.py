@@ -52,6 +52,11 @@ class MembersDraft:
         sizes = self.micro_batch, self.micro_batches
         return self.shapes, self.layers, self.recovery, sizes, self.state
 
+    @property
+    def ops(self) -> int:
+        """About as many ops as its program has; long ones repeat themselves and are kept short."""
+        return min(self.micro_batches, 64) * (2 * sum(self.layers) + 4 * len(self.layers))
+
     @cached_property
     def serves(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
         """For each stage the micro-batches of its members."""

@@ -132,18 +132,17 @@ def shared(stages: Stages, parts: Sequence[Part], shares: Sequence[int], state: 
     sides = dict.fromkeys(zip(parts, shares, strict=True))
     pipe_s = max(part.step_s(share) for part, share in sides)
     tail_s = _tail_s(stages, parts, state) if len(parts) > 1 else 0.0
-    trainable = _is_trainable(stages.job, parts, state)
+    trainable = _is_trainable(stages.job, parts)
     return Draft(tuple(parts), tuple(shares), state, pipe_s + tail_s, trainable)
 
 
-def _is_trainable(job: JobSpec, parts: Sequence[Part], state: StateMode) -> bool:
+def _is_trainable(job: JobSpec, parts: Sequence[Part]) -> bool:
     kinds = dict.fromkeys(parts)
     ends = {post.tensor for part in kinds for post in (part.shape[0], part.shape[-1])}
     alike = len({_degrees_of_units(part) for part in kinds}) == 1
     if len(ends) > 1 < len(parts) and trains_tied(job):
         alike = False
-    whole = state.sharding < 3 and not state.sharded_gradients
-    return alike or (whole and job.collective == DIRECT and not job.schedule.error_feedback)
+    return alike or (job.collective == DIRECT and not job.schedule.error_feedback)
 
 
 def _degrees_of_units(part: Part) -> tuple[int, ...]:
@@ -408,18 +407,19 @@ def _begun_shares(parts: Sequence[Part], sequences: int) -> list[int]:
 
 def _tail_s(stages: Stages, parts: Sequence[Part], state: StateMode) -> float:
     """About what reductions and gathers add behind the last backward of several parts."""
-    kinds, holders = dict.fromkeys(parts), 0
-    for part in kinds:
+    alike, holders = dict.fromkeys(parts), 0
+    for part in alike:
         holders |= stages.holders(part.shape, part.layers)
-    pools = {stages.pools[post.pool].kind for part in kinds for post in part.shape}
-    gathered = gathered_bytes_per_param(stages.job, pools)
-    return max(_tail_of(stages, part, len(parts), holders, state, gathered) for part in kinds)
+    used = {stages.pools[post.pool].kind for part in alike for post in part.shape}
+    gathered = gathered_bytes_per_param(stages.job, used)
+    return max(_tail_of(stages, part, len(parts), holders, gathered, state) for part in alike)
 
 
 def _tail_of(
-    stages: Stages, part: Part, data: int, holders: int, state: StateMode, weight_bytes: int
+    stages: Stages, part: Part, data: int, holders: int, weight_bytes: int, state: StateMode
 ) -> float:
-    """The same of one of them; `weight_bytes`: of a parameter that is gathered."""
+    """The same of one of them; `holders`: the pools of each layer, `weight_bytes`: of a gathered
+    parameter."""
     embedding, layer, head = (block.params for block in kinds_of_block(stages.job))
     last, longest = len(part.shape) - 1, 0.0
     for s, (post, work, count) in enumerate(zip(part.shape, part.works, part.layers, strict=True)):

@@ -71,7 +71,7 @@ OPS = 200_000
 half of them for the best by estimate, half for what is made of these."""
 CLIMBS = 4
 """Drafts that are changed, the fastest as simulated."""
-MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 12, 2, 2
+MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 5, 2, 1
 """The same on more than `FEW` devices, whose programs are long."""
 RESIZED = 200
 """Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
@@ -80,6 +80,8 @@ reductions hide behind all of it; in small ones little is hidden, so there the e
 draft says nothing of what it can be."""
 RESIZED_PLANS = 2
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
+DIVIDED = 40
+"""Drafts that are tried with sequence parallelism too, those of the least estimate."""
 MOST = 2 * (SIMULATED + CLIMBS * CHANGES * ROUNDS)
 """Simulated at most."""
 
@@ -101,11 +103,19 @@ class UnequalSearch:
 def searchable(job: JobSpec) -> bool:
     """Whether plans of unlike replicas are searched for: few devices of unequal kinds, one stage on
     a device, every replica with every gradient of a step."""
+    return job.cluster.devices <= DEVICES and _has_unlike(job)
+
+
+def has_too_many(job: JobSpec) -> bool:
+    """Whether they are not searched for because there are too many devices."""
+    return job.cluster.devices > DEVICES and _has_unlike(job)
+
+
+def _has_unlike(job: JobSpec) -> bool:
     members = job.cluster.members()
     skeleton = SKELETONS[strategy_of(job).skeleton]
     return (
-        len(members) <= DEVICES
-        and len({device.kind.name for device in members}) > 1
+        len({device.kind.name for device in members}) > 1
         and skeleton.fixed is None
         and job.schedule.average_every is None
         and job.schedule.recovery in ("auto", "keep-all", "selective", "everywhere")
@@ -188,7 +198,7 @@ class _Seeker:
         best += nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.alone_s)
         best += [
             other
-            for draft in best[:RESIZED]
+            for draft in best[:DIVIDED]
             if (other := in_other_division(self.stages, draft)) is not None
         ]
         for draft in best:

@@ -15,8 +15,7 @@ from itertools import pairwise, permutations
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.unequal_mixes import Draft
-from ratrain.plan.unequal_trial import Timed, timed_plan
+from ratrain.plan.unequal_trial import E, Timed, timed_plan
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.skeletons import SKELETONS
 
@@ -26,13 +25,13 @@ WORTH_IT = 0.002
 """Part of a step that other sizes must save: they take memory, and are harder to read."""
 
 
-def in_other_sizes(start: Timed[Draft], begins: Callable[[], None]) -> Iterator[Timed[Draft]]:
+def in_other_sizes(start: Timed[E], begins: Callable[[], None]) -> Iterator[Timed[E]]:
     """Ever faster plans, each with other sizes on some stages than the one before. `begins` is
     called for each that is tried."""
     here, left, known = start, OPS, {_key(start.plan)}
     while left > 0:
         bar_s = here.step_s * (1 - WORTH_IT)
-        faster: list[Timed[Draft]] = []
+        faster: list[Timed[E]] = []
         for plan in _neighbours(here.plan):
             if left <= 0 or _key(plan) in known:
                 continue
@@ -48,7 +47,7 @@ def in_other_sizes(start: Timed[Draft], begins: Callable[[], None]) -> Iterator[
         yield here
 
 
-def _timed(here: Timed[Draft], plan: UnevenPlan, bar_s: float) -> Timed[Draft] | None:
+def _timed(here: Timed[E], plan: UnevenPlan, bar_s: float) -> Timed[E] | None:
     """A plan as simulated, where it fits, perhaps with more recovery, and its layers were measured
     in these sizes."""
     try:

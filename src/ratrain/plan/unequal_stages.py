@@ -205,16 +205,10 @@ class Stages:
             unit for unit, is_there in zip(units[::2], (first, last), strict=True) if is_there
         )
         held = min(behind, -(-self.job.batch.sequences // micro_batch))
+        bills = [(mode, self._bill(ends, units[1], mode, held, data, state)) for mode in self.modes]
         row: list[StageWork | None] = []
         for layers in range(self.job.model.spec.layers + 1):
-            mode = next(
-                (
-                    mode
-                    for mode in self.modes
-                    if self._bytes(ends, units[1], layers, mode, held, data, state) <= budget
-                ),
-                None,
-            )
+            mode = next((mode for mode, bill in bills if bill(layers) <= budget), None)
             row.append(
                 None if mode is None else self.work(post, micro_batch, layers, first, last, mode)
             )
@@ -241,46 +235,57 @@ class Stages:
                 backward_s += unit.backward_s
         return StageWork(forward_s, backward_s, early_s, mode)
 
-    def _bytes(
+    def _bill(
         self,
         ends: Sequence[Unit],
         layer: Unit,
-        layers: int,
         mode: Recovery,
         held: int,
         data: int,
         state: StateMode,
-    ) -> int:
-        """About what a rank needs for so many layers, and an embedding or a head at its ends."""
-        sorts = (*ends, layer) if layers else tuple(ends)
-        if not sorts:
-            return 0
-
-        def total(size: Callable[[Unit], int]) -> int:
-            return sum(map(size, ends)) + layers * size(layer)
-
-        def largest(size: Callable[[Unit], int]) -> int:
-            return max(map(size, sorts))
-
+    ) -> Callable[[int], int]:
+        """About how many bytes a rank needs for so many layers, and an embedding or a head at its
+        ends."""
         owners = data if state.sharding else 1
-        views = total(lambda unit: unit.view_bytes)
-        if state.sharding == 3:
-            views = -(-views // data) + 3 * largest(lambda unit: unit.view_bytes)
-        gradients = total(lambda unit: unit.gradient_bytes)
-        if state.sharded_gradients:
-            transit = min(largest(lambda unit: unit.gradient_bytes), _TRANSIT_BYTES)
-            gradients = -(-gradients // data) + 2 * transit
-        optimizer = total(lambda unit: -(-unit.optimizer_bytes // owners))
-        inputs = held * total(lambda unit: unit.input_bytes)
-        kept = total(lambda unit: unit.saved_bytes - _freed(unit, mode))
-        lean = max((unit.saved_bytes for unit in sorts if unit.recoverable), default=0)
+        views = _total(ends, layer, lambda unit: unit.view_bytes)
+        gradients = _total(ends, layer, lambda unit: unit.gradient_bytes)
+        optimizer = _total(ends, layer, lambda unit: -(-unit.optimizer_bytes // owners))
+        inputs = _total(ends, layer, lambda unit: unit.input_bytes)
+        kept = _total(ends, layer, lambda unit: unit.saved_bytes - _freed(unit, mode))
         buffer = self.job.schedule.recovery_buffer if mode is Recovery.FORWARD else 1
-        again = buffer * lean if mode.again else 0
-        slots = 6 * largest(lambda unit: unit.input_bytes)
-        scratch = largest(lambda unit: unit.scratch_bytes)
-        residuals = self.job.residuals * (data > 1) * total(lambda unit: unit.gradient_bytes)
-        states = views + gradients + residuals + optimizer
-        return states + inputs + held * kept + again + slots + scratch
+        residuals = self.job.residuals * (data > 1)
+
+        def fixed(sorts: Sequence[Unit]) -> tuple[int, int, int]:
+            """Slots and scratch with what is recovered; gathered views; gradients in transit."""
+            if not sorts:
+                return 0, 0, 0
+            lean = max((unit.saved_bytes for unit in sorts if unit.recoverable), default=0)
+            again = buffer * lean if mode.again else 0
+            slots = 6 * max(unit.input_bytes for unit in sorts)
+            scratch = max(unit.scratch_bytes for unit in sorts)
+            largest = max(unit.gradient_bytes for unit in sorts)
+            gathered = 3 * max(unit.view_bytes for unit in sorts)
+            return again + slots + scratch, gathered, 2 * min(largest, _TRANSIT_BYTES)
+
+        alone, together = fixed(ends), fixed((*ends, layer))
+
+        def bill(layers: int) -> int:
+            rest, gathered, transit = together if layers else alone
+            view, whole = views(layers), gradients(layers)
+            gradient = -(-whole // data) + transit if state.sharded_gradients else whole
+            if state.sharding == 3:
+                view = -(-view // data) + gathered
+            left = residuals * whole
+            activations = held * (inputs(layers) + kept(layers))
+            return view + gradient + left + optimizer(layers) + activations + rest
+
+        return bill
+
+
+def _total(ends: Sequence[Unit], layer: Unit, size: Callable[[Unit], int]) -> Callable[[int], int]:
+    """A size of the units at a stage's ends and of so many layers."""
+    of_ends, of_layer = sum(map(size, ends)), size(layer)
+    return lambda layers: of_ends + layers * of_layer
 
 
 def _freed(unit: Unit, mode: Recovery) -> int:

@@ -27,6 +27,11 @@ class Drafted(Protocol):
     @property
     def estimate_s(self) -> float: ...
 
+    @property
+    def ops(self) -> int:
+        """About as many ops as its program has."""
+        ...
+
 
 D = TypeVar("D", bound=Drafted, covariant=True)
 E = TypeVar("E", bound=Drafted)

@@ -8,6 +8,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.every_plan import EveryPlan
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.tables import search_json, search_text, wrapped
+from ratrain.plan.unequal_search import DEVICES, has_too_many
 from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
@@ -21,6 +22,11 @@ def every_text(plans: EveryPlan, top: int) -> list[str]:
         lines += search_text(plans.alike, top)
     if plans.unequal is not None:
         lines += _beyond(plans)
+    elif has_too_many(plans.job):
+        lines += wrapped(
+            f"all replicas are identical: others are searched for on up to {DEVICES} devices of "
+            f"several kinds, and here are {plans.job.cluster.devices:,}"
+        )
     return lines
 
 
