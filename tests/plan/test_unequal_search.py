@@ -38,6 +38,7 @@ from ratrain.plan.unequal_search import searchable
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import timed
 from ratrain.plan.unequal_words import every_text
+from ratrain.plan.uneven_setup import has_members
 from ratrain.program.setup import Recovery
 from ratrain.simulate.long import simulate_proved
 
@@ -509,9 +510,16 @@ def test_pipelines_cross_between_two_hosts_so_that_reductions_stay_inside_them(
 ) -> None:
     kinds = exhaustive.Kind(30, 2, one_host=True), exhaustive.Kind(20, 3, one_host=True)
     cluster = exhaustive.Cluster(kinds, "200Mbit/s", layers=4, sequences=6)
-    plans = every_plan(load_job(exhaustive.write_job(tmp_path, cluster)))
-    assert plans.best is not None
-    replicas = plans.best.plan.replicas
+    path = exhaustive.write_job(tmp_path, cluster)
+    whole = 'name = "ratrain"\nsequence_parallel = false'
+    path.write_text(path.read_text().replace('name = "ratrain"', whole))
+    plans = every_plan(load_job(path))
+    assert plans.unequal is not None
+    replicas = next(
+        each.plan.replicas
+        for each in plans.unequal.trainable
+        if not has_members(each.plan) and not any(replica.joined for replica in each.plan.replicas)
+    )
     assert {replica.layout.layers for replica in replicas} == {(2, 2)}
     assert {replica.kinds for replica in replicas} == {("kind-0", "kind-1")}
     assert sorted(replica.tensor for replica in replicas) == [(1, 1), (1, 2)]

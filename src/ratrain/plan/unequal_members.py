@@ -6,8 +6,8 @@ A stage of members with f + b seconds each works like one of
 
     1 / sum of 1 / (f + b)
 
-seconds a micro-batch, for which layers are cut as for any pipeline. All tensor degrees are equal,
-since processes run members so.
+seconds a micro-batch, for which layers are cut as for any pipeline. All tensor degrees of a draft
+are equal.
 """
 
 from __future__ import annotations
