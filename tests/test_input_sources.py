@@ -30,6 +30,7 @@ KERNEL = {
     "lab/place.py",
     "lab/record.py",
     "lab/relay.py",
+    "lab/wires.py",
     "profile/doubt.py",
     "profile/quota.py",
     "runtime/host.py",
