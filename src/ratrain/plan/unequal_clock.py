@@ -81,10 +81,12 @@ class StageClock:
 
     def step_s(self, draft: Draft, *, compiled: bool = True) -> float | None:
         """Seconds of a draft's step; None where it has no such program."""
-        split = SKELETONS[self._stages.strategy.skeleton].split_backward
-        if split or draft.state.sharding == 3 or draft.state.sharded_gradients:
+        skeleton = SKELETONS[self._stages.strategy.skeleton]
+        if skeleton.split_backward or draft.state.sharding == 3 or draft.state.sharded_gradients:
             return None
         sides = Counter(zip(draft.parts, draft.shares, strict=True))
+        if not all(skeleton.takes(share, len(part.shape), 1) for part, share in sides):
+            return None
         data = len(draft.parts)
         replicas = [self._replica(part, share, data, draft.state) for part, share in sides]
         if sum(map(len, replicas)) > MOST_OPS:
