@@ -26,7 +26,7 @@ from ratrain.plan.order_board import Board
 from ratrain.plan.order_clock import OrderClock
 from ratrain.plan.order_moves import Moves, critical_pieces
 from ratrain.plan.order_search import Limits
-from ratrain.plan.order_seeds import order_of, policies
+from ratrain.plan.order_seeds import Pipeline, order_of, policies
 from ratrain.plan.schedules import compare_schedules
 from ratrain.plan.searched_order import SearchResult, search_for
 from ratrain.plan.searched_words import reasons
@@ -173,6 +173,23 @@ def test_the_layers_of_a_job_whose_ranks_hold_the_whole_model_are_moved(tmp_path
     file.write_text(order.csv)
     case = case_of(replace(order.job, schedule=replace(order.job.schedule, skeleton=str(file))))
     assert simulate(case.program, case.costs).step_time_s == order.step_s
+
+
+def test_a_policy_that_memory_presses_still_computes_every_piece() -> None:
+    times_s = {Kind.F: (20, 13, 27, 29), Kind.I: (42, 15, 56, 51), Kind.W: (18, 12, 24, 26)}
+    pipeline = Pipeline(
+        places=4,
+        stages=4,
+        micro_batches=6,
+        backward=Kind.I,
+        compute_s={(kind, s): time for kind, of in times_s.items() for s, time in enumerate(of)},
+        message_s={(kind, s): (1.0, 0.0) for kind in (Kind.F, Kind.I) for s in range(4)},
+        held_bytes=[3, 32, 4, 29],
+        room_bytes=[29, 185, 31, 23],  # the last rank cannot hold a single micro-batch
+    )
+    for policy in policies(pipeline):
+        pieces = [piece for order in order_of(pipeline, policy) for piece in order]
+        assert len(pieces) == len(set(pieces)) == 4 * 6 * 3
 
 
 def test_the_same_seed_and_number_of_evaluations_find_the_same_order() -> None:

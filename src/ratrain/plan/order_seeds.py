@@ -240,7 +240,10 @@ class _Greedy:
         if 0 <= other <= last:
             arrived_s = self._sent(piece, place.free_s)
             self.arrived_s[kind, other, micro_batch] = arrived_s
-            heapq.heappush(self.events, (arrived_s, other % pipeline.places))
+            receiver = other % pipeline.places
+            # A forward that was pressed may end before what its receiver has computed since.
+            looks_s = max(arrived_s, self.places[receiver].free_s)
+            heapq.heappush(self.events, (looks_s, receiver))
 
     def _sent(self, piece: Step, ready_s: float) -> float:
         """When what a piece makes has arrived: messages of a place follow each other."""
