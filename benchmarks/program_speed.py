@@ -13,7 +13,8 @@ import time
 from collections.abc import Callable
 from typing import TypeVar
 
-from ratrain.program.setup import Replica, Setup, Unit, stage
+from ratrain.program.replicas import Replica, Unit, stage
+from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import require_sound

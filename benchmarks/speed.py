@@ -30,7 +30,8 @@ from ratrain.plan.case import case_of
 from ratrain.plan.jobs import load_job
 from ratrain.program.kind import Kind, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Unit, stage
+from ratrain.program.replicas import Replica, Unit, stage
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify

@@ -33,7 +33,7 @@ from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import Post, pools_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import timed
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.simulate.costs import Floats
 
 DEVICES, MICRO_BATCHES, LAYERS = 16, 32, 32

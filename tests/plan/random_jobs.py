@@ -16,7 +16,7 @@ from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import STRATEGIES
 
 MODELS = ("tiny-llama", "small-llama", "small-qwen", "gpt-3.6b", "llama-2-7b")

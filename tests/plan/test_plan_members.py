@@ -23,7 +23,7 @@ from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.what_if import sending_faster
 from ratrain.program.kind import Kind
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.program.text.read import read_text
 from ratrain.program.text.write import write_text
 from ratrain.program.verify import Rule

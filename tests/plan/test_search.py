@@ -19,7 +19,7 @@ from ratrain.plan.enumerate import groups_of
 from ratrain.plan.planned import planned
 from ratrain.plan.search import check, search
 from ratrain.plan.trial import timed
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.program.verify import verify
 from ratrain.reproduce.published import SMALLEST
 from ratrain.reproduce.ratrain_paper import _layouts

@@ -19,7 +19,7 @@ from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import check, fitted
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.simulate.simulate import simulate
 
 GPU = job("gpt-3.6b", "a100-80g-dgx", 8, 32, 2048)

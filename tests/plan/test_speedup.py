@@ -16,7 +16,7 @@ from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.planned import planned
 from ratrain.plan.speedup import Alone, Speedup, free_to_recover, speedup_of
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 
 JOB = """
 [model]

@@ -22,7 +22,7 @@ from ratrain.plan.unequal_parts import part_of
 from ratrain.plan.unequal_pools import Post, pools_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import timed
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import strategy
 
 LEVEL_1 = StateMode(1, False)

@@ -39,7 +39,7 @@ from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import timed
 from ratrain.plan.unequal_words import every_text
 from ratrain.plan.uneven_setup import has_members
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
 LEVEL_1 = StateMode(1, False)

@@ -30,7 +30,7 @@ from ratrain.plan.unequal_trial import timed_plan
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_places import uneven_costs
 from ratrain.plan.uneven_read import uneven_plan
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
 

@@ -16,7 +16,7 @@ from ratrain.plan.plan_file import is_uneven, parse_plan
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 TWO_KINDS: dict[str, Any] = {

@@ -12,7 +12,7 @@ from ratrain.plan.subject import case_of_subject, keeping_all, subject_of
 from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.plan.what_if import computing_faster, sending_faster
 from ratrain.program.kind import Kind
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "unequal-replicas.json"

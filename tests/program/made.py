@@ -8,7 +8,8 @@ from dataclasses import dataclass, replace
 from hypothesis import strategies as st
 
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Replica, Setup, Unit, stage
+from ratrain.program.replicas import Recovery, Replica, Unit, stage
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Choices, Strategy, apply_strategy, strategy
 

@@ -19,8 +19,9 @@ from ratrain.program.grid import draw
 from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.program import Program
 from ratrain.program.repeating import shortest
+from ratrain.program.replicas import Member, Replica, Stage, Unit, stage
 from ratrain.program.settled import proved
-from ratrain.program.setup import Member, Replica, Setup, Stage, Unit, stage
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build, joining_skeletons
 from ratrain.program.strategies import STRATEGIES, Choices, apply_strategy, strategy
 from ratrain.program.text.read import read_text

@@ -10,7 +10,8 @@ from made import replica
 
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Replica, Setup
+from ratrain.program.replicas import Recovery, Replica
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.skeletons import TOGETHER, layer_major_name
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.verify import verify

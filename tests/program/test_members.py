@@ -18,7 +18,8 @@ from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Member, Recovery, Replica, Setup, Stage
+from ratrain.program.replicas import Member, Recovery, Replica, Stage
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.text.read import read_text
 from ratrain.program.text.write import write_text

@@ -10,17 +10,8 @@ from made import replica, small
 
 from ratrain.errors import ProgramError
 from ratrain.program.program import Program
-from ratrain.program.setup import (
-    Accumulation,
-    Budget,
-    Member,
-    Recovery,
-    Replica,
-    Setup,
-    Stage,
-    Unit,
-    stage,
-)
+from ratrain.program.replicas import Member, Recovery, Replica, Stage, Unit, stage
+from ratrain.program.setup import Accumulation, Budget, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify

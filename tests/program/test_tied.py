@@ -15,7 +15,8 @@ from ratrain.program.actions import NONE, Action, Kind, Lane
 from ratrain.program.csv import write_csv
 from ratrain.program.passes.tied import tie_embeddings
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Replica, Setup, Unit, stage
+from ratrain.program.replicas import Replica, Unit, stage
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
 from ratrain.program.verify import verify

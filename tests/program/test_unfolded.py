@@ -10,7 +10,7 @@ from made import Case, cases, small
 
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Budget
-from ratrain.program.unfolded import unfolded
+from ratrain.program.unfolded import unfolded, unfolded_ops
 from ratrain.program.verify import verify
 from ratrain.simulate.simulate import step_time_s
 
@@ -23,6 +23,7 @@ def test_every_replica_has_the_bounds_of_the_one_that_stood_for_it(case: Case) -
     verdict, of_folded = verify(whole.program), verify(folded)
     assert verdict.sound == of_folded.sound
     assert whole.program.setup.devices == folded.setup.devices
+    assert len(whole.program.table) == unfolded_ops(folded)
     assert [bound.total_bytes for bound in verdict.bounds] == [
         of_folded.bounds[rank].total_bytes for rank in whole.folded_rank
     ]

@@ -47,6 +47,19 @@ def test_memory_at_its_peak_is_told_by_groups_and_numbers_keep_their_units(tmp_p
     assert not any(line[-1].isdigit() for line in lines[first : first + 3])
 
 
+def test_what_a_rank_allocated_beyond_its_bound_is_said_and_only_then(tmp_path: Path) -> None:
+    report = reported(tmp_path / "run", Size(steps=6))
+    rows = [
+        {**row, "allocated_peak_bytes": row["bound_bytes"] + (row["rank"] == 1) * 3_000_000}
+        for row in report["memory"]
+    ]
+    assert "than is proved" not in " ".join(report_text(report))
+    text = " ".join(report_text({**report, "memory": rows}))
+    assert "rank 1 allocated 3 MB more than is proved." in text
+    unknown = [{**row, "allocated_peak_bytes": None} for row in rows]
+    assert "than is proved" not in " ".join(report_text({**report, "memory": unknown}))
+
+
 def test_the_best_checkpoint_is_marked(tmp_path: Path) -> None:
     report = reported(tmp_path / "run", Size(steps=6))
     saved = [

@@ -39,23 +39,7 @@ CLUSTER = """
 name = "processes"
 source = "a test: processes of this machine"
 
-[[device]]
-name = "process"
-launch = "10us"
-launch_source = "a test"
-memory_efficiency = 0.8
-memory_efficiency_source = "a test"
-
-[device.lab]
-cpus = 1.0
-
-[[device.tiers]]
-name = "RAM"
-capacity = "2GB"
-bandwidth = "10GB/s"
-source = "a test"
-
-{rates}
+{kinds}
 
 {hosts}
 
@@ -80,9 +64,9 @@ devices = {per_host}
 count = {count}
 """
 
-_OLD = """
+_DEVICE = """
 [[device]]
-name = "old"
+name = "{name}"
 launch = "10us"
 launch_source = "a test"
 memory_efficiency = 0.8
@@ -96,14 +80,7 @@ name = "RAM"
 capacity = "2GB"
 bandwidth = "10GB/s"
 source = "a test"
-
-[[device.rates]]
-dtype = "fp32"
-peak = "100GFLOP/s"
-gemm = "50GFLOP/s"
-source = "a test"
-"""
-"""A kind of device that computes in fp32 alone."""
+{rates}"""
 
 _RATE = """
 [[device.rates]]
@@ -262,15 +239,21 @@ class Setting:
         return ", ".join(changed) or "ratrain"
 
 
+def _kind(name: str, *dtypes: str) -> str:
+    """A kind of device that computes in these dtypes."""
+    rates = "".join(_RATE.format(dtype=dtype) for dtype in dtypes)
+    return _DEVICE.format(name=name, rates=rates)
+
+
 def write_job(folder: Path, setting: Setting) -> Path:
     """The job file of a setting, with its model and cluster beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **dict(setting.model)}))
-    rates = "".join(_RATE.format(dtype=dtype) for dtype in ("fp32", "bf16", "fp16"))
+    kinds = _kind("process", "fp32", "bf16", "fp16") + (_kind("old", "fp32") if setting.old else "")
     per_host = setting.devices_per_host or setting.tensor
     (folder / "cluster.toml").write_text(
         CLUSTER.format(
-            rates=rates + (_OLD if setting.old else ""),
+            kinds=kinds,
             link=setting.link,
             latency=setting.latency,
             hosts=_hosts(setting, per_host, -(-8 // per_host)),

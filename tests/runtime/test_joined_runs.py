@@ -11,7 +11,7 @@ import pytest
 from crew import Crew
 from launched import cut_short, loss_bits, made, start
 from runs_made import Setting, Unlike
-from test_unlike_replicas import assert_as_alone, assert_held
+from test_unlike_replicas import assert_as_alone, assert_held, assert_validated_alike
 from training import train
 
 from ratrain.report.facts.run import contents_of_run
@@ -84,11 +84,7 @@ def test_joined_micro_batches_validate_with_the_loss_of_one_process(
     setting = joining(TWO_REPLICAS, validate_every=2, held_out=11)
     result = train(crew, setting, tmp_path / "joined")
     other = train(crew, replace(setting, unlike=(), name="1f1b"), tmp_path / "alone")
-    assert [tokens for _, _, tokens in result.validated] == [
-        tokens for _, _, tokens in other.validated
-    ]
-    losses = [float.fromhex(loss) for _, loss, _ in result.validated]
-    assert losses == pytest.approx([float.fromhex(loss) for _, loss, _ in other.validated], 1e-6)
+    assert_validated_alike(result, other)
 
 
 @pytest.mark.slow

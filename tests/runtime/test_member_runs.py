@@ -10,7 +10,7 @@ import pytest
 from crew import Crew
 from launched import cut_short, loss_bits, made, start
 from runs_made import Setting, Unlike
-from test_unlike_replicas import assert_as_alone, assert_held
+from test_unlike_replicas import assert_as_alone, assert_held, assert_validated_alike
 from training import train
 
 from ratrain.runtime.run.report import report_of
@@ -89,11 +89,7 @@ def test_members_validate_with_the_loss_of_one_process(
     result = train(crew, setting, tmp_path / "members")
     alone = replace(setting, unlike=(), serving=(), name="1f1b")
     other = train(crew, alone, tmp_path / "alone")
-    assert [(step, tokens) for step, _, tokens in result.validated] == [
-        (step, tokens) for step, _, tokens in other.validated
-    ]
-    losses = [float.fromhex(loss) for _, loss, _ in result.validated]
-    assert losses == pytest.approx([float.fromhex(loss) for _, loss, _ in other.validated], 1e-6)
+    assert_validated_alike(result, other)
 
 
 @pytest.mark.slow

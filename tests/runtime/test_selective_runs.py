@@ -18,7 +18,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_writing import plan_of
 from ratrain.plan.plan_writing import write_plan as plan_text
 from ratrain.plan.search import search
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 FLASH = Setting("1f1b", steps=3, model=WIDE, learning_rate=1e-3, clip_norm=0.5)

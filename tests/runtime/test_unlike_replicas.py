@@ -47,6 +47,17 @@ def assert_as_alone(result: Result, alone: Result, moment1: float = 1e-6) -> Non
             assert distance <= limit, (unit, kind)
 
 
+def assert_validated_alike(result: Result, other: Result) -> None:
+    """Both validated after the same steps, on as many tokens, with the same losses."""
+    assert [(step, tokens) for step, _, tokens in result.validated] == [
+        (step, tokens) for step, _, tokens in other.validated
+    ]
+    losses, expected = (
+        [float.fromhex(loss) for _, loss, _ in each.validated] for each in (result, other)
+    )
+    assert losses == pytest.approx(expected, 1e-6)
+
+
 def assert_held(result: Result) -> None:
     """The ledger never held more than was proved."""
     assert all(0 < p <= b for p, b in zip(result.ledger_peaks, result.bounds, strict=True))

@@ -16,7 +16,8 @@ from ratrain.errors import ProgramError
 from ratrain.program.actions import Kind, Lane
 from ratrain.program.edges import LANE_EDGE
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Unit, stage
+from ratrain.program.replicas import Replica, Unit, stage
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import build
 from ratrain.program.verify import verify
 from ratrain.simulate.costs import Costs, Work, costs_of_ops

@@ -12,7 +12,7 @@ from ratrain.cli.validate import command
 from ratrain.plan.case import case_of
 from ratrain.plan.enumerate import kinds_of_block
 from ratrain.plan.sizes import passed_bytes, unit_of
-from ratrain.program.setup import Unit
+from ratrain.program.replicas import Unit
 from ratrain.program.verify import verify
 from ratrain.validate.frameworks import MEGATRON, held_units
 from ratrain.validate.memory import predicted_peak

@@ -26,7 +26,7 @@ from ratrain.plan.enumerate import Group
 from ratrain.plan.held import held_by_rank, most_held
 from ratrain.program.families import SEND_SLOTS
 from ratrain.program.passes.state_pipeline import TRANSIT_SLOTS
-from ratrain.program.setup import Recovery, Unit
+from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints
 

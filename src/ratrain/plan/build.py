@@ -11,7 +11,8 @@ from ratrain.plan.enumerate import Group, StateMode
 from ratrain.plan.placement import Placement, ReplicaClass
 from ratrain.plan.sizes import stages_of, trains_tied
 from ratrain.program.families import DEVICE
-from ratrain.program.setup import Accumulation, Budget, Recovery, Replica, Setup, Stage
+from ratrain.program.replicas import Recovery, Replica, Stage
+from ratrain.program.setup import Accumulation, Budget, Setup
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.program.units import Ints
 

@@ -44,8 +44,9 @@ from ratrain.plan.sizes import (
 from ratrain.plan.trial import only_over_budget, proof
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
+from ratrain.program.replicas import Recovery
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS, Place
 from ratrain.program.strategies import Choices, Strategy
 from ratrain.simulate.costs import Costs

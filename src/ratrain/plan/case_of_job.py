@@ -20,7 +20,8 @@ from ratrain.plan.trial import only_over_budget
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
-from ratrain.program.setup import Accumulation, Recovery
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Accumulation
 from ratrain.program.strategies import recovery_modes
 
 

@@ -21,7 +21,8 @@ from ratrain.plan.placement import Placement
 from ratrain.plan.search import fitted
 from ratrain.plan.sizes import stores_scores, trains_tied
 from ratrain.plan.trial import proof, timed
-from ratrain.program.setup import Accumulation, Recovery, Setup
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, Strategy, recovery_modes
 
 WORTH_MEMORY = 0.002

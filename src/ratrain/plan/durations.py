@@ -20,7 +20,8 @@ from ratrain.plan.placement import Placement
 from ratrain.plan.transfers import sums_of_op
 from ratrain.plan.unit_place import Half, StageMessage, UnitPlace
 from ratrain.program.kind import Cost, Kind, kinds
-from ratrain.program.setup import HOST, Setup, Unit
+from ratrain.program.replicas import Unit
+from ratrain.program.setup import HOST, Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
 
 NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed

@@ -35,7 +35,7 @@ from ratrain.plan.sizes import (
     trains_tied,
     unit_of,
 )
-from ratrain.program.setup import Unit
+from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Skeleton
 from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints

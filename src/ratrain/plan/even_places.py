@@ -17,7 +17,8 @@ from ratrain.plan.sizes import (
 )
 from ratrain.plan.transfers import stage_message
 from ratrain.plan.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Setup
 
 
 def even_places(job: JobSpec, placement: Placement, setup: Setup) -> list[UnitPlace]:

@@ -18,7 +18,7 @@ from ratrain.errors import ProgramError, SpecError
 from ratrain.program.csv import Step, csv_setup
 from ratrain.program.kind import Kind
 from ratrain.program.order_csv import OrderFile, read_order
-from ratrain.program.setup import Unit
+from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Fixed, Place, Skeleton, declare_skeleton
 from ratrain.readers.files import read_text
 from ratrain.readers.limits import PROGRAM_BYTES

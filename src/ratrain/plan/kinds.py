@@ -15,7 +15,8 @@ from ratrain.plan.what_if import computing_faster, sending_faster
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
-from ratrain.program.setup import Replica, Setup
+from ratrain.program.replicas import Replica
+from ratrain.program.setup import Setup
 from ratrain.simulate.costs import Costs
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.result import RankTimes

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from itertools import accumulate
 
 from ratrain.program.kind import Kind
-from ratrain.program.setup import Recovery, Replica, Setup
+from ratrain.program.replicas import Recovery, Replica
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Choices, Strategy, recovery_modes
 from ratrain.simulate.costs import Costs

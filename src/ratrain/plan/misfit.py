@@ -17,7 +17,7 @@ from ratrain.plan.estimate import estimate
 from ratrain.plan.ranges import STAGES, write_list
 from ratrain.plan.search import Checked, Search, fitted
 from ratrain.program.family_groups import takes
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 
 DOUBLINGS = 6
 """How many times the devices are doubled in search of a number that suffices."""

@@ -16,7 +16,8 @@ from ratrain.program.order_csv import write_order
 from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.plain import UnitStep, plain_program
 from ratrain.program.program import Program
-from ratrain.program.setup import Member, Setup, Unit
+from ratrain.program.replicas import Member, Unit
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS, Place, Written
 from ratrain.program.strategies import with_passes
 from ratrain.program.verify import Verdict, verify

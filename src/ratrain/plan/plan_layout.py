@@ -27,7 +27,7 @@ from ratrain.plan.plan_job import (
     state_mode,
 )
 from ratrain.plan.plan_members import devices_of_stage
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.readers.place import Place
 
 

@@ -28,8 +28,8 @@ from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.left_out import parts_of_cluster
 from ratrain.plan.sizes import stores_scores
 from ratrain.plan.trial import STEPS, proof, timed
+from ratrain.program.replicas import Recovery
 from ratrain.program.settled import Proved
-from ratrain.program.setup import Recovery
 from ratrain.program.strategies import Strategy
 from ratrain.program.units import Bools, Ints
 from ratrain.simulate.costs import Floats

@@ -19,7 +19,7 @@ from ratrain.plan.schedules import Comparison
 from ratrain.plan.searched_order import SearchedOrder, SearchResult
 from ratrain.plan.tables import plain_table, rendered
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import (
     BACKWARD_RECOVERY,
     FORWARD_RECOVERY,

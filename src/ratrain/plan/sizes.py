@@ -27,7 +27,7 @@ from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.units import format_bytes
-from ratrain.program.setup import Stage, Unit, stage
+from ratrain.program.replicas import Stage, Unit, stage
 
 
 def layers_of_stages(job: JobSpec, layout: LayoutSpec) -> tuple[int, ...]:

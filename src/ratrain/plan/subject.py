@@ -12,7 +12,7 @@ from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 
 Subject = Candidate | UnevenPlan
 """A plan: replicas divided alike, or any."""

@@ -17,7 +17,7 @@ from ratrain.plan.measured_blocks import left_out_words, measured_words
 from ratrain.plan.ranges import STAGES, write_kinds, write_list, write_ranges
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.sizes import gradients_in, travels
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 
 if TYPE_CHECKING:
     from rich.table import Table

@@ -16,8 +16,9 @@ from ratrain.plan.durations import costs_of
 from ratrain.plan.placement import Placement
 from ratrain.program.program import Program
 from ratrain.program.repeating import MOST_OPS, Make, Repeating, compute_ops, shortest
+from ratrain.program.replicas import Replica
 from ratrain.program.settled import Proved, proved_from
-from ratrain.program.setup import Replica, Setup
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.verify import Rule, Verdict, verify

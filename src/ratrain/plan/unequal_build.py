@@ -8,6 +8,7 @@ from dataclasses import replace
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.enumerate import StateMode
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.plan_file import Plan, PlanMember, PlanReplica, PlanStage, Predicted
 from ratrain.plan.plan_members import share_text
@@ -96,16 +97,29 @@ def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups
         members = tuple(range(first, first + len(same.groups)))
         replicas.append(replace(same, members=members))
         first += len(members)
-    whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
     widest = max(post.tensor for part in draft.parts for post in part.shape)
-    chosen = strategy_of(replace(whole, layout=LayoutSpec(1, 1, widest)))
+    return plan_of_draft(job, tuple(replicas), draft.state, tensor=widest, divided=draft.divided)
+
+
+def plan_of_draft(
+    job: JobSpec,
+    replicas: tuple[UnevenReplica, ...],
+    state: StateMode,
+    *,
+    tensor: int,
+    divided: bool,
+) -> UnevenPlan:
+    """A job's plan with these replicas, of which `tensor` is the largest tensor degree; an error
+    where no program says it."""
+    whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
+    chosen = strategy_of(replace(whole, layout=LayoutSpec(1, 1, tensor)))
     made = UnevenPlan(
         whole,
-        tuple(replicas),
-        replace(chosen, sharding=draft.state.sharding),
-        draft.state,
+        replicas,
+        replace(chosen, sharding=state.sharding),
+        state,
         job.schedule.recovery_buffer,
-        draft.divided,
+        divided,
     )
     require_runnable(made, Place(str(job.path or "job")))
     return made

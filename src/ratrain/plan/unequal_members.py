@@ -24,7 +24,7 @@ from ratrain.plan.sizes import gathered_bytes_per_param
 from ratrain.plan.unequal_parts import cut_of
 from ratrain.plan.unequal_pools import Post, Shape, divisions_of, in_division, tensor_degrees
 from ratrain.plan.unequal_stages import Row, Stages, StageWork
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 
 SPREADS = 400
 """Ways to spread the devices over stages that are drafted for a micro-batch, the fewest stages

@@ -8,16 +8,15 @@ programs, the least estimate first, and the fastest are changed as long as that 
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from heapq import nsmallest
 
-from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.enumerate import StateMode, divisors_of
-from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.sizes import trains_tied
-from ratrain.plan.unequal_build import seated
+from ratrain.plan.unequal_build import plan_of_draft, seated
 from ratrain.plan.unequal_members import (
     MembersDraft,
     members_changed,
@@ -27,9 +26,7 @@ from ratrain.plan.unequal_members import (
 from ratrain.plan.unequal_pools import FEW
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Timed, fastest_of
-from ratrain.plan.uneven_checks import require_runnable
 from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
-from ratrain.readers.place import Place
 
 SIMULATED = 12
 """Drafts simulated at most before the fastest are changed."""
@@ -173,18 +170,7 @@ def _plan(job: JobSpec, draft: MembersDraft, groups: Groups) -> UnevenPlan:
         0,
         tuple((None,) if len(shares) == 1 else shares for shares in draft.serves),
     )
-    whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
-    chosen = strategy_of(replace(whole, layout=LayoutSpec(1, 1, tensor[0])))
-    made = UnevenPlan(
-        whole,
-        (replica,),
-        replace(chosen, sharding=draft.state.sharding),
-        draft.state,
-        job.schedule.recovery_buffer,
-        draft.divided,
-    )
-    require_runnable(made, Place(str(job.path or "job")))
-    return made
+    return plan_of_draft(job, (replica,), draft.state, tensor=tensor[0], divided=draft.divided)
 
 
 def _leaner(stages: Stages, draft: MembersDraft, ranks: Sequence[int]) -> MembersDraft | None:

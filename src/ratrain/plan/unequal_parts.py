@@ -18,7 +18,7 @@ from math import inf
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.unequal_pools import Shape
 from ratrain.plan.unequal_stages import Row, Stages, StageWork
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 
 
 @dataclass(frozen=True)

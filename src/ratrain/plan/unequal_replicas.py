@@ -16,7 +16,7 @@ from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.unequal_frames import Frame, Sort, frame_of
 from ratrain.plan.unequal_parts import Part
 from ratrain.plan.unequal_stages import Stages
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import NO_LINK, Floats
 

@@ -24,7 +24,7 @@ from ratrain.plan.kind_speed import kind_speed
 from ratrain.plan.sizes import boundary_bytes, passed_bytes, sent_boundary_bytes, unit_of
 from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.unequal_pools import Pool, PoolLinks, Post, Shape
-from ratrain.program.setup import Recovery, Unit
+from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
 
 _TRANSIT_BYTES = 25_000_000

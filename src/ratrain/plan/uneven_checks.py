@@ -10,7 +10,8 @@ from ratrain.plan.plan_job import (
     require_chunks,
 )
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
-from ratrain.program.setup import Accumulation, Recovery
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Accumulation
 from ratrain.program.skeletons import SKELETONS, joining_skeletons
 from ratrain.program.skeletons import Place as Position
 from ratrain.readers.place import Place

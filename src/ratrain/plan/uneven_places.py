@@ -35,7 +35,8 @@ from ratrain.plan.sizes import (
 from ratrain.plan.transfers import group_message, regrouped_message
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.plan.unit_place import DataGroup, OtherEnd, StageMessage, UnitPlace
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Setup
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Costs
 

@@ -20,7 +20,7 @@ from ratrain.plan.plan_job import (
 from ratrain.plan.plan_members import Served, devices_of_members, placed_members, served_by_members
 from ratrain.plan.uneven_checks import require_runnable
 from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
 

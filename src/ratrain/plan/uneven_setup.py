@@ -21,7 +21,8 @@ from ratrain.plan.build import choices_of, unequal_budgets
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.plan_members import Served
 from ratrain.plan.sizes import stages_of
-from ratrain.program.setup import Member, Recovery, Replica, Setup, Stage
+from ratrain.program.replicas import Member, Recovery, Replica, Stage
+from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, Strategy
 
 Groups = tuple[tuple[Device, ...], ...]

@@ -24,7 +24,8 @@ from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, kind_named
 from ratrain.program.plain import plain_program
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Unit, stage
+from ratrain.program.replicas import Replica, Unit, stage
+from ratrain.program.setup import Setup
 from ratrain.program.walk import walk
 from ratrain.readers.csv import csv_rows
 from ratrain.readers.files import shown

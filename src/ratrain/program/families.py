@@ -16,7 +16,8 @@ from operator import attrgetter
 import numpy as np
 
 from ratrain.errors import ProgramError
-from ratrain.program.setup import HOST, Recovery, Setup
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import HOST, Setup
 from ratrain.program.units import RECOVERY_CODE, Bools, Ints, Units
 
 SEND_SLOTS = 2

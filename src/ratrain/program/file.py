@@ -6,8 +6,8 @@ from pathlib import Path
 
 from ratrain.errors import ProgramError
 from ratrain.program.csv import program_of_csv
+from ratrain.program.replicas import Unit
 from ratrain.program.settled import Proved, proof_of
-from ratrain.program.setup import Unit
 from ratrain.program.text import read_any
 from ratrain.readers import files
 from ratrain.readers.limits import PROGRAM_BYTES

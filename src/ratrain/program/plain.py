@@ -22,7 +22,8 @@ from ratrain.program.columns import (
 )
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Member, Replica, Setup
+from ratrain.program.replicas import Member, Replica
+from ratrain.program.setup import Setup
 
 Step = tuple[Kind, int, int]
 Order = Iterable[Step]

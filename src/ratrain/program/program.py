@@ -14,7 +14,8 @@ from functools import cached_property
 from ratrain.program.actions import Action
 from ratrain.program.columns import LaneOps, Rows, as_columns
 from ratrain.program.kind import Lane
-from ratrain.program.setup import Member, Setup
+from ratrain.program.replicas import Member
+from ratrain.program.setup import Setup
 from ratrain.program.table import Table, bind
 
 Lanes = Mapping[tuple[int, Lane], tuple[Action, ...]]

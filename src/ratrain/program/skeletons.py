@@ -17,7 +17,8 @@ from ratrain.plugins import Registry
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.plain import Transfer, UnitStep, plain_program
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Stage
+from ratrain.program.replicas import Replica, Stage
+from ratrain.program.setup import Setup
 
 Steps = Iterator[tuple[Kind, int, int]]
 F, B, I, W = Kind.F, Kind.B, Kind.I, Kind.W  # noqa: E741

@@ -24,7 +24,8 @@ from ratrain.program.passes.tensor import tensor_collectives
 from ratrain.program.passes.tied import tie_embeddings
 from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.program import Program
-from ratrain.program.setup import Accumulation, Recovery, Setup
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.skeletons import SKELETONS, build
 
 LAYERWISE = "layerwise-state-pipeline"

@@ -25,6 +25,15 @@ class Unfolded:
         return {folded: rank for rank, folded in reversed([*enumerate(self.folded_rank)])}
 
 
+def unfolded_ops(program: Program) -> int:
+    """How many ops the program has with all of its replicas."""
+    setup = program.setup
+    return sum(
+        setup.replicas[setup.replica_of(rank)].count * len(actions)
+        for (rank, _), actions in program.lanes.items()
+    )
+
+
 def unfolded(program: Program) -> Unfolded:
     """The program with all of its replicas, those of one kind after each other."""
     setup = program.setup

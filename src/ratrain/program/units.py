@@ -8,7 +8,8 @@ from dataclasses import dataclass
 import numpy as np
 import numpy.typing as npt
 
-from ratrain.program.setup import Recovery, Setup
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Setup
 
 Ints = npt.NDArray[np.int64]
 Bools = npt.NDArray[np.bool_]

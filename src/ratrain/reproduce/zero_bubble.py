@@ -20,7 +20,8 @@ import numpy as np
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Replica, Setup, Unit, stage
+from ratrain.program.replicas import Replica, Unit, stage
+from ratrain.program.setup import Setup
 from ratrain.program.skeletons import SKELETONS, build
 from ratrain.readers.csv import csv_table
 from ratrain.readers.files import read_text

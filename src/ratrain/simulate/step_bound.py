@@ -21,7 +21,7 @@ is steady is never below it.
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -217,25 +217,36 @@ class _Ways:
         def blank() -> Floats:
             return np.full((n, columns), NEVER)
 
-        def heads(known: Floats, origin: Ints | None) -> Floats:
-            """Adds to known earliest beginnings what follows within a step; `origin` ends at 0."""
-            for number in turns:
-                for source in before[number]:
-                    ended = known[source] + time_s[source]
-                    if origin is not None:
-                        ended[origin == source] = 0.0
-                    np.maximum(known[number], ended, out=known[number])
+        def through(known: Floats, source: int, zero: Ints | None) -> Floats:
+            """What is known of a class and its time; 0 for the anchors whose class `zero` is it."""
+            passed: Floats = known[source] + time_s[source]
+            if zero is not None:
+                passed[zero == source] = 0.0
+            return passed
+
+        def spread(
+            known: Floats, order: Iterable[int], near: list[list[int]], zero: Ints | None
+        ) -> Floats:
+            """Adds to what is known what follows from it within a step, class by class."""
+            for number in order:
+                for source in near[number]:
+                    np.maximum(known[number], through(known, source, zero), out=known[number])
             return known
+
+        def heads(known: Floats, origin: Ints | None) -> Floats:
+            """Of known earliest beginnings; `origin` ends at 0."""
+            return spread(known, turns, before, origin)
 
         def tails(known: Floats, aim: Ints | None) -> Floats:
             """The same towards what begins at 0: `aim`."""
-            for number in reversed(turns):
-                for target in after[number]:
-                    left = known[target] + time_s[target]
-                    if aim is not None:
-                        left[aim == target] = 0.0
-                    np.maximum(known[number], left, out=known[number])
-            return known
+            return spread(known, reversed(turns), after, aim)
+
+        def crossed(known: Floats, pairs: Iterable[tuple[int, int]], zero: Ints) -> Floats:
+            """What is known in the step beside, on the other side of the arrows across."""
+            beside = blank()
+            for source, target in pairs:
+                np.maximum(beside[target], through(known, source, zero), out=beside[target])
+            return beside
 
         every = np.arange(columns)
         start = blank()
@@ -245,19 +256,10 @@ class _Ways:
         finish[ends, every] = 0.0
         self.inside_tail = tails(finish, None)
         self.head = heads(blank(), ends)
-        later = blank()
-        for source, target in crossing:
-            ended = self.head[source] + time_s[source]
-            ended[ends == source] = 0.0
-            np.maximum(later[target], ended, out=later[target])
-        self.next_head = heads(later, None)
+        self.next_head = heads(crossed(self.head, crossing, ends), None)
         self.next_tail = tails(blank(), begins)
-        earlier = blank()
-        for source, target in crossing:
-            left = self.next_tail[target] + time_s[target]
-            left[begins == target] = 0.0
-            np.maximum(earlier[source], left, out=earlier[source])
-        self.tail = tails(earlier, None)
+        back = [(target, source) for source, target in crossing]
+        self.tail = tails(crossed(self.next_tail, back, begins), None)
         self.end_tail = self.tail[ends, every]
 
     def returns(self, at: int) -> bool:

@@ -14,7 +14,8 @@ from ratrain.cost.blocks import Block
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.units import format_bytes
 from ratrain.plan.sizes import blocks_of_stages
-from ratrain.program.setup import Setup, Stage, Unit
+from ratrain.program.replicas import Stage, Unit
+from ratrain.program.setup import Setup
 
 
 @dataclass(frozen=True)

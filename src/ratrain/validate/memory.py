@@ -16,7 +16,8 @@ import numpy as np
 from ratrain.plan.bill import bill
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.enumerate import Group, StateMode, kinds_of_block
-from ratrain.program.setup import Accumulation, Setup, Unit
+from ratrain.program.replicas import Unit
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import apply_strategy
 from ratrain.program.units import RECOVERY_CODE
 from ratrain.program.verify import verify

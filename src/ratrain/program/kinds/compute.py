@@ -15,8 +15,8 @@ from ratrain.program.kinds.inputs import (
     read_view,
     saved_version,
 )
+from ratrain.program.replicas import Recovery
 from ratrain.program.rules import declare
-from ratrain.program.setup import Recovery
 from ratrain.program.units import RECOVERY_CODE
 
 

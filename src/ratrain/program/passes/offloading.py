@@ -8,7 +8,7 @@ from dataclasses import replace
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Member
+from ratrain.program.replicas import Member
 
 
 def offload_inputs(program: Program) -> Program:

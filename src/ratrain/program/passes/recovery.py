@@ -11,7 +11,8 @@ import numpy as np
 from ratrain.program.columns import KIND, MICRO_BATCH, STAGE, UNIT, Rows, of_kinds
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Member, Recovery, Setup
+from ratrain.program.replicas import Member, Recovery
+from ratrain.program.setup import Setup
 from ratrain.program.units import Bools, Ints
 
 _GRADIENT = (Kind.B, Kind.I)

@@ -11,7 +11,8 @@ from ratrain.program.actions import Action, parse_action
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.program.repeating import Middle, Repeating, checked
-from ratrain.program.setup import Budget, Member, Recovery, Replica, Setup, Stage, Unit
+from ratrain.program.replicas import Member, Recovery, Replica, Stage, Unit
+from ratrain.program.setup import Budget, Setup
 from ratrain.program.text.form import (
     FLAGS,
     FORMAT,

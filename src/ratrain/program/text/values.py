@@ -6,7 +6,8 @@ from collections.abc import Callable
 from urllib.parse import unquote
 
 from ratrain.program.kind import Lane
-from ratrain.program.setup import Accumulation, Recovery
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Accumulation
 from ratrain.program.text.form import MOST_BYTES, MOST_COUNT
 from ratrain.readers.numbers import whole
 

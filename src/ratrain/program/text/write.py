@@ -13,7 +13,8 @@ from ratrain.program.actions import format_action
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
-from ratrain.program.setup import Member, Replica, Setup, Stage, Unit
+from ratrain.program.replicas import Member, Replica, Stage, Unit
+from ratrain.program.setup import Setup
 from ratrain.program.text.form import FLAGS, FORMAT, SIZES, VERSION, WHERE_ANY
 
 _WHERE_SET = (

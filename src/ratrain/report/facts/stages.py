@@ -13,7 +13,8 @@ from ratrain.describe.cluster import Link
 from ratrain.describe.units import format_bytes_rate, format_time
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.standing import Standing
-from ratrain.program.setup import Member, Recovery, Replica, Setup
+from ratrain.program.replicas import Member, Recovery, Replica
+from ratrain.program.setup import Setup
 from ratrain.report.contents import Card, Chain, IdleDevices, PlanPicture
 from ratrain.report.groups import grouped
 

@@ -14,7 +14,7 @@ from typing import Any
 
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.unfolded import Unfolded, unfolded
+from ratrain.program.unfolded import Unfolded, unfolded, unfolded_ops
 from ratrain.program.verify import Verdict, verify
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.rank.calibration import Calibration
@@ -77,11 +77,9 @@ def predicted(
     agrees: bool,
 ) -> Prediction:
     """The `Prediction` of a program with that verdict."""
-    whole = unfolded(program)
-    short = len(whole.program.table) <= MOST_OPS
-    if not short:
-        whole = Unfolded(program, tuple(range(program.setup.ranks)))
-    elif whole.program is not program:
+    short = unfolded_ops(program) <= MOST_OPS
+    whole = unfolded(program) if short else Unfolded(program, tuple(range(program.setup.ranks)))
+    if whole.program is not program:
         calibrations = [
             replace(calibration, program_rank=rank)
             for calibration, rank in zip(calibrations, _unfolded_ranks(program, seats), strict=True)

@@ -11,7 +11,7 @@ import numpy as np
 
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.program import Program
-from ratrain.program.setup import Member
+from ratrain.program.replicas import Member
 from ratrain.program.units import Ints
 from ratrain.runtime.rank.calibration import Calibration, LinkTimes, UnitTimes
 from ratrain.runtime.step.tensor_peers import sent_of_sum
@@ -194,13 +194,15 @@ class _Measured:
     def rates(self) -> Floats:
         """Each port's: the fastest that its rank reached in anything."""
         port_rates = np.ones(2 * self.setup.ranks)
-        for rank, of_group in enumerate(self._collectives):
+        for rank, calibrations in enumerate(self._of_rank):
             links = [
                 link
-                for c in self._of_rank[rank]
-                for link in (c.message, c.message_back, c.tensor, c.collective and of_group)
+                for c in calibrations
+                for link in (c.message, c.message_back, c.tensor)
                 if link is not None
             ]
+            if any(c.collective is not None for c in calibrations):
+                links.append(self._collectives[rank])
             rates = [link.rate_bytes_per_s for link in links]
             port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
         return port_rates

@@ -15,7 +15,7 @@ from ratrain.models.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Recovery
+from ratrain.program.replicas import Recovery
 from ratrain.runtime.rank.control import Control, RankReport, Round
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec

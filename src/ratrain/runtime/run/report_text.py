@@ -105,6 +105,19 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{group_name(key)} {format_bytes(size)}" for key, size in items)
     yield from wrapped(f"rank {worst['rank']} at its peak: {parts}")
+    yield from _beyond_the_proof(rows)
+
+
+def _beyond_the_proof(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What a process allocated beyond the bound: nothing of ours does, but libraries may."""
+    beyond = {row["rank"]: (row["allocated_peak_bytes"] or 0) - row["bound_bytes"] for row in rows}
+    rank = max(beyond, key=lambda each: beyond[each])
+    if beyond[rank] > 0:
+        yield from wrapped(
+            f"rank {rank} allocated {format_bytes(beyond[rank])} more than is proved. Buffers of "
+            "the library that multiplies matrices are in no proof; on Intel processors they can be "
+            "20 MB per thread: leave as much of the memory free (docs/runtime.md, The budget)"
+        )
 
 
 def _size(size_bytes: float | None) -> str:

@@ -19,7 +19,7 @@ from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.setup import Stage
+from ratrain.program.replicas import Stage
 from ratrain.runtime.step.boundaries import BoundaryPart, receive_boundary, send_boundary
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.graphs import Graph, gradient_of_leaf, graph_of

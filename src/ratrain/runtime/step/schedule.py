@@ -18,7 +18,7 @@ from ratrain.program.edges import EdgeList
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.setup import Member, Unit
+from ratrain.program.replicas import Member, Unit
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 
