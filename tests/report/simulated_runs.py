@@ -25,6 +25,7 @@ from ratrain.timeline.timeline import write_timeline
 SLOWER = 1.08
 """What is measured takes this much longer than what is predicted."""
 RECORDED = 4
+PRODUCT_BYTES = 4_400_000
 BEGAN_S = 1_700_000_000.0
 
 JOB = """
@@ -192,6 +193,7 @@ def _write_records(run: RunFolder, prepared: PreparedRun, measured: Simulation, 
             "items": bound.by_family,
             "ledger_waits": 0,
             "allocated_peak_bytes": round(0.9 * bound.total_bytes),
+            "product_peak_bytes": PRODUCT_BYTES,
             "resident_bytes": 300_000_000,
         }
         body = {

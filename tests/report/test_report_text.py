@@ -55,9 +55,21 @@ def test_what_a_rank_allocated_beyond_its_bound_is_said_and_only_then(tmp_path: 
     ]
     assert "than is proved" not in " ".join(report_text(report))
     text = " ".join(report_text({**report, "memory": rows}))
-    assert "rank 1 allocated 3 MB more than is proved." in text
+    assert "rank 1 allocated 3 MB more than is proved:" in text
     unknown = [{**row, "allocated_peak_bytes": None} for row in rows]
     assert "than is proved" not in " ".join(report_text({**report, "memory": unknown}))
+
+
+def test_what_products_took_for_themselves_is_said_where_they_took_something(
+    tmp_path: Path,
+) -> None:
+    report = reported(tmp_path / "run", Size(steps=6))
+    assert "matrix products took up to 4.4 MB for themselves (rank 0)" in " ".join(
+        report_text(report)
+    )
+    for nothing in (0, None):
+        rows = [{**row, "product_peak_bytes": nothing} for row in report["memory"]]
+        assert "for themselves" not in " ".join(report_text({**report, "memory": rows}))
 
 
 def test_the_best_checkpoint_is_marked(tmp_path: Path) -> None:

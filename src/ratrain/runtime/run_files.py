@@ -151,6 +151,7 @@ class _Memory:
     ledger_waits: Annotated[int, Rule(low=0)]
     allocated_peak_bytes: Bytes | None
     resident_bytes: Bytes | None
+    product_peak_bytes: Bytes = 0  # runs of before have none
 
 
 @dataclass(frozen=True)

@@ -104,7 +104,7 @@ def _begin_again(folder: Path, settings: _Wanted) -> None:
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(16 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
-    preload = _allocator() if settings.allocator else None
+    preload = allocator_library() if settings.allocator else None
     if preload is not None:
         before = environment.get("LD_PRELOAD", "")
         environment["LD_PRELOAD"] = f"{preload}:{before}" if before else str(preload)
@@ -113,7 +113,7 @@ def _begin_again(folder: Path, settings: _Wanted) -> None:
     os.execve(sys.executable, arguments, environment)
 
 
-def _allocator() -> Path | None:
+def allocator_library() -> Path | None:
     """The library of `allocator.c`, found without importing torch."""
     package = find_spec("ratrain.runtime.step")
     roots = list(package.submodule_search_locations or []) if package else []

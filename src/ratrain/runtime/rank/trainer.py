@@ -266,13 +266,15 @@ class RankRun:
         }
 
     def memory(self) -> dict[str, Any]:
-        """The ledger's peak, itemised, and what the allocator saw."""
+        """The ledger's peak, itemised, and what the allocator saw: tensors, and the
+        buffers of products."""
         return {
             "rank": self._seat.world_rank,
             **asdict(self.ledger.peak),
             "ledger_waits": self.ledger.waits,
             "tiers": {tier: asdict(ledger.peak) for tier, ledger in self.ledgers.others.items()},
             "allocated_peak_bytes": self._allocator.peak_bytes if self._allocator.counts else None,
+            "product_peak_bytes": self._allocator.product_peak_bytes,
             "resident_bytes": resident_bytes(),
         }
 

@@ -288,5 +288,6 @@ def _memory(
         "allocated_peak_bytes": most(
             "allocated_peak_bytes", lambda row: row["allocated_peak_bytes"]
         ),
+        "product_peak_bytes": recorded.get("product_peak_bytes"),
         "resident_bytes": most("resident_bytes", lambda row: row["resident_bytes"]),
     }

@@ -105,18 +105,29 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{group_name(key)} {format_bytes(size)}" for key, size in items)
     yield from wrapped(f"rank {worst['rank']} at its peak: {parts}")
+    yield from _products(rows)
     yield from _beyond_the_proof(rows)
 
 
+def _products(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """What the library that multiplies matrices took beside all that."""
+    worst = max(rows, key=lambda row: row["product_peak_bytes"] or 0)
+    if worst["product_peak_bytes"]:
+        yield from wrapped(
+            f"beside that, matrix products took up to {format_bytes(worst['product_peak_bytes'])} "
+            f"for themselves (rank {worst['rank']}), which is in no proof and in no budget"
+        )
+
+
 def _beyond_the_proof(rows: list[dict[str, Any]]) -> Iterator[str]:
-    """What a process allocated beyond the bound: nothing of ours does, but libraries may."""
+    """What a process allocated beyond the bound: nothing of ours does."""
     beyond = {row["rank"]: (row["allocated_peak_bytes"] or 0) - row["bound_bytes"] for row in rows}
     rank = max(beyond, key=lambda each: beyond[each])
     if beyond[rank] > 0:
         yield from wrapped(
-            f"rank {rank} allocated {format_bytes(beyond[rank])} more than is proved. Buffers of "
-            "the library that multiplies matrices are in no proof; on Intel processors they can be "
-            "20 MB per thread: leave as much of the memory free (docs/runtime.md, The budget)"
+            f"rank {rank} allocated {format_bytes(beyond[rank])} more than is proved: a library "
+            "of this machine takes memory that no proof counts (docs/runtime.md, The budget). "
+            "Please report it, with report.json"
         )
 
 

@@ -7,8 +7,12 @@ on CUDA torch's own allocator does both. Where neither is there, nothing is know
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 
 import torch
+
+_PRODUCTS = "libtorch_cpu.so"
+"""MKL is linked into it. Its tensors come from another one, by posix_memalign."""
 
 
 class Allocator:
@@ -23,6 +27,13 @@ class Allocator:
     def counts(self) -> bool:
         """Whether anything is known."""
         return self._cuda or self._library is not None
+
+    @property
+    def product_peak_bytes(self) -> int:
+        """The most that the library which multiplies matrices took for itself at once since the
+        process began: buffers of its own, in none of the other figures. 0 on CUDA, where torch
+        allocates them like tensors."""
+        return 0 if self._library is None else int(self._library.ratrain_product_peak_bytes())
 
     @property
     def held_bytes(self) -> int:
@@ -61,8 +72,18 @@ def _preloaded() -> ctypes.CDLL | None:
     """The library, where it sits in front of this process's allocator."""
     library = ctypes.CDLL(None)
     try:
-        for name in ("ratrain_held_bytes", "ratrain_peak_bytes"):
+        for name in ("ratrain_held_bytes", "ratrain_peak_bytes", "ratrain_product_peak_bytes"):
             getattr(library, name).restype = ctypes.c_longlong
     except AttributeError:
         return None
+    library.ratrain_set_product_code(*map(ctypes.c_size_t, code_of(_PRODUCTS)))
     return library
+
+
+def code_of(library: str) -> tuple[int, int]:
+    """From where to where a loaded library's code lies in memory; 0, 0: it is not loaded."""
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    parts = [line.split() for line in lines if line.endswith(f"/{library}")]
+    code = [part[0].split("-") for part in parts if "x" in part[1]]
+    ends = [int(address, 16) for addresses in code for address in addresses]
+    return (min(ends), max(ends)) if ends else (0, 0)
