@@ -110,7 +110,7 @@ LIMITS = {
     "korthikanti_iteration": 0.04,
     "vtrain_multi_node": 0.085,
     "vtrain_single_node": 0.084,
-    "amp_t4": 0.23,
+    "amp_t4": 0.07,
     "sailor_gh200": 0.08,
 }
 
