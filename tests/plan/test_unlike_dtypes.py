@@ -133,7 +133,7 @@ def test_what_is_sent_is_priced_in_the_jobs_dtype_and_gathers_in_the_widest() ->
 
 @pytest.mark.parametrize("layout", [NEW_FIRST, LayoutSpec(4), LayoutSpec(1, 4)], ids=str)
 def test_bill_and_estimate_are_as_near_as_where_dtypes_are_one(layout: LayoutSpec) -> None:
-    job = example("schedule.recovery=keep-all", layout=layout)
+    job = example("schedule.recovery=keep-all", "schedule.skeleton=1f1b", layout=layout)
     case = case_of(job)
     group = group_of_layout(job, case.strategy, case.placement, sharded_gradients=False)
     recovery = np.full((1, layout.stages), RECOVERY_CODE[case.setup.members[0].recovery])

@@ -20,6 +20,7 @@ from ratrain.checkpoint.best import Best, write_best
 from ratrain.checkpoint.folder import step_name
 from ratrain.errors import SpecError
 from ratrain.program.kind import Kind
+from ratrain.program.verify import verify
 from ratrain.report.contents import Contents
 from ratrain.report.data import data_of
 from ratrain.report.facts.memory import op_times, thinned
@@ -198,10 +199,9 @@ def test_both_panels_of_a_run_have_every_op_and_the_measured_one_is_slower(
 
 
 def test_memory_over_a_step_peaks_where_the_ledger_says(run: RunFolder, of_run: Contents) -> None:
-    setup = run.read_program().setup
+    bounds = {bound.rank: bound.total_bytes for bound in verify(run.read_program()).bounds}
     curves = {(curve.source, curve.rank): curve for curve in of_run.memory[0].curves}
-    assert set(curves) == {(s, r) for s in ("predicted", "measured") for r in range(setup.ranks)}
-    bounds = {row.rank: row.bound_bytes for row in of_run.memory[0].rows}
+    assert set(curves) == {(s, r) for s in ("predicted", "measured") for r in bounds}
     for (_, rank), curve in curves.items():
         totals = [sum(sizes) for sizes in zip(*curve.groups.values(), strict=True)]
         assert 0 < max(totals) <= bounds[rank]

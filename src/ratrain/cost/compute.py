@@ -30,6 +30,12 @@ LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {
 attention, output, sum and norm, gate and up, activation, down, sum; its weight gradients are one
 product for each of qkv, output, gate and up, down. A head: norm, logits, loss."""
 
+SPLIT_SHARE = 0.03
+"""Part of a backward by which it takes longer in two halves: weight gradients find their inputs out
+of the caches, and the next forward its weights. Measured on a core of a processor: 1.2 to 2.8 % of
+forward and backward, which is 2 to 4 % of backward (docs/planner.md, "Compute order"). Not added
+where a kernel model says the times: those were fitted to halves that ran by themselves."""
+
 OPTIMIZER_BYTES_PER_PARAM = 28
 """Mixed-precision Adam touches 28 bytes per parameter: reads a 2-byte gradient, 4-byte master
 weight and two 4-byte moments, writes those three and a 2-byte weight (2 + 12 + 12 + 2). In fp32
@@ -39,17 +45,24 @@ it is 28 as well: reads 4 x 4, writes 3 x 4."""
 @dataclass(frozen=True)
 class BlockTimes:
     """Seconds of one micro-batch of a block on one rank. `sums_inside`: the all-reduces of its
-    tensor group are part of them. `update_s`: measured, of the whole rank's parameters."""
+    tensor group are part of them. `update_s`: measured, of the whole rank's parameters. `split_s`:
+    what backward takes more as two ops, of its halves."""
 
     forward_s: float
     input_gradient_s: float
     weight_gradient_s: float
     sums_inside: bool = False
     update_s: float | None = None
+    split_s: float = 0.0
 
     @property
     def backward_s(self) -> float:
         return self.input_gradient_s + self.weight_gradient_s
+
+    @property
+    def later_s(self) -> float:
+        """The weight gradients' half, as an op of its own."""
+        return self.weight_gradient_s + self.split_s
 
 
 def block_times(
@@ -74,7 +87,7 @@ def block_times(
         case = case_of_block(block, sequence, tensor, dtype, execution)
         known = measured(device, case, micro_batch, block.model.name)
         if known is not None:
-            times = _as_measured(block, known, micro_batch, sequence)
+            times = _as_measured(block, known, device, micro_batch, sequence)
             if not execution.recompute_attention:
                 return times
             # Layers are measured without recovery; what selective recovery adds is modelled.
@@ -105,10 +118,13 @@ def _modelled(block: Block, device: DeviceKind, dtype: str, shape: Shape) -> Blo
     backward = block.input_gradient_flops(tokens, sequence)
     if shape.execution.recompute_attention:  # the product of queries and keys again
         backward = Flops(backward.gemm, backward.attention + forward.attention / 2)
+    input_s = seconds(backward, block.elementwise_backward_bytes(tokens), launches[1])
+    weight_s = seconds(block.weight_gradient_flops(tokens, sequence), 0, launches[2])
     return BlockTimes(
         seconds(forward, block.elementwise_bytes(tokens), launches[0]),
-        seconds(backward, block.elementwise_backward_bytes(tokens), launches[1]),
-        seconds(block.weight_gradient_flops(tokens, sequence), 0, launches[2]),
+        input_s,
+        weight_s,
+        split_s=SPLIT_SHARE * (input_s + weight_s) + device.launch_s,
     )
 
 
@@ -121,7 +137,9 @@ def case_of_block(
     return BlockCase(block.kind, shape, sequence, tensor, dtype, divided)
 
 
-def _as_measured(block: Block, known: Measured, micro_batch: int, sequence: int) -> BlockTimes:
+def _as_measured(
+    block: Block, known: Measured, device: DeviceKind, micro_batch: int, sequence: int
+) -> BlockTimes:
     """Measured times; the backward is cut into its halves as its FLOPs are."""
     tokens = micro_batch * sequence
     whole = block.backward_flops(tokens, sequence).total
@@ -133,6 +151,7 @@ def _as_measured(block: Block, known: Measured, micro_batch: int, sequence: int)
         weight_s,
         sums_inside=known.entry.sums == "included",
         update_s=known.entry.update_s,
+        split_s=SPLIT_SHARE * known.backward_s + device.launch_s,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from ratrain.describe.job import JobSpec
+from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.bill import bill
 from ratrain.plan.build import MODES, choices_of
 from ratrain.plan.durations import costs_of
@@ -20,6 +20,7 @@ from ratrain.plan.least_time import least_step_s
 from ratrain.plan.placement import Placement
 from ratrain.plan.search import fitted
 from ratrain.plan.sizes import stores_scores, trains_tied
+from ratrain.plan.split_orders import WORTH_SPLIT, in_split_order, split_orders_tried
 from ratrain.plan.trial import proof, timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Setup
@@ -51,18 +52,29 @@ def choose_order(
     chosen in it. One that needs more memory must gain by it."""
     usual = choose(job, chosen, setup, placement)
     best, best_s = (job, chosen, usual), inf
-    names = orders_tried(job, chosen, placement.layout)
-    if len(names) > 1 and proof(chosen, setup, usual).verdict.sound:
+    orders = list(_orders(job, chosen, usual, placement.layout))
+    if orders and proof(chosen, setup, usual).verdict.sound:
         best_s = timed(job, placement, chosen, setup, usual)[0] or inf
-    for name in names[1:]:
-        ordered, strategy = in_order(job, name), replace(chosen, skeleton=str(name))
+    for ordered, worth in orders:
+        strategy = replace(chosen, skeleton=str(ordered.schedule.skeleton))
         choices = choose(ordered, strategy, setup, placement)
         step_s = timed(ordered, placement, strategy, setup, choices)[0]
-        if step_s is None or step_s > best_s * (1 - WORTH_MEMORY):
+        if step_s is None or step_s > best_s * (1 - worth):
             continue
         if proof(strategy, setup, choices).verdict.sound:
             best, best_s = (ordered, strategy, choices), step_s
     return best
+
+
+def _orders(
+    job: JobSpec, chosen: Strategy, usual: Choices, layout: LayoutSpec
+) -> Iterator[tuple[JobSpec, float]]:
+    """The job in each further order worth a try, and the part of a step that it must save."""
+    for name in orders_tried(job, chosen, layout)[1:]:
+        yield in_order(job, name), WORTH_MEMORY
+    if not any(mode.again for mode in recovery_modes(chosen, usual, layout.stages)):
+        for name in split_orders_tried(job, chosen, layout):
+            yield in_split_order(job, name), WORTH_SPLIT
 
 
 def _fastest(

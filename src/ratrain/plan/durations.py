@@ -122,7 +122,7 @@ _COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
     Cost.FORWARD: lambda times: times.forward_s,
     Cost.BACKWARD: lambda times: times.backward_s,
     Cost.INPUT_GRADIENT: lambda times: times.input_gradient_s,
-    Cost.WEIGHT_GRADIENT: lambda times: times.weight_gradient_s,
+    Cost.WEIGHT_GRADIENT: lambda times: times.later_s,
 }
 
 

@@ -132,6 +132,8 @@ class _Pace:
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
         wider = widened(group.job)
 
+        split = SKELETONS[group.strategy.skeleton].split_backward
+
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
             gather = half(weight_bytes * params)
@@ -150,8 +152,8 @@ class _Pace:
             updated = update(time, params, 1, device)
             return _Unit(
                 time.forward_s,
-                time.backward_s,
-                times[3].backward_s,
+                time.backward_s + split * time.split_s,
+                times[3].backward_s + split * times[3].split_s,
                 summed_s,
                 summed_driving_s,
                 reduce,

@@ -1,4 +1,5 @@
 """Compute orders that are tried where a job names none: 1F1B, and layer by layer at a step's ends.
+In pipelines another one is tried: `split_orders`.
 
 Where a rank holds the whole model, a step in 1F1B begins with gathers that one micro-batch's
 forward can hide, and ends with reductions that one micro-batch's backward can hide. Layer-major
@@ -22,7 +23,18 @@ more micro-batches a step has, the less its ends count."""
 def orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str | None, ...]:
     """What `[schedule] skeleton` may become; None: the strategy's own, which comes first."""
     micro_batches = job.batch.sequences // (layout.data * job.batch.micro_batch)
-    open_to_others = (
+    whole_model = layout.pipeline == layout.virtual == 1
+    short = 2 * (job.model.spec.layers + 2) * micro_batches <= MOST_OPS
+    if not (takes_other_orders(job, chosen) and whole_model and layout.data > 1 and short):
+        return (None,)
+    useful = (together for together in TOGETHER if together < 2 * micro_batches)
+    names = map(layer_major_name, useful) if micro_batches > 1 else ()
+    return (None, *names)
+
+
+def takes_other_orders(job: JobSpec, chosen: Strategy) -> bool:
+    """Whether a job leaves its compute order to the planner."""
+    return (
         job.schedule.skeleton is None
         and chosen.skeleton == "1f1b"
         and chosen.prefetch
@@ -30,13 +42,6 @@ def orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[st
         and not chosen.further
         and job.schedule.average_every is None
     )
-    whole_model = layout.pipeline == layout.virtual == 1
-    short = 2 * (job.model.spec.layers + 2) * micro_batches <= MOST_OPS
-    if not (open_to_others and whole_model and layout.data > 1 and short):
-        return (None,)
-    useful = (together for together in TOGETHER if together < 2 * micro_batches)
-    names = map(layer_major_name, useful) if micro_batches > 1 else ()
-    return (None, *names)
 
 
 def in_order(job: JobSpec, skeleton: str | None) -> JobSpec:
@@ -53,9 +58,11 @@ def order_name(schedule: ScheduleSpec) -> str:
 
 
 def order_words(schedule: ScheduleSpec, strategy: Strategy) -> list[str]:
-    """That order as a line of a headline, and what goes layer by layer in it."""
+    """That order as a line of a headline, and what it does at other times than 1F1B."""
     name, together = order_name(schedule), SKELETONS[strategy.skeleton].together
     if together > 1:
         name = name or strategy.skeleton
         return [f"order {name}: a step's first and last {together} micro-batches go layer by layer"]
+    if name == "zb-h1":
+        return [f"order {name}: weight gradients wait, and fill the pipeline's gaps"]
     return [f"order {name}"] if name else []

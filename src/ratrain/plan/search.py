@@ -22,11 +22,12 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import Group, groups_of, no_group
+from ratrain.plan.enumerate import Group, group_of_layout, groups_of, no_group
 from ratrain.plan.estimate import estimate
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.left_out import parts_of_cluster
 from ratrain.plan.sizes import stores_scores
+from ratrain.plan.split_orders import WORTH_SPLIT, in_split_order, split_orders_tried
 from ratrain.plan.trial import STEPS, proof, timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.settled import Proved
@@ -51,6 +52,8 @@ PROVED = 10
 PROVED_AT_LEAST = 5
 PROVED_OPS = 1_000_000
 """Ops simulated of whole programs, after which no further one is begun."""
+SPLIT = 4
+"""Of the fastest plans simulated so many are tried in orders that split backward."""
 COMPARED = 3
 """Plans of all devices that are proved, where the best leaves some idle."""
 REFINED = 12
@@ -127,6 +130,7 @@ def search(job: JobSpec, progress: Progress | None = None) -> Search:
         [*refined, *ranked[: 4 * SIMULATED]], key=lambda entry: (entry[0], len(entry[1].group))
     )
     simulated = sorted(_simulated(rows, progress), key=lambda tried: tried.step_s)
+    simulated = sorted([*_split(simulated), *simulated], key=lambda tried: tried.step_s)
     gaps = [abs(tried.gap) for tried in simulated]
     shown = sorted(_proved(simulated), key=lambda tried: tried.step_s)
     return Search(
@@ -326,6 +330,29 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
         if step_s is not None:
             best = min(best, step_s)
             yield Tried(plan, estimate_s, step_s)
+
+
+def _split(simulated: Sequence[Tried]) -> Iterator[Tried]:
+    """The fastest plans in orders that split backward, where these gain enough over all of them."""
+    for tried in simulated[:SPLIT]:
+        plan = tried.candidate
+        if any(mode.again for mode in plan.recovery):
+            continue
+        for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
+            split = replace(
+                plan,
+                job=in_split_order(plan.job, name),
+                strategy=replace(plan.strategy, skeleton=name),
+            )
+            sharded = split.mode.sharded_gradients
+            row = check(group_of_layout(split.job, split.strategy, split.placement, sharded))
+            if not row.fits.all():
+                continue
+            step_s, _ = timed(
+                split.job, split.placement, split.strategy, split.setup, split.choices
+            )
+            if step_s is not None and step_s <= simulated[0].step_s * (1 - WORTH_SPLIT):
+                yield Tried(split, float(row.step_s[0]), step_s)
 
 
 def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:

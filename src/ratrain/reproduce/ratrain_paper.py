@@ -33,6 +33,8 @@ MAIN_SEQUENCES = 4096
 SEQUENCES_PER_CLUSTER = 8
 PIPELINE = {"llama-2-7b": 2, "baichuan2-13b": 8, "qwen2.5-32b": 16}
 CLUSTERS_PER_CHIP = 4
+RATRAIN = ScheduleSpec("ratrain", skeleton="1f1b")
+"""The paper's schedule has the order 1F1B; a job that names none may get another one."""
 
 ASSUMED = (
     "main comparison: 256 clusters, 4096 sequences of 2048 tokens (tokens/s x step time is 2^23 "
@@ -124,8 +126,9 @@ def as_in_paper(strategy: str, without: tuple[str, ...] = ()) -> ScheduleSpec:
         return ScheduleSpec("paper-backward-checkpoint")
     if f"paper-{strategy}" in STRATEGIES:
         return ScheduleSpec(f"paper-{strategy}", without)
-    recovers_ahead = STRATEGIES[strategy].recovery is Recovery.FORWARD
-    return ScheduleSpec(strategy, without, recovery="exempt-last" if recovers_ahead else "auto")
+    described = STRATEGIES[strategy]
+    recovery = "exempt-last" if described.recovery is Recovery.FORWARD else "auto"
+    return ScheduleSpec(strategy, without, described.skeleton, recovery=recovery)
 
 
 def main_comparison() -> Iterator[Row]:
@@ -223,7 +226,7 @@ def smallest_scale() -> Iterator[Row]:
 def _layouts(row: ScaleRow, pipeline: int, data: int) -> list[JobSpec]:
     """The jobs of one depth: equal layers where they divide, and parameters balanced."""
     layers = model_preset(row.model).layers
-    schedule = ScheduleSpec("ratrain", recovery="everywhere", gradient_accumulation="sharded")
+    schedule = replace(RATRAIN, recovery="everywhere", gradient_accumulation="sharded")
     sequences = 2 * pipeline * data
     balanced = job(row.model, pipeline * data, LayoutSpec(pipeline, data), sequences, schedule)
     assert balanced.layout is not None
@@ -281,14 +284,14 @@ def scale_out() -> Iterator[Row]:
 
 def _scale_out_job(clusters: int, model: str = "llama-2-7b") -> JobSpec:
     layout = LayoutSpec(PIPELINE[model], clusters // PIPELINE[model])
-    return job(model, clusters, layout, SEQUENCES_PER_CLUSTER * clusters, ScheduleSpec("ratrain"))
+    return job(model, clusters, layout, SEQUENCES_PER_CLUSTER * clusters, RATRAIN)
 
 
 def planner_rows() -> Iterator[Row]:
     """The planner's table: measured step times; the batches are guesses."""
     for model, sequences in (("llama-2-7b", 2048), ("qwen2.5-32b", 1024), ("baichuan2-13b", 1536)):
         depth = PIPELINE[model]
-        spec = job(model, 256, LayoutSpec(depth, 256 // depth), sequences, ScheduleSpec("ratrain"))
+        spec = job(model, 256, LayoutSpec(depth, 256 // depth), sequences, RATRAIN)
         ours = run(spec).step_time_s
         yield Row("planner", f"{model}, {sequences} sequences", "s", PLANNER[model], ours)
 

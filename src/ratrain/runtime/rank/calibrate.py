@@ -57,7 +57,8 @@ def calibrate(
         lambda: unit_times(schedule, states, train, rows, batch, allocator, group)
     )
     network.exchange(None, torch.zeros(1))
-    between_s = between_ops_s(schedule, train.timeout_s)
+    views = [unit.shard_view if unit.view is None else unit.view for unit in states.units]
+    between_s = between_ops_s(schedule, views, train.timeout_s)
     network.exchange(None, torch.zeros(1))
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.exchange(None, torch.zeros(1))

@@ -1,15 +1,20 @@
 """The compute ops of a rank, timed as they will run: a micro-batch through all of its units.
 
 A pass is one micro-batch forward through the rank's units and back, with the rank's own recovery
-modes, so that caches and the allocator are as warm as they will be and no more. Gradients are
-made again in each pass, as in each step; what that costs is shared among a step's micro-batches.
+modes, so that caches and the allocator are as warm as they will be and no more. Where backward is
+split, input gradients go through all units before any weight gradient is made, of a micro-batch
+that has waited as in the program: its activations are out of the caches by then. Gradients add up
+over passes, as they do over a step's micro-batches, and are as cold as there; what making them
+costs is shared among these.
 """
 
 from __future__ import annotations
 
 import time
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Callable
+from functools import partial
+from itertools import accumulate
 from statistics import fmean
 from typing import Any
 
@@ -21,6 +26,7 @@ from ratrain.models.rows import own_rows, spread
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
+from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.feedback import Residual
@@ -36,6 +42,9 @@ MOST_PASSES = 32
 """Whose times are kept one by one."""
 _UPDATED = 1 << 20
 """Elements of the piece on which the optimizer is timed."""
+
+_MOST_WAITING = 3
+"""Micro-batches whose weight gradients wait meanwhile, at most: more leave caches no colder."""
 
 Timed = Callable[[str, int, Callable[[], Any]], Any]
 
@@ -65,13 +74,17 @@ def unit_times(
         return result
 
     splits = schedule.program.setup.split_backward
-    began_s, passes = time.perf_counter(), 0
-    while passes <= LEAST_PASSES or _of_first(time.perf_counter() - began_s, group) < LEAST_S:
-        _pass(states, boundary, batch, timed, group, splits=splits)
+    waiting = _Waiting(micro_batches_waiting(schedule)) if splits else None
+    gradients = _Gradients(schedule, states, timed)
+    cold = 1 + (waiting.count if waiting is not None else 0)
+    began_s, passes = time.perf_counter(), -cold
+    while passes < LEAST_PASSES or _of_first(time.perf_counter() - began_s, group) < LEAST_S:
+        _pass(states, boundary, batch, timed, group, gradients, waiting)
+        passes += 1
         if passes == 0:
             rows.clear()
             began_s = time.perf_counter()
-        passes += 1
+    gradients.remake()
 
     def mean(kind: str, unit: int) -> float:
         # A mean, not a median: under a quota an op runs through or is cut by a pause, and only
@@ -108,16 +121,94 @@ def _of_first(value: float, group: TensorGroup | None) -> float:
     return float(group.gather(torch.tensor([value], dtype=torch.float64))[0])
 
 
+class _Waiting:
+    """Weight gradients that are kept for later, micro-batch by micro-batch: of so many."""
+
+    def __init__(self, count: int) -> None:
+        self.count = count
+        self._kept: deque[list[tuple[int, list[Callable[[], None]]]]] = deque()
+
+    def begin(self) -> None:
+        """Another micro-batch."""
+        self._kept.append([])
+
+    def keep(self, index: int, deferred: list[Callable[[], None]]) -> None:
+        """A unit's weight gradients of that micro-batch."""
+        self._kept[-1].append((index, deferred))
+
+    def due(self) -> list[tuple[int, list[Callable[[], None]]]]:
+        """Those of all units of the micro-batch that has waited long enough, if any has."""
+        return self._kept.popleft() if len(self._kept) > self.count else []
+
+
+class _Gradients:
+    """Where weight gradients go. Where they add up over a step's micro-batches they stay from pass
+    to pass; a step of one micro-batch makes them each time."""
+
+    def __init__(self, schedule: Schedule, states: RankStates, timed: Timed) -> None:
+        self._states, self._timed = states, timed
+        self._each_sent = schedule.program.setup.per_micro_batch
+        self._kept: dict[int, Tensor] = {}
+
+    def add(self, kind: str, index: int, work: Callable[[], Any]) -> None:
+        """What makes a unit's weight gradients, timed as an op of that kind."""
+        unit = self._states.units[index]
+        if self._states.buckets is not None:
+            unit.weights.attach_sink(self._states.buckets.refilled())
+        elif not self._each_sent:
+            unit.weights.attach_gradient(self._place(index))
+        self._timed(kind, index, partial(self._emptied, index, work) if self._each_sent else work)
+        unit.weights.attach_sink(None)
+        unit.weights.attach_gradient(None)
+
+    def remake(self) -> None:
+        """Times making those that stayed."""
+        for index in list(self._kept):
+            del self._kept[index]
+            self._made(index)
+
+    def _place(self, index: int) -> Tensor:
+        if self._states.units[index].local.micro_batches < 2:
+            return self._made(index)
+        if index not in self._kept:
+            self._kept[index] = self._states.new_gradient(self._states.units[index])
+        return self._kept[index]
+
+    def _made(self, index: int) -> Tensor:
+        unit = self._states.units[index]
+        return self._timed("gradient", index, lambda: self._states.new_gradient(unit))
+
+    def _emptied(self, index: int, work: Callable[[], Any]) -> None:
+        """The work, into a slot that is emptied for each micro-batch."""
+        unit = self._states.units[index]
+        if self._states.buckets is None:
+            slot = self._states.transit[0]
+            unit.weights.attach_gradient(slot[: unit.padded].zero_())
+        work()
+
+
+def micro_batches_waiting(schedule: Schedule) -> int:
+    """Behind the input gradients of how many further micro-batches weight gradients wait in a
+    pass: of as many as in the schedule, within limits."""
+    changes = {Kind.I: 1, Kind.W: -1}
+    of_unit = (op.kind for op in schedule.lanes.get(Lane.COMPUTE, ()) if op.unit == 0)
+    most = max(accumulate(changes.get(kind, 0) for kind in of_unit), default=1)
+    # No more than a step has beside a whole gradient, so that memory is proved to suffice.
+    fewest = min(unit.micro_batches for unit in schedule.units)
+    return max(0, min(most - 1, _MOST_WAITING, fewest - 2))
+
+
 def _pass(
     states: RankStates,
     boundary: tuple[int, ...],
     batch: MicroBatch,
     timed: Timed,
     group: TensorGroup | None,
-    *,
-    splits: bool,
+    gradients: _Gradients,
+    waiting: _Waiting | None,
 ) -> None:
-    """One micro-batch forward and back."""
+    """One micro-batch forward and back; where backward is split, weight gradients are those of an
+    earlier one."""
     inputs: list[Tensor] = []
     graphs: dict[int, Graph] = {}
     outgrad = torch.full(boundary, 1e-6, dtype=states.dtype, device=states.device)
@@ -136,6 +227,8 @@ def _pass(
         if graph is not None:
             graphs[index] = graph
     seed = torch.tensor(1e-6, device=states.device)
+    if waiting is not None:
+        waiting.begin()
     for index in reversed(range(len(states.units))):
         unit = states.units[index]
         if unit.local.recovered:
@@ -143,7 +236,13 @@ def _pass(
                 "R", index, lambda i=index: _run(states, inputs, i, batch, True)
             )
         output_gradient = seed if unit.local.last else spread(outgrad, group)
-        _back(states, unit, index, graphs.pop(index), output_gradient, timed, splits=splits)
+        graph = graphs.pop(index)
+        if waiting is not None:
+            waiting.keep(index, _input_gradient(unit, index, graph, output_gradient, timed))
+            continue
+        gradients.add("B", index, partial(gradient_of_leaf, graph, output_gradient))
+    for index, deferred in waiting.due() if waiting is not None else ():
+        gradients.add("W", index, partial(Weights.play, deferred))
     for unit in states.units:
         if unit.view is None:
             unit.weights.attach_view(None)
@@ -170,35 +269,14 @@ def _run(
     return output.detach(), graph_of(output, leaf)
 
 
-def _back(
-    states: RankStates,
-    unit: UnitState,
-    index: int,
-    graph: Graph,
-    seed: Tensor,
-    timed: Timed,
-    *,
-    splits: bool,
-) -> None:
-    """A unit's backward into a gradient of its own, which is dropped."""
-    if states.buckets is not None:
-        unit.weights.attach_sink(states.buckets.refilled())
-    else:
-        gradient = timed("gradient", index, lambda: states.new_gradient(unit))
-        unit.weights.attach_gradient(gradient)
-
-    def back() -> None:
-        gradient_of_leaf(graph, seed)
-
-    if splits:
-        deferred = unit.weights.defer()
-        timed("I", index, back)
-        unit.weights.stop_deferring()
-        timed("W", index, lambda: Weights.play(deferred))
-    else:
-        timed("B", index, back)
-    unit.weights.attach_sink(None)
-    unit.weights.attach_gradient(None)
+def _input_gradient(
+    unit: UnitState, index: int, graph: Graph, output_gradient: Tensor, timed: Timed
+) -> list[Callable[[], None]]:
+    """A unit's input gradient, which is dropped. Returns what makes its weight gradients."""
+    deferred = unit.weights.defer()
+    timed("I", index, lambda: gradient_of_leaf(graph, output_gradient))
+    unit.weights.stop_deferring()
+    return deferred
 
 
 def _narrowing_s(unit: UnitState, states: RankStates) -> float:
