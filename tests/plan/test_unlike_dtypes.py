@@ -198,7 +198,6 @@ def test_the_planner_uses_both_kinds_and_says_what_each_computes_in() -> None:
             "dtypes.new",
         ),
         (("schedule.average_every=4",), "cannot average their weights", "average_every"),
-        (("schedule.collective=ring",), "cannot reduce by ring", "collective"),
         (("schedule.gradient_wire=fp32",), "cannot be sent in fp32", "gradient_wire"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

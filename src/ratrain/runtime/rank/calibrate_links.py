@@ -177,13 +177,13 @@ def gather_times(states: RankStates, network: Network) -> LinkTimes | None:
     them: bytes that a rank would send in the widest of these dtypes, over time. None where all
     holders of its units compute alike, or hold them at different tensor degrees."""
     groups = {
-        (unit.holders, unit.dtypes): unit.place
+        (unit.holders, unit.dtypes, unit.by.gathers): unit.place
         for unit in states.units
         if unit.dtypes and unit.slots is None
     }
     return _mean(
-        _gather_group_times(states, network, holders, place, dtypes)
-        for (holders, dtypes), place in groups.items()
+        _gather_group_times(states, network, holders, place, dtypes, by)
+        for (holders, dtypes, by), place in groups.items()
     )
 
 
@@ -215,11 +215,12 @@ def _gather_group_times(
     holders: Holders,
     place: int,
     dtypes: tuple[torch.dtype, ...],
+    by: str,
 ) -> LinkTimes:
     """The same of views in unlike dtypes."""
     count, widest = len(holders), max(dtype.itemsize for dtype in dtypes)
 
-    def view(size_bytes: int) -> Sample:
+    def gathered(size_bytes: int) -> Sample:
         elements = aligned(size_bytes // widest, ALIGN * count)
         flat = torch.zeros(elements, dtype=states.dtype, device=states.device)
         return flat, elements * widest * (count - 1) / count
@@ -229,9 +230,10 @@ def _gather_group_times(
 
     def gather(flat: Tensor) -> None:
         part = master[: len(flat) // count]
-        network.gather_unlike(Lane.GATHER, UnlikeView(flat, part, holders, place, dtypes))
+        view = UnlikeView(flat, part, holders, place, dtypes)
+        network.gather_unlike(Lane.GATHER, view, by)
 
-    return _two_sizes(view, gather, _in_a_row(states, network, holders, place))
+    return _two_sizes(gathered, gather, _in_a_row(states, network, holders, place))
 
 
 def _in_a_row(states: RankStates, network: Network, holders: Holders, place: int) -> Typical:

@@ -63,8 +63,9 @@ class Network(Protocol):
         """Fills `flat` with every holder's part; the own part is already there."""
         ...
 
-    def gather_unlike(self, lane: Lane, view: UnlikeView) -> None:
-        """Fills a view with every holder's part, each in this rank's dtype."""
+    def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
+        """Fills a view with every holder's part, each in this rank's dtype, by the collective of a
+        name."""
         ...
 
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:

@@ -28,6 +28,7 @@ from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_chan
 from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, add_up, pieces
 from ratrain.runtime.step.tensor_peers import TensorPeers
+from ratrain.runtime.step.unlike_collective import gather_unlike_by
 from ratrain.runtime.step.unlike_views import UnlikeView, rounded_elements
 
 T = TypeVar("T")
@@ -143,7 +144,14 @@ class SocketNetwork:
         ]
         move([Leaving(link, parts[place]) for link in links], landing)
 
-    def gather_unlike(self, lane: Lane, view: UnlikeView) -> None:
+    def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
+        exchange = self._exchange(view.holders, by)
+        if exchange.rounds > 1:
+            gather_unlike_by(exchange, view, self._swap(view.holders, DATA[lane]))
+        else:
+            self._gather_unlike_directly(lane, view)
+
+    def _gather_unlike_directly(self, lane: Lane, view: UnlikeView) -> None:
         """Whole parts go at once, as in a gather; what a peer is sent rounded is made while it
         leaves, so that no link waits for the other end to have a piece."""
         links = {peer: self._links[view.holders[peer], DATA[lane]] for peer in view.others}

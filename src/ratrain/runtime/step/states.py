@@ -155,7 +155,7 @@ class UnitState:
         else:
             master = self.part.weights
             view = UnlikeView(flat, master, self.holders, self.place, self.dtypes)
-            network.gather_unlike(lane, view)
+            network.gather_unlike(lane, view, self.by.gathers)
 
     def _master(self, run: slice) -> Tensor:
         """The master weights of a run that this rank owns."""

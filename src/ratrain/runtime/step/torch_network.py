@@ -30,6 +30,7 @@ from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
 from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
 from ratrain.runtime.step.torch_exchange import exchange, exchange_pairs, wait_all
+from ratrain.runtime.step.unlike_collective import gather_unlike_by
 from ratrain.runtime.step.unlike_views import UnlikeView, rounded_elements
 
 T = TypeVar("T")
@@ -184,7 +185,14 @@ class TorchNetwork:
 
         return swap
 
-    def gather_unlike(self, lane: Lane, view: UnlikeView) -> None:
+    def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
+        collective = self._collective(view.holders, by)
+        if collective.rounds > 1:
+            gather_unlike_by(collective, view, self._swap_of(lane, view.holders))
+        else:
+            self._gather_unlike_directly(lane, view)
+
+    def _gather_unlike_directly(self, lane: Lane, view: UnlikeView) -> None:
         """Piece by piece, the same at all holders, and several under way at once."""
         elements = rounded_elements(PIECES_AHEAD * (len(set(view.dtypes)) - 1))
         flying: deque[tuple[list[Tensor], list[dist.Work]]] = deque()
