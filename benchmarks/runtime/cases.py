@@ -72,6 +72,8 @@ MODELS = {
     "wide": Sizes(hidden=288, layers=5, heads=4, kv_heads=2, ffn=768, vocab=9000),
     "middle": Sizes(hidden=320, layers=10, heads=4, kv_heads=2, ffn=864, vocab=6000),
     "thin": Sizes(hidden=256, layers=12, heads=4, kv_heads=2, ffn=688, vocab=1000),
+    "short": Sizes(hidden=256, layers=4, heads=4, kv_heads=2, ffn=688, vocab=2048),
+    "shortest": Sizes(hidden=256, layers=3, heads=4, kv_heads=2, ffn=688, vocab=2048),
     "tiny": Sizes(hidden=64, layers=4, heads=4, kv_heads=2, ffn=172, vocab=512),
 }
 
@@ -117,6 +119,7 @@ class Case:
     emulation: Emulation | None = None
     settings: tuple[str, ...] = ()  # of our own jobs, as `ratrain train --set` has them
     shares: tuple[float, ...] = ()  # of the processors, by device; (): `cpus` for each
+    memories: tuple[int, ...] = ()  # by device, alike where shares are; (): `memory_bytes` for each
     layers: tuple[int, ...] = ()  # by stage; (): equal
 
     @property
@@ -159,7 +162,11 @@ class Case:
 
     def _cluster_text(self, measured: Mapping[float, str]) -> str:
         shares = self.shares or (self.cpus,) * self.ranks
-        kinds = [self._kind_text(share, measured.get(share, "")) for share in sorted({*shares})]
+        memory = dict(zip(shares, self.memories or (self.memory_bytes,) * len(shares), strict=True))
+        kinds = [
+            self._kind_text(share, memory[share], measured.get(share, ""))
+            for share in sorted({*shares})
+        ]
         hosts = [
             HOSTS.format(first=first, share=share, count=count)
             for first, share, count in _runs(shares)
@@ -167,11 +174,11 @@ class Case:
         rate = f"{LINKS[self.link] / 1e6:g}Mbit/s"
         return "\n".join([CLUSTER, *kinds, *hosts, ROOM.format(rate=rate)])
 
-    def _kind_text(self, share: float, measured: str) -> str:
+    def _kind_text(self, share: float, memory_bytes: int, measured: str) -> str:
         return KIND.format(
             share=share,
             overhead=self.overhead_bytes,
-            memory=self.memory_bytes,
+            memory=memory_bytes,
             flops=f"{60 * min(1.0, share):g}GFLOP/s",
             measured=measured,
         )
@@ -190,7 +197,7 @@ def read_case(path: Path) -> Case:
     """The case that `Case.write` wrote."""
     table: dict[str, Any] = json.loads(path.read_text())
     emulation = table.pop("emulation")
-    for key in ("settings", "shares", "layers"):
+    for key in ("settings", "shares", "memories", "layers"):
         table[key] = tuple(table[key])
     return Case(**table, emulation=Emulation(**emulation) if emulation else None)
 

@@ -84,6 +84,8 @@ class Watch:
     def others_part(self) -> float:
         """The part of the machine's processors that was not the run's."""
         begin, end, _ = self._between()
+        if begin is end:
+            return 0.0  # steps too short to be seen twice
         own_s = sum(end.cpu_s) - sum(begin.cpu_s)
         spent_s = end.busy_s - begin.busy_s - own_s
         return max(0.0, spent_s) / ((end.time_s - begin.time_s) * (os.cpu_count() or 1))

@@ -51,8 +51,13 @@ class Planned:
 
     def write(self, path: Path) -> Path:
         """As a plan file, beside the files that it names."""
-        path.write_text(write_plan(plan_of(self.candidate)))
+        path.write_text(self.text)
         return path
+
+    @property
+    def text(self) -> str:
+        """Of its plan file."""
+        return write_plan(plan_of(self.candidate))
 
 
 def lying(layers: Sequence[int], stages: Sequence[Sequence[float]]) -> str:

@@ -156,6 +156,26 @@ def test_a_plan_file_keeps_the_dtypes_and_is_read_alike_either_way() -> None:
         prices_alike(tried.candidate)
 
 
+@pytest.mark.parametrize("devices", [("0", "1"), ("0", "2")], ids=str)
+def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, str]) -> None:
+    plan = parse_plan(write_plan(plan_of(search(example()).best.candidate)), str(EXAMPLE))
+    entry = plan.replicas[0]
+    stage = replace(entry.stages[0], layers=12, tensor=1, sharding=1)
+    sizes = ((4, 3), (5, 4))  # micro-batches, and sequences of each
+    shares = tuple(
+        replace(
+            entry,
+            count=1,
+            micro_batches=count,
+            stages=(replace(stage, devices=device, micro_batch=size),),
+        )
+        for device, (count, size) in zip(devices, sizes, strict=True)
+    )
+    case = case_of_plan(replace(plan, replicas=shares), str(EXAMPLE))
+    assert ("old computes in fp32" in " ".join(case.headline())) == ("2" in devices)
+    assert case.facts()["dtypes"] == ({"old": "fp32"} if "2" in devices else {})
+
+
 def test_replicas_that_differ_are_sized_by_each_rank() -> None:
     text = write_plan(plan_of(search(example()).best.candidate))
     plan = parse_plan(text, str(EXAMPLE))
@@ -198,7 +218,6 @@ def test_the_planner_uses_both_kinds_and_says_what_each_computes_in() -> None:
             "dtypes.new",
         ),
         (("schedule.average_every=4",), "cannot average their weights", "average_every"),
-        (("schedule.collective=ring",), "cannot reduce by ring", "collective"),
         (("schedule.gradient_wire=fp32",), "cannot be sent in fp32", "gradient_wire"),
     ],
     ids=lambda given: given if isinstance(given, str) else "",

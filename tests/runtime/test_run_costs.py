@@ -12,6 +12,7 @@ from runs_made import Setting
 
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
+from ratrain.program.verify import verify
 from ratrain.runtime.rank.calibrate_compute import micro_batches_waiting
 from ratrain.runtime.rank.calibrate_lanes import between_ops_s
 from ratrain.runtime.rank.calibration import (
@@ -162,6 +163,15 @@ def test_an_empty_step_is_timed_in_full_or_until_its_time_is_up(
     schedule = schedule_of(two_ranks, 1)
     weights = [None, *(torch.zeros(64) for _ in schedule.units[1:])]
     assert between_ops_s(schedule, weights, 60.0, most_s) > 0.0
+
+
+def test_an_empty_step_ends_where_what_nobody_sends_would_fill_the_budget(tmp_path: Path) -> None:
+    """Receives that wait for no sender run ahead of every order that is proved to fit."""
+    program = made(tmp_path, Setting("1f1b", pipeline=2, sequences=64)).read_program()
+    bound_bytes = verify(program).bounds[1].total_bytes
+    tight = replace(program, setup=replace(program.setup, budget_bytes=bound_bytes))
+    schedule = schedule_of(tight, 1)
+    assert between_ops_s(schedule, [None for _ in schedule.units], 2.0) > 0.0
 
 
 def test_a_rank_that_computes_nothing_has_nothing_between_its_ops(two_ranks: Program) -> None:

@@ -108,6 +108,23 @@ def test_every_schedule_level_and_timing_of_unlike_dtypes_has_the_same_bits(
 
 
 @slow
+@pytest.mark.parametrize("collective", ["ring", "hierarchical", "auto"])
+@pytest.mark.parametrize("old", [(0,), (1,)], ids=str)
+def test_every_collective_and_level_of_unlike_dtypes_has_the_sums_that_it_says(
+    collective: str, old: tuple[int, ...], crew: Crew, tmp_path: Path
+) -> None:
+    """Two hosts of two replicas each."""
+    setting = replace(GROUP, data=4, devices_per_host=2, old=old, collective=collective)
+    first = train(crew, replace(setting, sharding=2), tmp_path / "2")
+    assert_near(first, train(crew, replace(BASE, dtype="fp32"), tmp_path / "alone"))
+    assert_held(first)
+    for changes in ({"sharding": 0}, {"sharding": 3}, {"name": "pe-zero", "sharding": 3}):
+        other = train(crew, replace(setting, **changes), tmp_path / str(changes))
+        assert not other.differences(first), changes
+        assert_held(other)
+
+
+@slow
 @pytest.mark.parametrize(
     "changes",
     [

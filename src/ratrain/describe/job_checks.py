@@ -124,38 +124,15 @@ def _check_dtypes(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) 
                     place=str(here.at("dtypes", name)),
                     fix=nearest(name, known),
                 )
-    if not _unlike(cluster, schedule):
-        faults.raise_all()
-        return
-    refused = [
-        (
-            schedule.average_every is not None,
-            "average_every",
-            "average their weights, which have no dtype in common",
-            "leave average_every out",
-        ),
-        (
-            schedule.collective not in (None, "direct") and _trains(schedule),
-            "collective",
-            f"reduce by {schedule.collective}: each part of a view goes to each of them in its own "
-            "dtype",
-            'write "direct", or leave collective out',
-        ),
-    ]
-    for is_asked, key, what, fix in refused:
-        with faults:
-            if is_asked:
-                raise SpecError(
-                    f"devices that compute in different dtypes cannot {what}",
-                    place=str(here.at(key)),
-                    fix=fix,
-                )
+    with faults:
+        if schedule.average_every is not None and _unlike(cluster, schedule):
+            raise SpecError(
+                "devices that compute in different dtypes cannot average their weights, which have "
+                "no dtype in common",
+                place=str(here.at("average_every")),
+                fix="leave average_every out",
+            )
     faults.raise_all()
-
-
-def _trains(schedule: ScheduleSpec) -> bool:
-    backend = BACKENDS.get(schedule.backend)
-    return backend is not None and backend.trains
 
 
 def _unlike(cluster: ClusterChoice, schedule: ScheduleSpec) -> bool:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from functools import lru_cache
 from itertools import accumulate
 
@@ -110,10 +110,10 @@ def gradients_in(schedule: ScheduleSpec) -> str:
     return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
 
 
-def travels(job: JobSpec) -> list[str]:
-    """Which kinds of device compute in another dtype, and how gradients and boundary tensors are
-    sent, as lines of a headline: narrower than they are computed, with error feedback, in buckets;
-    none where there is nothing to say."""
+def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
+    """Which kinds of device compute in another dtype, but for those that a plan leaves idle, and
+    how gradients and boundary tensors are sent, as lines of a headline: narrower than they are
+    computed, with error feedback, in buckets; none where there is nothing to say."""
     schedule = job.schedule
     words = travel_words(
         schedule.dtype,
@@ -123,7 +123,8 @@ def travels(job: JobSpec) -> list[str]:
     )
     bucket = schedule.gradient_bucket_bytes
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
-    return [*filter(None, (dtype_words(job.dtypes, schedule.dtype), words)), *buckets]
+    dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
+    return [*filter(None, (dtype_words(dtypes, schedule.dtype), words)), *buckets]
 
 
 def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:

@@ -80,6 +80,12 @@ class UnevenCase:
         return [index for index in range(self.job.cluster.devices) if index not in used]
 
     @property
+    def _idle_kinds(self) -> set[str]:
+        """Device kinds of which the plan uses none."""
+        used = {device.kind.name for device in self.plan.devices}
+        return {kind.name for kind in self.job.cluster.kinds} - used
+
+    @property
     def _measured(self) -> list[str]:
         """Where times were measured, once for each kind of device and degree."""
         sentences = [
@@ -113,7 +119,7 @@ class UnevenCase:
             "gradients": self.proved.short.setup.accumulation.value,
             "backend": job.schedule.backend,
             "dtype": job.schedule.dtype,
-            "dtypes": dict(job.dtypes),
+            "dtypes": {k: d for k, d in job.dtypes.items() if k not in self._idle_kinds},
             "gradient_dtype": job.schedule.gradient_dtype,
             "gradient_wire": job.schedule.gradients_travel_in,
             "boundary_wire": job.schedule.boundaries_travel_in,
@@ -153,7 +159,7 @@ class UnevenCase:
             f"{shapes_words(self.plan)}{divided}",
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *order_words(job.schedule, self.plan.strategy),
-            *travels(job),
+            *travels(job, self._idle_kinds),
             *collective_words(job, ()),
         ]
         first_rank = setup.first_rank

@@ -18,6 +18,7 @@ from ratrain.runtime.rank.calibrate_compute import unit_times
 from ratrain.runtime.rank.calibrate_lanes import between_ops_s
 from ratrain.runtime.rank.calibrate_links import (
     collective_times,
+    gather_times,
     median_s,
     message_times,
     tensor_times,
@@ -68,6 +69,7 @@ def calibrate(
     forward, arrival = message_times(Lane.SEND_F, +1, *ends, divides_rows=divides_rows)
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends, divides_rows=divides_rows)
     collective = collective_times(states, network)
+    gather = gather_times(states, network)
     exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
     tensor = tensor_times(states.device, network)
     return Calibration(
@@ -82,6 +84,7 @@ def calibrate(
         processor.delay_s_per_cpu_s,
         tensor,
         between_s,
+        gather,
     )
 
 

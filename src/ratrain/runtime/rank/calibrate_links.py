@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import astuple, dataclass, replace
 from math import lcm
 from statistics import fmean, median
@@ -22,6 +22,7 @@ from ratrain.runtime.step.boundaries import receive_boundary, send_boundary
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.states import RankStates
 from ratrain.runtime.step.tensor_peers import sent_of_sum
+from ratrain.runtime.step.unlike_views import UnlikeView
 
 REPEATS = 3
 _MESSAGES = 12
@@ -37,6 +38,8 @@ _SMALL, _LARGE = 1 << 18, 1 << 21
 
 Sample = tuple[Tensor, float]
 """A tensor that is transferred, and the bytes that one rank sends of it."""
+Typical = Callable[[Callable[[], Any]], tuple[float, int]]
+"""Seconds of a transfer, and how many were made for that."""
 
 
 def message_times(
@@ -164,18 +167,35 @@ def collective_times(states: RankStates, network: Network) -> LinkTimes | None:
         for unit in states.units
         if len(unit.holders) > 1
     }
-    times = [
+    return _mean(
         _group_times(states, network, holders, place, by) for (holders, by), place in groups.items()
-    ]
-    return None if not times else LinkTimes(*map(fmean, zip(*map(astuple, times), strict=True)))
+    )
+
+
+def gather_times(states: RankStates, network: Network) -> LinkTimes | None:
+    """Gathers of views among ranks that compute in different dtypes, of two sizes, as a step has
+    them: bytes that a rank would send in the widest of these dtypes, over time. None where all
+    holders of its units compute alike, or hold them at different tensor degrees."""
+    groups = {
+        (unit.holders, unit.dtypes, unit.by.gathers): unit.place
+        for unit in states.units
+        if unit.dtypes and unit.slots is None
+    }
+    return _mean(
+        _gather_group_times(states, network, holders, place, dtypes, by)
+        for (holders, dtypes, by), place in groups.items()
+    )
+
+
+def _mean(times: Iterable[LinkTimes]) -> LinkTimes | None:
+    rows = [astuple(link) for link in times]
+    return LinkTimes(*map(fmean, zip(*rows, strict=True))) if rows else None
 
 
 def _group_times(
     states: RankStates, network: Network, holders: Holders, place: int, by: str
 ) -> LinkTimes:
-    """Of one group, in which this rank has a place. Transfers follow each other without a pause, as
-    at a step's end: each begins when the slowest holder has ended the one before, and that is part
-    of their rate."""
+    """Of one group, in which this rank has a place."""
     wire, count = states.wire.gradients, len(holders)
 
     def gradient(size_bytes: int) -> Sample:
@@ -186,8 +206,42 @@ def _group_times(
     def reduce(flat: Tensor) -> None:
         network.reduce(flat, flat[: len(flat) // count], holders, by)
 
+    return _two_sizes(gradient, reduce, _in_a_row(states, network, holders, place))
+
+
+def _gather_group_times(
+    states: RankStates,
+    network: Network,
+    holders: Holders,
+    place: int,
+    dtypes: tuple[torch.dtype, ...],
+    by: str,
+) -> LinkTimes:
+    """The same of views in unlike dtypes."""
+    count, widest = len(holders), max(dtype.itemsize for dtype in dtypes)
+
+    def gathered(size_bytes: int) -> Sample:
+        elements = aligned(size_bytes // widest, ALIGN * count)
+        flat = torch.zeros(elements, dtype=states.dtype, device=states.device)
+        return flat, elements * widest * (count - 1) / count
+
+    largest = aligned(_LARGE // widest, ALIGN * count) // count
+    master = torch.zeros(largest, dtype=torch.float32, device=states.device)
+
+    def gather(flat: Tensor) -> None:
+        part = master[: len(flat) // count]
+        view = UnlikeView(flat, part, holders, place, dtypes)
+        network.gather_unlike(Lane.GATHER, view, by)
+
+    return _two_sizes(gathered, gather, _in_a_row(states, network, holders, place))
+
+
+def _in_a_row(states: RankStates, network: Network, holders: Holders, place: int) -> Typical:
+    """Times a group's transfers that follow each other without a pause, as at a step's end: each
+    begins when the slowest holder has ended the one before, and that is part of their rate."""
+
     def in_a_row(transfer: Callable[[], Any]) -> tuple[float, int]:
-        estimates_s = torch.zeros(count, device=states.device)
+        estimates_s = torch.zeros(len(holders), device=states.device)
         estimates_s[place] = _timed(transfer)[0]
         network.gather(Lane.REDUCE, estimates_s, holders)  # all holders need the same number
         fitting = round(_IN_A_ROW_S / float(estimates_s.max()))
@@ -195,7 +249,7 @@ def _group_times(
         took_s, _ = _timed(lambda: [transfer() for _ in range(repeats)])
         return took_s / repeats, repeats
 
-    return _two_sizes(gradient, reduce, in_a_row)
+    return in_a_row
 
 
 def tensor_times(device: torch.device, network: Network) -> LinkTimes | None:
@@ -223,7 +277,7 @@ def _median(transfer: Callable[[], Any]) -> tuple[float, int]:
 def _two_sizes(
     made: Callable[[int], Sample],
     transfer: Callable[[Tensor], Any],
-    typical: Callable[[Callable[[], Any]], tuple[float, int]] = _median,
+    typical: Typical = _median,
 ) -> LinkTimes:
     """The fixed time and the rate, from two sizes. `made`: the sample of a size; `typical`: seconds
     of a transfer, and how many it made for that."""

@@ -52,6 +52,7 @@ class Calibration:
     delay_s_per_cpu_s: float  # of compute, by processor time spent beside it
     tensor: LinkTimes | None = None  # bytes that one rank sends, of sums over its tensor group
     between_s: float = 0.0  # from a compute op to the next, besides what both do
+    gather: LinkTimes | None = None  # of views in unlike dtypes, as if all went in the widest
 
 
 def write_calibration(calibration: Calibration) -> bytes:
@@ -80,4 +81,5 @@ def read_calibration(body: bytes) -> Calibration:
         table["delay_s_per_cpu_s"],
         link("tensor"),
         table["between_s"],
+        link("gather"),
     )

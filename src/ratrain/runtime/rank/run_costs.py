@@ -116,8 +116,14 @@ class _Measured:
         return self._over(volume, self._links(read), into)
 
     def collective(self, volume: Floats) -> Work:
-        """Reductions and gathers in which each unit's rank sends that many bytes."""
+        """Reductions, and gathers in one dtype, in which each unit's rank sends that many bytes."""
         links = [self._collectives[rank] for rank in self.units.rank.tolist()]
+        return self._over(volume, links, self.own_port)
+
+    def gather(self, volume: Floats) -> Work:
+        """Gathers of views in which each unit's rank would send that many bytes if all computed in
+        the widest of its holders' dtypes."""
+        links = [self._gathers[rank] for rank in self.units.rank.tolist()]
         return self._over(volume, links, self.own_port)
 
     def _over(self, volume: Floats, links: list[LinkTimes], into: Ints) -> Work:
@@ -156,15 +162,20 @@ class _Measured:
     def _collectives(self) -> list[LinkTimes]:
         """For each rank the mean over those that share units with it: all of them end an exchange
         with its slowest rank, so each has measured the same."""
-        units, sharing = self._names_held, range(self.setup.ranks)
+        return [_mean_link(c.collective for c in sharing) for sharing in self._sharing]
+
+    @cached_property
+    def _gathers(self) -> list[LinkTimes]:
+        """The same of gathers of views; in one dtype they are as reductions."""
+        return [_mean_link(c.gather or c.collective for c in sharing) for sharing in self._sharing]
+
+    @cached_property
+    def _sharing(self) -> list[list[Calibration]]:
+        """For each rank the calibrations of those that share units with it, and its own."""
+        held, ranks = self._names_held, range(self.setup.ranks)
         return [
-            _mean_link(
-                c.collective
-                for other in sharing
-                if units[other] & units[rank]
-                for c in self._of_rank[other]
-            )
-            for rank in sharing
+            [c for other in ranks if held[other] & held[rank] for c in self._of_rank[other]]
+            for rank in ranks
         ]
 
     @cached_property
@@ -202,7 +213,7 @@ class _Measured:
                 if link is not None
             ]
             if any(c.collective is not None for c in calibrations):
-                links.append(self._collectives[rank])
+                links += [self._collectives[rank], self._gathers[rank]]
             rates = [link.rate_bytes_per_s for link in links]
             port_rates[2 * rank : 2 * rank + 2] = max(rates, default=_NO_LINK.rate_bytes_per_s)
         return port_rates
@@ -327,7 +338,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
     if holders.max() > 1:
         others = (holders - 1) / holders
         gathered_bytes = elements * measured.widest(element_bytes.computed) * others
-        gathered = measured.collective(gathered_bytes)
+        gathered = measured.gather(gathered_bytes)
         # Level 0 gathers what it has reduced.
         buckets = _buckets(measured)
         # What goes in buckets is gathered too, and so is what level 0 reduces.

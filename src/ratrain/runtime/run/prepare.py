@@ -164,7 +164,9 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     spec = replace(spec, **vars(chosen))
     if case.job.unlike:
         dtypes = tuple(case.job.dtype_of(device.kind) for device in devices)
-        words = dtype_words(case.job.dtypes, case.job.schedule.dtype)
+        used = {device.kind.name for device in devices}
+        others = {kind: dtype for kind, dtype in case.job.dtypes.items() if kind in used}
+        words = dtype_words(others, case.job.schedule.dtype)
         spec = replace(spec, dtypes=dtypes, dtype_words=words)
     return PreparedRun(file_job, case, proved, spec)
 

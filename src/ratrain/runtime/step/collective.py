@@ -28,7 +28,7 @@ Swap = Callable[[Tensors, Tensors], None]
 
 
 @dataclass(frozen=True)
-class _Step:
+class Step:
     """A round and the piece that is in it."""
 
     round: int
@@ -46,7 +46,7 @@ def gather_by(exchange: Exchange, place: int, flat: Tensor, swap: Swap) -> None:
     """Fills `flat` with every place's part: the exchange the other way round."""
     parts = flat.view(len(exchange.turns), -1)
     turns = exchange.turns[place][::-1]
-    for steps in _wave(exchange, parts):
+    for steps in wave(exchange, parts, _piece_elements(exchange)):
         leaving: dict[int, list[Tensor]] = defaultdict(list)
         landing: dict[int, list[Tensor]] = defaultdict(list)
         for step in steps:
@@ -76,12 +76,12 @@ class _Reduction:
         )
 
     def run(self) -> None:
-        for steps in _wave(self._exchange, self._parts):
+        for steps in wave(self._exchange, self._parts, _piece_elements(self._exchange)):
             arrived = self._exchanged(steps)
             while arrived:
                 self._add(*arrived.pop(0))
 
-    def _exchanged(self, steps: list[_Step]) -> list[tuple[_Step, dict[int, dict[int, Tensor]]]]:
+    def _exchanged(self, steps: list[Step]) -> list[tuple[Step, dict[int, dict[int, Tensor]]]]:
         """What arrives in each of a turn's steps; what leaves in them is let go."""
         leaving: dict[int, list[Tensor]] = defaultdict(list)
         landing: dict[int, list[Tensor]] = defaultdict(list)
@@ -93,7 +93,7 @@ class _Reduction:
         self._swap(leaving, landing)
         return arrived
 
-    def _rooms(self, step: _Step, landing: dict[int, list[Tensor]]) -> dict[int, dict[int, Tensor]]:
+    def _rooms(self, step: Step, landing: dict[int, list[Tensor]]) -> dict[int, dict[int, Tensor]]:
         """Room for what arrives in a step: {part: {place: tensor}}."""
         rooms: dict[int, dict[int, Tensor]] = defaultdict(dict)
         for parcel in self._turns[step.round].arriving:
@@ -102,12 +102,12 @@ class _Reduction:
                 landing[parcel.peer].append(room)
         return rooms
 
-    def _new(self, step: _Step, parcel: Parcel) -> Iterator[Tensor]:
+    def _new(self, step: Step, parcel: Parcel) -> Iterator[Tensor]:
         part_here = self._parts[self._place][step.piece]
         for summed in parcel.summed:
             yield torch.empty_like(part_here, dtype=self._wide if summed else part_here.dtype)
 
-    def _take(self, step: _Step, part: int) -> list[Tensor]:
+    def _take(self, step: Step, part: int) -> list[Tensor]:
         """What this place has of a part, which it lets go; nothing where that has left already."""
         key = step.number, part
         if key in self._came:
@@ -117,7 +117,7 @@ class _Reduction:
         self._gone.add(key)
         return [self._parts[part][step.piece]]
 
-    def _add(self, step: _Step, arrived: dict[int, dict[int, Tensor]]) -> None:
+    def _add(self, step: Step, arrived: dict[int, dict[int, Tensor]]) -> None:
         while arrived:
             part, by_place = arrived.popitem()
             by_place.update((self._place, part_here) for part_here in self._take(step, part))
@@ -132,15 +132,15 @@ class _Reduction:
                 self._came[step.number, part] = total
 
 
-def _wave(exchange: Exchange, parts: Tensor) -> Iterator[list[_Step]]:
-    """Turn by turn the pieces under way: each is one round later than the one before it."""
-    elements = _piece_elements(exchange)
+def wave(exchange: Exchange, parts: Tensor, elements: int) -> Iterator[list[Step]]:
+    """Turn by turn the pieces under way, of so many elements: each is one round later than the one
+    before it."""
     begins = range(0, parts.shape[1], elements)
     pieces = [slice(begin, min(begin + elements, parts.shape[1])) for begin in begins]
     for turn in range(len(pieces) + exchange.rounds - 1):
         first = max(0, turn - len(pieces) + 1)
         rounds = range(first, min(turn + 1, exchange.rounds))
-        yield [_Step(number, pieces[turn - number], turn - number) for number in rounds]
+        yield [Step(number, pieces[turn - number], turn - number) for number in rounds]
 
 
 def _piece_elements(exchange: Exchange) -> int:

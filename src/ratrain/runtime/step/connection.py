@@ -13,7 +13,8 @@ from __future__ import annotations
 import select
 import socket
 import struct
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from itertools import islice
 
 from ratrain.errors import DeadlineExceeded, PeerDown, TransportError
 from ratrain.runtime.step.congestion import choose_congestion
@@ -170,8 +171,19 @@ class Leaving:
         body = [memoryview(each) for each in bodies]
         size = sum(map(len, body))
         self._parts = [memoryview(_HEADER.pack(_MARKER, size)), *body]
+        self._later: Iterator[memoryview] = iter(())
         self._left = _HEADER.size + size
         self._size = self._left
+
+    @classmethod
+    def made(cls, connection: Connection, size: int, pieces: Iterator[memoryview]) -> Leaving:
+        """A frame whose body is made while it leaves: each piece when the operating system has the
+        one before, whose memory it may take."""
+        frame = cls(connection)
+        frame._parts = [memoryview(_HEADER.pack(_MARKER, size)), *islice(pieces, 1)]
+        frame._later = pieces
+        frame._left = frame._size = _HEADER.size + size
+        return frame
 
     @property
     def body_sent(self) -> int:
@@ -188,6 +200,7 @@ class Leaving:
             if self._parts:
                 self._parts[0] = self._parts[0][count:]
                 return False
+            self._parts.extend(islice(self._later, 1))
         return True
 
 

@@ -56,13 +56,13 @@ class Ledgers:
             ledger.stop()
 
 
-def ledgers_of(schedule: Schedule) -> Ledgers:
-    """A rank's ledgers, holding what exists all the time."""
+def ledgers_of(schedule: Schedule, *, limited: bool = True) -> Ledgers:
+    """A rank's ledgers, holding what exists all the time; `limited`: under their budgets."""
     setup, persistent = schedule.program.setup, _by_tier(schedule.persistent)
     tiers = {state.tier for op in schedule.ops for state in op.births} | set(persistent)
 
     def ledger(tier: str) -> Ledger:
-        budget = setup.budget_of(schedule.rank, tier)
+        budget = setup.budget_of(schedule.rank, tier) if limited else None
         return Ledger(persistent.get(tier, ()), budget, tier or setup.tier)
 
     return Ledgers(ledger(DEVICE), **{tier: ledger(tier) for tier in tiers - {DEVICE}})

@@ -22,6 +22,7 @@ from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
 from ratrain.runtime.step.collective import Tensors
+from ratrain.runtime.step.unlike_views import UnlikeView
 
 
 class Copy(NamedTuple):
@@ -60,6 +61,11 @@ class Network(Protocol):
 
     def gather(self, lane: Lane, flat: Tensor, holders: Holders, by: str = DIRECT) -> None:
         """Fills `flat` with every holder's part; the own part is already there."""
+        ...
+
+    def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
+        """Fills a view with every holder's part, each in this rank's dtype, by the collective of a
+        name."""
         ...
 
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:

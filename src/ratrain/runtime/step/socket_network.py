@@ -28,6 +28,8 @@ from ratrain.runtime.step.links import COPIES, DATA, TENSOR, Links, message_chan
 from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, add_up, pieces
 from ratrain.runtime.step.tensor_peers import TensorPeers
+from ratrain.runtime.step.unlike_collective import gather_unlike_by
+from ratrain.runtime.step.unlike_views import UnlikeView, rounded_elements
 
 T = TypeVar("T")
 
@@ -142,6 +144,24 @@ class SocketNetwork:
         ]
         move([Leaving(link, parts[place]) for link in links], landing)
 
+    def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
+        exchange = self._exchange(view.holders, by)
+        if exchange.rounds > 1:
+            gather_unlike_by(exchange, view, self._swap(view.holders, DATA[lane]))
+        else:
+            self._gather_unlike_directly(lane, view)
+
+    def _gather_unlike_directly(self, lane: Lane, view: UnlikeView) -> None:
+        """Whole parts go at once, as in a gather; what a peer is sent rounded is made while it
+        leaves, so that no link waits for the other end to have a piece."""
+        links = {peer: self._links[view.holders[peer], DATA[lane]] for peer in view.others}
+        rooms = sum(view.lying(view.dtypes[peer]) is None for peer in view.others)
+        leaving = [
+            _leaving(links[peer], view, view.dtypes[peer], rounded_elements(rooms))
+            for peer in view.others
+        ]
+        move(leaving, [Landing(links[peer], bytes_of(view.parts[peer])) for peer in view.others])
+
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
         self._swap(holders, DATA[lane])(leaving, landing)
 
@@ -234,6 +254,15 @@ class Swap:
         leaving = [Leaving(link, bytes_of(t)) for link, t in zip(self._links, out, strict=True)]
         landing = [Landing(link, bytes_of(t)) for link, t in zip(self._links, into, strict=True)]
         move(leaving, landing)
+
+
+def _leaving(link: Connection, view: UnlikeView, dtype: torch.dtype, elements: int) -> Leaving:
+    """A rank's part of a view on its way to one that computes in a dtype."""
+    lying = view.lying(dtype)
+    if lying is not None:
+        return Leaving(link, bytes_of(lying))
+    pieces_made = map(bytes_of, view.rounded(dtype, elements))
+    return Leaving.made(link, len(view.master) * dtype.itemsize, pieces_made)
 
 
 def _all_but(place: int, parts: Sequence[T]) -> list[T]:

@@ -34,7 +34,7 @@ from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
 from ratrain.runtime.step.slots import Slots, Unlike
-from ratrain.runtime.step.unlike_views import gather_unlike
+from ratrain.runtime.step.unlike_views import UnlikeView
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -154,7 +154,8 @@ class UnitState:
             self.slots.gather(network, lane, flat, Unlike(self.dtypes, self._master))
         else:
             master = self.part.weights
-            gather_unlike(network, lane, flat, master, self.holders, self.place, self.dtypes)
+            view = UnlikeView(flat, master, self.holders, self.place, self.dtypes)
+            network.gather_unlike(lane, view, self.by.gathers)
 
     def _master(self, run: slice) -> Tensor:
         """The master weights of a run that this rank owns."""

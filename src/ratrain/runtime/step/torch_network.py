@@ -30,6 +30,8 @@ from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
 from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
 from ratrain.runtime.step.torch_exchange import exchange, exchange_pairs, wait_all
+from ratrain.runtime.step.unlike_collective import gather_unlike_by
+from ratrain.runtime.step.unlike_views import UnlikeView, rounded_elements
 
 T = TypeVar("T")
 
@@ -182,6 +184,39 @@ class TorchNetwork:
             wait_all(exchange_pairs(group, *both))
 
         return swap
+
+    def gather_unlike(self, lane: Lane, view: UnlikeView, by: str = DIRECT) -> None:
+        collective = self._collective(view.holders, by)
+        if collective.rounds > 1:
+            gather_unlike_by(collective, view, self._swap_of(lane, view.holders))
+        else:
+            self._gather_unlike_directly(lane, view)
+
+    def _gather_unlike_directly(self, lane: Lane, view: UnlikeView) -> None:
+        """Piece by piece, the same at all holders, and several under way at once."""
+        elements = rounded_elements(PIECES_AHEAD * (len(set(view.dtypes)) - 1))
+        flying: deque[tuple[list[Tensor], list[dist.Work]]] = deque()
+        for begin in range(0, view.parts.shape[1], elements):
+            if len(flying) == PIECES_AHEAD:
+                wait_all(flying.popleft()[1])
+            flying.append(self._leave_unlike(lane, view, slice(begin, begin + elements)))
+        for _, works in flying:
+            wait_all(works)
+
+    def _leave_unlike(
+        self, lane: Lane, view: UnlikeView, piece: slice
+    ) -> tuple[list[Tensor], list[dist.Work]]:
+        """A piece of the own part on its way to all others, and what has to live until it is there;
+        and the same piece of theirs on its way here."""
+        of_dtype = {
+            dtype: view.master[piece].to(dtype) if lying is None else lying[piece]
+            for dtype, lying in ((d, view.lying(d)) for d in {view.dtypes[p] for p in view.others})
+        }
+        leaving = [of_dtype[view.dtypes[peer]] for peer in view.others]
+        landing = [view.parts[peer][piece] for peer in view.others]
+        peers = [view.holders[peer] for peer in view.others]
+        works = exchange(self._data[lane, view.holders], peers, leaving, landing)
+        return leaving, works
 
     def swap(self, lane: Lane, holders: Holders, leaving: Tensors, landing: Tensors) -> None:
         self._swap_of(lane, holders)(leaving, landing)

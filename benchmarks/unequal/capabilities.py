@@ -1,0 +1,319 @@
+"""What stages of unequal sizes and stages of several members bring, measured in a lab.
+
+    python benchmarks/unequal/capabilities.py                    # every row, three repetitions
+    python benchmarks/unequal/capabilities.py --row "sizes, two kinds" --repetitions 5
+    python benchmarks/unequal/capabilities.py --list
+    python benchmarks/unequal/capabilities.py --plans            # plans only, nothing is trained
+
+Each row runs the fastest plan that the planner has with the capability, and the fastest that it has
+without, in turns on the same devices; needs root (labs). A figure is the median of the repetitions'
+medians. Memory is short on some devices: where all have plenty, the planner has other ways.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+import tempfile
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass, replace
+from math import inf
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
+
+from blocks import Blocks, measured_blocks
+from cases import Case, cluster_of
+from field import Field
+from ours import write_job
+from outcomes import Outcome, together
+from planning import Planned
+
+from ratrain.describe.job import JobSpec
+from ratrain.lab import Lab
+from ratrain.plan.jobs import load_job
+from ratrain.plan.plan_writing import write_plan
+from ratrain.plan.search import search
+from ratrain.plan.unequal_build import file_of_plan
+from ratrain.plan.unequal_search import unequal_search
+from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+
+OURS = "ratrain"
+STARTS = 4
+"""Plans of identical replicas with which the search for others begins, as `plan` does."""
+
+
+@dataclass(frozen=True)
+class Row:
+    """A capability, and devices on which the planner needs it."""
+
+    name: str
+    has: Callable[[UnevenPlan], bool]
+    case: Case
+
+
+def has_sizes(plan: UnevenPlan) -> bool:
+    """Whether stages compute different numbers of micro-batches at once."""
+    return any(len(set(replica.joined)) > 1 for replica in plan.replicas)
+
+
+def has_members(plan: UnevenPlan) -> bool:
+    """Whether a stage has several members."""
+    return any(len(shares) > 1 for replica in plan.replicas for shares in replica.serving)
+
+
+BASE = Case("", fits_itself=True, steps=8, warm_up=2)
+
+
+def _on(base: Case, link: str, shares: tuple[float, ...], megabytes: tuple[int, ...]) -> Case:
+    """A case on devices with these processors and memories; a plan says how they are used."""
+    memories = tuple(size * 1_000_000 for size in megabytes)
+    return base.but(pipeline=1, data=len(shares), shares=shares, memories=memories, link=link)
+
+
+ROWS = (
+    Row(
+        "sizes, two devices",
+        has_sizes,
+        _on(
+            BASE.but(model="balanced", sequence_length=32, sequences=48),
+            "50 Mbit/s",
+            (0.5, 1.0),
+            (78, 78),
+        ),
+    ),
+    Row(
+        "sizes, three devices",
+        has_sizes,
+        _on(
+            BASE.but(model="balanced", sequences=66, steps=4),
+            "100 Mbit/s",
+            (0.5, 0.5, 0.8),
+            (95, 95, 60),
+        ),
+    ),
+    Row(
+        "members, three devices",
+        has_members,
+        _on(
+            BASE.but(model="short", sequences=24),
+            "10 Gbit/s",
+            (0.6, 0.4, 0.4),
+            (62, 48, 48),
+        ),
+    ),
+    Row(
+        "members, five devices",
+        has_members,
+        _on(
+            BASE.but(model="shortest", sequences=10, steps=16),
+            "1 Gbit/s",
+            (0.4, 0.4, 0.3, 0.3, 0.3),
+            (50, 50, 50, 50, 50),
+        ),
+    ),
+)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan of a row, as the planner expects it."""
+
+    name: str
+    words: str
+    step_s: float
+    text: str  # of its file
+
+
+@dataclass(frozen=True)
+class Figures:
+    """A plan and what it did; its outcome's steps are the medians of its repetitions."""
+
+    plan: Plan
+    outcome: Outcome
+
+
+def plans_of(row: Row, job: JobSpec) -> tuple[Plan, Plan | None]:
+    """The fastest plan without the capability, and the fastest with it."""
+    job = replace(job, layout=None)
+    alike = search(job)
+    alike_s = alike.best.step_s if alike.tried else inf
+    starts = [tried.candidate for tried in alike.tried[:STARTS]]
+    others = unequal_search(job, starts, alike_s).trainable
+    without = [plan for plan in others if not row.has(plan.plan)]
+    having = [plan for plan in others if row.has(plan.plan)]
+    if without:
+        best = _plan("without", without[0].plan, without[0].step_s)
+    else:
+        planned = Planned(alike.best.candidate, alike_s)
+        best = Plan("without", planned.words, alike_s, planned.text)
+    if not having:
+        return best, None
+    return best, _plan("with", having[0].plan, having[0].step_s)
+
+
+def _plan(name: str, plan: UnevenPlan, step_s: float) -> Plan:
+    words = "; ".join(map(_replica_words, plan.replicas))
+    return Plan(name, words, step_s, write_plan(file_of_plan(plan)))
+
+
+def _replica_words(replica: UnevenReplica) -> str:
+    """ "2 layers on 0.6 (8), 0.4 (4) + 1 layer on 0.5, 2 at once; 12 micro-batches of 1"."""
+    layers = replica.layout.layers
+    assert isinstance(layers, tuple)
+    stages: list[str] = []
+    for count, ranks in zip(layers, replica.places, strict=True):
+        members = [_member_words(replica, rank, len(ranks) > 1) for rank in ranks]
+        at_once = replica.joined[ranks[0]] if replica.joined else 1
+        size = f", {at_once * replica.micro_batch} at once" if replica.joined else ""
+        stages.append(f"{count} layer{'s' * (count > 1)} on {', '.join(members)}{size}")
+    copies = f"{len(replica.groups)} x " if len(replica.groups) > 1 else ""
+    return (
+        f"{copies}{' + '.join(stages)}; {replica.micro_batches} micro-batches of "
+        f"{replica.micro_batch}"
+    )
+
+
+def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
+    lab = replica.groups[0][rank][0].kind.lab
+    assert lab is not None, "every case of a benchmark is for a lab"
+    served = replica.serves[rank]
+    count = f" ({replica.micro_batches if served is None else len(served)})" if shares else ""
+    return f"{lab.cpus:g}{count}"
+
+
+@dataclass(frozen=True)
+class Raced:
+    """A row and its figures: of the plan without the capability, and of the one with it."""
+
+    row: Row
+    figures: tuple[Figures, ...]
+
+    def of(self, name: str) -> Figures | None:
+        """Those of a plan that ended."""
+        ended = (figures for figures in self.figures if figures.outcome.ended)
+        return next((figures for figures in ended if figures.plan.name == name), None)
+
+
+def run_row(row: Row, repetitions: int, say: Callable[[str], None]) -> Raced:
+    """The two plans in turns, again and again; without repetitions they are only made."""
+    with tempfile.TemporaryDirectory(prefix="bench-") as place:
+        folder = Path(place)
+        row.case.write(folder)
+        with Lab(cluster_of(folder), row.case.ranks) as lab:
+            length = row.case.sequence_length
+            blocks = measured_blocks(folder / "config.json", length, lab)
+            job = _written(row.case, folder / "plans", blocks)
+            plans = [plan for plan in plans_of(row, load_job(job)) if plan is not None]
+            runs: dict[str, list[Outcome]] = {plan.name: [] for plan in plans}
+            for number in range(repetitions):
+                for plan in plans:
+                    outcome = _run(row.case, folder / plan.name, blocks, lab, plan, job.parent)
+                    runs[plan.name].append(outcome)
+                    did = outcome.failure or f"{outcome.step_s:.3f} s"
+                    say(f"{row.name}, {number + 1} of {repetitions}: {plan.name} {did}")
+    return Raced(
+        row,
+        tuple(
+            Figures(plan, replace(together(runs[plan.name]), method=plan.name))
+            if repetitions
+            else Figures(plan, Outcome(plan.name, failure="not run"))
+            for plan in plans
+        ),
+    )
+
+
+def _written(case: Case, folder: Path, blocks: Blocks) -> Path:
+    """The job file of a case, with what its devices' blocks cost."""
+    case.write(folder, {share: blocks.toml(share) for share in case.shares})
+    return write_job(case, folder)
+
+
+def _run(
+    case: Case, folder: Path, blocks: Blocks, lab: Lab, plan: Plan, planned_in: Path
+) -> Outcome:
+    """A plan on the devices of a run, in place of those for which it was planned."""
+    _written(case, folder, blocks)
+    path = folder / "plan.json"
+    path.write_text(plan.text.replace(str(planned_in), str(folder)))
+    return Field(case, folder, lab).run(OURS, path)
+
+
+def lines(raced: Raced) -> Iterator[str]:
+    """The row for people, at most 100 columns but for plans."""
+    case = raced.row.case
+    devices = " + ".join(f"{share:g}" for share in case.shares)
+    memory = " + ".join(f"{size / 1e6:.0f}" for size in case.memories)
+    yield f"{raced.row.name}: {devices} processors with {memory} MB, {case.link},"
+    yield f"  {case.sequences} sequences of {case.sequence_length} tokens per step"
+    yield (
+        f"  {'plan':8s} {'step':>9s} {'least - most':>15s} {'others':>6s} {'planned':>9s} "
+        f"{'calibrated':>10s}  planned and calibrated off by"
+    )
+    for figures in raced.figures:
+        yield _line(figures)
+        yield f"    {figures.plan.words}"
+    yield from _gain_words(raced)
+    yield ""
+
+
+def _line(figures: Figures) -> str:
+    plan, outcome = figures.plan, figures.outcome
+    if outcome.failure:
+        return f"  {plan.name:8s} {outcome.failure[:60]}; planned {plan.step_s:.3f} s"
+    spread = f"{min(outcome.steps_s):.3f} - {max(outcome.steps_s):.3f} s"
+    return (
+        f"  {plan.name:8s} {outcome.step_s:7.3f} s {spread:>15s} {outcome.others_part:6.0%} "
+        f"{plan.step_s:7.3f} s {outcome.predicted_s:8.3f} s  "
+        f"{plan.step_s / outcome.step_s - 1:+.0%}, {outcome.predicted_s / outcome.step_s - 1:+.0%}"
+    )
+
+
+def _gain_words(raced: Raced) -> Iterator[str]:
+    if len(raced.figures) < 2:
+        yield "  the planner has no faster plan with the capability here"
+        return
+    without, having = (figures.plan for figures in raced.figures)
+    text = f"  gain: {without.step_s / having.step_s:.2f}x planned"
+    before, after = raced.of("without"), raced.of("with")
+    if before is None or after is None:
+        yield text
+        return
+    ours, theirs = after.outcome, before.outcome
+    yield (
+        f"{text}, {theirs.predicted_s / ours.predicted_s:.2f}x calibrated, "
+        f"{theirs.step_s / ours.step_s:.2f}x measured"
+    )
+    pairs = zip(ours.losses, theirs.losses, strict=False)
+    yield f"  losses differ by {max(abs(a - b) for a, b in pairs):.1e} at most"
+
+
+def main() -> None:
+    names = [row.name for row in ROWS]
+    asked = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    asked.add_argument("--row", nargs="+", choices=names, default=names, metavar="NAME")
+    asked.add_argument("--repetitions", type=int, default=3)
+    asked.add_argument("--list", action="store_true", help="print the rows' names")
+    asked.add_argument("--plans", action="store_true", help="print the plans, and train nothing")
+    asked.add_argument("--json", type=Path, help="write all figures there")
+    chosen = asked.parse_args()
+    if chosen.list:
+        print("\n".join(names))
+        return
+    raced: dict[str, list[object]] = {}
+    for row in ROWS:
+        if row.name in chosen.row:
+            repetitions = 0 if chosen.plans else chosen.repetitions
+            say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
+            result = run_row(row, repetitions, say)
+            raced[row.name] = [asdict(figures) for figures in result.figures]
+            print("\n".join(lines(result)), flush=True)
+            if chosen.json:
+                chosen.json.write_text(json.dumps(raced, indent=1))
+
+
+if __name__ == "__main__":
+    main()
