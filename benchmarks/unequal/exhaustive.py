@@ -113,7 +113,7 @@ def main() -> None:
     asked.add_argument("--until", type=float, default=inf, help="seconds for all clusters")
     chosen = asked.parse_args()
     losses: list[float] = []
-    given_up = 0
+    given_up, above = 0, 0.0
     for case in range(chosen.cases):
         if time.process_time() > chosen.until:
             break
@@ -138,9 +138,12 @@ def main() -> None:
             losses.append(compared.loss)
         else:
             given_up += 1
+        above = max(above, compared.above)
         if compared.above > SOUND:
-            raise SystemExit(f"a bound was {compared.above:.2e} above the step of its plan")
+            print(f"   a lower bound was {compared.above:.2e} above the step of its plan")
     print(distribution(losses, given_up))
+    if above > SOUND:
+        raise SystemExit("a lower bound was above the step of its plan: not every plan was seen")
 
 
 def distribution(losses: Sequence[float], given_up: int) -> str:

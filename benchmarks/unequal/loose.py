@@ -2,13 +2,15 @@
 whole program may hide or not have.
 
 Sums of tensor groups take no time, every transfer has a link to itself, a unit's parts are as small
-as the largest tensor degree makes them, and of the devices that may hold a unit the nearest do. All
+as the largest tensor degree makes them, and the devices that hold it are those that take least. All
 else is an op of the whole program, or several in one. What is left are fixed times and waits, so no
 op ends later for what was taken away. (With shared links it might: one that comes late leaves them
 to others.)
 """
 
 from __future__ import annotations
+
+from itertools import product
 
 from ratrain.describe.cluster import Device, Link
 from ratrain.describe.job import JobSpec
@@ -62,13 +64,24 @@ class LooseClock(StageClock):
         return program.ends_s(STEPS, compiled=compiled)
 
     def _collectives_of(self, holders: Holders, block: int, sharded: bool) -> UnitSums:
-        members = self._members(holders)
+        """The least over all devices that may hold a unit. Where all holders are alike they may
+        stand for one of them and others that are not known yet."""
         widest = max(post.tensor for post, _ in holders)
-        return self._sums_of(holders, block, members, members, widest, sharded)
+        groups = self._groups(*holders[0]) if len(holders) == 1 else [self._members(holders)]
+        return min(
+            (self._sums_of(holders, block, group, group, widest, sharded) for group in groups),
+            key=self._alone_s,
+        )
 
-    def _members(self, holders: Holders) -> list[Device]:
-        """The nearest devices that may hold a unit: those of the holders' pools before others."""
-        pools, count = self._stages.pools, sum(count for _, count in holders)
-        used = sorted({post.pool for post, _ in holders})
-        order = [*used, *(number for number in range(len(pools)) if number not in used)]
-        return [device for number in order for device in pools[number].devices][:count]
+    def _groups(self, post: Post, count: int) -> list[list[Device]]:
+        """So many devices of any pools, one of them of the post's."""
+        pools = self._stages.pools
+        return [
+            [d for pool, taken in zip(pools, counts, strict=True) for d in pool.devices[:taken]]
+            for counts in product(*(range(len(pool.devices) + 1) for pool in pools))
+            if sum(counts) == count and counts[post.pool] > 0
+        ]
+
+    def _alone_s(self, sums: UnitSums) -> float:
+        rate = self._stages.links.rates_bytes_per_s[sums.link]
+        return sums.reduction.alone_s(rate) + sums.gather.alone_s(rate)

@@ -36,7 +36,7 @@ def random_draft(every: Any, rng: Random, state: StateMode) -> Draft | None:
     """Replicas of random shapes and cuts on some of the devices; None where the batch is not shared
     out among so many."""
     free, parts, shares = list(every._free), list[Part](), list[int]()
-    shapes, data = every._shapes(sum(free)), rng.randint(1, 3)
+    shapes, data = every._shapes(sum(free)), rng.randint(1, 4)
     left = every.cluster.sequences
     while len(parts) < data:
         fitting = [

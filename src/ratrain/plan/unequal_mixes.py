@@ -92,11 +92,16 @@ class Draft:
     @cached_property
     def key(self) -> object:
         """What tells drafts apart: the order of parts does not."""
+        return self.work, self.state
+
+    @cached_property
+    def work(self) -> object:
+        """What is the same of drafts that differ in how states are shared alone."""
         parts = Counter(
             (part.shape, part.micro_batch, part.layers, part.recovery, share)
             for part, share in zip(self.parts, self.shares, strict=True)
         )
-        return frozenset(parts.items()), self.state
+        return frozenset(parts.items())
 
     @cached_property
     def family(self) -> object:

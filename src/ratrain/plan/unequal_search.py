@@ -73,6 +73,9 @@ CLIMBS = 4
 """Drafts that are changed, the fastest as simulated."""
 MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 5, 2, 1
 """The same on more than `FEW` devices, whose programs are long."""
+LONG_OPS, LONG_MARGIN = 100_000, 1.005
+"""Ops of a program of several shares, which is not kept short, above which it takes seconds; there
+`CLOCK_MARGIN` is this, and a change must be faster at the grain of stages."""
 RESIZED = 200
 """Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
 and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
@@ -173,6 +176,7 @@ class _Seeker:
         members = job.cluster.members()
         many = len(members) > FEW
         together = len({device.host for device in members}) < len(members)
+        self._many = many
         self._margin = MARGIN if together and not many else CLOCK_MARGIN
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
@@ -219,17 +223,20 @@ class _Seeker:
         best_s, tried = bar_s, dict[object, Timed[Draft]]()
         self._left, self._clock_left = OPS, CLOCK_OPS
         families: Counter[object] = Counter()
+        fitting: set[object] = set()
         count = 0
         for time_s, draft in self._clocked_first(starts, ranked, bar_s):
-            margin = MARGIN if self._clock_s(draft) is None else self._margin
             if count >= self._most or self._left < OPS // 2:
                 break
-            if time_s > margin * best_s or families[draft.family] >= ALIKE:
+            if time_s > self._margin_of(draft) * best_s or families[draft.family] >= ALIKE:
+                continue
+            if self._many and _exchanges_more(draft.state) and draft.work in fitting:
                 continue
             families[draft.family] += 1
             count += 1
             timed_draft = self._simulate(draft, best_s)
             if timed_draft is not None:
+                fitting.add(draft.work)
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
         fastest = sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
@@ -314,7 +321,14 @@ class _Seeker:
         for _ in range(ROUNDS):
             if self._left < 0:
                 return
-            new = (draft for draft in self._near(here.draft) if draft.key not in self._known)
+            new = (
+                draft
+                for draft in self._near(here.draft)
+                if draft.key not in self._known
+                and not (
+                    _exchanges_more(draft.state) and draft.work == here.draft.work and self._many
+                )
+            )
             near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
             fast = [
                 (self._time_s(draft), draft)
@@ -324,7 +338,11 @@ class _Seeker:
             near = [
                 draft
                 for time_s, draft in sorted(fast, key=_time_of)
-                if self._clock_s(draft) is None or time_s < self._margin * here.step_s
+                if self._clock_s(draft) is None
+                or (
+                    time_s < self._margin * here.step_s
+                    and not (_is_long(draft) and time_s >= self._time_s(here.draft))
+                )
             ]
             timed_near = [self._simulate(draft, here.step_s) for draft in near[: self._changes]]
             better = min(
@@ -336,6 +354,12 @@ class _Seeker:
                 return
             here = better
             yield here
+
+    def _margin_of(self, draft: Draft) -> float:
+        """How far the time of a draft that is simulated whole may be above the best step."""
+        if self._clock_s(draft) is None:
+            return MARGIN
+        return LONG_MARGIN if _is_long(draft) else self._margin
 
     def watch(self) -> None:
         """Counts a draft that is simulated whole."""
@@ -361,6 +385,19 @@ class _Seeker:
 
 def _time_of(timed_draft: tuple[float, Draft]) -> float:
     return timed_draft[0]
+
+
+def _is_long(draft: Draft) -> bool:
+    """Whether its whole program takes seconds to build, prove and simulate."""
+    sides = dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
+    ops = sum(share * (2 * sum(part.layers) + 4 * len(part.shape)) for part, share in sides)
+    return len(sides) > 1 and ops > LONG_OPS
+
+
+def _exchanges_more(state: StateMode) -> bool:
+    """Whether replicas exchange states with every micro-batch: never faster than where all fits
+    without."""
+    return state.sharded_gradients or state.sharding == 3
 
 
 def _states(job: JobSpec, chosen: Strategy) -> tuple[StateMode, ...]:
