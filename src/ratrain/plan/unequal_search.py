@@ -41,7 +41,7 @@ from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
 
-DEVICES = 64
+DEVICES = 256
 """Devices at most: on more, replicas are alike."""
 CLOCKED = 400
 """Drafts timed at the grain of stages of each class, those of the least estimate: those that train,
@@ -73,9 +73,9 @@ CLIMBS = 4
 """Drafts that are changed, the fastest as simulated."""
 MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 5, 2, 1
 """The same on more than `FEW` devices, whose programs are long."""
-LONG_OPS, LONG_MARGIN = 100_000, 1.005
+LONG_OPS, LONG_MARGIN, LONG_GAIN = 100_000, 1.005, 1e-4
 """Ops of a program of several shares, which is not kept short, above which it takes seconds; there
-`CLOCK_MARGIN` is this, and a change must be faster at the grain of stages."""
+`CLOCK_MARGIN` is this, and a change must gain so much of a step at the grain of stages."""
 RESIZED = 200
 """Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
 and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
@@ -341,15 +341,18 @@ class _Seeker:
                 if self._clock_s(draft) is None
                 or (
                     time_s < self._margin * here.step_s
-                    and not (_is_long(draft) and time_s >= self._time_s(here.draft))
+                    and not (
+                        self._is_long(draft)
+                        and time_s >= (1 - LONG_GAIN) * self._time_s(here.draft)
+                    )
                 )
             ]
-            timed_near = [self._simulate(draft, here.step_s) for draft in near[: self._changes]]
-            better = min(
-                (neighbour for neighbour in timed_near if neighbour is not None),
-                key=lambda neighbour: neighbour.step_s,
-                default=None,
-            )
+            better, bar_s = None, here.step_s
+            for draft in near[: self._changes]:
+                neighbour = self._simulate(draft, bar_s)
+                if neighbour is not None and (better is None or neighbour.step_s < better.step_s):
+                    better = neighbour
+                    bar_s = min(bar_s, better.step_s) if self._many else bar_s
             if better is None or better.step_s >= here.step_s * (1 - 1e-6):
                 return
             here = better
@@ -359,7 +362,13 @@ class _Seeker:
         """How far the time of a draft that is simulated whole may be above the best step."""
         if self._clock_s(draft) is None:
             return MARGIN
-        return LONG_MARGIN if _is_long(draft) else self._margin
+        return LONG_MARGIN if self._is_long(draft) else self._margin
+
+    def _is_long(self, draft: Draft) -> bool:
+        """Whether its whole program takes seconds to build, prove and simulate."""
+        sides = dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
+        ops = sum(share * (2 * sum(part.layers) + 4 * len(part.shape)) for part, share in sides)
+        return self._many and len(sides) > 1 and ops > LONG_OPS
 
     def watch(self) -> None:
         """Counts a draft that is simulated whole."""
@@ -377,7 +386,10 @@ class _Seeker:
             for _ in range(4):
                 if leaned is None:
                     break
-                known, short = timed(self.job, self.stages.pools, leaned, best_s)
+                is_long = self._is_long(leaned)
+                known, short = timed(
+                    self.job, self.stages.pools, leaned, best_s, proved_last=is_long
+                )
                 leaned = leaner(self.stages, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
@@ -385,13 +397,6 @@ class _Seeker:
 
 def _time_of(timed_draft: tuple[float, Draft]) -> float:
     return timed_draft[0]
-
-
-def _is_long(draft: Draft) -> bool:
-    """Whether its whole program takes seconds to build, prove and simulate."""
-    sides = dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
-    ops = sum(share * (2 * sum(part.layers) + 4 * len(part.shape)) for part, share in sides)
-    return len(sides) > 1 and ops > LONG_OPS
 
 
 def _exchanges_more(state: StateMode) -> bool:
