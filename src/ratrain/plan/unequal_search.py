@@ -49,6 +49,9 @@ and the rest."""
 HOPEFUL = 60
 """Drafts that are timed so whatever their estimate says: those whose slowest part alone takes
 least. Where hosts hold many replicas, estimates of what these send each other are far too high."""
+FEWEST, ALL_CLOCKED, ALL_MARGIN, ALL_CLOCK_OPS = 8, 3_000, 3.0, 100_000_000
+"""Devices up to which nearly all drafts are timed so, and the bounds there in place of `CLOCKED`,
+`HOPEFUL`, `MARGIN` and `CLOCK_OPS`: the estimate says little of replicas that cross."""
 CLOCK_OPS = 1_500_000
 """Ops of one step, over all drafts of a class that are timed so, after which no more is begun: half
 of them for the best by estimate, half for what is made of these."""
@@ -177,6 +180,11 @@ class _Seeker:
         many = len(members) > FEW
         together = len({device.host for device in members}) < len(members)
         self._many = many
+        fewest = len(members) <= FEWEST
+        self._clocked_most = ALL_CLOCKED if fewest else CLOCKED
+        self._hopeful = ALL_CLOCKED if fewest else HOPEFUL
+        self._estimate_margin = ALL_MARGIN if fewest else MARGIN
+        self._clock_ops = ALL_CLOCK_OPS if fewest else CLOCK_OPS
         self._margin = MARGIN if together and not many else CLOCK_MARGIN
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
@@ -221,7 +229,7 @@ class _Seeker:
         cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
         says; of `ranked`, the least estimate first, as many as may be as fast."""
         best_s, tried = bar_s, dict[object, Timed[Draft]]()
-        self._left, self._clock_left = OPS, CLOCK_OPS
+        self._left, self._clock_left = OPS, self._clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
         count = 0
@@ -261,14 +269,14 @@ class _Seeker:
         known = {draft.key: (self._time_s(draft), draft) for draft in starts}
         best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
         for draft in ranked:
-            enough = len(known) >= CLOCKED or self._clock_left < CLOCK_OPS // 2
-            if enough or draft.estimate_s > MARGIN * best_s:
+            enough = len(known) >= self._clocked_most or self._clock_left < self._clock_ops // 2
+            if enough or draft.estimate_s > self._estimate_margin * best_s:
                 break
             time_s = self._time_s(draft)
             known[draft.key] = time_s, draft
             best_s = min(best_s, time_s)
-        for draft in nsmallest(HOPEFUL, ranked, key=lambda draft: draft.alone_s):
-            if draft.alone_s > best_s or self._clock_left < CLOCK_OPS // 2:
+        for draft in nsmallest(self._hopeful, ranked, key=lambda draft: draft.alone_s):
+            if draft.alone_s > best_s or self._clock_left < self._clock_ops // 2:
                 break
             known[draft.key] = self._time_s(draft), draft
         families: Counter[object] = Counter()
