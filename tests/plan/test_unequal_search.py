@@ -18,7 +18,7 @@ from random_jobs import job
 from test_left_out import cluster_file, job_file
 
 from ratrain.cli.main import ratrain
-from ratrain.describe.job import JobSpec
+from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.enumerate import StateMode
@@ -262,16 +262,26 @@ def test_both_cut_directions_are_tried_where_hosts_hold_several_devices() -> Non
 # ---- what is found -------------------------------------------------------------------------
 
 
+def too_many() -> JobSpec:
+    """A job on 288 devices of several kinds: four times as many hosts as the preset has."""
+    spec = job("tiny-llama", "mixed-sites", 72, 288)
+    cluster = spec.cluster.spec
+    hosts = tuple(replace(host, count=4 * host.count) for host in cluster.host)
+    return replace(spec, cluster=ClusterChoice(replace(cluster, host=hosts), 288))
+
+
 def test_jobs_of_one_kind_or_of_many_devices_are_left_to_the_other_search() -> None:
     assert not searchable(job("tiny-llama", "cpu-lab", 4, 8))
-    assert not searchable(job("tiny-llama", "mixed-sites", 72, 144))
+    assert not searchable(too_many())
     assert searchable(job("tiny-llama", "mixed-sites", 12, 24))
 
 
 def test_on_more_devices_the_planner_says_that_it_tried_identical_replicas_alone() -> None:
-    plans = every_plan(job("tiny-llama", "mixed-sites", 72, 144))
+    plans = every_plan(too_many())
     words = " ".join(" ".join(every_text(plans, 1)).split())
-    assert "others are searched for on up to 64 devices of several kinds, and here are 72" in words
+    assert (
+        "others are searched for on up to 256 devices of several kinds, and here are 288" in words
+    )
 
 
 @pytest.fixture(scope="module")

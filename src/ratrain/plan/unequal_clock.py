@@ -38,7 +38,7 @@ from ratrain.plan.unequal_stages import Stages
 from ratrain.program.graph import Pairs
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
-from ratrain.simulate.costs import Floats, OpCosts
+from ratrain.simulate.costs import NO_LINK, Floats, OpCosts
 from ratrain.simulate.engine import Nodes, run_nodes
 
 STEPS = 3
@@ -56,7 +56,7 @@ Holders = tuple[tuple[Post, int], ...]
 
 
 @dataclass(frozen=True)
-class _Sums:
+class UnitSums:
     """What a unit's reduction and its gather send, and the number of the link."""
 
     reduction: Transfer
@@ -91,14 +91,17 @@ class StageClock:
         replicas = [self._replica(part, share, data, draft.state) for part, share in sides]
         if sum(map(len, replicas)) > MOST_OPS:
             return None
-        program = _Program(replicas, self._stages.links.rates_bytes_per_s)
+        program = StageProgram(replicas, self._stages.links.rates_bytes_per_s)
         if data > 1:
             shapes = [(part.shape, count) for (part, _), count in sides.items()]
             self._reduce(program, shapes, draft.state)
         if self._clips:
             program.meet(self._norm_s(draft))
-        before_s, last_s = program.ends_s(STEPS, compiled=compiled)[-2:]
+        before_s, last_s = self._ends_s(program, compiled=compiled)[-2:]
         return last_s - before_s
+
+    def _ends_s(self, program: StageProgram, *, compiled: bool) -> list[float]:
+        return program.ends_s(STEPS, compiled=compiled)
 
     def ops(self, draft: Draft) -> int:
         """About as many ops as a step of its program has."""
@@ -119,17 +122,17 @@ class StageClock:
         ends_s: list[float] = []
         for count in (micro_batches, micro_batches + FURTHER):
             alone = replica_ops(self._stages, part, count, 0.0, 1, ALONE)
-            program = _Program([alone], self._stages.links.rates_bytes_per_s)
+            program = StageProgram([alone], self._stages.links.rates_bytes_per_s)
             ends_s.append(program.ends_s(1, compiled=True)[-1])
         return (ends_s[1] - ends_s[0]) / FURTHER
 
     def _reduce(
-        self, program: _Program, shapes: Sequence[tuple[Sequence[Post], int]], state: StateMode
+        self, program: StageProgram, shapes: Sequence[tuple[Sequence[Post], int]], state: StateMode
     ) -> None:
         """What reductions and gathers cost, unit by unit."""
         stage_of = [replica.stage_of_unit.tolist() for replica in program.replicas]
-        sums: list[_Sums] = []
-        seen: dict[tuple[int, ...], _Sums] = {}
+        sums: list[UnitSums] = []
+        seen: dict[tuple[int, ...], UnitSums] = {}
         for block, *stages in zip(self._block_of, *stage_of, strict=True):
             key = (block, *stages)
             if key not in seen:
@@ -143,23 +146,37 @@ class StageClock:
             sums.append(seen[key])
         program.reduce(sums)
 
-    def _collectives_of(self, holders: Holders, block: int, sharded: bool) -> _Sums:
-        """The `_Sums` of a unit over the slowest link that they cross; no gather where replicas
+    def _collectives_of(self, holders: Holders, block: int, sharded: bool) -> UnitSums:
+        """The `UnitSums` of a unit over the slowest link that they cross; no gather where replicas
         have all states. The smallest tensor group has the largest parts."""
-        job, pools, members = self._stages.job, self._stages.pools, self._members(holders)
+        used, degree = self._stages.job.cluster.members(), min(post.tensor for post, _ in holders)
+        return self._sums_of(holders, block, self._members(holders), used, degree, sharded)
+
+    def _sums_of(
+        self,
+        holders: Holders,
+        block: int,
+        members: Sequence[Device],
+        used: Sequence[Device],
+        degree: int,
+        sharded: bool,
+    ) -> UnitSums:
+        """The same over given devices, in parts of a tensor degree; `used`: the devices that share
+        hosts' links with them."""
+        job, pools = self._stages.job, self._stages.pools
         ring = np.array([[[self._number[device.index] for device in members]]])
         link = self._geometry.rings(ring)[0]
         number = self._stages.links.number(link)
-        half = half_among(job.collective, job.cluster.spec, members, link, job.cluster.members())
-        params = self._blocks[block].params / min(post.tensor for post, _ in holders)
+        half = half_among(job.collective, job.cluster.spec, members, link, used)
+        params = self._blocks[block].params / degree
         kind = pools[holders[0][0].pool].kind
         each_bytes = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
         reduction = half(each_bytes * params, widened(job))
         if not sharded:
-            return _Sums(reduction.plus(half(each_bytes * params)), NOTHING, number)
+            return UnitSums(reduction.plus(half(each_bytes * params)), NOTHING, number)
         kinds = {pools[post.pool].kind for post, _ in holders}
         weight_bytes = gathered_bytes_per_param(job, kinds)
-        return _Sums(reduction, half(weight_bytes * params), number)
+        return UnitSums(reduction, half(weight_bytes * params), number)
 
     def _members(self, holders: Holders) -> list[Device]:
         """Devices that may hold a unit, spread over each pool."""
@@ -180,7 +197,7 @@ class StageClock:
         return tree_all_reduce(NORM_BYTES, devices, link).alone_s(link.bandwidth_bytes_per_s)
 
 
-class _Program:
+class StageProgram:
     """The ops of all replicas in one numbering: those of the first, then those of the second."""
 
     def __init__(self, replicas: Sequence[ReplicaOps], link_rates: Sequence[float]) -> None:
@@ -208,7 +225,7 @@ class _Program:
         ]
         self._met_s: float | None = None
 
-    def reduce(self, sums: Sequence[_Sums]) -> None:
+    def reduce(self, sums: Sequence[UnitSums]) -> None:
         """Prices the reductions and gathers of units; those of one unit happen together."""
         units: Ints = np.arange(len(sums))
         reductions, gathers = (
@@ -242,6 +259,14 @@ class _Program:
     def meet(self, seconds: float) -> None:
         """Lets all ranks' updates wait for all reductions, and for an op of so many seconds."""
         self._met_s = seconds
+
+    def part_links(self) -> None:
+        """Gives every transfer a link of its own, so that none waits for another."""
+        rates = np.array([self._link_rates[link] for link in self._link_of_port] or [1.0])
+        sent = self._ports[0] >= 0
+        self._times[0, sent] += self._times[1, sent] / rates[self._ports[0, sent]]
+        self._times[1:] = 0.0
+        self._ports[:] = NO_LINK
 
     def ends_s(self, steps: int, *, compiled: bool) -> list[float]:
         """When the last backward of each step ends."""

@@ -50,14 +50,17 @@ class Bounds:
     """How many mixes are looked at. Mixes are grown by bundles: parts, so often each."""
 
     library: int  # shapes
+    shapes: int  # of those that take the same devices in the same tensor degrees
     kept: int  # mixes of those that take the same devices in the same number of bundles
     sets: int  # of devices, for which mixes are kept
     bundles: int  # of a mix
     repeated: bool  # whether a bundle may hold a part more than once
 
 
-FEW_BOUNDS = Bounds(LIBRARY, KEPT_MIXES, 1_000_000, PARTS, repeated=False)
-MANY_BOUNDS = Bounds(100, 3, 60, 5, repeated=True)
+FEWEST_BOUNDS = Bounds(LIBRARY, 12, 48, 1_000_000, PARTS, repeated=False)
+"""On so few devices that replicas are at most `PARTS`."""
+FEW_BOUNDS = Bounds(LIBRARY, KEPT_SHAPES, KEPT_MIXES, 1_000_000, PARTS, repeated=False)
+MANY_BOUNDS = Bounds(100, KEPT_SHAPES, 3, 60, 5, repeated=True)
 """On more devices, where replicas are many and most of them alike."""
 
 
@@ -92,11 +95,16 @@ class Draft:
     @cached_property
     def key(self) -> object:
         """What tells drafts apart: the order of parts does not."""
+        return self.work, self.state
+
+    @cached_property
+    def work(self) -> object:
+        """What is the same of drafts that differ in how states are shared alone."""
         parts = Counter(
             (part.shape, part.micro_batch, part.layers, part.recovery, share)
             for part, share in zip(self.parts, self.shares, strict=True)
         )
-        return frozenset(parts.items()), self.state
+        return frozenset(parts.items())
 
     @cached_property
     def family(self) -> object:
@@ -172,7 +180,7 @@ def _library(
             near = nsmallest(RECUT_SHAPES, entries)
             parts = ((number, recut(stages, part, data, state, share)) for _, number, part in near)
             entries = [(part.step_s(share), number, part) for number, part in parts]
-        best += nsmallest(KEPT_SHAPES, entries)
+        best += nsmallest(_bounds(stages).shapes, entries)
 
     def waste(entry: tuple[float, int, Part]) -> float:
         return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))
@@ -182,6 +190,8 @@ def _library(
 
 def _bounds(stages: Stages) -> Bounds:
     devices = sum(len(pool.devices) for pool in stages.pools)
+    if devices <= PARTS:
+        return FEWEST_BOUNDS
     return FEW_BOUNDS if devices <= FEW else MANY_BOUNDS
 
 

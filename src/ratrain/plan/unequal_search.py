@@ -41,7 +41,7 @@ from ratrain.program.strategies import Strategy
 
 Progress = Callable[[int, int], None]
 
-DEVICES = 64
+DEVICES = 256
 """Devices at most: on more, replicas are alike."""
 CLOCKED = 400
 """Drafts timed at the grain of stages of each class, those of the least estimate: those that train,
@@ -49,6 +49,9 @@ and the rest."""
 HOPEFUL = 60
 """Drafts that are timed so whatever their estimate says: those whose slowest part alone takes
 least. Where hosts hold many replicas, estimates of what these send each other are far too high."""
+FEWEST, ALL_CLOCKED, ALL_MARGIN, ALL_CLOCK_OPS = 8, 3_000, 3.0, 100_000_000
+"""Devices up to which nearly all drafts are timed so, and the bounds there in place of `CLOCKED`,
+`HOPEFUL`, `MARGIN` and `CLOCK_OPS`: the estimate says little of replicas that cross."""
 CLOCK_OPS = 1_500_000
 """Ops of one step, over all drafts of a class that are timed so, after which no more is begun: half
 of them for the best by estimate, half for what is made of these."""
@@ -73,6 +76,9 @@ CLIMBS = 4
 """Drafts that are changed, the fastest as simulated."""
 MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 5, 2, 1
 """The same on more than `FEW` devices, whose programs are long."""
+LONG_OPS, LONG_MARGIN, LONG_GAIN = 100_000, 1.005, 1e-4
+"""Ops of a program of several shares, which is not kept short, above which it takes seconds; there
+`CLOCK_MARGIN` is this, and a change must gain so much of a step at the grain of stages."""
 RESIZED = 200
 """Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
 and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
@@ -173,6 +179,12 @@ class _Seeker:
         members = job.cluster.members()
         many = len(members) > FEW
         together = len({device.host for device in members}) < len(members)
+        self._many = many
+        fewest = len(members) <= FEWEST
+        self._clocked_most = ALL_CLOCKED if fewest else CLOCKED
+        self._hopeful = ALL_CLOCKED if fewest else HOPEFUL
+        self._estimate_margin = ALL_MARGIN if fewest else MARGIN
+        self._clock_ops = ALL_CLOCK_OPS if fewest else CLOCK_OPS
         self._margin = MARGIN if together and not many else CLOCK_MARGIN
         self._most = MANY_SIMULATED if many else SIMULATED
         self._changes = MANY_CHANGES if many else CHANGES
@@ -217,19 +229,22 @@ class _Seeker:
         cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
         says; of `ranked`, the least estimate first, as many as may be as fast."""
         best_s, tried = bar_s, dict[object, Timed[Draft]]()
-        self._left, self._clock_left = OPS, CLOCK_OPS
+        self._left, self._clock_left = OPS, self._clock_ops
         families: Counter[object] = Counter()
+        fitting: set[object] = set()
         count = 0
         for time_s, draft in self._clocked_first(starts, ranked, bar_s):
-            margin = MARGIN if self._clock_s(draft) is None else self._margin
             if count >= self._most or self._left < OPS // 2:
                 break
-            if time_s > margin * best_s or families[draft.family] >= ALIKE:
+            if time_s > self._margin_of(draft) * best_s or families[draft.family] >= ALIKE:
+                continue
+            if self._many and _exchanges_more(draft.state) and draft.work in fitting:
                 continue
             families[draft.family] += 1
             count += 1
             timed_draft = self._simulate(draft, best_s)
             if timed_draft is not None:
+                fitting.add(draft.work)
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
         fastest = sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
@@ -254,14 +269,14 @@ class _Seeker:
         known = {draft.key: (self._time_s(draft), draft) for draft in starts}
         best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
         for draft in ranked:
-            enough = len(known) >= CLOCKED or self._clock_left < CLOCK_OPS // 2
-            if enough or draft.estimate_s > MARGIN * best_s:
+            enough = len(known) >= self._clocked_most or self._clock_left < self._clock_ops // 2
+            if enough or draft.estimate_s > self._estimate_margin * best_s:
                 break
             time_s = self._time_s(draft)
             known[draft.key] = time_s, draft
             best_s = min(best_s, time_s)
-        for draft in nsmallest(HOPEFUL, ranked, key=lambda draft: draft.alone_s):
-            if draft.alone_s > best_s or self._clock_left < CLOCK_OPS // 2:
+        for draft in nsmallest(self._hopeful, ranked, key=lambda draft: draft.alone_s):
+            if draft.alone_s > best_s or self._clock_left < self._clock_ops // 2:
                 break
             known[draft.key] = self._time_s(draft), draft
         families: Counter[object] = Counter()
@@ -314,7 +329,14 @@ class _Seeker:
         for _ in range(ROUNDS):
             if self._left < 0:
                 return
-            new = (draft for draft in self._near(here.draft) if draft.key not in self._known)
+            new = (
+                draft
+                for draft in self._near(here.draft)
+                if draft.key not in self._known
+                and not (
+                    _exchanges_more(draft.state) and draft.work == here.draft.work and self._many
+                )
+            )
             near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
             fast = [
                 (self._time_s(draft), draft)
@@ -324,18 +346,37 @@ class _Seeker:
             near = [
                 draft
                 for time_s, draft in sorted(fast, key=_time_of)
-                if self._clock_s(draft) is None or time_s < self._margin * here.step_s
+                if self._clock_s(draft) is None
+                or (
+                    time_s < self._margin * here.step_s
+                    and not (
+                        self._is_long(draft)
+                        and time_s >= (1 - LONG_GAIN) * self._time_s(here.draft)
+                    )
+                )
             ]
-            timed_near = [self._simulate(draft, here.step_s) for draft in near[: self._changes]]
-            better = min(
-                (neighbour for neighbour in timed_near if neighbour is not None),
-                key=lambda neighbour: neighbour.step_s,
-                default=None,
-            )
+            better, bar_s = None, here.step_s
+            for draft in near[: self._changes]:
+                neighbour = self._simulate(draft, bar_s)
+                if neighbour is not None and (better is None or neighbour.step_s < better.step_s):
+                    better = neighbour
+                    bar_s = min(bar_s, better.step_s) if self._many else bar_s
             if better is None or better.step_s >= here.step_s * (1 - 1e-6):
                 return
             here = better
             yield here
+
+    def _margin_of(self, draft: Draft) -> float:
+        """How far the time of a draft that is simulated whole may be above the best step."""
+        if self._clock_s(draft) is None:
+            return MARGIN
+        return LONG_MARGIN if self._is_long(draft) else self._margin
+
+    def _is_long(self, draft: Draft) -> bool:
+        """Whether its whole program takes seconds to build, prove and simulate."""
+        sides = dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
+        ops = sum(share * (2 * sum(part.layers) + 4 * len(part.shape)) for part, share in sides)
+        return self._many and len(sides) > 1 and ops > LONG_OPS
 
     def watch(self) -> None:
         """Counts a draft that is simulated whole."""
@@ -353,7 +394,10 @@ class _Seeker:
             for _ in range(4):
                 if leaned is None:
                     break
-                known, short = timed(self.job, self.stages.pools, leaned, best_s)
+                is_long = self._is_long(leaned)
+                known, short = timed(
+                    self.job, self.stages.pools, leaned, best_s, proved_last=is_long
+                )
                 leaned = leaner(self.stages, leaned, short) if short else None
             self._known[draft.key] = known
         return self._known[draft.key]
@@ -361,6 +405,12 @@ class _Seeker:
 
 def _time_of(timed_draft: tuple[float, Draft]) -> float:
     return timed_draft[0]
+
+
+def _exchanges_more(state: StateMode) -> bool:
+    """Whether replicas exchange states with every micro-batch: never faster than where all fits
+    without."""
+    return state.sharded_gradients or state.sharding == 3
 
 
 def _states(job: JobSpec, chosen: Strategy) -> tuple[StateMode, ...]:

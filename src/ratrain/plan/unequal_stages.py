@@ -6,6 +6,7 @@ fits the stage cannot hold that many layers. The bill is rougher than `bill`; th
 
 from __future__ import annotations
 
+from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
@@ -197,8 +198,9 @@ class Stages:
     ) -> Row:
         """A stage's work by its layers. `behind`: stages from it to the end, itself included, as
         many as the micro-batches that it holds in 1F1B. `data`: replicas that share its states."""
+        most = self.job.model.spec.layers
         if not self.is_priced(post, micro_batch):
-            return (None,) * (self.job.model.spec.layers + 1)
+            return (None,) * (most + 1)
         budget = self.job.budget_of(self.pools[post.pool].kind)
         units = self.units(post, micro_batch, data > 1)
         ends = tuple(
@@ -206,9 +208,10 @@ class Stages:
         )
         held = min(behind, -(-self.job.batch.sequences // micro_batch))
         bills = [(mode, self._bill(ends, units[1], mode, held, data, state)) for mode in self.modes]
+        limits = [(mode, _most_layers(bill, budget, most)) for mode, bill in bills]
         row: list[StageWork | None] = []
-        for layers in range(self.job.model.spec.layers + 1):
-            mode = next((mode for mode, bill in bills if bill(layers) <= budget), None)
+        for layers in range(most + 1):
+            mode = next((mode for mode, limit in limits if layers <= limit), None)
             row.append(
                 None if mode is None else self.work(post, micro_batch, layers, first, last, mode)
             )
@@ -280,6 +283,11 @@ class Stages:
             return view + gradient + left + optimizer(layers) + activations + rest
 
         return bill
+
+
+def _most_layers(bill: Callable[[int], int], budget: int, most: int) -> int:
+    """How many layers have room in a budget, -1 where not even none have: more need more."""
+    return bisect_right(range(most + 1), budget, key=bill) - 1
 
 
 def _total(ends: Sequence[Unit], layer: Unit, size: Callable[[Unit], int]) -> Callable[[int], int]:

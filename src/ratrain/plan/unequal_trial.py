@@ -11,7 +11,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.least_time import least_step_s
 from ratrain.plan.trainable import untrainable
-from ratrain.plan.trial import STEPS, proof
+from ratrain.plan.trial import STEPS, maker, proof
 from ratrain.plan.unequal_build import plans_of
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool
@@ -19,6 +19,7 @@ from ratrain.plan.uneven_places import uneven_costs
 from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
+from ratrain.simulate.simulate import step_time_s
 
 
 class Drafted(Protocol):
@@ -56,21 +57,29 @@ class Timed(Generic[D]):
 
 
 def timed(
-    job: JobSpec, pools: Sequence[Pool], draft: Draft, best_s: float
+    job: JobSpec,
+    pools: Sequence[Pool],
+    draft: Draft,
+    best_s: float,
+    *,
+    proved_last: bool = False,
 ) -> tuple[Timed[Draft] | None, tuple[int, ...]]:
     """The fastest of a draft's plans, as `fastest_of` says."""
-    return fastest_of(plans_of(job, pools, draft), draft, best_s)
+    return fastest_of(plans_of(job, pools, draft), draft, best_s, proved_last=proved_last)
 
 
 def fastest_of(
-    plans: Iterable[UnevenPlan], draft: E, best_s: float
+    plans: Iterable[UnevenPlan], draft: E, best_s: float, *, proved_last: bool = False
 ) -> tuple[Timed[E] | None, tuple[int, ...]]:
     """The fastest of a draft's plans that is proved to fit, unless a lower bound says that none is
-    faster than `best_s`; else the program ranks whose memory is short."""
+    faster than `best_s`; else the program ranks whose memory is short. `proved_last`: what is no
+    faster as simulated is not proved either; for long programs, whose proofs take seconds."""
     best: Timed[E] | None = None
     short: tuple[int, ...] = ()
     for plan in plans:
         bar_s = best.step_s if best is not None else best_s
+        if proved_last and not _may_be_faster(plan, bar_s):
+            continue
         tried, short_ranks = timed_plan(draft, plan, bar_s)
         short = short or short_ranks
         if tried is not None and tried.step_s < (best.step_s if best is not None else inf):
@@ -94,6 +103,15 @@ def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | Non
     step_s = simulate_proved(proved, costs, steps=STEPS).step_time_s
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
     return Timed(draft, plan, step_s, bound_bytes), ()
+
+
+def _may_be_faster(plan: UnevenPlan, bar_s: float) -> bool:
+    """Whether a plan takes less than so long as it is simulated, proved or not."""
+    try:
+        program = maker(plan.strategy, plan.choices)(plan.setup)
+        return step_time_s(program, uneven_costs(plan, program.setup), steps=STEPS) < bar_s
+    except ProgramError:  # no order of these passes, or it gets stuck
+        return False
 
 
 def _short_ranks(verdict: Verdict) -> tuple[int, ...]:

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+import numpy as np
 
-from ratrain.program.actions import Action
+from ratrain.program.actions import NONE
+from ratrain.program.columns import KIND, STAGE, UNIT, Rows, as_columns
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
+from ratrain.program.units import Bools
 
 _SUM_OF = {
     Kind.F: Kind.AllReduce_F,
@@ -27,18 +29,25 @@ def tensor_collectives(program: Program) -> Program:
     setup = program.setup
     if setup.tensor == 1:
         return program
+    lanes = as_columns(program.lanes)
 
-    def sums(rank: int, _lane: Lane, _actions: Iterable[Action]) -> Iterator[Action]:
-        held = dict(program.held_by(rank))
+    def sums(rank: int, _rows: Rows) -> Rows:
+        rows = lanes.rows_of((rank, Lane.COMPUTE))
         last_stage = len(setup.replicas[setup.replica_of(rank)].stages) - 1
-        for action in program.lane(rank, Lane.COMPUTE):
-            word = _SUM_OF.get(action.kind)
-            if word is None or held[action.stage].tensor == 1:
-                continue
-            first = action.stage == 0 and action.unit == 0
-            last = action.stage == last_stage and action.unit == len(held[action.stage].units) - 1
-            ends = first if word is Kind.AllReduce_B else last and word is Kind.AllReduce_F
-            if not ends:
-                yield action._replace(kind=word)
+        summed, last_unit = np.zeros((2, last_stage + 1), dtype=np.int32)
+        for stage, member in program.held_by(rank):
+            summed[stage], last_unit[stage] = member.tensor > 1, len(member.units) - 1
+        stages, units = rows[:, STAGE], rows[:, UNIT]
+        words: Rows = np.full(len(rows), NONE, dtype=np.int32)
+        for kind, word in _SUM_OF.items():
+            words[rows[:, KIND] == kind] = word
+        first: Bools = (stages == 0) & (units == 0)
+        last: Bools = (stages == last_stage) & (units == last_unit[stages])
+        backward: Bools = words == Kind.AllReduce_B
+        ends: Bools = (backward & first) | ((words == Kind.AllReduce_F) & last)
+        chosen: Bools = (words != NONE) & (summed[stages] > 0) & ~ends
+        made = rows[chosen].copy()
+        made[:, KIND] = words[chosen]
+        return made
 
-    return program.edit("tensor-collectives", Lane.TENSOR, by=sums)
+    return program.edit_rows("tensor-collectives", Lane.TENSOR, by=sums)
