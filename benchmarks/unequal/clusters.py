@@ -108,6 +108,7 @@ def write_job(folder: Path, cluster: Cluster) -> Path:
         '[model]\nname = "config.json"\nsequence_length = 128\n'
         f'[cluster]\nname = "cluster.toml"\ndevices = {cluster.devices}\n'
         f"[batch]\nsequences = {cluster.sequences}\n"
-        '[schedule]\nname = "ratrain"\ndtype = "fp32"\n'
+        # Of one order: every plan is of 1F1B, and the planner would try others too.
+        '[schedule]\nname = "ratrain"\nskeleton = "1f1b"\ndtype = "fp32"\n'
     )
     return path
