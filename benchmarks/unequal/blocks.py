@@ -11,14 +11,17 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import astuple, dataclass, replace
 from pathlib import Path
+from typing import IO
 
 from split import BlockCosts
 
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
-from ratrain.lab import Lab, place_to_env
+from ratrain.lab import Lab, Place, place_to_env
 from ratrain.lab.inside import inside
 from ratrain.profile.layers import LayersAsked, layer_profiles, profile_toml
 
@@ -54,16 +57,21 @@ class Blocks:
 
 
 def measured_blocks(config: Path, length: int, lab: Lab) -> Blocks:
-    """The `Blocks` of a model, measured on the device with the largest share: like a rank of the
-    lab it goes before other work of the machine."""
-    place = max(lab.places, key=lambda place: place.cpus)
-    done = subprocess.run(
-        inside(sys.executable, __file__, str(config), str(length)),
-        env={**os.environ, **place_to_env(place), "OMP_NUM_THREADS": "1"},
-        stdout=subprocess.PIPE,
-        text=True,
-        check=True,
-    )
+    """The `Blocks` of a model, measured on the device with the largest share while all others of
+    the lab compute the same: two processors of a machine may be two threads of one core, and share
+    its caches. Like a rank of the lab it goes before other work of the machine."""
+    places = sorted(lab.places, key=lambda place: -place.cpus)
+    place = places[0]
+    with ExitStack() as ending:
+        ranks = [ending.enter_context(_rank(each, config, length)) for each in places]
+        for rank in ranks:
+            rank.stdout.readline()  # torch is imported
+        for rank in ranks:
+            rank.stdin.write("go\n")
+            rank.stdin.flush()
+        said = ranks[0].stdout.readline()
+    if not said:
+        sys.exit("the model's blocks could not be timed")
     model = load_config(config)
     entries = [
         LayerProfile(
@@ -77,18 +85,49 @@ def measured_blocks(config: Path, length: int, lab: Lab) -> Blocks:
             block,
             dtype="fp32",
         )
-        for block, rows in json.loads(done.stdout).items()
+        for block, rows in json.loads(said).items()
     ]
     return Blocks(tuple(entries))
 
 
+@dataclass(frozen=True)
+class _Rank:
+    """A process on a place, which says that it is ready and waits for a line."""
+
+    stdin: IO[str]
+    stdout: IO[str]
+
+
+@contextmanager
+def _rank(place: Place, config: Path, length: int) -> Iterator[_Rank]:
+    process = subprocess.Popen(
+        inside(sys.executable, __file__, str(config), str(length)),
+        env={**os.environ, **place_to_env(place), "OMP_NUM_THREADS": "1"},
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    assert process.stdin is not None
+    assert process.stdout is not None
+    try:
+        yield _Rank(process.stdin, process.stdout)
+    finally:
+        process.kill()
+        process.communicate()
+
+
 def main(config: Path, length: int) -> None:
+    """Times the blocks again and again, so that the device is busy until this process is ended."""
     import torch
 
     torch.set_num_threads(1)
-    timed = layer_profiles(LayersAsked(load_config(config), length, MICRO_BATCHES))
-    times = {entry.block: [astuple(time) for time in entry.times] for entry in timed.entries}
-    print(json.dumps(times))
+    asked = LayersAsked(load_config(config), length, MICRO_BATCHES)
+    print("ready", flush=True)
+    sys.stdin.readline()
+    while True:
+        timed = layer_profiles(asked)
+        times = {entry.block: [astuple(time) for time in entry.times] for entry in timed.entries}
+        print(json.dumps(times), flush=True)
 
 
 if __name__ == "__main__":
