@@ -131,7 +131,8 @@ class StageClock:
     ) -> None:
         """What reductions and gathers cost, unit by unit."""
         stage_of = [replica.stage_of_unit.tolist() for replica in program.replicas]
-        used = used_of([p for shape, n in shapes for p in shape * n], len(self._stages.pools))
+        posts = tuple(post for shape, count in shapes for _ in range(count) for post in shape)
+        used = used_of(posts, len(self._stages.pools))
         sums: list[UnitSums] = []
         seen: dict[tuple[int, ...], UnitSums] = {}
         for block, *stages in zip(self._block_of, *stage_of, strict=True):
