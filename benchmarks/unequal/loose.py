@@ -63,7 +63,9 @@ class LooseClock(StageClock):
         program.part_links()
         return program.ends_s(STEPS, compiled=compiled)
 
-    def _collectives_of(self, holders: Holders, block: int, sharded: bool) -> UnitSums:
+    def _collectives_of(
+        self, holders: Holders, block: int, sharded: bool, used: tuple[int, ...]
+    ) -> UnitSums:
         """The least over all devices that may hold a unit. Where all holders are alike they may
         stand for one of them and others that are not known yet."""
         widest = max(post.tensor for post, _ in holders)

@@ -28,7 +28,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_aligned import cut_alike
+from ratrain.plan.unequal_aligned import cut_alike, moved_alike
 from ratrain.plan.unequal_build import file_of_plan, plans_of
 from ratrain.plan.unequal_changes import in_other_division
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
@@ -206,6 +206,16 @@ def test_replicas_that_go_through_two_hosts_alike_may_be_cut_at_the_same_layers(
     assert not list(cut_alike(stages, made[0], LEVEL_1)), "they are cut so already"
     crossed = parts_of(stages, (0, 1), (1, 0, 1))
     assert not list(cut_alike(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
+
+
+def test_a_layer_moves_from_one_host_to_another_in_all_replicas_at_once(tmp_path: Path) -> None:
+    stages = stages_of(load_job(job_file(tmp_path, fast=(60, 3), slow=(10, 3))))
+    parts = parts_of(stages, (0, 1), (0, 1, 1))
+    assert not list(moved_alike(stages, parts, LEVEL_1)), "they are cut at different layers"
+    (together,) = cut_alike(stages, parts, LEVEL_1)
+    moved = list(moved_alike(stages, together, LEVEL_1))  # two stages cannot share one layer
+    assert [[part.layers[0] for part in each] for each in moved] == [[1, 1]]
+    assert [[part.shape for part in each] for each in moved] == [[part.shape for part in parts]]
 
 
 # ---- drafts as plans -----------------------------------------------------------------------

@@ -12,7 +12,7 @@ from itertools import groupby, islice
 from operator import attrgetter
 
 from ratrain.plan.enumerate import StateMode
-from ratrain.plan.unequal_parts import Part, cut_of, part_of, rows_of
+from ratrain.plan.unequal_parts import Part, cut_of, layers_moved, part_of, rows_of
 from ratrain.plan.unequal_pools import Post, Shape
 from ratrain.plan.unequal_stages import Stages
 
@@ -36,10 +36,30 @@ def cut_alike(
     if len(totals) == 1:
         return
     for wanted in totals:
-        recut = {part: _recut(stages, part, wanted, len(parts), state) for part in set(parts)}
-        made = [other for part in parts if (other := recut[part]) is not None]
-        if len(made) == len(parts):
-            yield tuple(made)
+        yield from _cut_at(stages, parts, wanted, state)
+
+
+def moved_alike(
+    stages: Stages, parts: Sequence[Part], state: StateMode
+) -> Iterator[tuple[Part, ...]]:
+    """Parts that are cut at the same layers between pools, with a layer of one pool on another in
+    all of them at once: in one part alone, its holders would be in two pools."""
+    orders = {pool_order(part.shape) for part in parts}
+    totals = {_layers_of_runs(part) for part in parts}
+    if len(orders) > 1 or len(totals) > 1:
+        return
+    for wanted in layers_moved(totals.pop()):
+        yield from _cut_at(stages, parts, wanted, state)
+
+
+def _cut_at(
+    stages: Stages, parts: Sequence[Part], wanted: Runs, state: StateMode
+) -> Iterator[tuple[Part, ...]]:
+    """The parts with so many layers on each run of a pool's posts; none where they do not fit."""
+    recut = {part: _recut(stages, part, wanted, len(parts), state) for part in set(parts)}
+    made = [other for part in parts if (other := recut[part]) is not None]
+    if len(made) == len(parts):
+        yield tuple(made)
 
 
 def _runs(shape: Shape) -> list[tuple[int, list[Post]]]:

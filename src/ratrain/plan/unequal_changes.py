@@ -10,6 +10,7 @@ from math import gcd
 from ratrain.plan.build import Candidate
 from ratrain.plan.enumerate import StateMode, divisors_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.unequal_aligned import moved_alike
 from ratrain.plan.unequal_mixes import Draft, draft_of, shared
 from ratrain.plan.unequal_parts import Part, part_of
 from ratrain.plan.unequal_pools import Post, Shape, divisions_of, in_division
@@ -32,6 +33,9 @@ def changed(stages: Stages, draft: Draft, states: Sequence[StateMode]) -> Iterat
             if state != draft.state:
                 yield from _in_state(stages, draft, state)
     yield from _of_other_sizes(stages, draft)
+    if stages.links.are_nearer_inside and len(set(draft.parts)) > 1:
+        for parts in moved_alike(stages, draft.parts, draft.state):
+            yield from _of_parts(stages, draft, parts)
     other = in_other_division(stages, draft)
     if other is not None:
         yield other
@@ -125,11 +129,15 @@ def _with(stages: Stages, draft: Draft, number: int, part: Part, other: Part) ->
     alone = [*draft.parts[:number], other, *draft.parts[number + 1 :]]
     every = [other if known == part else known for known in draft.parts]
     for parts in (alone, every) if alone != every else (alone,):
-        if other.micro_batch == part.micro_batch:
-            yield shared(stages, parts, draft.shares, draft.state)
-        anew = draft_of(stages, parts, draft.state)
-        if anew is not None and anew.shares != draft.shares:
-            yield anew
+        yield from _of_parts(stages, draft, parts)
+
+
+def _of_parts(stages: Stages, draft: Draft, parts: Sequence[Part]) -> Iterator[Draft]:
+    """Other parts, of the same micro-batches: with the shares as they are, and shared anew."""
+    yield shared(stages, parts, draft.shares, draft.state)
+    anew = draft_of(stages, parts, draft.state)
+    if anew is not None and anew.shares != draft.shares:
+        yield anew
 
 
 def _in_state(stages: Stages, draft: Draft, state: StateMode) -> Iterator[Draft]:

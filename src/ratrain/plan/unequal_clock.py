@@ -32,7 +32,7 @@ from ratrain.plan.sizes import gathered_bytes_per_param
 from ratrain.plan.unequal_frames import kept_of
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_parts import Part
-from ratrain.plan.unequal_pools import Post
+from ratrain.plan.unequal_pools import Post, used_of
 from ratrain.plan.unequal_replicas import INTO, OUT, ReplicaOps, replica_ops
 from ratrain.plan.unequal_stages import Stages
 from ratrain.program.graph import Pairs
@@ -131,6 +131,8 @@ class StageClock:
     ) -> None:
         """What reductions and gathers cost, unit by unit."""
         stage_of = [replica.stage_of_unit.tolist() for replica in program.replicas]
+        posts = tuple(post for shape, count in shapes for _ in range(count) for post in shape)
+        used = used_of(posts, len(self._stages.pools))
         sums: list[UnitSums] = []
         seen: dict[tuple[int, ...], UnitSums] = {}
         for block, *stages in zip(self._block_of, *stage_of, strict=True):
@@ -142,15 +144,24 @@ class StageClock:
                 holders = tuple(
                     sorted(held.items(), key=lambda held: (held[0].pool, held[0].tensor))
                 )
-                seen[key] = self._collectives(holders, block, state.sharding > 0)
+                seen[key] = self._collectives(holders, block, state.sharding > 0, used)
             sums.append(seen[key])
         program.reduce(sums)
 
-    def _collectives_of(self, holders: Holders, block: int, sharded: bool) -> UnitSums:
+    def _collectives_of(
+        self, holders: Holders, block: int, sharded: bool, used: tuple[int, ...]
+    ) -> UnitSums:
         """The `UnitSums` of a unit over the slowest link that they cross; no gather where replicas
-        have all states. The smallest tensor group has the largest parts."""
-        used, degree = self._stages.job.cluster.members(), min(post.tensor for post, _ in holders)
-        return self._sums_of(holders, block, self._members(holders), used, degree, sharded)
+        have all states. The smallest tensor group has the largest parts. `used`: how many devices
+        of each pool the draft has. Of a pool in one host the others are idle, and leave it its
+        links; of more hosts it is not known which are."""
+        degree = min(post.tensor for post, _ in holders)
+        busy = [
+            device
+            for pool, count in zip(self._stages.pools, used, strict=True)
+            for device in pool.devices[: count if pool.on_host == len(pool.devices) else None]
+        ]
+        return self._sums_of(holders, block, self._members(holders), busy, degree, sharded)
 
     def _sums_of(
         self,

@@ -111,6 +111,11 @@ class Draft:
         """What is the same of drafts that differ in cuts and shares alone."""
         return frozenset(Counter(part.shape for part in self.parts).items()), self.state
 
+    @cached_property
+    def sizes(self) -> tuple[int, ...]:
+        """The micro-batch of each part, ascending."""
+        return tuple(sorted(part.micro_batch for part in self.parts))
+
 
 def drafts(
     stages: Stages, shapes: Sequence[Shape], micro_batch: int, states: Sequence[StateMode]

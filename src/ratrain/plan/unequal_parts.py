@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from heapq import heapify, heapreplace
 from itertools import accumulate, pairwise, permutations
 from math import inf
+from operator import itemgetter
 
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.unequal_pools import Shape
@@ -85,27 +86,33 @@ def part_of(
     cut = layers or cut_of(rows, stages.job.model.spec.layers)
     if cut is None:
         return None
-    works = tuple(row[count] for row, count in zip(rows, cut, strict=True))
     messages_s = [stages.message_s(here, there, micro_batch) for here, there in pairwise(shape)]
-    if inf in messages_s or None in works:
+    if inf in messages_s:
         return None
+    return _cut(Part(shape, micro_batch, (), (), (*messages_s, 0.0)), rows, cut)
+
+
+def _cut(part: Part, rows: Sequence[Row], layers: tuple[int, ...]) -> Part | None:
+    """The part with other layers; None where they do not fit."""
+    works = tuple(row[count] for row, count in zip(rows, layers, strict=True))
     fitting = tuple(work for work in works if work is not None)
-    return Part(shape, micro_batch, tuple(cut), fitting, (*messages_s, 0.0))
+    if len(fitting) < len(works):
+        return None
+    return Part(part.shape, part.micro_batch, layers, fitting, part.messages_s)
 
 
 def recut(stages: Stages, part: Part, data: int, state: StateMode, micro_batches: int) -> Part:
     """The part with single layers moved from stage to stage as long as so many micro-batches then
     take less: of cuts whose slowest stages are alike, the fill of the pipeline decides."""
+    rows = rows_of(stages, part.shape, part.micro_batch, data, state)
+    step_s = part.step_s(micro_batches)
     while True:
-        moved = (
-            part_of(stages, part.shape, part.micro_batch, data, state, layers)
-            for layers in layers_moved(part.layers)
-        )
-        fitting = [other for other in moved if other is not None]
-        best = min(fitting, key=lambda other: other.step_s(micro_batches), default=part)
-        if best.step_s(micro_batches) >= part.step_s(micro_batches) * (1 - 1e-9):
+        moved = (_cut(part, rows, layers) for layers in layers_moved(part.layers))
+        timed = [(other.step_s(micro_batches), other) for other in moved if other is not None]
+        best_s, best = min(timed, key=itemgetter(0), default=(step_s, part))
+        if best_s >= step_s * (1 - 1e-9):
             return part
-        part = best
+        step_s, part = best_s, best
 
 
 def layers_moved(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:

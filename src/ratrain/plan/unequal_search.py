@@ -33,6 +33,7 @@ from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
 from ratrain.plan.unequal_pools import FEW, divisions_of, in_division, pools_of, shapes_of
+from ratrain.plan.unequal_shares import best_shares
 from ratrain.plan.unequal_sizes import in_other_sizes
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Drafted, Timed, timed
@@ -52,6 +53,9 @@ least. Where hosts hold many replicas, estimates of what these send each other a
 FEWEST, ALL_CLOCKED, ALL_MARGIN, ALL_CLOCK_OPS = 8, 3_000, 3.0, 100_000_000
 """Devices up to which nearly all drafts are timed so, and the bounds there in place of `CLOCKED`,
 `HOPEFUL`, `MARGIN` and `CLOCK_OPS`: the estimate says little of replicas that cross."""
+ALL_FOLLOWED = 64
+"""Drafts there that are followed by changes at the grain of stages, in place of `CLIMBS`: one that
+is slow only for its cut or its micro-batch is far behind before."""
 CLOCK_OPS = 1_500_000
 """Ops of one step, over all drafts of a class that are timed so, after which no more is begun: half
 of them for the best by estimate, half for what is made of these."""
@@ -180,7 +184,8 @@ class _Seeker:
         many = len(members) > FEW
         together = len({device.host for device in members}) < len(members)
         self._many = many
-        fewest = len(members) <= FEWEST
+        self._fewest = fewest = len(members) <= FEWEST
+        self._followed_most = ALL_FOLLOWED if fewest else CLIMBS
         self._clocked_most = ALL_CLOCKED if fewest else CLOCKED
         self._hopeful = ALL_CLOCKED if fewest else HOPEFUL
         self._estimate_margin = ALL_MARGIN if fewest else MARGIN
@@ -218,6 +223,10 @@ class _Seeker:
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
                 by_shape.setdefault(resized.key, resized)
+        if self._fewest:
+            of_family = {draft.family: draft for draft in by_shape.values() if len(draft.parts) > 1}
+            for reshared in filter(None, map(best_shares(self.stages), of_family.values())):
+                by_shape.setdefault(reshared.key, reshared)
         must_divide = bool(self.job.schedule.sequence_parallel)
         allowed = [draft for draft in by_shape.values() if draft.divided or not must_divide]
         return sorted(allowed, key=lambda draft: draft.estimate_s)
@@ -279,13 +288,14 @@ class _Seeker:
             if draft.alone_s > best_s or self._clock_left < self._clock_ops // 2:
                 break
             known[draft.key] = self._time_s(draft), draft
-        families: Counter[object] = Counter()
+        families = set[object]()
         for time_s, draft in sorted(known.values(), key=_time_of):
-            if sum(families.values()) >= CLIMBS:
+            if len(families) >= self._followed_most:
                 break
-            if families[draft.family] or self._clock_s(draft) is None:
+            family = draft.family, draft.sizes if self._fewest else ()
+            if family in families or self._clock_s(draft) is None:
                 continue
-            families[draft.family] += 1
+            families.add(family)
             for better_s, better in self._followed(time_s, draft):
                 known[better.key] = better_s, better
         return sorted(known.values(), key=_time_of)
