@@ -21,8 +21,8 @@ from dataclasses import dataclass
 from functools import cache
 from itertools import combinations, groupby
 
-from clusters import Cluster
 from loose import LooseClock, LooseStages
+from random_clusters import Cluster
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode

@@ -25,7 +25,7 @@ from random import Random
 from statistics import median
 
 from all_plans import AllPlans
-from clusters import Cluster, Kind, random_cluster, write_job
+from random_clusters import Cluster, Kind, random_cluster, write_job
 
 from ratrain.plan.every_plan import every_plan
 from ratrain.plan.jobs import load_job

@@ -18,7 +18,7 @@ from math import exp, log
 from pathlib import Path
 from random import Random
 
-from clusters import Cluster, Kind, write_job
+from random_clusters import Cluster, Kind, write_job
 
 from ratrain.plan.jobs import load_job
 from ratrain.plan.planned import planned

@@ -22,7 +22,7 @@ from pathlib import Path
 from random import Random
 
 import numpy as np
-from clusters import Cluster, Kind, write_job
+from random_clusters import Cluster, Kind, write_job
 
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.job_strategy import strategy_of

@@ -28,7 +28,7 @@ def exhaustive(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
     """The benchmark's module, which stands in no package."""
     monkeypatch.syspath_prepend(str(BENCHMARKS))
     yield import_module("exhaustive")
-    for name in ("exhaustive", "all_plans", "loose", "clusters"):
+    for name in ("exhaustive", "all_plans", "loose", "random_clusters"):
         sys.modules.pop(name, None)
 
 

@@ -15,7 +15,8 @@ TENSOR_BYTES = 64 << 20
 COUNTS = """
 import ctypes, json, threading, torch
 import numpy as np
-from ratrain.runtime.step.allocator import Allocator, code_of
+from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.process import code_of
 
 counts = Allocator(torch.device("cpu"))
 assert counts.counts

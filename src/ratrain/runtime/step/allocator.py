@@ -7,9 +7,10 @@ on CUDA torch's own allocator does both. Where neither is there, nothing is know
 from __future__ import annotations
 
 import ctypes
-from pathlib import Path
 
 import torch
+
+from ratrain.runtime.step.process import code_of
 
 _PRODUCTS = "libtorch_cpu.so"
 """MKL is linked into it. Its tensors come from another one, by posix_memalign."""
@@ -78,12 +79,3 @@ def _preloaded() -> ctypes.CDLL | None:
         return None
     library.ratrain_set_product_code(*map(ctypes.c_size_t, code_of(_PRODUCTS)))
     return library
-
-
-def code_of(library: str) -> tuple[int, int]:
-    """From where to where a loaded library's code lies in memory; 0, 0: it is not loaded."""
-    lines = Path("/proc/self/maps").read_text().splitlines()
-    parts = [line.split() for line in lines if line.endswith(f"/{library}")]
-    code = [part[0].split("-") for part in parts if "x" in part[1]]
-    ends = [int(address, 16) for addresses in code for address in addresses]
-    return (min(ends), max(ends)) if ends else (0, 0)
