@@ -22,8 +22,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 from blocks import measured_blocks
 from cases import Case, cluster_of
-from field import Field
-from ours import write_job
+from ours import run_ours, write_job
 from outcomes import Outcome, together
 
 from ratrain.lab import Lab
@@ -59,11 +58,12 @@ class Entrant:
 
     name: str
     simulated_s: float
-    field: Field
+    case: Case
+    folder: Path
     schedule: str
 
-    def run(self) -> Outcome:
-        return self.field.run(self.schedule)
+    def run(self, lab: Lab) -> Outcome:
+        return run_ours(self.case, self.folder, lab, self.schedule)
 
 
 def entrants(case: Case, folder: Path, lab: Lab, seconds: float) -> Iterator[Entrant]:
@@ -79,11 +79,11 @@ def entrants(case: Case, folder: Path, lab: Lab, seconds: float) -> Iterator[Ent
     if order is None or order.named.predicted is None:
         sys.exit(f"{case.name}: the search found no order that is faster than the named ones")
     name, named_s = order.named.name, order.named.predicted.step_s
-    yield Entrant(name, named_s, Field(case, named, lab), name)
+    yield Entrant(name, named_s, case, named, name)
     file = searched / "order.csv"
     file.write_text(order.csv)
     asked = case.but(settings=tuple(settings(order, job, file)))
-    yield Entrant("order found", order.step_s, Field(asked, searched, lab), order.job.schedule.name)
+    yield Entrant("order found", order.step_s, asked, searched, order.job.schedule.name)
 
 
 def run_row(case: Case, repetitions: int, seconds: float, simulate: bool) -> None:
@@ -96,7 +96,7 @@ def run_row(case: Case, repetitions: int, seconds: float, simulate: bool) -> Non
             runs: list[list[Outcome]] = [[] for _ in both]
             for _ in range(0 if simulate else repetitions):
                 for entrant, entrant_runs in zip(both, runs, strict=True):
-                    entrant_runs.append(entrant.run())
+                    entrant_runs.append(entrant.run(lab))
     split = " + ".join(map(str, case.layers_of_stages))
     print(f"{case.name}: layers {split}, {case.micro_batches} micro-batches, {case.link}")
     named, searched = both
