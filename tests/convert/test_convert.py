@@ -314,6 +314,7 @@ def test_without_a_plan_the_cluster_alone_is_written_and_a_job_can_search_on_it(
         '[model]\nname = "grolar/llama-1b.json"\nsequence_length = 512\n'
         '[cluster]\nname = "out/cluster.toml"\ndevices = 4\n'
         '[batch]\nsequences = 128\n[schedule]\ndtype = "fp16"\nbackend = "described"\n'
+        'skeleton = "1f1b"\n'  # whose best micro-batch is among those that were measured
     )
     planned = say("plan", "job.toml", "--json")
     assert planned.status == 0, planned.err
