@@ -1,7 +1,7 @@
 """What stages of unequal sizes and stages of several members bring, measured in a lab.
 
     python benchmarks/unequal/capabilities.py                    # every row, three repetitions
-    python benchmarks/unequal/capabilities.py --row "sizes, two kinds" --repetitions 5
+    python benchmarks/unequal/capabilities.py --row "sizes, two devices" --repetitions 5
     python benchmarks/unequal/capabilities.py --list
     python benchmarks/unequal/capabilities.py --plans            # plans only, nothing is trained
 
@@ -12,7 +12,6 @@ medians. Memory is short on some devices: where all have plenty, the planner has
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 import tempfile
@@ -25,6 +24,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 from blocks import Blocks, measured_blocks
 from cases import Case, cluster_of
+from command import parser_of, say
 from field import Field
 from ours import write_job
 from outcomes import Outcome, together
@@ -196,7 +196,7 @@ class Raced:
         return next((figures for figures in ended if figures.plan.name == name), None)
 
 
-def run_row(row: Row, repetitions: int, say: Callable[[str], None]) -> Raced:
+def run_row(row: Row, repetitions: int) -> Raced:
     """The two plans in turns, again and again; without repetitions they are only made."""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         folder = Path(place)
@@ -291,14 +291,8 @@ def _gain_words(raced: Raced) -> Iterator[str]:
 
 def main() -> None:
     names = [row.name for row in ROWS]
-    asked = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    asked.add_argument("--row", nargs="+", choices=names, default=names, metavar="NAME")
-    asked.add_argument("--repetitions", type=int, default=3)
-    asked.add_argument("--list", action="store_true", help="print the rows' names")
+    asked = parser_of(__doc__, names)
     asked.add_argument("--plans", action="store_true", help="print the plans, and train nothing")
-    asked.add_argument("--json", type=Path, help="write all figures there")
     chosen = asked.parse_args()
     if chosen.list:
         print("\n".join(names))
@@ -307,8 +301,7 @@ def main() -> None:
     for row in ROWS:
         if row.name in chosen.row:
             repetitions = 0 if chosen.plans else chosen.repetitions
-            say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
-            result = run_row(row, repetitions, say)
+            result = run_row(row, repetitions)
             raced[row.name] = [asdict(figures) for figures in result.figures]
             print("\n".join(lines(result)), flush=True)
             if chosen.json:

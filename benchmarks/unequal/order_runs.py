@@ -11,17 +11,18 @@ repetitions' medians. Losses are the same bit for bit: an order moves no sum.
 
 from __future__ import annotations
 
-import argparse
+import json
 import sys
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
 from blocks import measured_blocks
 from cases import Case, cluster_of
+from command import parser_of, say
 from ours import run_ours, write_job
 from outcomes import Outcome, together
 
@@ -86,41 +87,66 @@ def entrants(case: Case, folder: Path, lab: Lab, seconds: float) -> Iterator[Ent
     yield Entrant("order found", order.step_s, asked, searched, order.job.schedule.name)
 
 
-def run_row(case: Case, repetitions: int, seconds: float, simulate: bool) -> None:
-    """Prints the row's two lines, and the gain in simulation and in the lab."""
+@dataclass(frozen=True)
+class Figures:
+    """An order and what it did; None: it was not run."""
+
+    order: str
+    simulated_s: float
+    outcome: Outcome | None
+
+
+def run_row(case: Case, repetitions: int, seconds: float) -> tuple[Figures, ...]:
+    """Both orders in turns, again and again; without repetitions they are only simulated."""
     with tempfile.TemporaryDirectory(prefix="bench-") as place:
         folder = Path(place)
         case.write(folder)
         with Lab(cluster_of(folder), case.ranks) as lab:
             both = tuple(entrants(case, folder, lab, seconds))
             runs: list[list[Outcome]] = [[] for _ in both]
-            for _ in range(0 if simulate else repetitions):
+            for number in range(repetitions):
                 for entrant, entrant_runs in zip(both, runs, strict=True):
-                    entrant_runs.append(entrant.run(lab))
+                    outcome = entrant.run(lab)
+                    entrant_runs.append(outcome)
+                    did = outcome.failure or f"{outcome.step_s:.3f} s"
+                    say(f"{case.name}, {number + 1} of {repetitions}: {entrant.name} {did}")
+    return tuple(
+        Figures(entrant.name, entrant.simulated_s, together(outcomes) if outcomes else None)
+        for entrant, outcomes in zip(both, runs, strict=True)
+    )
+
+
+def lines(case: Case, raced: tuple[Figures, ...]) -> Iterator[str]:
+    """The row for people."""
     split = " + ".join(map(str, case.layers_of_stages))
-    print(f"{case.name}: layers {split}, {case.micro_batches} micro-batches, {case.link}")
-    named, searched = both
-    if simulate:
-        print(f"  simulated {_gain(named.simulated_s, searched.simulated_s)} over {named.name}")
+    yield f"{case.name}: layers {split}, {case.micro_batches} micro-batches, {case.link}"
+    yield (
+        f"  {'order':26s}{'simulated':>10s}{'calibrated':>11s}{'measured':>10s}  "
+        f"{'least - most':15s}{'others':>7s}"
+    )
+    yield from map(_line, raced)
+    named, searched = raced
+    gain = f"  gain {_gain(named.simulated_s, searched.simulated_s)} simulated"
+    before, after = named.outcome, searched.outcome
+    if before is None or after is None or not (before.ended and after.ended):
+        yield gain
         return
-    print(f"  {'order':26s}{'simulated':>10s}{'calibrated':>11s}{'measured':>10s}  least - most")
-    outcomes = [together(entrant_runs) for entrant_runs in runs]
-    for entrant, outcome in zip(both, outcomes, strict=True):
-        if outcome.failure:
-            print(f"  {entrant.name:26s}{outcome.failure}")
-            continue
-        print(
-            f"  {entrant.name:26s}{entrant.simulated_s:9.3f}s{outcome.predicted_s:10.3f}s"
-            f"{outcome.step_s:9.3f}s  {min(outcome.steps_s):.3f} - {max(outcome.steps_s):.3f}"
-        )
-    if all(outcome.ended for outcome in outcomes):
-        print(
-            f"  gain {_gain(named.simulated_s, searched.simulated_s)} simulated, "
-            f"{_gain(outcomes[0].predicted_s, outcomes[1].predicted_s)} calibrated, "
-            f"{_gain(outcomes[0].step_s, outcomes[1].step_s)} measured; losses "
-            f"{'the same' if outcomes[0].losses == outcomes[1].losses else 'DIFFER'}",
-            flush=True,
-        )
+    same = "the same" if before.losses == after.losses else "DIFFERENT"
+    yield (
+        f"{gain}, {_gain(before.predicted_s, after.predicted_s)} calibrated, "
+        f"{_gain(before.step_s, after.step_s)} measured; losses {same}"
+    )
+
+
+def _line(figures: Figures) -> str:
+    start, outcome = f"  {figures.order:26s}{figures.simulated_s:9.3f}s", figures.outcome
+    if outcome is None or outcome.failure:
+        return f"{start}  {'not run' if outcome is None else outcome.failure}"
+    spread = f"{min(outcome.steps_s):.3f} - {max(outcome.steps_s):.3f}"
+    return (
+        f"{start}{outcome.predicted_s:10.3f}s{outcome.step_s:9.3f}s  {spread:15s}"
+        f"{outcome.others_part:7.0%}"
+    )
 
 
 def _gain(before_s: float, after_s: float) -> str:
@@ -128,17 +154,22 @@ def _gain(before_s: float, after_s: float) -> str:
 
 
 def main() -> None:
-    asked = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    asked.add_argument("--row", nargs="*", choices=[case.name for case in ROWS])
-    asked.add_argument("--repetitions", type=int, default=3)
+    names = [case.name for case in ROWS]
+    asked = parser_of(__doc__, names)
     asked.add_argument("--seconds", type=float, default=30.0, help="of a search")
     asked.add_argument("--simulate", action="store_true", help="train nothing")
     chosen = asked.parse_args()
+    if chosen.list:
+        print("\n".join(names))
+        return
+    done: dict[str, object] = {}
     for case in ROWS:
-        if not chosen.row or case.name in chosen.row:
-            run_row(case, chosen.repetitions, chosen.seconds, chosen.simulate)
+        if case.name in chosen.row:
+            raced = run_row(case, 0 if chosen.simulate else chosen.repetitions, chosen.seconds)
+            done[case.name] = [asdict(figures) for figures in raced]
+            print("\n".join(lines(case, raced)), flush=True)
+            if chosen.json:
+                chosen.json.write_text(json.dumps(done, indent=1))
 
 
 if __name__ == "__main__":

@@ -10,7 +10,6 @@ repetitions' medians. Model, tokens and initial weights are the same for all, an
 
 from __future__ import annotations
 
-import argparse
 import json
 import sys
 from collections.abc import Iterator
@@ -19,6 +18,7 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
 
+from command import parser_of, say
 from race import EQUAL, OURS, Figures, Found, run_row
 from rows import ROWS
 from split import best_split, ideal_gain
@@ -115,13 +115,7 @@ def _fewer_words(raced: Found) -> Iterator[str]:
 
 def main() -> None:
     names = [row.name for row in ROWS]
-    asked = argparse.ArgumentParser(
-        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
-    )
-    asked.add_argument("--row", nargs="+", choices=names, default=names, metavar="NAME")
-    asked.add_argument("--repetitions", type=int, default=3)
-    asked.add_argument("--list", action="store_true", help="print the rows' names")
-    asked.add_argument("--json", type=Path, help="write all figures there")
+    asked = parser_of(__doc__, names)
     chosen = asked.parse_args()
     if chosen.list:
         print("\n".join(names))
@@ -129,7 +123,6 @@ def main() -> None:
     rows: list[Found] = []
     for row in ROWS:
         if row.name in chosen.row:
-            say = lambda line: print(line, file=sys.stderr, flush=True)  # noqa: E731
             rows.append(run_row(row, chosen.repetitions, say))
             print("\n".join(lines(rows[-1])), flush=True)
             if chosen.json:

@@ -26,42 +26,19 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
 from ratrain.plan.unequal_aligned import Runs, cut_alike, pool_order
+from ratrain.plan.unequal_effort import Bounds, effort_of
 from ratrain.plan.unequal_parts import Part, part_of, recut
-from ratrain.plan.unequal_pools import FEW, Shape, degrees_of, round_counts, used_of
+from ratrain.plan.unequal_pools import Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.program.units import Bools
 
-KEPT_SHAPES = 4
-"""Shapes kept of those that take the same devices in the same tensor degrees."""
 RECUT_SHAPES = 12
-"""Of these the shapes, on few devices, whose layers are first moved from stage to stage."""
-KEPT_MIXES = 8
-"""Mixes kept of those that take the same devices in the same number of parts."""
-LIBRARY = 300
-"""Shapes kept in all, for each micro-batch: those that make the most of their devices."""
+"""Of those that take the same devices, shapes whose layers are first moved from stage to stage,
+where no bundle repeats."""
+SINGLE_MIXES = 40
+"""Mixes of one part that are kept."""
 BRANCHES = 24
 """Parts that are put to a mix at most."""
-PARTS = 8
-"""Replicas at most, on few devices (`FEW`)."""
-
-
-@dataclass(frozen=True)
-class Bounds:
-    """How many mixes are looked at. Mixes are grown by bundles: parts, so often each."""
-
-    library: int  # shapes
-    shapes: int  # of those that take the same devices in the same tensor degrees
-    kept: int  # mixes of those that take the same devices in the same number of bundles
-    sets: int  # of devices, for which mixes are kept
-    bundles: int  # of a mix
-    repeated: bool  # whether a bundle may hold a part more than once
-
-
-FEWEST_BOUNDS = Bounds(LIBRARY, 12, 48, 1_000_000, PARTS, repeated=False)
-"""On so few devices that replicas are at most `PARTS`."""
-FEW_BOUNDS = Bounds(LIBRARY, KEPT_SHAPES, KEPT_MIXES, 1_000_000, PARTS, repeated=False)
-MANY_BOUNDS = Bounds(100, KEPT_SHAPES, 3, 60, 5, repeated=True)
-"""On more devices, where replicas are many and most of them alike."""
 
 
 @dataclass(frozen=True)
@@ -173,6 +150,7 @@ def _library(
 ) -> list[Part]:
     """The parts of shapes, the best of those that take the same."""
     share = max(1, stages.job.batch.sequences // (data * micro_batch))
+    bounds = _bounds(stages)[0]
     alike: dict[object, list[tuple[float, int, Part]]] = {}
     for number, shape in enumerate(shapes):
         part = part_of(stages, shape, micro_batch, data, state)
@@ -181,23 +159,20 @@ def _library(
             alike.setdefault(key, []).append((part.step_s(share), number, part))
     best: list[tuple[float, int, Part]] = []
     for entries in alike.values():
-        if not _bounds(stages).repeated:
+        if not bounds.repeated:
             near = nsmallest(RECUT_SHAPES, entries)
             parts = ((number, recut(stages, part, data, state, share)) for _, number, part in near)
             entries = [(part.step_s(share), number, part) for number, part in parts]
-        best += nsmallest(_bounds(stages).shapes, entries)
+        best += nsmallest(bounds.shapes, entries)
 
     def waste(entry: tuple[float, int, Part]) -> float:
         return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))
 
-    return [part for _, _, part in nsmallest(_bounds(stages).library, best, key=waste)]
+    return [part for _, _, part in nsmallest(bounds.library, best, key=waste)]
 
 
-def _bounds(stages: Stages) -> Bounds:
-    devices = sum(len(pool.devices) for pool in stages.pools)
-    if devices <= PARTS:
-        return FEWEST_BOUNDS
-    return FEW_BOUNDS if devices <= FEW else MANY_BOUNDS
+def _bounds(stages: Stages) -> tuple[Bounds, ...]:
+    return effort_of(sum(len(pool.devices) for pool in stages.pools)).mixes
 
 
 def _mixes(
@@ -207,15 +182,13 @@ def _mixes(
     sequences = stages.job.batch.sequences
     if not many:
         share = sequences // micro_batch
-        best = nsmallest(5 * KEPT_MIXES, library, key=lambda part: part.step_s(share))
+        best = nsmallest(SINGLE_MIXES, library, key=lambda part: part.step_s(share))
         yield from ((part,) for part in best)
         return
     if not library:
         return
-    devices = sum(len(pool.devices) for pool in stages.pools)
-    yield from _grown(stages, library, micro_batch, _bounds(stages))
-    if PARTS < devices <= FEW:  # more replicas than those have
-        yield from _grown(stages, library, micro_batch, MANY_BOUNDS)
+    for bounds in _bounds(stages):
+        yield from _grown(stages, library, micro_batch, bounds)
 
 
 def _grown(

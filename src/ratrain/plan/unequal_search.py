@@ -30,9 +30,10 @@ from ratrain.plan.unequal_changes import (
     of_candidate,
 )
 from ratrain.plan.unequal_clock import StageClock
+from ratrain.plan.unequal_effort import MARGIN, effort_of
 from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
-from ratrain.plan.unequal_pools import FEW, divisions_of, in_division, pools_of, shapes_of
+from ratrain.plan.unequal_pools import divisions_of, in_division, pools_of, shapes_of
 from ratrain.plan.unequal_shares import best_shares
 from ratrain.plan.unequal_sizes import in_other_sizes
 from ratrain.plan.unequal_stages import Stages
@@ -44,45 +45,20 @@ Progress = Callable[[int, int], None]
 
 DEVICES = 256
 """Devices at most: on more, replicas are alike."""
-CLOCKED = 400
-"""Drafts timed at the grain of stages of each class, those of the least estimate: those that train,
-and the rest."""
-HOPEFUL = 60
-"""Drafts that are timed so whatever their estimate says: those whose slowest part alone takes
-least. Where hosts hold many replicas, estimates of what these send each other are far too high."""
-FEWEST, ALL_CLOCKED, ALL_MARGIN, ALL_CLOCK_OPS = 8, 3_000, 3.0, 100_000_000
-"""Devices up to which nearly all drafts are timed so, and the bounds there in place of `CLOCKED`,
-`HOPEFUL`, `MARGIN` and `CLOCK_OPS`: the estimate says little of replicas that cross."""
-ALL_FOLLOWED = 64
-"""Drafts there that are followed by changes at the grain of stages, in place of `CLIMBS`: one that
-is slow only for its cut or its micro-batch is far behind before."""
-CLOCK_OPS = 1_500_000
-"""Ops of one step, over all drafts of a class that are timed so, after which no more is begun: half
-of them for the best by estimate, half for what is made of these."""
 NEAR = 40
 """Changes of a draft that are timed in a round, those of the least estimate."""
-CLOCK_MARGIN = 1.02
-"""A draft is not simulated whole whose time at the grain of stages is this much above the best. Of
-few devices, several to a host, `MARGIN` counts in its place: their links are estimated there."""
-SIMULATED = 48
-"""Drafts simulated whole at most of each class."""
+CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
+"""A draft is not simulated whole whose time at the grain of stages is this much above the best; the
+second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
+first: their links are estimated there."""
+LONG_GAIN = 1e-4
+"""Part of a step that a change of a long program must gain at the grain of stages."""
 ALIKE = 4
 """Drafts simulated at most of the same shapes."""
-MARGIN = 1.2
-"""A draft is neither timed nor simulated whose estimate is this much above the best step."""
-CHANGES = 6
-"""Changes of the best draft that are simulated in a round, those of the least estimate."""
 ROUNDS, CLOCK_ROUNDS = 8, 24
 OPS = 200_000
 """Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
 half of them for the best by estimate, half for what is made of these."""
-CLIMBS = 4
-"""Drafts that are changed, the fastest as simulated."""
-MANY_SIMULATED, MANY_CHANGES, MANY_CLIMBS = 5, 2, 1
-"""The same on more than `FEW` devices, whose programs are long."""
-LONG_OPS, LONG_MARGIN, LONG_GAIN = 100_000, 1.005, 1e-4
-"""Ops of a program of several shares, which is not kept short, above which it takes seconds; there
-`CLOCK_MARGIN` is this, and a change must gain so much of a step at the grain of stages."""
 RESIZED = 200
 """Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
 and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
@@ -92,8 +68,6 @@ RESIZED_PLANS = 2
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
 DIVIDED = 40
 """Drafts that are tried with sequence parallelism too, those of the least estimate."""
-MOST = 2 * (SIMULATED + CLIMBS * CHANGES * ROUNDS)
-"""Simulated at most."""
 
 
 @dataclass(frozen=True)
@@ -179,21 +153,12 @@ class _Seeker:
         self.states = _states(job, chosen)
         self.simulated = 0
         self._clock = StageClock(self.stages)
-        self._left, self._clock_left = OPS, CLOCK_OPS
         members = job.cluster.members()
-        many = len(members) > FEW
+        self._effort = effort = effort_of(len(members))
+        self._left, self._clock_left = OPS, effort.clock_ops
         together = len({device.host for device in members}) < len(members)
-        self._many = many
-        self._fewest = fewest = len(members) <= FEWEST
-        self._followed_most = ALL_FOLLOWED if fewest else CLIMBS
-        self._clocked_most = ALL_CLOCKED if fewest else CLOCKED
-        self._hopeful = ALL_CLOCKED if fewest else HOPEFUL
-        self._estimate_margin = ALL_MARGIN if fewest else MARGIN
-        self._clock_ops = ALL_CLOCK_OPS if fewest else CLOCK_OPS
-        self._margin = MARGIN if together and not many else CLOCK_MARGIN
-        self._most = MANY_SIMULATED if many else SIMULATED
-        self._changes = MANY_CHANGES if many else CHANGES
-        self._climbs = MANY_CLIMBS if many else CLIMBS
+        self._margin = MARGIN if together and not effort.spares_programs else CLOCK_MARGIN
+        self._most = 2 * (effort.simulated + effort.climbs * effort.changes * ROUNDS)
         self._known: dict[object, Timed[Draft] | None] = {}
         self._clocked: dict[object, float | None] = {}
 
@@ -223,7 +188,7 @@ class _Seeker:
             resized = in_best_sizes(self.stages, draft)
             if resized is not None:
                 by_shape.setdefault(resized.key, resized)
-        if self._fewest:
+        if self._effort.shares_anew:
             of_family = {draft.family: draft for draft in by_shape.values() if len(draft.parts) > 1}
             for reshared in filter(None, map(best_shares(self.stages), of_family.values())):
                 by_shape.setdefault(reshared.key, reshared)
@@ -238,16 +203,17 @@ class _Seeker:
         cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
         says; of `ranked`, the least estimate first, as many as may be as fast."""
         best_s, tried = bar_s, dict[object, Timed[Draft]]()
-        self._left, self._clock_left = OPS, self._clock_ops
+        self._left, self._clock_left = OPS, self._effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
         count = 0
         for time_s, draft in self._clocked_first(starts, ranked, bar_s):
-            if count >= self._most or self._left < OPS // 2:
+            if count >= self._effort.simulated or self._left < OPS // 2:
                 break
             if time_s > self._margin_of(draft) * best_s or families[draft.family] >= ALIKE:
                 continue
-            if self._many and _exchanges_more(draft.state) and draft.work in fitting:
+            spares = self._effort.spares_programs and _exchanges_more(draft.state)
+            if spares and draft.work in fitting:
                 continue
             families[draft.family] += 1
             count += 1
@@ -257,7 +223,7 @@ class _Seeker:
                 tried[timed_draft.draft.key] = timed_draft
                 best_s = min(best_s, timed_draft.step_s)
         fastest = sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
-        for timed_draft in fastest[: self._climbs]:
+        for timed_draft in fastest[: self._effort.climbs]:
             for better in self._climbed(timed_draft):
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
@@ -277,22 +243,23 @@ class _Seeker:
         """The best drafts by estimate, and changes of them, the least time first."""
         known = {draft.key: (self._time_s(draft), draft) for draft in starts}
         best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
+        effort = self._effort
         for draft in ranked:
-            enough = len(known) >= self._clocked_most or self._clock_left < self._clock_ops // 2
-            if enough or draft.estimate_s > self._estimate_margin * best_s:
+            enough = len(known) >= effort.clocked or self._clock_left < effort.clock_ops // 2
+            if enough or draft.estimate_s > effort.clock_margin * best_s:
                 break
             time_s = self._time_s(draft)
             known[draft.key] = time_s, draft
             best_s = min(best_s, time_s)
-        for draft in nsmallest(self._hopeful, ranked, key=lambda draft: draft.alone_s):
-            if draft.alone_s > best_s or self._clock_left < self._clock_ops // 2:
+        for draft in nsmallest(effort.hopeful, ranked, key=lambda draft: draft.alone_s):
+            if draft.alone_s > best_s or self._clock_left < effort.clock_ops // 2:
                 break
             known[draft.key] = self._time_s(draft), draft
         families = set[object]()
         for time_s, draft in sorted(known.values(), key=_time_of):
-            if len(families) >= self._followed_most:
+            if len(families) >= effort.followed:
                 break
-            family = draft.family, draft.sizes if self._fewest else ()
+            family = draft.family, draft.sizes if effort.follows_sizes else ()
             if family in families or self._clock_s(draft) is None:
                 continue
             families.add(family)
@@ -339,14 +306,7 @@ class _Seeker:
         for _ in range(ROUNDS):
             if self._left < 0:
                 return
-            new = (
-                draft
-                for draft in self._near(here.draft)
-                if draft.key not in self._known
-                and not (
-                    _exchanges_more(draft.state) and draft.work == here.draft.work and self._many
-                )
-            )
+            new = (draft for draft in self._near(here.draft) if self._is_new(draft, here.draft))
             near = nsmallest(NEAR, new, key=lambda draft: draft.estimate_s)
             fast = [
                 (self._time_s(draft), draft)
@@ -356,25 +316,32 @@ class _Seeker:
             near = [
                 draft
                 for time_s, draft in sorted(fast, key=_time_of)
-                if self._clock_s(draft) is None
-                or (
-                    time_s < self._margin * here.step_s
-                    and not (
-                        self._is_long(draft)
-                        and time_s >= (1 - LONG_GAIN) * self._time_s(here.draft)
-                    )
-                )
+                if self._may_gain(draft, time_s, here)
             ]
             better, bar_s = None, here.step_s
-            for draft in near[: self._changes]:
+            for draft in near[: self._effort.changes]:
                 neighbour = self._simulate(draft, bar_s)
                 if neighbour is not None and (better is None or neighbour.step_s < better.step_s):
                     better = neighbour
-                    bar_s = min(bar_s, better.step_s) if self._many else bar_s
+                    bar_s = min(bar_s, better.step_s) if self._effort.spares_programs else bar_s
             if better is None or better.step_s >= here.step_s * (1 - 1e-6):
                 return
             here = better
             yield here
+
+    def _is_new(self, change: Draft, draft: Draft) -> bool:
+        """Whether a change is worth a look: not simulated yet, and where programs are long, not
+        the same work with more exchanges."""
+        spares = self._effort.spares_programs and _exchanges_more(change.state)
+        return change.key not in self._known and not (spares and change.work == draft.work)
+
+    def _may_gain(self, change: Draft, time_s: float, here: Timed[Draft]) -> bool:
+        """Whether a change that takes so long at the grain of stages may be faster as a whole."""
+        if self._clock_s(change) is None:
+            return True
+        if self._is_long(change) and time_s >= (1 - LONG_GAIN) * self._time_s(here.draft):
+            return False
+        return time_s < self._margin * here.step_s
 
     def _margin_of(self, draft: Draft) -> float:
         """How far the time of a draft that is simulated whole may be above the best step."""
@@ -386,13 +353,13 @@ class _Seeker:
         """Whether its whole program takes seconds to build, prove and simulate."""
         sides = dict.fromkeys(zip(draft.parts, draft.shares, strict=True))
         ops = sum(share * (2 * sum(part.layers) + 4 * len(part.shape)) for part, share in sides)
-        return self._many and len(sides) > 1 and ops > LONG_OPS
+        return len(sides) > 1 and ops > self._effort.long_ops
 
     def watch(self) -> None:
         """Counts a draft that is simulated whole."""
         self.simulated += 1
         if self.progress is not None:
-            self.progress(min(self.simulated, MOST), MOST)
+            self.progress(min(self.simulated, self._most), self._most)
 
     def _simulate(self, draft: Draft, best_s: float) -> Timed[Draft] | None:
         """A draft as simulated, with more recovery where memory asks for it."""
