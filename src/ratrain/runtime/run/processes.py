@@ -31,7 +31,8 @@ _NOT_INHERITED = ("TORCHELASTIC_", PORT, ADDRESS)
 @dataclass(frozen=True)
 class RankEnd:
     """How a rank ended. `status`: its exit status, or a signal's number, negative; `ended_here`: by
-    this launcher; `stood_still`: it was stopped (SIGSTOP, a debugger) when that was done."""
+    a signal of this launcher; `stood_still`: it was stopped (SIGSTOP, a debugger) when that was
+    done."""
 
     rank: int
     status: int
@@ -51,7 +52,7 @@ class RankProcesses:
         listener: socket.socket | None,
     ) -> None:
         self._children: list[subprocess.Popen[bytes]] = []
-        self._ended_here: set[int] = set()
+        self._sent: set[tuple[int, int]] = set()  # (rank, signal)
         self._stood_still: set[int] = set()
         try:
             for rank in range(world_size):
@@ -91,21 +92,24 @@ class RankProcesses:
     def kill(self) -> list[RankEnd]:
         """The same at once."""
         self._signal(signal.SIGKILL)
-        return [
-            RankEnd(rank, child.wait(), rank in self._ended_here, rank in self._stood_still)
-            for rank, child in enumerate(self._children)
-        ]
+        return [self._end_of(rank, child.wait()) for rank, child in enumerate(self._children)]
+
+    def _end_of(self, rank: int, status: int) -> RankEnd:
+        return RankEnd(rank, status, (rank, -status) in self._sent, rank in self._stood_still)
 
     def _signal(self, number: signal.Signals) -> None:
-        """To every rank that runs; one that is stopped hears SIGKILL alone."""
+        """To every rank that runs; one that is stopped hears SIGKILL alone. One that something else
+        has killed may seem to run while its memory is freed, when others have lost it already; it
+        still ends with the other signal."""
         for rank, child in enumerate(self._children):
             if child.poll() is not None:
                 continue
             stopped = _is_stopped(child.pid)
             if stopped:
                 self._stood_still.add(rank)
-            self._ended_here.add(rank)
-            child.send_signal(signal.SIGKILL if stopped else number)
+            fitting = signal.SIGKILL if stopped else number
+            self._sent.add((rank, fitting))
+            child.send_signal(fitting)
 
 
 def base_environment(world_size: int, address: str, port: int) -> dict[str, str]:
