@@ -3,7 +3,8 @@
     python benchmarks/unequal/large.py                  # 1,024 devices, 256 of each kind
     python benchmarks/unequal/large.py --devices 256
 
-Replicas are alike there: which devices stay idle, the order of kinds, degrees, cuts, micro-batches.
+Plans of identical replicas: which devices stay idle, the order of kinds, degrees, cuts, sizes.
+On up to 256 devices, those of unequal replicas and stages too.
 """
 
 from __future__ import annotations
@@ -17,10 +18,13 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.plan.left_out import parts_of_cluster
 from ratrain.plan.search import search
+from ratrain.plan.unequal_search import searchable, unequal_search
 
 KINDS = ((1.0, 80), (0.6, 48), (0.35, 64), (0.2, 32))
 """Speed as a part of an A100's, and GB."""
 WANTED_S = 10.0
+STARTS = 4
+"""Plans of identical replicas with which the search for others begins, as `plan` does."""
 
 
 def four_kinds(devices: int) -> ClusterSpec:
@@ -73,6 +77,19 @@ def main() -> None:
     print(
         f"  pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}, "
         f"{len(best.idle)} devices idle, a step of {searched.best.step_s:.1f} s"
+    )
+    if not searchable(job):
+        return
+    began = time.process_time()
+    starts = [tried.candidate for tried in searched.tried[:STARTS]]
+    unequal = unequal_search(job, starts, searched.best.step_s)
+    took_s = time.process_time() - began
+    fastest_s = min(
+        [searched.best.step_s, *(p.step_s for p in (*unequal.trainable, *unequal.others))]
+    )
+    print(
+        f"  unequal replicas and stages: {unequal.drafts:,} drafts, {unequal.simulated} simulated, "
+        f"{took_s:.1f} s more, a step of {fastest_s:.1f} s"
     )
 
 

@@ -1,9 +1,9 @@
 """A model's embedding, layer and head on this machine: the functions that training runs, timed.
 
 With a tensor degree, one rank's part is timed alone: the sums of its group cost nothing here, so
-entries say `sums = "apart"` and the planner adds them over the links. A time is that of the fastest
-pass: whatever else runs on the machine only adds. Where a quota made passes wait, it is their mean:
-the fastest one ran between two pauses.
+entries say `sums = "apart"` and the planner adds them over the links. A time is the median
+pass: the fastest is one that a step rarely has. Where a quota made passes wait, it is their mean:
+most ran between two pauses.
 """
 
 from __future__ import annotations
@@ -133,7 +133,7 @@ def _passes(
         blocks_s += [median(passes_s[start:end]) for start, end in pairwise(ends)]
     if throttled() > waits:
         return fmean(forward_s), fmean(backward_s)
-    return min(forward_s), min(backward_s)
+    return median(forward_s), median(backward_s)
 
 
 def _work(
