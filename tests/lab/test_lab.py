@@ -20,7 +20,7 @@ from ratrain.lab import Lab, groups, place_to_env, record
 from ratrain.lab.inside import inside
 from ratrain.lab.needs import missing
 from ratrain.lab.probes import measure_link, measure_share
-from ratrain.lab.wires import CONGESTION
+from ratrain.lab.wires import CONGESTION, DATA_INTERFACE
 
 pytestmark = [
     pytest.mark.root,
@@ -102,6 +102,23 @@ def test_every_link_is_as_fast_as_its_file_says() -> None:
         for source, sink in ((near, other), (other, near), (near, there), (there, other)):
             measured = measure_link(lab, source, sink)
             assert 0.8 <= measured.found_bytes_per_s / measured.wanted_bytes_per_s <= 1.05
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rate", ["20Mbit/s", "100Mbit/s", "200Mbit/s", "1Gbit/s"])
+def test_a_slow_port_passes_what_tcp_hands_it_without_cutting_it_into_packets(rate: str) -> None:
+    with Lab(cluster(device(), host(), link("room", rate)), 2) as lab:
+        before_bytes, before_packets = _sent(lab)
+        measure_link(lab, *lab.ports)
+        sent_bytes, packets = _sent(lab)
+    assert (sent_bytes - before_bytes) / (packets - before_packets) > 4 * 1514
+
+
+def _sent(lab: Lab) -> tuple[int, int]:
+    """Bytes and packets that have left the first port."""
+    show = ["ip", "-n", lab.places[0].namespace, "-s", "-j", "link", "show", DATA_INTERFACE]
+    sent = json.loads(subprocess.check_output(show))[0]["stats64"]["tx"]
+    return sent["bytes"], sent["packets"]
 
 
 @pytest.mark.slow

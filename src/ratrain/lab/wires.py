@@ -29,6 +29,7 @@ TAP_PACKETS = 8192  # that wait for the relay to wake
 NEVER_CENTISECONDS = 100_000_000
 CONGESTION = "cubic"  # Linux's default; with the host's own, a lab's figures would depend on it
 AVAILABLE = Path("/proc/sys/net/ipv4/tcp_available_congestion_control")
+MOST_SEGMENT_BYTES = 64 * 1024  # what Linux's TCP hands to an interface at once, at most
 LEAST_LOOPBACK_BURST_BYTES = 128 * 1024  # more than one packet: the loopback's have 64 KiB
 
 
@@ -158,7 +159,7 @@ def port_lines(names: Names, port: Port) -> list[str]:
     ):
         lines += [f"link set {interface} addrgenmode none"]
         lines += [f"addr add {address} dev {interface}", f"link set {interface} up"]
-    return lines
+    return lines + [f"link set {DATA_INTERFACE} gso_max_size {segment_bytes(port)}"]
 
 
 def shape_lines(interface: str, port: Port, ports: Sequence[Port], match: str) -> list[str]:
@@ -216,6 +217,14 @@ def token_bucket(
 def burst_bytes(rate_bytes_per_s: float, least_bytes: int = LEAST_BURST_BYTES) -> int:
     """Bytes that pass at once after a pause: 2 ms at the rate, within 32 and 256 KiB."""
     return min(MOST_BURST_BYTES, max(least_bytes, round(rate_bytes_per_s * BURST_S)))
+
+
+def segment_bytes(port: Port) -> int:
+    """Bytes that TCP may hand to the port at once. A bucket cuts what is larger than its burst into
+    single packets, each with an interrupt of its own, and whichever rank computes then pays: up to
+    half as much processor time again. On real machines the network card does that."""
+    bursts = [burst_bytes(rate) // 2 for _, rate in port.rates_bytes_per_s]
+    return min([MOST_SEGMENT_BYTES, *bursts])
 
 
 def queue_bytes(rate_bytes_per_s: float) -> int:
