@@ -159,7 +159,7 @@ def port_lines(names: Names, port: Port) -> list[str]:
     ):
         lines += [f"link set {interface} addrgenmode none"]
         lines += [f"addr add {address} dev {interface}", f"link set {interface} up"]
-    return lines + [f"link set {DATA_INTERFACE} gso_max_size {segment_bytes(port)}"]
+    return [*lines, f"link set {DATA_INTERFACE} gso_max_size {segment_bytes(port)}"]
 
 
 def shape_lines(interface: str, port: Port, ports: Sequence[Port], match: str) -> list[str]:
