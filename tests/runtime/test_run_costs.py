@@ -13,7 +13,6 @@ from runs_made import Setting
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.verify import verify
-from ratrain.runtime.rank.calibrate_compute import micro_batches_waiting
 from ratrain.runtime.rank.calibrate_lanes import between_ops_s
 from ratrain.runtime.rank.calibration import (
     Calibration,
@@ -177,19 +176,3 @@ def test_an_empty_step_ends_where_what_nobody_sends_would_fill_the_budget(tmp_pa
 def test_a_rank_that_computes_nothing_has_nothing_between_its_ops(two_ranks: Program) -> None:
     idle = replace(schedule_of(two_ranks, 0), ops=())
     assert between_ops_s(idle, [], 60.0) == 0.0
-
-
-@pytest.mark.parametrize(
-    ("pipeline", "sequences", "waiting"),
-    [(1, 8, [0]), (3, 8, [0, 1, 2]), (6, 12, [0, 1, 2, 3, 3, 3]), (3, 3, [0, 1, 1])],
-    ids=["one rank", "as in the order", "no more than matter", "no more than a step has"],
-)
-def test_weight_gradients_are_timed_after_as_long_a_wait_as_in_the_program(
-    pipeline: int, sequences: int, waiting: list[int], tmp_path: Path
-) -> None:
-    setting = Setting(
-        "zb-h1", pipeline=pipeline, sequences=sequences, model=(("num_hidden_layers", 6),)
-    )
-    program = made(tmp_path, setting).read_program()
-    ranks = range(pipeline)
-    assert [micro_batches_waiting(schedule_of(program, rank)) for rank in ranks] == waiting
