@@ -33,4 +33,4 @@ def address(array: npt.NDArray[Any]) -> ctypes.c_void_p:
     """Where a contiguous array's numbers stand. The caller keeps the array alive."""
     if not array.flags.c_contiguous:
         raise ValueError("a C function needs a contiguous array")
-    return ctypes.c_void_p(array.ctypes.data)
+    return ctypes.c_void_p(array.__array_interface__["data"][0])  # quicker than `array.ctypes`

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Iterable
+from dataclasses import replace
 from functools import lru_cache
 from itertools import accumulate
 
@@ -53,10 +54,16 @@ def stages_of(job: JobSpec, layout: LayoutSpec) -> tuple[Stage, ...]:
     """The stages of one replica, one unit a block."""
     boundary = passed_bytes(job, layout)
     parts = blocks_of_stages(job, layout)
+    sized: dict[str, Unit] = {}  # by kind of block: layers differ in their names alone
+    for block in (block for blocks_of_stage in parts for block in blocks_of_stage):
+        if block.kind not in sized:
+            sized[block.kind] = unit_of(job, layout, block, boundary)
     return tuple(
         stage(
             rank=number % layout.pipeline,
-            units=tuple(unit_of(job, layout, block, boundary) for block in blocks_of_stage),
+            units=tuple(
+                replace(sized[block.kind], name=_name_of(block)) for block in blocks_of_stage
+            ),
             output_bytes=boundary if number < len(parts) - 1 else 0,
             tensor=layout.tensor,
         )
@@ -92,7 +99,7 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
     params = _params_of_rank(job, layout, block)
     precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
     return Unit(
-        name={"embedding": "e", "head": "h"}.get(block.kind, str(block.index)),
+        name=_name_of(block),
         view_bytes=precision.weight_bytes * params,
         gradient_bytes=precision.gradient_bytes * params,
         optimizer_bytes=precision.optimizer_bytes * params,
@@ -103,6 +110,11 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         scratch_bytes=_scratch_bytes(job, layout, block),
         scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
     )
+
+
+def _name_of(block: Block) -> str:
+    """A block's name as a unit."""
+    return {"embedding": "e", "head": "h"}.get(block.kind, str(block.index))
 
 
 def gradients_in(schedule: ScheduleSpec) -> str:

@@ -164,7 +164,7 @@ def _together(rows: Sequence[Row]) -> Row:
             return None
         return StageWork(0.0, 1 / sum(rates), 0.0, Recovery.NONE)
 
-    return (None, *(together(works) for works in list(zip(*rows, strict=True))[1:]))
+    return Row((None, *(together(works) for works in list(zip(*rows, strict=True))[1:])))
 
 
 def _served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, ...], ...]:

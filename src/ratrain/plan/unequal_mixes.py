@@ -157,13 +157,13 @@ def _library(
         if part is not None:
             key = used_of(shape, len(stages.pools)), degrees_of(shape)
             alike.setdefault(key, []).append((part.step_s(share), number, part))
-    best: list[tuple[float, int, Part]] = []
-    for entries in alike.values():
-        if not bounds.repeated:
-            near = nsmallest(RECUT_SHAPES, entries)
-            parts = ((number, recut(stages, part, data, state, share)) for _, number, part in near)
-            entries = [(part.step_s(share), number, part) for number, part in parts]
-        best += nsmallest(bounds.shapes, entries)
+    if not bounds.repeated:
+        near = [(key, entry) for key in alike for entry in nsmallest(RECUT_SHAPES, alike[key])]
+        parts = recut(stages, [part for _, (_, _, part) in near], data, state, share)
+        alike = {key: [] for key in alike}
+        for (key, (_, number, _)), part in zip(near, parts, strict=True):
+            alike[key].append((part.step_s(share), number, part))
+    best = [entry for entries in alike.values() for entry in nsmallest(bounds.shapes, entries)]
 
     def waste(entry: tuple[float, int, Part]) -> float:
         return entry[0] * stages.speed_of(used_of(entry[2].shape, len(stages.pools)))

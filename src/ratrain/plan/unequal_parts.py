@@ -1,25 +1,23 @@
-"""One replica of a draft: its posts, its layers, its micro-batches, and about how long they take.
-
-The closed form is that of `estimate`, for one replica:
-
-    T(s) = ramp(s) + max(k f + e, f + deep) - e + (m - k)(f + b) + max(k b, deep + u)
-
-and the pace at which a slow stage or line ahead of a stage lets work come and go.
-"""
+"""One replica of a draft: its posts, layers, micro-batches, and about how long they take."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from heapq import heapify, heapreplace
-from itertools import accumulate, pairwise, permutations
+from itertools import pairwise, permutations
 from math import inf
-from operator import itemgetter
+
+import numpy as np
 
 from ratrain.plan.enumerate import StateMode
+from ratrain.plan.unequal_pace import largest_of_each, step_s
 from ratrain.plan.unequal_pools import Shape
 from ratrain.plan.unequal_stages import Row, Stages, StageWork
 from ratrain.program.replicas import Recovery
+from ratrain.program.units import Ints
+from ratrain.simulate.costs import Floats
 
 
 @dataclass(frozen=True)
@@ -43,33 +41,33 @@ class Part:
 
     def step_s(self, micro_batches: int) -> float:
         """About how long this number of micro-batches takes, without what follows the last."""
-        m, p = micro_batches, len(self.works)
-        if p == 1:
-            return m * self.works[0].busy_s
-        forwards = [work.forward_s for work in self.works]
-        backwards = [work.backward_s for work in self.works]
-        waited = [work.backward_s - work.early_s for work in self.works]
-        hops = [f + u + 2 * c for f, u, c in zip(forwards, waited, self.messages_s, strict=True)]
-        ramps = [0.0, *accumulate(hops)]
-        last_early_s = self.works[-1].early_s
-        longest = come = go = 0.0
-        for s, work in enumerate(self.works):
-            f, b, e, u = work.forward_s, work.backward_s, work.early_s, waited[s]
-            k = min(p - s, m)
-            deep = 0.0
-            if s < p - 1:
-                deep = ramps[p] - ramps[s + 1] + last_early_s + 2 * self.messages_s[s]
-            begin, end = max(k * f + e, f + deep) - e, max(k * b, deep + u)
-            once_s = max(begin + k * b, k * f + end)
-            stage_s = begin + (m - k) * (f + b) + end if m > k else once_s
-            paced_s = max((k - 1) * come + (m - 1) * go, (m - 1) * come + (k - 1) * go)
-            longest = max(longest, ramps[s] + stage_s, ramps[s] + f + u + paced_s)
-            come = max(come, forwards[s], self.messages_s[s])
-            go = max(go, backwards[s], self.messages_s[s])
-            if s < p - 1:
-                loop_s = (hops[s] + forwards[s + 1] + waited[s + 1]) / 2
-                longest = max(longest, ramps[s] + m * loop_s)
-        return max(longest, ramps[p] + last_early_s + (m - 1) * max(self.messages_s))
+        if micro_batches not in self._steps_s:
+            self._steps_s[micro_batches] = step_s(
+                micro_batches, *self._seconds, self.messages_s, max
+            )
+        return self._steps_s[micro_batches]
+
+    @cached_property
+    def _steps_s(self) -> dict[int, float]:
+        """What was asked for: mixes, shares and changes ask the same again and again."""
+        return {}
+
+    @cached_property
+    def _seconds(self) -> tuple[list[float], list[float], list[float]]:
+        """Of each stage forward, backward, and what of that is recovery ahead of it."""
+        works = self.works
+        return (
+            [work.forward_s for work in works],
+            [work.backward_s for work in works],
+            [work.early_s for work in works],
+        )
+
+    @cached_property
+    def _hash(self) -> int:
+        return hash((self.shape, self.micro_batch, self.layers, self.works, self.messages_s))
+
+    def __hash__(self) -> int:
+        return self._hash
 
 
 def part_of(
@@ -101,18 +99,73 @@ def _cut(part: Part, rows: Sequence[Row], layers: tuple[int, ...]) -> Part | Non
     return Part(part.shape, part.micro_batch, layers, fitting, part.messages_s)
 
 
-def recut(stages: Stages, part: Part, data: int, state: StateMode, micro_batches: int) -> Part:
-    """The part with single layers moved from stage to stage as long as so many micro-batches then
+def recut(
+    stages: Stages, parts: Sequence[Part], data: int, state: StateMode, micro_batches: int
+) -> list[Part]:
+    """The parts with single layers moved from stage to stage as long as so many micro-batches then
     take less: of cuts whose slowest stages are alike, the fill of the pipeline decides."""
-    rows = rows_of(stages, part.shape, part.micro_batch, data, state)
-    step_s = part.step_s(micro_batches)
-    while True:
-        moved = (_cut(part, rows, layers) for layers in layers_moved(part.layers))
-        timed = [(other.step_s(micro_batches), other) for other in moved if other is not None]
-        best_s, best = min(timed, key=itemgetter(0), default=(step_s, part))
-        if best_s >= step_s * (1 - 1e-9):
-            return part
-        step_s, part = best_s, best
+    made = list(parts)
+    places: dict[int, list[int]] = {}
+    for place, part in enumerate(parts):
+        places.setdefault(len(part.shape), []).append(place)
+    for depth, alike in places.items():
+        if depth > 1:
+            for place, part in zip(
+                alike,
+                _recut([parts[n] for n in alike], stages, data, state, micro_batches),
+                strict=True,
+            ):
+                made[place] = part
+    return made
+
+
+def _recut(
+    parts: Sequence[Part], stages: Stages, data: int, state: StateMode, micro_batches: int
+) -> list[Part]:
+    """The same of parts of equally many stages, all at once: their cuts are rows of columns."""
+    rows = [rows_of(stages, part.shape, part.micro_batch, data, state) for part in parts]
+    columns = np.array([[row.columns for row in of_part] for of_part in rows])
+    messages_s = np.array([part.messages_s for part in parts])
+    layers: Ints = np.array([part.layers for part in parts])
+    fastest_s = np.array([part.step_s(micro_batches) for part in parts])
+    moves = _moves(layers.shape[1])
+    active: Ints = np.arange(len(parts))  # those that the last move has made faster
+    while len(active):
+        cuts = layers[active, None] + moves
+        times_s = _steps_s(columns[active], messages_s[active], cuts, micro_batches)
+        best: Ints = times_s.argmin(axis=1)
+        best_s = times_s[np.arange(len(active)), best]
+        faster = np.flatnonzero(best_s < fastest_s[active] * (1 - 1e-9))
+        active, best, best_s, cuts = active[faster], best[faster], best_s[faster], cuts[faster]
+        layers[active], fastest_s[active] = cuts[np.arange(len(active)), best], best_s
+    made: list[Part] = []
+    for part, of_part, cut in zip(parts, rows, layers.tolist(), strict=True):
+        other = _cut(part, of_part, tuple(cut))
+        assert other is not None, "a cut that does not fit takes for ever"
+        made.append(other)
+    return made
+
+
+def _moves(stages: int) -> Ints:
+    """What each move of a layer from one stage to another adds to each stage, the sources
+    first."""
+    moves: Ints = np.zeros((stages * (stages - 1), stages), dtype=np.int64)
+    for number, (source, target) in enumerate(permutations(range(stages), 2)):
+        moves[number, source], moves[number, target] = -1, 1
+    return moves
+
+
+def _steps_s(columns: Floats, messages_s: Floats, cuts: Ints, micro_batches: int) -> Floats:
+    """What `Part.step_s` says of many cuts of each part (parts x cuts x stages); infinite where a
+    stage is left with nothing, or one does not fit. `columns`: parts x stages x sorts x layers."""
+    part, stage = np.arange(len(cuts))[:, None, None], np.arange(cuts.shape[2])
+    forwards, backwards, early = (
+        list(np.moveaxis(columns[part, stage, sort, cuts], 2, 0)) for sort in range(3)
+    )
+    of_messages = list(np.moveaxis(messages_s[:, None], 2, 0))
+    times_s = step_s(micro_batches, forwards, backwards, early, of_messages, largest_of_each)
+    fits = np.logical_and.reduce([forward_s >= 0 for forward_s in forwards])
+    return np.where(fits & (cuts.min(axis=2) > 0), times_s, inf)
 
 
 def layers_moved(layers: Sequence[int]) -> Iterator[tuple[int, ...]]:
@@ -143,19 +196,15 @@ def cut_of(rows: Sequence[Row], layers: int) -> tuple[int, ...] | None:
     counts = [1] * len(rows)
     if sum(counts) > layers:
         return None
-    heap = [(_busy_s(row, 2), -s) for s, row in enumerate(rows)]
+    busy_s = [row.busy_s for row in rows]
+    heap = [(of_stage[2], -s) for s, of_stage in enumerate(busy_s)]
     heapify(heap)
     for _ in range(layers - len(rows)):
-        busy_s, place = heap[0]
-        if busy_s == inf:
+        least_s, place = heap[0]
+        if least_s == inf:
             return None
         counts[-place] += 1
-        heapreplace(heap, (_busy_s(rows[-place], counts[-place] + 1), place))
-    if any(row[count] is None for row, count in zip(rows, counts, strict=True)):
+        heapreplace(heap, (busy_s[-place][counts[-place] + 1], place))
+    if any(of_stage[count] == inf for of_stage, count in zip(busy_s, counts, strict=True)):
         return None
     return tuple(counts)
-
-
-def _busy_s(row: Row, layers: int) -> float:
-    work = row[layers] if layers < len(row) else None
-    return inf if work is None else work.busy_s

@@ -13,6 +13,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
 from itertools import combinations, islice, permutations, product
+from typing import NamedTuple
 
 from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -31,8 +32,7 @@ MOST_BLOCKS = 1_600
 """Shapes tried at most on more devices: those of the fewest pools."""
 
 
-@dataclass(frozen=True)
-class Post:
+class Post(NamedTuple):
     """One tensor group of a pool's devices: a rank alone, where `tensor` is 1. `divided`: in
     sequence parallelism."""
 

@@ -31,6 +31,7 @@ from ratrain.plan.unequal_changes import (
 )
 from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_effort import MARGIN, effort_of
+from ratrain.plan.unequal_leaders import LEAST, Leaders
 from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
 from ratrain.plan.unequal_pools import divisions_of, in_division, pools_of, shapes_of
@@ -244,12 +245,16 @@ class _Seeker:
         known = {draft.key: (self._time_s(draft), draft) for draft in starts}
         best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
         effort = self._effort
+        leaders = Leaders(effort.followed, effort.simulated)
         for draft in ranked:
             enough = len(known) >= effort.clocked or self._clock_left < effort.clock_ops // 2
             if enough or draft.estimate_s > effort.clock_margin * best_s:
                 break
+            if draft.alone_s * LEAST > leaders.last_s:
+                continue
             time_s = self._time_s(draft)
             known[draft.key] = time_s, draft
+            leaders.add(self._family(draft), time_s)
             best_s = min(best_s, time_s)
         for draft in nsmallest(effort.hopeful, ranked, key=lambda draft: draft.alone_s):
             if draft.alone_s > best_s or self._clock_left < effort.clock_ops // 2:
@@ -259,13 +264,17 @@ class _Seeker:
         for time_s, draft in sorted(known.values(), key=_time_of):
             if len(families) >= effort.followed:
                 break
-            family = draft.family, draft.sizes if effort.follows_sizes else ()
+            family = self._family(draft)
             if family in families or self._clock_s(draft) is None:
                 continue
             families.add(family)
             for better_s, better in self._followed(time_s, draft):
                 known[better.key] = better_s, better
         return sorted(known.values(), key=_time_of)
+
+    def _family(self, draft: Draft) -> object:
+        """What one draft is followed of."""
+        return draft.family, draft.sizes if self._effort.follows_sizes else ()
 
     def _followed(self, time_s: float, draft: Draft) -> Iterable[tuple[float, Draft]]:
         """Ever faster drafts at the grain of stages, each a change of the one before."""
@@ -274,7 +283,9 @@ class _Seeker:
             clocked = [
                 (near_s, change)
                 for change in near
-                if self._clock_left > 0 and (near_s := self._clock_s(change)) is not None
+                if self._clock_left > 0
+                and change.alone_s * LEAST < time_s
+                and (near_s := self._clock_s(change)) is not None
             ]
             better_s, better = min(clocked, key=_time_of, default=(time_s, draft))
             if better_s >= time_s * (1 - 1e-6):

@@ -9,8 +9,10 @@ from __future__ import annotations
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, cached_property
 from math import inf
+
+import numpy as np
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer
@@ -27,6 +29,7 @@ from ratrain.plan.transfers import group_message, regrouped_message, sums_of_op
 from ratrain.plan.unequal_pools import Pool, PoolLinks, Post, Shape
 from ratrain.program.replicas import Recovery, Unit
 from ratrain.program.strategies import Strategy
+from ratrain.simulate.costs import Floats
 
 _TRANSIT_BYTES = 25_000_000
 
@@ -53,8 +56,26 @@ class StageWork:
         return self.forward_s + self.backward_s
 
 
-Row = tuple[StageWork | None, ...]
-"""By the number of layers; None where they do not fit."""
+class Row(tuple[StageWork | None, ...]):
+    """By the number of layers; None where they do not fit."""
+
+    @cached_property
+    def busy_s(self) -> tuple[float, ...]:
+        """Seconds of compute of each, infinite where they do not fit, and where there are more
+        than all."""
+        return (*(inf if work is None else work.busy_s for work in self), inf, inf)
+
+    @cached_property
+    def columns(self) -> Floats:
+        """Forward, backward and early seconds; -1 where they do not fit."""
+        return np.array(
+            [
+                (-1.0, -1.0, -1.0)
+                if work is None
+                else (work.forward_s, work.backward_s, work.early_s)
+                for work in self
+            ]
+        ).T.copy()
 
 
 class Stages:
@@ -200,7 +221,7 @@ class Stages:
         many as the micro-batches that it holds in 1F1B. `data`: replicas that share its states."""
         most = self.job.model.spec.layers
         if not self.is_priced(post, micro_batch):
-            return (None,) * (most + 1)
+            return Row((None,) * (most + 1))
         budget = self.job.budget_of(self.pools[post.pool].kind)
         units = self.units(post, micro_batch, data > 1)
         ends = tuple(
@@ -215,7 +236,7 @@ class Stages:
             row.append(
                 None if mode is None else self.work(post, micro_batch, layers, first, last, mode)
             )
-        return tuple(row)
+        return Row(row)
 
     def work(
         self, post: Post, micro_batch: int, layers: int, first: bool, last: bool, mode: Recovery

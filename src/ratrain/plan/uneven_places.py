@@ -18,7 +18,6 @@ from math import lcm
 
 import numpy as np
 
-from ratrain.cost.blocks import Block
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.compute import reduced_bytes_per_param
 from ratrain.describe.cluster import Device, Link
@@ -85,6 +84,9 @@ class _Places:
         self.messages_to = cache(self._messages_to)
         self.sums_link = cache(self._sums_link)
         self.links_of = cache(self._links_of)
+        self.group_of = cache(self._group_of)
+        self.rings_of = cache(self._rings)
+        self.weight_bytes = cache(self._weight_bytes)
 
     def all(self) -> list[UnitPlace]:
         """Every unit in its place, in the order of the setup's members."""
@@ -122,7 +124,7 @@ class _Places:
 
     def _shared(self, holders: Holders) -> bool:
         """Whether a unit has several holders."""
-        return len(self._rings(holders)) > 1
+        return len(self.rings_of(holders)) > 1
 
     @cached_property
     def farthest(self) -> Link | None:
@@ -172,7 +174,7 @@ class _Places:
                 layout=layout,
                 times=times[block.kind],
                 params=block.params / layout.tensor,
-                view_bytes=self._weight_bytes(self._holders[block.kind, block.index])
+                view_bytes=self.weight_bytes(self._holders[block.kind, block.index])
                 * block.params
                 / layout.tensor,
                 reduced_bytes=reduced * block.params / layout.tensor,
@@ -180,9 +182,11 @@ class _Places:
                 previous=self.messages_to(number, rank, stage - 1),
                 following=self.messages_to(number, rank, stage + 1),
                 sums_link=self.sums_link(number, rank),
-                group=self._group(block, layout.tensor),
+                group=self.group_of(
+                    self._holders[block.kind, block.index], block.params, layout.tensor
+                ),
                 other_end=self._other_end(number, rank),
-                holders=len(self._rings(self._holders[block.kind, block.index])),
+                holders=len(self.rings_of(self._holders[block.kind, block.index])),
             )
             for block in blocks[stage]
         ]
@@ -277,12 +281,12 @@ class _Places:
 
     def _weight_bytes(self, holders: Holders) -> int:
         """Bytes of a parameter as these gather it."""
-        kinds = {group[0].kind for group in self._rings(holders)}
+        kinds = {group[0].kind for group in self.rings_of(holders)}
         return gathered_bytes_per_param(self._plan.job, kinds)
 
     def _links_of(self, holders: Holders) -> list[tuple[int, Link]]:
         """For each tensor degree among the holders, the slowest link that its ranks send on."""
-        groups = self._rings(holders)
+        groups = self.rings_of(holders)
         degrees = np.array([len(group) for group in groups])
         parts = 1 if len(set(degrees.tolist())) == 1 else lcm(*degrees.tolist())
         rings = np.array(
@@ -296,16 +300,17 @@ class _Places:
             for degree in sorted(set(degrees.tolist()))
         ]
 
-    def _group(self, block: Block, tensor: int) -> DataGroup | None:
-        """The group that holds a block, as a rank of a tensor degree sees it."""
-        holders = self._holders[block.kind, block.index]
+    def _group_of(self, holders: Holders, params: int, tensor: int) -> DataGroup | None:
+        """The group that holds a unit of so many parameters, as a rank of a tensor degree sees
+        it."""
         if not self._shared(holders):
             return None
-        members = [group[0] for group in self._rings(holders)]
+        members = [group[0] for group in self.rings_of(holders)]
         job = self._plan.job
         name, cluster = job.collective, job.cluster.spec
-        weight_bytes = self._weight_bytes(holders) * block.params
+        weight_bytes = self.weight_bytes(holders) * params
 
+        @cache
         def half_of(link: Link) -> NamedHalf:
             return half_among(name, cluster, members, link, self._devices)
 
