@@ -14,6 +14,7 @@ from ratrain.errors import SpecError
 from ratrain.plan.case import case_of
 from ratrain.plan.explain import explain, explanation_text
 from ratrain.plan.jobs import load_job
+from ratrain.plan.known_plans import KnownPlans
 from ratrain.plan.plan_file import load_plan, parse_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of, write_plan
@@ -80,7 +81,9 @@ def test_headline_facts_and_explanation_say_it() -> None:
     case = case_of(quickstart(*FED))
     assert WORDS in case.headline() and case.facts()["error_feedback"] is True
     assert case_of(quickstart(*BF16)).facts()["error_feedback"] is False
-    text = "\n".join(explanation_text(explain(search(quickstart(*FED)).best.candidate, None)))
+    text = "\n".join(
+        explanation_text(explain(search(quickstart(*FED)).best.candidate, KnownPlans(None)))
+    )
     assert "rounding residuals" in text and "r residuals" in text
 
 

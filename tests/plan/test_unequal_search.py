@@ -31,8 +31,10 @@ from ratrain.plan.plan_writing import write_plan
 from ratrain.plan.unequal_aligned import cut_alike, moved_alike
 from ratrain.plan.unequal_build import file_of_plan, plans_of
 from ratrain.plan.unequal_changes import in_other_division
+from ratrain.plan.unequal_effort import effort_of
+from ratrain.plan.unequal_leaders import Leaders
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
-from ratrain.plan.unequal_parts import Part, part_of
+from ratrain.plan.unequal_parts import Part, layers_moved, part_of, recut
 from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
 from ratrain.plan.unequal_search import searchable
 from ratrain.plan.unequal_stages import Stages
@@ -58,7 +60,8 @@ def three_kinds(folder: Path) -> JobSpec:
 
 def all_drafts(stages: Stages, size: int) -> list[Draft]:
     shapes = shapes_of(stages.job, stages.pools)
-    return list(drafts(stages, shapes, size, (LEVEL_1, StateMode(1, False))))
+    mixes = effort_of(stages.job.cluster.devices).mixes
+    return list(drafts(stages, shapes, size, (LEVEL_1, StateMode(1, False)), mixes))
 
 
 def parts_of(stages: Stages, *shapes: tuple[int, ...], size: int = 1) -> list[Part]:
@@ -114,6 +117,33 @@ def test_no_cut_has_a_faster_slowest_stage(tmp_path: Path) -> None:
             if (other := part_of(stages, part.shape, 1, 1, LEVEL_1, cut)) is not None
         )
         assert max(work.busy_s for work in part.works) == best
+
+
+def test_parts_recut_together_are_those_that_no_single_move_makes_faster(tmp_path: Path) -> None:
+    stages = stages_of(three_kinds(tmp_path))
+    parts = parts_of(stages, (0,), (0, 1), (2, 0), (1, 0, 2), (2, 1, 0, 0))
+    for micro_batches in (1, 2, 24):
+        made = recut(stages, parts, len(parts), LEVEL_1, micro_batches)
+        assert [part.shape for part in made] == [part.shape for part in parts]
+        for part, before in zip(made, parts, strict=True):
+            step_s = part.step_s(micro_batches)
+            assert step_s <= before.step_s(micro_batches)
+            for layers in layers_moved(part.layers):
+                other = part_of(stages, part.shape, 1, len(parts), LEVEL_1, layers)
+                assert other is None or other.step_s(micro_batches) >= step_s * (1 - 1e-9)
+    unmoved = recut(stages, made, len(parts), LEVEL_1, 24)
+    assert [part.layers for part in unmoved] == [part.layers for part in made]
+
+
+def test_the_last_of_the_leaders_is_that_of_families_and_of_drafts() -> None:
+    leaders = Leaders(families=2, drafts=3)
+    for family, time_s in (("a", 5.0), ("a", 4.0), ("a", 6.0)):
+        leaders.add(family, time_s)
+    assert leaders.last_s == float("inf")
+    leaders.add("b", 9.0)
+    assert leaders.last_s == 9.0  # the second family, behind the third draft
+    leaders.add("b", 3.0)
+    assert leaders.last_s == 5.0  # the third draft, behind both families
 
 
 def test_layers_follow_speed_and_not_memory() -> None:

@@ -24,32 +24,34 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
     binds it and what would help. On a mixed cluster also the heterogeneous speedup ratio (for
     which each kind is planned by itself), and what one more host of each kind would gain.
 
-    Takes a plan file (.json) or a job file (.toml), which is planned first. The exit status is
-    3 if nothing fits, or if the plan itself does not.
+    Takes a plan file (.json) or a job file (.toml), which is planned first: what is explained is
+    the plan that `ratrain plan` writes, also where its stages or replicas differ. The exit status
+    is 3 if nothing fits, or if the plan itself does not.
 
     \b
     Examples:
       ratrain explain qwen32b.json
+      ratrain explain examples/unequal.toml
       ratrain explain examples/unequal-replicas.json
     """
 
     from ratrain.cli.jobs import refuse_overrides
     from ratrain.cli.progress import progress
-    from ratrain.plan.explain import explain, explanation_json, explanation_text, searched
+    from ratrain.plan.explain import explain, explanation_json, explanation_text
     from ratrain.plan.jobs import load_job_to_plan
+    from ratrain.plan.known_plans import plan_of_job, plans_beside
     from ratrain.plan.plan_file import load_plan
-    from ratrain.plan.planned import planned
     from ratrain.plan.subject import subject_of
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":
             refuse_overrides(plan, overrides)
             subject = subject_of(load_plan(plan), str(plan))
-            plans = searched(subject, report)
+            known = plans_beside(subject, report)
         else:
-            plans = planned(load_job_to_plan(plan, overrides), report)
-            subject = plans.best.candidate
-    explained = explain(subject, plans, lambda title: progress(title, "plans"))
+            subject, known = plan_of_job(load_job_to_plan(plan, overrides), report)
+    from_job = plan.suffix != ".json"
+    explained = explain(subject, known, lambda title: progress(title, "plans"), from_job=from_job)
     if as_json:
         print_json("explain", explanation_json(explained))
     else:

@@ -1,29 +1,28 @@
 """What one more host of each kind of device would bring: the job planned anew with it.
 
 Where no layout takes all devices, as with a prime number of them, more hosts are added. On a few
-devices of several kinds replicas that differ are searched for too, as `ratrain plan` does.
+devices of several kinds replicas that differ are searched for too, in less time than `ratrain plan`
+takes for it: what a host brings may be more.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
-from math import inf
+from dataclasses import dataclass
 
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.every_plan import every_plan
+from ratrain.plan.known_plans import ANY_REPLICAS
 from ratrain.plan.other_clusters import kinds_of, with_more_hosts
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Tried
 from ratrain.plan.speedup import Watch, unwatched
+from ratrain.plan.unequal_pools import FEW
 from ratrain.plan.unequal_trial import Drafted, Timed
 
 HOSTS = (1, 2, 4, 8)
 """How many are tried, the fewest first."""
-ANY_REPLICAS = 8
-"""Devices up to which replicas that differ are searched for too: on more that takes several seconds
-for each kind."""
 
 
 @dataclass(frozen=True)
@@ -41,25 +40,17 @@ class Added:
         return None if self.best is None else self.best.step_s
 
 
-def fastest(job: JobSpec, progress: Progress | None = None) -> Tried | Timed[Drafted]:
-    """The fastest plan that can be trained; on more than `ANY_REPLICAS` devices, of identical
-    replicas."""
-    if job.cluster.devices > ANY_REPLICAS:
+def fastest(
+    job: JobSpec, progress: Progress | None = None, *, any_replicas: bool
+) -> Tried | Timed[Drafted]:
+    """The fastest plan that can be trained, of identical replicas or of any."""
+    if not any_replicas or job.cluster.devices > FEW:
         return planned(job, progress).best
-    plans = every_plan(job, progress)
+    plans = every_plan(job, progress, quick=True)
     if plans.best is not None:
         return plans.best
     assert plans.alike is not None, "one of the searches has found a plan"
     return plans.alike.best
-
-
-def again_s(job: JobSpec, watch: Watch = unwatched) -> float:
-    """The step of the fastest plan of the job as it is; infinite where none is found."""
-    try:
-        with watch("planning the job again") as progress:
-            return fastest(replace(job, layout=None), progress).step_s
-    except RatrainError:
-        return inf
 
 
 def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:
@@ -68,12 +59,14 @@ def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:
 
 
 def _added(job: JobSpec, kind: DeviceKind, watch: Watch) -> Added:
+    any_replicas = job.cluster.devices <= ANY_REPLICAS
     first: Added | None = None
     for hosts in HOSTS:
         larger, devices = with_more_hosts(job, kind, hosts)
         try:
             with watch(f"planning more of {kind.name}") as progress:
-                return Added(kind, hosts, devices, fastest(larger, progress))
+                best = fastest(larger, progress, any_replicas=any_replicas)
+                return Added(kind, hosts, devices, best)
         except Infeasible as error:
             return first or Added(kind, hosts, devices, problem=error.what)
         except RatrainError as error:

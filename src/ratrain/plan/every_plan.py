@@ -55,16 +55,18 @@ class EveryPlan:
         return plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
 
 
-def every_plan(job: JobSpec, progress: Progress | None = None) -> EveryPlan:
-    """The `EveryPlan` of a job without a layout. Raises `Infeasible` where nothing fits."""
+def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = False) -> EveryPlan:
+    """The `EveryPlan` of a job without a layout. Raises `Infeasible` where nothing fits. `quick`:
+    less is tried of replicas that differ."""
     try:
         alike = planned(job, progress)
     except Infeasible:
-        unequal = unequal_search(job, (), inf, progress) if searchable(job) else None
+        unequal = unequal_search(job, (), inf, progress, quick=quick) if searchable(job) else None
         if unequal is None or not (unequal.trainable or unequal.others):
             raise
         return EveryPlan(job, None, unequal)
     if not searchable(job):
         return EveryPlan(job, alike, None)
     starts = [tried.candidate for tried in alike.tried[:STARTS]]
-    return EveryPlan(job, alike, unequal_search(job, starts, alike.best.step_s, progress))
+    best_s = alike.best.step_s
+    return EveryPlan(job, alike, unequal_search(job, starts, best_s, progress, quick=quick))

@@ -3,13 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from math import inf
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.errors import SpecError
-from ratrain.plan.added import Added, added_hosts, again_s
+from ratrain.plan.added import Added, added_hosts
 from ratrain.plan.explain_kinds import (
     added_json,
     added_text,
@@ -19,10 +18,11 @@ from ratrain.plan.explain_kinds import (
     speedup_json,
     speedup_text,
 )
+from ratrain.plan.explain_others import from_job_text, others_text
 from ratrain.plan.kinds import KindPart, kind_parts
+from ratrain.plan.known_plans import KnownPlans
 from ratrain.plan.misfit import Misfit, misfits
 from ratrain.plan.other_clusters import kinds_of
-from ratrain.plan.search import Progress, Search, search
 from ratrain.plan.speedup import Speedup, Watch, speedup_of, unwatched
 from ratrain.plan.subject import Subject, case_of_subject
 from ratrain.plan.tables import (
@@ -31,9 +31,9 @@ from ratrain.plan.tables import (
     headline,
     plan_name,
     search_json,
-    table,
     wrapped,
 )
+from ratrain.plan.unequal_words import unequal_json
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.awaited import AWAITED
@@ -67,17 +67,16 @@ _LEGEND = "w weights  o optimizer  g gradients  i layer inputs  s activations  m
 
 @dataclass(frozen=True)
 class Explanation:
-    """A plan, its simulation, and the search it is judged by; None where the planner has no layout
-    of its own to compare with."""
+    """A plan, its simulation, and the plans that it is judged by."""
 
     subject: Subject
     simulation: Simulation
-    search: Search | None
+    known: KnownPlans
+    from_job: bool  # whether it is what the planner found for a job, and not a file's
     near: tuple[Misfit, ...]
     kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
     speedup: Speedup | None  # where kinds of device differ
     added: tuple[Added, ...]
-    again_s: float  # the job planned again as added hosts are; infinite where nothing is found
 
     @property
     def bounds(self) -> tuple[PeakBound, ...]:
@@ -85,33 +84,20 @@ class Explanation:
 
     @property
     def fastest_s(self) -> float:
-        """The fastest step known: this plan's where it fits, that of the best one found, of the job
-        planned again, or of one kind of device alone."""
-        best_alike = self.search.tried[:1] if self.search is not None else ()
+        """The fastest step known: this plan's where it fits, that of the best one found, or of one
+        kind of device alone."""
         alone = self.speedup.alone if self.speedup is not None else ()
-        steps = [
-            tried.step_s
-            for tried in (*best_alike, *(kind_alone.best for kind_alone in alone))
-            if tried
-        ]
-        if self.again_s < inf:
-            steps.append(self.again_s)
+        steps = [kind_alone.best.step_s for kind_alone in alone if kind_alone.best]
+        if self.known.fastest_s < inf:
+            steps.append(self.known.fastest_s)
         if self.simulation.feasible or not steps:
             steps.append(self.simulation.step_time_s)
         return min(steps)
 
 
-def searched(subject: Subject, progress: Progress | None = None) -> Search | None:
-    """The planner's own search of the job; None where it knows no layout that takes all devices."""
-    try:
-        return search(replace(subject.job, layout=None), progress)
-    except SpecError:
-        if isinstance(subject, UnevenPlan):
-            return None
-        raise
-
-
-def explain(subject: Subject, search: Search | None, watch: Watch = unwatched) -> Explanation:
+def explain(
+    subject: Subject, known: KnownPlans, watch: Watch = unwatched, *, from_job: bool = False
+) -> Explanation:
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = case_of_subject(subject)
@@ -121,12 +107,12 @@ def explain(subject: Subject, search: Search | None, watch: Watch = unwatched) -
     return Explanation(
         subject,
         simulation,
-        search,
-        tuple(misfits(search, NEAR)) if search is not None else (),
+        known,
+        from_job,
+        tuple(misfits(known.alike, NEAR)) if known.alike is not None else (),
         kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
         speedup_of(case.job, tokens_per_s, watch),
         added_hosts(case.job, watch),
-        again_s(case.job, watch) if several else inf,
     )
 
 
@@ -182,7 +168,7 @@ def explanation_text(explained: Explanation) -> list[str]:
     """In lines of at most 80 columns."""
     step_s = explained.simulation.step_time_s
     blocks: list[Iterable[str]] = [
-        _plan(explained.subject),
+        _plan(explained),
         _memory(explained),
         _bill(explained),
         _time(explained),
@@ -190,7 +176,7 @@ def explanation_text(explained: Explanation) -> list[str]:
         kinds_text(explained.kinds, step_s),
         speedup_text(explained.speedup) if explained.speedup is not None else (),
         added_text(explained.added, explained.fastest_s),
-        _runner_ups(explained),
+        others_text(explained.subject, step_s, explained.known),
         _misfits(explained),
     ]
     lines: list[str] = []
@@ -199,14 +185,16 @@ def explanation_text(explained: Explanation) -> list[str]:
     return lines
 
 
-def _plan(subject: Subject) -> list[str]:
+def _plan(explained: Explanation) -> Iterator[str]:
+    subject = explained.subject
     if isinstance(subject, UnevenPlan):
-        return UnevenCase(subject).headline()
-    job = subject.job
-    return [
-        f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}",
-        *headline(subject),
-    ]
+        yield from UnevenCase(subject).headline()
+    else:
+        job = subject.job
+        yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
+        yield from headline(subject)
+    if explained.from_job:
+        yield from from_job_text(subject, explained.simulation.step_time_s, explained.known)
 
 
 def _memory(explained: Explanation) -> Iterator[str]:
@@ -274,29 +262,11 @@ def _time(explained: Explanation) -> Iterator[str]:
             yield f"  {name:<31} {100 * time_s / step_s:5.1f} %  {format_time(time_s):>8}  {bar}"
 
 
-def _runner_ups(explained: Explanation) -> Iterator[str]:
-    search, step_s = explained.search, explained.simulation.step_time_s
-    if search is None:
-        yield "The planner knows no layout of this job that takes all of its devices."
-        return
-    if not search.tried:
-        yield "None of the configurations that the planner tried for this job fits."
-        return
-    loses = 100 * (step_s / search.best.step_s - 1)
-    if loses > 0.05:
-        yield f"This plan is {loses:.1f} % slower than the best plan found:"
-    elif loses < -0.05:
-        yield f"This plan takes {-loses:.1f} % less time than the best plan found:"
-    else:
-        yield "Plans that were simulated, and how much slower they are:"
-    yield from table(search.tried[:6])
-
-
 def _misfits(explained: Explanation) -> Iterator[str]:
-    if not explained.near or explained.search is None:
+    if not explained.near or explained.known.alike is None:
         return
     faster = "Would be faster, but do not fit in memory:"
-    yield faster if explained.search.tried else "Do not fit in memory:"
+    yield faster if explained.known.alike.tried else "Do not fit in memory:"
     for near in explained.near:
         yield from _near(near)
 
@@ -315,7 +285,7 @@ def _near(near: Misfit) -> list[str]:
 
 def explanation_json(explained: Explanation) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    simulation, layouts = explained.simulation, explained.search
+    simulation, layouts = explained.simulation, explained.known.alike
     return {
         "plan": _plan_json(explained.subject),
         "feasible": simulation.feasible,
@@ -345,6 +315,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
         "speedup": speedup_json(explained.speedup),
         "added": added_json(explained.added),
         "search": search_json(layouts, 24) if layouts is not None and layouts.tried else None,
+        "unequal": unequal_json(explained.known.unequal, 24),
         "rejected": [
             {
                 "plan": candidate_json(near.candidate),

@@ -90,8 +90,22 @@ _MANY = replace(
 )
 
 
-def effort_of(devices: int) -> Effort:
+_QUICK = replace(
+    _FEW,
+    mixes=(_FEW_MIXES,),
+    clock_margin=3.0,
+    shares_anew=True,
+    simulated=6,
+    climbs=1,
+    changes=2,
+)
+"""What another host would bring is asked once for each kind."""
+
+
+def effort_of(devices: int, *, quick: bool = False) -> Effort:
     """For so many devices."""
+    if quick and devices <= FEW:
+        return _QUICK
     if devices <= FEWEST:
         return _FEWEST
     return _FEW if devices <= FEW else _MANY

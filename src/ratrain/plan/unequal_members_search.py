@@ -30,6 +30,8 @@ from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
 
 SIMULATED = 12
 """Drafts simulated at most before the fastest are changed."""
+QUICKLY = 2
+"""The same of a quick search, which changes none."""
 CLIMBS, ROUNDS, CHANGES = 2, 6, 4
 """Drafts that are changed, changes one after another, and those simulated for each."""
 
@@ -49,9 +51,12 @@ def members_search(
     states: Sequence[StateMode],
     bar_s: float,
     watch: Callable[[], None],
+    *,
+    quick: bool = False,
 ) -> MembersSearch:
     """The `MembersSearch` for plans that take less than `bar_s`; `states`: how members may share
-    states, the first that they can. `watch` is called for each that is simulated."""
+    states, the first that they can. `watch` is called for each that is simulated; of a `quick`
+    search fewer are."""
     usable = [
         state
         for state in states
@@ -60,7 +65,7 @@ def members_search(
     devices = sum(len(pool.devices) for pool in stages.pools)
     if not usable or trains_tied(stages.job) or devices > FEW:
         return MembersSearch(())
-    return _Seeker(stages, usable[0], bar_s, watch).found()
+    return _Seeker(stages, usable[0], bar_s, watch).found(QUICKLY if quick else SIMULATED)
 
 
 class _Seeker:
@@ -72,13 +77,13 @@ class _Seeker:
         self._stages, self._state, self._best_s, self._watch = stages, state, bar_s, watch
         self._known: dict[object, Timed[MembersDraft] | None] = {}
 
-    def found(self) -> MembersSearch:
+    def found(self, simulated: int) -> MembersSearch:
         ranked = sorted(self._drafts(), key=_estimate)
         for draft in ranked:
-            if len(self._known) >= SIMULATED:
+            if len(self._known) >= simulated:
                 break
             self._simulate(draft)
-        for timed in self._fastest()[:CLIMBS]:
+        for timed in self._fastest()[: CLIMBS if simulated > QUICKLY else 0]:
             self._climb(timed)
         return MembersSearch(tuple(self._fastest()), len(ranked), len(self._known))
 

@@ -26,7 +26,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
 from ratrain.plan.unequal_aligned import Runs, cut_alike, pool_order
-from ratrain.plan.unequal_effort import Bounds, effort_of
+from ratrain.plan.unequal_effort import Bounds
 from ratrain.plan.unequal_parts import Part, part_of, recut
 from ratrain.plan.unequal_pools import Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
@@ -95,14 +95,19 @@ class Draft:
 
 
 def drafts(
-    stages: Stages, shapes: Sequence[Shape], micro_batch: int, states: Sequence[StateMode]
+    stages: Stages,
+    shapes: Sequence[Shape],
+    micro_batch: int,
+    states: Sequence[StateMode],
+    bounds: Sequence[Bounds],
 ) -> Iterator[Draft]:
     """The best drafts of micro-batches of one size; `states`: what replicas that share states may
-    do, the first first, and a replica alone the last."""
+    do, the first first, and a replica alone the last. Mixes are grown within each of `bounds`."""
     for many in (False, True):
         state = states[0] if many else states[-1]
-        library = _library(stages, shapes, micro_batch, 2 if many else 1, state)
-        for parts in _mixes(stages, library, micro_batch, many):
+        data = 2 if many else 1
+        library = _library(stages, shapes, micro_batch, data, state, bounds[0])
+        for parts in _mixes(stages, library, micro_batch, bounds if many else ()):
             for cut in (parts, *cut_alike(stages, parts, state)):
                 draft = draft_of(stages, cut, state)
                 if draft is not None:
@@ -146,11 +151,15 @@ def _degrees_of_units(part: Part) -> tuple[int, ...]:
 
 
 def _library(
-    stages: Stages, shapes: Sequence[Shape], micro_batch: int, data: int, state: StateMode
+    stages: Stages,
+    shapes: Sequence[Shape],
+    micro_batch: int,
+    data: int,
+    state: StateMode,
+    bounds: Bounds,
 ) -> list[Part]:
     """The parts of shapes, the best of those that take the same."""
     share = max(1, stages.job.batch.sequences // (data * micro_batch))
-    bounds = _bounds(stages)[0]
     alike: dict[object, list[tuple[float, int, Part]]] = {}
     for number, shape in enumerate(shapes):
         part = part_of(stages, shape, micro_batch, data, state)
@@ -171,24 +180,20 @@ def _library(
     return [part for _, _, part in nsmallest(bounds.library, best, key=waste)]
 
 
-def _bounds(stages: Stages) -> tuple[Bounds, ...]:
-    return effort_of(sum(len(pool.devices) for pool in stages.pools)).mixes
-
-
 def _mixes(
-    stages: Stages, library: Sequence[Part], micro_batch: int, many: bool
+    stages: Stages, library: Sequence[Part], micro_batch: int, bounds: Sequence[Bounds]
 ) -> Iterator[tuple[Part, ...]]:
-    """The best mixes of one part, or of two and more."""
+    """The best mixes of two parts and more within each of `bounds`; of one part without them."""
     sequences = stages.job.batch.sequences
-    if not many:
+    if not bounds:
         share = sequences // micro_batch
         best = nsmallest(SINGLE_MIXES, library, key=lambda part: part.step_s(share))
         yield from ((part,) for part in best)
         return
     if not library:
         return
-    for bounds in _bounds(stages):
-        yield from _grown(stages, library, micro_batch, bounds)
+    for of_bounds in bounds:
+        yield from _grown(stages, library, micro_batch, of_bounds)
 
 
 def _grown(

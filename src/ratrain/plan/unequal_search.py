@@ -30,7 +30,7 @@ from ratrain.plan.unequal_changes import (
     of_candidate,
 )
 from ratrain.plan.unequal_clock import StageClock
-from ratrain.plan.unequal_effort import MARGIN, effort_of
+from ratrain.plan.unequal_effort import MARGIN, Effort, effort_of
 from ratrain.plan.unequal_leaders import LEAST, Leaders
 from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
@@ -108,12 +108,18 @@ def _has_unlike(job: JobSpec) -> bool:
 
 
 def unequal_search(
-    job: JobSpec, known: Sequence[Candidate], known_s: float, progress: Progress | None = None
+    job: JobSpec,
+    known: Sequence[Candidate],
+    known_s: float,
+    progress: Progress | None = None,
+    *,
+    quick: bool = False,
 ) -> UnequalSearch:
     """The `UnequalSearch` of a job; `known`: the best plans of alike replicas, the fastest first,
-    and its step, infinite where there are none. Plans that are no faster are left out."""
+    and its step, infinite where there are none. Plans that are no faster are left out. `quick`:
+    on few devices less is tried."""
     began = time.perf_counter()
-    seeker = _Seeker(job, known_s, progress)
+    seeker = _Seeker(job, known_s, progress, effort_of(job.cluster.devices, quick=quick))
     ranked = seeker.ranked()
     starts = [start for plan in known if (start := of_candidate(seeker.stages, plan)) is not None]
     trains = job.backend.trains
@@ -122,7 +128,7 @@ def unequal_search(
     alone = seeker.best_of(starts if trains else [], can_train, known_s)
     alone = seeker.in_other_sizes(alone)
     bar_s = min([known_s, *(plan.step_s for plan in alone[:1])])
-    of_members = members_search(seeker.stages, seeker.states, bar_s, seeker.watch)
+    of_members = members_search(seeker.stages, seeker.states, bar_s, seeker.watch, quick=quick)
     trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
     bar_s = min([known_s, *(plan.step_s for plan in trainable[:1])])
     others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, bar_s))
@@ -145,7 +151,9 @@ def _fastest(plans: Sequence[Timed[Drafted]]) -> list[Timed[Drafted]]:
 class _Seeker:
     """A search under way: what was simulated, and how many."""
 
-    def __init__(self, job: JobSpec, known_s: float, progress: Progress | None) -> None:
+    def __init__(
+        self, job: JobSpec, known_s: float, progress: Progress | None, effort: Effort
+    ) -> None:
         chosen = strategy_of(job)
         pools = pools_of(job.cluster.members())
         codes = codes_of(job, chosen)
@@ -155,7 +163,7 @@ class _Seeker:
         self.simulated = 0
         self._clock = StageClock(self.stages)
         members = job.cluster.members()
-        self._effort = effort = effort_of(len(members))
+        self._effort = effort
         self._left, self._clock_left = OPS, effort.clock_ops
         together = len({device.host for device in members}) < len(members)
         self._margin = MARGIN if together and not effort.spares_programs else CLOCK_MARGIN
@@ -173,7 +181,7 @@ class _Seeker:
         for divided, state in product(divisions_of(self.job, shapes), self.states):
             posted = [in_division(shape, divided) for shape in shapes]
             for size in sizes:
-                for draft in drafts(self.stages, posted, size, (state, alone)):
+                for draft in drafts(self.stages, posted, size, (state, alone), self._effort.mixes):
                     by_shape.setdefault(draft.key, draft)
             if any(len(draft.parts) > 1 for draft in by_shape.values()):
                 break

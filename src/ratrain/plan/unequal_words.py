@@ -8,7 +8,7 @@ from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.every_plan import EveryPlan
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.tables import search_json, search_text, wrapped
-from ratrain.plan.unequal_search import DEVICES, has_too_many
+from ratrain.plan.unequal_search import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
@@ -106,11 +106,11 @@ def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
             "budget_bytes": list(job.budgets),
             "plans": [],
         }
-    return {**body, "unequal": _unequal_json(plans, top)}
+    return {**body, "unequal": unequal_json(plans.unequal, top)}
 
 
-def _unequal_json(plans: EveryPlan, top: int) -> dict[str, Any] | None:
-    unequal = plans.unequal
+def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | None:
+    """What the search for plans of stages or replicas that differ has found."""
     if unequal is None:
         return None
     return {

@@ -10,9 +10,9 @@ from pathlib import Path
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case import Case, case_of_candidate
 from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.explain import searched
 from ratrain.plan.jobs import load_job
 from ratrain.plan.kinds import kind_parts
+from ratrain.plan.known_plans import searched
 from ratrain.plan.other_clusters import kinds_of
 from ratrain.plan.plan_file import load_plan
 from ratrain.plan.planned import planned

@@ -1,0 +1,68 @@
+"""What a plan is judged by: the plans that the planner finds for its job."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, replace
+from math import inf
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import SpecError
+from ratrain.plan.every_plan import STARTS, every_plan
+from ratrain.plan.search import Progress, Search, search
+from ratrain.plan.subject import Subject
+from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
+from ratrain.plan.uneven_setup import UnevenPlan
+
+ANY_REPLICAS = 8
+"""Devices up to which a plan file, and a job with another host, are judged by plans of replicas
+that differ too: on more that takes several seconds each. A job is always planned with both."""
+
+
+@dataclass(frozen=True)
+class KnownPlans:
+    """`alike`: plans of identical replicas, None where no layout takes all devices; `unequal`:
+    those that are faster, None where they are not searched for."""
+
+    alike: Search | None
+    unequal: UnequalSearch | None = None
+
+    @property
+    def fastest_s(self) -> float:
+        """The fastest step of a plan that can be trained; infinite where there is none."""
+        alike = self.alike.tried[:1] if self.alike is not None else ()
+        unequal = self.unequal.trainable[:1] if self.unequal is not None else ()
+        return min([inf, *(plan.step_s for plan in (*alike, *unequal))])
+
+
+def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Subject, KnownPlans]:
+    """The plan that `ratrain plan` writes, and what it found besides. Raises `Infeasible` where
+    nothing fits."""
+    plans = every_plan(job, progress)
+    if plans.best is not None:
+        subject: Subject = plans.best.plan
+    else:
+        assert plans.alike is not None, "one of the searches has found a plan"
+        subject = plans.alike.best.candidate
+    return subject, KnownPlans(plans.alike or searched(subject), plans.unequal)
+
+
+def plans_beside(subject: Subject, progress: Progress | None = None) -> KnownPlans:
+    """What the planner finds for the job of a plan."""
+    alike, job = searched(subject, progress), replace(subject.job, layout=None)
+    if not searchable(job) or job.cluster.devices > ANY_REPLICAS:
+        return KnownPlans(alike)
+    tried = alike.tried if alike is not None else ()
+    starts = [plan.candidate for plan in tried[:STARTS]]
+    best_s = min([inf, *(plan.step_s for plan in tried)])
+    return KnownPlans(alike, unequal_search(job, starts, best_s, progress))
+
+
+def searched(subject: Subject, progress: Progress | None = None) -> Search | None:
+    """The planner's own search of the job for identical replicas; None where it knows no layout
+    that takes all devices."""
+    try:
+        return search(replace(subject.job, layout=None), progress)
+    except SpecError:
+        if isinstance(subject, UnevenPlan):
+            return None
+        raise
