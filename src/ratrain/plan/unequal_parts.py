@@ -159,7 +159,7 @@ def _steps_s(columns: Floats, messages_s: Floats, cuts: Ints, micro_batches: int
     """What `Part.step_s` says of many cuts of each part (parts x cuts x stages); infinite where a
     stage is left with nothing, or one does not fit. `columns`: parts x stages x sorts x layers."""
     part: Ints = np.arange(len(cuts))[:, None, None]
-    stage: Ints = np.arange(cuts.shape[2])
+    stage: Ints = np.arange(cuts.shape[2], dtype=np.int64)
     forwards, backwards, early = (
         list(np.moveaxis(columns[part, stage, sort, cuts], 2, 0)) for sort in range(3)
     )
