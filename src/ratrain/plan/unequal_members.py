@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
 from itertools import combinations, islice, pairwise, product
+from math import inf
 
 from ratrain.cost.collectives import ring_half
 from ratrain.plan.enumerate import StateMode, kinds_of_block
@@ -158,13 +159,15 @@ def _rows(
 def _together(rows: Sequence[Row]) -> Row:
     """The work of a stage whose members have these, as that of a single one."""
 
-    def together(works: Sequence[StageWork | None]) -> StageWork | None:
-        rates = [1 / work.busy_s for work in works if work is not None and work.busy_s > 0]
-        if len(rates) < len(works):
+    def together(busy_s: Sequence[float]) -> StageWork | None:
+        if inf in busy_s or 0.0 in busy_s:
             return None
-        return StageWork(0.0, 1 / sum(rates), 0.0, Recovery.NONE)
+        return StageWork(
+            0.0, 1 / sum(1 / of_member_s for of_member_s in busy_s), 0.0, Recovery.NONE
+        )
 
-    return Row((None, *(together(works) for works in list(zip(*rows, strict=True))[1:])))
+    of_layers = zip(*(row.busy_s[1 : len(row)] for row in rows), strict=True)
+    return Row((None, *map(together, of_layers)))
 
 
 def _served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, ...], ...]:

@@ -11,6 +11,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import cache, cached_property
 from math import inf
+from typing import NamedTuple
 
 import numpy as np
 
@@ -42,8 +43,7 @@ class Seconds:
     backward_s: float
 
 
-@dataclass(frozen=True)
-class StageWork:
+class StageWork(NamedTuple):
     """A stage of this many layers for one micro-batch. `early_s`: recovery ahead of backward."""
 
     forward_s: float
