@@ -15,7 +15,7 @@ from ratrain.plan.trial import STEPS, maker, proof
 from ratrain.plan.unequal_build import plans_of
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool
-from ratrain.plan.uneven_places import uneven_costs
+from ratrain.plan.uneven_places import PlanCosts, uneven_costs
 from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
@@ -90,8 +90,9 @@ def fastest_of(
 def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | None, tuple[int, ...]]:
     """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
     else the program ranks whose memory is short."""
-    costs = uneven_costs(plan, plan.setup)
-    if least_step_s(plan.strategy, plan.setup, plan.choices, costs) >= bar_s:
+    costs = PlanCosts(plan)
+    least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
+    if least_s >= bar_s:
         return None, ()
     try:
         proved = proof(plan.strategy, plan.setup, plan.choices)
@@ -99,8 +100,7 @@ def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | Non
         return None, ()
     if not proved.verdict.sound:
         return None, _short_ranks(proved.verdict)
-    costs = uneven_costs(plan, proved.short.setup)
-    step_s = simulate_proved(proved, costs, steps=STEPS).step_time_s
+    step_s = simulate_proved(proved, costs.of(proved.short.setup), steps=STEPS).step_time_s
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
     return Timed(draft, plan, step_s, bound_bytes), ()
 

@@ -50,8 +50,24 @@ def uneven_unit_places(plan: UnevenPlan, setup: Setup) -> list[UnitPlace]:
 
 def uneven_costs(plan: UnevenPlan, setup: Setup) -> Costs:
     """The `Costs` of a plan's program; `setup` is the program's own, with its passes' marks."""
-    places = _Places(plan, setup)
-    return costs_of_places(plan.job, setup, places.all(), places.farthest)
+    return PlanCosts(plan).of(setup)
+
+
+class PlanCosts:
+    """The costs of a plan's programs. Units are put in their places once for all of them whose
+    ranks recover alike: a short one differs from the whole in its micro-batches alone."""
+
+    def __init__(self, plan: UnevenPlan) -> None:
+        self._plan = plan
+        self._known: dict[object, tuple[list[UnitPlace], Link | None]] = {}
+
+    def of(self, setup: Setup) -> Costs:
+        """The `Costs` of the program with this setup."""
+        key = setup.first_rank, setup.tied, tuple(member.recovery for member in setup.members)
+        if key not in self._known:
+            places = _Places(self._plan, setup)
+            self._known[key] = places.all(), places.farthest
+        return costs_of_places(self._plan.job, setup, *self._known[key])
 
 
 @dataclass(frozen=True)
