@@ -34,7 +34,7 @@ from ratrain.plan.unequal_changes import in_other_division
 from ratrain.plan.unequal_effort import effort_of
 from ratrain.plan.unequal_leaders import Leaders
 from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
-from ratrain.plan.unequal_parts import Part, layers_moved, part_of, recut
+from ratrain.plan.unequal_parts import Part, layers_moved, part_of, recut, steps_s
 from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
 from ratrain.plan.unequal_search import searchable
 from ratrain.plan.unequal_stages import Stages
@@ -133,6 +133,13 @@ def test_parts_recut_together_are_those_that_no_single_move_makes_faster(tmp_pat
                 assert other is None or other.step_s(micro_batches) >= step_s * (1 - 1e-9)
     unmoved = recut(stages, made, len(parts), LEVEL_1, 24)
     assert [part.layers for part in unmoved] == [part.layers for part in made]
+
+
+def test_parts_timed_together_take_what_each_takes_alone(tmp_path: Path) -> None:
+    stages = stages_of(three_kinds(tmp_path))
+    parts = parts_of(stages, (0,), (0, 1), (2, 0), (1, 0, 2), (2, 1, 0, 0), (1,), size=2)
+    for micro_batches in (1, 2, 3, 24):
+        assert steps_s(parts, micro_batches) == [part.step_s(micro_batches) for part in parts]
 
 
 def test_the_last_of_the_leaders_is_that_of_families_and_of_drafts() -> None:

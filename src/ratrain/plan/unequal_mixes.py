@@ -27,7 +27,7 @@ from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
 from ratrain.plan.unequal_aligned import Runs, cut_alike, pool_order
 from ratrain.plan.unequal_effort import Bounds
-from ratrain.plan.unequal_parts import Part, part_of, recut
+from ratrain.plan.unequal_parts import Part, part_of, recut, steps_s
 from ratrain.plan.unequal_pools import Shape, degrees_of, round_counts, used_of
 from ratrain.plan.unequal_stages import Stages
 from ratrain.program.units import Bools
@@ -160,12 +160,16 @@ def _library(
 ) -> list[Part]:
     """The parts of shapes, the best of those that take the same."""
     share = max(1, stages.job.batch.sequences // (data * micro_batch))
+    made = [
+        (number, part)
+        for number, shape in enumerate(shapes)
+        if (part := part_of(stages, shape, micro_batch, data, state)) is not None
+    ]
+    times_s = steps_s([part for _, part in made], share)
     alike: dict[object, list[tuple[float, int, Part]]] = {}
-    for number, shape in enumerate(shapes):
-        part = part_of(stages, shape, micro_batch, data, state)
-        if part is not None:
-            key = used_of(shape, len(stages.pools)), degrees_of(shape)
-            alike.setdefault(key, []).append((part.step_s(share), number, part))
+    for time_s, (number, part) in zip(times_s, made, strict=True):
+        key = used_of(part.shape, len(stages.pools)), degrees_of(part.shape)
+        alike.setdefault(key, []).append((time_s, number, part))
     if not bounds.repeated:
         near = [(key, entry) for key in alike for entry in nsmallest(RECUT_SHAPES, alike[key])]
         parts = recut(stages, [part for _, (_, _, part) in near], data, state, share)

@@ -99,23 +99,43 @@ def _cut(part: Part, rows: Sequence[Row], layers: tuple[int, ...]) -> Part | Non
     return Part(part.shape, part.micro_batch, layers, fitting, part.messages_s)
 
 
+def steps_s(parts: Sequence[Part], micro_batches: int) -> list[float]:
+    """What `Part.step_s` says of each of many parts."""
+    made = [0.0] * len(parts)
+    for places in _of_depths(parts):
+        alike = [parts[place] for place in places]
+        seconds = np.array([[work[:3] for work in part.works] for part in alike])
+        messages_s = np.array([part.messages_s for part in alike])
+        forwards, backwards, early = (list(seconds[:, :, sort].T) for sort in range(3))
+        times_s = step_s(
+            micro_batches, forwards, backwards, early, list(messages_s.T), largest_of_each
+        )
+        for place, time_s in zip(places, times_s.tolist(), strict=True):
+            made[place] = time_s
+    return made
+
+
+def _of_depths(parts: Sequence[Part]) -> list[list[int]]:
+    """The places of parts of equally many stages."""
+    places: dict[int, list[int]] = {}
+    for place, part in enumerate(parts):
+        places.setdefault(len(part.shape), []).append(place)
+    return list(places.values())
+
+
 def recut(
     stages: Stages, parts: Sequence[Part], data: int, state: StateMode, micro_batches: int
 ) -> list[Part]:
     """The parts with single layers moved from stage to stage as long as so many micro-batches then
     take less: of cuts whose slowest stages are alike, the fill of the pipeline decides."""
     made = list(parts)
-    places: dict[int, list[int]] = {}
-    for place, part in enumerate(parts):
-        places.setdefault(len(part.shape), []).append(place)
-    for depth, alike in places.items():
-        if depth > 1:
-            for place, part in zip(
-                alike,
-                _recut([parts[n] for n in alike], stages, data, state, micro_batches),
-                strict=True,
-            ):
-                made[place] = part
+    for places in _of_depths(parts):
+        alike = [parts[place] for place in places]
+        if len(alike[0].shape) == 1:
+            continue
+        recut_alike = _recut(alike, stages, data, state, micro_batches)
+        for place, part in zip(places, recut_alike, strict=True):
+            made[place] = part
     return made
 
 
