@@ -14,6 +14,7 @@ from ratrain.plan.search import Progress, Search
 from ratrain.plan.unequal_build import file_of_plan
 from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
 from ratrain.plan.unequal_trial import Drafted, Timed
+from ratrain.program.skeletons import SKELETONS
 
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
@@ -67,4 +68,12 @@ def every_plan(job: JobSpec, progress: Progress | None = None) -> EveryPlan:
     if not searchable(job):
         return EveryPlan(job, alike, None)
     starts = [tried.candidate for tried in alike.tried[:STARTS]]
-    return EveryPlan(job, alike, unequal_search(job, starts, alike.best.step_s, progress))
+    whole_s = _whole_s(alike)
+    unequal = unequal_search(job, starts, alike.best.step_s, progress, whole_s=whole_s)
+    return EveryPlan(job, alike, unequal)
+
+
+def _whole_s(alike: Search) -> float:
+    """The step of the fastest plan with backward whole; of the fastest of all where none is."""
+    whole = (t for t in alike.tried if not SKELETONS[t.candidate.strategy.skeleton].split_backward)
+    return next((tried.step_s for tried in whole), alike.best.step_s)
