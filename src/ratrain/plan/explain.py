@@ -24,6 +24,7 @@ from ratrain.plan.misfit import Misfit, misfits
 from ratrain.plan.other_clusters import kinds_of
 from ratrain.plan.search import Progress, Search, search
 from ratrain.plan.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.split_orders import with_order_open
 from ratrain.plan.subject import Subject, case_of_subject
 from ratrain.plan.tables import (
     WIDTH,
@@ -104,7 +105,7 @@ class Explanation:
 def searched(subject: Subject, progress: Progress | None = None) -> Search | None:
     """The planner's own search of the job; None where it knows no layout that takes all devices."""
     try:
-        return search(replace(subject.job, layout=None), progress)
+        return search(with_order_open(replace(subject.job, layout=None)), progress)
     except SpecError:
         if isinstance(subject, UnevenPlan):
             return None
@@ -116,7 +117,7 @@ def explain(subject: Subject, search: Search | None, watch: Watch = unwatched) -
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = case_of_subject(subject)
     simulation = simulate_proved(case.proved, case.costs)
-    several = len(kinds_of(case.job)) > 1
+    several, asked = len(kinds_of(case.job)) > 1, with_order_open(case.job)
     tokens_per_s = case.tokens / simulation.step_time_s
     return Explanation(
         subject,
@@ -124,9 +125,9 @@ def explain(subject: Subject, search: Search | None, watch: Watch = unwatched) -
         search,
         tuple(misfits(search, NEAR)) if search is not None else (),
         kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
-        speedup_of(case.job, tokens_per_s, watch),
-        added_hosts(case.job, watch),
-        again_s(case.job, watch) if several else inf,
+        speedup_of(asked, tokens_per_s, watch),
+        added_hosts(asked, watch),
+        again_s(asked, watch) if several else inf,
     )
 
 
