@@ -1,5 +1,6 @@
-"""Plans of unlike replicas in ZB-H1, as the planner writes them, on real processes: the numbers are
-those of the same plan in 1F1B, bit for bit, and those of one process to rounding."""
+"""Plans of unlike replicas in ZB-H1, as the planner writes them, and in an order found by search,
+on real processes: the numbers are those of the same plan in 1F1B, bit for bit, and those of one
+process to rounding."""
 
 from __future__ import annotations
 
@@ -14,6 +15,11 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import Result, train
 
+from ratrain.plan.order_board import Board
+from ratrain.plan.order_seeds import order_of, policies
+from ratrain.plan.plan_file import load_plan
+from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.uneven_read import uneven_plan
 from ratrain.runtime.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -90,3 +96,25 @@ def test_a_checkpoint_goes_on_from_1f1b_and_back_bit_by_bit(tmp_path: Path) -> N
     for folder in (split, back):
         assert loss_bits(folder) == loss_bits(usual)
         assert_same_end(folder, usual)
+
+
+def test_an_order_of_each_replica_found_by_search_has_the_bits_of_1f1b(
+    crew: Crew, tmp_path: Path
+) -> None:
+    setting = replace(ALONE, name="ratrain", unlike=(Unlike((1, 1, 2), 6), Unlike((4,), 2)))
+    usual = train(crew, setting, tmp_path / "usual")
+    orders, file = searched(tmp_path / "usual"), tmp_path / "mine.csv"
+    file.write_text(orders)
+    mine = train(crew, replace(setting, skeleton=str(file)), tmp_path / "mine")
+    assert RunFolder(tmp_path / "mine" / "run").read_program().setup.split_backward
+    assert not mine.differences(usual)
+    assert_held(mine)
+
+
+def searched(folder: Path) -> str:
+    """The file of an order with backward split, on the plan of a folder."""
+    path = folder / "plan.json"
+    board = Board(UnevenCase(uneven_plan(load_plan(path), str(path))), split=True)
+    deep, flat = ([*policies(pipeline)] for pipeline in board.pipelines)
+    orders = (*order_of(board.pipelines[0], deep[4]), *order_of(board.pipelines[1], flat[1]))
+    return board.csv(orders)

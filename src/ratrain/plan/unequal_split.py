@@ -1,6 +1,6 @@
 """Plans whose stages and replicas differ, in orders that split backward.
 
-What such an order is, and when a job leaves it to the planner, says `split_orders`. Here the fastest
+`split_orders` says what such an order is, and when a job leaves it to the planner. Here the fastest
 plans of a search are tried in it as they are, and the fastest of these is changed as long as that
 gains: with fewer waits another cut, share, micro-batch or size of a stage may be the best one.
 """

@@ -140,7 +140,9 @@ def _unequal_json(plans: EveryPlan, top: int) -> dict[str, Any] | None:
 def shapes_json(plan: UnevenPlan) -> dict[str, Any]:
     """What a plan's replicas are."""
     facts = UnevenCase(plan).facts()
-    return {key: facts[key] for key in ("idle_devices", "replicas", "order", "sharding", "gradients")}
+    return {
+        key: facts[key] for key in ("idle_devices", "replicas", "order", "sharding", "gradients")
+    }
 
 
 def _timed_json(plan: Timed[Drafted]) -> dict[str, Any]:
