@@ -184,4 +184,4 @@ def test_whatever_is_chosen_on_random_clusters_is_proved_and_earns_its_place(
                 split += 1
                 assert plan.step_s <= (1 - WORTH_SPLIT) * plans.unequal.whole_s, seed
                 assert simulated_s(in_1f1b(plan.plan)) > plan.step_s, seed
-    assert split > 8
+    assert split > 4, "too few to say anything"
