@@ -50,6 +50,7 @@ QUICK: dict[str, list[Words]] = {
     "schedules": [
         ["schedules", SMALL],
         ["schedules", SMALL, "--search", "--evaluations", "60", "--save", "mine.csv"],
+        ["schedules", UNEQUAL, "--search", "--evaluations", "60"],
     ],
     "verify": [["verify", SMALL], ["verify", "broken.program"]],
     "simulate": [

@@ -61,6 +61,14 @@ def random_plan(rng: Random) -> dict[str, Any]:
         plan["sequence_parallel"] = True
     if rng.random() < 0.2:
         plan["clip_norm"] = 1.0
+    return split(plan)
+
+
+def split(plan: dict[str, Any]) -> dict[str, Any]:
+    """The plan with backward split, in one of four in 1F1B: such plans the planner writes. A choice
+    of its own, so that all else is as it would be without."""
+    if plan["skeleton"] == "1f1b" and Random(repr(plan["replicas"])).random() < 0.25:
+        plan["skeleton"] = "zb-h1"
     return plan
 
 

@@ -84,7 +84,7 @@ def test_the_clock_of_one_order_gives_every_other_the_time_of_its_own_program(
     virtual: int,
 ) -> None:
     board = Board(case_of(job_of(LayoutSpec(2, virtual=virtual), "breadth-first")), split=True)
-    orders = [order_of(board.pipeline, policy) for policy in policies(board.pipeline)][::7]
+    orders = [order_of(board.pipelines[0], policy) for policy in policies(board.pipelines[0])][::7]
     clock = board.clock
     for order in orders:
         proved = board.proved(order)  # builds its program, and puts the board on that one's clock
@@ -105,7 +105,7 @@ def test_policies_and_moves_keep_every_stage_in_ascending_order_and_forward_firs
     board = Board(case_of(job_of(layout, skeleton)), split=split)
     here = board.tried(board.first)
     assert here is not None
-    pipeline = board.pipeline
+    (pipeline,) = board.pipelines
     moves, kinds = Moves(Random(1)), [Kind.F, *([Kind.I, Kind.W] if split else [Kind.B])]
     made = [order_of(pipeline, policy) for policy in policies(pipeline)]
     critical = critical_pieces(board.clock, here.timed)

@@ -11,6 +11,7 @@ from typing import Any
 import numpy as np
 import pytest
 from click.testing import CliRunner
+from random_plans import split
 from test_uneven_setup import TWO_KINDS, read, replica, stage
 
 from ratrain.cli.main import ratrain
@@ -228,12 +229,12 @@ def random_members(rng: Random) -> dict[str, Any]:
             of_stage["sharding"] = 3
         for each in members:
             each["recovery"] = rng.choice(["none", "backward"])
-    return {
+    return split({
         **TWO_KINDS, "cluster": {"name": "mixed-sites", "devices": 24}, "schedule": schedule,
         "skeleton": skeleton, "prefetch": prefetch, "sequences": micro_batches,
         "collective": rng.choice(["ring", "auto", "hierarchical"]),
         "replicas": [replica(micro_batches, *stages)],
-    }  # fmt: skip
+    })  # fmt: skip
 
 
 def check(seed: int) -> None:

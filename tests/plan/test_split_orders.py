@@ -20,7 +20,8 @@ from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
-from ratrain.plan.split_orders import SPLIT_ORDERS, WORTH_SPLIT
+from ratrain.plan.speedup import free_to_recover
+from ratrain.plan.split_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
 from ratrain.plan.tables import candidate_json, plan_name, search_text
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
@@ -183,3 +184,20 @@ def test_the_simulator_charges_the_second_half_with_it() -> None:
     case = case_of(asked(FOUR, skeleton="zb-h1"))
     work = {kind: case.costs.work[kind].fixed_s for kind in (Kind.B, Kind.I, Kind.W)}
     assert (work[Kind.I] + work[Kind.W] > work[Kind.B]).all()
+
+
+def test_what_a_plan_is_compared_with_may_take_any_order() -> None:
+    """A plan file names the order that the planner chose, which is not one that was asked for."""
+    split = asked(FOUR, skeleton="zb-h1", recovery="keep-all")
+    opened = with_order_open(split)
+    assert (opened.schedule.skeleton, opened.schedule.recovery) == (None, "auto")
+    assert free_to_recover(opened).schedule.skeleton is None
+    for kept in (
+        asked(FOUR, skeleton="1f1b"),
+        asked(FOUR, skeleton="gpipe"),
+        asked(FOUR, skeleton="zb-h1", without=("update-prefetch",)),
+        asked(FOUR, name="zb-h1"),
+    ):
+        assert with_order_open(kept) is kept
+        order = kept.schedule.skeleton or "zb-h1"
+        assert free_to_recover(kept).schedule.skeleton == order

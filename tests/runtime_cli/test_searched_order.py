@@ -38,7 +38,7 @@ def test_an_order_found_by_search_trains_to_the_same_bits_as_1f1b(tmp_path: Path
 def test_an_order_of_layers_and_gathers_trains_to_the_same_bits_as_1f1b(tmp_path: Path) -> None:
     job = load_job(write_job(tmp_path, pipeline=1))
     board = Board(case_of(job), split=False)
-    units, micro_batches = board.pipeline.stages, board.pipeline.micro_batches
+    units, micro_batches = board.pipelines[0].stages, board.pipelines[0].micro_batches
     stage_order = [(kind, 0, m) for kind in (Kind.F, Kind.B) for m in range(micro_batches)]
     layers = laid_out(stage_order, units, micro_batches, micro_batches)
     proved = board.proved((layers,))

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import click
 
-from ratrain.cli.jobs import set_values
+from ratrain.cli.jobs import refuse_overrides, set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
 
@@ -48,9 +48,10 @@ def command(
     predicted step time, proven memory, and whether it fits.
 
     JOB is a job file (.toml). All schedules get the job's layout, batch and memory budget; a
-    job without a layout is planned first. Each program is proved and simulated at full size; an
-    order that does not repeat (gpipe, breadth-first) is left out where it is very long.
-    An interleaved order gets two stages per rank if the layout has one.
+    job without a layout is planned first. Of a plan file (.json), whose replicas may differ, the
+    compute orders are compared on the plan's own replicas, with its own passes. Each program is
+    proved and simulated at full size; an order that does not repeat (gpipe, breadth-first) is left
+    out where it is very long. An interleaved order gets two stages per rank if the layout has one.
 
     With --search, it searches for an order tailored to this job, beginning with the named orders
     that fit: forwards further ahead, backward split in two, single ops earlier or later. The
@@ -61,12 +62,19 @@ def command(
       ratrain schedules examples/small.toml
       ratrain schedules examples/small.toml --json
       ratrain schedules examples/small.toml --search --seconds 10 --save mine.csv
+      ratrain schedules examples/unequal-replicas.json --search --seconds 10
     """
     from ratrain.cli.progress import progress
+
+    _require_searched(save, evaluations, search)
+    if job.suffix == ".json":
+        refuse_overrides(job, overrides)
+        _orders_of_plan(job, (seconds, evaluations, seed) if search else None, save, as_json)
+        return
+
     from ratrain.plan.jobs import load_job
     from ratrain.plan.schedules import compare_schedules, comparison_json, comparison_text
 
-    _require_searched(save, evaluations, search)
     described = load_job(job, overrides)
     with progress("simulating", "schedules") as report:
         comparison = compare_schedules(described, report)
@@ -93,6 +101,43 @@ def command(
     click.echo("\n".join(comparison_text(comparison)))
     click.echo("")
     click.echo("\n".join(search_text(result, comparison, described, save)))
+
+
+def _orders_of_plan(
+    file: Path, effort: tuple[float, int | None, int] | None, save: Path | None, as_json: bool
+) -> None:
+    """The orders of a plan file; `effort`: the seconds, orders and seed of a search."""
+    from ratrain.cli.progress import progress
+    from ratrain.plan.order_search import Limits
+    from ratrain.plan.plan_file import load_plan
+    from ratrain.plan.plan_orders import compare_orders, search_orders_of_plan
+    from ratrain.plan.plan_orders_words import (
+        orders_json,
+        orders_text,
+        searched_json,
+        searched_text,
+    )
+    from ratrain.plan.uneven_read import uneven_plan
+    from ratrain.readers.writing import write_whole
+
+    plan = uneven_plan(load_plan(file), str(file))
+    with progress("simulating", "orders") as report:
+        orders = compare_orders(plan, file, report)
+    result = None
+    if effort is not None:
+        seconds, evaluations, seed = effort
+        with progress("searching", "s") as report:
+            result = search_orders_of_plan(orders, Limits(seconds, evaluations), seed, report)
+        if save is not None and result.order is not None:
+            write_whole(save, result.order.csv)
+    if as_json:
+        searched = {} if result is None else {"search": searched_json(result, orders, save)}
+        print_json("schedules", {**orders_json(orders), **searched})
+        return
+    click.echo("\n".join(orders_text(orders)))
+    if result is not None:
+        click.echo("")
+        click.echo("\n".join(searched_text(result, orders, save)))
 
 
 def _require_searched(save: Path | None, evaluations: int | None, search: bool) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 from math import inf
 
@@ -10,10 +11,11 @@ from ratrain.errors import Infeasible
 from ratrain.plan.plan_file import Plan, Predicted
 from ratrain.plan.plan_writing import plan_of
 from ratrain.plan.planned import planned
-from ratrain.plan.search import Progress, Search
+from ratrain.plan.search import Progress, Search, Tried
 from ratrain.plan.unequal_build import file_of_plan
 from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
 from ratrain.plan.unequal_trial import Drafted, Timed
+from ratrain.program.skeletons import SKELETONS
 
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
@@ -68,5 +70,14 @@ def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = 
     if not searchable(job):
         return EveryPlan(job, alike, None)
     starts = [tried.candidate for tried in alike.tried[:STARTS]]
-    best_s = alike.best.step_s
-    return EveryPlan(job, alike, unequal_search(job, starts, best_s, progress, quick=quick))
+    unequal = unequal_search(
+        job, starts, alike.best.step_s, progress, whole_s=fastest_whole_s(alike.tried), quick=quick
+    )
+    return EveryPlan(job, alike, unequal)
+
+
+def fastest_whole_s(tried: Sequence[Tried]) -> float:
+    """The step of the fastest of these with backward whole, of the fastest of all where each is
+    split; they come the fastest first. Infinite where there are none."""
+    whole = (t for t in tried if not SKELETONS[t.candidate.strategy.skeleton].split_backward)
+    return next((plan.step_s for plan in (*whole, *tried)), inf)

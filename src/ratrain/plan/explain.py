@@ -24,6 +24,7 @@ from ratrain.plan.known_plans import KnownPlans
 from ratrain.plan.misfit import Misfit, misfits
 from ratrain.plan.other_clusters import kinds_of
 from ratrain.plan.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.split_orders import with_order_open
 from ratrain.plan.subject import Subject, case_of_subject
 from ratrain.plan.tables import (
     WIDTH,
@@ -102,7 +103,7 @@ def explain(
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = case_of_subject(subject)
     simulation = simulate_proved(case.proved, case.costs)
-    several = len(kinds_of(case.job)) > 1
+    several, asked = len(kinds_of(case.job)) > 1, with_order_open(case.job)
     tokens_per_s = case.tokens / simulation.step_time_s
     return Explanation(
         subject,
@@ -111,8 +112,8 @@ def explain(
         from_job,
         tuple(misfits(known.alike, NEAR)) if known.alike is not None else (),
         kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
-        speedup_of(case.job, tokens_per_s, watch),
-        added_hosts(case.job, watch),
+        speedup_of(asked, tokens_per_s, watch),
+        added_hosts(asked, watch),
     )
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -17,7 +18,7 @@ from tempfile import TemporaryDirectory
 from ratrain.errors import ProgramError, SpecError
 from ratrain.program.csv import Step, csv_setup
 from ratrain.program.kind import Kind
-from ratrain.program.order_csv import OrderFile, read_order
+from ratrain.program.order_csv import OrderFile, read_orders
 from ratrain.program.replicas import Unit
 from ratrain.program.skeletons import SKELETONS, Fixed, Place, Skeleton, declare_skeleton
 from ratrain.readers.files import read_text
@@ -32,7 +33,7 @@ def fixed_order(path: Path) -> str:
     name = f"{path.stem}@{sha256(text.encode()).hexdigest()[:8]}"
     if name not in SKELETONS:
         try:
-            declare_skeleton(name, _skeleton(read_order(text, str(path)), path))
+            declare_skeleton(name, _skeleton(read_orders(text, str(path)), path))
         except ProgramError as error:
             raise SpecError(error.what, place=error.place or str(path), fix=error.fix) from error
     return name
@@ -59,42 +60,83 @@ def file_of(skeleton: str) -> str:
     return skeleton if fixed is None else fixed.file
 
 
-def _skeleton(file: OrderFile, path: Path) -> Skeleton:
-    """A skeleton that yields a file's orders."""
-    orders: Mapping[int, Sequence[Step]] = file.steps
-    setup = csv_setup(orders, Unit("stage"), str(path))
+@dataclass(frozen=True)
+class _Pipeline:
+    """The order of one replica, checked."""
+
+    steps: Mapping[int, Sequence[Step]]
+    chunks: int
+    micro_batches: int
+    split_backward: bool
+
+    @property
+    def degrees(self) -> tuple[int, int, int]:
+        return len(self.steps), self.chunks, self.micro_batches
+
+
+def _pipeline(file: OrderFile, path: Path) -> _Pipeline:
+    """The order of a replica; an error where it is not whole."""
+    setup = csv_setup(file.steps, Unit("stage"), str(path))
     (replica,) = setup.replicas
-    ranks = len(orders)
+    ranks = len(file.steps)
     chunks, left_over = divmod(len(replica.stages), ranks)
     if left_over:
         raise ProgramError(
             f"{len(replica.stages)} stages cannot be divided equally among {ranks} ranks",
             fix="give each rank the same number of stages",
         )
-    for rank, steps in orders.items():
+    for rank, steps in file.steps.items():
         _require_whole(
             rank, steps, [rank + c * ranks for c in range(chunks)], replica.micro_batches
         )
-    fixed = Fixed(str(path.resolve()), ranks, chunks, replica.micro_batches)
+    return _Pipeline(file.steps, chunks, replica.micro_batches, setup.split_backward)
+
+
+def _skeleton(files: Sequence[OrderFile], path: Path) -> Skeleton:
+    """A skeleton that yields a file's orders: of each replica its own, or one for all of them."""
+    first, *others = pipelines = [_pipeline(file, path) for file in files]
+    _require_alike(pipelines)
+    fixed = Fixed(
+        str(path.resolve()),
+        *first.degrees,
+        tuple((len(other.steps), other.micro_batches) for other in others),
+    )
 
     def order(place: Place) -> Iterator[Step]:
         asked = place.ranks, place.chunks, place.micro_batches
-        if asked != (ranks, chunks, replica.micro_batches):
+        known = pipelines[place.replica] if place.replica < len(pipelines) else None
+        known = known if others else first
+        if known is None or asked != known.degrees:
+            which = f" as replica {place.replica}" if others else ""
             raise ProgramError(
-                f"{path.name} is written for {fixed.words}, not for {Fixed('', *asked).words}",
+                f"{path.name} is written for {fixed.words}, not for {Fixed('', *asked).words}"
+                f"{which}",
                 fix=f"use {fixed.words}",
             )
-        yield from orders[place.rank]
+        yield from known.steps[place.rank]
 
     order.__doc__ = f"The order of {path.name}, for {fixed.words}."
     return Skeleton(
         order,
-        split_backward=setup.split_backward,
-        chunks=chunks > 1,
-        arrival_places=not setup.split_backward,
+        split_backward=first.split_backward,
+        chunks=first.chunks > 1,
+        arrival_places=not first.split_backward,
         fixed=fixed,
-        written=file.written,
+        written=files[0].written,
     )
+
+
+def _require_alike(pipelines: Sequence[_Pipeline]) -> None:
+    """Refuses what no program says of replicas that differ."""
+    if len(pipelines) > 1 and any(pipeline.chunks > 1 for pipeline in pipelines):
+        raise ProgramError(
+            "where replicas differ, each rank has one stage", fix="give each stage its own rank"
+        )
+    if len({pipeline.split_backward for pipeline in pipelines}) > 1:
+        raise ProgramError(
+            "backward is split in one replica and whole in another",
+            fix="write I and W for all of them, or B",
+        )
 
 
 def _require_whole(

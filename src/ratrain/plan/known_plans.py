@@ -7,8 +7,9 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.every_plan import STARTS, every_plan
+from ratrain.plan.every_plan import STARTS, every_plan, fastest_whole_s
 from ratrain.plan.search import Progress, Search, search
+from ratrain.plan.split_orders import with_order_open
 from ratrain.plan.subject import Subject
 from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
 from ratrain.plan.uneven_setup import UnevenPlan
@@ -48,21 +49,27 @@ def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Subject
 
 def plans_beside(subject: Subject, progress: Progress | None = None) -> KnownPlans:
     """What the planner finds for the job of a plan."""
-    alike, job = searched(subject, progress), replace(subject.job, layout=None)
+    alike, job = searched(subject, progress), _asked(subject)
     if not searchable(job) or job.cluster.devices > ANY_REPLICAS:
         return KnownPlans(alike)
     tried = alike.tried if alike is not None else ()
     starts = [plan.candidate for plan in tried[:STARTS]]
     best_s = min([inf, *(plan.step_s for plan in tried)])
-    return KnownPlans(alike, unequal_search(job, starts, best_s, progress))
+    whole_s = fastest_whole_s(tried)
+    return KnownPlans(alike, unequal_search(job, starts, best_s, progress, whole_s=whole_s))
 
 
 def searched(subject: Subject, progress: Progress | None = None) -> Search | None:
     """The planner's own search of the job for identical replicas; None where it knows no layout
     that takes all devices."""
     try:
-        return search(replace(subject.job, layout=None), progress)
+        return search(_asked(subject), progress)
     except SpecError:
         if isinstance(subject, UnevenPlan):
             return None
         raise
+
+
+def _asked(subject: Subject) -> JobSpec:
+    """The plan's job as the planner is asked: without a layout, nor an order that a plan chose."""
+    return with_order_open(replace(subject.job, layout=None))

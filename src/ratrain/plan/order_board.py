@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
@@ -10,15 +10,16 @@ from ratrain.plan.case import Case
 from ratrain.plan.order_clock import Order, OrderClock, Orders, Timed
 from ratrain.plan.order_seeds import Pipeline, laid_out, order_of, policies
 from ratrain.plan.trial import only_over_budget
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.csv import write_csv
 from ratrain.program.kind import Kind, Lane
-from ratrain.program.order_csv import write_order
+from ratrain.program.order_csv import write_order, write_orders
 from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.plain import UnitStep, plain_program
 from ratrain.program.program import Program
-from ratrain.program.replicas import Member, Unit
+from ratrain.program.replicas import Member, Replica, Unit
 from ratrain.program.setup import Setup
-from ratrain.program.skeletons import SKELETONS, Place, Written
+from ratrain.program.skeletons import SKELETONS, Place, Skeleton, Written
 from ratrain.program.strategies import with_passes
 from ratrain.program.verify import Verdict, verify
 from ratrain.simulate.step_bound import step_bound
@@ -38,21 +39,21 @@ class Tried:
 
 class Board:
     """Tries orders of one case. `split`: backward as input gradient and weight gradient apart.
-    Where each rank holds the whole model, pieces are units'; otherwise stages'."""
+    Where each rank holds the whole model, pieces are units'; otherwise stages'. Replicas of a plan
+    that differ have orders `apart`, each in its own pipeline."""
 
-    def __init__(self, case: Case, *, split: bool) -> None:
+    def __init__(self, case: Case | UnevenCase, *, split: bool) -> None:
         self.case, self.split = case, split
         self.evaluations = 0
         self.by_unit = _holds_all(case.setup)
-        known = OrderClock(case.program, case.costs, by_unit=self.by_unit)
-        self.places = known.places
+        self.apart = isinstance(case, UnevenCase) and len(case.setup.replicas) > 1
+        known = self._clock(case.program)
+        self.places, self._place_of = known.places, known.place_of
         compute = known.orders[: self.places]
         self.first: Orders = tuple(self._parted(order) for order in compute)
         program, verdict = self._built(self.first)
         self.clock = self._clock(program)
-        self.pipeline = _pipeline(
-            self.clock, program.setup, self.first, split=split, by_unit=self.by_unit
-        )
+        self.pipelines = list(self._pipelines(program.setup))
         self.least_s = _least_s(self.clock)
         self._keep_room(verdict, self.first)
 
@@ -83,13 +84,15 @@ class Board:
 
     def held_bytes(self, orders: Orders) -> int:
         """The most that any place holds of what waits for backward."""
-        return max(self.pipeline.peak_bytes(order) for order in orders[: self.places])
+        return max(self._peak_bytes(place, orders[place]) for place in range(self.places))
 
     def csv(self, orders: Orders) -> str:
         """The order as a file that a job takes: PyTorch's CSV, and where it says more than stages'
         turns, with units and transfers."""
         program, _ = self._built(orders)
         turned = self.turned(orders)
+        if self.apart:
+            return write_orders(write_csv(program, replica=r) for r in range(len(self.pipelines)))
         if not self.by_unit and not turned:
             return write_csv(program)
         written = Written({0: self._of_units(orders[0])} if self.by_unit else {}, turned)
@@ -98,25 +101,34 @@ class Board:
     def seeds(self) -> Iterator[Orders]:
         """Orders to begin with: the case's own, those with a name, and what policies lead to."""
         yield self.first
-        pipeline = self.pipeline
         if self.by_unit:
             yield from self._layer_orders()
-        degrees = pipeline.micro_batches, pipeline.places, pipeline.chunks
         for skeleton in SKELETONS.values():
-            if skeleton.fixed is not None or self.by_unit:
-                continue
-            if skeleton.takes(*degrees) and (skeleton.chunks or pipeline.chunks == 1):
-                places = (
-                    Place(place, pipeline.places, pipeline.chunks, pipeline.micro_batches)
-                    for place in range(pipeline.places)
+            if skeleton.fixed is None and not self.by_unit and self._takes(skeleton):
+                yield tuple(
+                    self._parted(tuple(skeleton.order(place)))
+                    for pipeline in self.pipelines
+                    for place in pipeline.each_place
                 )
-                yield tuple(self._parted(tuple(skeleton.order(place))) for place in places)
-        for policy in policies(self.pipeline):
-            yield order_of(self.pipeline, policy)
+        of_pipelines = [list(policies(pipeline)) for pipeline in self.pipelines]
+        for number in range(max(map(len, of_pipelines))):
+            yield tuple(
+                order
+                for pipeline, known in zip(self.pipelines, of_pipelines, strict=True)
+                for order in order_of(pipeline, known[number % len(known)])
+            )
+
+    def _takes(self, skeleton: Skeleton) -> bool:
+        """Whether an order exists for every pipeline."""
+        return all(
+            skeleton.takes(pipeline.micro_batches, pipeline.places, pipeline.chunks)
+            and (skeleton.chunks or pipeline.chunks == 1)
+            for pipeline in self.pipelines
+        )
 
     def _layer_orders(self) -> Iterator[Orders]:
         """Orders with a name, unit by unit, where each rank holds the whole model."""
-        pipeline = self.pipeline
+        (pipeline,) = self.pipelines
         for skeleton in SKELETONS.values():
             if skeleton.fixed is None and skeleton.takes(pipeline.micro_batches, 1, 1):
                 steps = skeleton.order(Place(0, 1, 1, pipeline.micro_batches))
@@ -138,10 +150,28 @@ class Board:
         return {lane: order for lane, order in asked.items() if usual.get(lane) != order}
 
     def _clock(self, program: Program) -> OrderClock:
-        return OrderClock(program, self.case.costs, by_unit=self.by_unit)
+        return OrderClock(program, self.case.costs, by_unit=self.by_unit, apart=self.apart)
+
+    def _pipelines(self, setup: Setup) -> Iterator[Pipeline]:
+        """The pipeline of all replicas, or where they differ of each."""
+        every = range(len(setup.replicas))
+        for replicas in ([number] for number in every) if self.apart else [every]:
+            yield _pipeline(self.clock, setup, replicas, split=self.split, by_unit=self.by_unit)
+
+    def _at(self, place: int) -> tuple[int, int]:
+        """The number of the pipeline that a place is in, and where it stands there."""
+        number = 0
+        while place >= self.pipelines[number].places:
+            place -= self.pipelines[number].places
+            number += 1
+        return number, place
+
+    def _peak_bytes(self, place: int, order: Order) -> int:
+        return self.pipelines[self._at(place)[0]].peak_bytes(order)
 
     def _has_room(self, place: int, order: Order) -> bool:
-        return self.pipeline.peak_bytes(order) <= self.pipeline.room_bytes[place]
+        number, there = self._at(place)
+        return self._peak_bytes(place, order) <= self.pipelines[number].room_bytes[there]
 
     def _parted(self, order: Order) -> Order:
         """An order with backward whole or split, as it is on this board."""
@@ -156,7 +186,7 @@ class Board:
             together=1,
             sharding=0,
         )
-        ranks = {first + place: place for first in setup.first_rank for place in range(self.places)}
+        ranks = dict(enumerate(self._place_of))
         compute = {rank: orders[place] for rank, place in ranks.items()}
         if self.by_unit:
             by_unit = {rank: self._of_units(order) for rank, order in compute.items()}
@@ -171,15 +201,19 @@ class Board:
 
     def _keep_room(self, verdict: Verdict, orders: Orders) -> None:
         """Lets each place hold no more than what its budget leaves beside all else."""
-        pipeline, setup = self.pipeline, self.case.setup
-        room = list(pipeline.room_bytes)
+        setup = self.case.setup
+        room = [list(pipeline.room_bytes) for pipeline in self.pipelines]
         for bound in verdict.bounds:
             budget = setup.budget_of(bound.rank)
             if budget is not None:
                 place = self.clock.place_of[bound.rank]
-                held = pipeline.peak_bytes(orders[place])
-                room[place] = min(room[place], held + budget - bound.total_bytes)
-        self.pipeline = replace(pipeline, room_bytes=room)
+                number, there = self._at(place)
+                left = self._peak_bytes(place, orders[place]) + budget - bound.total_bytes
+                room[number][there] = min(room[number][there], left)
+        self.pipelines = [
+            replace(pipeline, room_bytes=left)
+            for pipeline, left in zip(self.pipelines, room, strict=True)
+        ]
 
 
 def _holds_all(setup: Setup) -> bool:
@@ -214,40 +248,50 @@ def _divided(order: Order) -> Order:
 
 
 def _pipeline(
-    clock: OrderClock, setup: Setup, orders: Orders, *, split: bool, by_unit: bool
+    clock: OrderClock, setup: Setup, replicas: Sequence[int], *, split: bool, by_unit: bool
 ) -> Pipeline:
-    """What a policy needs to know; of several sorts of replicas, the slowest figures."""
+    """What a policy needs to know of these replicas; of several sorts, the slowest figures."""
     compute_s: dict[tuple[Kind, int], float] = {}
-    for rows in clock.rows:
-        for (kind, stage, micro_batch), of_piece in rows.items():
+    alike = [setup.replicas[number] for number in replicas]
+    ranks = {
+        setup.first_rank[number] + rank
+        for number in replicas
+        for rank in range(setup.replicas[number].ranks)
+    }
+    for rank in ranks:
+        for (kind, stage, micro_batch), of_piece in clock.rows[rank].items():
             if micro_batch == 0:
                 time_s = float(clock.op_costs.fixed_s[of_piece].sum())
                 compute_s[kind, stage] = max(time_s, compute_s.get((kind, stage), 0.0))
-    replica = setup.replicas[0]
+    replica = alike[0]
     backward = Kind.I if split else Kind.B
-    held_bytes = [_held_bytes(setup, stage) for stage in range(len(replica.stages))]
+    held_bytes = [_held_bytes(alike, stage) for stage in range(len(replica.stages))]
     if by_unit:
         (member,) = replica.stages[0].members
         held_bytes = [_held_by_unit(member, unit) for unit in member.units]
     return Pipeline(
-        places=len(orders),
+        places=replica.ranks,
         stages=len(held_bytes),
         micro_batches=replica.micro_batches,
         backward=backward,
         compute_s=compute_s,
-        message_s=_messages(clock, backward),
+        message_s=_messages(clock, backward, ranks),
         held_bytes=held_bytes,
-        room_bytes=[inf] * len(orders),
+        room_bytes=[inf] * replica.ranks,
     )
 
 
-def _messages(clock: OrderClock, backward: Kind) -> dict[tuple[Kind, int], tuple[float, float]]:
-    """For what a stage makes, the seconds on its link and the latency."""
+def _messages(
+    clock: OrderClock, backward: Kind, ranks: Container[int]
+) -> dict[tuple[Kind, int], tuple[float, float]]:
+    """For what a stage makes on these ranks, the seconds on its link and the latency."""
     table, costs, rates = clock.table, clock.op_costs, clock.rates
     message_s: dict[tuple[Kind, int], tuple[float, float]] = {}
     for sent, made in ((Kind.SEND_F, Kind.F), (Kind.SEND_B, backward)):
         for row in range(len(table)):
             if table.kind[row] != sent or table.micro_batch[row] != 0:
+                continue
+            if int(table.rank[row]) not in ranks:
                 continue
             stage = int(table.states.units.stage_in_replica[table.unit[row]])
             links = [link for link in (costs.link[row], costs.peer_link[row]) if link >= 0]
@@ -257,11 +301,11 @@ def _messages(clock: OrderClock, backward: Kind) -> dict[tuple[Kind, int], tuple
     return message_s
 
 
-def _held_bytes(setup: Setup, stage: int) -> int:
+def _held_bytes(replicas: Sequence[Replica], stage: int) -> int:
     """What a stage holds of a micro-batch from its forward on."""
     return max(
         sum(_held_by_unit(member, unit) for unit in member.units)
-        for replica in setup.replicas
+        for replica in replicas
         for member in replica.stages[stage].members
     )
 

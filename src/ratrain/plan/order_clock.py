@@ -32,8 +32,9 @@ Order = tuple[Step, ...]
 """What one rank computes: (kind, stage, micro-batch) in turn; by units: (kind, unit, micro-batch).
 Or a lane of transfers: (kind, stage, unit) in turn."""
 Orders = tuple[Order, ...]
-"""The order of each place in the pipeline, all replicas the same; then perhaps that of every lane
-of transfers whose turns are free (`OrderClock.transfers`); without those, the program's."""
+"""The order of each place in the pipeline, all replicas the same, or of each rank of replicas that
+have orders `apart`; then perhaps that of every lane of transfers whose turns are free
+(`OrderClock.transfers`); without those, the program's."""
 
 STEPS = 3
 """Steps that the clock runs: the last one counts."""
@@ -50,16 +51,23 @@ class Timed:
 class OrderClock:
     """Times orders of one program: of its pieces of compute, each a stage's for a micro-batch, or
     `by_unit` a unit's, where a rank holds one stage, the whole model. Ops of a piece between which
-    nothing else waits are one node of the clock."""
+    nothing else waits are one node of the clock. `apart`: each replica of those that differ has an
+    order of its own; then each rank is a place, and holds one stage."""
 
     def __init__(
-        self, program: Program, costs: Costs, *, steps: int = STEPS, by_unit: bool = False
+        self,
+        program: Program,
+        costs: Costs,
+        *,
+        steps: int = STEPS,
+        by_unit: bool = False,
+        apart: bool = False,
     ) -> None:
         table = program.table
         self.table, self.steps = table, steps
         self.rates = costs.link_rate_bytes_per_s
         self.op_costs: OpCosts = costs_of_ops(table, costs)
-        self.place_of: list[int] = _places(table.setup)
+        self.place_of: list[int] = _places(table.setup, apart=apart)
         self.orders, self.rows, ending = _pieces(table, self.place_of, by_unit=by_unit)
         self.places = len(self.orders)
         lanes, moving = _moving_lanes(table, self.place_of, self.rows, ending)
@@ -113,9 +121,11 @@ class OrderClock:
         return self._ending_nodes + (self.steps + step) * len(self)
 
 
-def _places(setup: Setup) -> list[int]:
-    """The place in the pipeline of every rank of the program."""
-    return [rank for replica in setup.replicas for rank in range(replica.ranks)]
+def _places(setup: Setup, *, apart: bool) -> list[int]:
+    """The place of every rank of the program: that in the pipeline, or where replicas have orders
+    `apart`, one of its own."""
+    ranks = [rank for replica in setup.replicas for rank in range(replica.ranks)]
+    return list(range(len(ranks))) if apart else ranks
 
 
 _ENDS_BACKWARD = (Kind.B, Kind.I)

@@ -20,6 +20,7 @@ from ratrain.plan.case import Case
 from ratrain.plan.order_board import Board, Tried
 from ratrain.plan.order_clock import Order, Orders
 from ratrain.plan.order_moves import Moves, critical_pieces
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.kind import Lane
 
 Progress = Callable[[int, int], None]
@@ -52,7 +53,7 @@ class Limits:
 class Found:
     """The fastest order proved, and how it was found."""
 
-    case: Case
+    case: Case | UnevenCase
     by_unit: bool
     orders: Orders  # of compute
     turned: Mapping[tuple[int, Lane], Order]  # lanes of transfers with turns of their own
@@ -81,7 +82,7 @@ class _Entry:
 
 
 def search_orders(
-    cases: Sequence[Case], limits: Limits, seed: int, progress: Progress | None = None
+    cases: Sequence[Case | UnevenCase], limits: Limits, seed: int, progress: Progress | None = None
 ) -> tuple[Found | None, Effort]:
     """The fastest order that is proved to fit, over all cases; None where there is none."""
     return _Search(cases, limits, seed, progress).run()
@@ -89,7 +90,11 @@ def search_orders(
 
 class _Search:
     def __init__(
-        self, cases: Sequence[Case], limits: Limits, seed: int, progress: Progress | None
+        self,
+        cases: Sequence[Case | UnevenCase],
+        limits: Limits,
+        seed: int,
+        progress: Progress | None,
     ) -> None:
         self._limits, self._progress, self._reported_s = limits, progress, 0
         self._began_s = limits.clock()

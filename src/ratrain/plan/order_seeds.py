@@ -17,6 +17,7 @@ from typing import Literal
 from ratrain.plan.order_clock import Order, Orders
 from ratrain.program.kind import Kind
 from ratrain.program.plain import Step
+from ratrain.program.skeletons import Place
 
 
 @dataclass(frozen=True)
@@ -39,6 +40,12 @@ class Pipeline:
     @property
     def chunks(self) -> int:
         return self.stages // self.places
+
+    @property
+    def each_place(self) -> Iterator[Place]:
+        """Its places, as orders with a name see them."""
+        for place in range(self.places):
+            yield Place(place, self.places, self.chunks, self.micro_batches)
 
     @property
     def ending(self) -> Kind:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -59,9 +59,7 @@ class Comparison:
     @property
     def fastest_s(self) -> float | None:
         """The step of the fastest that fits."""
-        return next(
-            (row.predicted.step_s for row in self.rows if _fits(row) and row.predicted), None
-        )
+        return fastest_s(self.rows)
 
 
 def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Comparison:
@@ -78,13 +76,23 @@ def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Compari
         rows.append(_compared(job, job.layout, name))
     if progress is not None:
         progress(len(names), len(names))
-    return Comparison(job, job.layout, tuple(sorted(rows, key=_order)))
+    return Comparison(job, job.layout, tuple(in_sequence(rows)))
+
+
+def in_sequence(rows: Iterable[ComparedSchedule]) -> list[ComparedSchedule]:
+    """Those that fit first, each group fastest first."""
+    return sorted(rows, key=_order)
 
 
 def _order(row: ComparedSchedule) -> tuple[int, float]:
     if row.predicted is None:
         return 2, 0.0
     return (0 if row.predicted.fits else 1), row.predicted.step_s
+
+
+def fastest_s(rows: Sequence[ComparedSchedule]) -> float | None:
+    """The step of the fastest that fits, of rows in sequence."""
+    return next((row.predicted.step_s for row in rows if _fits(row) and row.predicted), None)
 
 
 def _fits(row: ComparedSchedule) -> bool:
@@ -162,11 +170,11 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "tensor": layout.tensor,
         "micro_batch": comparison.job.batch.micro_batch,
         "budget_bytes": comparison.job.budgets[0],
-        "schedules": [_row_json(row, comparison.tokens) for row in comparison.rows],
+        "schedules": [row_json(row, comparison.tokens) for row in comparison.rows],
     }
 
 
-def _row_json(row: ComparedSchedule, tokens: int) -> dict[str, Any]:
+def row_json(row: ComparedSchedule, tokens: int) -> dict[str, Any]:
     body: dict[str, Any] = {"schedule": row.name, "order": row.order, "doc": row.doc}
     if row.predicted is None:
         return {**body, "fits": False, "problem": row.problem}
@@ -185,12 +193,10 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
     """One table in lines of at most 80 columns, and why some strategies cannot run the job."""
     from textwrap import wrap
 
-    from rich.table import Table
+    from ratrain.describe.units import format_bytes
+    from ratrain.plan.tables import WIDTH
 
-    from ratrain.describe.units import format_bytes, format_time
-    from ratrain.plan.tables import WIDTH, plain_table, rendered
-
-    job, layout, fastest_s = comparison.job, comparison.layout, comparison.fastest_s
+    job, layout = comparison.job, comparison.layout
     yield from wrap(
         f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: pipeline "
         f"{layout.pipeline} x data {layout.data} x tensor {layout.tensor}, micro-batches of "
@@ -199,26 +205,44 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
         subsequent_indent="  ",
     )
     yield ""
+    marked = job.schedule.name
+    yield from rows_table(comparison.rows, marked, ("schedule", "the job's schedule"))
+
+
+def rows_table(
+    rows: Sequence[ComparedSchedule], marked: str, what: tuple[str, str]
+) -> Iterator[str]:
+    """Rows in sequence as a table in lines of at most 80 columns, and why some have no figures.
+    `what`: what a row is, and what the one of the marked name is."""
+    from textwrap import wrap
+
+    from rich.table import Table
+
+    from ratrain.describe.units import format_bytes, format_time
+    from ratrain.plan.tables import WIDTH, plain_table, rendered
+
+    named = any(row.order != row.name for row in rows)
     table: Table = plain_table(
-        ("schedule", False),
-        ("order", False),
+        (what[0], False),
+        *([("order", False)] if named else []),
         ("step", True),
         ("slower", True),
         ("memory", True),
         ("fits", False),
         breaks=0,
     )
-    for row in comparison.rows:
-        mark = "*" if row.name == job.schedule.name else " "
+    least_s = fastest_s(rows)
+    for row in rows:
+        name = ("*" if row.name == marked else " ") + row.name
         known = row.predicted
         if known is None:
-            table.add_row(mark + row.name, row.order, "-", "-", "-", "-")
+            table.add_row(name, *([row.order] if named else []), "-", "-", "-", "-")
             continue
-        more = "-" if fastest_s is None else f"{100 * (known.step_s / fastest_s - 1):.1f} %"
+        more = "-" if least_s is None else f"{100 * (known.step_s / least_s - 1):.1f} %"
         stages = f" x{known.stages_per_rank}" if known.stages_per_rank > 1 else ""
         table.add_row(
-            mark + row.name,
-            row.order + stages,
+            name,
+            *([row.order + stages] if named else []),
             format_time(known.step_s),
             more,
             format_bytes(known.bound_bytes),
@@ -226,11 +250,12 @@ def comparison_text(comparison: Comparison) -> Iterator[str]:
         )
     yield from rendered(table)
     yield ""
+    twice = "x2: two stages per rank. " if named else ""
     yield from wrap(
-        "*: the job's schedule. x2: two stages per rank. slower: compared with the fastest that "
-        "fits. memory: proven peak of the fullest rank.",
+        f"*: {what[1]}. {twice}slower: compared with the fastest that fits. memory: proven peak "
+        "of the fullest rank.",
         WIDTH,
     )
-    for row in comparison.rows:
+    for row in rows:
         if row.problem:
             yield from wrap(f"{row.name}: {row.problem}", WIDTH, subsequent_indent="  ")

@@ -14,6 +14,7 @@ from ratrain.plan.order_clock import Order, OrderClock, Orders
 from ratrain.plan.order_search import Effort, Found, Limits, Progress, search_orders
 from ratrain.plan.schedules import ComparedSchedule, Comparison, as_named, layout_for
 from ratrain.program.kind import Lane
+from ratrain.program.settled import Proved
 from ratrain.program.skeletons import SKELETONS
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import Simulation
@@ -81,11 +82,16 @@ def _require_searchable(case: Case) -> None:
             place=f"{case.job.path or 'job'} [schedule] average_every",
             fix="leave average_every out",
         )
-    ops = case.proved.program_ops
-    if ops > MOST_OPS:
+    require_short(case.proved, f"{case.job.path or 'job'} [batch] sequences")
+
+
+def require_short(proved: Proved, place: str) -> None:
+    """Refuses a program of which too few orders could be timed."""
+    if proved.program_ops > MOST_OPS:
         raise ProgramError(
-            f"the program has {ops:,} ops; a search times orders of at most {MOST_OPS:,}",
-            place=f"{case.job.path or 'job'} [batch] sequences",
+            f"the program has {proved.program_ops:,} ops; a search times orders of at most "
+            f"{MOST_OPS:,}",
+            place=place,
             fix="search with fewer micro-batches",
         )
 

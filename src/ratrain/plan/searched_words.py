@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from pathlib import Path
@@ -15,7 +15,8 @@ from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.order_clock import Order, Orders
 from ratrain.plan.order_moves import forwards_ahead
-from ratrain.plan.schedules import Comparison
+from ratrain.plan.order_search import Effort
+from ratrain.plan.schedules import ComparedSchedule, Comparison
 from ratrain.plan.searched_order import SearchedOrder, SearchResult
 from ratrain.plan.tables import plain_table, rendered
 from ratrain.program.kind import Kind, Lane
@@ -31,37 +32,19 @@ from ratrain.simulate.result import RankTimes
 from ratrain.simulate.simulate import Simulation
 from ratrain.simulate.step_bound_words import bound_reason
 
+Rows = Sequence[ComparedSchedule]
+
 
 def search_text(
     result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
 ) -> Iterator[str]:
     """What a search led to, in lines of at most 80 columns. `asked`: the job as its file has it,
     perhaps without a layout; `file`: where the order was saved."""
-    effort, order = result.effort, result.order
-    tried = f"{effort.evaluations:,} orders timed in {format_time(effort.seconds)}"
-    if not effort.evaluations:
-        yield from wrapped(
-            f"Nothing was searched: the time ran out before the search began "
-            f"({format_time(effort.seconds)}). Allow more time with --seconds."
-        )
-        return
+    order = result.order
     if order is None:
-        yield from wrapped(f"Search: {tried}, none faster than the fastest named order.")
+        yield from unsuccessful_text(result.effort)
         return
-    yield from wrapped(
-        f"Search: an order with {format_time(order.step_s)} per step, "
-        f"{100 * order.gain_over(order.named_simulation.step_time_s):.1f} % less than "
-        f"{order.named.name}, the fastest named order that fits ({tried})."
-    )
-    yield ""
-    yield from _gains_table(order, comparison)
-    yield ""
-    yield "Why:"
-    for reason in reasons(order):
-        yield from wrapped(f"- {reason}")
-    yield from wrapped(
-        f"Proved to fit on every rank; proven peaks: {'; '.join(_memory_words(order))}."
-    )
+    yield from order_text(order, result.effort, comparison.rows)
     if file is None:
         yield "Add --save FILE.csv to keep the order in a file that trains."
         return
@@ -72,15 +55,48 @@ def search_text(
     yield said[-1]
 
 
-def _gains_table(order: SearchedOrder, comparison: Comparison) -> list[str]:
+def unsuccessful_text(effort: Effort) -> Iterator[str]:
+    """What was searched, where that led to no order."""
+    if not effort.evaluations:
+        yield from wrapped(
+            f"Nothing was searched: the time ran out before the search began "
+            f"({format_time(effort.seconds)}). Allow more time with --seconds."
+        )
+        return
+    yield from wrapped(f"Search: {_tried(effort)}, none faster than the fastest named order.")
+
+
+def _tried(effort: Effort) -> str:
+    return f"{effort.evaluations:,} orders timed in {format_time(effort.seconds)}"
+
+
+def order_text(order: SearchedOrder, effort: Effort, rows: Rows) -> Iterator[str]:
+    """What an order gains over those with a name, why, and what it is proved to need."""
+    yield from wrapped(
+        f"Search: an order with {format_time(order.step_s)} per step, "
+        f"{100 * order.gain_over(order.named_simulation.step_time_s):.1f} % less than "
+        f"{order.named.name}, the fastest named order that fits ({_tried(effort)})."
+    )
+    yield ""
+    yield from _gains_table(order, rows)
+    yield ""
+    yield "Why:"
+    for reason in reasons(order):
+        yield from wrapped(f"- {reason}")
+    yield from wrapped(
+        f"Proved to fit on every rank; proven peaks: {'; '.join(_memory_words(order))}."
+    )
+
+
+def _gains_table(order: SearchedOrder, rows: Rows) -> list[str]:
     table = plain_table(("named order that fits", False), ("step", True), ("gain over it", True))
-    for name, step_s, gain in _gains(order, comparison):
+    for name, step_s, gain in _gains(order, rows):
         table.add_row(name, format_time(step_s), f"{100 * gain:.1f} %")
     return list(rendered(table))
 
 
-def _gains(order: SearchedOrder, comparison: Comparison) -> Iterator[tuple[str, float, float]]:
-    for row in comparison.rows:
+def _gains(order: SearchedOrder, rows: Rows) -> Iterator[tuple[str, float, float]]:
+    for row in rows:
         if row.predicted is not None and row.predicted.fits:
             step_s = row.predicted.step_s
             yield row.name, step_s, order.gain_over(step_s)
@@ -90,35 +106,46 @@ def search_json(
     result: SearchResult, comparison: Comparison, asked: JobSpec, file: Path | None
 ) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
-    effort, order = result.effort, result.order
-    body: dict[str, Any] = {
-        "evaluations": effort.evaluations,
-        "search_time_s": effort.seconds,
-        "faster": order is not None,
-    }
+    body, order = effort_json(result), result.order
     if order is None:
         return body
-    simulation = order.simulation
     assert order.job.layout is not None
     body["order"] = {
         "schedule": order.job.schedule.name,
         "stages_per_rank": order.job.layout.virtual,
+        **order_json(order, comparison.rows, comparison.tokens),
+        "file": None if file is None else str(file),
+        "settings": settings(order, asked, file or Path("order.csv")),
+    }
+    return body
+
+
+def effort_json(result: SearchResult) -> dict[str, Any]:
+    """What a search took, and whether it led to an order."""
+    return {
+        "evaluations": result.effort.evaluations,
+        "search_time_s": result.effort.seconds,
+        "faster": result.order is not None,
+    }
+
+
+def order_json(order: SearchedOrder, rows: Rows, tokens: int) -> dict[str, Any]:
+    """An order: its figures, what it gains over those with a name, and why."""
+    simulation = order.simulation
+    return {
         "step_time_s": order.step_s,
-        "tokens_per_s": comparison.tokens / order.step_s,
+        "tokens_per_s": tokens / order.step_s,
         "bound_bytes": simulation.bound_bytes,
         "bubble_fraction": simulation.bubble_fraction,
         "gains": [
-            {"schedule": name, "gain_fraction": gain} for name, _, gain in _gains(order, comparison)
+            {"schedule": name, "gain_fraction": gain} for name, _, gain in _gains(order, rows)
         ],
         "reasons": reasons(order),
         "memory": [
             {"rank": rank, "bound_bytes": bound, "budget_bytes": budget}
             for rank, bound, budget in _memory(order)
         ],
-        "file": None if file is None else str(file),
-        "settings": settings(order, asked, file or Path("order.csv")),
     }
-    return body
 
 
 def reasons(order: SearchedOrder) -> list[str]:

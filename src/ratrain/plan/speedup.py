@@ -14,7 +14,7 @@ from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.other_clusters import devices_of_kind, kinds_of, only_kinds
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Tried
-from ratrain.program.strategies import FORWARD_RECOVERY, LAYERWISE, PREFETCH
+from ratrain.program.strategies import FORWARD_RECOVERY, LAYERWISE, PREFETCH, STRATEGIES
 
 Watch = Callable[[str], AbstractContextManager[Progress | None]]
 """Shows the progress of something that is named."""
@@ -130,8 +130,9 @@ def _divides(job: JobSpec, devices: int) -> bool:
 
 def free_to_recover(job: JobSpec) -> JobSpec:
     """The job with its own schedule but for recovery, which may be any: a kind alone must not lose
-    for want of a recovery mode that its plan did not need."""
+    for want of a recovery mode that its plan did not need. Its order stays open where it is."""
     chosen = strategy_of(job)
+    order = None if chosen.skeleton == STRATEGIES["ratrain"].skeleton else chosen.skeleton
     passes = [FORWARD_RECOVERY]
     passes += [LAYERWISE] if chosen.layerwise else []
     passes += [PREFETCH] if chosen.prefetch else []
@@ -139,7 +140,7 @@ def free_to_recover(job: JobSpec) -> JobSpec:
         job.schedule,
         name="ratrain",
         without=(),
-        skeleton=job.schedule.skeleton or chosen.skeleton,
+        skeleton=job.schedule.skeleton or order,
         passes=(*passes, *chosen.further),
         recovery="auto",
         recover_heads=None,

@@ -11,7 +11,9 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.layer_orders import in_order, takes_other_orders
+from ratrain.program.skeletons import TOGETHER, layer_major_name
 from ratrain.program.strategies import Strategy
 
 SPLIT_ORDERS = ("zb-h1",)
@@ -35,3 +37,15 @@ def in_split_order(job: JobSpec, skeleton: str) -> JobSpec:
     memory for further micro-batches, and its gaps are filled by recoveries."""
     ordered = in_order(job, skeleton)
     return replace(ordered, schedule=replace(ordered.schedule, recovery="keep-all"))
+
+
+def with_order_open(job: JobSpec) -> JobSpec:
+    """The job without the order that the planner may have chosen for it, and with what it set for
+    that order: so that whatever it is compared with may take any. A plan file does not say who
+    chose."""
+    asked = job.schedule.skeleton
+    if asked not in (*SPLIT_ORDERS, *map(layer_major_name, TOGETHER)):
+        return job
+    recovery = "auto" if job.schedule.recovery == "keep-all" else job.schedule.recovery
+    opened = replace(job, schedule=replace(job.schedule, skeleton=None, recovery=recovery))
+    return opened if takes_other_orders(opened, strategy_of(opened)) else job

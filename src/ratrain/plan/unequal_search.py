@@ -37,6 +37,7 @@ from ratrain.plan.unequal_mixes import Draft, drafts
 from ratrain.plan.unequal_pools import divisions_of, in_division, pools_of, shapes_of
 from ratrain.plan.unequal_shares import best_shares
 from ratrain.plan.unequal_sizes import in_other_sizes
+from ratrain.plan.unequal_split import SplitSearch, in_split_orders
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Drafted, Timed, timed
 from ratrain.program.skeletons import SKELETONS
@@ -67,6 +68,8 @@ reductions hide behind all of it; in small ones little is hidden, so there the e
 draft says nothing of what it can be."""
 RESIZED_PLANS = 2
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
+SPLIT = 4
+"""Plans of each class, the fastest as simulated, that are tried in orders that split backward."""
 DIVIDED = 40
 """Drafts that are tried with sequence parallelism too, those of the least estimate."""
 
@@ -81,6 +84,7 @@ class UnequalSearch:
     drafts: int
     shared: int  # drafts in which kinds share stages, beside those
     simulated: int
+    whole_s: float  # the fastest plan that trains and has backward whole, alike replicas included
     least_s: float
     total_s: float
 
@@ -113,32 +117,39 @@ def unequal_search(
     known_s: float,
     progress: Progress | None = None,
     *,
+    whole_s: float | None = None,
     quick: bool = False,
 ) -> UnequalSearch:
     """The `UnequalSearch` of a job; `known`: the best plans of alike replicas, the fastest first,
-    and its step, infinite where there are none. Plans that are no faster are left out. `quick`:
-    on few devices less is tried."""
+    and its step, infinite where there are none. Plans that are no faster are left out. `whole_s`:
+    where that step has backward split, the step of the fastest that has it whole. `quick`: on few
+    devices less is tried."""
     began = time.perf_counter()
-    seeker = _Seeker(job, known_s, progress, effort_of(job.cluster.devices, quick=quick))
+    whole_s = known_s if whole_s is None else whole_s
+    seeker = _Seeker(job, whole_s, progress, effort_of(job.cluster.devices, quick=quick))
     ranked = seeker.ranked()
     starts = [start for plan in known if (start := of_candidate(seeker.stages, plan)) is not None]
     trains = job.backend.trains
     can_train = [draft for draft in ranked if trains and draft.trainable]
     rest = [draft for draft in ranked if not (trains and draft.trainable)]
-    alone = seeker.best_of(starts if trains else [], can_train, known_s)
+    alone = seeker.best_of(starts if trains else [], can_train, whole_s)
     alone = seeker.in_other_sizes(alone)
-    bar_s = min([known_s, *(plan.step_s for plan in alone[:1])])
+    bar_s = _least(whole_s, alone)
     of_members = members_search(seeker.stages, seeker.states, bar_s, seeker.watch, quick=quick)
     trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
-    bar_s = min([known_s, *(plan.step_s for plan in trainable[:1])])
-    others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, bar_s))
+    whole_s = _least(whole_s, trainable)
+    others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, whole_s))
     others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
+    trainable = seeker.in_split_orders(trainable, starts, whole_s)
+    others = seeker.in_split_orders(others, [], _least(whole_s, others))
+    bar_s = _least(known_s, trainable)
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
         len(ranked),
         of_members.drafts,
         seeker.simulated,
+        whole_s,
         least_step_s(job, job.cluster.members()),
         time.perf_counter() - began,
     )
@@ -146,6 +157,11 @@ def unequal_search(
 
 def _fastest(plans: Sequence[Timed[Drafted]]) -> list[Timed[Drafted]]:
     return sorted(plans, key=lambda plan: plan.step_s)
+
+
+def _least(known_s: float, plans: Sequence[Timed[Drafted]]) -> float:
+    """The shortest step; `plans`: the fastest first."""
+    return min([known_s, *(plan.step_s for plan in plans[:1])])
 
 
 class _Seeker:
@@ -245,6 +261,17 @@ class _Seeker:
             for faster in in_other_sizes(timed_plan, self.watch)
         ]
         return sorted([*plans, *better], key=lambda timed_plan: timed_plan.step_s)
+
+    def in_split_orders(
+        self, plans: Sequence[Timed[Drafted]], starts: Sequence[Draft], whole_s: float
+    ) -> list[Timed[Drafted]]:
+        """These plans, and the best of them, and all of these starts, with backward split where
+        that gains enough."""
+        climbs = not self._effort.spares_programs
+        search = SplitSearch(self.job, self.stages.pools, self._near, self.watch, climbs)
+        begun = [plan for draft in starts if (plan := self._known.get(draft.key)) is not None]
+        tried = [*plans[:SPLIT], *(plan for plan in begun if plan not in plans[:SPLIT])]
+        return _fastest([*plans, *in_split_orders(search, tried, whole_s)])
 
     def _clocked_first(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float

@@ -25,6 +25,7 @@ from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.settled import Proved
 from ratrain.program.setup import Setup
+from ratrain.program.strategies import Choices, Strategy
 from ratrain.simulate.costs import Costs
 
 
@@ -41,6 +42,14 @@ class UnevenCase:
     @property
     def setup(self) -> Setup:
         return self.plan.setup
+
+    @property
+    def strategy(self) -> Strategy:
+        return self.plan.strategy
+
+    @property
+    def choices(self) -> Choices:
+        return self.plan.choices
 
     @cached_property
     def proved(self) -> Proved:

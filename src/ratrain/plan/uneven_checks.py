@@ -58,7 +58,7 @@ def _require_members(made: UnevenPlan, place: Place) -> None:
 
 def _require_orders(made: UnevenPlan, here: Place) -> None:
     """Refuses a number of micro-batches for which the compute order does not exist."""
-    for replica in made.replicas:
+    for number, replica in enumerate(made.replicas):
         layout, at = replica.layout, here.at(replica.entry)
         if layout.virtual > 1:
             require_chunks(made.strategy, at)
@@ -70,7 +70,8 @@ def _require_orders(made: UnevenPlan, here: Place) -> None:
                 fix=f"use one of {', '.join(joining_skeletons())}, or one micro_batch for all "
                 "stages of a replica",
             )
-        position = Position(0, layout.pipeline, layout.virtual, replica.micro_batches)
+        counted = replica.micro_batches
+        position = Position(0, layout.pipeline, layout.virtual, counted, replica=number)
         try:
             next(SKELETONS[made.strategy.skeleton].order(position), None)
         except ProgramError as error:

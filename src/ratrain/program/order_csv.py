@@ -3,6 +3,7 @@
 A row is a rank, as in PyTorch's form (`csv.py`). A cell may name a unit of its stage: `0.3F0` is
 the forward of stage 0's unit 3 on micro-batch 0; then all cells of compute do. `0.3GradSync` and
 `0.3PrefetchW` are reductions and gathers: where a row has some, their lanes take these turns.
+A row `replica` begins the order of a replica of its own, where replicas differ.
 """
 
 from __future__ import annotations
@@ -32,6 +33,43 @@ class OrderFile:
 
     steps: Mapping[int, Sequence[Step]]
     written: Written | None
+
+
+REPLICA = "replica"
+
+
+def read_orders(text: str, place: str = "") -> list[OrderFile]:
+    """The order of each replica; of a file that does not tell them apart one for all of them."""
+    parts: list[list[str]] = [[]]
+    for line in text.splitlines(keepends=True):
+        if line.strip() == REPLICA:
+            parts.append([])
+        else:
+            parts[-1].append(line)
+    first, *others = ("".join(lines) for lines in parts)
+    if not others:
+        return [read_order(first, place)]
+    if first.strip():
+        raise ProgramError(
+            f"there are rows before the first row {REPLICA!r}",
+            place=place,
+            fix=f"begin the file with a row {REPLICA!r}",
+        )
+    orders = [
+        read_order(part, f"{place} replica {number}".strip()) for number, part in enumerate(others)
+    ]
+    if any(order.written is not None for order in orders):
+        raise ProgramError(
+            "where replicas differ, an order has no turns of units and of transfers",
+            place=place,
+            fix="write stages alone: 0F0",
+        )
+    return orders
+
+
+def write_orders(orders: Iterable[str]) -> str:
+    """One text of the texts of several replicas."""
+    return "".join(f"{REPLICA}\n{order}" for order in orders)
 
 
 def read_order(text: str, place: str = "") -> OrderFile:

@@ -31,13 +31,15 @@ class Place:
     cannot wait for each other in a circle, whichever micro-batches they serve. `beside`: members
     that compute, in this stage and the later ones, beyond one of each. Where a stage computes
     several micro-batches at once, `micro_batches` counts these as one, and `beside` says how many
-    more of them it must have begun than stages follow."""
+    more of them it must have begun than stages follow. `replica`: which of those that differ; only
+    an order out of a file says something else of each."""
 
     rank: int
     ranks: int
     chunks: int  # stages a rank holds; stage numbers are rank, rank + ranks, ...
     micro_batches: int
     beside: int = 0
+    replica: int = 0
 
 
 def gpipe(place: Place) -> Steps:
@@ -159,17 +161,23 @@ Held = Callable[[Place], list[tuple[int, ...]]]
 
 @dataclass(frozen=True)
 class Fixed:
-    """For what alone an order out of a file exists."""
+    """For what alone an order out of a file exists. `others`: where the file has an order for each
+    of several replicas that differ, the ranks and micro-batches of all but the first."""
 
     file: str
     ranks: int
     chunks: int
     micro_batches: int
+    others: tuple[tuple[int, int], ...] = ()
 
     @property
     def words(self) -> str:
         each = "" if self.chunks == 1 else f" of {self.chunks} stages each"
-        return f"{self.ranks} ranks{each} and {self.micro_batches} micro-batches"
+        first = f"{self.ranks} ranks{each} and {self.micro_batches} micro-batches"
+        if not self.others:
+            return first
+        rest = (f", {ranks} and {micro_batches}" for ranks, micro_batches in self.others)
+        return f"{1 + len(self.others)} replicas of {first}{''.join(rest)}"
 
 
 @dataclass(frozen=True)
@@ -213,7 +221,8 @@ class Skeleton:
         """Whether the order exists for that many micro-batches, ranks and stages per rank."""
         if self.fixed is not None:
             asked = ranks, chunks, micro_batches
-            return asked == (self.fixed.ranks, self.fixed.chunks, self.fixed.micro_batches)
+            known = self.fixed.ranks, self.fixed.chunks, self.fixed.micro_batches
+            return asked == known and not self.fixed.others
         return self.multiple is None or micro_batches % self.multiple(ranks) == 0
 
     def stride(self, ranks: int, chunks: int) -> int | None:
@@ -316,7 +325,7 @@ def build(name: str, setup: Setup) -> Program:
     orders: dict[int, Steps] = {}
     by_unit: dict[int, Sequence[UnitStep]] = {}
     for index, replica in enumerate(setup.replicas):
-        for rank, order in _orders(name, skeleton, replica).items():
+        for rank, order in _orders(name, skeleton, replica, index).items():
             orders[setup.first_rank[index] + rank] = order
             if skeleton.written is not None and skeleton.written.by_unit:
                 by_unit[setup.first_rank[index] + rank] = skeleton.written.by_unit[rank]
@@ -328,8 +337,8 @@ def joining_skeletons() -> list[str]:
     return [name for name, skeleton in SKELETONS.items() if skeleton.joins]
 
 
-def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]:
-    """The compute order of each rank of a replica."""
+def _orders(name: str, skeleton: Skeleton, replica: Replica, index: int) -> dict[int, Steps]:
+    """The compute order of each rank of a replica of that number."""
     places = _places(replica)
     stages, positions = len(replica.stages), 1 + max(places.values())
     if any(
@@ -353,7 +362,7 @@ def _orders(name: str, skeleton: Skeleton, replica: Replica) -> dict[int, Steps]
         beside = _beside(replica, position, positions)
         joined = replica.stages[position].members[0].joined
         count = replica.micro_batches // joined
-        place = Place(position, positions, stages // positions, count, beside)
+        place = Place(position, positions, stages // positions, count, beside, index)
         held = range(position, stages, positions)
         served = {number: _share(replica.stages[number], rank) for number in held}
         orders[rank] = _served(_joining(skeleton.order(place), joined), served)
