@@ -46,7 +46,7 @@ def command(
     stage, micro-batch, sharding level, and which activations are kept or recomputed.
 
     JOB is a job file (.toml). Its [layout] and micro-batch are ignored; its [schedule] is kept.
-    Where devices are of unequal kinds some may stay idle, and where they are at most 64, plans
+    Where devices are of unequal kinds some may stay idle, and where they are at most 256, plans
     whose stages and replicas differ are searched for too. The plan is proved to fit. A plan file
     may be edited; `ratrain simulate` and `ratrain train --plan` take it. The exit status is 3 if
     nothing fits.

@@ -19,6 +19,7 @@ from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.proven_peaks import peaks_in_words
 from ratrain.plan.search import Progress
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
@@ -107,11 +108,10 @@ class PreparedRun:
 
     def proof(self) -> list[str]:
         """What was proved about memory, in words."""
-        bounds, setup = self.verdict.bounds, self.proved.program.setup
-        worst = max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1))
-        budget = setup.budget_of(worst.rank)
-        proof = f"proven peak {format_bytes(worst.total_bytes)} per rank"
-        return [proof + (f" (budget {format_bytes(budget)}): fits" if budget else "")]
+        setup = self.proved.program.setup
+        limited = all(setup.budget_of(bound.rank) for bound in self.verdict.bounds)
+        words = peaks_in_words(self.verdict.bounds, setup)
+        return wrapped(f"{words}: fits" if limited else words)
 
 
 def prepare_run(request: RunRequest, progress: Progress | None = None) -> PreparedRun:
