@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from drawn_jobs import MOST_PROCESSES, DrawnJob, draw, run_job
-from runs_made import write_job
+from drawn_unequal import MOST_RANKS, draw_unequal
+from runs_made import write_job, write_plan, write_text
 
 from ratrain.errors import RatrainError
 from ratrain.program.strategies import STRATEGIES
@@ -40,6 +41,25 @@ def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: P
     assert prepared > QUICK / 2
 
 
+def test_a_drawn_unequal_job_is_prepared_or_refused_with_its_place_and_a_fix(
+    tmp_path: Path,
+) -> None:
+    write_text(tmp_path / "text.txt")
+    prepared = 0
+    for seed in range(2 * QUICK):
+        setting = replace(draw_unequal(seed).setting, files=("../text.txt",))
+        folder = tmp_path / str(seed)
+        job, plan = write_job(folder, setting), write_plan(folder, setting)
+        try:
+            run = prepare_run(RunRequest(job, plan_path=plan))
+        except RatrainError as error:
+            assert error.place and error.fix, f"{seed}: {error}"
+            continue
+        prepared += 1
+        assert 2 <= run.world_size <= MOST_RANKS
+    assert prepared > QUICK
+
+
 RUN: dict[str, Callable[[DrawnJob], bool]] = {
     "three replicas": lambda drawn: drawn.setting.data == 3 and drawn.setting.world_size == 3,
     "seven replicas": lambda drawn: drawn.setting.data == 7,
@@ -64,6 +84,32 @@ def test_a_drawn_job_trains_and_resumes_with_the_numbers_of_an_uninterrupted_run
     for seed in itertools.count():
         drawn = draw(seed)
         if not RUN[case](drawn):
+            continue
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        if not run_job(drawn, folder).refusal:
+            return
+
+
+RUN_UNEQUAL: dict[str, Callable[[DrawnJob], bool]] = {
+    "members, then other replicas": lambda drawn: bool(
+        drawn.setting.serving and drawn.moved and drawn.moved.unlike
+    ),
+    "unlike tensor degrees, and a rank is killed": lambda drawn: (
+        any(len(set(each.tensor)) > 1 for each in drawn.setting.unlike) and drawn.cut == "kill"
+    ),
+}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("case", RUN_UNEQUAL)
+def test_a_drawn_unequal_job_trains_and_resumes_and_its_schedules_have_one_result(
+    case: str, tmp_path: Path
+) -> None:
+    for seed in itertools.count():
+        drawn = draw_unequal(seed)
+        if not RUN_UNEQUAL[case](drawn):
             continue
         folder = tmp_path / str(seed)
         folder.mkdir()
