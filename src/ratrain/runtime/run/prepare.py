@@ -52,6 +52,7 @@ _IN_BOTH = tuple(
         "boundary_wire",
         "error_feedback",
         "attention",
+        "collective",
         "memory_budget",
     )
 )
@@ -309,7 +310,7 @@ def _require_same_job(planned: JobSpec, job: JobSpec, plan: str) -> None:
             raise SpecError(
                 f"the plan has {setting} = {value!r}, the job has {in_job[setting]!r}",
                 place=plan,
-                fix="plan again",
+                fix="let the job say the same, or plan again: `ratrain plan JOB -o PLAN`",
             )
 
 
