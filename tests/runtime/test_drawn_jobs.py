@@ -89,29 +89,3 @@ def test_a_drawn_job_trains_and_resumes_with_the_numbers_of_an_uninterrupted_run
         folder.mkdir()
         if not run_job(drawn, folder).refusal:
             return
-
-
-RUN_UNEQUAL: dict[str, Callable[[DrawnJob], bool]] = {
-    "members, then other replicas": lambda drawn: bool(
-        drawn.setting.serving and drawn.moved and drawn.moved.unlike
-    ),
-    "unlike tensor degrees, and a rank is killed": lambda drawn: (
-        any(len(set(each.tensor)) > 1 for each in drawn.setting.unlike) and drawn.cut == "kill"
-    ),
-}
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(900)
-@pytest.mark.parametrize("case", RUN_UNEQUAL)
-def test_a_drawn_unequal_job_trains_and_resumes_and_its_schedules_have_one_result(
-    case: str, tmp_path: Path
-) -> None:
-    for seed in itertools.count():
-        drawn = draw_unequal(seed)
-        if not RUN_UNEQUAL[case](drawn):
-            continue
-        folder = tmp_path / str(seed)
-        folder.mkdir()
-        if not run_job(drawn, folder).refusal:
-            return
