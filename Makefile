@@ -25,6 +25,7 @@ JOBS ?= 150
 FIRST ?= 0
 soak: .venv/ready-to-test
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
+	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
 
 lint: .venv/ready-to-test
 	.venv/bin/ruff check .

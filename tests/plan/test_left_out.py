@@ -134,6 +134,14 @@ def test_three_devices_and_a_batch_that_no_three_divide_have_a_plan_of_two(tmp_p
     assert {d.kind.name for d in search(spec).best.candidate.idle} >= {"slow"}
 
 
+def test_where_no_layout_takes_all_devices_the_plan_says_so_and_not_that_none_fits(
+    tmp_path: Path,
+) -> None:
+    path = job_file(tmp_path, sequences=5, steady=(30, 5), slow=(1, 2))
+    text = CliRunner().invoke(ratrain, ["plan", str(path)]).output
+    assert "no layout of identical replicas uses all 7 devices" in text
+
+
 @pytest.fixture
 def printed(tmp_path: Path) -> tuple[str, Path]:
     path = job_file(tmp_path, steady=(30, 2), straggler=(3, 1))

@@ -82,6 +82,21 @@ def test_unequal_stages_are_refused_by_name(written: str, name: str) -> None:
         to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
 
 
+def test_micro_batches_without_an_order_are_refused_where_they_are_counted() -> None:
+    plan = json.loads(write_plan(plan_of(search(SMALL).best.candidate)))
+    stage = plan["replicas"][0]["stages"][0]
+    stages = [
+        {**stage, "devices": device, "layers": 4, "micro_batch": 1} for device in ("0, 2", "1, 3")
+    ]
+    plan["replicas"] = [{"count": 2, "micro_batches": 3, "stages": stages}]
+    plan |= {"sequences": 6, "schedule": "interleaved", "skeleton": "interleaved"}
+    plan |= {"prefetch": False}
+    with pytest.raises(SpecError, match="multiples of 2 ranks, not 3") as refused:
+        to_candidate(parse_plan(json.dumps(plan), "a.json"), "a.json")
+    assert refused.value.place == "a.json [replicas.0] micro_batches"
+    assert refused.value.fix == "use 4 micro-batches"
+
+
 def test_a_device_used_twice_is_refused(written: str) -> None:
     table = json.loads(written)
     last = table["replicas"][0]["stages"][-1]

@@ -96,7 +96,7 @@ BOTH = member("0", "0-2"), member("1", "3-5")
         (shared(8, member("0", "0-2"), member("0", "3-5")),
          "device 0 is in stage 0 of entry 0 already", "members.1] devices"),
         (shared(8, member("0-1", "0-2"), member("2", "3-5")),
-         "2 devices for 1 replicas x tensor 1", "members.0] devices"),
+         "2 devices for 1 replica x tensor 1", "members.0] devices"),
         (shared(8, member("7-8", "0-2", tensor=2), member("1", "3-5")), "of two kinds",
          "members.0] devices"),
         (shared(8, member("0-2", "0-2", tensor=3), member("3", "3-5")),

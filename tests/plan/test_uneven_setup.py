@@ -138,7 +138,7 @@ PAIR = (replica(6, stage("0", 8)), replica(6, stage("1", 4), stage("2", 4)))
     [
         ({"sequences": 13}, "1 x 6 x 1 + 1 x 6 x 1 = 12 sequences, not 13", "sequences"),
         ({"devices": "0"}, "device 0 is in stage 0 of entry 0 already", "replicas.1.stages.1"),
-        ({"devices": "2-3"}, "2 devices for 1 replicas x tensor 1", "replicas.1.stages.1"),
+        ({"devices": "2-3"}, "2 devices for 1 replica x tensor 1", "replicas.1.stages.1"),
         ({"devices": "2-4", "tensor": 3}, "8 heads, which 3 ranks cannot", "replicas.1.stages.1"),
         ({"devices": "7-8", "tensor": 2}, "of two kinds", "replicas.1.stages.1"),
         ({"layers": 5}, "add up to 9 layers", "replicas.1"),

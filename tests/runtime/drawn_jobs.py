@@ -21,7 +21,7 @@ import pytest
 import torch
 from launched import assert_same_end, ranks_of, steps_done
 from plain_model import plain_losses
-from runs_made import Setting, write_job, write_text
+from runs_made import Setting, write_job, write_plan, write_text
 from torch import Tensor
 
 from ratrain.checkpoint.listing import listed
@@ -54,13 +54,17 @@ class DrawnJob:
     cut_step: int
     calibrate: bool
     moved: Setting | None  # another layout, which resumes from one of the first one's checkpoints
+    sibling: Setting | None = None  # another schedule that must have the same bits
 
     def __str__(self) -> str:
         words = [str(self.setting), f"cut by {self.cut} at {self.cut_step}"]
         words += [] if self.calibrate else ["not calibrated"]
         if self.moved is not None:
             degrees = self.moved.pipeline, self.moved.data, self.moved.tensor
-            words.append("moved to {} x {} x {}".format(*degrees))
+            to = " and ".join(map(str, self.moved.unlike)) or "{} x {} x {}".format(*degrees)
+            words.append(f"moved to {to}")
+        if self.sibling is not None:
+            words.append(f"as {self.sibling.name} at level {self.sibling.sharding}")
         return f"{self.seed}: {'; '.join(words)}"
 
 
@@ -81,20 +85,20 @@ def draw(seed: int) -> DrawnJob:
     cut = dice.choice(CUTS)
     steps, every = 4 if cut == "steps" else 12, dice.choice((1, 1, 2, 3))
     setting = replace(_tuned(_placed(dice), dice), steps=steps, every=every, keep=20)
-    setting = _joined(_of_two_kinds(_divided(_wired(setting, seed), seed), seed), seed)
+    setting = _joined(_of_two_kinds(_divided(wired(setting, seed), seed), seed), seed)
     return DrawnJob(
         seed,
         setting,
         cut,
         cut_step=dice.randint(1, 3),
         calibrate=dice.random() < 0.7,
-        moved=_of_two_kinds(_divided(_moved(setting, dice), -seed), -seed)
+        moved=_of_two_kinds(_divided(moved_to(setting, dice), -seed), -seed)
         if dice.random() < 0.25
         else None,
     )
 
 
-def _moved(setting: Setting, dice: random.Random) -> Setting:
+def moved_to(setting: Setting, dice: random.Random) -> Setting:
     """The same training on another layout that its model and batch divide into."""
     model = dict(setting.model)
     counts = [model[f"num_{name}"] for name in ("attention_heads", "key_value_heads")]
@@ -219,7 +223,7 @@ def _tuned(setting: Setting, dice: random.Random) -> Setting:
     )
 
 
-def _wired(setting: Setting, seed: int) -> Setting:
+def wired(setting: Setting, seed: int) -> Setting:
     """Some fp32 jobs send in bf16, and some whose gradients are rounded feed errors back. Their
     dice are their own, so that the rest of a job does not depend on it."""
     dice, wires = random.Random(f"wires of {seed}"), (None, None, None, "bf16")
@@ -278,17 +282,20 @@ def run_job(drawn: DrawnJob, folder: Path) -> Outcome:
     write_text(folder / "text.txt", seed=drawn.seed)
     job = write_job(folder, replace(drawn.setting, files=("text.txt",)))
     whole, cut = RunFolder(folder / "whole"), RunFolder(folder / "cut")
-    flags = [] if drawn.calibrate else ["--no-calibrate"]
+    plan = _plan(folder, drawn.setting)
+    flags = [*plan, *([] if drawn.calibrate else ["--no-calibrate"])]
     ran = _ratrain(folder, "train", job, "--run", whole.path, *flags)
     if ran.status in REFUSED:
         return Outcome(_refusal(ran, whole), compared_to_plain=False)
     _require(ran.status == 0, ran)
     _check_report(whole, drawn)
-    _cut_short(drawn, job, cut)
+    _cut_short(drawn, job, cut, plan)
     resumed = ("train", job, "--run", cut.path, "--resume", "--no-calibrate")
     ran = _ratrain(folder, *resumed, "--steps", drawn.setting.steps)
     _require(ran.status == 0, ran)
     _check_same(whole, cut)
+    if drawn.sibling is not None:
+        _check_sibling(drawn.sibling, whole, folder)
     if drawn.moved is not None:
         _check_moved(drawn.moved, drawn.cut_step, whole, folder)
     plain = _compare_to_plain(whole, load_job(job), folder / "cache/ratrain/corpus")
@@ -311,10 +318,16 @@ def _ratrain(folder: Path, *arguments: object) -> _Ran:
     return _Ran(done.returncode, done.stderr)
 
 
-def _cut_short(drawn: DrawnJob, job: Path, run: RunFolder) -> None:
+def _plan(folder: Path, setting: Setting) -> list[object]:
+    """The options with which a job is run by the plan file that its setting has, if it has one."""
+    plan = write_plan(folder, setting)
+    return [] if plan is None else ["--plan", plan]
+
+
+def _cut_short(drawn: DrawnJob, job: Path, run: RunFolder, plan: list[object]) -> None:
     """A run of the job that ends early; what is in its folder can be resumed."""
     more = ("--steps", drawn.cut_step) if drawn.cut == "steps" else ()
-    arguments = ("train", job, "--run", run.path, "--no-calibrate", *more)
+    arguments = ("train", job, "--run", run.path, "--no-calibrate", *plan, *more)
     command, environment = _arguments(run.path.parent, arguments)
     log = run.path.parent / "cut.log"
     with log.open("w") as err:
@@ -386,12 +399,30 @@ def _check_same(whole: RunFolder, cut: RunFolder) -> None:
     assert_same_end(whole, cut)
 
 
+def _check_sibling(setting: Setting, whole: RunFolder, folder: Path) -> None:
+    """Another schedule of the same assignment has the same bits, unless it is refused."""
+    beside = folder / "sibling"
+    job = write_job(beside, replace(setting, files=("../text.txt",)))
+    run = RunFolder(beside / "run")
+    plan = _plan(beside, setting)
+    ran = _ratrain(folder, "train", job, "--run", run.path, "--no-calibrate", *plan)
+    if ran.status in REFUSED:
+        _refusal(ran, run)
+        return
+    _require(ran.status == 0, ran)
+    _check_same(whole, run)
+
+
 def _check_moved(setting: Setting, step: int, whole: RunFolder, folder: Path) -> None:
     """Another layout resumes from a checkpoint of the whole run, with the same losses."""
     moved = folder / "moved"
     job = write_job(moved, replace(setting, files=("../text.txt",)))
     run = RunFolder(moved / "run")
-    ran = _ratrain(folder, "train", job, "--run", run.path, "--prepare-only")
+    plan = _plan(moved, setting)
+    ran = _ratrain(folder, "train", job, "--run", run.path, "--prepare-only", *plan)
+    if setting.unlike and ran.status in REFUSED:
+        _refusal(ran, run)
+        return
     _require(ran.status == 0, ran)
     saved = [checkpoint for checkpoint in listed(whole.checkpoints) if checkpoint.step >= step]
     shutil.copytree(saved[0].path, run.checkpoints / saved[0].path.name)

@@ -1,9 +1,10 @@
 """Many jobs drawn at random, run one after another on this machine's processes: `make soak`.
 
-    python tests/runtime/soak.py [--jobs 100] [--first 0] [--keep FOLDER]
+    python tests/runtime/soak.py [--unequal] [--jobs 100] [--first 0] [--keep FOLDER]
 
 Each job is told, and how it went; the exit status is 1 where one went wrong. `--first N --jobs 1`
-runs job N again, `--keep` leaves the folders of jobs that went wrong.
+runs job N again, `--keep` leaves the folders of jobs that went wrong. With `--unequal` stages and
+replicas differ, on at most five processes.
 """
 
 from __future__ import annotations
@@ -16,7 +17,8 @@ import time
 from collections import Counter
 from pathlib import Path
 
-from drawn_jobs import draw, run_job
+from drawn_jobs import DrawnJob, draw, run_job
+from drawn_unequal import draw_unequal
 
 
 def main() -> None:
@@ -24,20 +26,21 @@ def main() -> None:
     parser.add_argument("--jobs", type=int, default=100, help="how many [100]")
     parser.add_argument("--first", type=int, default=0, help="number of the first one [0]")
     parser.add_argument("--keep", type=Path, help="leave what went wrong in this folder")
+    parser.add_argument("--unequal", action="store_true", help="stages and replicas that differ")
     options = parser.parse_args()
+    drawing = draw_unequal if options.unequal else draw
     counts: Counter[str] = Counter()
     began_s = time.monotonic()
     for number, seed in enumerate(range(options.first, options.first + options.jobs), start=1):
-        counts[_run(seed, options.keep)] += 1
+        counts[_run(drawing(seed), options.keep)] += 1
         left_s = (time.monotonic() - began_s) / number * (options.jobs - number)
         outcomes = ", ".join(f"{count} {outcome}" for outcome, count in sorted(counts.items()))
         print(f"   {number} of {options.jobs}: {outcomes}; {left_s / 60:.0f} min left", flush=True)
     sys.exit(1 if counts["wrong"] else 0)
 
 
-def _run(seed: int, keep: Path | None) -> str:
+def _run(drawn: DrawnJob, keep: Path | None) -> str:
     """Runs one job; what became of it, in a word."""
-    drawn = draw(seed)
     print(drawn, flush=True)
     began_s = time.monotonic()
     with tempfile.TemporaryDirectory() as path:
@@ -46,7 +49,7 @@ def _run(seed: int, keep: Path | None) -> str:
         except Exception as error:
             print(f"   WRONG: {type(error).__name__}: {error}", flush=True)
             if keep is not None:
-                shutil.copytree(path, keep / str(seed), dirs_exist_ok=True)
+                shutil.copytree(path, keep / str(drawn.seed), dirs_exist_ok=True)
             return "wrong"
     took = f"{time.monotonic() - began_s:.0f} s"
     if outcome.refusal:

@@ -9,7 +9,8 @@ from pathlib import Path
 
 import pytest
 from drawn_jobs import MOST_PROCESSES, DrawnJob, draw, run_job
-from runs_made import write_job
+from drawn_unequal import MOST_RANKS, draw_unequal
+from runs_made import write_job, write_plan, write_text
 
 from ratrain.errors import RatrainError
 from ratrain.program.strategies import STRATEGIES
@@ -38,6 +39,25 @@ def test_a_drawn_job_is_prepared_or_refused_with_its_place_and_a_fix(tmp_path: P
         prepared += 1
         assert run.world_size <= MOST_PROCESSES
     assert prepared > QUICK / 2
+
+
+def test_a_drawn_unequal_job_is_prepared_or_refused_with_its_place_and_a_fix(
+    tmp_path: Path,
+) -> None:
+    write_text(tmp_path / "text.txt")
+    prepared = 0
+    for seed in range(2 * QUICK):
+        setting = replace(draw_unequal(seed).setting, files=("../text.txt",))
+        folder = tmp_path / str(seed)
+        job, plan = write_job(folder, setting), write_plan(folder, setting)
+        try:
+            run = prepare_run(RunRequest(job, plan_path=plan))
+        except RatrainError as error:
+            assert error.place and error.fix, f"{seed}: {error}"
+            continue
+        prepared += 1
+        assert 2 <= run.world_size <= MOST_RANKS
+    assert prepared > QUICK
 
 
 RUN: dict[str, Callable[[DrawnJob], bool]] = {

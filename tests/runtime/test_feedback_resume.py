@@ -19,12 +19,17 @@ from launched import (
     start,
     steps_done,
 )
-from runs_made import CONFIG, Setting
+from runs_made import CONFIG, Setting, Unlike
 from torch import Tensor, from_numpy
 
 from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
-from ratrain.checkpoint.residuals import begun_with, residual_holders, residual_kind
+from ratrain.checkpoint.residuals import (
+    begun_with,
+    is_residual,
+    residual_holders,
+    residual_kind,
+)
 from ratrain.describe.huggingface import model_from_config
 from ratrain.errors import RunFailed
 from ratrain.models.division import WHOLE
@@ -189,3 +194,40 @@ def test_what_ranks_allocate_stays_within_the_bound(tmp_path: Path) -> None:
     for rank in range(4):
         peaks = [row["ranks"][rank]["allocated_peak_bytes"] for row in run.read_metrics()]
         assert 0 < max(peaks) <= bound
+
+
+MEMBERS = replace(
+    FED,
+    unlike=(Unlike((1, 3), 8),),
+    serving=(("all",), ("0, 3-5", "1-2, 6-7")),
+    pipeline=1,
+    data=1,
+)
+"""The first stage has one holder and sends nothing; two members share the second."""
+
+
+@slow
+def test_residuals_of_stages_that_unlike_numbers_of_members_share_are_saved_and_resumed(
+    tmp_path: Path,
+) -> None:
+    undisturbed = made(tmp_path / "whole", MEMBERS)
+    start(undisturbed)
+    folder = cut_short(undisturbed, tmp_path / "cut", MEMBERS, 3)
+    start(folder)
+    assert loss_bits(folder) == loss_bits(undisturbed)
+    assert_same_end(folder, undisturbed)
+    manifest = open_checkpoint(listed(folder.checkpoints)[-1].path).manifest
+    assert not any(is_residual(kind) for kind in manifest.kinds_of("0"))
+    assert {residual_kind(0, 2), residual_kind(1, 2)} < set(manifest.kinds_of("h"))
+    assert not folder.notes.exists()
+
+
+@slow
+def test_residuals_of_members_move_to_replicas_and_the_note_says_so(tmp_path: Path) -> None:
+    undisturbed = made(tmp_path / "whole", MEMBERS)
+    start(undisturbed)
+    folder = cut_short(undisturbed, tmp_path / "moved", FED, 3)
+    start(folder)
+    ours, theirs = ([float.fromhex(bits) for bits in loss_bits(f)] for f in (folder, undisturbed))
+    assert ours == pytest.approx(theirs, rel=1e-3)
+    assert "stages that other numbers of members shared" in folder.notes.read_text()

@@ -93,6 +93,17 @@ def test_members_validate_with_the_loss_of_one_process(
 
 
 @pytest.mark.slow
+def test_a_stage_of_one_member_trains_beside_one_of_two_whose_collective_is_chosen(
+    tmp_path: Path,
+) -> None:
+    chosen = made(tmp_path / "chosen", of_members(ONE_TWO, collective="auto"))
+    start(chosen)
+    direct = made(tmp_path / "direct", of_members(ONE_TWO))
+    start(direct)
+    assert loss_bits(chosen) == loss_bits(direct)
+
+
+@pytest.mark.slow
 def test_a_calibrated_run_of_members_resumes_with_the_same_bits_and_is_reported(
     tmp_path: Path,
 ) -> None:

@@ -126,6 +126,7 @@ def test_a_plan_that_was_made_for_another_job_is_refused(
     [
         (("schedule.memory_budget=1GB",), "the plan has memory_budget"),
         (("cluster.devices=2",), "the plan has devices = 4, the job has 2"),
+        (("schedule.collective=ring",), "the plan has collective = 'direct', the job has 'ring'"),
         (("cluster.name=lab-mixed",), "the plan has cluster"),
         (("batch.micro_batch=1",), "decides this already"),
         (("schedule.name=gpipe",), "decides this already"),
@@ -141,6 +142,14 @@ def test_what_a_command_line_says_against_a_plan_is_refused(
     plan.write_text(write_plan(plan_of(best)))
     with pytest.raises(SpecError, match=problem):
         prepare_run(RunRequest(job, plan_path=plan, overrides=said))
+
+
+def test_a_command_line_may_say_what_the_plan_says(tmp_path: Path) -> None:
+    job, plan = write_job(tmp_path, PLANNED), tmp_path / "plan.json"
+    ringed = prepare_run(RunRequest(job, overrides=("schedule.collective=ring",))).file_job
+    plan.write_text(write_plan(plan_of(planned(ringed).best.candidate)))
+    request = RunRequest(job, plan_path=plan, overrides=("schedule.collective=ring",))
+    assert prepare_run(request).case.job.collective == "ring"
 
 
 @pytest.mark.parametrize("flags", [{"schedule": "gpipe"}, {"without": ("update-prefetch",)}])

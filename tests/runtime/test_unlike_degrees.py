@@ -279,3 +279,25 @@ def test_what_unlike_degrees_cannot_do_is_refused_before_any_rank_starts(
     with pytest.raises(SpecError, match=message) as refused:
         prepare_run(RunRequest(job, plan_path=plan))
     assert str(plan) in refused.value.place and refused.value.fix
+
+
+@pytest.mark.parametrize(
+    ("changes", "message"),
+    [
+        ({"collective": "ring"}, "members that hold a layer at tensor 1 and 2 cannot reduce it by"),
+        (
+            {"error_feedback": True, "gradient_wire": "bf16"},
+            "members that hold a layer at tensor 1 and 2 cannot use error feedback yet",
+        ),
+    ],
+    ids=["ring", "error feedback"],
+)
+def test_what_members_of_unlike_degrees_cannot_do_is_refused_before_any_rank_starts(
+    changes: dict[str, Any], message: str, tmp_path: Path
+) -> None:
+    shared = {"serving": (("0-4", "5-7"), ("all",)), "serving_at": ((2, 1), (1,))}
+    setting = unlike((Unlike((1, 3), 8),), files=("none.txt",), **shared, **changes)
+    job, plan = write_job(tmp_path, setting), write_plan(tmp_path, setting)
+    with pytest.raises(SpecError, match=message) as refused:
+        prepare_run(RunRequest(job, plan_path=plan))
+    assert str(plan) in refused.value.place and refused.value.fix

@@ -39,16 +39,18 @@ def compare(
 ) -> tuple[Difference, ...]:
     """Every unit and kind of both; `progress` takes elements done and total."""
     units = a.manifest.meta.units
-    if dict(units) != dict(b.manifest.meta.units) or a.kinds != b.kinds:
+    alike = a.manifest.ranges.keys() == b.manifest.ranges.keys()
+    if dict(units) != dict(b.manifest.meta.units) or not alike:
         raise CheckpointError(
             f"cannot be compared with {b.path}: they hold different units, sizes or kinds",
             place=str(a.path),
             fix="compare two checkpoints of the same model",
         )
-    done, total = 0, sum(units.values()) * len(a.kinds)
+    kinds = {unit: a.manifest.kinds_of(unit) for unit in units}
+    done, total = 0, sum(size * len(kinds[unit]) for unit, size in units.items())
     differences: list[Difference] = []
     for unit, size in units.items():
-        for kind in a.kinds:
+        for kind in kinds[unit]:
             differing, largest = 0, 0.0
             for begin in range(0, size, PIECE_ELEMENTS):
                 end = min(begin + PIECE_ELEMENTS, size)

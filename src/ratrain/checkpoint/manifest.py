@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from ratrain.checkpoint.entries import Entry, gaps
+from ratrain.checkpoint.residuals import all_residuals, is_residual
 from ratrain.errors import CheckpointError, SpecError
 from ratrain.readers.files import shown
 from ratrain.readers.json import as_table, parse_json
@@ -137,8 +138,12 @@ class Manifest:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of state it holds, of every unit."""
+        """The kinds of state it holds: weights and moments of every unit, residuals of some."""
         return tuple(sorted({kind for _, kind in self.ranges}))
+
+    def kinds_of(self, unit: str) -> tuple[str, ...]:
+        """The kinds of state that it holds of a unit."""
+        return tuple(sorted(kind for name, kind in self.ranges if name == unit))
 
     @cached_property
     def ranges(self) -> dict[tuple[str, str], list[tuple[RankRecord, StoredEntry]]]:
@@ -156,7 +161,10 @@ def faults(manifest: Manifest) -> list[str]:
     """In words, why a manifest's ranges do not hold every element of each unit exactly once."""
     units = manifest.meta.units
     kinds = {kind for _, kind in manifest.ranges}
-    expected = {(unit, kind) for unit in units for kind in kinds}
+    expected = {(unit, kind) for unit in units for kind in kinds if not is_residual(kind)}
+    for unit, kind in manifest.ranges:
+        if unit in units:
+            expected |= {(unit, each) for each in all_residuals(kind)}
     problems = [
         f"unit {unit!r} is not one of the model's" for unit, _ in manifest.ranges.keys() - expected
     ]

@@ -35,7 +35,7 @@ class Checkpoint:
 
     @property
     def kinds(self) -> tuple[str, ...]:
-        """The kinds of state it holds, of every unit."""
+        """The kinds of state it holds: weights and moments of every unit, residuals of some."""
         return self.manifest.kinds
 
     def expect(self, model: str, config_hash: str, units: Mapping[str, int]) -> None:
@@ -115,7 +115,8 @@ class Checkpoint:
         size = self.manifest.meta.units.get(unit)
         if size is None:
             return f"units {', '.join(self.manifest.meta.units)}"
-        return f"[0, {size})" if kind in self.kinds else f"kinds {', '.join(self.kinds)}"
+        kinds = self.manifest.kinds_of(unit)
+        return f"[0, {size})" if kind in kinds else f"kinds {', '.join(kinds)}"
 
     def _read_stored(
         self, record: RankRecord, stored: StoredEntry, begin: int, out: NDArray[np.float32]

@@ -1,5 +1,6 @@
 """Residuals of gradients that were rounded, in checkpoints: of each unit one for every rank that
-holds it, "residual1of3" that of the second of three."""
+holds it, "residual1of3" that of the second of three. Units of stages that fewer members share have
+fewer, and of a unit that one rank holds there is none."""
 
 from __future__ import annotations
 
@@ -17,6 +18,12 @@ def residual_kind(place: int, holders: int) -> str:
 def is_residual(kind: str) -> bool:
     """Whether a kind of state is a holder's residual."""
     return _KIND.match(kind) is not None
+
+
+def all_residuals(kind: str) -> list[str]:
+    """The residuals of all holders of a unit, of which `kind` is that of one; none otherwise."""
+    holders = residual_holders([kind])
+    return [residual_kind(place, holders) for place in range(holders)]
 
 
 def residual_holders(kinds: Iterable[str]) -> int:

@@ -203,7 +203,7 @@ def _memory(explained: Explanation) -> Iterator[str]:
     simulation = explained.simulation
     budgets = sorted({_budget_of(simulation, bound.rank) for bound in explained.bounds})
     sizes = " or ".join(format_bytes(size) for size in budgets)
-    yield f"Proven peak memory of each rank; the bar's width is its budget ({sizes}):"
+    yield from wrapped(f"Proven peak memory of each rank; the bar's width is its budget ({sizes}):")
     rows = explained.bounds
     shown = rows if len(rows) <= _SHOWN else (*rows[:8], *rows[-7:])
     for bound in shown:

@@ -10,7 +10,7 @@ from typing import Any
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_file import job_from_table
-from ratrain.errors import SpecError
+from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.buckets import require_bucketable
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.plan_file import (
@@ -20,6 +20,7 @@ from ratrain.plan.plan_file import (
     wires_of,
 )
 from ratrain.program.skeletons import SKELETONS
+from ratrain.program.skeletons import Place as Position
 from ratrain.program.strategies import PREFETCH, Strategy, strategy
 from ratrain.readers.place import Place
 
@@ -89,6 +90,15 @@ def require_chunks(chosen: Strategy, here: Place) -> None:
             place=str(here),
             fix='give each stage its own devices, or use the schedule "interleaved"',
         )
+
+
+def require_order(chosen: Strategy, position: Position, here: Place) -> None:
+    """Refuses a number of micro-batches, counted at `here`, for which the compute order does not
+    exist."""
+    try:
+        next(SKELETONS[chosen.skeleton].order(position), None)
+    except ProgramError as error:
+        raise SpecError(error.what, place=str(here), fix=error.fix) from None
 
 
 def state_mode(plan: Plan, place: Place) -> StateMode:

@@ -21,6 +21,7 @@ from ratrain.plan.plan_job import (
     job_of_plan,
     require_buckets,
     require_chunks,
+    require_order,
     require_prefetch,
     require_round,
     require_strategy,
@@ -28,6 +29,7 @@ from ratrain.plan.plan_job import (
 )
 from ratrain.plan.plan_members import devices_of_stage
 from ratrain.program.replicas import Recovery
+from ratrain.program.skeletons import Place as Position
 from ratrain.readers.place import Place
 
 
@@ -57,6 +59,8 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     require_buckets(plan, job, replace(chosen, sharding=mode.sharding), place)
     if len(stages) > pipeline:
         require_chunks(chosen, place.at("replicas"))
+    position = Position(0, pipeline, len(stages) // pipeline, job.micro_batches)
+    require_order(chosen, position, place.at("replicas").at(0).at("micro_batches"))
     return Candidate(
         job,
         Placement(job.cluster.spec, layout, order),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ratrain.describe.units import counted
 from ratrain.errors import SpecError
 from ratrain.plan.plan_file import ALL, NONE, Plan, PlanMember, PlanReplica, PlanStage
 from ratrain.plan.ranges import read_ranges, write_ranges
@@ -31,7 +32,8 @@ def devices_of_members(plan: Plan, number: int, stage: int, place: Place) -> lis
         devices = read_ranges(member.devices, where, plan.cluster.devices)
         if len(devices) != replica.count * member.tensor:
             raise SpecError(
-                f"{len(devices)} devices for {replica.count} replicas x tensor {member.tensor}",
+                f"{counted(len(devices), 'device')} for {counted(replica.count, 'replica')} x "
+                f"tensor {member.tensor}",
                 place=where,
                 fix=f"list {replica.count * member.tensor}",
             )

@@ -14,6 +14,7 @@ from ratrain.plan.build import Candidate
 from ratrain.plan.case import recovery_words
 from ratrain.plan.layer_orders import order_name, order_words
 from ratrain.plan.measured_blocks import left_out_words, measured_words
+from ratrain.plan.proven_peaks import peaks_in_words
 from ratrain.plan.ranges import STAGES, write_kinds, write_list, write_ranges
 from ratrain.plan.search import Search, Tried
 from ratrain.plan.sizes import gradients_in, travels
@@ -75,11 +76,14 @@ def idle_words(idle: Sequence[Device]) -> list[str]:
 
 
 def _why_idle(search: Search) -> list[str]:
-    """Why the best plan leaves devices idle."""
+    """Why the best plan of identical replicas leaves devices idle."""
     if not search.best.candidate.idle:
         return []
+    devices = search.job.cluster.devices
+    if not any(checked.group.layout.devices == devices for checked in search.checked):
+        return wrapped(f"no layout of identical replicas uses all {devices:,} devices")
     if search.all_devices_s is None:
-        return wrapped("no plan that uses every device fits")
+        return wrapped(f"no layout of identical replicas on all {devices:,} devices fits")
     more = 100 * (search.all_devices_s / search.best.step_s - 1)
     return wrapped(
         f"the fastest plan found that uses every device takes {format_time(search.all_devices_s)}, "
@@ -99,16 +103,7 @@ ACTIVATIONS = {
 def _peaks(tried: Tried) -> str:
     """The proven peak of the fullest rank, of each budget where devices differ."""
     assert tried.proved is not None, "only proved plans are printed"
-    setup, peaks = tried.proved.short.setup, dict[int | None, int]()
-    for bound in tried.proved.verdict.bounds:
-        budget = setup.budget_of(bound.rank)
-        peaks[budget] = max(peaks.get(budget, 0), bound.total_bytes)
-    if len(peaks) == 1:
-        budget = format_bytes(tried.candidate.job.budgets[0])
-        return f"proven peak {format_bytes(tried.bound_bytes)} per rank (budget {budget})"
-    sizes = sorted(((budget or 0, peak) for budget, peak in peaks.items()), reverse=True)
-    shown = (f"{format_bytes(peak)} of {format_bytes(budget)}" for budget, peak in sizes)
-    return f"proven peaks {', '.join(shown)} (fullest rank of each budget)"
+    return peaks_in_words(tried.proved.verdict.bounds, tried.proved.short.setup)
 
 
 def search_text(search: Search, top: int) -> list[str]:

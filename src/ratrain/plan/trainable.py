@@ -5,26 +5,28 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.cost.algorithms import DIRECT
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, has_members
 
 
 def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
     """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
     setup = replace(plan.setup, tied=plan.choices.tie)
     held = [sorted({*degrees}) for degrees in setup.sharing_degrees.values()]
-    mixed = next((degrees for degrees in held if len(degrees) > 1 < setup.data), list[int]())
+    shares = setup.data > 1 or has_members(plan)  # else tied ends alone are held twice
+    mixed = next((degrees for degrees in held if len(degrees) > 1 and shares), list[int]())
+    who = "members" if has_members(plan) else "replicas"
     refused = [
         (
             bool(mixed) and plan.job.collective != DIRECT,
-            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot reduce "
+            f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot reduce "
             f"it by the collective {plan.job.collective} yet",
-            'write collective "direct", or let all replicas hold each layer at one tensor degree',
+            f'write collective "direct", or let all {who} hold each layer at one tensor degree',
         ),
         (
             bool(mixed) and plan.job.schedule.error_feedback,
-            f"replicas that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
+            f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
             "error feedback yet",
-            "leave error_feedback out, or let all replicas hold each layer at one degree",
+            f"leave error_feedback out, or let all {who} hold each layer at one degree",
         ),
         (
             any(

@@ -77,7 +77,7 @@ def _step(plans: EveryPlan, plan: Timed[Drafted]) -> str:
     tokens = job.batch.sequences * job.model.sequence_length
     return (
         f"step {format_time(plan.step_s)}, {tokens / plan.step_s:,.1f} tokens/s; proven peak "
-        f"{format_bytes(plan.bound_bytes)} per rank"
+        f"{format_bytes(plan.bound_bytes)} on the fullest rank"
     )
 
 

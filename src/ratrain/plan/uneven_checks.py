@@ -6,9 +6,7 @@ from collections import defaultdict
 from dataclasses import replace
 
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.plan_job import (
-    require_chunks,
-)
+from ratrain.plan.plan_job import require_chunks, require_order
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation
@@ -72,10 +70,7 @@ def _require_orders(made: UnevenPlan, here: Place) -> None:
             )
         counted = replica.micro_batches
         position = Position(0, layout.pipeline, layout.virtual, counted, replica=number)
-        try:
-            next(SKELETONS[made.strategy.skeleton].order(position), None)
-        except ProgramError as error:
-            raise SpecError(error.what, place=str(at.at("micro_batches")), fix=error.fix) from None
+        require_order(made.strategy, position, at.at("micro_batches"))
 
 
 def _require_program(made: UnevenPlan, place: Place) -> None:

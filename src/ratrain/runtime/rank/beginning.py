@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import gc
 import json
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from dataclasses import asdict, dataclass, replace
 from hashlib import sha256
 from pathlib import Path
@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
+from ratrain.checkpoint.manifest import Manifest
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
@@ -35,7 +36,12 @@ from ratrain.runtime.rank.meeting import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.step.states import Source
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
+from ratrain.runtime.step.tensor_parts import (
+    StoredParts,
+    stored_degrees,
+    stored_sizes,
+    unit_of_stored,
+)
 
 
 @dataclass(frozen=True)
@@ -79,7 +85,7 @@ def begun(
         if run is not None and not problems_told:
             if together.company.keeps(together.rank):
                 _note(folder, path, problems)
-                _note_residuals(folder, path, spec)
+                _note_residuals(folder, path, spec.error_feedback, run.holders)
             run.complete()
             return run
         problems += problems_told[:1]
@@ -156,7 +162,7 @@ def _built(
         return build(
             Begin(
                 meta.step,
-                _saved(parts, division, checkpoint.kinds),
+                _saved(parts, division, checkpoint.manifest),
                 _loss_scale(job, meta.state),
                 int(meta.state.get("good_steps", 0)),
                 meta.step - int(meta.state.get("updates", meta.step)),
@@ -174,15 +180,14 @@ def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:
     return float(state.get("loss_scale", job.train.loss_scale))
 
 
-def _saved(parts: StoredParts, division: Division, kinds: Sequence[str]) -> Source:
-    """What a checkpoint holds of these kinds."""
+def _saved(parts: StoredParts, division: Division, manifest: Manifest) -> Source:
+    """What a checkpoint holds."""
 
     def saved(unit: str, kind: str, low: int, high: int) -> Tensor:
         if not is_residual(kind):
             return parts.read_range(unit, division, kind, low, high)
-        stored = [
-            parts.read_range(unit, division, each, low, high) for each in begun_with(kind, kinds)
-        ]
+        kinds = begun_with(kind, manifest.kinds_of(parts.first_name(unit)))
+        stored = [parts.read_range(unit, division, each, low, high) for each in kinds]
         return sum(stored[1:], start=stored[0]) if stored else torch.zeros(high - low)
 
     return saved
@@ -215,21 +220,38 @@ def _note(folder: RunFolder, chosen: Path, problems: list[str]) -> None:
         )
 
 
-def _note_residuals(folder: RunFolder, chosen: Path, spec: RunSpec) -> None:
-    """Leaves a line where error feedback does not begin as it ended in the checkpoint."""
-    ranks = spec.seats.data if spec.error_feedback else 0
-    ranks = ranks if ranks > 1 else 0  # one replica sends nothing
-    saved = residual_holders(read_manifest(chosen).kinds)
+def _note_residuals(
+    folder: RunFolder, chosen: Path, fed_back: bool, holders: Mapping[str, int]
+) -> None:
+    """Leaves a line where error feedback does not begin as it ended in the checkpoint. `holders`:
+    how many ranks of the run hold each unit; one alone sends nothing."""
+    by_unit = {unit: count for unit, count in holders.items() if fed_back and count > 1}
+    saved_by_unit = _saved_holders(read_manifest(chosen))
+    ranks, saved = (max(counts.values(), default=0) for counts in (by_unit, saved_by_unit))
     if ranks and not saved:
         folder.add_note(f"{chosen.name} holds no residuals: error feedback begins with zero")
     elif saved and not ranks:
-        why = "has one replica, which rounds nothing" if spec.error_feedback else "feeds none back"
+        why = "has one replica, which rounds nothing" if fed_back else "feeds none back"
         folder.add_note(f"{chosen.name} holds residuals, which are left out: the run {why}")
     elif saved != ranks:
         folder.add_note(
             f"{chosen.name} holds the residuals of {saved} replicas, the run has {ranks}: the "
             "first replica begins with their sum, the others with zero"
         )
+    elif saved_by_unit != by_unit:
+        folder.add_note(
+            f"{chosen.name} holds the residuals of stages that other numbers of members shared: "
+            "the first member begins with their sum, the others with zero"
+        )
+
+
+def _saved_holders(manifest: Manifest) -> dict[str, int]:
+    """How many ranks' residuals a checkpoint holds of each unit; units without are left out."""
+    saved: dict[str, int] = {}
+    for stored, kind in manifest.ranges:
+        if is_residual(kind):
+            saved[unit_of_stored(stored)] = residual_holders([kind])
+    return saved
 
 
 def config_hash(model: ModelSpec) -> str:

@@ -101,6 +101,7 @@ class RankRun:
         self._begin = begin
         self._step_began_s = time.perf_counter()
         setup = program.setup
+        self.holders = setup.holders
         self._budget_bytes = setup.budget_of(seat.program_rank)
         self.sizes = self._sizes()
         self._counted = CountedTokens(_dividing(spec.seats, seat, setup.averages))

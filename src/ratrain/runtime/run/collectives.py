@@ -37,6 +37,7 @@ def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: tuple[int, 
         (reduces_by.get(unit, name), tuple(hosts[rank] for rank in ranks))
         for tensor in range(seats.tensor)
         for unit, ranks in holders_of(setup, seats, tensor).items()
+        if len(ranks) > 1  # of one holder nothing is reduced, and nothing was chosen
     )
     for by, group in reductions:
         exchange_of(by, group)

@@ -19,7 +19,9 @@ from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.jobs import load_job
 from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
+from ratrain.plan.proven_peaks import peaks_in_words
 from ratrain.plan.search import Progress
+from ratrain.plan.unequal_search import searchable
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
@@ -50,6 +52,7 @@ _IN_BOTH = tuple(
         "boundary_wire",
         "error_feedback",
         "attention",
+        "collective",
         "memory_budget",
     )
 )
@@ -80,6 +83,7 @@ class PreparedRun:
     case: Case | UnevenCase
     proved: Proved
     spec: RunSpec
+    searched: bool  # the layout is neither the job's nor a plan file's
 
     @property
     def verdict(self) -> Verdict:
@@ -107,11 +111,20 @@ class PreparedRun:
 
     def proof(self) -> list[str]:
         """What was proved about memory, in words."""
-        bounds, setup = self.verdict.bounds, self.proved.program.setup
-        worst = max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1))
-        budget = setup.budget_of(worst.rank)
-        proof = f"proven peak {format_bytes(worst.total_bytes)} per rank"
-        return [proof + (f" (budget {format_bytes(budget)}): fits" if budget else "")]
+        setup = self.proved.program.setup
+        limited = all(setup.budget_of(bound.rank) for bound in self.verdict.bounds)
+        words = peaks_in_words(self.verdict.bounds, setup)
+        return wrapped(f"{words}: fits" if limited else words)
+
+    def not_searched(self) -> list[str]:
+        """Which plans the search for this run left out, and how to have them; none where all its
+        devices are of one kind."""
+        if not self.searched or not searchable(self.case.job):
+            return []
+        return wrapped(
+            "all replicas are identical: others may be faster, and `ratrain plan JOB -o PLAN.json` "
+            "searches for them; train one with --plan PLAN.json"
+        )
 
 
 def prepare_run(request: RunRequest, progress: Progress | None = None) -> PreparedRun:
@@ -168,7 +181,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         others = {kind: dtype for kind, dtype in case.job.dtypes.items() if kind in used}
         words = dtype_words(others, case.job.schedule.dtype)
         spec = replace(spec, dtypes=dtypes, dtype_words=words)
-    return PreparedRun(file_job, case, proved, spec)
+    searched = request.plan_path is None and file_job.layout is None
+    return PreparedRun(file_job, case, proved, spec, searched)
 
 
 def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
@@ -296,7 +310,7 @@ def _require_same_job(planned: JobSpec, job: JobSpec, plan: str) -> None:
             raise SpecError(
                 f"the plan has {setting} = {value!r}, the job has {in_job[setting]!r}",
                 place=plan,
-                fix="plan again",
+                fix="let the job say the same, or plan again: `ratrain plan JOB -o PLAN`",
             )
 
 

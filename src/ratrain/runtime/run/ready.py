@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from contextlib import ExitStack
 from dataclasses import dataclass
+from itertools import chain
 from pathlib import Path
 
 from ratrain.corpus.prepare import Prepared
@@ -47,7 +48,8 @@ class Launcher:
         require_own_folder(folder, Path(prepared.spec.job_path), job_files)  # leave no claim in it
         claim = self._claimed(path)
         write_run(prepared, folder, job_files)
-        for line in (*prepared.case.headline(), *prepared.seating(), *prepared.proof()):
+        words = (prepared.seating(), prepared.proof(), prepared.not_searched())
+        for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
         self.say(f"run {path}")
         return ReadyRun(folder, claim, prepared.case.job, folder.read_spec(), 0)

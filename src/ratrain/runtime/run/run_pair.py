@@ -141,7 +141,8 @@ def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
     first, second = (dict(checkpoint.manifest.meta.units) for checkpoint in opened)
     if first != second:
         return "they are divided differently: different models, or different tensor degrees"
-    return "" if opened[0].kinds == opened[1].kinds else "they hold different kinds of state"
+    held = [checkpoint.manifest.ranges.keys() for checkpoint in opened]
+    return "" if held[0] == held[1] else "they hold different kinds of state"
 
 
 def _median_s(folder: RunFolder, rows: list[Row]) -> float:

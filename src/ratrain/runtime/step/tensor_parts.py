@@ -29,6 +29,12 @@ def stored_name(unit: str, division: Division) -> str:
     return unit if division == WHOLE else f"{unit}.t{division.rank}of{division.degree}"
 
 
+def unit_of_stored(name: str) -> str:
+    """The unit of which a stored name is a part, or the whole."""
+    match = _NAME.match(name)
+    return match[1] if match else name
+
+
 def stored_sizes(spec: ModelSpec, degrees: Mapping[str, int]) -> dict[str, int]:
     """Elements of everything that a model's checkpoint holds, by stored name; `degrees`, by unit:
     in how many parts."""
@@ -59,6 +65,10 @@ class StoredParts:
 
     def __init__(self, spec: ModelSpec, degrees: Mapping[str, int], read: Read) -> None:
         self._spec, self._degrees, self._read = spec, degrees, read
+
+    def first_name(self, unit: str) -> str:
+        """The name of a unit's first part, or of the unit itself where it is whole."""
+        return stored_name(unit, Division(0, self._degrees[unit]))
 
     def read_range(self, unit: str, division: Division, kind: str, begin: int, end: int) -> Tensor:
         """Elements begin .. end of the flat buffer of one part of a unit, fp32. Memory beside the
