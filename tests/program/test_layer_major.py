@@ -12,7 +12,7 @@ from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery, Replica
 from ratrain.program.setup import Accumulation, Setup
-from ratrain.program.skeletons import TOGETHER, layer_major_name
+from ratrain.program.skeletons import TOGETHER, exists, layer_major_name
 from ratrain.program.strategies import Choices, Strategy, apply_strategy
 from ratrain.program.verify import verify
 
@@ -21,6 +21,7 @@ Op = tuple[Kind, int, int]
 
 
 def ordered(together: int, *replicas: Replica) -> Program:
+    assert exists(layer_major_name(together))
     strategy = Strategy("any", Recovery.NONE, 2, True, True, layer_major_name(together))
     return apply_strategy(strategy, Setup(replicas), Choices())
 
@@ -46,7 +47,7 @@ def test_as_many_together_as_there_are_compute_the_whole_step_layer_by_layer() -
     assert ops == forward + backward
 
 
-@pytest.mark.parametrize("together", TOGETHER)
+@pytest.mark.parametrize("together", [*TOGETHER, 3, 6, 100])
 @pytest.mark.parametrize("micro_batches", [1, 2, 3, 5, 8])
 def test_every_layer_takes_the_ends_together_and_no_gradient_s_order_changes(
     together: int, micro_batches: int
@@ -87,8 +88,15 @@ def test_random_pipelines_and_passes_are_proved_and_hold_what_the_order_declares
         assert verdict.sound, [finding.message for finding in verdict.findings[:2]]
 
 
+@pytest.mark.parametrize("number", ["1", "0", "03", "", "2.5"])
+def test_fewer_than_two_together_is_no_order(number: str) -> None:
+    assert not exists(f"layer-major-{number}")
+
+
 def drawn(dice: random.Random) -> Program:
     """Any number of replicas, stages, layers and micro-batches with any of the passes."""
+    together = dice.randint(2, 12)
+    assert exists(layer_major_name(together))
     cut = tuple(dice.randint(1, 3) for _ in range(dice.randint(1, 3)))
     count = dice.randint(1, 9)
     replicas = (replica(cut, count, dice.randint(1, 3), ends=True),)
@@ -99,7 +107,7 @@ def drawn(dice: random.Random) -> Program:
         dice.choice([0, 1, 2, 2, 3]),
         layerwise,
         prefetch=layerwise and dice.random() < 0.8,
-        skeleton=layer_major_name(dice.choice(TOGETHER)),
+        skeleton=layer_major_name(together),
     )
     sharded = strategy.sharding >= 2 and dice.random() < 0.4
     if strategy.sharding < 3 and not sharded and dice.random() < 0.5:

@@ -42,7 +42,7 @@ CHOICES = [
         Setting(recovery=recovery)
         for recovery in ("keep-all", "selective", "exempt-last", "everywhere")
     ),
-    *(Setting(skeleton=layer_major_name(together)) for together in TOGETHER),
+    *(Setting(skeleton=layer_major_name(together)) for together in (*TOGETHER, 3)),
     *(Setting(skeleton=layer_major_name(2), sharding=level) for level in range(4)),
     *(
         Setting(skeleton=layer_major_name(4), recovery=recovery)

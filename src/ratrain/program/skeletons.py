@@ -7,6 +7,7 @@ To write a schedule: write a function like `one_f_one_b`, and declare it with wh
 
 from __future__ import annotations
 
+import re
 from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -287,12 +288,21 @@ declare_skeleton(
     Skeleton(breadth_first, chunks=True, arrival_places=True, held=_held_all, joins=True),
 )
 TOGETHER = (2, 4, 8, 16, 32)
-"""How many micro-batches the layer-major orders take together."""
+"""How many micro-batches the layer-major orders take together that are tried unasked."""
+_LAYER_MAJOR = re.compile(r"layer-major-([2-9]|[1-9]\d{1,3})")
 
 
 def layer_major_name(together: int) -> str:
     """The skeleton that takes so many micro-batches together."""
     return f"layer-major-{together}"
+
+
+def exists(name: str) -> bool:
+    """Whether there is a skeleton of that name. There is a layer-major order for each number from 2
+    to 9999: it is declared when it is first asked for."""
+    if name not in SKELETONS and (match := _LAYER_MAJOR.fullmatch(name)):
+        _declare_layer_major(int(match[1]))
+    return name in SKELETONS
 
 
 def _held_layer_major(together: int) -> Held:
@@ -302,16 +312,14 @@ def _held_layer_major(together: int) -> Held:
     return held
 
 
+def _declare_layer_major(together: int) -> None:
+    order, held = layer_major(together), _held_layer_major(together)
+    skeleton = Skeleton(order, arrival_places=True, together=together, held=held)
+    declare_skeleton(layer_major_name(together), skeleton)
+
+
 for _together in TOGETHER:
-    declare_skeleton(
-        layer_major_name(_together),
-        Skeleton(
-            layer_major(_together),
-            arrival_places=True,
-            together=_together,
-            held=_held_layer_major(_together),
-        ),
-    )
+    _declare_layer_major(_together)
 
 
 def build(name: str, setup: Setup) -> Program:

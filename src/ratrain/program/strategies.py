@@ -26,7 +26,7 @@ from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Setup
-from ratrain.program.skeletons import SKELETONS, build
+from ratrain.program.skeletons import SKELETONS, build, exists
 
 LAYERWISE = "layerwise-state-pipeline"
 PREFETCH = "update-prefetch"
@@ -97,7 +97,7 @@ STRATEGIES: Registry[Strategy] = Registry("strategy")
 def declare_strategy(name: str, strategy: Strategy) -> None:
     """Makes a strategy known by a name, for `[schedule] name` and `--schedule`. Its skeleton and
     its passes must be declared."""
-    if strategy.skeleton not in SKELETONS:
+    if not exists(strategy.skeleton):
         raise ProgramError(
             f"the strategy {name} names the skeleton {strategy.skeleton}, which is not declared",
             fix=f"declare it first, or {_nearest(strategy.skeleton, SKELETONS)}",
@@ -231,7 +231,7 @@ def combined(
 ) -> Strategy:
     """A strategy on another skeleton, or with exactly these passes in place of its own."""
     if skeleton is not None:
-        if skeleton not in SKELETONS:
+        if not exists(skeleton):
             raise SpecError(
                 f"unknown skeleton {skeleton!r}",
                 place=f"{file} [schedule] skeleton".strip(),
