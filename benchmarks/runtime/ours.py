@@ -126,6 +126,7 @@ def _outcome(case: Case, method: str, run: RunFolder, watch: Watch) -> Outcome:
         watch.others_part,
         memory=_memory(run, rows),
         predicted_s=_prediction(run).get("step_time_s", 0.0),
+        least_s=_prediction(run).get("least_s") or 0.0,
     )
 
 

@@ -25,6 +25,7 @@ class Outcome:
     others_part: float = 0.0  # of the machine's processors, used by everybody else meanwhile
     memory: tuple[int, int] = (0, 0)  # ours: bound by the verifier, and allocated
     predicted_s: float = 0.0  # ours: a step, by the simulator
+    least_s: float = 0.0  # ours: what no order of the same work takes less than, by the same times
     failure: str = ""  # why it did not end: memory, or its last words
 
     @property
@@ -66,6 +67,7 @@ def together(runs: Sequence[Outcome]) -> Outcome:
         cpu_s=statistics.median(run.cpu_s for run in runs),
         peak_bytes=max(run.peak_bytes for run in runs),
         predicted_s=statistics.median(run.predicted_s for run in runs),
+        least_s=statistics.median(run.least_s for run in runs),
         others_part=max(run.others_part for run in runs),
     )
 

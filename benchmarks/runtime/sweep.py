@@ -130,6 +130,9 @@ def lines(row: Row) -> Iterator[str]:
     for outcome in row.ours[:1]:
         if outcome.ended:
             yield f"  {outcome.method} reaches {row.bound.time_s / outcome.step_s:.0%} of it"
+            if outcome.least_s:
+                part = outcome.least_s / outcome.step_s
+                yield f"  no order of its work takes less than {outcome.least_s:.2f} s: {part:.0%}"
     yield ""
 
 

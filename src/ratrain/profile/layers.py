@@ -1,9 +1,10 @@
 """A model's embedding, layer and head on this machine: the functions that training runs, timed.
 
 With a tensor degree, one rank's part is timed alone: the sums of its group cost nothing here, so
-entries say `sums = "apart"` and the planner adds them over the links. A time is the median
-pass: the fastest is one that a step rarely has. Where a quota made passes wait, it is their mean:
-most ran between two pauses.
+entries say `sums = "apart"` and the planner adds them over the links. Several layers are timed in
+turns, as a stage has them: one that is timed again and again stays in the caches. A time is the
+median pass: the fastest is one that a step rarely has. Where a quota made passes wait, it is their
+mean: most ran between two pauses.
 """
 
 from __future__ import annotations
@@ -31,6 +32,8 @@ from ratrain.profile.quota import throttled
 
 LEAST_PASSES, WITHIN_S = 3, 1.0
 """Passes of one block: at least this many, and more until this much time has passed."""
+MOST_IN_TURNS, IN_TURNS_BYTES = 4, 256 << 20
+"""Layers that are timed in turns: as many, while their weights and gradients take no more."""
 UNITS: dict[BlockName, str] = {"layer": "0", "embedding": "e", "head": "h"}
 Progress = Callable[[int, int], None]
 
@@ -106,19 +109,19 @@ def _passes(
     request: LayersAsked, block: BlockName, size: int, watch: Watch, figure: str
 ) -> tuple[float, float]:
     """Seconds of one block's forward and of its backward, after one pass to warm up."""
-    forward, backward, settle = _work(request, block, size)
+    forward, backward, settle, count = _work(request, block, size)
     forward_s: list[float] = []
     backward_s: list[float] = []
 
     def one_pass() -> None:
         start_s = time.perf_counter()
-        output = forward()
+        outputs = forward()
         settle()
         middle_s = time.perf_counter()
-        backward(output)
+        backward(outputs)
         settle()
-        forward_s.append(middle_s - start_s)
-        backward_s.append(time.perf_counter() - middle_s)
+        forward_s.append((middle_s - start_s) / count)
+        backward_s.append((time.perf_counter() - middle_s) / count)
 
     one_pass()
     forward_s.clear()
@@ -138,12 +141,12 @@ def _passes(
 
 def _work(
     request: LayersAsked, block: BlockName, size: int
-) -> tuple[Callable[[], Any], Callable[[Any], None], Callable[[], None]]:
-    """(a forward, its backward given the output, waiting for the device) on tensors made once."""
+) -> tuple[Callable[[], Any], Callable[[Any], None], Callable[[], None], int]:
+    """(a forward through several such blocks, their backward given what that returned, waiting for
+    the device, how many blocks) on tensors made once."""
     import torch as module  # pyright: ignore[reportMissingImports]
 
     from ratrain.models.units import MicroBatch, unit_of
-    from ratrain.models.weights import Weights
 
     torch: Any = module
     kind = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}[request.dtype]
@@ -151,25 +154,47 @@ def _work(
     spec, length = request.model, request.sequence
     group = _Alone(request.tensor) if request.tensor > 1 else None
     unit = unit_of(spec, UNITS[block], sequence_length=length, group=group)
-    weights = Weights(unit.layout)
-    weights.attach_view(torch.randn(unit.layout.size, **placement).mul_(0.02))
-    weights.attach_gradient(torch.zeros(unit.layout.size, **placement))
+    fitting = IN_TURNS_BYTES // (2 * unit.layout.size * kind.itemsize)
+    count = max(1, min(MOST_IN_TURNS, fitting)) if block == "layer" else 1
+    held = [_weights(unit.layout, placement) for _ in range(count)]
     tokens = torch.randint(0, spec.vocab, (size, length), device=request.device)
     batch = MicroBatch(tokens, tokens)
     shape = (0,) if block == "embedding" else (size, length, spec.hidden)
-    x = torch.randn(shape, **placement).requires_grad_(True)
+    x = torch.randn(shape, **placement)
     seed = torch.ones((), device=request.device)
     if block != "head":
         seed = torch.randn((size, length, spec.hidden), **placement).mul_(1e-3)
 
-    def backward(output: Any) -> None:
-        torch.autograd.grad([output], [x], [seed], allow_unused=True)
+    def forward() -> list[tuple[Any, Any]]:
+        ends: list[tuple[Any, Any]] = []
+        for weights in held:
+            leaf = (ends[-1][1] if ends else x).detach().requires_grad_(True)
+            ends.append((leaf, unit.forward(weights, leaf, batch)))
+        return ends
+
+    def backward(ends: list[tuple[Any, Any]]) -> None:
+        while ends:
+            leaf, output = ends.pop()
+            torch.autograd.grad([output], [leaf], [seed], allow_unused=True)
 
     def settle() -> None:
         if request.device == "cuda":
             torch.cuda.synchronize()
 
-    return lambda: unit.forward(weights, x, batch), backward, settle
+    return forward, backward, settle, count
+
+
+def _weights(layout: Any, placement: dict[str, Any]) -> Any:
+    """Weights and the gradient that backward adds to, in memory of their own."""
+    import torch as module  # pyright: ignore[reportMissingImports]
+
+    from ratrain.models.weights import Weights
+
+    torch: Any = module
+    weights = Weights(layout)
+    weights.attach_view(torch.randn(layout.size, **placement).mul_(0.02))
+    weights.attach_gradient(torch.zeros(layout.size, **placement))
+    return weights
 
 
 class _Alone:

@@ -36,9 +36,11 @@ itself."""
 
 @dataclass(frozen=True)
 class Prediction:
-    """A simulated step of a program's ranks, and its timeline."""
+    """A simulated step of a program's ranks, and its timeline. `least_s`: what no order of the same
+    work takes less than; None for a program that is long or has several steps."""
 
     step_time_s: float
+    least_s: float | None
     ranks: tuple[RankTimes, ...]
     timeline: Timeline
 
@@ -59,6 +61,7 @@ def write_prediction(
     write_timeline(prediction.timeline, folder.predicted)
     body = {
         "step_time_s": prediction.step_time_s,
+        "least_s": prediction.least_s,
         "ranks": [_parts(program, times, calibrations) for times in prediction.ranks],
         "bound_bytes": [bound.total_bytes for bound in verdict.bounds],
         "bound_items": [bound.by_family for bound in verdict.bounds],
@@ -87,7 +90,8 @@ def predicted(
         element_bytes = element_bytes.of_ranks(whole.folded_rank)
     costs = costs_of_run(whole.program, calibrations, element_bytes, agrees=agrees)
     simulation = _typical(whole.program, verdict, costs, calibrations, DRAWS if short else 1)
-    return _of_folded(whole, simulation)
+    bound = simulation.bound if short else None
+    return _of_folded(whole, simulation, None if bound is None else bound.time_s)
 
 
 def _unfolded_ranks(program: Program, seats: Seats) -> list[int]:
@@ -113,12 +117,13 @@ def _typical(
     return sorted(drawn, key=lambda simulation: simulation.step_time_s)[draws // 2]
 
 
-def _of_folded(whole: Unfolded, simulation: Simulation) -> Prediction:
+def _of_folded(whole: Unfolded, simulation: Simulation, least_s: float | None) -> Prediction:
     """What the ranks of the folded program do: the first of those that each stands for."""
     shown = {rank: folded for folded, rank in whole.first_of_each.items()}
     timeline = timeline_of(simulation)
     return Prediction(
         simulation.step_time_s,
+        least_s,
         tuple(replace(simulation.ranks[rank], rank=folded) for rank, folded in shown.items()),
         replace(
             timeline,
