@@ -13,11 +13,10 @@ from pathlib import Path
 from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
 from ratrain.plan.fixed_orders import fixed_order, order_for_now
 from ratrain.plan.layer_orders import in_order
-from ratrain.plan.order_clock import OrderClock, Orders
 from ratrain.plan.order_search import Found, Limits, search_orders
 from ratrain.plan.schedules import MOST_OPS as MOST_COMPARED
 from ratrain.plan.schedules import ComparedSchedule, Predicted, in_sequence
-from ratrain.plan.searched_order import SearchedOrder, SearchResult, require_short
+from ratrain.plan.searched_order import SearchedOrder, SearchResult, if_faster, require_short
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_checks import require_runnable
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
@@ -140,21 +139,7 @@ def _ready(
     name."""
     with order_for_now(best.csv) as file:
         simulation = _simulated(orders, file)
-    before = simulate_proved(named.proved, named.costs)
-    if simulation is None or simulation.step_time_s >= before.step_time_s:
-        return None
-    return SearchedOrder(
-        orders.plan.job,
-        best.csv,
-        best.by_unit,
-        best.orders,
-        best.turned,
-        simulation,
-        row,
-        _computed(named),
-        before,
-        None,
-    )
+    return if_faster(best, orders.plan.job, simulation, (named, row))
 
 
 def _simulated(orders: PlanOrders, skeleton: str) -> Simulation | None:
@@ -171,9 +156,3 @@ def _simulated(orders: PlanOrders, skeleton: str) -> Simulation | None:
         return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
     except RatrainError:
         return None
-
-
-def _computed(case: UnevenCase) -> Orders:
-    """What the ranks of a case compute."""
-    clock = OrderClock(case.program, case.costs, apart=len(case.setup.replicas) > 1)
-    return clock.orders[: clock.places]

@@ -250,7 +250,8 @@ def rows_table(
         )
     yield from rendered(table)
     yield ""
-    twice = "x2: two stages per rank. " if named else ""
+    divided = any(row.predicted and row.predicted.stages_per_rank > 1 for row in rows)
+    twice = "x2: two stages per rank. " if named and divided else ""
     yield from wrap(
         f"*: {what[1]}. {twice}slower: compared with the fastest that fits. memory: proven peak "
         "of the fullest rank.",

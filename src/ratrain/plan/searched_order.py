@@ -13,6 +13,7 @@ from ratrain.plan.fixed_orders import order_for_now
 from ratrain.plan.order_clock import Order, OrderClock, Orders
 from ratrain.plan.order_search import Effort, Found, Limits, Progress, search_orders
 from ratrain.plan.schedules import ComparedSchedule, Comparison, as_named, layout_for
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.kind import Lane
 from ratrain.program.settled import Proved
 from ratrain.program.skeletons import SKELETONS
@@ -36,7 +37,9 @@ class SearchedOrder:
     named: ComparedSchedule  # the fastest named order that fits
     named_orders: Orders
     named_simulation: Simulation
-    same_passes: tuple[str, float] | None  # the fastest named order with the searched one's passes
+    same_passes: tuple[str, float] | None = (
+        None  # the fastest named order with the searched one's passes
+    )
 
     @property
     def step_s(self) -> float:
@@ -117,6 +120,19 @@ def _ready(best: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | N
     job = best.case.job
     with order_for_now(best.csv) as skeleton:
         simulation = _simulated(job, skeleton)
+    order = if_faster(best, job, simulation, (named, row))
+    return order and replace(order, same_passes=_same_passes(job))
+
+
+def if_faster(
+    best: Found,
+    job: JobSpec,
+    simulation: Simulation | None,
+    beside: tuple[Case | UnevenCase, ComparedSchedule],
+) -> SearchedOrder | None:
+    """An order that was simulated as a whole program; None where that was not possible, or it is no
+    faster than the named order `beside` it."""
+    named, row = beside
     before = simulate_proved(named.proved, named.costs)
     if simulation is None or simulation.step_time_s >= before.step_time_s:
         return None
@@ -130,13 +146,13 @@ def _ready(best: Found, named: Case, row: ComparedSchedule) -> SearchedOrder | N
         row,
         _computed(named),
         before,
-        _same_passes(job),
     )
 
 
-def _computed(case: Case) -> Orders:
-    """What the places of a case's pipeline compute."""
-    clock = OrderClock(case.program, case.costs)
+def _computed(case: Case | UnevenCase) -> Orders:
+    """What the places of a case's pipeline compute, or where replicas differ every rank."""
+    apart = isinstance(case, UnevenCase) and len(case.setup.replicas) > 1
+    clock = OrderClock(case.program, case.costs, apart=apart)
     return clock.orders[: clock.places]
 
 

@@ -7,7 +7,8 @@ from math import inf
 
 LEAST = 0.95
 """Part of what a draft's slowest replica takes by itself, by the closed form, below which its step
-is not at the grain of stages: 0.97 was the least of 9,000."""
+at the grain of stages does not lie. Measured, not proved: 0.969 was the least of some 9,000 drafts
+on three clusters, and 42 random clusters kept their plans."""
 
 
 class Leaders:

@@ -11,7 +11,6 @@ numbers for one cut of the layers, or columns for many cuts of the same stages a
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from functools import reduce
 from itertools import accumulate
 from typing import TypeVar
 
@@ -60,4 +59,7 @@ def step_s(
 
 def largest_of_each(*seconds: Floats | float) -> Floats:
     """The largest of each row of columns."""
-    return reduce(np.maximum, seconds)  # type: ignore[arg-type]
+    largest = np.asarray(seconds[0], dtype=np.float64)
+    for others in seconds[1:]:
+        largest = np.maximum(largest, others)
+    return largest

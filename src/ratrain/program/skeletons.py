@@ -305,6 +305,12 @@ def exists(name: str) -> bool:
     return name in SKELETONS
 
 
+def unknown_fix(name: str) -> str:
+    """What to write in place of a number that no layer-major order has; "" for other names."""
+    layer_by_layer = name.startswith("layer-major-")
+    return 'use "layer-major-K" with K from 2 to 9999' if layer_by_layer else ""
+
+
 def _held_layer_major(together: int) -> Held:
     def held(place: Place) -> list[tuple[int, ...]]:
         return _held_1f1b(replace(place, beside=place.beside + together - 1))

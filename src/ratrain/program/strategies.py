@@ -26,7 +26,7 @@ from ratrain.program.passes.turns import transfers_in_turn
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Setup
-from ratrain.program.skeletons import SKELETONS, build, exists
+from ratrain.program.skeletons import SKELETONS, build, exists, unknown_fix
 
 LAYERWISE = "layerwise-state-pipeline"
 PREFETCH = "update-prefetch"
@@ -235,7 +235,7 @@ def combined(
             raise SpecError(
                 f"unknown skeleton {skeleton!r}",
                 place=f"{file} [schedule] skeleton".strip(),
-                fix=_nearest(skeleton, SKELETONS),
+                fix=unknown_fix(skeleton) or _nearest(skeleton, SKELETONS),
             )
         base = replace(base, skeleton=skeleton)
     if passes is None:

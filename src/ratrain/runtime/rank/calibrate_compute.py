@@ -20,7 +20,7 @@ from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.schedule import Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 
-LEAST_PASSES, LEAST_S = 3, 1.0
+LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
