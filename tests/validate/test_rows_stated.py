@@ -19,7 +19,7 @@ from ratrain.validate.predict import job_of
 from ratrain.validate.rows import Run
 from ratrain.validate.tables import amp, amp_layers, sailor
 
-RUNS = [row.run for row in (*amp(), *sailor())]
+RUNS = [row.run for row in (*amp(), *sailor()) if isinstance(row.run, Run)]
 
 
 def job_toml(run: Run, job: JobSpec) -> str:
@@ -93,5 +93,5 @@ def test_a_cut_into_slots_counts_the_layers_of_each_stage() -> None:
 
 
 def test_sailor_s_slots_count_the_embedding_and_the_head_as_layers() -> None:
-    layers = {row.run.layers for row in sailor()}
+    layers = {row.run.layers for row in sailor() if isinstance(row.run, Run)}
     assert {(24,), (11, 13), (4, 7, 7, 6), (15, 17), (2, 5, 5, 5, 4, 4, 4, 3)} <= layers

@@ -10,11 +10,12 @@ from click.testing import CliRunner
 from hypothesis import given
 from hypothesis import strategies as st
 
+from ratrain.cli.simulate import command as simulate_command
 from ratrain.cli.validate import command
 from ratrain.errors import SpecError
 from ratrain.validate.predict import job_of, predicted_s, simulated_s
 from ratrain.validate.report import reports
-from ratrain.validate.rows import run_of, user_runs
+from ratrain.validate.rows import Run, run_of, user_runs
 from ratrain.validate.score import Pair, group_regrets, rank_correlation, score
 from ratrain.validate.tables import vtrain_single
 
@@ -69,6 +70,9 @@ def test_rows_with_another_batch_are_no_alternatives() -> None:
         ("gpus,gbs,iter_s,model,recompute\n8,8,1,gpt-22b,some\n", "recompute"),
         ("gpus,gbs,iter_s\n", "no rows"),
         ("gpus,gbs,iter_s,layers,hidden,heads\n8,8,1,2,100,3\n", "heads"),
+        ("plan,iter_s,tp\na.json,1,2\n", "tp: "),
+        ("plan,iter_s\na.json,1\n", "a.json"),
+        ("plan,iter_s\na.toml,1\n", "ratrain plan"),
     ],
 )
 def test_a_wrong_table_names_what_is_wrong(tmp_path: Path, text: str, problem: str) -> None:
@@ -91,13 +95,42 @@ def test_a_table_of_ones_own_is_scored(tmp_path: Path) -> None:
     assert abs(table["rows"][0]["error"]) < 0.1
 
 
+PLAN = Path(__file__).parents[2] / "examples" / "unequal-replicas.json"
+
+
+def test_a_row_with_a_plan_file_is_predicted_as_simulate_predicts_it(tmp_path: Path) -> None:
+    path = tmp_path / "mine.csv"
+    path.write_text(f"plan,iter_s\n{PLAN},20\n", encoding="utf-8")
+    (report,) = reports((str(path),))
+    simulated = json.loads(CliRunner().invoke(simulate_command, [str(PLAN), "--json"]).stdout)
+    (pair,) = report.pairs
+    assert pair.label == "unequal-replicas"
+    assert pair.predicted == simulated["step_time_s"]
+
+
+def test_plan_files_of_one_job_are_alternatives(tmp_path: Path) -> None:
+    """Two shares of one batch on the same devices, and a row of another batch."""
+    text = PLAN.read_text(encoding="utf-8")
+    plan = json.loads(text)
+    fast, slow = (replica["micro_batches"] for replica in plan["replicas"])
+    for name, first in (("a", fast), ("b", fast + 1)):
+        plan["replicas"][0]["micro_batches"] = first
+        plan["replicas"][1]["micro_batches"] = fast + slow - first
+        (tmp_path / f"{name}.json").write_text(json.dumps(plan), encoding="utf-8")
+    path = tmp_path / "mine.csv"
+    path.write_text("plan,iter_s,held_out\na.json,20,\nb.json,19,no\n", encoding="utf-8")
+    first, second = (row.run for row in user_runs(path, job_of))
+    assert first.choice == second.choice
+    assert first.label != second.label
+
+
 def test_an_unknown_table_names_the_nearest() -> None:
     with pytest.raises(SpecError, match="vtrain_multi_node"):
         list(reports(("vtrain_multi",)))
 
 
 def test_drawing_a_step_out_agrees_with_simulating_all_of_it() -> None:
-    runs = [row.run for row in vtrain_single()]
+    runs = [row.run for row in vtrain_single() if isinstance(row.run, Run)]
     run = next(r for r in runs if r.pipeline == 4 and r.sequences == 16)
     assert run.micro_batch == 1
     assert simulated_s(run, 16) == pytest.approx(predicted_s(run), rel=0.01)

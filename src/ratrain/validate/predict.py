@@ -17,6 +17,7 @@ from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_preset, load_cluster
 from ratrain.plan.case import case_of
 from ratrain.simulate.simulate import simulate
+from ratrain.validate.planned_runs import PlannedRun, planned_s
 from ratrain.validate.rows import Run
 
 ROUNDS = 3
@@ -24,8 +25,10 @@ ROUNDS = 3
 steps are simulated with 3 and 4 rounds and extrapolated (`_extrapolated_s`)."""
 
 
-def predicted_s(run: Run) -> float:
+def predicted_s(run: Run | PlannedRun) -> float:
     """Seconds of one step of the run."""
+    if isinstance(run, PlannedRun):
+        return planned_s(run)
     micro_batches = run.micro_batches
     per_round = run.pipeline * run.virtual if run.virtual > 1 else run.pipeline
     short, longer = ROUNDS * per_round, (ROUNDS + 1) * per_round

@@ -20,6 +20,7 @@ from ratrain.readers.faults import Faults
 from ratrain.readers.files import read_text, shown
 from ratrain.readers.limits import TABLE_BYTES
 from ratrain.readers.numbers import real, whole
+from ratrain.validate.planned_runs import PlannedRun, planned_run
 
 Recompute = Literal["none", "selective", "full"]
 Word = TypeVar("Word", bound=str)
@@ -48,7 +49,10 @@ COLUMNS: dict[str, str] = {
     "dtype": "a dtype of the cluster's devices (left out: fp16)",
     "cluster": "a cluster preset or file (left out: a100-80g-dgx)",
     "held_out": "yes: not used to calibrate (left out: yes)",
+    "plan": "a plan file, in place of all columns that describe the run",
 }
+BESIDE_PLAN = ("iter_s", "iter_ms", "held_out", "plan")
+"""The columns that a row with a plan file may fill: the file says the rest."""
 
 
 MOST: dict[str, int] = {
@@ -96,7 +100,7 @@ class Run:
 class MeasuredRun:
     """A run and its measured step. `held_out`: no constant of its cluster was fitted on it."""
 
-    run: Run
+    run: Run | PlannedRun
     measured_s: float
     held_out: bool
 
@@ -158,17 +162,31 @@ def _located(cells: Cells, place: str, base: Path, check: Callable[[Run], object
     if cells.get("cluster", "").endswith(".toml"):
         cells = {**cells, "cluster": str(base / cells["cluster"])}
     try:
-        measured = measured_run(cells)
-        check(measured.run)
+        measured = measured_run(cells, base)
+        if isinstance(measured.run, Run):
+            check(measured.run)
     except SpecError as error:
         raise SpecError(error.what, place=f"{place} {error.place}".strip(), fix=error.fix) from None
     return measured
 
 
-def measured_run(cells: Cells) -> MeasuredRun:
-    """The measured run of a row's cells, every column of `COLUMNS`."""
+def measured_run(cells: Cells, base: Path = Path()) -> MeasuredRun:
+    """The measured run of a row's cells, every column of `COLUMNS`. `base`: the table's folder."""
     held_out = _word(cells, "held_out", "yes", ("yes", "no")) == "yes"
-    return MeasuredRun(run_of(cells), _measured_s(cells), held_out)
+    run = _planned(cells, base) if cells.get("plan") else run_of(cells)
+    return MeasuredRun(run, _measured_s(cells), held_out)
+
+
+def _planned(cells: Cells, base: Path) -> PlannedRun:
+    """The run of the plan file that a row names, which must not describe it a second time."""
+    twice = next((name for name, text in cells.items() if text and name not in BESIDE_PLAN), None)
+    if twice is not None:
+        raise SpecError(
+            f"{shown(cells[twice])}, but the row's plan file says what ran",
+            place=twice,
+            fix="leave the cell empty, or leave plan empty",
+        )
+    return planned_run(base / cells["plan"])
 
 
 def run_of(cells: Cells) -> Run:
