@@ -7,15 +7,19 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
 import pytest
 from cli_runs import Ran, here
 from fuzz_targets import bytewise, json_text
+from hypothesis import given
+from hypothesis import strategies as st
 from planner_files import COMMANDS, EXAMPLES, edit
 
 from ratrain.convert.cluster_text import cluster_text
+from ratrain.convert.member_stages import dealt
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import (
     Batch,
@@ -35,6 +39,7 @@ from ratrain.describe.presets import (
 from ratrain.describe.profiles import profile_names
 from ratrain.plan.case import case_of
 from ratrain.plan.plan_file import load_plan
+from ratrain.plan.ranges import read_ranges
 from ratrain.simulate.long import simulate_proved
 
 Say = Callable[..., Ran]
@@ -147,18 +152,50 @@ def test_grolars_equal_groups_gather_sharded_weights_once_a_pass(folder: Path, s
     assert body["ours"]["feasible"]
 
 
-def test_grolars_groups_that_divide_micro_batches_otherwise_are_refused(
-    folder: Path, say: Say
-) -> None:
-    def unequal(table: dict[str, Any]) -> None:
+def shares_of_second_group(shares: list[int]) -> Callable[[dict[str, Any]], None]:
+    """Two groups, of which the second divides the micro-batches like this."""
+
+    def change(table: dict[str, Any]) -> None:
         two_groups(table)
         for stage in table["pipeline_config"][1::2]:
-            stage["num_microbatches_per_rank"] = [60, 4]
+            stage["num_microbatches_per_rank"] = shares
 
-    edit(folder / "grolar/training_config.json", unequal)
+    return change
+
+
+def test_grolars_groups_that_divide_micro_batches_otherwise_become_stages_of_members(
+    folder: Path, say: Say
+) -> None:
+    edit(folder / "grolar/training_config.json", shares_of_second_group([48, 16]))
+    body = converted(say, "grolar")
+    (replica,) = load_plan("out/plan.json").replicas
+    assert replica.micro_batches == 64
+    served = [
+        [len(read_ranges(member.serves, "", 64)) for member in stage.members or ()]
+        for stage in replica.stages
+    ]
+    assert served == [[32, 32], [48, 16], [32, 32], [48, 16]]
+    assert any("take turns in proportion" in said for said in body["differs"])
+    assert body["ours"]["step_time_s"] > 0
+
+
+def test_grolars_groups_of_unlike_numbers_of_micro_batches_are_refused(
+    folder: Path, say: Say
+) -> None:
+    edit(folder / "grolar/training_config.json", shares_of_second_group([60, 5]))
     message = refused(say, "grolar")
     assert "training_config.json:1 [pipeline_config.1] num_microbatches_per_rank" in message
-    assert "60, 4, the first as 32, 32" in message
+    assert "65 micro-batches, the first has 64" in message
+
+
+@given(st.lists(st.integers(0, 40), min_size=1, max_size=6).filter(sum))
+def test_micro_batches_are_dealt_evenly_in_time_and_each_once(shares: list[int]) -> None:
+    served = dealt(shares)
+    assert [len(theirs) for theirs in served] == shares
+    assert sorted(number for theirs in served for number in theirs) == list(range(sum(shares)))
+    for theirs, share in zip(served, shares, strict=True):
+        for before, number in enumerate(theirs):
+            assert abs(before - number * share / sum(shares)) <= len(shares)
 
 
 def test_mixed_machines_keep_the_links_inside_and_between_them(folder: Path, say: Say) -> None:
@@ -293,9 +330,17 @@ def test_metis_times_are_joined_by_batch_and_their_updates_divided_by_parameters
     assert 8 * updates[0] + updates[2] + updates[4] == pytest.approx(39.39e-3, rel=1e-2)
 
 
-def test_metis_plans_of_unequal_data_degrees_are_refused_by_their_line(say: Say) -> None:
-    message = refused(say, "metis", "--rank", "15")
-    assert "metis/results:5 [strategies] 3: data degree 1 on stage 3, 4 on stage 0" in message
+def test_metis_plans_of_unequal_data_degrees_become_stages_of_members(say: Say) -> None:
+    """Degrees 4 and 1: what a stage of one member computes at once are four pieces here."""
+    body = converted(say, "metis", "--rank", "15")
+    (replica,) = load_plan("out/plan.json").replicas
+    members = [len(stage.held_by) for stage in replica.stages]
+    assert members[0] == 4 and members[3] == 1
+    for stage in replica.stages:
+        shares = [read_ranges(m.serves, "", replica.micro_batches) for m in stage.members or ()]
+        assert not shares or sorted(chain(*shares)) == list(range(replica.micro_batches))
+    assert replica.micro_batches * replica.micro_batch == 128
+    assert any("every micro-batch goes through all stages as 4 of" in d for d in body["differs"])
     assert "it has no plan of rank 3; it has 3" in refused(say, "metis", "--rank", "3")
 
 

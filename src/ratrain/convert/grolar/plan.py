@@ -1,4 +1,4 @@
-"""Grolar's pipeline of groups as replicas of fixed ranks."""
+"""Grolar's pipeline of groups as replicas of fixed ranks, or as stages of several members."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from ratrain.convert.grolar.files import (
     Ministage,
     Training,
 )
+from ratrain.convert.member_stages import dealt, member_stage
 from ratrain.describe.amounts import Devices
 from ratrain.errors import SpecError
 from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage
@@ -31,8 +32,8 @@ def plan_of(
         _require_stage(stage, devices, here.at(number))
     groups = _groups(training, here)
     layers = _layers(training, model, here)
-    shares = _shares(training, groups, here)
-    total = sum(shares) * training.microbatch_size
+    divided = _divided(training, groups, here)
+    total = sum(divided[0]) * training.microbatch_size
     if total != training.global_batch_size:
         raise SpecError(
             f"the ranks' micro-batches hold {total} sequences, the batch has "
@@ -40,25 +41,11 @@ def plan_of(
             place=str(place.at("global_batch_size")),
             fix=f"write {total}, or correct num_microbatches_per_rank",
         )
-    by_share = [_by_share(training.pipeline_config[number]) for number in range(groups)]
-    replicas: list[PlanReplica] = []
-    taken = 0
-    for share, count in Counter(shares).items():
-        stages = tuple(
-            PlanStage(
-                devices=write_ranges(
-                    [rank for rank, _ in by_share[n % groups][taken : taken + count]]
-                ),
-                tensor=1,
-                layers=stage_layers,
-                micro_batch=training.microbatch_size,
-                recovery="backward",
-                sharding=3,
-            )
-            for n, stage_layers in enumerate(layers)
-        )
-        replicas.append(PlanReplica(count, share, stages))
-        taken += count
+    if all(shares == divided[0] for shares in divided):
+        replicas = _replicas(training, layers, divided[0])
+    else:
+        replicas = (_shared_replica(training, layers, divided),)
+        differs.append(_SERVED)
     differs += _said_of_plan(training, groups)
     choices = Choices(
         "pe-zero",
@@ -66,7 +53,55 @@ def plan_of(
         training.sequence_length,
         DTYPES[training.autocast_dtype],
     )
-    return plan_for(model, devices, choices, tuple(replicas))
+    return plan_for(model, devices, choices, replicas)
+
+
+_SERVED = (
+    "its groups divide the micro-batches each in its own way; which rank of a group takes which is "
+    "not in the file: here they take turns in proportion to their shares"
+)
+
+
+def _replicas(
+    training: Training, layers: Sequence[int], shares: Sequence[int]
+) -> tuple[PlanReplica, ...]:
+    """All groups divide the micro-batches alike: the i-th ranks of all groups are a pipeline."""
+    replicas: list[PlanReplica] = []
+    taken = 0
+    for share, count in Counter(shares).items():
+        stages = tuple(
+            PlanStage(
+                devices=write_ranges([rank for rank, _ in _by_share(stage)[taken : taken + count]]),
+                tensor=1,
+                layers=stage_layers,
+                micro_batch=training.microbatch_size,
+                recovery="backward",
+                sharding=3,
+            )
+            for stage, stage_layers in zip(training.pipeline_config, layers, strict=True)
+        )
+        replicas.append(PlanReplica(count, share, stages))
+        taken += count
+    return tuple(replicas)
+
+
+def _shared_replica(
+    training: Training, layers: Sequence[int], divided: Sequence[Sequence[int]]
+) -> PlanReplica:
+    """Each group divides the micro-batches in its own way: one pipeline whose stages have the
+    group's ranks as members."""
+    stages = tuple(
+        member_stage(
+            [(rank,) for rank, _ in _by_share(stage)],
+            dealt([share for _, share in _by_share(stage)]),
+            layers=stage_layers,
+            micro_batch=training.microbatch_size,
+            recovery="backward",
+            sharding=3,
+        )
+        for stage, stage_layers in zip(training.pipeline_config, layers, strict=True)
+    )
+    return PlanReplica(1, sum(divided[0]), stages)
 
 
 def _require_stage(stage: Ministage, devices: int, here: Place) -> None:
@@ -133,32 +168,25 @@ def _by_share(stage: Ministage) -> list[tuple[int, int]]:
     return sorted((pair for pair in pairs if pair[1]), key=lambda pair: (-pair[1], pair[0]))
 
 
-def _shares(training: Training, groups: int, here: Place) -> list[int]:
-    """Micro-batches of each replica: what the i-th rank of every group takes."""
-    first = [share for _, share in _by_share(training.pipeline_config[0])]
-    if not first:
+def _divided(training: Training, groups: int, here: Place) -> list[list[int]]:
+    """How each group divides the micro-batches among its ranks, the largest share first."""
+    divided = [
+        [share for _, share in _by_share(stage)] for stage in training.pipeline_config[:groups]
+    ]
+    if not divided[0]:
         raise SpecError(
             "no rank has a micro-batch",
             place=str(here.at(0, "num_microbatches_per_rank")),
             fix="give one rank a share",
         )
-    for number in range(1, groups):
-        shares = [share for _, share in _by_share(training.pipeline_config[number])]
-        if shares != first:
+    for number, shares in enumerate(divided):
+        if sum(shares) != sum(divided[0]):
             raise SpecError(
-                f"this group divides its micro-batches as {_few(shares)}, the first as "
-                f"{_few(first)}: in Grolar a micro-batch may run on any rank of a group, while a "
-                "replica of a RATrain plan is a pipeline of fixed ranks",
+                f"this group has {sum(shares)} micro-batches, the first has {sum(divided[0])}",
                 place=str(here.at(number, "num_microbatches_per_rank")),
-                fix="convert a plan whose groups all divide their micro-batches in the same way, "
-                "or convert only its cluster and profile and let `ratrain plan` find a plan",
+                fix="give every group as many micro-batches",
             )
-    return first
-
-
-def _few(numbers: Sequence[int]) -> str:
-    text = ", ".join(map(str, numbers[:8]))
-    return f"{text}, ..." if len(numbers) > 8 else text
+    return divided
 
 
 def _layers(training: Training, model: Model, here: Place) -> list[int]:

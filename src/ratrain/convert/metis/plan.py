@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Sequence
+from math import lcm
 from pathlib import Path
 
 from ratrain.convert.converted import (
@@ -11,6 +13,7 @@ from ratrain.convert.converted import (
     layers_of_slots,
     plan_for,
 )
+from ratrain.convert.member_stages import member_stage
 from ratrain.convert.metis.files import (
     Ranked,
     Workload,
@@ -73,43 +76,32 @@ def plan_of(
     workload: Workload,
     differs: list[str],
 ) -> Plan:
-    data = _data_degree(ranked, place, len(types))
+    degrees = _data_degrees(ranked, place, len(types))
+    pieces = lcm(*degrees)
     sequences = workload.sequences
     if sequences is None:
         raise SpecError(
             "the plan does not say its global batch", place="--sequences", fix="add --sequences N"
         )
-    size, rest = divmod(sequences, data * ranked.batches)
+    size, rest = divmod(sequences, pieces * ranked.batches)
     if rest or not size:
         raise SpecError(
-            f"{sequences} sequences are not {ranked.batches} micro-batches of {data} replicas",
+            f"{sequences} sequences are not {ranked.batches} micro-batches of {pieces} parts",
             place=str(place.at("batches")),
-            fix=f"give --sequences as a multiple of {data * ranked.batches}",
+            fix=f"give --sequences as a multiple of {pieces * ranked.batches}",
         )
     bounds = list(zip(ranked.layer_partition, ranked.layer_partition[1:], strict=False))
     layers = layers_of_slots(bounds, model, place.at("layer_partition"))
-    stages: list[PlanStage] = []
-    first = 0
-    mixed = False
-    for number, group in enumerate(ranked.device_groups):
-        tensor = ranked.strategies[number][1]
-        _require_kinds(types, first, group, tensor, place.at("strategies", number))
-        mixed |= len(set(types[first : first + group])) > 1
-        devices = write_ranges(range(first, first + group))
-        stages.append(
-            PlanStage(
-                devices=devices,
-                tensor=tensor,
-                layers=layers[number],
-                micro_batch=size,
-                recovery="none",
-                sharding=0,
-            )
-        )
-        first += group
+    groups = _tensor_groups(ranked, types, place)
+    if len(set(degrees)) == 1:
+        replica = _replicas(groups, layers, ranked.batches, size)
+    else:
+        replica = _shared_replica(groups, layers, ranked.batches, pieces, size)
+        differs.append(_pieces_said(degrees, pieces, size))
+    mixed = any(len({types[gpus[0]] for gpus in stage}) > 1 for stage in groups)
     if mixed:
         differs.append(
-            "replicas on unequal GPUs of one stage get equal shares here; Metis gives the slower "
+            "unequal GPUs of one stage get equal shares here; Metis gives the slower "
             "ones fewer sequences of every micro-batch, which its list does not print"
         )
     differs.append(
@@ -117,11 +109,82 @@ def plan_of(
         "keeps activations, optimizer not sharded"
     )
     choices = Choices("1f1b", sequences, workload.sequence_length, workload.dtype)
-    return plan_for(model, len(types), choices, (PlanReplica(data, ranked.batches, tuple(stages)),))
+    return plan_for(model, len(types), choices, (replica,))
 
 
-def _data_degree(ranked: Ranked, place: Place, devices: int) -> int:
-    """The data degree, which all stages must share."""
+Groups = Sequence[Sequence[range]]
+"""For each stage its tensor groups of GPUs."""
+
+
+def _tensor_groups(ranked: Ranked, types: list[str], place: Place) -> Groups:
+    """The tensor groups of each stage, each of one kind of GPU."""
+    stages: list[list[range]] = []
+    first = 0
+    for number, group in enumerate(ranked.device_groups):
+        tensor = ranked.strategies[number][1]
+        end = first + group
+        stages.append([range(start, start + tensor) for start in range(first, end, tensor)])
+        for gpus in stages[-1]:
+            _require_kind(types, gpus, place.at("strategies", number))
+        first = end
+    return stages
+
+
+def _replicas(groups: Groups, layers: Sequence[int], batches: int, size: int) -> PlanReplica:
+    """All stages have the same data degree: the i-th tensor groups of all are a pipeline."""
+    stages = tuple(
+        PlanStage(
+            devices=write_ranges(range(stage[0].start, stage[-1].stop)),
+            tensor=len(stage[0]),
+            layers=stage_layers,
+            micro_batch=size,
+            recovery="none",
+            sharding=0,
+        )
+        for stage, stage_layers in zip(groups, layers, strict=True)
+    )
+    return PlanReplica(len(groups[0]), batches, stages)
+
+
+def _shared_replica(
+    groups: Groups, layers: Sequence[int], batches: int, pieces: int, size: int
+) -> PlanReplica:
+    """Stages divide a micro-batch into as many parts as they have tensor groups: one pipeline of
+    pieces that are parts of all of them, each stage with its tensor groups as members."""
+    stages = tuple(
+        member_stage(
+            stage,
+            [_parts(number, len(stage), batches, pieces) for number in range(len(stage))],
+            layers=stage_layers,
+            micro_batch=size,
+            recovery="none",
+            sharding=0,
+        )
+        for stage, stage_layers in zip(groups, layers, strict=True)
+    )
+    return PlanReplica(1, batches * pieces, stages)
+
+
+def _parts(number: int, data: int, batches: int, pieces: int) -> list[int]:
+    """The pieces of every micro-batch that the member of this number computes."""
+    theirs = range(number * pieces // data, (number + 1) * pieces // data)
+    return [batch * pieces + piece for batch in range(batches) for piece in theirs]
+
+
+def _pieces_said(degrees: Sequence[int], pieces: int, size: int) -> str:
+    computed = ", ".join(
+        f"{pieces // data} x {size} in place of {pieces // data * size}"
+        for data in sorted({data for data in degrees if data < pieces})
+    )
+    return (
+        f"data degrees {', '.join(map(str, degrees))}: every micro-batch goes through all stages "
+        f"as {pieces} of {size} sequence{'s' * (size > 1)}, so stages of a smaller degree compute "
+        f"{computed} sequences at once"
+    )
+
+
+def _data_degrees(ranked: Ranked, place: Place, devices: int) -> list[int]:
+    """The data degree of each stage."""
     groups, strategies = ranked.device_groups, ranked.strategies
     if (
         not groups
@@ -147,24 +210,15 @@ def _data_degree(ranked: Ranked, place: Place, devices: int) -> int:
                 place=str(place.at("strategies", number)),
                 fix="give data and tensor degree whose product is the group",
             )
-        if degrees[0] != strategies[0][0]:
-            raise SpecError(
-                f"data degree {degrees[0]} on stage {number}, {strategies[0][0]} on stage 0: "
-                "Metis divides micro-batches anew between such stages, while a replica of a "
-                "RATrain plan is a pipeline of fixed ranks",
-                place=str(place.at("strategies", number)),
-                fix="choose with --rank a plan whose stages all have the same data degree",
-            )
-    return strategies[0][0]
+    return [data for data, _ in strategies]
 
 
-def _require_kinds(types: list[str], first: int, group: int, tensor: int, place: Place) -> None:
-    for start in range(first, first + group, tensor):
-        kinds = set(types[start : start + tensor])
-        if len(kinds) > 1:
-            raise SpecError(
-                f"the tensor group of GPUs {start} to {start + tensor - 1} is of "
-                f"{' and '.join(sorted(kinds))}",
-                place=str(place),
-                fix="choose with --rank a plan whose tensor groups each have one kind of GPU",
-            )
+def _require_kind(types: list[str], gpus: range, place: Place) -> None:
+    kinds = set(types[gpus.start : gpus.stop])
+    if len(kinds) > 1:
+        raise SpecError(
+            f"the tensor group of GPUs {gpus.start} to {gpus.stop - 1} is of "
+            f"{' and '.join(sorted(kinds))}",
+            place=str(place),
+            fix="choose with --rank a plan whose tensor groups each have one kind of GPU",
+        )
