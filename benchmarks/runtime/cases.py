@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, replace
-from itertools import groupby
+from itertools import accumulate, groupby
 from pathlib import Path
 from typing import Any
 
@@ -26,6 +26,7 @@ LINKS = {
     "100 Mbit/s": 1e8,
     "80 Mbit/s": 8e7,
     "50 Mbit/s": 5e7,
+    "20 Mbit/s": 2e7,
 }
 NARROW = "+bf16"
 """Ends the name of a method that sends in bf16 what it computes in fp32: gradients, and ours what
@@ -97,6 +98,18 @@ class Emulation:
 
 
 @dataclass(frozen=True)
+class Hosts:
+    """Hosts of several devices, or on several sites, in the devices' order. The case's own link is
+    the one between hosts of a site."""
+
+    devices: tuple[int, ...]  # of each host, all of one share
+    inside: str = "10 Gbit/s"  # the link within a host
+    first_site: int | None = None  # hosts of the first of two sites; None: there is one
+    between_sites: str = "20 Mbit/s"
+    far: str = "5ms"  # one way, between sites
+
+
+@dataclass(frozen=True)
 class Case:
     """One row of a table: every method runs it with the same numbers."""
 
@@ -121,6 +134,7 @@ class Case:
     shares: tuple[float, ...] = ()  # of the processors, by device; (): `cpus` for each
     memories: tuple[int, ...] = ()  # by device, alike where shares are; (): `memory_bytes` for each
     layers: tuple[int, ...] = ()  # by stage; (): equal
+    hosts: Hosts | None = None  # None: each device is a host of its own
 
     @property
     def ranks(self) -> int:
@@ -167,12 +181,15 @@ class Case:
             self._kind_text(share, memory[share], measured.get(share, ""))
             for share in sorted({*shares})
         ]
-        hosts = [
-            HOSTS.format(first=first, share=share, count=count)
-            for first, share, count in _runs(shares)
-        ]
         rate = f"{LINKS[self.link] / 1e6:g}Mbit/s"
-        return "\n".join([CLUSTER, *kinds, *hosts, ROOM.format(rate=rate)])
+        room = ROOM.format(rate=rate)
+        if self.hosts is None:
+            hosts = [
+                HOSTS.format(first=first, share=share, devices=1, count=count, site="site")
+                for first, share, count in _runs(shares)
+            ]
+            return "\n".join([CLUSTER, *kinds, *hosts, room])
+        return "\n".join([CLUSTER, *kinds, *_host_texts(self.hosts, shares), room])
 
     def _kind_text(self, share: float, memory_bytes: int, measured: str) -> str:
         return KIND.format(
@@ -182,6 +199,27 @@ class Case:
             flops=f"{60 * min(1.0, share):g}GFLOP/s",
             measured=measured,
         )
+
+
+def _host_texts(hosts: Hosts, shares: tuple[float, ...]) -> list[str]:
+    """Each host, then the links within hosts and between sites."""
+    firsts = [0, *accumulate(hosts.devices)][:-1]
+    here = len(firsts) if hosts.first_site is None else hosts.first_site
+    texts = [
+        HOSTS.format(
+            first=first,
+            share=shares[first],
+            devices=devices,
+            count=1,
+            site="site" if number < here else "other-site",
+        )
+        for number, (first, devices) in enumerate(zip(firsts, hosts.devices, strict=True))
+    ]
+    texts.append(INSIDE.format(rate=f"{LINKS[hosts.inside] / 1e6:g}Mbit/s"))
+    if hosts.first_site is not None:
+        rate = f"{LINKS[hosts.between_sites] / 1e6:g}Mbit/s"
+        texts.append(WORLD.format(rate=rate, latency=hosts.far))
+    return texts
 
 
 def _runs(shares: tuple[float, ...]) -> list[tuple[int, float, int]]:
@@ -196,10 +234,14 @@ def _runs(shares: tuple[float, ...]) -> list[tuple[int, float, int]]:
 def read_case(path: Path) -> Case:
     """The case that `Case.write` wrote."""
     table: dict[str, Any] = json.loads(path.read_text())
-    emulation = table.pop("emulation")
+    emulation, hosts = table.pop("emulation"), table.pop("hosts")
     for key in ("settings", "shares", "memories", "layers"):
         table[key] = tuple(table[key])
-    return Case(**table, emulation=Emulation(**emulation) if emulation else None)
+    return Case(
+        **table,
+        emulation=Emulation(**emulation) if emulation else None,
+        hosts=Hosts(**{**hosts, "devices": tuple(hosts["devices"])}) if hosts else None,
+    )
 
 
 def model_of(folder: Path) -> ModelSpec:
@@ -245,8 +287,23 @@ HOSTS = """\
 [[host]]
 name = "host-{first}"
 device = "cpu-{share:g}"
-devices = 1
+devices = {devices}
 count = {count}
+site = "{site}"
+"""
+INSIDE = """\
+[links.host]
+latency = "50us"
+bandwidth = "{rate}"
+shared_by = "host"
+source = "the benchmark's choice"
+"""
+WORLD = """\
+[links.world]
+latency = "{latency}"
+bandwidth = "{rate}"
+shared_by = "host"
+source = "the benchmark's choice"
 """
 ROOM = """\
 [links.room]

@@ -1,8 +1,8 @@
-"""A model's blocks timed on one device of a lab: `python blocks.py CONFIG LENGTH`, as JSON.
+"""A model's blocks timed on the devices of a lab: `python blocks.py CONFIG LENGTH`, as JSON.
 
-A device with half of the share takes twice the time: this is what a lab's quota means. To measure
-on each device would say the same, and takes as long as torch's imports take there: half a minute on
-a tenth of a processor.
+Each kind of device is measured by itself, as a user does with `ratrain profile --layers` on each
+machine. Half of a processor takes more than twice the time: at each pause of its quota others use
+the caches.
 """
 
 from __future__ import annotations
@@ -13,81 +13,83 @@ import subprocess
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import astuple, dataclass, replace
+from dataclasses import astuple, dataclass
 from pathlib import Path
 from typing import IO
 
+import numpy as np
 from split import BlockCosts
 
 from ratrain.describe.huggingface import load_config
 from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
+from ratrain.describe.model import ModelSpec
 from ratrain.lab import Lab, Place, place_to_env
 from ratrain.lab.inside import inside
 from ratrain.profile.layers import LayersAsked, layer_profiles, profile_toml
 
-MICRO_BATCHES = (1, 2, 4)
+MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Embedding, layer and head as one whole processor computes them."""
+    """Embedding, layer and head as a device of each share of the processors computes them."""
 
-    entries: tuple[LayerProfile, ...]
+    by_share: dict[float, tuple[LayerProfile, ...]]
 
-    @property
-    def costs(self) -> BlockCosts:
-        """Of a micro-batch of one sequence."""
-        each = {entry.block: entry.times[0] for entry in self.entries}
-        seconds = {block: time.forward_s + time.backward_s for block, time in each.items()}
+    def costs(self, size: int = 1) -> BlockCosts:
+        """Of a micro-batch of so many sequences, as a whole processor would compute it: by the
+        device of the largest share; between two sizes that were measured, on the line."""
+        share = max(self.by_share)
+        seconds = {
+            entry.block: share
+            * float(
+                np.interp(
+                    size,
+                    [time.micro_batch for time in entry.times],
+                    [time.forward_s + time.backward_s for time in entry.times],
+                )
+            )
+            for entry in self.by_share[share]
+        }
         return BlockCosts(seconds["embedding"], seconds["layer"], seconds["head"])
 
     def toml(self, share: float) -> str:
         """What a cluster file says of a device with that share of a processor."""
-        slowed = [
-            replace(
-                entry,
-                times=tuple(
-                    MeasuredTime(t.micro_batch, t.forward_s / share, t.backward_s / share)
-                    for t in entry.times
-                ),
-            )
-            for entry in self.entries
-        ]
-        return "\n".join(profile_toml(slowed, lambda _: ""))
+        return "\n".join(profile_toml(list(self.by_share[share]), lambda _: ""))
 
 
 def measured_blocks(config: Path, length: int, lab: Lab) -> Blocks:
-    """The `Blocks` of a model, measured on the device with the largest share while all others of
-    the lab compute the same: two processors of a machine may be two threads of one core, and share
-    its caches. Like a rank of the lab it goes before other work of the machine."""
-    places = sorted(lab.places, key=lambda place: -place.cpus)
-    place = places[0]
+    """The `Blocks` of a model, measured on a device of each share while all devices of the lab
+    compute the same: two processors of a machine may be two threads of one core, and share its
+    caches. Like a rank of the lab each goes before other work of the machine."""
+    model = load_config(config)
     with ExitStack() as ending:
-        ranks = [ending.enter_context(_rank(each, config, length)) for each in places]
+        ranks = [ending.enter_context(_rank(place, config, length)) for place in lab.places]
         for rank in ranks:
             rank.stdout.readline()  # torch is imported
         for rank in ranks:
             rank.stdin.write("go\n")
             rank.stdin.flush()
-        said = ranks[0].stdout.readline()
-    if not said:
+        first_of_share = {place.cpus: rank for place, rank in zip(lab.places, ranks, strict=True)}
+        said = {share: rank.stdout.readline() for share, rank in first_of_share.items()}
+    if not all(said.values()):
         sys.exit("the model's blocks could not be timed")
-    model = load_config(config)
-    entries = [
+    return Blocks({share: _profiles(model, length, text) for share, text in said.items()})
+
+
+def _profiles(model: ModelSpec, length: int, said: str) -> tuple[LayerProfile, ...]:
+    """What a device has said of its blocks."""
+    return tuple(
         LayerProfile(
             shape_of(model, block),
             length,
-            tuple(
-                MeasuredTime(size, place.cpus * forward_s, place.cpus * backward_s)
-                for size, forward_s, backward_s in rows
-            ),
-            "measured: a whole processor's time over the share",
+            tuple(MeasuredTime(*row) for row in rows),
+            "measured in the lab",
             block,
             dtype="fp32",
         )
         for block, rows in json.loads(said).items()
-    ]
-    return Blocks(tuple(entries))
+    )
 
 
 @dataclass(frozen=True)

@@ -28,16 +28,14 @@ from command import parser_of, say
 from field import Field
 from ours import write_job
 from outcomes import Outcome, together
-from planning import Planned
+from planning import Planned, WrittenPlan, of_any
 
 from ratrain.describe.job import JobSpec
 from ratrain.lab import Lab
 from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_writing import write_plan
 from ratrain.plan.search import search
-from ratrain.plan.unequal_build import file_of_plan
 from ratrain.plan.unequal_search import unequal_search
-from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.plan.uneven_setup import UnevenPlan
 
 OURS = "ratrain"
 STARTS = 4
@@ -117,24 +115,22 @@ ROWS = (
 
 
 @dataclass(frozen=True)
-class Plan:
-    """A plan of a row, as the planner expects it."""
+class NamedPlan:
+    """A plan of a row: "with" the capability, or "without"."""
 
     name: str
-    words: str
-    step_s: float
-    text: str  # of its file
+    written: WrittenPlan
 
 
 @dataclass(frozen=True)
 class Figures:
     """A plan and what it did; its outcome's steps are the medians of its repetitions."""
 
-    plan: Plan
+    plan: NamedPlan
     outcome: Outcome
 
 
-def plans_of(row: Row, job: JobSpec) -> tuple[Plan, Plan | None]:
+def plans_of(row: Row, job: JobSpec) -> tuple[NamedPlan, NamedPlan | None]:
     """The fastest plan without the capability, and the fastest with it."""
     job = replace(job, layout=None)
     alike = search(job)
@@ -143,44 +139,8 @@ def plans_of(row: Row, job: JobSpec) -> tuple[Plan, Plan | None]:
     others = unequal_search(job, starts, alike_s).trainable
     without = [plan for plan in others if not row.has(plan.plan)]
     having = [plan for plan in others if row.has(plan.plan)]
-    if without:
-        best = _plan("without", without[0].plan, without[0].step_s)
-    else:
-        planned = Planned(alike.best.candidate, alike_s)
-        best = Plan("without", planned.words, alike_s, planned.text)
-    if not having:
-        return best, None
-    return best, _plan("with", having[0].plan, having[0].step_s)
-
-
-def _plan(name: str, plan: UnevenPlan, step_s: float) -> Plan:
-    words = "; ".join(map(_replica_words, plan.replicas))
-    return Plan(name, words, step_s, write_plan(file_of_plan(plan)))
-
-
-def _replica_words(replica: UnevenReplica) -> str:
-    """ "2 layers on 0.6 (8), 0.4 (4) + 1 layer on 0.5, 2 at once; 12 micro-batches of 1"."""
-    layers = replica.layout.layers
-    assert isinstance(layers, tuple)
-    stages: list[str] = []
-    for count, ranks in zip(layers, replica.places, strict=True):
-        members = [_member_words(replica, rank, len(ranks) > 1) for rank in ranks]
-        at_once = replica.joined[ranks[0]] if replica.joined else 1
-        size = f", {at_once * replica.micro_batch} at once" if replica.joined else ""
-        stages.append(f"{count} layer{'s' * (count > 1)} on {', '.join(members)}{size}")
-    copies = f"{len(replica.groups)} x " if len(replica.groups) > 1 else ""
-    return (
-        f"{copies}{' + '.join(stages)}; {replica.micro_batches} micro-batches of "
-        f"{replica.micro_batch}"
-    )
-
-
-def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
-    lab = replica.groups[0][rank][0].kind.lab
-    assert lab is not None, "every case of a benchmark is for a lab"
-    served = replica.serves[rank]
-    count = f" ({replica.micro_batches if served is None else len(served)})" if shares else ""
-    return f"{lab.cpus:g}{count}"
+    best = of_any(without[0]) if without else Planned(alike.best.candidate, alike_s).written
+    return NamedPlan("without", best), NamedPlan("with", of_any(having[0])) if having else None
 
 
 @dataclass(frozen=True)
@@ -209,7 +169,9 @@ def run_row(row: Row, repetitions: int) -> Raced:
             runs: dict[str, list[Outcome]] = {plan.name: [] for plan in plans}
             for number in range(repetitions):
                 for plan in plans:
-                    outcome = _run(row.case, folder / plan.name, blocks, lab, plan, job.parent)
+                    outcome = _run(
+                        row.case, folder / plan.name, blocks, lab, plan.written, job.parent
+                    )
                     runs[plan.name].append(outcome)
                     did = outcome.failure or f"{outcome.step_s:.3f} s"
                     say(f"{row.name}, {number + 1} of {repetitions}: {plan.name} {did}")
@@ -231,7 +193,7 @@ def _written(case: Case, folder: Path, blocks: Blocks) -> Path:
 
 
 def _run(
-    case: Case, folder: Path, blocks: Blocks, lab: Lab, plan: Plan, planned_in: Path
+    case: Case, folder: Path, blocks: Blocks, lab: Lab, plan: WrittenPlan, planned_in: Path
 ) -> Outcome:
     """A plan on the devices of a run, in place of those for which it was planned."""
     _written(case, folder, blocks)
@@ -253,18 +215,18 @@ def lines(raced: Raced) -> Iterator[str]:
     )
     for figures in raced.figures:
         yield _line(figures)
-        yield f"    {figures.plan.words}"
+        yield f"    {figures.plan.written.words}"
     yield from _gain_words(raced)
     yield ""
 
 
 def _line(figures: Figures) -> str:
-    plan, outcome = figures.plan, figures.outcome
+    name, plan, outcome = figures.plan.name, figures.plan.written, figures.outcome
     if outcome.failure:
-        return f"  {plan.name:8s} {outcome.failure[:60]}; planned {plan.step_s:.3f} s"
+        return f"  {name:8s} {outcome.failure[:60]}; planned {plan.step_s:.3f} s"
     spread = f"{min(outcome.steps_s):.3f} - {max(outcome.steps_s):.3f} s"
     return (
-        f"  {plan.name:8s} {outcome.step_s:7.3f} s {spread:>15s} {outcome.others_part:6.0%} "
+        f"  {name:8s} {outcome.step_s:7.3f} s {spread:>15s} {outcome.others_part:6.0%} "
         f"{plan.step_s:7.3f} s {outcome.predicted_s:8.3f} s  "
         f"{plan.step_s / outcome.step_s - 1:+.0%}, {outcome.predicted_s / outcome.step_s - 1:+.0%}"
     )
@@ -274,7 +236,7 @@ def _gain_words(raced: Raced) -> Iterator[str]:
     if len(raced.figures) < 2:
         yield "  the planner has no faster plan with the capability here"
         return
-    without, having = (figures.plan for figures in raced.figures)
+    without, having = (figures.plan.written for figures in raced.figures)
     text = f"  gain: {without.step_s / having.step_s:.2f}x planned"
     before, after = raced.of("without"), raced.of("with")
     if before is None or after is None:

@@ -1,4 +1,4 @@
-"""Our own plans of a row: what the planner finds, and the same with other layers."""
+"""Our own plans of a row: what the planner finds, and a layout of it with other layers."""
 
 from __future__ import annotations
 
@@ -8,10 +8,23 @@ from pathlib import Path
 
 from ratrain.describe.cluster import Device
 from ratrain.plan.build import Candidate
-from ratrain.plan.jobs import load_job
+from ratrain.plan.every_plan import every_plan
+from ratrain.plan.jobs import load_job, load_job_to_plan
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.search import search
 from ratrain.plan.trial import timed
+from ratrain.plan.unequal_build import file_of_plan
+from ratrain.plan.unequal_trial import Drafted, Timed
+from ratrain.plan.uneven_setup import UnevenReplica
+
+
+@dataclass(frozen=True)
+class WrittenPlan:
+    """A plan's file, what it says in words, and a step as the planner expects it."""
+
+    words: str
+    step_s: float
+    text: str
 
 
 @dataclass(frozen=True)
@@ -38,7 +51,9 @@ class Planned:
     def words(self) -> str:
         """The stages in their order, with their devices' processors."""
         text = lying(self.candidate.layers, self._stages)
-        return f"{text}, micro-batches of {self.candidate.job.batch.micro_batch}"
+        skeleton = self.candidate.strategy.skeleton
+        order = "" if skeleton == "1f1b" else f"; {skeleton}"
+        return f"{text}, micro-batches of {self.candidate.job.batch.micro_batch}{order}"
 
     def with_layers(self, layers: tuple[int, ...]) -> Planned:
         """The same devices, micro-batches and schedule, cut otherwise."""
@@ -49,15 +64,10 @@ class Planned:
         step_s, _ = timed(job, place, new.strategy, new.setup, new.choices)
         return Planned(new, step_s or float("nan"))
 
-    def write(self, path: Path) -> Path:
-        """As a plan file, beside the files that it names."""
-        path.write_text(self.text)
-        return path
-
     @property
-    def text(self) -> str:
-        """Of its plan file."""
-        return write_plan(plan_of(self.candidate))
+    def written(self) -> WrittenPlan:
+        """Its plan file."""
+        return WrittenPlan(self.words, self.step_s, write_plan(plan_of(self.candidate)))
 
 
 def lying(layers: Sequence[int], stages: Sequence[Sequence[float]]) -> str:
@@ -72,6 +82,46 @@ def _share(device: Device) -> float:
     lab = device.kind.lab
     assert lab is not None, "every case of a benchmark is for a lab"
     return lab.cpus
+
+
+def best_of_all(job: Path) -> WrittenPlan:
+    """The plan that `ratrain plan` writes, whether its stages and replicas are alike or not."""
+    plans = every_plan(load_job_to_plan(job))
+    if plans.best is not None:
+        return of_any(plans.best)
+    assert plans.alike is not None, "one of the searches has found a plan"
+    return Planned(plans.alike.best.candidate, plans.alike.best.step_s).written
+
+
+def of_any(plan: Timed[Drafted]) -> WrittenPlan:
+    """A plan of any stages and replicas."""
+    words = "; ".join(map(_replica_words, plan.plan.replicas))
+    order = "" if plan.plan.strategy.skeleton == "1f1b" else f"; {plan.plan.strategy.skeleton}"
+    return WrittenPlan(words + order, plan.step_s, write_plan(file_of_plan(plan.plan)))
+
+
+def _replica_words(replica: UnevenReplica) -> str:
+    """ "2 layers on 0.6 (8), 0.4 (4) + 1 layer on 0.5, 2 at once; 12 micro-batches of 1"."""
+    layers = replica.layout.layers
+    assert isinstance(layers, tuple)
+    stages: list[str] = []
+    for count, ranks in zip(layers, replica.places, strict=True):
+        members = [_member_words(replica, rank, len(ranks) > 1) for rank in ranks]
+        at_once = replica.joined[ranks[0]] if replica.joined else 1
+        size = f", {at_once * replica.micro_batch} at once" if replica.joined else ""
+        stages.append(f"{count} layer{'s' * (count > 1)} on {', '.join(members)}{size}")
+    copies = f"{len(replica.groups)} x " if len(replica.groups) > 1 else ""
+    return (
+        f"{copies}{' + '.join(stages)}; {replica.micro_batches} micro-batches of "
+        f"{replica.micro_batch}"
+    )
+
+
+def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
+    share = _share(replica.groups[0][rank][0])
+    served = replica.serves[rank]
+    count = f" ({replica.micro_batches if served is None else len(served)})" if shares else ""
+    return f"{share:g}{count}"
 
 
 def planned(job: Path, pipeline: int | None = None) -> Planned:

@@ -14,7 +14,7 @@ from cases import MODELS, Case, cluster_of
 from field import Field
 from ours import write_job
 from outcomes import Outcome, together
-from planning import Planned, lying, planned
+from planning import Planned, WrittenPlan, best_of_all, lying, planned
 from rows import Row, Shape
 from split import BlockCosts, best_split, equal_split
 
@@ -32,8 +32,9 @@ class Entrant:
     words: str  # how the model lies on the devices
     field: Field
     method: str
-    planned: Planned | None = None
+    planned_s: float | None = None
     plan: Path | None = None
+    layout: Planned | None = None  # where it is one, whose layers are asked about
 
     def run(self) -> Outcome:
         return replace(self.field.run(self.method, self.plan), method=self.name)
@@ -87,49 +88,68 @@ class Ground:
     folder: Path
 
     def entrants(self) -> Iterator[Entrant]:
-        """Peers first; they take the planner's order of devices, and its micro-batch where their
-        batch divides by it."""
-        best = self._planned(OURS, self.row.case)
-        assert best.planned is not None
+        """Peers first: in the planner's order of devices, with the micro-batch and the layers
+        that an expert would choose by what the blocks take."""
+        job = self._field(self.row.case, OURS).folder / "job.toml"
+        alike = planned(job, self.row.pipeline)
         for shape in self.row.peers:
-            yield self._peer(shape, best.planned)
-        yield best
+            yield self._peer(shape, alike)
+        if self.row.pipeline:  # the question is how layers are divided, not over what
+            yield self._by_layout(OURS, alike)
+        else:
+            yield self._by_plan(OURS, self.row.case, best_of_all(job))
         if self.row.equal:
-            layers = equal_split(
-                sum(best.planned.candidate.layers), len(best.planned.candidate.layers)
-            )
-            yield self._by_plan(EQUAL, self.row.case, best.planned.with_layers(layers))
+            layers = equal_split(sum(alike.candidate.layers), len(alike.candidate.layers))
+            yield self._by_layout(EQUAL, alike.with_layers(layers))
         if self.row.fewer:
             case = self.row.case.but(
                 pipeline=self.row.fewer, shares=self.row.shares[: self.row.fewer]
             )
-            yield self._planned(f"{OURS}, {self.row.fewer} devices", case)
+            name = f"{OURS}, {self.row.fewer} devices"
+            job = self._field(case, name).folder / "job.toml"
+            yield self._by_plan(name, case, best_of_all(job))
 
-    def _planned(self, name: str, case: Case) -> Entrant:
-        job = self._field(case, name).folder / "job.toml"
-        return self._by_plan(name, case, planned(job, self.row.pipeline))
+    def _by_layout(self, name: str, planned: Planned) -> Entrant:
+        return replace(self._by_plan(name, self.row.case, planned.written), layout=planned)
 
-    def _by_plan(self, name: str, case: Case, planned: Planned) -> Entrant:
+    def _by_plan(self, name: str, case: Case, written: WrittenPlan) -> Entrant:
         field = self._field(case, name)
-        plan = planned.write(field.folder / "plan.json")
-        return Entrant(name, planned.words, field, OURS, planned, plan)
+        plan = field.folder / "plan.json"
+        plan.write_text(written.text)
+        return Entrant(name, written.words, field, OURS, written.step_s, plan)
 
     def _peer(self, shape: Shape, planned: Planned) -> Entrant:
+        """On all devices, in the planner's order of them; or on the first ones."""
         placed = (*planned.candidate.placement.devices, *planned.candidate.idle)
         order = [device.index for device in placed]
+        if shape.ranks < len(order):
+            order = list(range(shape.ranks))
         shares = tuple(self.row.shares[device] for device in order)
-        case = self.row.case.but(pipeline=shape.pipeline, data=shape.data, shares=shares)
-        size = planned.candidate.job.batch.micro_batch
-        if case.sequences // case.data % size == 0:
-            case = case.but(micro_batch=size)
-        stages = [shares[stage * case.data :][: case.data] for stage in range(case.pipeline)]
-        layers = best_split(
-            self.blocks.costs, MODELS[case.model].layers, [*map(min, stages)], case.micro_batches
+        case = self.row.case.but(
+            pipeline=shape.pipeline, data=shape.data, shares=shares, hosts=None
         )
-        field = self._field(case.but(layers=layers), shape.method)
-        words = f"{lying(layers, stages)}, micro-batches of {case.micro_batch}"
-        there = replace(field, lab=_in_order(self.lab, order))
-        return Entrant(shape.method, words, there, shape.method)
+        stages = [shares[stage * case.data :][: case.data] for stage in range(case.pipeline)]
+        case = min(
+            self._by_hand(case, [*map(min, stages)]), key=lambda cut: self._step_s(cut, stages)
+        )
+        name = shape.method if shape.ranks == len(placed) else f"{shape.method}, {shape.ranks}"
+        words = f"{lying(case.layers, stages)}, micro-batches of {case.micro_batch}"
+        there = replace(self._field(case, name), lab=_in_order(self.lab, order))
+        return Entrant(name, words, there, shape.method)
+
+    def _by_hand(self, case: Case, shares: list[float]) -> Iterator[Case]:
+        """The best cut for each micro-batch that divides the batch and fills the pipeline."""
+        each = case.sequences // case.data
+        for size in range(1, each + 1):
+            if each % size == 0 and each // size >= case.pipeline:
+                layers = best_split(
+                    self.blocks.costs(size), MODELS[case.model].layers, shares, each // size
+                )
+                yield case.but(micro_batch=size, layers=layers)
+
+    def _step_s(self, case: Case, stages: Sequence[Sequence[float]]) -> float:
+        costs = self.blocks.costs(case.micro_batch)
+        return costs.step_s(case.layers, [*map(min, stages)], case.micro_batches)
 
     def _field(self, case: Case, name: str) -> Field:
         """The case written down, with what the devices' blocks cost."""
@@ -166,22 +186,24 @@ def run_row(row: Row, repetitions: int, say: Callable[[str], None]) -> Found:
                         say(f"{row.name}, {number + 1} of {repetitions}: {took}")
     pairs = zip(entrants, runs, strict=True)
     return Found(
-        row, blocks.costs, tuple(_figures(entrant, entrant_runs) for entrant, entrant_runs in pairs)
+        row,
+        blocks.costs(),
+        tuple(_figures(entrant, entrant_runs) for entrant, entrant_runs in pairs),
     )
 
 
 def _figures(entrant: Entrant, runs: list[Outcome]) -> Figures:
-    outcome, planned = together(runs), entrant.planned
-    if planned is None:
+    outcome, layout = together(runs), entrant.layout
+    if entrant.planned_s is None:
         return Figures(entrant.words, outcome)
-    return Figures(
-        entrant.words,
-        outcome,
-        True,
-        planned.step_s,
-        planned.candidate.layers,
-        planned.shares,
-        planned.candidate.micro_batches,
+    figures = Figures(entrant.words, outcome, True, entrant.planned_s)
+    if layout is None:
+        return figures
+    return replace(
+        figures,
+        layers=layout.candidate.layers,
+        shares=layout.shares,
+        micro_batches=layout.candidate.micro_batches,
     )
 
 

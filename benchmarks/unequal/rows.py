@@ -1,13 +1,13 @@
 """The rows: which devices, which link, and who runs on them.
 
-The planner tries devices in this order and in the other; peers take the one that it chooses.
+Peers take the planner's order of devices, or the first devices where others are better left idle.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cases import Case
+from cases import Case, Hosts
 
 MODEL = "deep"
 BASE = Case("", model=MODEL, sequences=24, fits_itself=True, steps=3, warm_up=1)
@@ -15,11 +15,15 @@ BASE = Case("", model=MODEL, sequences=24, fits_itself=True, steps=3, warm_up=1)
 
 @dataclass(frozen=True)
 class Shape:
-    """A peer, and its degrees."""
+    """A peer, and its degrees; it leaves out the last devices where these are fewer."""
 
     method: str
     pipeline: int
     data: int
+
+    @property
+    def ranks(self) -> int:
+        return self.pipeline * self.data
 
 
 @dataclass(frozen=True)
@@ -33,18 +37,25 @@ class Row:
     pipeline: int | None = None  # plans of this degree alone; None: any
     equal: bool = False  # ours with equal layers too
     fewer: int | None = None  # ours planned for the first so many devices too
+    hosts: Hosts | None = None  # where they hold several devices, or stand on two sites
 
     @property
     def case(self) -> Case:
         """All devices as one pipeline; a plan says otherwise."""
         ranks = len(self.shares)
-        return BASE.but(name=self.name, pipeline=ranks, shares=self.shares, link=self.link)
+        return BASE.but(
+            name=self.name,
+            pipeline=ranks,
+            shares=self.shares,
+            link=self.link,
+            hosts=self.hosts,
+        )
 
 
 def _peers(ranks: int) -> tuple[Shape, ...]:
     """Pipelines are cut by hand, replicas get equal shares of the batch."""
-    pairs = (Shape("pp+ddp", 2, ranks // 2),) if ranks == 4 else ()
-    square = (2, ranks // 2) if ranks == 4 else (ranks, 1)
+    square = (ranks // 2, 2) if ranks in (4, 8) else (ranks, 1)
+    pairs = (Shape("pp+ddp", *square),) if square[1] > 1 else ()
     return (
         Shape("pp", ranks, 1),
         *pairs,
@@ -60,5 +71,19 @@ ROWS = (
     Row("peers, two kinds", (0.5, 1.0), "1 Gbit/s", _peers(2)),
     Row("peers, three kinds", (0.25, 0.5, 1.0), "1 Gbit/s", _peers(3)),
     Row("peers, four ranks", (0.25, 0.25, 0.5, 0.5), "100 Mbit/s", _peers(4)),
+    Row(
+        "hosts of 3, 2, 3",
+        (0.25, 0.25, 0.25, 0.35, 0.35, 0.15, 0.15, 0.15),
+        "100 Mbit/s",
+        _peers(8),
+        hosts=Hosts((3, 2, 3), inside="1 Gbit/s"),
+    ),
+    Row(
+        "two sites",
+        (0.5, 0.5, 0.3, 0.3),
+        "1 Gbit/s",
+        (*_peers(4), Shape("pp", 2, 1), Shape("ddp", 1, 2)),
+        hosts=Hosts((1, 1, 1, 1), first_site=2),
+    ),
     Row("straggler", (0.6, 0.6, 0.1), "1 Gbit/s", fewer=2),
 )
