@@ -50,8 +50,7 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
             known = plans_beside(subject, report)
         else:
             subject, known = plan_of_job(load_job_to_plan(plan, overrides), report)
-    from_job = plan.suffix != ".json"
-    explained = explain(subject, known, lambda title: progress(title, "plans"), from_job=from_job)
+    explained = explain(subject, known, lambda title: progress(title, "plans"))
     if as_json:
         print_json("explain", explanation_json(explained))
     else:

@@ -12,14 +12,13 @@ from dataclasses import dataclass
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.every_plan import every_plan
+from ratrain.plan.every_plan import Simulated, every_plan
 from ratrain.plan.known_plans import ANY_REPLICAS
 from ratrain.plan.other_clusters import kinds_of, with_more_hosts
 from ratrain.plan.planned import planned
-from ratrain.plan.search import Progress, Tried
+from ratrain.plan.search import Progress
 from ratrain.plan.speedup import Watch, unwatched
 from ratrain.plan.unequal_pools import FEW
-from ratrain.plan.unequal_trial import Drafted, Timed
 
 HOSTS = (1, 2, 4, 8)
 """How many are tried, the fewest first."""
@@ -32,7 +31,7 @@ class Added:
     kind: DeviceKind
     hosts: int
     devices: int  # of these hosts
-    best: Tried | Timed[Drafted] | None = None
+    best: Simulated | None = None
     problem: str = ""
 
     @property
@@ -42,15 +41,11 @@ class Added:
 
 def fastest(
     job: JobSpec, progress: Progress | None = None, *, any_replicas: bool
-) -> Tried | Timed[Drafted]:
+) -> Simulated:
     """The fastest plan that can be trained, of identical replicas or of any."""
     if not any_replicas or job.cluster.devices > FEW:
         return planned(job, progress).best
-    plans = every_plan(job, progress, quick=True)
-    if plans.best is not None:
-        return plans.best
-    assert plans.alike is not None, "one of the searches has found a plan"
-    return plans.alike.best
+    return every_plan(job, progress, quick=True).chosen
 
 
 def added_hosts(job: JobSpec, watch: Watch = unwatched) -> tuple[Added, ...]:

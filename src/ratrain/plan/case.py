@@ -33,9 +33,7 @@ from ratrain.plan.job_strategy import no_shards, require_tieable, strategy_of
 from ratrain.plan.layer_orders import order_words
 from ratrain.plan.measured_blocks import measured_words
 from ratrain.plan.placement import Placement, place
-from ratrain.plan.planned import planned
 from ratrain.plan.ranges import STAGES, Nouns, write_ranges
-from ratrain.plan.search import Progress
 from ratrain.plan.sizes import (
     gradients_in,
     layers_of_stages,
@@ -62,6 +60,8 @@ class Case:
     strategy: Strategy
     setup: Setup
     choices: Choices
+    beside: tuple[str, ...] = ()
+    """Lines of the headline: which plan was not taken, where the job was planned (`case_of_job`)"""
 
     @cached_property
     def proved(self) -> Proved:
@@ -170,6 +170,7 @@ class Case:
         idle = self._idle
         if idle:
             lines = (*lines, f"idle: {counted(len(idle), 'device')}, {write_ranges(idle)}")
+        lines = (*lines, *self.beside)
         return [part for line in lines for part in wrapped(line)]
 
 
@@ -192,11 +193,10 @@ def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int =
     return "; ".join(parts)
 
 
-def case_of(job: JobSpec, progress: Progress | None = None) -> Case:
-    """The case of a job; a job without a layout is planned first, reported to `progress`. Where
-    memory does not suffice, gradients are sent in buckets, if that is enough."""
-    if job.layout is None:
-        return case_of_candidate(planned(job, progress).best.candidate)
+def case_of(job: JobSpec) -> Case:
+    """The case of a job that has a layout. Where memory does not suffice, gradients are sent in
+    buckets, if that is enough."""
+    assert job.layout is not None, "a job without a layout is planned first: case_of_job"
     case = case_as_asked(job)
     bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
     verdict = case.proved.verdict

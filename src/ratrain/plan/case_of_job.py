@@ -1,12 +1,12 @@
-"""The case of a job, whose stages may join micro-batches: then it is one of a plan.
+"""The case of a job. Without a layout it is that of the plan that `ratrain plan` writes.
 
-All else is chosen as for stages that compute one by one. Where memory does not suffice for what
+A layout's stages may join micro-batches: then the case is one of a plan, too. All else is chosen as for stages that compute one by one. Where memory does not suffice for what
 stages join, these recover their activations, and then all stages do, if the schedule has recovery.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import replace
 
 from ratrain.describe.job import JobSpec
@@ -14,9 +14,13 @@ from ratrain.errors import SpecError
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.enumerate import StateMode
+from ratrain.plan.every_plan import every_plan, subject_of_simulated
 from ratrain.plan.plan_writing import plan_of
+from ratrain.plan.search import Progress
 from ratrain.plan.sizes import layers_of_stages
+from ratrain.plan.subject import case_of_subject
 from ratrain.plan.trial import only_over_budget
+from ratrain.plan.unequal_words import beside_words
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
@@ -25,13 +29,15 @@ from ratrain.program.setup import Accumulation
 from ratrain.program.strategies import recovery_modes
 
 
-def case_of_job(
-    job: JobSpec, progress: Callable[[int, int], None] | None = None
-) -> Case | UnevenCase:
+def case_of_job(job: JobSpec, progress: Progress | None = None) -> Case | UnevenCase:
     """The case of a job, planned where it has no layout; a SpecError where no program says it."""
     layout = job.layout
-    if layout is None or max(layout.joined, default=1) == 1:
-        return case_of(_one_by_one(job), progress)
+    if layout is None:
+        plans = every_plan(job, progress)
+        case = case_of_subject(subject_of_simulated(plans.chosen))
+        return replace(case, beside=tuple(beside_words(plans)))
+    if max(layout.joined, default=1) == 1:
+        return case_of(_one_by_one(job))
     cases = map(UnevenCase, _plans(job))
     first = next(cases)
     if first.proved.verdict.sound or not only_over_budget(first.proved.verdict):
@@ -41,7 +47,8 @@ def case_of_job(
 
 def _one_by_one(job: JobSpec) -> JobSpec:
     """The job without what its stages join."""
-    return job if job.layout is None else replace(job, layout=replace(job.layout, joined=()))
+    assert job.layout is not None
+    return replace(job, layout=replace(job.layout, joined=()))
 
 
 def _plans(job: JobSpec) -> Iterator[UnevenPlan]:

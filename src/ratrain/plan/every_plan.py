@@ -12,6 +12,7 @@ from ratrain.plan.plan_file import Plan, Predicted
 from ratrain.plan.plan_writing import plan_of
 from ratrain.plan.planned import planned
 from ratrain.plan.search import Progress, Search, Tried
+from ratrain.plan.subject import Subject, subject_of
 from ratrain.plan.unequal_build import file_of_plan
 from ratrain.plan.unequal_search import UnequalSearch, searchable, unequal_search
 from ratrain.plan.unequal_trial import Drafted, Timed
@@ -19,6 +20,26 @@ from ratrain.program.skeletons import SKELETONS
 
 STARTS = 4
 """Plans of alike replicas that the search for others begins with."""
+
+
+Simulated = Tried | Timed[Drafted]
+"""A plan that was proved and simulated: of alike replicas, or of any."""
+
+
+def file_of(simulated: Simulated) -> Plan:
+    """The plan file of a plan."""
+    predicted = Predicted(simulated.step_s, simulated.bound_bytes)
+    if isinstance(simulated, Tried):
+        return plan_of(simulated.candidate, predicted)
+    return file_of_plan(simulated.plan, predicted)
+
+
+def subject_of_simulated(simulated: Simulated) -> Subject:
+    """The plan, to the bit as it is read from its file."""
+    if isinstance(simulated, Tried):
+        return simulated.candidate
+    job = simulated.plan.job
+    return subject_of(file_of(simulated), str(job.path or "job"), job)
 
 
 @dataclass(frozen=True)
@@ -42,6 +63,15 @@ class EveryPlan:
         return self.unequal.others[0] if none_trains and self.unequal.others else None
 
     @property
+    def chosen(self) -> Simulated:
+        """The plan that `ratrain plan` writes, and that every command runs of a job that has no
+        layout."""
+        if self.best is not None:
+            return self.best
+        assert self.alike is not None, "one of the searches has found a plan"
+        return self.alike.best
+
+    @property
     def faster(self) -> Timed[Drafted] | None:
         """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
         others = self.unequal.others if self.unequal is not None else ()
@@ -49,12 +79,7 @@ class EveryPlan:
 
     def file(self, *, fastest: bool) -> Plan:
         """The plan file of the best plan, or of the fastest, whether it trains or not."""
-        chosen = (self.faster if fastest else None) or self.best
-        if chosen is not None:
-            return file_of_plan(chosen.plan, Predicted(chosen.step_s, chosen.bound_bytes))
-        assert self.alike is not None, "one of the searches has found a plan"
-        best = self.alike.best
-        return plan_of(best.candidate, Predicted(best.step_s, best.bound_bytes))
+        return file_of((self.faster if fastest else None) or self.chosen)
 
 
 def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = False) -> EveryPlan:

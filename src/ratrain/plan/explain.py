@@ -18,7 +18,7 @@ from ratrain.plan.explain_kinds import (
     speedup_json,
     speedup_text,
 )
-from ratrain.plan.explain_others import from_job_text, others_text
+from ratrain.plan.explain_others import others_text
 from ratrain.plan.kinds import KindPart, kind_parts
 from ratrain.plan.known_plans import KnownPlans
 from ratrain.plan.misfit import Misfit, misfits
@@ -73,7 +73,6 @@ class Explanation:
     subject: Subject
     simulation: Simulation
     known: KnownPlans
-    from_job: bool  # whether it is what the planner found for a job, and not a file's
     near: tuple[Misfit, ...]
     kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
     speedup: Speedup | None  # where kinds of device differ
@@ -96,9 +95,7 @@ class Explanation:
         return min(steps)
 
 
-def explain(
-    subject: Subject, known: KnownPlans, watch: Watch = unwatched, *, from_job: bool = False
-) -> Explanation:
+def explain(subject: Subject, known: KnownPlans, watch: Watch = unwatched) -> Explanation:
     """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
     device, and planned without and with more of each. `watch` shows what takes its time."""
     case = case_of_subject(subject)
@@ -109,7 +106,6 @@ def explain(
         subject,
         simulation,
         known,
-        from_job,
         tuple(misfits(known.alike, NEAR)) if known.alike is not None else (),
         kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
         speedup_of(asked, tokens_per_s, watch),
@@ -194,8 +190,6 @@ def _plan(explained: Explanation) -> Iterator[str]:
         job = subject.job
         yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
         yield from headline(subject)
-    if explained.from_job:
-        yield from from_job_text(subject, explained.simulation.step_time_s, explained.known)
 
 
 def _memory(explained: Explanation) -> Iterator[str]:

@@ -19,23 +19,6 @@ ALIKE = 5e-4
 """Steps that differ by less of one are called equal."""
 
 
-def from_job_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
-    """What becomes of the plan that is found for a job, where its replicas or stages differ."""
-    if not isinstance(subject, UnevenPlan):
-        return
-    alike = known.alike.tried[:1] if known.alike is not None else ()
-    without = "there is none of identical replicas, which a job without a plan file gets"
-    if alike:
-        without = (
-            "without a plan file the job is trained and simulated with identical replicas, in "
-            f"{format_time(alike[0].step_s)}, {_more(alike[0].step_s, step_s)}"
-        )
-    yield from wrapped(
-        "`ratrain plan JOB -o PLAN` writes this plan and `ratrain train JOB --plan PLAN` runs it; "
-        f"{without}"
-    )
-
-
 def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)

@@ -7,7 +7,7 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.every_plan import STARTS, every_plan, fastest_whole_s
+from ratrain.plan.every_plan import STARTS, every_plan, fastest_whole_s, subject_of_simulated
 from ratrain.plan.search import Progress, Search, search
 from ratrain.plan.split_orders import with_order_open
 from ratrain.plan.subject import Subject
@@ -39,11 +39,7 @@ def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Subject
     """The plan that `ratrain plan` writes, and what it found besides. Raises `Infeasible` where
     nothing fits."""
     plans = every_plan(job, progress)
-    if plans.best is not None:
-        subject: Subject = plans.best.plan
-    else:
-        assert plans.alike is not None, "one of the searches has found a plan"
-        subject = plans.alike.best.candidate
+    subject = subject_of_simulated(plans.chosen)
     return subject, KnownPlans(plans.alike or searched(subject), plans.unequal)
 
 

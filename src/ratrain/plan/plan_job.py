@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.job_file import job_from_table
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.buckets import require_bucketable
@@ -25,8 +25,17 @@ from ratrain.program.strategies import PREFETCH, Strategy, strategy
 from ratrain.readers.place import Place
 
 
-def job_of_plan(plan: Plan, layout: LayoutSpec | None, size: int, place: Place) -> JobSpec:
-    """The job that a plan is about, with micro-batches of that size."""
+def job_of_plan(
+    plan: Plan,
+    layout: LayoutSpec | None,
+    size: int,
+    place: Place,
+    planned_for: JobSpec | None = None,
+) -> JobSpec:
+    """The job that a plan is about, with micro-batches of that size: the one that it was planned
+    for, where that is known, else what the file says of it."""
+    if planned_for is not None:
+        return replace(planned_for, layout=layout, batch=Batch(plan.sequences, size))
     table: dict[str, Any] = {
         "model": vars(plan.model),
         "cluster": vars(plan.cluster),

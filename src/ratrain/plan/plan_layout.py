@@ -33,9 +33,9 @@ from ratrain.program.skeletons import Place as Position
 from ratrain.readers.place import Place
 
 
-def to_candidate(plan: Plan, file: str) -> Candidate:
+def to_candidate(plan: Plan, file: str, planned_for: JobSpec | None = None) -> Candidate:
     """The candidate that a plan of replicas divided alike describes. Raises a SpecError for what
-    cannot run, or not yet."""
+    cannot run, or not yet. `planned_for`: the job that it was planned for, where that is known."""
     place = Place(file)
     require_strategy(plan, place)
     stages = _alike(plan, place)
@@ -48,7 +48,10 @@ def to_candidate(plan: Plan, file: str) -> Candidate:
     layout = LayoutSpec(
         pipeline, data, tensor, len(stages) // pipeline, layers, plan.sequence_parallel
     )
-    job = _job_of_layout(plan, layout, size, place)
+    if planned_for is None:
+        job = _job_of_layout(plan, layout, size, place)
+    else:
+        job = job_of_plan(plan, layout, size, place, planned_for)
     _check_devices(groups[:pipeline], place)
     _check_counts(plan, job, place)
     chosen = strategy_of(job)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 from dataclasses import replace
 
+from ratrain.describe.job import JobSpec
 from ratrain.plan.build import Candidate
 from ratrain.plan.case import Case, case_of_candidate
 from ratrain.plan.plan_file import Plan, is_uneven
@@ -18,9 +19,11 @@ Subject = Candidate | UnevenPlan
 """A plan: replicas divided alike, or any."""
 
 
-def subject_of(plan: Plan, file: str) -> Subject:
-    """What a plan file describes."""
-    return uneven_plan(plan, file) if is_uneven(plan) else to_candidate(plan, file)
+def subject_of(plan: Plan, file: str, planned_for: JobSpec | None = None) -> Subject:
+    """What a plan file describes. `planned_for`: the job that it was planned for, where that is
+    known; else the file says what it is about."""
+    read = uneven_plan if is_uneven(plan) else to_candidate
+    return read(plan, file, planned_for)
 
 
 def case_of_subject(subject: Subject) -> Case | UnevenCase:

@@ -8,11 +8,15 @@ from typing import Any
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.every_plan import EveryPlan
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
+from ratrain.plan.search import Search
 from ratrain.plan.tables import search_json, search_text, wrapped
 from ratrain.plan.unequal_search import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
+
+
+_NO_ALIKE = "no plan with identical replicas fits"
 
 
 def every_text(plans: EveryPlan, top: int) -> list[str]:
@@ -40,10 +44,24 @@ def _best(plans: EveryPlan) -> list[str]:
     lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
     lines += [*_unshared(plans, best), *_unsplit(plans, best)]
     if alike is None:
-        return [*lines, "no plan with identical replicas fits"]
+        return [*lines, _NO_ALIKE]
+    return [*lines, *wrapped(f"{_alike_words(best, alike)}:"), ""]
+
+
+def beside_words(plans: EveryPlan) -> list[str]:
+    """What identical replicas would take, where the best plan has others."""
+    best, alike = plans.best, plans.alike
+    if best is None:
+        return []
+    if alike is None:
+        return [_NO_ALIKE]
+    return [f"{_alike_words(best, alike)} (a [layout] trains them)"]
+
+
+def _alike_words(best: Timed[Drafted], alike: Search) -> str:
     more = 100 * (alike.best.step_s / best.step_s - 1)
     slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"
-    return [*lines, *wrapped(f"the fastest plan with identical replicas takes {slower}:"), ""]
+    return f"the fastest plan with identical replicas takes {slower}"
 
 
 def _unshared(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
@@ -127,8 +145,8 @@ def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | No
     if unequal is None:
         return None
     return {
-        "trainable": [_timed_json(plan) for plan in unequal.trainable[:top]],
-        "only_simulated": [_timed_json(plan) for plan in unequal.others[:top]],
+        "trainable": [timed_json(plan) for plan in unequal.trainable[:top]],
+        "only_simulated": [timed_json(plan) for plan in unequal.others[:top]],
         "least_step_time_s": unequal.least_s,
         "ranked": unequal.drafts,
         "ranked_of_members": unequal.shared,
@@ -145,7 +163,8 @@ def shapes_json(plan: UnevenPlan) -> dict[str, Any]:
     }
 
 
-def _timed_json(plan: Timed[Drafted]) -> dict[str, Any]:
+def timed_json(plan: Timed[Drafted]) -> dict[str, Any]:
+    """A plan that was simulated, with keys of their own for its replicas."""
     return {
         "plan": shapes_json(plan.plan),
         "step_time_s": plan.step_s,

@@ -34,6 +34,8 @@ class UnevenCase:
     """What `Case` is for a layout, for a plan of any replicas."""
 
     plan: UnevenPlan
+    beside: tuple[str, ...] = ()
+    """Lines of the headline: which plan was not taken, where a job was planned (`case_of_job`)"""
 
     @property
     def job(self) -> JobSpec:
@@ -176,7 +178,7 @@ class UnevenCase:
             lines += _lines_of(replica, first)
         if self._idle:
             lines.append(f"idle: {counted(len(self._idle), 'device')}, {write_ranges(self._idle)}")
-        lines += self._measured
+        lines += [*self._measured, *self.beside]
         return [part for line in lines for part in wrapped(line, _indent(line))]
 
 

@@ -25,14 +25,15 @@ from ratrain.readers.faults import Faults
 from ratrain.readers.place import Place
 
 
-def uneven_plan(plan: Plan, file: str) -> UnevenPlan:
+def uneven_plan(plan: Plan, file: str, planned_for: JobSpec | None = None) -> UnevenPlan:
     """The `UnevenPlan` of a plan, alike replicas or not. Raises a SpecError for what contradicts
-    itself, and for what no program can say."""
+    itself, and for what no program can say. `planned_for`: the job that it was planned for, where
+    that is known."""
     place = Place(file, form="json")
     require_strategy(plan, place)
     _require_stages(plan, place.at("replicas"))
     mode = state_mode(plan, place)
-    job = job_of_plan(plan, None, 1, place)
+    job = job_of_plan(plan, None, 1, place, planned_for)
     _require_devices_once(plan, place)
     replicas = _folded(plan, job, place)
     _require_sequences(plan, place)

@@ -8,14 +8,13 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.case import Case, case_of_candidate
+from ratrain.plan.case import Case
 from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.jobs import load_job
 from ratrain.plan.kinds import kind_parts
-from ratrain.plan.known_plans import searched
+from ratrain.plan.known_plans import plan_of_job, searched
 from ratrain.plan.other_clusters import kinds_of
 from ratrain.plan.plan_file import load_plan
-from ratrain.plan.planned import planned
 from ratrain.plan.ranges import write_ranges
 from ratrain.plan.search import Search, search
 from ratrain.plan.standing import standing_of
@@ -120,8 +119,8 @@ def _case_and_search(
         return case_of_subject(subject), searched(subject, progress)
     job = load_job(path, overrides)
     if job.layout is None:
-        result = planned(job, progress)
-        return case_of_candidate(result.best.candidate), result
+        subject, known = plan_of_job(job, progress)
+        return case_of_subject(subject), known.alike
     return case_of_job(job), search(replace(job, layout=None), progress)
 
 

@@ -21,7 +21,6 @@ from ratrain.plan.plan_file import is_uneven, load_plan
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.proven_peaks import peaks_in_words
 from ratrain.plan.search import Progress
-from ratrain.plan.unequal_search import searchable
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_read import uneven_plan
 from ratrain.plan.uneven_setup import UnevenPlan
@@ -83,7 +82,6 @@ class PreparedRun:
     case: Case | UnevenCase
     proved: Proved
     spec: RunSpec
-    searched: bool  # the layout is neither the job's nor a plan file's
 
     @property
     def verdict(self) -> Verdict:
@@ -115,16 +113,6 @@ class PreparedRun:
         limited = all(setup.budget_of(bound.rank) for bound in self.verdict.bounds)
         words = peaks_in_words(self.verdict.bounds, setup)
         return wrapped(f"{words}: fits" if limited else words)
-
-    def not_searched(self) -> list[str]:
-        """Which plans the search for this run left out, and how to have them; none where all its
-        devices are of one kind."""
-        if not self.searched or not searchable(self.case.job):
-            return []
-        return wrapped(
-            "all replicas are identical: others may be faster, and `ratrain plan JOB -o PLAN.json` "
-            "searches for them; train one with --plan PLAN.json"
-        )
 
 
 def prepare_run(request: RunRequest, progress: Progress | None = None) -> PreparedRun:
@@ -181,8 +169,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         others = {kind: dtype for kind, dtype in case.job.dtypes.items() if kind in used}
         words = dtype_words(others, case.job.schedule.dtype)
         spec = replace(spec, dtypes=dtypes, dtype_words=words)
-    searched = request.plan_path is None and file_job.layout is None
-    return PreparedRun(file_job, case, proved, spec, searched)
+    return PreparedRun(file_job, case, proved, spec)
 
 
 def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None = None) -> None:
@@ -349,7 +336,7 @@ def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
             else 'write "torch", or leave it out',
         )
     if isinstance(case, UnevenCase):
-        require_uneven_runnable(case, f"{plan} replicas")
+        require_uneven_runnable(case, f"{plan} replicas" if plan else str(request.job_path))
 
 
 def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:

@@ -48,7 +48,7 @@ class Launcher:
         require_own_folder(folder, Path(prepared.spec.job_path), job_files)  # leave no claim in it
         claim = self._claimed(path)
         write_run(prepared, folder, job_files)
-        words = (prepared.seating(), prepared.proof(), prepared.not_searched())
+        words = (prepared.seating(), prepared.proof())
         for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
         self.say(f"run {path}")
