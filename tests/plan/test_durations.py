@@ -14,6 +14,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError
 from ratrain.plan.case import Case, case_of, case_of_candidate
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.plan_layout import to_candidate
 from ratrain.plan.plan_writing import plan_of
 from ratrain.plan.planned import planned
@@ -155,8 +156,8 @@ def test_sharded_accumulation_of_a_tied_model_is_refused_and_never_chosen() -> N
     asked = replace(spec, schedule=replace(spec.schedule, gradient_accumulation="sharded"))
     for wrong in (asked, replace(asked, layout=None)):
         with pytest.raises(SpecError, match="adding their gradients takes whole gradients"):
-            case_of(wrong)
-    assert case_of(replace(spec, layout=None)).choices.accumulation is Accumulation.LOCAL
+            case_of_job(wrong)
+    assert case_of_job(replace(spec, layout=None)).choices.accumulation is Accumulation.LOCAL
     tried = planned(replace(spec, layout=None)).tried
     assert not any(plan.candidate.mode.sharded_gradients for plan in tried)
 

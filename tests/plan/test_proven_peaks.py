@@ -60,19 +60,4 @@ def test_a_run_of_unequal_devices_names_every_budget(tmp_path: Path) -> None:
     (tmp_path / "text.txt").write_text("a word and another " * 1000)
     prepared = prepare_run(RunRequest(path, plan_path=EXAMPLE))
     proof = " ".join(prepared.proof())
-    assert not prepared.not_searched()
     assert " of 2 GB, " in proof and " of 1 GB " in proof and proof.endswith(": fits")
-
-
-def test_a_run_planned_for_unequal_devices_says_which_plans_were_not_searched(
-    tmp_path: Path,
-) -> None:
-    pytest.importorskip("torch")
-    (tmp_path / "text.txt").write_text("a word and another " * 1000)
-    path = tmp_path / "job.toml"
-    for cluster, said in (("lab-mixed", True), ("cpu-lab", False)):
-        path.write_text(JOB.replace("lab-mixed", cluster))
-        words = " ".join(" ".join(prepare_run(RunRequest(path)).not_searched()).split())
-        assert ("`ratrain plan JOB -o PLAN.json` searches for them" in words) == said
-    path.write_text(JOB + "[layout]\npipeline = 4\n")
-    assert not prepare_run(RunRequest(path)).not_searched()

@@ -15,6 +15,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.build import candidate
 from ratrain.plan.case import case_of, case_of_candidate
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.enumerate import groups_of
 from ratrain.plan.planned import planned
 from ratrain.plan.search import check, search
@@ -111,7 +112,7 @@ def test_a_bigger_budget_is_never_slower() -> None:
 
 def test_when_nothing_fits_it_says_where_what_and_the_cheapest_way_out() -> None:
     with pytest.raises(Infeasible) as error:
-        case_of(job("llama-2-7b", "mt3000", 2, 8, 2048, 20_000_000_000))
+        case_of_job(job("llama-2-7b", "mt3000", 2, 8, 2048, 20_000_000_000))
     said = str(error.value)
     for part in ("stage", "device", "mt3000-cluster", "short", "optimizer", "use 8 devices"):
         assert part in said

@@ -4,18 +4,28 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
 from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.every_plan import (
+    EveryPlan,
+    Simulated,
+    every_plan,
+    file_of,
+    subject_of_simulated,
+)
+from ratrain.plan.explain_others import plan_words
 from ratrain.plan.jobs import load_job_to_plan
-from ratrain.plan.plan_file import Predicted
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.planned import planned
-from ratrain.plan.search import Search, Tried
-from ratrain.plan.tables import degrees, headline, search_json, search_text, tried_json
+from ratrain.plan.plan_writing import write_plan
+from ratrain.plan.search import Tried
+from ratrain.plan.subject import Subject
+from ratrain.plan.tables import degrees, headline, tried_json
+from ratrain.plan.unequal_words import every_json, every_text, timed_json
+from ratrain.plan.uneven_case import UnevenCase
 from ratrain.readers.writing import write_whole
 
 if TYPE_CHECKING:
@@ -26,15 +36,21 @@ _SHOWN = 5
 
 @dataclass(frozen=True, repr=False)
 class Plan(Shown):
-    """A layout with all that was chosen for it, simulated and proved to fit. `build`, `simulate`,
-    `report` and `train(job, plan=...)` take it."""
+    """A layout with all that was chosen for it, or stages or replicas that differ: simulated, and
+    proved to fit. `build`, `simulate`, `report` and `train(job, plan=...)` take it."""
 
-    tried: Tried
+    tried: Simulated
+
+    @cached_property
+    def subject(self) -> Subject:
+        """The plan, as it is read from its file."""
+        return subject_of_simulated(self.tried)
 
     @property
     def job(self) -> Job:
-        """The job with this layout, and this micro-batch."""
-        return Job(self.tried.candidate.job)
+        """The job with this layout, and this micro-batch. Stages or replicas that differ are in no
+        layout, and so not in it."""
+        return Job(self.subject.job)
 
     @property
     def step_time_s(self) -> float:
@@ -48,72 +64,91 @@ class Plan(Shown):
 
     def save(self, path: str | Path) -> Path:
         """Writes the plan file (JSON), which may be edited; the command line takes it too."""
-        file = plan_of(self.tried.candidate, Predicted(self.step_time_s, self.bound_bytes))
-        write_whole(Path(path), write_plan(file))
+        write_whole(Path(path), write_plan(file_of(self.tried)))
         return Path(path)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with its unit in its key."""
-        return tried_json(self.tried)
+        if isinstance(self.tried, Tried):
+            return tried_json(self.tried)
+        return timed_json(self.tried)
 
     def _lines(self) -> list[str]:
         memory = f"proven peak {format_bytes(self.bound_bytes)} per rank"
-        return [*headline(self.tried.candidate), f"step {format_time(self.step_time_s)}, {memory}"]
+        if isinstance(self.tried, Tried):
+            lines = headline(self.tried.candidate)
+        else:
+            lines = UnevenCase(self.tried.plan).headline()
+        return [*lines, f"step {format_time(self.step_time_s)}, {memory}"]
+
+    def row(self, best_s: float) -> tuple[str, ...]:
+        """The plan in a table of plans."""
+        if isinstance(self.tried, Tried):
+            candidate = self.tried.candidate
+            words, size = degrees(candidate), str(candidate.job.batch.micro_batch)
+            recovery = ", ".join(dict.fromkeys(mode.value for mode in candidate.recovery))
+        else:
+            plan = self.tried.plan
+            words = plan_words(plan)
+            sizes = {size for replica in plan.replicas for size in replica.sizes}
+            size = ", ".join(map(str, sorted(sizes)))
+            modes = (mode.value for replica in plan.replicas for mode in replica.recovery)
+            recovery = ", ".join(dict.fromkeys(modes))
+        return (
+            words,
+            format_time(self.step_time_s),
+            f"{100 * (self.step_time_s / best_s - 1):.2f} %",
+            format_bytes(self.bound_bytes),
+            size,
+            recovery,
+        )
 
 
 @dataclass(frozen=True, repr=False)
 class Plans(Shown):
-    """The plans of a job, the fastest first: a sequence of `Plan`, with at least one."""
+    """The plans of a job, the fastest first: a sequence of `Plan`, with at least one. Where any can
+    be trained, only those that can."""
 
-    search: Search
+    planned: EveryPlan
 
     @property
     def best(self) -> Plan:
-        """The fastest."""
-        return Plan(self.search.best)
+        """The fastest: what every function runs of a job without a layout."""
+        return Plan(self.planned.chosen)
 
     def __len__(self) -> int:
-        return len(self.search.tried)
+        return len(self.planned.usable)
 
     def __getitem__(self, number: int) -> Plan:
-        return Plan(self.search.tried[number])
+        return Plan(self.planned.usable[number])
 
     def __iter__(self) -> Iterator[Plan]:
-        return map(Plan, self.search.tried)
+        return map(Plan, self.planned.usable)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with its unit in its key, as `ratrain plan --json` prints them."""
-        return search_json(self.search, len(self))
+        return every_json(self.planned, len(self))
 
     def _lines(self) -> list[str]:
-        return search_text(self.search, _SHOWN)
+        return every_text(self.planned, _SHOWN)
 
     def _markup(self) -> Markup:
         from ratrain.report.html import table
 
         best = self.best.step_time_s
-        rows = [
-            (
-                degrees(plan.tried.candidate),
-                format_time(plan.step_time_s),
-                f"{100 * (plan.step_time_s / best - 1):.2f} %",
-                format_bytes(plan.bound_bytes),
-                str(plan.job.spec.batch.micro_batch),
-                ", ".join(dict.fromkeys(mode.value for mode in plan.tried.candidate.recovery)),
-            )
-            for plan in self
-        ]
+        rows = [plan.row(best) for plan in self]
         head = ("layout", "step", "slower", "proven peak", "micro-batch", "recovery")
         return table(head, rows, text=(0, 5))
 
 
 def plan(job: Job | str | Path, *, progress: Callable[[int, int], None] | None = None) -> Plans:
     """The layouts of a job that are proved to fit, the fastest first: pipeline, data and tensor
-    degrees, layers per stage, micro-batch, sharding level, recovery. The job's own layout is left
-    aside; its schedule is kept.
+    degrees, layers per stage, micro-batch, sharding level, recovery. On unequal devices faster plans
+    whose stages or replicas differ come first. The job's own layout is left aside; its schedule is
+    kept.
 
     Raises `ratrain.errors.Infeasible`, which says the smallest change that would make room, where
     nothing fits. `progress` is called with plans simulated and their number at most.
     """
     spec = job.spec if isinstance(job, Job) else load_job_to_plan(job)
-    return Plans(planned(replace(spec, layout=None), progress))
+    return Plans(every_plan(replace(spec, layout=None), progress))

@@ -12,10 +12,11 @@ from ratrain.api.jobs import Job, job_of
 from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
-from ratrain.plan.case import Case, case_of_candidate
+from ratrain.plan.case import Case
 from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.case_of_plan import case_of_plan
 from ratrain.plan.plan_file import load_plan
+from ratrain.plan.subject import case_of_subject
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.program.file import proof_of_file
 from ratrain.program.grid import draw
@@ -155,7 +156,7 @@ def build(subject: Subject, *, progress: Callable[[int, int], None] | None = Non
     if isinstance(subject, BuiltProgram):
         return subject
     if isinstance(subject, Plan):
-        return BuiltProgram(case_of_candidate(subject.tried.candidate))
+        return BuiltProgram(case_of_subject(subject.subject))
     if not isinstance(subject, Job) and Path(subject).suffix == ".json":
         return BuiltProgram(case_of_plan(load_plan(subject), str(subject)))
     return BuiltProgram(case_of_job(job_of(subject).spec, progress))

@@ -11,16 +11,22 @@ from ratrain.api.jobs import Job, job_of, load_job
 from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.order_search import Limits
-from ratrain.plan.schedules import (
-    Comparison,
-    Predicted,
-    compare_schedules,
-    comparison_json,
-    comparison_text,
+from ratrain.plan.compared import (
+    Compared,
+    compare,
+    compared_json,
+    compared_text,
+    laid_out,
+    order_found_json,
+    order_found_text,
+    search_compared,
 )
-from ratrain.plan.searched_order import SearchedOrder, SearchResult, search_for
-from ratrain.plan.searched_words import search_json, search_text, settings
+from ratrain.plan.order_search import Limits
+from ratrain.plan.plan_orders import PlanOrders
+from ratrain.plan.schedules import Predicted
+from ratrain.plan.schedules import fastest_s as fastest_of
+from ratrain.plan.searched_order import SearchedOrder, SearchResult
+from ratrain.plan.searched_words import settings
 from ratrain.readers.writing import write_whole
 
 
@@ -29,7 +35,7 @@ class OrderSearch(Shown):
     """What a search for a compute order led to."""
 
     result: SearchResult
-    comparison: Comparison
+    comparison: Compared
     asked: JobSpec  # the job as it was given, perhaps without a layout
     overrides: tuple[str, ...]
 
@@ -44,7 +50,7 @@ class OrderSearch(Shown):
         order = self.result.order
         if order is not None:
             return order.step_s
-        fastest_s = self.comparison.fastest_s
+        fastest_s = fastest_of(self.comparison.rows)
         assert fastest_s is not None  # a search begins with one that fits
         return fastest_s
 
@@ -63,14 +69,22 @@ class OrderSearch(Shown):
 
     def job(self, path: str | Path) -> Job:
         """The job that runs the order found: saves it, and loads the job's file with it."""
-        order, file = self._order(), self.save(path)
+        order = self._order()
         if self.asked.path is None:
             raise SpecError("the job has no file to be loaded from", place="job")
+        if isinstance(self.comparison, PlanOrders):
+            raise SpecError(
+                "the order is of a plan whose stages or replicas differ: a plan file takes it",
+                place=str(self.asked.path),
+                fix='save the order and `ratrain.plan(job).best`, and write "skeleton" into the '
+                "plan file",
+            )
+        file = self.save(path)
         return load_job(self.asked.path, *self.overrides, *settings(order, self.asked, file))
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with its unit in its key, as `ratrain schedules --search --json` has it."""
-        return search_json(self.result, self.comparison, self.asked, None)
+        return order_found_json(self.result, self.comparison, self.asked, None)
 
     def _order(self) -> SearchedOrder:
         if self.result.order is None:
@@ -82,14 +96,15 @@ class OrderSearch(Shown):
         return self.result.order
 
     def _lines(self) -> list[str]:
-        return list(search_text(self.result, self.comparison, self.asked, None))
+        return list(order_found_text(self.result, self.comparison, self.asked, None))
 
 
 @dataclass(frozen=True, repr=False)
 class Schedules(Shown):
-    """All schedules on one layout, those that fit first, each group fastest first."""
+    """All schedules on one layout, or all compute orders on a plan whose stages or replicas differ:
+    those that fit first, each group fastest first."""
 
-    comparison: Comparison
+    comparison: Compared
     asked: JobSpec
     overrides: tuple[str, ...]
 
@@ -110,22 +125,24 @@ class Schedules(Shown):
         """Searches a compute order faster than all of these, for `seconds` at most. The same
         number of `evaluations` and the same seed find the same order."""
         limits = Limits(seconds, evaluations)
-        result = search_for(self.comparison, limits, seed, progress)
+        result = search_compared(self.comparison, limits, seed, progress)
         return OrderSearch(result, self.comparison, self.asked, self.overrides)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with its unit in its key, as `ratrain schedules --json` prints them."""
-        return comparison_json(self.comparison)
+        return compared_json(self.comparison)
 
     def _lines(self) -> list[str]:
-        return list(comparison_text(self.comparison))
+        return list(compared_text(self.comparison))
 
 
 def schedules(
     job: Job | str | Path, *, progress: Callable[[int, int], None] | None = None
 ) -> Schedules:
     """Every compute order with its passes on a job, each proved and simulated at full size. A job
-    without a layout is planned first. `progress` is called with schedules done and their number."""
+    without a layout is planned first. `progress` is called with plans simulated and their number at
+    most, then with schedules done and their number."""
     given = job_of(job)
-    comparison = compare_schedules(given.spec, progress)
+    subject = laid_out(given.spec, progress)
+    comparison = compare(subject, given.path or Path("job"), progress)
     return Schedules(comparison, given.spec, given.overrides)

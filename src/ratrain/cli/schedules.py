@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import click
 
 from ratrain.cli.jobs import refuse_overrides, set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
+
+if TYPE_CHECKING:
+    from ratrain.describe.job import JobSpec
+    from ratrain.plan.compared import LaidOut
 
 
 @click.command()
@@ -48,10 +53,11 @@ def command(
     predicted step time, proven memory, and whether it fits.
 
     JOB is a job file (.toml). All schedules get the job's layout, batch and memory budget; a
-    job without a layout is planned first. Of a plan file (.json), whose replicas may differ, the
-    compute orders are compared on the plan's own replicas, with its own passes. Each program is
-    proved and simulated at full size; an order that does not repeat (gpipe, breadth-first) is left
-    out where it is very long. An interleaved order gets two stages per rank if the layout has one.
+    job without a layout is planned first. Of a plan file (.json), and of a job whose plan has
+    stages or replicas that differ, the compute orders are compared on these, with the plan's own
+    passes. Each program is proved and simulated at full size; an order that does not repeat (gpipe,
+    breadth-first) is left out where it is very long. An interleaved order gets two stages per rank
+    if the layout has one.
 
     With --search, it searches for an order tailored to this job, beginning with the named orders
     that fit: forwards further ahead, backward split in two, single ops earlier or later. The
@@ -65,79 +71,54 @@ def command(
       ratrain schedules examples/unequal-replicas.json --search --seconds 10
     """
     from ratrain.cli.progress import progress
+    from ratrain.plan.compared import (
+        compare,
+        compared_json,
+        compared_text,
+        order_found_json,
+        order_found_text,
+        search_compared,
+    )
+    from ratrain.plan.order_search import Limits
+    from ratrain.readers.writing import write_whole
 
     _require_searched(save, evaluations, search)
-    if job.suffix == ".json":
-        refuse_overrides(job, overrides)
-        _orders_of_plan(job, (seconds, evaluations, seed) if search else None, save, as_json)
-        return
-
-    from ratrain.plan.jobs import load_job
-    from ratrain.plan.schedules import compare_schedules, comparison_json, comparison_text
-
-    described = load_job(job, overrides)
+    subject, asked = _subject(job, overrides)
     with progress("simulating", "schedules") as report:
-        comparison = compare_schedules(described, report)
-    if not search:
-        if as_json:
-            print_json("schedules", comparison_json(comparison))
-        else:
-            click.echo("\n".join(comparison_text(comparison)))
-        return
-
-    from ratrain.plan.order_search import Limits
-    from ratrain.plan.searched_order import search_for
-    from ratrain.plan.searched_words import search_json, search_text
-    from ratrain.readers.writing import write_whole
-
-    with progress("searching", "s") as report:
-        result = search_for(comparison, Limits(seconds, evaluations), seed, report)
-    if save is not None and result.order is not None:
-        write_whole(save, result.order.csv)
-    if as_json:
-        searched = search_json(result, comparison, described, save)
-        print_json("schedules", {**comparison_json(comparison), "search": searched})
-        return
-    click.echo("\n".join(comparison_text(comparison)))
-    click.echo("")
-    click.echo("\n".join(search_text(result, comparison, described, save)))
-
-
-def _orders_of_plan(
-    file: Path, effort: tuple[float, int | None, int] | None, save: Path | None, as_json: bool
-) -> None:
-    """The orders of a plan file; `effort`: the seconds, orders and seed of a search."""
-    from ratrain.cli.progress import progress
-    from ratrain.plan.order_search import Limits
-    from ratrain.plan.plan_file import load_plan
-    from ratrain.plan.plan_orders import compare_orders, search_orders_of_plan
-    from ratrain.plan.plan_orders_words import (
-        orders_json,
-        orders_text,
-        searched_json,
-        searched_text,
-    )
-    from ratrain.plan.uneven_read import uneven_plan
-    from ratrain.readers.writing import write_whole
-
-    plan = uneven_plan(load_plan(file), str(file))
-    with progress("simulating", "orders") as report:
-        orders = compare_orders(plan, file, report)
+        compared = compare(subject, job, report)
     result = None
-    if effort is not None:
-        seconds, evaluations, seed = effort
+    if search:
         with progress("searching", "s") as report:
-            result = search_orders_of_plan(orders, Limits(seconds, evaluations), seed, report)
+            result = search_compared(compared, Limits(seconds, evaluations), seed, report)
         if save is not None and result.order is not None:
             write_whole(save, result.order.csv)
     if as_json:
-        searched = {} if result is None else {"search": searched_json(result, orders, save)}
-        print_json("schedules", {**orders_json(orders), **searched})
+        body = compared_json(compared)
+        if result is not None:
+            body["search"] = order_found_json(result, compared, asked, save)
+        print_json("schedules", body)
         return
-    click.echo("\n".join(orders_text(orders)))
+    click.echo("\n".join(compared_text(compared)))
     if result is not None:
         click.echo("")
-        click.echo("\n".join(searched_text(result, orders, save)))
+        click.echo("\n".join(order_found_text(result, compared, asked, save)))
+
+
+def _subject(file: Path, overrides: tuple[str, ...]) -> tuple[LaidOut, JobSpec]:
+    """What orders are compared on, and the job as its file, or the plan, has it."""
+    from ratrain.cli.progress import progress
+    from ratrain.plan.compared import laid_out
+    from ratrain.plan.jobs import load_job
+    from ratrain.plan.plan_file import load_plan
+    from ratrain.plan.uneven_read import uneven_plan
+
+    if file.suffix == ".json":
+        refuse_overrides(file, overrides)
+        plan = uneven_plan(load_plan(file), str(file))
+        return plan, plan.job
+    asked = load_job(file, overrides)
+    with progress("planning", "plans") as report:
+        return laid_out(asked, report), asked
 
 
 def _require_searched(save: Path | None, evaluations: int | None, search: bool) -> None:

@@ -39,9 +39,7 @@ class Added:
         return None if self.best is None else self.best.step_s
 
 
-def fastest(
-    job: JobSpec, progress: Progress | None = None, *, any_replicas: bool
-) -> Simulated:
+def fastest(job: JobSpec, progress: Progress | None = None, *, any_replicas: bool) -> Simulated:
     """The fastest plan that can be trained, of identical replicas or of any."""
     if not any_replicas or job.cluster.devices > FEW:
         return planned(job, progress).best

@@ -1,7 +1,8 @@
 """The case of a job. Without a layout it is that of the plan that `ratrain plan` writes.
 
-A layout's stages may join micro-batches: then the case is one of a plan, too. All else is chosen as for stages that compute one by one. Where memory does not suffice for what
-stages join, these recover their activations, and then all stages do, if the schedule has recovery.
+A layout's stages may join micro-batches: then the case is one of a plan, too. All else is chosen as
+for stages that compute one by one. Where memory does not suffice for what stages join, these
+recover their activations, and then all stages do, if the schedule has recovery.
 """
 
 from __future__ import annotations

@@ -72,6 +72,14 @@ class EveryPlan:
         return self.alike.best
 
     @property
+    def usable(self) -> tuple[Simulated, ...]:
+        """All plans that can be trained, or that there are where none can: the fastest first."""
+        unequal, alike = self.unequal, self.alike.tried if self.alike is not None else ()
+        trainable = unequal.trainable if unequal is not None else ()
+        others = unequal.others if unequal is not None and self.chosen in unequal.others else ()
+        return (*others, *trainable, *alike)
+
+    @property
     def faster(self) -> Timed[Drafted] | None:
         """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
         others = self.unequal.others if self.unequal is not None else ()

@@ -1,4 +1,4 @@
-"""Compute orders on the replicas of a plan file: those with a name, and one found by search.
+"""Compute orders on the replicas of a plan: those with a name, and one found by search.
 
 Each order has the plan's own replicas, recovery and passes. In an order found by search every
 replica that differs from the others has an order of its own; the file says all of them.
@@ -34,12 +34,17 @@ class PlanOrders:
     """Every order with a name on a plan, those that fit first, each group fastest first."""
 
     plan: UnevenPlan
-    file: Path
+    file: Path  # the plan's, or that of the job whose plan it is
     rows: tuple[ComparedSchedule, ...]
 
     @property
     def case(self) -> UnevenCase:
         return UnevenCase(self.plan)
+
+    @property
+    def planned(self) -> bool:
+        """Whether the plan was found for a job, and is in no file."""
+        return self.file.suffix != ".json"
 
 
 def compare_orders(plan: UnevenPlan, file: Path, progress: Progress | None = None) -> PlanOrders:

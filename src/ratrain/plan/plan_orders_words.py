@@ -1,4 +1,4 @@
-"""Orders on the replicas of a plan file, in words and as JSON."""
+"""Orders on the replicas of a plan, in words and as JSON."""
 
 from __future__ import annotations
 
@@ -39,9 +39,12 @@ def searched_text(result: SearchResult, orders: PlanOrders, file: Path | None) -
     if file is None:
         yield "Add --save FILE.csv to keep the order in a file that trains."
         return
+    where = str(orders.file)
+    if orders.planned:
+        where = f"the plan file (`ratrain plan {orders.file} -o PLAN.json`)"
     yield from wrapped(
-        f'Write "skeleton": "{_from_plan(file, orders.file)}" into {orders.file}: the plan is then '
-        "simulated and trained in this order."
+        f'Write "skeleton": "{_from_plan(file, orders)}" into {where}: the plan is then simulated '
+        "and trained in this order."
     )
 
 
@@ -52,11 +55,12 @@ def searched_json(result: SearchResult, orders: PlanOrders, file: Path | None) -
         body["order"] = {
             **order_json(result.order, orders.rows, orders.case.tokens),
             "file": None if file is None else str(file),
-            "skeleton": _from_plan(file or Path("order.csv"), orders.file),
+            "skeleton": _from_plan(file or Path("order.csv"), orders),
         }
     return body
 
 
-def _from_plan(file: Path, plan: Path) -> str:
-    """A file's path as a plan names it: from the plan's own folder."""
-    return os.path.relpath(file, plan.parent)
+def _from_plan(file: Path, orders: PlanOrders) -> str:
+    """A file's path as a plan names it: from the plan's own folder, which is the current one where
+    the plan is in no file yet."""
+    return os.path.relpath(file, Path() if orders.planned else orders.file.parent)

@@ -10,7 +10,6 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
 from ratrain.plan.case import case_of, require_one_by_one
 from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.planned import planned
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES, strategy
 from ratrain.simulate.long import simulate_proved
@@ -63,11 +62,9 @@ class Comparison:
 
 
 def compare_schedules(job: JobSpec, progress: Progress | None = None) -> Comparison:
-    """The `Comparison` of a job. One without a layout is planned first, as its own strategy."""
+    """The `Comparison` of a job that has a layout."""
     require_one_by_one(job)
-    if job.layout is None:
-        job = planned(job).best.candidate.job
-    assert job.layout is not None
+    assert job.layout is not None, "a job without a layout is planned first: compared.laid_out"
     names = list(STRATEGIES)
     rows: list[ComparedSchedule] = []
     for number, name in enumerate(names):

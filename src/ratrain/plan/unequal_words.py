@@ -15,7 +15,6 @@ from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
 
-
 _NO_ALIKE = "no plan with identical replicas fits"
 
 
