@@ -3,5 +3,6 @@
 
 Every result is a frozen value. Printed it is what the command line prints; in a notebook it is a
 table or a picture; `to_dict` gives the figures, as `--json` does. The rooms' own types are one
-attribute away (`job.spec`, `plans.planned`, `built.case`, `proof.verdict`, `prediction.simulation`).
+attribute away (`job.spec`, `plans.planned`, `built.case`, `proof.verdict`,
+`prediction.simulation`).
 """

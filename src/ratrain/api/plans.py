@@ -74,12 +74,12 @@ class Plan(Shown):
         return timed_json(self.tried)
 
     def _lines(self) -> list[str]:
-        memory = f"proven peak {format_bytes(self.bound_bytes)} per rank"
+        peak = f"proven peak {format_bytes(self.bound_bytes)}"
+        step = f"step {format_time(self.step_time_s)}"
         if isinstance(self.tried, Tried):
-            lines = headline(self.tried.candidate)
-        else:
-            lines = UnevenCase(self.tried.plan).headline()
-        return [*lines, f"step {format_time(self.step_time_s)}, {memory}"]
+            return [*headline(self.tried.candidate), f"{step}, {peak} per rank"]
+        lines = UnevenCase(self.tried.plan).headline()
+        return [*lines, f"{step}, {peak} on the fullest rank"]
 
     def row(self, best_s: float) -> tuple[str, ...]:
         """The plan in a table of plans."""
@@ -143,9 +143,9 @@ class Plans(Shown):
 
 def plan(job: Job | str | Path, *, progress: Callable[[int, int], None] | None = None) -> Plans:
     """The layouts of a job that are proved to fit, the fastest first: pipeline, data and tensor
-    degrees, layers per stage, micro-batch, sharding level, recovery. On unequal devices faster plans
-    whose stages or replicas differ come first. The job's own layout is left aside; its schedule is
-    kept.
+    degrees, layers per stage, micro-batch, sharding level, recovery. On unequal devices faster
+    plans come first whose stages or replicas differ. The job's own layout is left aside; its
+    schedule is kept.
 
     Raises `ratrain.errors.Infeasible`, which says the smallest change that would make room, where
     nothing fits. `progress` is called with plans simulated and their number at most.

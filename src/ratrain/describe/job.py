@@ -116,7 +116,8 @@ class ScheduleSpec:
     fit; "selective": all keep theirs but attention's scores, in any strategy. `recover_heads`:
     whether backward-time recovery computes the head again; left out: as the strategy says.
     `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose;
-    default: either. `attention`: "stored" keeps attention's scores for backward, which makes them
+    default: either. `replicas`: "identical" holds a search to replicas as a layout has them.
+    `attention`: "stored" keeps attention's scores for backward, which makes them
     again otherwise. `skeleton` and `passes` replace the strategy's own; `backend` is what executes
     the program. `average_every`: replicas update alone and average their weights every that many
     steps, which changes what training means; left out: they share every gradient. `collective`: by
@@ -143,6 +144,7 @@ class ScheduleSpec:
     recover_heads: bool | None = None
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
     sequence_parallel: bool | None = None
+    replicas: Literal["identical"] | None = None
     attention: Literal["flash", "stored"] = "flash"
     collective: Name | None = None
     dtype: Name = "fp16"

@@ -150,6 +150,7 @@ def _schedule(s: Starter) -> _Table:
             ),
             _Line("sharding", 2, "ZeRO stage 0 to 3; default: the strategy's"),
             _Line("sequence_parallel", False, "what the planner may choose; default: either"),
+            _Line("replicas", "identical", "what the planner may choose; default: any"),
         ),
     )
 

@@ -91,7 +91,7 @@ class UnequalSearch:
 
 def searchable(job: JobSpec) -> bool:
     """Whether plans of unlike replicas are searched for: few devices of unequal kinds, one stage on
-    a device, every replica with every gradient of a step."""
+    a device, every replica with every gradient of a step, and a job that allows them."""
     return job.cluster.devices <= DEVICES and _has_unlike(job)
 
 
@@ -104,7 +104,8 @@ def _has_unlike(job: JobSpec) -> bool:
     members = job.cluster.members()
     skeleton = SKELETONS[strategy_of(job).skeleton]
     return (
-        len({device.kind.name for device in members}) > 1
+        job.schedule.replicas is None
+        and len({device.kind.name for device in members}) > 1
         and skeleton.fixed is None
         and job.schedule.average_every is None
         and job.schedule.recovery in ("auto", "keep-all", "selective", "everywhere")

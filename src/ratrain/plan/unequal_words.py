@@ -54,7 +54,7 @@ def beside_words(plans: EveryPlan) -> list[str]:
         return []
     if alike is None:
         return [_NO_ALIKE]
-    return [f"{_alike_words(best, alike)} (a [layout] trains them)"]
+    return [f'{_alike_words(best, alike)} ([schedule] replicas = "identical")']
 
 
 def _alike_words(best: Timed[Drafted], alike: Search) -> str:
