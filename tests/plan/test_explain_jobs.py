@@ -60,16 +60,8 @@ def test_a_job_and_its_plan_file_are_explained_alike(
     assert steps[0] == steps[1]
 
 
-def test_it_says_how_to_run_an_unequal_plan_and_what_a_job_without_it_gets(
-    plan: tuple[Path, dict[str, Any]],
-) -> None:
+def test_it_says_how_much_less_time_an_unequal_plan_takes_than_identical_replicas() -> None:
     said = " ".join(run("explain", ONE_FAST).split())
-    alike_s, step_s = (
-        plan[1]["plans"][0]["step_time_s"],
-        plan[1]["unequal"]["trainable"][0]["step_time_s"],
-    )
-    more = f"{100 * (alike_s / step_s - 1):.1f} % more"
-    assert f"is trained and simulated with identical replicas, in 12 s, {more}" in said
     assert "less time than the best plan with identical replicas" in said
 
 
