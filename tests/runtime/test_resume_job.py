@@ -12,7 +12,7 @@ from launched import made
 from runs_made import Setting, write_job
 
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_of
+from ratrain.plan.case_of_job import case_of_job
 from ratrain.plan.plan_writing import plan_of, write_plan
 from ratrain.plan.planned import planned
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
@@ -170,6 +170,6 @@ def test_a_plan_of_a_job_with_relative_names_runs_from_its_own_folder(
     given = prepare_run(RunRequest(job)).file_job
     plan.write_text(write_plan(plan_of(planned(given).best.candidate)))
     prepared = prepare_run(RunRequest(job, plan_path=plan))
-    assert prepared.case.facts() == case_of(given).facts() | {
+    assert prepared.case.facts() == case_of_job(given).facts() | {
         "model": prepared.case.job.model.spec.name
     }
