@@ -15,7 +15,7 @@ from ratrain.plan.bill import bill
 from ratrain.plan.build import MODES, choices_of
 from ratrain.plan.durations import costs_of
 from ratrain.plan.enumerate import group_of_layout
-from ratrain.plan.layer_orders import in_order, orders_tried
+from ratrain.plan.layer_orders import WORTH_MEMORY, in_order, orders_tried
 from ratrain.plan.least_time import least_step_s
 from ratrain.plan.placement import Placement
 from ratrain.plan.search import fitted
@@ -25,9 +25,6 @@ from ratrain.plan.trial import proof, timed
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, Strategy, recovery_modes
-
-WORTH_MEMORY = 0.002
-"""Part of a step that an order must save to be taken where it holds more micro-batches."""
 
 
 def choose(job: JobSpec, chosen: Strategy, setup: Setup, placement: Placement) -> Choices:

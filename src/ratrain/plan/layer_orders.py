@@ -18,6 +18,8 @@ from ratrain.program.strategies import STRATEGIES, Strategy
 MOST_OPS = 20_000
 """Ops of compute up to which layer-major orders are tried: they have no repeating middle, and the
 more micro-batches a step has, the less its ends count."""
+WORTH_MEMORY = 0.002
+"""Part of a step that such an order must save to be taken: it holds more micro-batches."""
 
 
 def orders_tried(job: JobSpec, chosen: Strategy, layout: LayoutSpec) -> tuple[str | None, ...]:

@@ -31,15 +31,17 @@ from ratrain.plan.unequal_changes import (
 )
 from ratrain.plan.unequal_clock import StageClock
 from ratrain.plan.unequal_effort import MARGIN, Effort, effort_of
+from ratrain.plan.unequal_layer_orders import in_layer_orders, together_tried
 from ratrain.plan.unequal_leaders import LEAST, Leaders
 from ratrain.plan.unequal_members_search import members_search
 from ratrain.plan.unequal_mixes import Draft, drafts
 from ratrain.plan.unequal_pools import divisions_of, in_division, pools_of, shapes_of
 from ratrain.plan.unequal_shares import best_shares
 from ratrain.plan.unequal_sizes import in_other_sizes
-from ratrain.plan.unequal_split import SplitSearch, in_split_orders
+from ratrain.plan.unequal_split import SplitSearch, in_split_orders, may_be_split
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Drafted, Timed, timed
+from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy
 
@@ -68,8 +70,8 @@ reductions hide behind all of it; in small ones little is hidden, so there the e
 draft says nothing of what it can be."""
 RESIZED_PLANS = 2
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
-SPLIT = 4
-"""Plans of each class, the fastest as simulated, that are tried in orders that split backward."""
+REORDERED = 4
+"""Plans of each class, the fastest as simulated, that are tried in other compute orders."""
 DIVIDED = 40
 """Drafts that are tried with sequence parallelism too, those of the least estimate."""
 
@@ -141,6 +143,9 @@ def unequal_search(
     whole_s = _least(whole_s, trainable)
     others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, whole_s))
     others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
+    trainable = seeker.in_layer_orders(trainable, starts, whole_s)
+    whole_s = _least(whole_s, trainable)
+    others = seeker.in_layer_orders(others, [], whole_s)
     trainable = seeker.in_split_orders(trainable, starts, whole_s)
     others = seeker.in_split_orders(others, [], _least(whole_s, others))
     bar_s = _least(known_s, trainable)
@@ -263,16 +268,33 @@ class _Seeker:
         ]
         return sorted([*plans, *better], key=lambda timed_plan: timed_plan.step_s)
 
+    def in_layer_orders(
+        self, plans: Sequence[Timed[Drafted]], starts: Sequence[Draft], whole_s: float
+    ) -> list[Timed[Drafted]]:
+        """These plans, and the best of them, and all of these starts, in layer-major orders where
+        that gains enough."""
+        tried = self._reordered(plans, starts, lambda plan: bool(together_tried(plan)))
+        return _fastest([*plans, *in_layer_orders(tried, whole_s, self.watch)])
+
     def in_split_orders(
         self, plans: Sequence[Timed[Drafted]], starts: Sequence[Draft], whole_s: float
     ) -> list[Timed[Drafted]]:
-        """These plans, and the best of them, and all of these starts, with backward split where
-        that gains enough."""
+        """The same with backward split."""
         climbs = not self._effort.spares_programs
         search = SplitSearch(self.job, self.stages.pools, self._near, self.watch, climbs)
-        begun = [plan for draft in starts if (plan := self._known.get(draft.key)) is not None]
-        tried = [*plans[:SPLIT], *(plan for plan in begun if plan not in plans[:SPLIT])]
+        tried = self._reordered(plans, starts, may_be_split)
         return _fastest([*plans, *in_split_orders(search, tried, whole_s)])
+
+    def _reordered(
+        self,
+        plans: Sequence[Timed[Drafted]],
+        starts: Sequence[Draft],
+        may_be: Callable[[UnevenPlan], bool],
+    ) -> list[Timed[Drafted]]:
+        """The fastest of these plans, and all of these starts, that may be in another order."""
+        best = [plan for plan in plans if may_be(plan.plan)][:REORDERED]
+        begun = [plan for draft in starts if (plan := self._known.get(draft.key)) is not None]
+        return best + [plan for plan in begun if may_be(plan.plan) and plan not in best]
 
     def _clocked_first(
         self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float

@@ -15,7 +15,7 @@ from itertools import pairwise, permutations
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.unequal_trial import E, Timed, timed_plan
+from ratrain.plan.unequal_trial import E, Timed, timed_recovering
 from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
 from ratrain.program.skeletons import SKELETONS
 
@@ -51,29 +51,9 @@ def _timed(here: Timed[E], plan: UnevenPlan, bar_s: float) -> Timed[E] | None:
     """A plan as simulated, where it fits, perhaps with more recovery, and its layers were measured
     in these sizes."""
     try:
-        timed, short = timed_plan(here.draft, plan, bar_s)
-        leaner = _leaner(plan, short)
-        return timed if leaner is None else timed_plan(here.draft, leaner, bar_s)[0]
+        return timed_recovering(here.draft, plan, bar_s)
     except Unmeasured:
         return None
-
-
-def _leaner(plan: UnevenPlan, short: Sequence[int]) -> UnevenPlan | None:
-    """The plan whose stages on these program ranks recover; None where they do, or may not."""
-    mode = plan.strategy.recovery
-    if not mode.again or plan.job.schedule.recovery != "auto":
-        return None
-    replicas = tuple(
-        replace(
-            entry,
-            recovery=tuple(
-                mode if first + rank in short else known
-                for (_, rank), known in zip(entry.held, entry.recovery, strict=True)
-            ),
-        )
-        for first, entry in zip(plan.setup.first_rank, plan.replicas, strict=True)
-    )
-    return None if replicas == plan.replicas else replace(plan, replicas=replicas)
 
 
 def _key(plan: UnevenPlan) -> object:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from math import inf
 from typing import Generic, Protocol, TypeVar
 
@@ -15,7 +15,7 @@ from ratrain.plan.trial import STEPS, maker, proof
 from ratrain.plan.unequal_build import plans_of
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool
-from ratrain.plan.uneven_places import PlanCosts, uneven_costs
+from ratrain.plan.uneven_places import PlanCosts
 from ratrain.plan.uneven_setup import UnevenPlan
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
@@ -91,8 +91,7 @@ def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | Non
     """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
     else the program ranks whose memory is short."""
     costs = PlanCosts(plan)
-    least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
-    if least_s >= bar_s:
+    if _least_s(plan, costs) >= bar_s:
         return None, ()
     try:
         proved = proof(plan.strategy, plan.setup, plan.choices)
@@ -105,13 +104,51 @@ def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | Non
     return Timed(draft, plan, step_s, bound_bytes), ()
 
 
+def timed_recovering(
+    draft: E, plan: UnevenPlan, bar_s: float, *, proved_last: bool = False
+) -> Timed[E] | None:
+    """A plan as `fastest_of` has it alone. Where memory is short on some ranks, their stages
+    recover, if the schedule does."""
+    tried, short = fastest_of([plan], draft, bar_s, proved_last=proved_last)
+    leaner = _recovering(plan, short)
+    if leaner is None:
+        return tried
+    return fastest_of([leaner], draft, bar_s, proved_last=proved_last)[0]
+
+
+def _recovering(plan: UnevenPlan, short: Sequence[int]) -> UnevenPlan | None:
+    """The plan whose stages on these program ranks recover; None where they do, or may not."""
+    mode = plan.strategy.recovery
+    if not mode.again or plan.job.schedule.recovery != "auto":
+        return None
+    replicas = tuple(
+        replace(
+            entry,
+            recovery=tuple(
+                mode if first + rank in short else known
+                for (_, rank), known in zip(entry.held, entry.recovery, strict=True)
+            ),
+        )
+        for first, entry in zip(plan.setup.first_rank, plan.replicas, strict=True)
+    )
+    return None if replicas == plan.replicas else replace(plan, replicas=replicas)
+
+
 def _may_be_faster(plan: UnevenPlan, bar_s: float) -> bool:
     """Whether a plan takes less than so long as it is simulated, proved or not."""
+    costs = PlanCosts(plan)
+    if _least_s(plan, costs) >= bar_s:
+        return False
     try:
         program = maker(plan.strategy, plan.choices)(plan.setup)
-        return step_time_s(program, uneven_costs(plan, program.setup), steps=STEPS) < bar_s
+        return step_time_s(program, costs.of(program.setup), steps=STEPS) < bar_s
     except ProgramError:  # no order of these passes, or it gets stuck
         return False
+
+
+def _least_s(plan: UnevenPlan, costs: PlanCosts) -> float:
+    """No program of a plan takes less."""
+    return least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
 
 
 def _short_ranks(verdict: Verdict) -> tuple[int, ...]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from math import isinf
+from math import inf, isinf
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
@@ -14,6 +14,7 @@ from ratrain.plan.unequal_search import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
+from ratrain.program.skeletons import SKELETONS
 
 _NO_ALIKE = "no plan with identical replicas fits"
 
@@ -41,7 +42,7 @@ def _best(plans: EveryPlan) -> list[str]:
         return []
     lines = UnevenCase(best.plan).headline()
     lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
-    lines += [*_unshared(plans, best), *_unsplit(plans, best)]
+    lines += [*_unshared(plans, best), *_reordered(plans, best)]
     if alike is None:
         return [*lines, _NO_ALIKE]
     return [*lines, *wrapped(f"{_alike_words(best, alike)}:"), ""]
@@ -77,16 +78,28 @@ def _unshared(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
     return wrapped(f"the fastest plan whose stages have one member each takes {slower}")
 
 
-def _unsplit(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
-    """What the best plan gains by an order that splits backward, where it is in one."""
+def _reordered(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
+    """What the best plan gains by a compute order that the planner chose for it."""
     assert plans.unequal is not None, "the best plan is from this search"
-    whole_s = plans.unequal.whole_s
-    chosen, asked = best.plan.job.schedule.skeleton, plans.job.schedule.skeleton
-    if chosen == asked or isinf(whole_s):
+    if best.plan.job.schedule.skeleton == plans.job.schedule.skeleton:
         return []
-    more = 100 * (whole_s / best.step_s - 1)
-    slower = f"{format_time(whole_s)}, {more:.1f} % more"
-    return wrapped(f"the fastest plan whose backward is not split takes {slower}")
+    other, other_s = "in 1F1B", _usual_s(plans)
+    if SKELETONS[best.plan.strategy.skeleton].split_backward:
+        other, other_s = "whose backward is not split", plans.unequal.whole_s
+    if isinf(other_s):
+        return []
+    more = 100 * (other_s / best.step_s - 1)
+    return wrapped(f"the fastest plan {other} takes {format_time(other_s)}, {more:.1f} % more")
+
+
+def _usual_s(plans: EveryPlan) -> float:
+    """The step of the fastest plan in the job's own order; infinite where none is known."""
+    alike = plans.alike.tried if plans.alike is not None else ()
+    unequal = plans.unequal.trainable if plans.unequal is not None else ()
+    steps = [(tried.candidate.job.schedule.skeleton, tried.step_s) for tried in alike]
+    steps += [(timed.plan.job.schedule.skeleton, timed.step_s) for timed in unequal]
+    asked = plans.job.schedule.skeleton
+    return min((step_s for skeleton, step_s in steps if skeleton == asked), default=inf)
 
 
 def _step(plans: EveryPlan, plan: Timed[Drafted]) -> str:
