@@ -182,11 +182,15 @@ class Setting:
     serving: tuple[tuple[str, ...], ...] = ()  # of one replica: what members of each stage serve
     serving_at: tuple[tuple[int, ...], ...] = ()  # the members' tensor degrees; (): as the setting
     idle: int = 0  # devices of the job that the plan names nowhere
+    plan_text: str | None = None  # a plan file as it is, of so many `planned_ranks`
+    planned_ranks: int = 0
     old: tuple[int, ...] = ()  # hosts whose devices compute in fp32 alone
     dtypes: tuple[tuple[str, str], ...] = ()  # of kinds of device, where the job names them
 
     @property
     def world_size(self) -> int:
+        if self.planned_ranks:
+            return self.planned_ranks
         if self.serving:
             return sum(map(sum, self.members_at))
         if self.unlike:
@@ -336,6 +340,10 @@ def _hosts(setting: Setting, per_host: int, count: int) -> str:
 
 def write_plan(folder: Path, setting: Setting) -> Path | None:
     """The plan of a setting's unlike replicas, beside its job; each has its devices together."""
+    if setting.plan_text is not None:
+        path = folder / "plan.json"
+        path.write_text(setting.plan_text)
+        return path
     if not setting.unlike:
         return None
     first = 0

@@ -11,13 +11,15 @@ from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.enumerate import StateMode
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.plan_file import Plan, PlanMember, PlanReplica, PlanStage, Predicted
-from ratrain.plan.plan_members import share_text
+from ratrain.plan.plan_members import Served, share_text
 from ratrain.plan.plan_writing import plan_of_replicas
 from ratrain.plan.ranges import write_ranges
+from ratrain.plan.unequal_members import MembersDraft, MembersPart
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool, Shape
 from ratrain.plan.uneven_checks import require_runnable
 from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
+from ratrain.program.replicas import Recovery
 from ratrain.readers.place import Place
 
 
@@ -30,7 +32,7 @@ def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[Unev
         if groups is not None and groups not in seen:
             seen.append(groups)
             try:
-                yield _plan(job, pools, draft, groups)
+                yield _plan(job, draft, groups)
             except (SpecError, ProgramError):  # its order or its passes cannot have it
                 continue
 
@@ -64,58 +66,105 @@ def seated(pools: Sequence[Pool], shapes: Sequence[Shape], *, across: bool) -> l
     ]
 
 
-def _plan(job: JobSpec, pools: Sequence[Pool], draft: Draft, groups: list[Groups]) -> UnevenPlan:
-    """The plan of parts on their devices; those that are alike are one entry."""
-    alike: dict[object, UnevenReplica] = {}
-    order: dict[object, int] = {}
-    for number, (part, share) in enumerate(zip(draft.parts, draft.shares, strict=True)):
-        posts = tuple((pools[post.pool].kind.name, post.tensor) for post in part.shape)
-        key = posts, part.layers, part.recovery, part.micro_batch, share
-        order.setdefault(key, len(order))
-        layout = LayoutSpec(
-            len(part.shape),
-            len(draft.parts),
-            part.shape[0].tensor,
-            layers=part.layers,
-            sequence_parallel=draft.divided,
-        )
-        same = UnevenReplica(
-            layout,
+def _plan(job: JobSpec, draft: Draft, groups: list[Groups]) -> UnevenPlan:
+    """The plan of parts on their devices."""
+    replicas = [
+        UnevenReplica(
+            LayoutSpec(
+                len(part.shape),
+                len(draft.parts),
+                part.shape[0].tensor,
+                layers=part.layers,
+                sequence_parallel=draft.divided,
+            ),
             tuple(post.tensor for post in part.shape),
             part.recovery,
             part.micro_batch,
             share,
-            (groups[number],),
+            (of_part,),
             (),
-            order[key],
+            0,
         )
-        known = alike.get(key)
-        alike[key] = same if known is None else replace(known, groups=known.groups + same.groups)
-    replicas: list[UnevenReplica] = []
+        for part, share, of_part in zip(draft.parts, draft.shares, groups, strict=True)
+    ]
+    return _plan_of_draft(job, replicas, draft.state, divided=draft.divided)
+
+
+def plans_of_members(
+    job: JobSpec, pools: Sequence[Pool], draft: MembersDraft
+) -> Iterator[UnevenPlan]:
+    """The same of a draft whose stages have members: with fast links inside stages, and with fast
+    links between them."""
+    seen: list[list[Groups]] = []
+    shapes = [shape for part in draft.parts for shape in part.posts]
+    for across in (False, True):
+        seats = seated(pools, shapes, across=across)
+        if seats is not None and seats not in seen:
+            seen.append(seats)
+            try:
+                yield _plan_of_members(job, draft, seats)
+            except (SpecError, ProgramError):  # its order or its passes cannot have it
+                continue
+
+
+def _plan_of_members(job: JobSpec, draft: MembersDraft, seats: list[Groups]) -> UnevenPlan:
+    """`seats`: of each stage of each part the devices of its members."""
+    of_stages, replicas = iter(seats), list[UnevenReplica]()
+    for part, share in zip(draft.parts, draft.shares, strict=True):
+        tensor = tuple(post.tensor for shape in part.posts for post in shape)
+        layout = LayoutSpec(
+            len(part.shapes),
+            len(draft.parts),
+            tensor[0],
+            layers=part.layers,
+            sequence_parallel=draft.divided,
+        )
+        held = zip(part.recovery, part.holders, strict=True)
+        modes = [mode for of, only in held for mode in (*of, *(Recovery.NONE for _ in only))]
+        groups = tuple(group for _ in part.shapes for group in next(of_stages))
+        replica = UnevenReplica(
+            layout, tensor, tuple(modes), part.micro_batch, share, (groups,), (), 0
+        )
+        replicas.append(replace(replica, serving=_serving(part, share)))
+    return _plan_of_draft(job, replicas, draft.state, divided=draft.divided)
+
+
+def _serving(part: MembersPart, share: int) -> tuple[tuple[Served, ...], ...]:
+    """What the members of each stage serve; () where each has one."""
+    if not part.has_members:
+        return ()
+    return tuple(
+        (None,) if len(shares) + len(only) == 1 else (*shares, *(() for _ in only))
+        for shares, only in zip(part.serves(share), part.holders, strict=True)
+    )
+
+
+def _folded(replicas: Sequence[UnevenReplica]) -> tuple[UnevenReplica, ...]:
+    """Single replicas; those that are alike as one entry."""
+    alike: dict[object, list[UnevenReplica]] = {}
+    for one in replicas:
+        key = one.kinds, one.tensor, one.layout, one.recovery, one.micro_batch, one.micro_batches
+        alike.setdefault((key, one.serving), []).append(one)
+    folded: list[UnevenReplica] = []
     first = 0
-    for same in alike.values():
-        members = tuple(range(first, first + len(same.groups)))
-        replicas.append(replace(same, members=members))
+    for entry, same in enumerate(alike.values()):
+        members = tuple(range(first, first + len(same)))
+        groups = tuple(groups for one in same for groups in one.groups)
+        folded.append(replace(same[0], groups=groups, members=members, entry=entry))
         first += len(members)
-    widest = max(post.tensor for part in draft.parts for post in part.shape)
-    return plan_of_draft(job, tuple(replicas), draft.state, tensor=widest, divided=draft.divided)
+    return tuple(folded)
 
 
-def plan_of_draft(
-    job: JobSpec,
-    replicas: tuple[UnevenReplica, ...],
-    state: StateMode,
-    *,
-    tensor: int,
-    divided: bool,
+def _plan_of_draft(
+    job: JobSpec, replicas: Sequence[UnevenReplica], state: StateMode, *, divided: bool
 ) -> UnevenPlan:
-    """A job's plan with these replicas, of which `tensor` is the largest tensor degree; an error
-    where no program says it."""
+    """A job's plan with these replicas; an error where no program says it."""
+    tensor = max(degree for replica in replicas for degree in replica.tensor)
     whole = replace(job, layout=None, batch=Batch(job.batch.sequences, 1))
     chosen = strategy_of(replace(whole, layout=LayoutSpec(1, 1, tensor)))
     made = UnevenPlan(
         whole,
-        replicas,
+        _folded(replicas),
         replace(chosen, sharding=state.sharding),
         state,
         job.schedule.recovery_buffer,

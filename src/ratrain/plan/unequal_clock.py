@@ -77,7 +77,7 @@ class StageClock:
         self._clips = job.train.clip_norm is not None or job.awaits_overflow
         self._replica = lru_cache(maxsize=KEPT_REPLICAS)(self._replica_of)
         self._further_s = lru_cache(maxsize=KEPT_REPLICAS)(self._further)
-        self._collectives = cache(self._collectives_of)
+        self.collectives = cache(self._collectives_of)
 
     def step_s(self, draft: Draft, *, compiled: bool = True) -> float | None:
         """Seconds of a draft's step; None where it has no such program."""
@@ -144,7 +144,7 @@ class StageClock:
                 holders = tuple(
                     sorted(held.items(), key=lambda held: (held[0].pool, held[0].tensor))
                 )
-                seen[key] = self._collectives(holders, block, state.sharding > 0, used)
+                seen[key] = self.collectives(holders, block, state.sharding > 0, used)
             sums.append(seen[key])
         program.reduce(sums)
 

@@ -1,13 +1,14 @@
-"""Drafts in which kinds of device share stages: one pipeline, several members in a stage.
+"""Drafts in which kinds of device share stages: pipelines with several members in a stage.
 
-A member is a rank or a tensor group of one pool. Micro-batches go to the members of each stage in
-proportion to their speed, so that one may change its kind where stages meet (the stage-major form).
-A stage of members with f + b seconds each works like one of
+A member is a rank or a tensor group of one pool, of any tensor degree. Micro-batches go to the
+members of each stage in proportion to their speed, so that one may change its kind where stages
+meet (the stage-major form). A stage of members with f + b seconds each works like one of
 
     1 / sum of 1 / (f + b)
 
-seconds a micro-batch, for which layers are cut as for any pipeline. All tensor degrees of a draft
-are equal.
+seconds a micro-batch, for which layers are cut as for any pipeline. Several such pipelines, and
+pipelines of single devices beside them, share the batch like any replicas. A stage may have members
+that only hold it: they compute nothing, and own a part of the optimizer's states.
 """
 
 from __future__ import annotations
@@ -16,162 +17,139 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from functools import cached_property
 from heapq import heapify, heapreplace
-from itertools import combinations, islice, pairwise, product
+from itertools import pairwise
 from math import inf
+from operator import mul
+from typing import NamedTuple
 
-from ratrain.cost.collectives import ring_half
-from ratrain.plan.enumerate import StateMode, kinds_of_block
-from ratrain.plan.sizes import gathered_bytes_per_param
+from ratrain.plan.enumerate import StateMode
 from ratrain.plan.unequal_parts import cut_of
-from ratrain.plan.unequal_pools import Post, Shape, divisions_of, in_division, tensor_degrees
+from ratrain.plan.unequal_pools import Post, Shape, used_of
 from ratrain.plan.unequal_stages import Row, Stages, StageWork
 from ratrain.program.replicas import Recovery
 
-SPREADS = 400
-"""Ways to spread the devices over stages that are drafted for a micro-batch, the fewest stages
-first."""
+Recoveries = Sequence[Sequence[Recovery]]
+"""Of each member of each stage that computes."""
+
+
+@dataclass(frozen=True)
+class MembersPart:
+    """A pipeline without its share of the step. `shapes`: the posts of each stage's members that
+    compute; `holders`: of those that only hold it."""
+
+    shapes: tuple[Shape, ...]
+    holders: tuple[Shape, ...]
+    layers: tuple[int, ...]
+    works: tuple[tuple[StageWork, ...], ...]  # of each member of each stage that computes
+    messages_s: tuple[float, ...]  # behind each stage; of the last, none
+    micro_batch: int
+
+    @cached_property
+    def key(self) -> object:
+        """What tells parts apart."""
+        return self.shapes, self.holders, self.layers, self.recovery, self.micro_batch
+
+    @property
+    def posts(self) -> tuple[Shape, ...]:
+        """Of all members of each stage, those that compute first."""
+        return tuple(a + b for a, b in zip(self.shapes, self.holders, strict=True))
+
+    @property
+    def recovery(self) -> tuple[tuple[Recovery, ...], ...]:
+        return tuple(tuple(work.recovery for work in works) for works in self.works)
+
+    @property
+    def has_members(self) -> bool:
+        """Whether a stage has several."""
+        return max(map(len, self.posts)) > 1
+
+    @property
+    def recovers(self) -> bool:
+        return any(mode is not Recovery.NONE for modes in self.recovery for mode in modes)
+
+    @cached_property
+    def stage_s(self) -> tuple[float, ...]:
+        """What each further micro-batch takes of each stage, all of whose members are at work."""
+        return tuple(1 / sum(1 / work.busy_s for work in works) for works in self.works)
+
+    @property
+    def slot_s(self) -> float:
+        """What each further micro-batch takes."""
+        return max(self.stage_s)
+
+    @cached_property
+    def ahead_s(self) -> tuple[float, ...]:
+        """What the first micro-batch takes at least before each stage, there and back."""
+        ahead_s = [0.0]
+        for works in self.works[:-1]:
+            ahead_s.append(ahead_s[-1] + min(work.busy_s - work.early_s for work in works))
+        return tuple(ahead_s)
+
+    def step_s(self, micro_batches: int) -> float:
+        """About how long so many micro-batches take, without what follows the last."""
+        return 2 * sum(self.messages_s) + max(
+            ahead_s + micro_batches * busy_s
+            for ahead_s, busy_s in zip(self.ahead_s, self.stage_s, strict=True)
+        )
+
+    def serves(self, micro_batches: int) -> tuple[tuple[tuple[int, ...], ...], ...]:
+        """For each stage the micro-batches of its members that compute."""
+        return tuple(served(works, micro_batches) for works in self.works)
+
+    def least_s(self, micro_batches: int) -> float:
+        """What its compute takes at least: a member computes its micro-batches one after another,
+        between the first one's way to it and the last one's way back."""
+        return max(
+            ahead_s + max(len(m) * work.busy_s for m, work in zip(shares, works, strict=True))
+            for ahead_s, shares, works in zip(
+                self.ahead_s, self.serves(micro_batches), self.works, strict=True
+            )
+        )
 
 
 @dataclass(frozen=True)
 class MembersDraft:
-    """A pipeline whose stages have members, before it has devices. `shapes`: the posts of each
-    stage's members."""
+    """Pipelines, each with its micro-batches, before they have devices."""
 
-    shapes: tuple[Shape, ...]
-    layers: tuple[int, ...]
-    works: tuple[tuple[StageWork, ...], ...]  # of each member of each stage
-    micro_batch: int
-    micro_batches: int
+    parts: tuple[MembersPart, ...]
+    shares: tuple[int, ...]
     state: StateMode
     least_s: float
     """What its compute takes at least"""
     estimate_s: float
 
-    @property
+    @cached_property
     def key(self) -> object:
         """What tells drafts apart."""
-        sizes = self.micro_batch, self.micro_batches
-        return self.shapes, self.layers, self.recovery, sizes, self.state
+        sides = zip(self.parts, self.shares, strict=True)
+        return tuple((part.key, share) for part, share in sides), self.state
 
     @property
     def ops(self) -> int:
         """About as many ops as its program has; long ones repeat themselves and are kept short."""
-        return min(self.micro_batches, 64) * (2 * sum(self.layers) + 4 * len(self.layers))
-
-    @cached_property
-    def serves(self) -> tuple[tuple[tuple[int, ...], ...], ...]:
-        """For each stage the micro-batches of its members."""
-        return tuple(_served(works, self.micro_batches) for works in self.works)
-
-    @property
-    def recovery(self) -> tuple[tuple[Recovery, ...], ...]:
-        """Of each member of each stage."""
-        return tuple(tuple(work.recovery for work in works) for works in self.works)
+        return sum(
+            min(share, 64) * (2 * sum(part.layers) + 4 * len(part.layers))
+            for part, share in zip(self.parts, self.shares, strict=True)
+        )
 
     @property
     def divided(self) -> bool:
         """Whether its tensor groups divide sequences."""
-        return any(post.divided for shape in self.shapes for post in shape)
+        return any(post.divided for post in self.all_posts)
+
+    @property
+    def all_posts(self) -> Iterator[Post]:
+        return (post for part in self.parts for shape in part.posts for post in shape)
+
+    def used(self, pools: int) -> tuple[int, ...]:
+        """How many devices of each pool it takes."""
+        return used_of(tuple(self.all_posts), pools)
 
 
-def members_drafts(stages: Stages, micro_batch: int, state: StateMode) -> Iterator[MembersDraft]:
-    """Drafts of all devices, some way spread over two stages and more."""
-    degrees = [tensor_degrees(stages.job, pool) for pool in stages.pools]
-    for tensor in (each for each in degrees[0] if all(each in others for others in degrees)):
-        for divided in divisions_of(stages.job, [(Post(0, tensor),)]):
-            for shapes in islice(_spreads(stages, tensor), SPREADS):
-                posted = tuple(in_division(shape, divided) for shape in shapes)
-                draft = members_draft(stages, posted, micro_batch, state)
-                if draft is not None:
-                    yield draft
-
-
-def _spreads(stages: Stages, tensor: int) -> Iterator[tuple[Shape, ...]]:
-    """The groups of each pool spread over stages in every way, one stage with several at least."""
-    counts = [len(pool.devices) // tensor for pool in stages.pools]
-    for depth in range(2, min(stages.job.model.spec.layers, sum(counts) - 1) + 1):
-        for spread in product(*(list(_divided(count, depth)) for count in counts)):
-            shapes = tuple(
-                tuple(Post(pool, tensor) for pool, of in enumerate(spread) for _ in range(of[s]))
-                for s in range(depth)
-            )
-            if min(map(len, shapes)) > 0:
-                yield shapes
-
-
-def _divided(count: int, stages: int) -> Iterator[tuple[int, ...]]:
-    """A number as a sum of so many, none less than 0, in every way."""
-    for bars in combinations(range(count + stages - 1), stages - 1):
-        ends = (-1, *bars, count + stages - 1)
-        yield tuple(b - a - 1 for a, b in pairwise(ends))
-
-
-def members_draft(
-    stages: Stages,
-    shapes: tuple[Shape, ...],
-    micro_batch: int,
-    state: StateMode,
-    layers: tuple[int, ...] | None = None,
-    recovery: Sequence[Sequence[Recovery]] | None = None,
-) -> MembersDraft | None:
-    """The draft of stages with these members; `recovery` and `layers`: where they are given. None
-    where it does not fit, or a member would serve nothing."""
-    micro_batches = stages.job.batch.sequences // micro_batch
-    rows = [_rows(stages, shapes, s, micro_batch, state) for s in range(len(shapes))]
-    cut = layers or cut_of([_together(of_stage) for of_stage in rows], stages.job.model.spec.layers)
-    if cut is None:
-        return None
-    works: list[tuple[StageWork, ...]] = []
-    for s, (count, of_stage) in enumerate(zip(cut, rows, strict=True)):
-        held = [row[count] for row in of_stage]
-        if recovery is not None:
-            ends = s == 0, s == len(shapes) - 1
-            held = [
-                stages.work(post, micro_batch, count, *ends, mode)
-                for post, mode in zip(shapes[s], recovery[s], strict=True)
-            ]
-        fitting = tuple(work for work in held if work is not None)
-        if len(fitting) < len(held) or len(held) > micro_batches:
-            return None
-        works.append(fitting)
-    least_s = _least_s(works, micro_batches)
-    extra_s = _messages_s(stages, shapes, micro_batch) + _tail_s(stages, shapes, cut, works, state)
-    draft = MembersDraft(
-        shapes, cut, tuple(works), micro_batch, micro_batches, state, least_s, least_s + extra_s
-    )
-    return draft if all(share for shares in draft.serves for share in shares) else None
-
-
-def _rows(
-    stages: Stages, shapes: Sequence[Shape], stage: int, micro_batch: int, state: StateMode
-) -> list[Row]:
-    """The work of each member of a stage by the stage's layers. A member holds its share of the
-    micro-batches that its stage has in flight, rounded up: one for each member from there on."""
-    behind = sum(map(len, shapes[stage:]))
-    members = shapes[stage]
-    held, last = -(-behind // len(members)), stage == len(shapes) - 1
-    return [
-        stages.row(post, micro_batch, held, stage == 0, last, len(members), state)
-        for post in members
-    ]
-
-
-def _together(rows: Sequence[Row]) -> Row:
-    """The work of a stage whose members have these, as that of a single one."""
-
-    def together(busy_s: Sequence[float]) -> StageWork | None:
-        if inf in busy_s or 0.0 in busy_s:
-            return None
-        return StageWork(
-            0.0, 1 / sum(1 / of_member_s for of_member_s in busy_s), 0.0, Recovery.NONE
-        )
-
-    of_layers = zip(*(row.busy_s[1 : len(row)] for row in rows), strict=True)
-    return Row((None, *map(together, of_layers)))
-
-
-def _served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, ...], ...]:
+def served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, ...], ...]:
     """Each micro-batch to the member that is through with it first."""
+    if len(works) == 1:
+        return (tuple(range(micro_batches)),)
     shares: list[list[int]] = [[] for _ in works]
     heap = [(work.busy_s, number) for number, work in enumerate(works)]
     heapify(heap)
@@ -182,81 +160,129 @@ def _served(works: Sequence[StageWork], micro_batches: int) -> tuple[tuple[int, 
     return tuple(map(tuple, shares))
 
 
-def _least_s(works: Sequence[Sequence[StageWork]], micro_batches: int) -> float:
-    """What compute takes at least: a member computes its micro-batches one after another, between
-    the first one's way to it and the last one's way back."""
-    ahead_s = longest_s = 0.0
-    for members in works:
-        shares = _served(members, micro_batches)
-        busy_s = max(len(share) * work.busy_s for share, work in zip(shares, members, strict=True))
-        longest_s = max(longest_s, ahead_s + busy_s)
-        ahead_s += min(work.busy_s - work.early_s for work in members)
-    return longest_s
+class Quick(NamedTuple):
+    """What each further micro-batch of a part takes, what the first takes beside that, and whether
+    a member recovers."""
+
+    slot_s: float
+    ramp_s: float
+    recovers: bool
 
 
-def _messages_s(stages: Stages, shapes: Sequence[Shape], micro_batch: int) -> float:
-    """The first output's way to the last stage, and the last gradient's way back."""
-    return 2 * sum(
-        min(stages.message_s(source, target, micro_batch) for source in here for target in there)
-        for here, there in pairwise(shapes)
-    )
+class MembersParts:
+    """Makes the parts of a job with micro-batches of one size, whose states are shared so.
+    `beside`: further replicas, each of which holds every layer."""
 
+    def __init__(self, stages: Stages, micro_batch: int, state: StateMode, beside: int) -> None:
+        self.stages, self.micro_batch, self.state, self._beside = stages, micro_batch, state, beside
+        self._together: dict[object, tuple[Row, int]] = {}
 
-def _tail_s(
-    stages: Stages,
-    shapes: Sequence[Shape],
-    layers: Sequence[int],
-    works: Sequence[Sequence[StageWork]],
-    state: StateMode,
-) -> float:
-    """About what reductions and gathers among members add behind the last backward."""
-    embedding, layer, head = (block.params for block in kinds_of_block(stages.job))
-    last, longest = len(shapes) - 1, 0.0
-    for s, (members, count) in enumerate(zip(shapes, layers, strict=True)):
-        if len(members) == 1:
-            continue
-        kinds = {stages.pools[post.pool].kind for post in members}
-        weight_bytes = gathered_bytes_per_param(stages.job, kinds)
-        link = stages.links.slowest(frozenset(post.pool for post in members))
-        params = count * layer + (s == 0) * embedding + (s == last) * head
-        whole_s, unit_s = (
-            ring_half(weight_bytes * size / members[0].tensor, len(members), link).alone_s(
-                link.bandwidth_bytes_per_s
-            )
-            for size in (params, max(layer, (s == 0) * embedding))
+    def quick(self, shapes: tuple[Shape, ...], holders: tuple[Shape, ...] = ()) -> Quick | None:
+        """About what `made` would take; None where it does not fit."""
+        held = self._held(shapes, holders or ((),) * len(shapes))
+        cut = cut_of([row for row, _ in held], self.stages.job.model.spec.layers)
+        if cut is None:
+            return None
+        busy_s = [row.busy_s[count] for (row, _), count in zip(held, cut, strict=True)]
+        slot_s = max(busy_s)
+        first_s = sum(map(mul, busy_s, map(len, shapes)))
+        recovers = any(count > kept for (_, kept), count in zip(held, cut, strict=True))
+        return Quick(slot_s, max(0.0, first_s - slot_s), recovers)
+
+    def made(
+        self,
+        shapes: tuple[Shape, ...],
+        *,
+        holders: tuple[Shape, ...] = (),
+        layers: tuple[int, ...] | None = None,
+        recovery: Recoveries | None = None,
+    ) -> MembersPart | None:
+        """The part of stages with these members; `recovery` and `layers`: where they are given.
+        None where it does not fit."""
+        stages, size = self.stages, self.micro_batch
+        holders = holders or ((),) * len(shapes)
+        cut = layers or cut_of(
+            [row for row, _ in self._held(shapes, holders)], stages.job.model.spec.layers
         )
-        twice = 1 if state.sharding else 2
-        work = min(works[s], key=lambda work: work.busy_s)
-        longest = max(
-            longest,
-            max(twice * whole_s - work.backward_s, twice * unit_s)
-            + (max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0),
+        if cut is None:
+            return None
+        works: list[tuple[StageWork, ...]] = []
+        for s, (count, members) in enumerate(zip(cut, shapes, strict=True)):
+            ends = s == 0, s == len(shapes) - 1
+            if recovery is None:
+                held = [row[count] for row in self._rows_of(shapes, holders, s)]
+            else:
+                held = [
+                    stages.work(post, size, count, *ends, mode)
+                    for post, mode in zip(members, recovery[s], strict=True)
+                ]
+            spare = [self._row(post, 0, s, shapes, holders)[count] for post in holders[s]]
+            fitting = tuple(work for work in held if work is not None)
+            if len(fitting) < len(held) or None in spare:
+                return None
+            works.append(fitting)
+        messages_s = [
+            min(stages.message_s(source, target, size) for source in here for target in there)
+            for here, there in pairwise(shapes)
+        ]
+        if inf in messages_s:
+            return None
+        return MembersPart(shapes, holders, cut, tuple(works), (*messages_s, 0.0), size)
+
+    def _held(self, shapes: tuple[Shape, ...], holders: tuple[Shape, ...]) -> list[tuple[Row, int]]:
+        """The work of each stage as that of a single member, by its layers; and up to how many of
+        them no member recovers."""
+        held: list[tuple[Row, int]] = []
+        behind = sum(map(len, shapes))
+        for s, members in enumerate(shapes):
+            key = members, len(holders[s]), behind, s == 0, s == len(shapes) - 1
+            behind -= len(members)
+            known = self._together.get(key)
+            if known is None:
+                rows = self._rows_of(shapes, holders, s)
+                known = self._together[key] = _together(rows), min(map(_kept, rows))
+            held.append(known)
+        return held
+
+    def _rows_of(
+        self, shapes: tuple[Shape, ...], holders: tuple[Shape, ...], stage: int
+    ) -> list[Row]:
+        """The work of each member of a stage that computes, by its layers. It holds its share of
+        the micro-batches that its stage has in flight, rounded up: one for each member from there
+        on."""
+        behind, members = sum(map(len, shapes[stage:])), shapes[stage]
+        held = -(-behind // len(members))
+        return [self._row(post, held, stage, shapes, holders) for post in members]
+
+    def _row(
+        self,
+        post: Post,
+        held: int,
+        stage: int,
+        shapes: tuple[Shape, ...],
+        holders: tuple[Shape, ...],
+    ) -> Row:
+        owners = len(shapes[stage]) + len(holders[stage]) + self._beside
+        ends = stage == 0, stage == len(shapes) - 1
+        return self.stages.row(post, self.micro_batch, held, *ends, owners, self.state)
+
+
+def _kept(row: Row) -> int:
+    """Up to how many layers everything is kept."""
+    return sum(work is not None and work.recovery is Recovery.NONE for work in row) - 1
+
+
+def _together(rows: Sequence[Row]) -> Row:
+    """The work of a stage whose members have these, as that of a single one."""
+    if len(rows) == 1:
+        return rows[0]
+
+    def together(busy_s: Sequence[float]) -> StageWork | None:
+        if inf in busy_s or 0.0 in busy_s:
+            return None
+        return StageWork(
+            0.0, 1 / sum(1 / of_member_s for of_member_s in busy_s), 0.0, Recovery.NONE
         )
-    return longest
 
-
-def members_changed(stages: Stages, draft: MembersDraft) -> Iterator[MembersDraft]:
-    """Every draft one change away: a layer or a device in another stage, half or twice the
-    micro-batch."""
-    places = range(len(draft.shapes))
-    size, state = draft.micro_batch, draft.state
-    changes: list[MembersDraft | None] = []
-    for source, target in product(places, places):
-        if source == target:
-            continue
-        if draft.layers[source] > 1:
-            layers = list(draft.layers)
-            layers[source] -= 1
-            layers[target] += 1
-            changes.append(members_draft(stages, draft.shapes, size, state, tuple(layers)))
-        for post in dict.fromkeys(draft.shapes[source]):
-            shapes = [list(shape) for shape in draft.shapes]
-            shapes[source].remove(post)
-            shapes[target] = sorted([*shapes[target], post], key=lambda post: post.pool)
-            if shapes[source]:
-                moved = tuple(map(tuple, shapes))
-                changes.append(members_draft(stages, moved, size, state))
-    for other in (size * 2, size // 2):
-        if other > 0 and stages.job.batch.sequences % other == 0:
-            changes.append(members_draft(stages, draft.shapes, other, state, draft.layers))
-    yield from (change for change in changes if change is not None)
+    of_layers = zip(*(row.busy_s[1 : len(row)] for row in rows), strict=True)
+    return Row((None, *map(together, of_layers)))

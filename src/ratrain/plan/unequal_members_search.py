@@ -1,8 +1,8 @@
 """The search for plans in which kinds of device share stages: see `unequal_members`.
 
-Drafts of every spread of the devices over stages are ranked by a closed form; those whose compute
-alone does not take longer than the best plan so far are built, proved and simulated as whole
-programs, the least estimate first, and the fastest are changed as long as that gains.
+Ideas are ranked by their busiest stages, the best of them by a clock; those whose compute alone
+does not take longer than the best plan so far are built, proved and simulated as whole programs,
+the least estimate first, and the fastest are changed as long as that gains.
 """
 
 from __future__ import annotations
@@ -10,24 +10,28 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from heapq import nsmallest
+from itertools import accumulate
 
-from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.enumerate import StateMode, divisors_of
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.sizes import trains_tied
-from ratrain.plan.unequal_build import plan_of_draft, seated
-from ratrain.plan.unequal_members import (
-    MembersDraft,
-    members_changed,
-    members_draft,
-    members_drafts,
-)
-from ratrain.plan.unequal_pools import FEW
+from ratrain.plan.unequal_build import plans_of_members
+from ratrain.plan.unequal_clock import StageClock
+from ratrain.plan.unequal_members import MembersDraft, MembersParts
+from ratrain.plan.unequal_members_changes import layers_changed, members_changed
+from ratrain.plan.unequal_members_clock import MembersClock
+from ratrain.plan.unequal_members_drafts import Idea, Ideas, shares_of
+from ratrain.plan.unequal_pools import FEW, Post, divisions_of, tensor_degrees
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Timed, fastest_of
-from ratrain.plan.uneven_setup import Groups, UnevenPlan, UnevenReplica
 
+TIMED = 120
+"""Ideas of each sort that are put on the clock, those whose busiest stages take least: a pipeline
+of all devices in one tensor degree, any other pipeline, several pipelines."""
+RECUT = 10
+"""Drafts of the least estimate whose layers are moved one by one as long as the clock gains."""
+MARGIN = 1.12
+"""A draft is not simulated whose estimate is this much above the best step."""
 SIMULATED = 12
 """Drafts simulated at most before the fastest are changed."""
 QUICKLY = 2
@@ -48,6 +52,7 @@ class MembersSearch:
 
 def members_search(
     stages: Stages,
+    clock: StageClock,
     states: Sequence[StateMode],
     bar_s: float,
     watch: Callable[[], None],
@@ -55,8 +60,8 @@ def members_search(
     quick: bool = False,
 ) -> MembersSearch:
     """The `MembersSearch` for plans that take less than `bar_s`; `states`: how members may share
-    states, the first that they can. `watch` is called for each that is simulated; of a `quick`
-    search fewer are."""
+    states, the fastest first. `watch` is called for each that is simulated; of a `quick` search
+    fewer are."""
     usable = [
         state
         for state in states
@@ -65,22 +70,31 @@ def members_search(
     devices = sum(len(pool.devices) for pool in stages.pools)
     if not usable or trains_tied(stages.job) or devices > FEW:
         return MembersSearch(())
-    return _Seeker(stages, usable[0], bar_s, watch).found(QUICKLY if quick else SIMULATED)
+    leaner = [state for state in usable[1:] if state.sharding > usable[0].sharding]
+    seeker = _Seeker(stages, clock, (usable[0], *leaner), bar_s, watch)
+    return seeker.found(QUICKLY if quick else SIMULATED)
 
 
 class _Seeker:
     """A search under way."""
 
     def __init__(
-        self, stages: Stages, state: StateMode, bar_s: float, watch: Callable[[], None]
+        self,
+        stages: Stages,
+        clock: StageClock,
+        states: Sequence[StateMode],
+        bar_s: float,
+        watch: Callable[[], None],
     ) -> None:
-        self._stages, self._state, self._best_s, self._watch = stages, state, bar_s, watch
+        self._stages, self._states, self._best_s, self._watch = stages, states, bar_s, watch
+        self._clock = MembersClock(stages, clock)
+        self._makers: dict[object, MembersParts] = {}
         self._known: dict[object, Timed[MembersDraft] | None] = {}
 
     def found(self, simulated: int) -> MembersSearch:
         ranked = sorted(self._drafts(), key=_estimate)
         for draft in ranked:
-            if len(self._known) >= simulated:
+            if len(self._known) >= simulated or draft.estimate_s > MARGIN * self._best_s:
                 break
             self._simulate(draft)
         for timed in self._fastest()[: CLIMBS if simulated > QUICKLY else 0]:
@@ -93,12 +107,53 @@ class _Seeker:
 
     def _drafts(self) -> Iterator[MembersDraft]:
         """Those whose compute is not too long already."""
-        for size in divisors_of(self._stages.job.batch.sequences):
-            if size > LARGEST_MICRO_BATCH:
-                break
-            for draft in members_drafts(self._stages, size, self._state):
-                if draft.least_s < self._best_s:
-                    yield draft
+        for state in self._states:
+            every = list(self._ideas(state))
+            ideas = [(idea, of_size) for of_size in every for idea in of_size.best(self._best_s)]
+            drafts = [
+                draft
+                for sort in {idea.sort for idea, _ in ideas}
+                for idea, of_size in nsmallest(
+                    TIMED,
+                    (each for each in ideas if each[0].sort == sort),
+                    key=lambda each: each[0].time_s,
+                )
+                if (draft := self._draft(idea, of_size, state)) is not None
+            ]
+            yield from (draft for draft in drafts if draft.least_s < self._best_s)
+            for draft in nsmallest(RECUT, drafts, key=_estimate):
+                yield from self._recut(draft)
+            if not any(of_size.memory_binds for of_size in every):
+                return
+
+    def _recut(self, draft: MembersDraft) -> Iterator[MembersDraft]:
+        """Ever faster drafts by the clock, each with a layer moved."""
+        here = draft
+        for _ in range(ROUNDS):
+            near = layers_changed(self._stages, self._clock, self._maker_of(here.state), here)
+            other = min(near, key=_estimate, default=here)
+            if other.estimate_s >= here.estimate_s:
+                return
+            here = other
+            if here.least_s < self._best_s:
+                yield here
+
+    def _ideas(self, state: StateMode) -> Iterator[Ideas]:
+        stages = self._stages
+        degrees = {t for pool in stages.pools for t in tensor_degrees(stages.job, pool)}
+        for divided in divisions_of(stages.job, [(Post(0, tensor),) for tensor in degrees]):
+            for size in divisors_of(stages.job.batch.sequences):
+                if size <= LARGEST_MICRO_BATCH:
+                    yield Ideas(stages, size, state, divided)
+
+    def _draft(self, idea: Idea, of_size: Ideas, state: StateMode) -> MembersDraft | None:
+        parts = [of_size.part_of(idea, number) for number in range(len(idea.pipelines))]
+        fitting = [part for part in parts if part is not None]
+        if len(fitting) < len(parts):
+            return None
+        batches = self._stages.job.batch.sequences // fitting[0].micro_batch
+        shares = shares_of(fitting, batches)
+        return None if shares is None else self._clock.draft(fitting, shares, state)
 
     def _climb(self, start: Timed[MembersDraft]) -> None:
         """Ever faster ones, each a change of the one before."""
@@ -106,7 +161,9 @@ class _Seeker:
         for _ in range(ROUNDS):
             new = (
                 draft
-                for draft in members_changed(self._stages, here.draft)
+                for draft in members_changed(
+                    self._stages, self._clock, self._maker_of(here.draft.state), here.draft
+                )
                 if draft.key not in self._known and draft.least_s < self._best_s
             )
             tried = [self._simulate(draft) for draft in nsmallest(CHANGES, new, key=_estimate)]
@@ -114,6 +171,16 @@ class _Seeker:
             if not faster:
                 return
             here = min(faster, key=lambda each: each.step_s)
+
+    def _maker_of(self, state: StateMode) -> Callable[[int, int], MembersParts]:
+        def maker(micro_batch: int, parts: int) -> MembersParts:
+            key = micro_batch, parts, state
+            if key not in self._makers:
+                beside = parts - 1
+                self._makers[key] = MembersParts(self._stages, micro_batch, state, beside)
+            return self._makers[key]
+
+        return maker
 
     def _simulate(self, draft: MembersDraft) -> Timed[MembersDraft] | None:
         """A draft as simulated, with more recovery where memory asks for it."""
@@ -125,68 +192,52 @@ class _Seeker:
         for _ in range(4):
             if leaned is None:
                 break
-            timed, short = fastest_of(plans_of_members(self._stages, leaned), leaned, self._best_s)
-            leaned = _leaner(self._stages, leaned, short) if short else None
+            plans = plans_of_members(self._stages.job, self._stages.pools, leaned)
+            timed, short = fastest_of(plans, leaned, self._best_s)
+            leaned = self._leaner(leaned, short) if short else None
         self._known[draft.key] = timed
         if timed is not None:
             self._best_s = min(self._best_s, timed.step_s)
         return timed
 
+    def _leaner(self, draft: MembersDraft, ranks: Sequence[int]) -> MembersDraft | None:
+        """The draft with the next recovery mode on program ranks whose memory is short; None where
+        one has no leaner mode, or computes nothing."""
+        sides = list(dict.fromkeys(zip(draft.parts, draft.shares, strict=True)))
+        firsts = list(accumulate((sum(map(len, part.posts)) for part, _ in sides), initial=0))
+        modes = [[list(of_stage) for of_stage in part.recovery] for part, _ in sides]
+        for rank in ranks:
+            number = max(n for n in range(len(sides)) if firsts[n] <= rank)
+            place = _member_at(sides[number][0].posts, rank - firsts[number])
+            if place is None or place[1] >= len(modes[number][place[0]]):
+                return None
+            stage, member = place
+            following = self._stages.modes.index(modes[number][stage][member]) + 1
+            if following >= len(self._stages.modes):
+                return None
+            modes[number][stage][member] = self._stages.modes[following]
+        maker = self._maker_of(draft.state)(draft.parts[0].micro_batch, len(draft.parts))
+        leaned = {
+            side: maker.made(
+                side[0].shapes, holders=side[0].holders, layers=side[0].layers, recovery=of_part
+            )
+            for side, of_part in zip(sides, modes, strict=True)
+        }
+        parts = [leaned[side] for side in zip(draft.parts, draft.shares, strict=True)]
+        fitting = [part for part in parts if part is not None]
+        if len(fitting) < len(parts):
+            return None
+        return self._clock.draft(fitting, draft.shares, draft.state)
+
+
+def _member_at(posts: Sequence[Sequence[Post]], rank: int) -> tuple[int, int] | None:
+    """The stage of a rank, and its place among the members there."""
+    for stage, members in enumerate(posts):
+        if rank < len(members):
+            return stage, rank
+        rank -= len(members)
+    return None
+
 
 def _estimate(draft: MembersDraft) -> float:
     return draft.estimate_s
-
-
-def plans_of_members(stages: Stages, draft: MembersDraft) -> Iterator[UnevenPlan]:
-    """The plans of a draft: with fast links inside stages, and with fast links between them, where
-    these are two."""
-    seen: list[Groups] = []
-    for across in (False, True):
-        seats = seated(stages.pools, draft.shapes, across=across)
-        if seats is None:
-            continue
-        groups: Groups = tuple(group for of_stage in seats for group in of_stage)
-        if groups in seen:
-            continue
-        seen.append(groups)
-        try:
-            yield _plan(stages.job, draft, groups)
-        except (SpecError, ProgramError):  # its order or its passes cannot have it
-            continue
-
-
-def _plan(job: JobSpec, draft: MembersDraft, groups: Groups) -> UnevenPlan:
-    tensor = tuple(post.tensor for shape in draft.shapes for post in shape)
-    layout = LayoutSpec(
-        len(draft.shapes),
-        1,
-        tensor[0],
-        layers=draft.layers,
-        sequence_parallel=draft.divided,
-    )
-    replica = UnevenReplica(
-        layout,
-        tensor,
-        tuple(mode for modes in draft.recovery for mode in modes),
-        draft.micro_batch,
-        draft.micro_batches,
-        (groups,),
-        (0,),
-        0,
-        tuple((None,) if len(shares) == 1 else shares for shares in draft.serves),
-    )
-    return plan_of_draft(job, (replica,), draft.state, tensor=tensor[0], divided=draft.divided)
-
-
-def _leaner(stages: Stages, draft: MembersDraft, ranks: Sequence[int]) -> MembersDraft | None:
-    """The draft with the next recovery mode on ranks whose memory is short; None where one has no
-    leaner mode."""
-    modes = [list(of_stage) for of_stage in draft.recovery]
-    places = [(s, m) for s, of_stage in enumerate(modes) for m in range(len(of_stage))]
-    for rank in ranks:
-        stage, member = places[rank]
-        number = stages.modes.index(modes[stage][member]) + 1
-        if number >= len(stages.modes):
-            return None
-        modes[stage][member] = stages.modes[number]
-    return members_draft(stages, draft.shapes, draft.micro_batch, draft.state, draft.layers, modes)

@@ -41,7 +41,7 @@ from ratrain.plan.unequal_sizes import in_other_sizes
 from ratrain.plan.unequal_split import SplitSearch, in_split_orders, may_be_split
 from ratrain.plan.unequal_stages import Stages
 from ratrain.plan.unequal_trial import Drafted, Timed, timed
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, has_members
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import Strategy
 
@@ -70,8 +70,9 @@ reductions hide behind all of it; in small ones little is hidden, so there the e
 draft says nothing of what it can be."""
 RESIZED_PLANS = 2
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
-REORDERED = 4
-"""Plans of each class, the fastest as simulated, that are tried in other compute orders."""
+REORDERED, REORDERED_MEMBERS = 4, 2
+"""Plans of each class, the fastest as simulated, that are tried in other compute orders: of those
+whose stages have one member each, and of the others, which are often much alike."""
 DIVIDED = 40
 """Drafts that are tried with sequence parallelism too, those of the least estimate."""
 
@@ -138,7 +139,9 @@ def unequal_search(
     alone = seeker.best_of(starts if trains else [], can_train, whole_s)
     alone = seeker.in_other_sizes(alone)
     bar_s = _least(whole_s, alone)
-    of_members = members_search(seeker.stages, seeker.states, bar_s, seeker.watch, quick=quick)
+    of_members = members_search(
+        seeker.stages, seeker.clock, seeker.states, bar_s, seeker.watch, quick=quick
+    )
     trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
     whole_s = _least(whole_s, trainable)
     others = seeker.in_other_sizes(seeker.best_of([] if trains else starts, rest, whole_s))
@@ -183,7 +186,7 @@ class _Seeker:
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
         self.simulated = 0
-        self._clock = StageClock(self.stages)
+        self.clock = StageClock(self.stages)
         members = job.cluster.members()
         self._effort = effort
         self._left, self._clock_left = OPS, effort.clock_ops
@@ -292,7 +295,10 @@ class _Seeker:
         may_be: Callable[[UnevenPlan], bool],
     ) -> list[Timed[Drafted]]:
         """The fastest of these plans, and all of these starts, that may be in another order."""
-        best = [plan for plan in plans if may_be(plan.plan)][:REORDERED]
+        fit = [plan for plan in plans if may_be(plan.plan)]
+        of_members = [plan for plan in fit if has_members(plan.plan)][:REORDERED_MEMBERS]
+        alone = [plan for plan in fit if not has_members(plan.plan)][:REORDERED]
+        best = _fastest([*of_members, *alone])
         begun = [plan for draft in starts if (plan := self._known.get(draft.key)) is not None]
         return best + [plan for plan in begun if may_be(plan.plan) and plan not in best]
 
@@ -360,8 +366,8 @@ class _Seeker:
     def _clock_s(self, draft: Draft) -> float | None:
         """Its step at the grain of stages; None where it has no such program."""
         if draft.key not in self._clocked:
-            self._clock_left -= self._clock.ops(draft)
-            self._clocked[draft.key] = self._clock.step_s(draft)
+            self._clock_left -= self.clock.ops(draft)
+            self._clocked[draft.key] = self.clock.step_s(draft)
         return self._clocked[draft.key]
 
     def _time_s(self, draft: Draft) -> float:

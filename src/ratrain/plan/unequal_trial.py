@@ -16,7 +16,7 @@ from ratrain.plan.unequal_build import plans_of
 from ratrain.plan.unequal_mixes import Draft
 from ratrain.plan.unequal_pools import Pool
 from ratrain.plan.uneven_places import PlanCosts
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.uneven_setup import UnevenPlan, has_members
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
 from ratrain.simulate.simulate import step_time_s
@@ -99,7 +99,11 @@ def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | Non
         return None, ()
     if not proved.verdict.sound:
         return None, _short_ranks(proved.verdict)
-    step_s = simulate_proved(proved, costs.of(proved.short.setup), steps=STEPS).step_time_s
+    of_steps = costs.of(proved.short.setup)
+    step_s = simulate_proved(proved, of_steps, steps=STEPS).step_time_s
+    if has_members(plan) and step_s < bar_s:
+        further_s = simulate_proved(proved, of_steps, steps=STEPS + 1).step_time_s
+        step_s = max(step_s, further_s)  # with members, a short and a long step may take turns
     bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
     return Timed(draft, plan, step_s, bound_bytes), ()
 
