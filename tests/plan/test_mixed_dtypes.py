@@ -117,14 +117,19 @@ def check(case: Case) -> None:
         [[RECOVERY_CODE[s.only.recovery] for s in case.program.setup.replicas[0].stages]]
     )
     billed = bill(group, recovery).total[0]
-    for bound in verdict.bounds:
+    # Views that are gathered for a whole pass are in no search, and in no bill.
+    for bound in verdict.bounds if not case.program.setup.gathers_per_pass else ():
         assert bound.total_bytes <= billed[bound.rank % layout.pipeline]
     seen = simulate(case.program, case.costs, verdict=verdict)
     assert seen.step_time_s > 0
     assert seen.peak_bytes <= max(bound.total_bytes for bound in verdict.bounds)
 
 
-quick = settings(max_examples=25, deadline=None, suppress_health_check=list(HealthCheck))
+quick = settings(
+    max_examples=25,
+    deadline=None,
+    suppress_health_check=[HealthCheck.filter_too_much, HealthCheck.too_slow],
+)
 
 
 @quick
