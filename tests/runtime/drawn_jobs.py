@@ -243,13 +243,24 @@ def _divided(setting: Setting, seed: int) -> Setting:
 
 
 def _of_two_kinds(setting: Setting, seed: int) -> Setting:
-    """Some hosts of every third job in 16 bits compute in fp32 alone, with dice of their own."""
+    """Some hosts of every third job in 16 bits compute in a dtype of their own, with dice of their
+    own."""
     dice = random.Random(f"kinds of {seed}")
     if setting.dtype == "fp32" or dice.random() > 0.35:
-        return replace(setting, old=(), dtypes=())
+        return replace(setting, old=(), older=(), dtypes=())
     hosts = -(-8 // (setting.devices_per_host or setting.tensor))
+    return of_kinds(setting, hosts, dice)
+
+
+def of_kinds(setting: Setting, hosts: int, dice: random.Random) -> Setting:
+    """A setting some of whose hosts compute in fp32 alone, and every other time some in fp16 alone,
+    beside bf16 then."""
     old = tuple(host for host in range(hosts) if dice.random() < 0.5)
-    return replace(setting, old=old, dtypes=(("old", "fp32"),) if old else ())
+    drawn = tuple(host for host in range(hosts) if host not in old and dice.random() < 0.5)
+    older = drawn if dice.random() < 0.5 else ()
+    dtypes = [("old", "fp32")] if old else []
+    dtypes += [("older", "fp16"), ("process", "bf16")] if older else []
+    return replace(setting, old=old, older=older, dtypes=tuple(dtypes))
 
 
 def _joined(setting: Setting, seed: int) -> Setting:
@@ -430,7 +441,8 @@ def _check_moved(setting: Setting, step: int, whole: RunFolder, folder: Path) ->
     _require(ran.status == 0, ran)
     ours = {row["step"]: row["loss"] for row in run.read_metrics()}
     theirs = {row["step"]: row["loss"] for row in whole.read_metrics() if row["step"] in ours}
-    tolerance = _tolerance(setting.dtype, setting.gradient_wire, setting.boundary_wire)
+    computed = (setting.dtype, *dict(setting.dtypes).values())
+    tolerance = _tolerance(*computed, setting.gradient_wire, setting.boundary_wire)
     if len(ours) != setting.steps - saved[0].step or ours != pytest.approx(theirs, rel=tolerance):
         raise Wrong(f"other losses on another layout:\n{ours}\n{theirs}")
 
@@ -451,7 +463,8 @@ def _compare_to_plain(run: RunFolder, job: JobSpec, cache: Path) -> bool:
     losses = plainly_trained(job, cache)
     ours = [row["loss"] for row in run.read_metrics()]
     schedule = job.schedule
-    tolerance = _tolerance(schedule.dtype, schedule.gradient_wire, schedule.boundary_wire)
+    computed = (schedule.dtype, *schedule.dtypes.values())
+    tolerance = _tolerance(*computed, schedule.gradient_wire, schedule.boundary_wire)
     if ours != pytest.approx(losses, rel=tolerance):
         raise Wrong(f"other losses than plain torch:\n{ours}\n{losses}")
     return True

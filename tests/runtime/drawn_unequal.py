@@ -11,7 +11,7 @@ import random
 from dataclasses import replace
 from math import lcm
 
-from drawn_jobs import CUTS, DrawnJob, moved_to, wired
+from drawn_jobs import CUTS, DrawnJob, moved_to, of_kinds, wired
 from runs_made import Setting, Unlike
 
 MOST_RANKS = 5
@@ -149,18 +149,17 @@ def _parts(total: int, count: int, dice: random.Random) -> tuple[int, ...]:
 
 
 def _of_kinds(setting: Setting, dice: random.Random) -> Setting:
-    """Some devices of half of the jobs in 16 bits compute in fp32 alone."""
+    """Some devices of half of the jobs in 16 bits compute in a dtype of their own."""
     if setting.dtype == "fp32" or dice.random() < 0.5:
         return setting
-    old = tuple(n for n in range(setting.world_size + setting.idle) if dice.random() < 0.5)
-    return replace(setting, old=old, dtypes=(("old", "fp32"),) if old else ())
+    return of_kinds(setting, setting.world_size + setting.idle, dice)
 
 
 def _elsewhere(setting: Setting, degrees: tuple[int, ...], dice: random.Random) -> Setting:
     """The same training on other unequal replicas, or on replicas alike."""
     if dice.random() < 0.5:
         return moved_to(replace(setting, unlike=(), serving=(), serving_at=(), idle=0), dice)
-    return _assigned(replace(setting, old=(), dtypes=()), degrees, dice)
+    return _assigned(replace(setting, old=(), older=(), dtypes=()), degrees, dice)
 
 
 def _sibling(setting: Setting, dice: random.Random) -> Setting:

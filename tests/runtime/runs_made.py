@@ -185,6 +185,7 @@ class Setting:
     plan_text: str | None = None  # a plan file as it is, of so many `planned_ranks`
     planned_ranks: int = 0
     old: tuple[int, ...] = ()  # hosts whose devices compute in fp32 alone
+    older: tuple[int, ...] = ()  # hosts whose devices compute in fp16 alone
     dtypes: tuple[tuple[str, str], ...] = ()  # of kinds of device, where the job names them
 
     @property
@@ -253,7 +254,9 @@ def write_job(folder: Path, setting: Setting) -> Path:
     """The job file of a setting, with its model and cluster beside it."""
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "config.json").write_text(json.dumps({**CONFIG, **dict(setting.model)}))
-    kinds = _kind("process", "fp32", "bf16", "fp16") + (_kind("old", "fp32") if setting.old else "")
+    kinds = _kind("process", "fp32", "bf16", "fp16")
+    kinds += _kind("old", "fp32") if setting.old else ""
+    kinds += _kind("older", "fp16") if setting.older else ""
     per_host = setting.devices_per_host or setting.tensor
     (folder / "cluster.toml").write_text(
         CLUSTER.format(
@@ -325,17 +328,22 @@ def write_job(folder: Path, setting: Setting) -> Path:
 
 def _hosts(setting: Setting, per_host: int, count: int) -> str:
     """The cluster's hosts: all of one kind, or each of its own."""
-    if not setting.old:
+    if not setting.old and not setting.older:
         return _HOSTS.format(name="machine", device="process", per_host=per_host, count=count)
     return "".join(
         _HOSTS.format(
             name=f"machine-{host}",
-            device="old" if host in setting.old else "process",
+            device=_kind_of(setting, host),
             per_host=per_host,
             count=1,
         )
         for host in range(count)
     )
+
+
+def _kind_of(setting: Setting, host: int) -> str:
+    """The kind of a host's devices."""
+    return "old" if host in setting.old else "older" if host in setting.older else "process"
 
 
 def write_plan(folder: Path, setting: Setting) -> Path | None:

@@ -21,7 +21,7 @@ from ratrain.runtime.rank.rehearsal import Rehearsal
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import LocalOp, Schedule, schedule_of
-from ratrain.runtime.step.states import RankStates, rank_states
+from ratrain.runtime.step.states import Numbers, RankStates, rank_states
 
 CPU = torch.device("cpu")
 ALIKE = (
@@ -67,8 +67,7 @@ def rehearsal(setting: Setting, rank: int, folder: Path) -> tuple[Watched, Sched
         seats.seat(rank),
         lambda name: unit_of(model.spec, name, sequence_length=model.sequence_length),
         zeros,
-        torch.float32,
-        torch.float32,
+        [Numbers(torch.float32, torch.float32)] * seats.world_size,
         Wire(torch.float32, torch.float32),
         CPU,
     )

@@ -17,7 +17,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.program.actions import Kind, Lane
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of
-from ratrain.runtime.step.states import rank_states
+from ratrain.runtime.step.states import Numbers, rank_states
 from ratrain.runtime.step.tied import require_tied, tied_gradients
 
 
@@ -34,8 +34,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
             seat,
             lambda name: unit_of(job.model.spec, name, sequence_length=16),
             lambda _unit, _kind, low, high: torch.zeros(high - low),
-            torch.float32,
-            torch.float32,
+            [Numbers(torch.float32, torch.float32)] * spec.seats.world_size,
             Wire(torch.float32, torch.float32),
             torch.device("cpu"),
         )

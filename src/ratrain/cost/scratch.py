@@ -101,6 +101,13 @@ def kernels_scratch_bytes(element_bytes: int) -> int:
     return KERNELS * _KERNEL_BYTES if element_bytes == 2 else 0
 
 
+def product_rows(width: int) -> int:
+    """Rows of such a piece of a matrix with rows of this width: a multiple of BUCKET_ROWS where
+    they are that many, so that ranks that need no such pieces may cut there as well."""
+    rows = max(1, PRODUCT_ELEMENTS // width)
+    return rows if rows < BUCKET_ROWS else rows // BUCKET_ROWS * BUCKET_ROWS
+
+
 def reduction_chunks(data: int) -> int:
     """Chunks that a reduction over `data` ranks holds at once, by any algorithm: in a direct
     exchange two from each peer and the piece's sum; others take pieces that fit into as much."""

@@ -24,6 +24,9 @@ from ratrain.errors import SpecError
 
 WireType = Literal["fp32", "bf16", "fp16"]
 """In what tensors are sent."""
+BESIDE = ("fp32", "bf16", "fp16")
+"""What kinds may compute in beside a dtype of 16 bits; one without that does in the first it has.
+"""
 _NO_DTYPES = FrozenMap[str]()
 
 
@@ -123,10 +126,11 @@ class ScheduleSpec:
     steps, which changes what training means; left out: they share every gradient. `collective`: by
     which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
     unit in its place; left out: the backend's own. `dtypes`: by the name of a device kind the dtype
-    that it computes in, where that is not `dtype`; fp32 alone, beside a `dtype` of 16 bits.
+    that it computes in, where that is not `dtype`; beside a `dtype` of 16 bits, in which all send.
     `gradient_dtype`: in which the gradients of a step's micro-batches add up; fp32, or `dtype`
-    itself, for half of the memory. `gradient_wire`, `boundary_wire`: in which gradients, and
-    activations between stages and their gradients, are sent; left out: in `dtype`.
+    itself (of a kind that computes in other 16 bits, those), for half of the memory.
+    `gradient_wire`, `boundary_wire`: in which gradients, and activations between stages and their
+    gradients, are sent; left out: in `dtype`.
     `error_feedback`: each rank adds what rounding took away from the gradient that it last sent to
     the next one. `gradient_bucket_bytes`: gradients are sent in buckets of this size while backward
     makes them, and are never whole; left out: whole, unless nothing else fits."""
@@ -163,7 +167,7 @@ class ScheduleSpec:
     @property
     def gradients_add_up_in(self) -> str:
         """The dtype in which a rank's gradients add up."""
-        return self.dtype if self.dtype == "fp32" else self.gradient_dtype
+        return self.dtype if self.gradient_dtype != "fp32" else "fp32"
 
     @property
     def boundaries_travel_in(self) -> str:
@@ -204,14 +208,20 @@ class JobSpec:
         """The dtype that devices of a kind compute in."""
         return self.dtypes.get(kind.name, self.schedule.dtype)
 
+    @cached_property
+    def computed_in(self) -> frozenset[str]:
+        """The dtypes that its devices compute in."""
+        return frozenset(map(self.dtype_of, self.cluster.kinds))
+
     def of_kind(self, kind: DeviceKind) -> JobSpec:
-        """The job as devices of a kind see it: in the dtype that they compute in. Tensors are sent
-        in the job's own dtype, so one that computes in fp32 sends them narrower."""
+        """The job as devices of a kind see it: in the dtype that they compute in, beside others in
+        theirs. Tensors are sent in the job's own dtype."""
         if self.kind is not None or not self.unlike:
             return self
         schedule = replace(
             self.schedule,
             dtype=self.dtype_of(kind),
+            dtypes=FrozenMap({other.name: self.dtype_of(other) for other in self.cluster.kinds}),
             gradient_wire=self.schedule.gradients_travel_in,
             boundary_wire=self.schedule.boundaries_travel_in,
         )
@@ -244,6 +254,11 @@ class JobSpec:
         return self._overflows and self.train.overflow == "step"
 
     @property
+    def units_decide(self) -> bool:
+        """Whether each unit decides by itself whether its gradient has overflowed."""
+        return self._overflows and self.train.overflow == "unit"
+
+    @property
     def residuals(self) -> int:
         """How many residuals ranks keep of each gradient that they send: with error feedback one,
         and where a step may be skipped, the one that it would leave besides; else none."""
@@ -253,9 +268,9 @@ class JobSpec:
 
     @property
     def _overflows(self) -> bool:
-        """Whether a gradient may overflow, and is looked at for that: none is sent in fp16 but in a
-        job of fp16."""
-        in_fp16 = "fp16" in (self.schedule.dtype, self.schedule.gradients_travel_in)
+        """Whether a gradient may overflow, and is looked at for that: where a device computes in
+        fp16, or all send in it. Then it holds for all devices, since losses are scaled on all."""
+        in_fp16 = "fp16" in {*self.computed_in, self.schedule.gradients_travel_in}
         return in_fp16 and self.backend.checks_overflow
 
     def budget_of(self, kind: DeviceKind) -> int:
@@ -280,12 +295,15 @@ class JobSpec:
 
 
 def dtypes_of_kinds(cluster: ClusterChoice, schedule: ScheduleSpec) -> FrozenMap[str]:
-    """What device kinds compute in besides the job's dtype: as the job says; and fp32 for a kind
-    without that dtype, beside kinds that have it."""
+    """What device kinds compute in besides the job's dtype: as the job says; and for a kind without
+    that dtype, beside kinds that have it, fp32 or where it has not that either other 16 bits."""
     if not any(schedule.dtype in kind.dtypes for kind in cluster.kinds):
         return schedule.dtypes
-    without = [kind for kind in cluster.kinds if schedule.dtype not in kind.dtypes]
-    instead = {kind.name: "fp32" for kind in without if "fp32" in kind.dtypes}
+    instead: dict[str, str] = {}
+    for kind in cluster.kinds:
+        had = [dtype for dtype in BESIDE if dtype in kind.dtypes]
+        if had and schedule.dtype not in kind.dtypes and schedule.dtype != "fp32":
+            instead[kind.name] = had[0]
     return FrozenMap({**instead, **schedule.dtypes})
 
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from ratrain.describe.backends import BACKENDS, backend_named
 from ratrain.describe.job import (
+    BESIDE,
     Batch,
     ClusterChoice,
     JobSpec,
@@ -99,21 +100,20 @@ def _check_dtype(place: Place, schedule: ScheduleSpec) -> None:
             )
     for kind, of_kind in schedule.dtypes.items():
         with faults:
-            if of_kind != dtype and (of_kind != FP32 or dtype == FP32):
+            if of_kind != dtype and (of_kind not in BESIDE or dtype == FP32):
                 raise SpecError(
-                    f"{kind} computes in {of_kind} and the rest in {dtype}: beside a dtype of 16 "
-                    "bits, in which all of them send, a kind can compute in fp32",
+                    f"{kind} computes in {of_kind} and the rest in {dtype}: kinds may compute in "
+                    f"{', '.join(BESIDE)} beside a dtype of 16 bits, in which all of them send",
                     place=str(here.at("dtypes", kind)),
-                    fix='write "fp32", and in dtype the 16 bits of the others'
-                    if dtype == FP32
-                    else f'write "fp32" or "{dtype}"',
+                    fix=f'set dtype = "{of_kind}", and in dtypes "fp32" for the other kinds'
+                    if dtype == FP32 and of_kind in BESIDE
+                    else f'write "fp32", or leave {kind} out',
                 )
     faults.raise_all()
 
 
 def _check_dtypes(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
-    """Kinds that compute in a dtype of their own are the cluster's; and what replicas of unlike
-    dtypes cannot do."""
+    """Kinds that compute in a dtype of their own are the cluster's."""
     here, faults = place.at("schedule"), Faults()
     known = [kind.name for kind in cluster.spec.device]
     for name in schedule.dtypes:
@@ -124,32 +124,19 @@ def _check_dtypes(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) 
                     place=str(here.at("dtypes", name)),
                     fix=nearest(name, known),
                 )
-    with faults:
-        if schedule.average_every is not None and _unlike(cluster, schedule):
-            raise SpecError(
-                "devices that compute in different dtypes cannot average their weights, which have "
-                "no dtype in common",
-                place=str(here.at("average_every")),
-                fix="leave average_every out",
-            )
     faults.raise_all()
-
-
-def _unlike(cluster: ClusterChoice, schedule: ScheduleSpec) -> bool:
-    """Whether devices of the job compute in another dtype than its own."""
-    dtypes = dtypes_of_kinds(cluster, schedule)
-    return any(dtypes.get(kind.name, schedule.dtype) != schedule.dtype for kind in cluster.kinds)
 
 
 def _check_rates(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
     """Refuses a dtype that a device of the job does not have, where its backend has it. Beside
-    kinds that have it, one without computes in fp32."""
+    kinds that have it, one without computes in another."""
     backend = BACKENDS.get(schedule.backend)
     known = backend.dtypes if backend else ()
     dtypes = dtypes_of_kinds(cluster, schedule)
-    here, faults = place.at("schedule", "dtype"), Faults()
+    faults = Faults()
     for kind in cluster.kinds:
         dtype = dtypes.get(kind.name, schedule.dtype)
+        here = place.at("schedule", *(("dtypes", kind.name) if kind.name in dtypes else ("dtype",)))
         if dtype in kind.dtypes or dtype not in known:
             continue
         with faults:

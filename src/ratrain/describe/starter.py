@@ -120,7 +120,7 @@ def _schedule(s: Starter) -> _Table:
         (
             _Line("name", "ratrain", 'the strategy: "1f1b", "gpipe", "zb-h1", ... too'),
             _Line("dtype", s.dtype, '"fp32", "bf16" or "fp16"; master weights are fp32', True),
-            _Line("dtypes", {}, 'device kinds that compute in fp32: { old = "fp32" }'),
+            _Line("dtypes", {}, 'device kinds that compute in another: { old = "fp32" }'),
             _Line(
                 "memory_budget",
                 format_bytes(8e9).replace(" ", ""),

@@ -13,8 +13,8 @@ from dataclasses import replace
 from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.blocks import blocks
 from ratrain.cost.collectives import Transfer
-from ratrain.cost.precision import precision_of
-from ratrain.cost.scratch import BUCKET_ROWS, PRODUCT_ELEMENTS
+from ratrain.cost.precision import Precision, precision_of
+from ratrain.cost.scratch import BUCKET_ROWS, product_rows
 from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_bytes
@@ -49,9 +49,6 @@ def _obstacles(job: JobSpec, chosen: Strategy) -> Iterator[tuple[str, str]]:
     schedule, leave = job.schedule, "leave gradient_bucket out"
     if not job.backend.fills_buckets:
         yield f"the backend {job.backend.name} has no buckets that backward fills", leave
-    if job.unlike:
-        what = "devices that compute in different dtypes cut gradients into buckets differently"
-        yield what, leave
     if trains_tied(job):
         what = f"{job.model.spec.name} ties its embedding and its head: adding their gradients "
         yield what + "takes whole gradients, which buckets do not keep", leave
@@ -91,15 +88,20 @@ def sent_in_buckets(half: Half, size_bytes: float, buckets: int) -> Transfer:
     return half(size_bytes / buckets).times(2 * buckets)
 
 
+def _precisions(job: JobSpec) -> list[Precision]:
+    """Those of its kinds of device: a bucket holds as many elements on all of them."""
+    return [precision_of(dtype, job.schedule.gradient_dtype) for dtype in job.computed_in]
+
+
 def _element_bytes(job: JobSpec) -> int:
-    return precision_of(job.schedule.dtype, job.schedule.gradient_dtype).gradient_bytes
+    """Of a gradient, where its elements are widest."""
+    return max(precision.gradient_bytes for precision in _precisions(job))
 
 
 def _least_bytes(job: JobSpec) -> int:
     """The largest piece that a matrix is cut into at least: a few rows; where gradients are wider
     than what they are made of, what one product makes of it."""
-    precision = precision_of(job.schedule.dtype, job.schedule.gradient_dtype)
-    wider = precision.gradient_bytes > precision.element_bytes
+    wider = any(each.gradient_bytes > each.element_bytes for each in _precisions(job))
     matrices = (
         tensor.shape
         for block in blocks(job.model.spec)
@@ -107,10 +109,9 @@ def _least_bytes(job: JobSpec) -> int:
         if len(tensor.shape) == 2
     )
     pieces = (
-        min(rows, max(1, PRODUCT_ELEMENTS // width) if wider else BUCKET_ROWS) * width
-        for rows, width in matrices
+        min(rows, product_rows(width) if wider else BUCKET_ROWS) * width for rows, width in matrices
     )
-    return precision.gradient_bytes * max(pieces)
+    return _element_bytes(job) * max(pieces)
 
 
 def _largest_bytes(job: JobSpec) -> int:

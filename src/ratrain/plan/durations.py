@@ -182,7 +182,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
     """The transfer of each sort of collective for one unit. Where units decide by themselves
     whether they overflowed, their owners agree by one number each with every reduction."""
     wider = widened(job)
-    agree = job.schedule.dtype == "fp16" and job.train.overflow == "unit" and setup.sharding > 0
+    agree = job.units_decide and setup.sharding > 0
 
     def half(unit: UnitPlace, _link: Link) -> Transfer:
         return _half_of(unit)(unit.view_bytes)
@@ -208,7 +208,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
     return {
         Cost.REDUCE: reduction,
         Cost.GATHER: half,
-        Cost.AVERAGE: lambda unit, link: half(unit, link).times(2),
+        Cost.AVERAGE: lambda unit, _: _half_of(unit)(SAVED_BYTES * unit.params).times(2),
         Cost.TENSOR_SUM: sums,
     }
 

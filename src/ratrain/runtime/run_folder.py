@@ -167,9 +167,13 @@ class RunSpec:
         return self.dtypes[rank] if self.dtypes else self.dtype
 
     def gradient_dtype_of(self, rank: int) -> str:
-        """The dtype in which its gradients add up: fp32 where it computes in that."""
-        dtype = self.dtype_of(rank)
-        return dtype if dtype == "fp32" else self.gradient_dtype or dtype
+        """The dtype in which its gradients add up: fp32, or the one that it computes in."""
+        return "fp32" if self.gradient_dtype == "fp32" else self.dtype_of(rank)
+
+    @property
+    def scales_losses(self) -> bool:
+        """Whether losses are scaled, on all ranks: where any computes in fp16, or all send so."""
+        return "fp16" in {self.dtype, self.gradients_travel_in, *self.dtypes}
 
     def micro_batch_of(self, data: int) -> int:
         """Sequences of a micro-batch of a replica."""

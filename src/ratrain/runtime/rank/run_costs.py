@@ -321,11 +321,16 @@ def _sums(measured: _Measured) -> dict[Cost, Work]:
 
 
 def _buckets(measured: _Measured) -> Floats | None:
-    """Into how many buckets each unit's gradient goes; None: gradients leave whole."""
+    """Into how many buckets each unit's gradient goes, which are as many on all ranks that hold it;
+    None: gradients leave whole."""
     setup = measured.setup
     if not setup.backward_sends or setup.bucket_bytes is None:
         return None
-    sizes = [unit.gradient_bytes for member in setup.members for unit in member.units]
+    units = [unit for member in setup.members for unit in member.units]
+    widest: dict[str, int] = {}
+    for unit in units:
+        widest[unit.name] = max(unit.gradient_bytes, widest.get(unit.name, 0))
+    sizes = [widest[unit.name] for unit in units]
     return np.ceil(np.array(sizes, dtype=np.float64) / setup.bucket_bytes)
 
 

@@ -32,7 +32,14 @@ from ratrain.runtime.step.optimizer import LossScale
 from ratrain.runtime.step.process import resident_bytes
 from ratrain.runtime.step.schedule import Schedule, is_first_of_last_stage, schedule_of
 from ratrain.runtime.step.state_ops import Saver
-from ratrain.runtime.step.states import DTYPES, Collectives, RankStates, Source, rank_states
+from ratrain.runtime.step.states import (
+    DTYPES,
+    Collectives,
+    Numbers,
+    RankStates,
+    Source,
+    rank_states,
+)
 
 NAN = float("nan")
 _NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
@@ -71,6 +78,12 @@ def _dividing(seats: Seats, seat: Seat, averages: bool) -> list[int]:
     """The ranks whose tokens a rank's loss is divided by: all, since replicas share each gradient;
     where they average weights instead they train alone in between, on their own tokens."""
     return [other.world_rank for other in seats.all() if not averages or other.data == seat.data]
+
+
+def _numbers(spec: RunSpec) -> list[Numbers]:
+    """Those of each world rank."""
+    ranks = range(spec.seats.world_size)
+    return [Numbers(DTYPES[spec.dtype_of(r)], DTYPES[spec.gradient_dtype_of(r)]) for r in ranks]
 
 
 class RankRun:
@@ -114,15 +127,13 @@ class RankRun:
             seat,
             self._unit,
             begin.source,
-            DTYPES[spec.dtype_of(seat.world_rank)],
-            DTYPES[spec.gradient_dtype_of(seat.world_rank)],
+            _numbers(spec),
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
             device,
             lambda unit: Collectives(*spec.collectives_of(unit)),
-            [DTYPES[dtype] for dtype in spec.dtypes],
         )
         timeout_s = job.train.timeout_s
-        scaled = spec.dtype == "fp16"
+        scaled = spec.scales_losses
         self.ops = RankOps(
             self.schedule,
             self.states,

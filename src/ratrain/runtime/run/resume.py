@@ -75,7 +75,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     program = stored.short if isinstance(stored, Repeating) else stored  # it has every kind of op
     require_tied(job.model.spec, program)
     _require_clipping(job, program)
-    if spec.dtype == "fp16":
+    if spec.scales_losses:
         _require_same_overflow(job, original["train"].get("overflow", "step"))
     end_step = _end_step(request, spec, current, original)
     require_whole_periods(job, program.setup.period, end_step)

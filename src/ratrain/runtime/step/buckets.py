@@ -7,8 +7,8 @@ bucket is full or leaving.
 What goes into which bucket follows from the unit's layout and the order of its functions alone, so
 all ranks that hold the unit have the same buckets, whatever the timing. A parameter that fits into
 a bucket is never cut, so its product is the one that a whole gradient would get; a larger one is
-cut between rows: where gradients are wider than what they are made of, between the pieces in which
-`models.weights` adds up products anyway; else behind multiples of BUCKET_ROWS.
+cut between rows: where gradients are wider than what they are made of, on any rank, between the
+pieces in which `models.weights` adds up products anyway; else behind multiples of BUCKET_ROWS.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from torch import Tensor
 
 from ratrain.cost.scratch import BUCKET_ROWS
 from ratrain.models.parameters import ALIGN, Parameter, aligned
-from ratrain.models.weights import CHUNK_ELEMENTS
+from ratrain.models.weights import rows_at_once
 from ratrain.program.kind import Lane
 from ratrain.runtime.step.ledger import Stopped
 
@@ -104,7 +104,7 @@ class Filler:
         size, left = len(bucket.memory), len(bucket.memory) - aligned(bucket.used)
         if parameter.elements <= size:
             return rows if rows * width <= left else 0
-        piece = max(1, CHUNK_ELEMENTS // width) if self._in_pieces else BUCKET_ROWS
+        piece = rows_at_once(width) if self._in_pieces else BUCKET_ROWS
         fitting = max(left, 0) // width
         return rows if rows <= fitting else fitting // piece * piece
 
@@ -205,10 +205,13 @@ def made_buckets(
     dtype: torch.dtype,
     device: torch.device,
     *,
+    widest: int,
     in_pieces: bool,
 ) -> Buckets:
-    """Buckets of that size, or smaller where no gradient has as many elements."""
-    elements = min(size_bytes // dtype.itemsize, most_elements)
+    """Buckets of that size, or smaller where no gradient has as many elements. All ranks must have
+    the same, with elements of any dtype: `widest` has the most bytes of an element, `in_pieces` one
+    of them whose gradients are wider than what they are made of."""
+    elements = min(size_bytes // widest, most_elements)
     size = aligned(elements, ALIGN * owners)
     memory = [torch.zeros(size, dtype=dtype, device=device) for _ in range(count)]
     return Buckets(memory, in_pieces=in_pieces)

@@ -38,6 +38,14 @@ from ratrain.runtime.step.unlike_views import UnlikeView
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
+
+class Numbers(NamedTuple):
+    """In what a rank computes, and in what its gradients add up."""
+
+    dtype: torch.dtype
+    gradient_dtype: torch.dtype
+
+
 Source = Callable[[str, str, int, int], Tensor]
 """(unit, kind of state in a checkpoint, begin, end) -> fp32 values of that range."""
 
@@ -117,9 +125,7 @@ class UnitState:
     @property
     def averaged(self) -> tuple[Tensor, ...]:
         """Master weights and moments of the whole unit, where this rank has all of them."""
-        assert self.view is not None
-        is_master = self.view.dtype == torch.float32
-        return self.replicated if is_master else self.replicated[1:]
+        return tuple(buffer for buffer in self.replicated if buffer.dtype == torch.float32)
 
     @property
     def replicas(self) -> int:
@@ -234,17 +240,15 @@ def rank_states(
     seat: Seat,
     make_unit: Callable[[str], Unit],
     source: Source,
-    dtype: torch.dtype,
-    gradient_dtype: torch.dtype,
+    numbers: Sequence[Numbers],
     wire: Wire,
     device: torch.device,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
-    dtypes: Sequence[torch.dtype] = (),
 ) -> RankStates:
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
-    range; the rest is for `RankStates.complete`. `collectives`: of each unit. `dtypes`: of each
-    world rank; none where all compute in this one's."""
-    setup = schedule.program.setup
+    range; the rest is for `RankStates.complete`. `collectives`: of each unit. `numbers`: of each
+    world rank."""
+    setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
     units = [
@@ -256,9 +260,8 @@ def rank_states(
             seat,
             make_unit,
             source,
-            dtype,
             device,
-            dtypes,
+            [each.dtype for each in numbers],
         )
         for local in schedule.units
     ]
@@ -283,7 +286,8 @@ def rank_states(
             owners,
             gradient_dtype,
             device,
-            in_pieces=gradient_dtype != dtype,
+            widest=max(each.gradient_dtype.itemsize for each in numbers),
+            in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
     return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered, buckets)
 
@@ -297,7 +301,7 @@ def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
 
 def _unlike(dtypes: Sequence[torch.dtype], holders: Holders) -> tuple[torch.dtype, ...]:
     """The dtypes of a unit's holders; none where all have one."""
-    of_holders = tuple(dtypes[rank] for rank in holders) if dtypes else ()
+    of_holders = tuple(dtypes[rank] for rank in holders)
     return of_holders if len(set(of_holders)) > 1 else ()
 
 
@@ -309,11 +313,11 @@ def _unit_state(
     seat: Seat,
     make_unit: Callable[[str], Unit],
     source: Source,
-    dtype: torch.dtype,
     device: torch.device,
     dtypes_of_ranks: Sequence[torch.dtype],
 ) -> UnitState:
     unit, name = make_unit(local.unit.name), local.unit.name
+    dtype = dtypes_of_ranks[seat.world_rank]
     layout, place = unit.layout, holders.index(seat.world_rank)
     slots = None
     if groups is not None:
