@@ -22,17 +22,15 @@ if "$ratrain" lab run examples/clusters/four-machines.toml -- true >/dev/null 2>
     job=examples/unequal.toml
     how="planned for four unequal machines" baseline="with equal layers, as plain 1F1B"
     lab=(--lab) equal=(--set layout.pipeline=2 --set layout.data=2)
-    # Identical replicas: then losses and weights are those of plain 1F1B, bit by bit.
-    planned=(--set schedule.replicas=identical) explained=$' \\\n      --set schedule.replicas=identical'
 else
     job=examples/quickstart.toml
     how="as RATrain schedules it" baseline="as plain 1F1B"
-    lab=() equal=() planned=() explained=''
+    lab=() equal=()
     say "No root here, so no lab: four alike processes, where little is to be gained"
 fi
 
 say "1. A small model, $how"
-"$ratrain" train "$job" --steps "$steps" --run "$ours" "${lab[@]}" "${planned[@]}"
+"$ratrain" train "$job" --steps "$steps" --run "$ours" "${lab[@]}"
 
 say "2. The same steps $baseline"
 "$ratrain" train "$job" --steps "$steps" --run "$plain" --schedule baseline-1f1b \
@@ -53,7 +51,7 @@ cat <<END
   $ratrain train $job \\
       --resume --run $ours --steps 200
                                train on
-  $ratrain explain $job$explained
+  $ratrain explain $job
                                why this layout, and what binds
   $ratrain profile -o here.toml
                                measure this machine, to plan for it

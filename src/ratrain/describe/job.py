@@ -119,9 +119,9 @@ class ScheduleSpec:
     fit; "selective": all keep theirs but attention's scores, in any strategy. `recover_heads`:
     whether backward-time recovery computes the head again; left out: as the strategy says.
     `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose;
-    default: either. `replicas`: "identical" holds a search to replicas as a layout has them; left
-    out: any. `attention`: "stored" keeps attention's scores for backward, which makes them again
-    otherwise. `skeleton` and `passes` replace the strategy's own; `backend` is what executes the
+    default: either. `replicas`: "identical" holds a search to replicas as a layout has them;
+    "any", or left out: they may differ. `attention`: "stored" keeps attention's scores for
+    backward, which makes them again otherwise. `skeleton` and `passes` replace the strategy's own; `backend` is what executes the
     program. `average_every`: replicas update alone and average their weights every that many
     steps, which changes what training means; left out: they share every gradient. `collective`: by
     which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
@@ -148,7 +148,7 @@ class ScheduleSpec:
     recover_heads: bool | None = None
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
     sequence_parallel: bool | None = None
-    replicas: Literal["identical"] | None = None
+    replicas: Literal["any", "identical"] | None = None
     attention: Literal["flash", "stored"] = "flash"
     collective: Name | None = None
     dtype: Name = "fp16"

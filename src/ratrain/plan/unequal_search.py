@@ -107,7 +107,7 @@ def _has_unlike(job: JobSpec) -> bool:
     members = job.cluster.members()
     skeleton = SKELETONS[strategy_of(job).skeleton]
     return (
-        job.schedule.replicas is None
+        job.schedule.replicas != "identical"
         and len({device.kind.name for device in members}) > 1
         and skeleton.fixed is None
         and job.schedule.average_every is None
