@@ -121,8 +121,8 @@ class ScheduleSpec:
     `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose;
     default: either. `replicas`: "identical" holds a search to replicas as a layout has them;
     "any", or left out: they may differ. `attention`: "stored" keeps attention's scores for
-    backward, which makes them again otherwise. `skeleton` and `passes` replace the strategy's own; `backend` is what executes the
-    program. `average_every`: replicas update alone and average their weights every that many
+    backward, which makes them again otherwise. `skeleton` and `passes` replace the strategy's own;
+    `backend` is what executes the program. `average_every`: replicas update alone and average their weights every that many
     steps, which changes what training means; left out: they share every gradient. `collective`: by
     which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
     unit in its place; left out: the backend's own. `dtypes`: by the name of a device kind the dtype
