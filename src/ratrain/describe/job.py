@@ -122,8 +122,9 @@ class ScheduleSpec:
     default: either. `replicas`: "identical" holds a search to replicas as a layout has them;
     "any", or left out: they may differ. `attention`: "stored" keeps attention's scores for
     backward, which makes them again otherwise. `skeleton` and `passes` replace the strategy's own;
-    `backend` is what executes the program. `average_every`: replicas update alone and average their weights every that many
-    steps, which changes what training means; left out: they share every gradient. `collective`: by
+    `backend` is what executes the program. `average_every`: replicas update alone and average their
+    weights every that many steps, which changes what training means; left out: they share every
+    gradient. `collective`: by
     which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
     unit in its place; left out: the backend's own. `dtypes`: by the name of a device kind the dtype
     that it computes in, where that is not `dtype`; beside a `dtype` of 16 bits, in which all send.
