@@ -93,7 +93,7 @@ def test_looking_at_every_plan_from_a_slower_step_comes_to_the_same_best(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("seed", [51001, 51002, 51003, 51004, 71021, 71122])
+@pytest.mark.parametrize("seed", [51001, 51002, 51003, 51004, 71021, 71122, 103020])
 def test_the_plan_of_seven_or_eight_devices_is_within_one_percent_of_every_plan(
     seed: int, exhaustive: Any
 ) -> None:

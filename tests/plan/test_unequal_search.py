@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
-from itertools import product
+from itertools import permutations, product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -28,7 +28,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
 from ratrain.plan.plan_file import parse_plan
 from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_aligned import cut_alike, moved_alike
+from ratrain.plan.unequal_aligned import Route, common_order, cut_alike, moved_alike, route_of
 from ratrain.plan.unequal_build import file_of_plan, plans_of
 from ratrain.plan.unequal_changes import in_other_division
 from ratrain.plan.unequal_effort import effort_of
@@ -243,6 +243,20 @@ def test_replicas_that_go_through_two_hosts_alike_may_be_cut_at_the_same_layers(
     assert not list(cut_alike(stages, made[0], LEVEL_1)), "they are cut so already"
     crossed = parts_of(stages, (0, 1), (1, 0, 1))
     assert not list(cut_alike(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
+
+
+def test_orders_of_hosts_have_all_in_common_or_where_they_begin_or_nothing() -> None:
+    near, pools = {0, 1}, range(3)
+    orders = [tuple(order) for size in (1, 2, 3) for order in permutations(pools, size)]
+    for order, other in product(orders, repeat=2):
+        common = common_order(order, other, near)
+        assert common == common_order(other, order, near)
+        assert (route_of(common) is Route.WHOLE) == (order == other)
+        begun = order[0] == other[0] and order[0] in near
+        assert (route_of(common) is Route.UNLIKE) == (order != other and not begun)
+        for third in orders:  # a mix grows part by part, in any order
+            longer = common_order(common, third, near)
+            assert longer == common_order(order, common_order(other, third, near), near)
 
 
 def test_a_layer_moves_from_one_host_to_another_in_all_replicas_at_once(tmp_path: Path) -> None:
@@ -580,6 +594,18 @@ def test_pipelines_cross_between_two_hosts_so_that_reductions_stay_inside_them(
     assert {replica.layout.layers for replica in replicas} == {(2, 2)}
     assert {replica.kinds for replica in replicas} == {("kind-0", "kind-1")}
     assert sorted(replica.tensor for replica in replicas) == [(1, 1), (1, 2)]
+
+
+def test_replicas_that_begin_in_one_host_and_then_part_are_drafted(
+    exhaustive: Any, tmp_path: Path
+) -> None:
+    """Though by levels, which say nothing of reductions, many mixes come before them."""
+    cluster = exhaustive.random_cluster(Random(103020), 8, 7)
+    assert [kind.one_host for kind in cluster.kinds] == [False, False, True]
+    stages = stages_of(load_job(exhaustive.write_job(tmp_path, cluster)))
+    wanted = {part.shape for part in parts_of(stages, (2, 0, 0), (2, 0, 1), (2, 1))}
+    drafted = [{part.shape for part in draft.parts} for draft in all_drafts(stages, 1)]
+    assert wanted in drafted
 
 
 @pytest.mark.slow

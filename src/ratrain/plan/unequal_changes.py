@@ -33,7 +33,7 @@ def changed(stages: Stages, draft: Draft, states: Sequence[StateMode]) -> Iterat
             if state != draft.state:
                 yield from _in_state(stages, draft, state)
     yield from _of_other_sizes(stages, draft)
-    if stages.links.are_nearer_inside and len(set(draft.parts)) > 1:
+    if stages.links.nearer_inside and len(set(draft.parts)) > 1:
         for parts in moved_alike(stages, draft.parts, draft.state):
             yield from _of_parts(stages, draft, parts)
     other = in_other_division(stages, draft)

@@ -26,6 +26,7 @@ class Bounds:
     sets: int  # of devices, for which mixes are kept
     bundles: int  # of a mix
     repeated: bool  # whether a bundle may hold a part more than once
+    begun: bool  # whether those that begin in one pool are kept beside the rest
 
 
 @dataclass(frozen=True)
@@ -47,9 +48,9 @@ class Effort:
     spares_programs: bool  # whether what can hardly gain is not simulated whole
 
 
-_FEWEST_MIXES = Bounds(300, 12, 48, 1_000_000, FEWEST, repeated=False)
-_FEW_MIXES = replace(_FEWEST_MIXES, shapes=4, kept=8)
-_MANY_MIXES = Bounds(100, 4, 3, 60, 5, repeated=True)
+_FEWEST_MIXES = Bounds(300, 12, 48, 1_000_000, FEWEST, repeated=False, begun=True)
+_FEW_MIXES = replace(_FEWEST_MIXES, shapes=4, kept=8, begun=False)
+_MANY_MIXES = Bounds(100, 4, 3, 60, 5, repeated=True, begun=False)
 """Replicas are many, and most of them alike."""
 _FEWEST = Effort(
     mixes=(_FEWEST_MIXES,),

@@ -25,7 +25,14 @@ from ratrain.cost.collectives import ring_half
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
-from ratrain.plan.unequal_aligned import Runs, cut_alike, pool_order
+from ratrain.plan.unequal_aligned import (
+    Route,
+    Runs,
+    common_order,
+    cut_alike,
+    pool_order,
+    route_of,
+)
 from ratrain.plan.unequal_effort import Bounds
 from ratrain.plan.unequal_parts import Part, part_of, recut, steps_s
 from ratrain.plan.unequal_pools import Shape, degrees_of, round_counts, used_of
@@ -211,9 +218,9 @@ def _grown(
     for bundles in range(1, 1 + min(bounds.bundles, devices, most)):
         if bundles > 1:
             level = grower.longer(level)
-        for alike in (False, True):
+        for route in Route:
             mixes = (
-                mix for key, of_key in level.items() if bool(key[2]) is alike for mix in of_key
+                mix for key, of_key in level.items() if route_of(key[2]) is route for mix in of_key
             )
             several = (mix for mix in mixes if 1 < grower.parts(mix) <= most)
             best = nsmallest(5 * bounds.kept, several, key=grower.level_s)
@@ -232,9 +239,9 @@ class _Mix:
 _Taken = tuple[tuple[int, ...], frozenset[int], Runs]
 _Level = dict[_Taken, list[_Mix]]
 """Mixes of equally many bundles, by the devices of each pool that they take, by their tensor
-degrees, and by the pools that all their parts go through in this order, () where orders differ:
-those of one degree, which can be trained, are kept beside the rest, and so are those whose
-reductions may stay inside pools."""
+degrees, and by what is common to the orders in which their parts go through pools: those of one
+degree, which can be trained, are kept beside the rest, and so are those whose reductions, or the
+last of these, may stay inside pools. Levels say nothing of reductions."""
 
 
 class _Grower:
@@ -261,8 +268,9 @@ class _Grower:
         self._worth = np.array([stages.speed_of(used) for used in self._used.tolist()])
         self._batch_share = self._sequences / stages.speed_of(self._free.tolist())
         self._degrees = [degrees_of(part.shape) for part in parts]
-        nearer = stages.links.are_nearer_inside
+        nearer = stages.links.nearer_inside
         self._orders = [pool_order(part.shape) if nearer else () for part in parts]
+        self._begins = nearer if bounds.begun else frozenset[int]()
         self._rates = times * micro_batch / slots
         self._ramped = ramps * self._rates
 
@@ -304,8 +312,8 @@ class _Grower:
                     rate = mix.rate + float(self._rates[number])
                     ramped = mix.ramped + float(self._ramped[number])
                     longer = _Mix((*mix.numbers, number), rate, ramped)
-                    alike = order if order == self._orders[number] else ()
-                    key = taken, degrees | self._degrees[number], alike
+                    common = common_order(order, self._orders[number], self._begins)
+                    key = taken, degrees | self._degrees[number], common
                     grown.setdefault(key, []).append((self._part_s(taken, longer), longer))
         return self._of_best_sets(
             {

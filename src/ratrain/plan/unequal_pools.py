@@ -123,15 +123,14 @@ class PoolLinks:
         return min(links, key=speed)
 
     @cached_property
-    def are_nearer_inside(self) -> bool:
-        """Whether devices of some pool have faster links to each other than pools have."""
+    def nearer_inside(self) -> frozenset[int]:
+        """The pools whose devices have faster links to each other than pools have."""
         every = self.slowest(frozenset(range(len(self._pools))))
-        inside = [
-            self.slowest(frozenset([number]))
+        return frozenset(
+            number
             for number, pool in enumerate(self._pools)
-            if len(pool.devices) > 1
-        ]
-        return any(speed(link) > speed(every) for link in inside)
+            if len(pool.devices) > 1 and speed(self.slowest(frozenset([number]))) > speed(every)
+        )
 
 
 def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
