@@ -26,7 +26,7 @@ from ratrain.plan.every_plan import EveryPlan, every_plan
 from ratrain.plan.job_strategy import strategy_of
 from ratrain.plan.jobs import load_job
 from ratrain.plan.kind_speed import least_step_s
-from ratrain.plan.plan_file import parse_plan
+from ratrain.plan.plan_file import load_plan, parse_plan
 from ratrain.plan.plan_writing import write_plan
 from ratrain.plan.unequal_aligned import Route, common_order, cut_alike, moved_alike, route_of
 from ratrain.plan.unequal_build import file_of_plan, plans_of
@@ -566,12 +566,11 @@ def test_a_faster_plan_that_cannot_be_trained_is_named_as_such(
     assert run.exit_code == 0
     assert "Faster, but not trainable yet" in run.output
     assert (
-        "cannot run it: replicas that hold a layer at tensor 1 and 2 cannot reduce it by the "
+        "cannot run it: members that hold a layer at tensor 1 and 2 cannot reduce it by the "
         "collective ring yet"
     ) in " ".join(run.output.split())
-    plan = json.loads(fastest.read_text())
-    degrees = {stage["tensor"] for replica in plan["replicas"] for stage in replica["stages"]}
-    assert degrees == {1, 2}
+    stages = [stage for replica in load_plan(fastest).replicas for stage in replica.stages]
+    assert {member.tensor for stage in stages for member in stage.held_by} == {1, 2}
     verb("simulate", str(fastest))
 
 
