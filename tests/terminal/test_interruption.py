@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from screens import BAR, Terminal
 
 LOSES = """
 import os, signal, sys
@@ -55,3 +57,28 @@ def test_an_interrupt_that_was_lost_is_raised_at_the_next_report_of_progress(pla
 def test_an_interrupt_that_was_lost_is_raised_when_the_verb_returns(place: str) -> None:
     done = ended(place, reports=False)
     assert (done.returncode, done.stdout, done.stderr) == (130, "returned\n", "interrupted\n")
+
+
+ENDS = """
+import os, signal, sys, threading, time
+from ratrain.cli.live import live
+
+def slow_picture(columns):
+    time.sleep(0.5)
+    return "\\u2501" * 40
+
+try:
+    with live(sys.stderr, slow_picture):
+        threading.Timer(1.3, os.kill, (os.getpid(), signal.SIGINT)).start()
+        time.sleep(1.2)  # drawn once, and being made again
+except KeyboardInterrupt:
+    print("interrupted")
+"""
+
+
+@pytest.mark.slow
+def test_an_interrupt_while_a_picture_s_thread_ends_leaves_nothing_of_it(tmp_path: Path) -> None:
+    terminal = Terminal([sys.executable, "-c", ENDS], columns=80, folder=tmp_path)
+    terminal.follow(lambda t: bool(BAR & set(t.text)), limit_s=20)
+    assert terminal.end(limit_s=20) == 0
+    assert terminal.text.strip() == "interrupted"

@@ -64,10 +64,12 @@ class _LiveLines:
         self._thread.start()
 
     def stop(self) -> None:
-        self._ended.set()
-        self._thread.join()
-        with self._lock:
-            self._write("")
+        self._ended.set()  # nothing is drawn from here on, so a Ctrl-C in the wait leaves nothing
+        try:
+            self._thread.join()
+        finally:
+            with self._lock:
+                self._write("")
 
     def print_above(self, text: str, stream: TextIO) -> None:
         with self._lock:
@@ -81,7 +83,8 @@ class _LiveLines:
             picture = self._picture(columns)
             if picture is not None:
                 with self._lock:
-                    self._write(self._rendered(picture, columns, rows))
+                    if not self._ended.is_set():
+                        self._write(self._rendered(picture, columns, rows))
 
     def _rendered(self, picture: RenderableType, columns: int, rows: int) -> str:
         with self._console.capture() as captured:
