@@ -101,6 +101,9 @@ def _fewer_words(raced: Found) -> Iterator[str]:
     ours, without = raced.of(OURS), raced.of(f"{OURS}, {fewer} devices")
     if fewer is None or ours is None or without is None:
         return
+    if ours.words == without.words:
+        yield "  the plan of all leaves the rest idle, too"
+        return
     slower = ours.outcome.step_s > without.outcome.step_s
     expected = ours.planned_s > without.planned_s
     yield (
