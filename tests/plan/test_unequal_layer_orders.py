@@ -9,10 +9,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from test_left_out import job_file
+from test_unequal_search import verb
+from test_unequal_split import planned_with
 
-from ratrain.cli.main import ratrain
 from ratrain.describe.job import LayoutSpec
 from ratrain.plan.every_plan import EveryPlan, every_plan
 from ratrain.plan.jobs import load_job
@@ -82,12 +82,6 @@ def simulated_s(plan: UnevenPlan) -> float:
     return simulate_proved(case.proved, case.costs).step_time_s
 
 
-def verb(*words: str) -> dict[str, Any]:
-    run = CliRunner().invoke(ratrain, [*words, "--json"])
-    assert run.exit_code == 0, run.output
-    return json.loads(run.output)
-
-
 def test_an_unequal_plan_goes_layer_by_layer_where_that_hides_more(
     small: tuple[Path, EveryPlan],
 ) -> None:
@@ -122,10 +116,7 @@ def test_plan_says_so_and_its_file_is_simulated_alike_bit_for_bit(
 def test_a_job_that_does_not_leave_its_order_open_keeps_it(
     line: str, small: tuple[Path, EveryPlan], tmp_path: Path
 ) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(small[0].read_text() + line + "\n")
-    (tmp_path / "cluster.toml").write_text((small[0].parent / "cluster.toml").read_text())
-    plans = every_plan(load_job(path))
+    plans = planned_with(line, small[0], tmp_path)
     assert plans.unequal is not None
     assert all(plan.plan.strategy.skeleton == "1f1b" for plan in plans.unequal.trainable)
 

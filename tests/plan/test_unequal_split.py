@@ -7,13 +7,11 @@ from dataclasses import replace
 from math import inf
 from pathlib import Path
 from random import Random
-from typing import Any
 
 import pytest
-from click.testing import CliRunner
 from test_left_out import job_file
+from test_unequal_search import verb
 
-from ratrain.cli.main import ratrain
 from ratrain.errors import Infeasible
 from ratrain.plan.every_plan import EveryPlan, every_plan
 from ratrain.plan.jobs import load_job
@@ -93,10 +91,12 @@ def test_plan_says_so_and_its_file_is_simulated_alike(small: tuple[Path, EveryPl
     assert write_text(UnevenCase(again).program) == write_text(UnevenCase(best.plan).program)
 
 
-def verb(*words: str) -> dict[str, Any]:
-    run = CliRunner().invoke(ratrain, [*words, "--json"])
-    assert run.exit_code == 0, run.output
-    return json.loads(run.output)
+def planned_with(line: str, job: Path, folder: Path) -> EveryPlan:
+    """The plans of a job with one more line at its end, written into a folder."""
+    path = folder / "job.toml"
+    path.write_text(job.read_text() + line + "\n")
+    (folder / "cluster.toml").write_text((job.parent / "cluster.toml").read_text())
+    return every_plan(load_job(path))
 
 
 @pytest.mark.parametrize(
@@ -106,10 +106,7 @@ def verb(*words: str) -> dict[str, Any]:
 def test_a_job_that_does_not_leave_its_order_open_keeps_it(
     line: str, small: tuple[Path, EveryPlan], tmp_path: Path
 ) -> None:
-    path = tmp_path / "job.toml"
-    path.write_text(small[0].read_text() + line + "\n")
-    (tmp_path / "cluster.toml").write_text((small[0].parent / "cluster.toml").read_text())
-    plans = every_plan(load_job(path))
+    plans = planned_with(line, small[0], tmp_path)
     assert plans.unequal is not None
     assert plans.unequal.trainable or plans.alike is not None
     assert all(plan.plan.strategy.skeleton == "1f1b" for plan in plans.unequal.trainable)

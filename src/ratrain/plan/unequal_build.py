@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 
 from ratrain.describe.cluster import Device
@@ -26,13 +26,21 @@ from ratrain.readers.place import Place
 def plans_of(job: JobSpec, pools: Sequence[Pool], draft: Draft) -> Iterator[UnevenPlan]:
     """The plans of a draft: with fast links inside replicas, and with fast links between them,
     where these are two. None where its tensor groups have no room, or no program says it."""
+    shapes = [part.shape for part in draft.parts]
+    return _placed(pools, shapes, lambda groups: _plan(job, draft, groups))
+
+
+def _placed(
+    pools: Sequence[Pool], shapes: Sequence[Shape], plan: Callable[[list[Groups]], UnevenPlan]
+) -> Iterator[UnevenPlan]:
+    """What `plan` makes of the shapes' devices: with fast links inside shapes, then across them."""
     seen: list[list[Groups]] = []
-    for stage_by_stage in (False, True):
-        groups = seated(pools, [part.shape for part in draft.parts], across=stage_by_stage)
+    for across in (False, True):
+        groups = seated(pools, shapes, across=across)
         if groups is not None and groups not in seen:
             seen.append(groups)
             try:
-                yield _plan(job, draft, groups)
+                yield plan(groups)
             except (SpecError, ProgramError):  # its order or its passes cannot have it
                 continue
 
@@ -95,16 +103,8 @@ def plans_of_members(
 ) -> Iterator[UnevenPlan]:
     """The same of a draft whose stages have members: with fast links inside stages, and with fast
     links between them."""
-    seen: list[list[Groups]] = []
     shapes = [shape for part in draft.parts for shape in part.posts]
-    for across in (False, True):
-        seats = seated(pools, shapes, across=across)
-        if seats is not None and seats not in seen:
-            seen.append(seats)
-            try:
-                yield _plan_of_members(job, draft, seats)
-            except (SpecError, ProgramError):  # its order or its passes cannot have it
-                continue
+    return _placed(pools, shapes, lambda seats: _plan_of_members(job, draft, seats))
 
 
 def _plan_of_members(job: JobSpec, draft: MembersDraft, seats: list[Groups]) -> UnevenPlan:
