@@ -1,8 +1,7 @@
 """A model's blocks timed on the devices of a lab: `python blocks.py CONFIG LENGTH`, as JSON.
 
 Each kind of device is measured by itself, as a user does with `ratrain profile --layers` on each
-machine. Half of a processor takes more than twice the time: at each pause of its quota others use
-the caches.
+machine: half of a processor takes twice the time only roughly (2.0 to 2.2 times in one reading).
 """
 
 from __future__ import annotations
