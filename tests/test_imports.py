@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "plugins"),
+    ("errors", "compiled", "data", "proof", "plugins", "controls"),
     ("readers",),
     ("describe",),
     ("cost",),
@@ -30,7 +30,7 @@ ORDER = (
 )
 """From the ground up; a room may import those below it, and itself."""
 
-LOW = ("errors", "compiled", "proof", "readers", "describe", "timeline")
+LOW = ("errors", "compiled", "proof", "controls", "readers", "describe", "timeline")
 ONLY = {
     "chip": LOW,
     "transport": LOW,

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterable
+from functools import partial
 from itertools import takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -11,6 +13,7 @@ import click
 
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import MOST_SEED, MOST_STEPS, PATH, Real, Whole
+from ratrain.controls import without_controls
 
 if TYPE_CHECKING:
     from ratrain.corpus.tokenizer import Tokenizer
@@ -110,14 +113,17 @@ def _counted(stream: Iterable[int], count: int) -> list[int]:
 
 
 def _print_as_it_comes(prompt: str, stream: Iterable[int], tokenizer: Tokenizer) -> None:
-    """A character that several tokens make is printed when its last one is there."""
-    click.echo(prompt, nl=False)
+    """A character that several tokens make is printed when its last one is there. What a model
+    makes up must not move a terminal; a file or pipe gets it as it is."""
+    shown = without_controls if sys.stdout.isatty() else str
+    write = partial(click.echo, color=True)  # click strips escape sequences of a file else
+    write(shown(prompt), nl=False)
     ids: list[int] = []
     printed = ""
     for token in stream:
         ids.append(token)
         text = tokenizer.decode(ids)
         if not text.endswith("\N{REPLACEMENT CHARACTER}"):
-            click.echo(text[len(printed) :], nl=False)
+            write(shown(text[len(printed) :]), nl=False)
             printed = text
-    click.echo(tokenizer.decode(ids)[len(printed) :])
+    write(shown(tokenizer.decode(ids)[len(printed) :]))

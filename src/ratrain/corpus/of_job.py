@@ -7,6 +7,7 @@ from pathlib import Path
 
 import numpy as np
 
+from ratrain.controls import without_controls
 from ratrain.corpus.held_out import HeldOut
 from ratrain.corpus.prepare import Prepared, Progress, prepare
 from ratrain.corpus.samples import Samples
@@ -147,4 +148,4 @@ def readable(tokenizer: Tokenizer, ids: np.ndarray) -> str:
     """The text of ids with the ends of documents marked, and nothing that moves a terminal."""
     parts = np.split(ids, np.flatnonzero(ids == tokenizer.end_id) + 1)
     text = f"{END}\n".join(tokenizer.decode(part) for part in parts)
-    return "".join(c if c.isprintable() or c in "\n\t" else f"\\x{ord(c):02x}" for c in text)
+    return without_controls(text)
