@@ -155,7 +155,7 @@ def of_messages(
     if len(group.hosts) == 1:
         return NOTHING
     latency_s = group.link.collective_s
-    across_s = driving_s = 0.0
+    across_s = driving_s = messages = 0.0
     for load in _loads(algorithm, group.hosts, widened):
         levels = [
             (link, _busy_s(link, level, size_bytes, group.sharing), level)
@@ -170,7 +170,9 @@ def of_messages(
         latency_s += waits_s + longest_s - crossing_s
         across_s += crossing_s
         driving_s += sum(link.overhead_s * level.messages for link, _, level in levels)
-    return Transfer(latency_s, across_s * group.link.bandwidth_bytes_per_s, driving_s)
+        messages += sum(level.messages for _, _, level in levels)
+    volume_bytes = across_s * group.link.bandwidth_bytes_per_s
+    return Transfer(latency_s, volume_bytes, driving_s, messages)
 
 
 @dataclass(frozen=True)

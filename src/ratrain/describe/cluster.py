@@ -94,6 +94,36 @@ class LabSpec:
 
 
 @dataclass(frozen=True)
+class Driving:
+    """What a device's own processors do to move bytes, and what its compute loses by that.
+
+    `per_message_s` and `per_byte_s` are processor time, of each message sent or received and of
+    each of its bytes (o and O of LogGOPS: Hoefler et al. 2010, "LogGOPSim"). `stall`: seconds that
+    compute stands still for each second of processor time beside it. Of a process with a share of
+    a processor that is about 1 / share; with a processor to spare it is 0.
+    """
+
+    per_message_s: TimeS = 0.0
+    per_byte_s: TimeS = 0.0
+    stall: Annotated[float, Rule(low=0, high=1000)] = 1.0
+    source: str = NOT_STATED
+
+    def lost_s(self, messages: float, size_bytes: float) -> float:
+        """Seconds of compute that messages of so many bytes in all cost at one of their ends."""
+        return self.stall * (messages * self.per_message_s + size_bytes * self.per_byte_s)
+
+    @property
+    def lost_beside(self) -> float:
+        """Seconds of compute that a second of the device's own work on another lane costs: of that
+        work, not of processors, so no more than itself."""
+        return min(1.0, self.stall)
+
+
+BY_OTHERS = Driving(stall=0.0)
+"""Other processors than those that compute move a device's bytes."""
+
+
+@dataclass(frozen=True)
 class DeviceKind:
     """One kind of device: how fast it computes, what it holds, what starting an operator costs.
 
@@ -112,6 +142,7 @@ class DeviceKind:
     devices_per_chip: Count = 1
     kernels: KernelModel | None = None  # left out: one rate for products of every shape
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
+    driving: Driving = BY_OTHERS
 
     def __post_init__(self) -> None:
         if not self.tiers:

@@ -7,7 +7,14 @@ from dataclasses import replace
 
 import numpy as np
 
-from ratrain.cost.collectives import NOTHING, Transfer, message, tree_all_reduce
+from ratrain.cost.collectives import (
+    NOTHING,
+    Transfer,
+    driven,
+    message,
+    own_driving_s,
+    tree_all_reduce,
+)
 from ratrain.cost.compute import BlockTimes, feed_back, update
 from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES, wire_bytes
 from ratrain.describe.cluster import DeviceKind, Link
@@ -93,8 +100,8 @@ def costs_of_places(
     zero = fixed_work(np.zeros(len(units), dtype=np.float64))
     priced: dict[str, Work] = {
         Cost.NOTHING: zero,
-        Cost.RECEIVE_INPUT: zero,  # a receive lasts as long as its send
-        Cost.RECEIVE_GRADIENT: zero,
+        Cost.RECEIVE_INPUT: _receives(units, lambda unit: unit.previous),
+        Cost.RECEIVE_GRADIENT: _receives(units, lambda unit: unit.following),
         Cost.SEND_OUTPUT: _sends(setup, units, ports, lambda unit: unit.following),
         Cost.SEND_GRADIENT: _sends(setup, units, ports, lambda unit: unit.previous),
     }
@@ -103,7 +110,7 @@ def costs_of_places(
     for cost, transfer in _collectives(job, setup).items():
         priced[cost] = _group_work(units, ports, transfer, inside=cost is Cost.TENSOR_SUM)
     priced[Cost.UPDATE] = _updates(setup, units, ports)
-    priced[Cost.NORM] = _norms(farthest, setup, len(units))
+    priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
     saving = _saves(setup, units, ports)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
@@ -160,11 +167,23 @@ def _sends(
             links.append(NO_LINK)
             peers.append(NO_LINK)
             continue
-        transfers.append(neighbour.sent)
+        transfers.append(driven(neighbour.sent, units[g].device))
         links.append(ports.out(units[g].rank, neighbour.link))
         peers.append(ports.into(neighbour.rank, neighbour.link))
     work = _work_of(transfers, links, peers)
     return work if len(rows) == len(units) else replace(work, routes=_routes(setup, rows))
+
+
+def _receives(
+    units: Sequence[UnitPlace], other: Callable[[UnitPlace], tuple[StageMessage, ...]]
+) -> Work:
+    """What receiving from a neighbouring stage takes from compute. It lasts as long as its send,
+    and is as long as what is sent there."""
+    taken_s = [
+        max((own_driving_s(there.sent, unit.device) for there in other(unit)), default=0.0)
+        for unit in units
+    ]
+    return replace(fixed_work(np.zeros(len(units))), interrupt_s=np.array(taken_s))
 
 
 def _routes(setup: Setup, rows: Sequence[tuple[int, StageMessage | None]]) -> Routes:
@@ -231,7 +250,8 @@ def _group_work(
     links: list[Link | None] = []
     for unit in units:
         link = unit.sums_link if inside else unit.group.link if unit.group else None
-        transfers.append(transfer(unit, link) if link else NOTHING)
+        sent = transfer(unit, link) if link else NOTHING
+        transfers.append(driven(sent, unit.device, ways=2))
         links.append(link)
     return _work_of(
         transfers,
@@ -241,10 +261,15 @@ def _group_work(
 
 
 def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """The optimizer on a rank's share of the parameters."""
-    transfers = [
-        update(unit.times, unit.params, _owners(setup, unit), unit.device) for unit in units
-    ]
+    """The optimizer on a rank's share of the parameters, which may take its time from compute."""
+
+    def updated(unit: UnitPlace) -> Transfer:
+        device = unit.device
+        alone = update(unit.times, unit.params, _owners(setup, unit), device)
+        time_s = alone.alone_s(device.memory.bandwidth_bytes_per_s)
+        return replace(alone, driving_s=device.driving.lost_beside * time_s)
+
+    transfers = [updated(unit) for unit in units]
     links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
     return _work_of(transfers, links, [NO_LINK] * len(units))
 
@@ -254,15 +279,15 @@ def _owners(setup: Setup, unit: UnitPlace) -> int:
     return unit.holders if setup.sharding else 1
 
 
-def _norms(farthest: Link | None, setup: Setup, units: int) -> Work:
+def _norms(farthest: Link | None, setup: Setup, units: Sequence[UnitPlace]) -> Work:
     """The global norm: a few bytes from every device to every other, over the farthest link. What
     the squares of the gradients take to add up is not counted."""
     if farthest is None:
-        return fixed_work(np.zeros(units))
+        return fixed_work(np.zeros(len(units)))
     transfer = tree_all_reduce(NORM_BYTES, setup.devices, farthest)
     fixed_s = transfer.alone_s(farthest.bandwidth_bytes_per_s)
-    work = fixed_work(np.full(units, fixed_s))
-    return replace(work, interrupt_s=np.full(units, transfer.driving_s))
+    taken_s = [driven(transfer, unit.device, ways=2).driving_s for unit in units]
+    return replace(fixed_work(np.full(len(units), fixed_s)), interrupt_s=np.array(taken_s))
 
 
 def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
@@ -282,7 +307,7 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
             return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0), port, NO_LINK
         if end is None:
             return NOTHING, NO_LINK, NO_LINK
-        sent = message(size_bytes, end.link)
+        sent = driven(message(size_bytes, end.link), unit.device, ways=2)
         return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
 
     transfers, links, peers = zip(*map(tie, units), strict=True)

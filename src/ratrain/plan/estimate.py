@@ -22,8 +22,8 @@ The tail of stage s (reduce, update, gather after its last backward) is exposed 
 the time until the stage's first forward of the next step: tail(s) - ramp(s). It hides beneath one
 micro-batch's backward and forward, or beneath as many as an order takes layer by layer.
 
-Not modelled: links shared between a message and a collective in the ramps; interleaved stages
-wait for each other only in the ramp.
+Not modelled: links shared between a message and a collective in the ramps; what updates beside
+compute take from it; interleaved stages wait for each other only in the ramp.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from functools import cached_property
 import numpy as np
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import NOTHING, Transfer
+from ratrain.cost.collectives import NOTHING, Transfer, driven, own_driving_s
 from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
@@ -85,9 +85,10 @@ class _Unit:
     selective_s: float  # backward in selective recovery
     sums_s: float  # of a tensor group, one direction
     sums_driving_s: float
-    reduce: Transfer
     reduce_s: float
     gather_s: float
+    reduce_driving_s: float
+    gather_driving_s: float
     link_s: float  # of either, for which it has its link to itself: not the latency
     update_s: float
     launch_s: float  # before each update, on the unit's own device
@@ -148,7 +149,7 @@ class _Pace:
             if tensor and not time.sums_inside:
                 sums = sums_of_op(group.job, kind, boundary, layout, tensor)
                 summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
-                summed_driving_s = sums.driving_s
+                summed_driving_s = driven(sums, device, ways=2).driving_s
             updated = update(time, params, 1, device)
             return _Unit(
                 time.forward_s,
@@ -156,9 +157,10 @@ class _Pace:
                 times[3].backward_s + split * times[3].split_s,
                 summed_s,
                 summed_driving_s,
-                reduce,
                 reduce.alone_s(rate),
                 gather.alone_s(rate),
+                driven(reduce, device, ways=2).driving_s,
+                driven(gather, device, ways=2).driving_s,
                 max(reduce.volume_bytes, gather.volume_bytes) / rate,
                 updated.volume_bytes / device.memory.bandwidth_bytes_per_s,
                 updated.latency_s,
@@ -180,10 +182,6 @@ class _Pace:
     def _sums(self, unit: int) -> Floats:
         return self._column(unit, "sums_s") + self._column(unit, "sums_driving_s")
 
-    def _driving(self, unit: int) -> Floats:
-        values = np.array([units[unit].reduce.driving_s for units in self.alike_units])
-        return values[self.unit_of]
-
     def _total(self, name: str) -> Floats:
         """Rows x stages: a unit's number added up over the stage."""
         if name not in self.totals:
@@ -192,23 +190,41 @@ class _Pace:
         return self.totals[name]
 
     @cached_property
-    def messages(self) -> tuple[Floats, Floats, Floats]:
-        """Seconds of the message behind each stage: forward, backward, and driving either."""
+    def messages(self) -> tuple[Floats, Floats]:
+        """Seconds of the message behind each stage: forward, backward."""
+        return self._hops[0][:, 0], self._hops[1][:, 0]
+
+    @cached_property
+    def driving(self) -> tuple[Floats, Floats]:
+        """What a stage's compute loses to the messages of a micro-batch that it sends and receives:
+        forward, backward."""
+        forward, back = self._hops
+        from_before, to_before = forward[:-1, 2], back[:-1, 1]
+        return (
+            forward[:, 1] + np.r_[0.0, from_before],
+            back[:, 2] + np.r_[0.0, to_before],
+        )
+
+    @cached_property
+    def _hops(self) -> tuple[Floats, Floats]:
+        """Stages x (seconds, what the sender's compute loses, what the receiver's loses) of the
+        message behind each stage: forward, backward."""
         sent_bytes, placement = sent_boundary_bytes(self.group.job), self.group.placement
         if self.ranks == 1:
-            none = np.zeros(self.stages)
-            return none, none, none
+            none = np.zeros((self.stages, 3))
+            return none, none
         hops = placement.hops(self.alike)
-        times: list[tuple[float, float]] = []
+        times: list[tuple[float, float, float]] = []
         for source, target in hops.examples:
             link = placement.stage_link(source, target, self.alike.members)
-            device = placement.kind(self.alike.kinds[source])
+            device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
             sent = stage_message(sent_bytes, link, device, placement, target)
-            times.append((sent.alone_s(link.bandwidth_bytes_per_s), sent.driving_s))
+            taken_s = driven(sent, device).driving_s, own_driving_s(sent, receiver)
+            times.append((sent.alone_s(link.bandwidth_bytes_per_s), *taken_s))
         every = np.array(times)[hops.which]
         forward, back = every[self.rank_of], every[self.ranks + self.rank_of]
         forward[-1], back[-1] = 0.0, 0.0  # nothing follows the last stage
-        return forward[:, 0], back[:, 0], back[:, 1]
+        return forward, back
 
     @cached_property
     def forward_s(self) -> Floats:
@@ -219,7 +235,8 @@ class _Pace:
         time_s = time_s + self.last * self._column(2, "forward_s")
         gathers_s = self._total("gather_s")
         time_s = np.where(self.per_use, np.maximum(time_s, gathers_s), time_s)
-        return time_s + self.messages[2]
+        time_s = time_s + self.per_use * self._total("gather_driving_s")
+        return time_s + self.driving[0]
 
     @cached_property
     def backward_s(self) -> tuple[Floats, Floats]:
@@ -251,9 +268,9 @@ class _Pace:
         state_s = self.sharded * self._total("reduce_s")
         state_s = np.maximum(state_s, self.per_use * self._total("gather_s"))
         longest = np.maximum(state_s, time_s) + self._crowded_s(time_s)
-        driving_s = self._drive(np.where(self.sharded, 1, 0))
-        before = np.r_[0.0, self.messages[2][:-1]]
-        return longest + driving_s + before, early
+        driving_s = self.sharded * self._total("reduce_driving_s")
+        driving_s = driving_s + self.per_use * self._total("gather_driving_s")
+        return longest + driving_s + self.driving[1], early
 
     @cached_property
     def _hidden_sums_s(self) -> Floats:
@@ -293,10 +310,6 @@ class _Pace:
         part = np.minimum(1.0, reduces_s / np.maximum(self.forward_s + backward_s, 1e-12))
         return np.array(same)[self.unit_of] * part * sums_s
 
-    def _drive(self, times: Ints) -> Floats:
-        e, layer, h = (self._driving(unit) for unit in range(3))
-        return times * (self.group.layers * layer + self.first * e + self.last * h)
-
     @cached_property
     def tail_s(self) -> Floats:
         """Rows x stages: from the last backward until the next step's first forward may begin."""
@@ -305,10 +318,10 @@ class _Pace:
         reduces = two * self._total("reduce_s")
         owners = np.where(group.sharding > 0, self.data, 1)[:, None]
         updates = self._total("update_s") / owners + self._total("launch_s")
-        gathers = np.where(
-            self.per_use | (group.sharding[:, None] == 0), 0, self._total("gather_s")
-        )
-        driving = self._drive(two)
+        gathers_once = ~(self.per_use | (group.sharding[:, None] == 0))
+        gathers = gathers_once * self._total("gather_s")
+        driving = two * self._total("reduce_driving_s")
+        driving = driving + gathers_once * self._total("gather_driving_s")
         if not strategy.layerwise:
             lump = np.where(self.sharded, 0.0, 1.0)
             return _summed(self, lump * (reduces + driving) + updates + gathers)
@@ -348,7 +361,7 @@ class _Pace:
         group, m = self.group, self.group.micro_batches
         f, (b, early) = self.forward_s, self.backward_s
         u = b - early
-        cf, cb, _ = self.messages
+        cf, cb = self.messages
         hop = f + u + cf + cb
         ramp = np.cumsum(hop, axis=1) - hop
         busy = f + b
@@ -378,7 +391,7 @@ class _Pace:
         m, p = self.group.micro_batches, self.stages
         split = SKELETONS[self.group.strategy.skeleton].split_backward
         deep = hop.sum(axis=1, keepdims=True) - ramp - hop + early[:, -1:]
-        cf, cb, _ = self.messages
+        cf, cb = self.messages
         deep = deep + (cf + cb)
         deep[:, -1] = 0.0  # its own early recovery is on its own lane
         k = np.minimum(p - np.arange(p), m)

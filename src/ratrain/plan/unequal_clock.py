@@ -239,19 +239,16 @@ class StageProgram:
     def reduce(self, sums: Sequence[UnitSums]) -> None:
         """Prices the reductions and gathers of units; those of one unit happen together."""
         units: Ints = np.arange(len(sums))
-        reductions, gathers = (
-            np.array([(t.latency_s, t.volume_bytes, t.driving_s) for t in sort]).T
-            for sort in ([s.reduction for s in sums], [s.gather for s in sums])
-        )
+        reductions, gathers = [s.reduction for s in sums], [s.gather for s in sums]
         links = [each.link for each in sums]
         for number, replica in enumerate(self.replicas):
             ports = self._ports_of(number, links)
-            for turn, (section, times) in enumerate(
+            for turn, (section, transfers) in enumerate(
                 ((replica.reduction, reductions), (replica.gather, gathers))
             ):
                 first = self._first_op[number] + section
                 ops = slice(first, first + len(units))
-                self._times[:, ops], self._ports[:, ops] = times, ports
+                self._times[:, ops], self._ports[:, ops] = _times(transfers, replica), ports
                 if len(self.replicas) > 1:
                     self._group[ops] = turn * len(units) + units
 
@@ -331,3 +328,17 @@ class StageProgram:
             edges.append(np.stack([first + each.reduction + units, meeting]))
             edges.append(np.stack([meeting, first + each.update + units]))
         return edges
+
+
+def _times(transfers: Sequence[Transfer], replica: ReplicaOps) -> Floats:
+    """Fixed seconds, bytes and interrupt seconds of collectives of each of a replica's units."""
+    return np.array(
+        [
+            (
+                sent.latency_s,
+                sent.volume_bytes,
+                sent.driving_s + 2 * driving.lost_s(sent.messages, sent.volume_bytes),
+            )
+            for sent, driving in zip(transfers, replica.driving, strict=True)
+        ]
+    ).T

@@ -2,7 +2,8 @@
 
 First the frame's ops, then for each of the model's units its part of the first forward, of the last
 backward, its reduction, its update and its gather. What reductions and gathers cost depends on who
-else holds the unit, so it is left open here.
+else holds the unit, so it is left open here. What a device's own processors take to move tensors
+between stages is part of its stages' seconds.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ratrain.cost.compute import update
+from ratrain.describe.cluster import Driving
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.unequal_frames import Frame, Sort, frame_of
 from ratrain.plan.unequal_parts import Part
@@ -38,6 +40,7 @@ class ReplicaOps:
     across: Ints
     known: dict[Port, int]
     stage_of_unit: Ints
+    driving: tuple[Driving, ...]  # of the device of each unit
     first_unit: Ints  # of each stage
     backward: int
     reduction: int
@@ -66,6 +69,11 @@ def replica_ops(
     times, ports, known = _frame_costs(stages, part, pause_s, frame)
     unit_times = np.zeros((3, 5 * units))
     unit_times[0] = _unit_seconds(stages, part, data if state.sharding else 1).ravel()
+    of_stages = [stages.pools[post.pool].kind.driving for post in part.shape]
+    driving = tuple(of_stages[stage] for stage in stage_of_unit.tolist())
+    updates = slice(3 * units, 4 * units)
+    beside = np.array([of_unit.lost_beside for of_unit in driving])
+    unit_times[2, updates] = beside * unit_times[0, updates]
     computes = np.zeros(n + 5 * units, dtype=np.int64)
     computes[:n] = frame.sort <= Sort.BACKWARD
     computes[frame.forward[0]] = computes[frame.backward[0]] = 0
@@ -84,6 +92,7 @@ def replica_ops(
         np.concatenate([frame.across, *across], axis=1),
         known,
         stage_of_unit,
+        driving,
         first,
         *sections[1:].tolist(),
     )

@@ -44,7 +44,8 @@ class Seconds:
 
 
 class StageWork(NamedTuple):
-    """A stage of this many layers for one micro-batch. `early_s`: recovery ahead of backward."""
+    """A stage of this many layers for one micro-batch, with what its own processors take to move
+    tensors between stages. `early_s`: recovery ahead of backward."""
 
     forward_s: float
     backward_s: float
@@ -95,6 +96,7 @@ class Stages:
         self.is_priced = cache(self._is_priced)
         self.units = cache(self._units)
         self.message = cache(self._message)
+        self.driving_s = cache(self._driving_s)
         self.message_s = cache(self._message_s)
         self.holders = cache(self._holders)
         self.reduction_link = cache(self._reduction_link)
@@ -163,6 +165,12 @@ class Stages:
             unit_of(job, layout, block, passed_bytes(job, layout)) for block in kinds_of_block(job)
         )
         return embedding, layer, head
+
+    def _driving_s(self, post: Post, micro_batch: int) -> float:
+        """What a rank of a post loses of its compute to a tensor that it sends or receives."""
+        layout = replace(post.layout, pipeline=2)
+        size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
+        return self.pools[post.pool].kind.driving.lost_s(1, size_bytes)
 
     def _message_s(self, source: Post, target: Post, micro_batch: int) -> float:
         """Seconds of a tensor from one post to another."""
@@ -257,6 +265,9 @@ class Stages:
             if is_there:
                 forward_s += unit.forward_s
                 backward_s += unit.backward_s
+            else:  # a stage beside it: a tensor comes and one goes
+                forward_s += self.driving_s(post, micro_batch)
+                backward_s += self.driving_s(post, micro_batch)
         return StageWork(forward_s, backward_s, early_s, mode)
 
     def _bill(
