@@ -2,7 +2,7 @@
 
 alpha-beta-o: a message takes alpha + bytes / bandwidth; driving it takes o of the sender's
 compute (LogP, Culler et al. 1993), and what a device's own processors need for its bytes takes from
-the compute of both ends (`own_driving_s`). Rings send n - 1 messages of size / n for each half
+the compute of both ends (`Loss`). Rings send n - 1 messages of size / n for each half
 (reduce-scatter, all-gather): Thakur et al. 2005, "Optimization of collective communication
 operations in MPICH".
 
@@ -10,12 +10,14 @@ A tree serves where only latency counts: 2 ceil(log2 n) messages (the same sourc
 Where a link's bandwidth was measured by message size, what a message of its size takes beyond the
 full bandwidth counts as latency: no other message could use that time.
 
-Not modelled: trees for other sizes, in-network reduction, the arithmetic of a reduction.
+Not modelled: trees for other sizes, in-network reduction, how much later a reduction ends for its
+arithmetic.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import NamedTuple
 
 from ratrain.describe.cluster import DeviceKind, Link
 
@@ -54,19 +56,42 @@ class Transfer:
 
 
 NOTHING = Transfer(0.0, 0.0, 0.0)
+_SUM_PASSES = 3
 
 
-def own_driving_s(transfer: Transfer, device: DeviceKind, *, ways: int = 1) -> float:
-    """Seconds of a device's compute that its own processors take to move a transfer. `ways`: 2 in a
-    collective, in which a rank receives as much as it sends."""
-    return ways * device.driving.lost_s(transfer.messages, transfer.volume_bytes)
+class Loss(NamedTuple):
+    """Seconds of its compute that a device whose own processors move bytes loses for each message
+    of a transfer, and for each of its bytes."""
+
+    per_message_s: float
+    per_byte_s: float
+
+    def of(self, transfer: Transfer) -> float:
+        return self.per_message_s * transfer.messages + self.per_byte_s * transfer.volume_bytes
+
+    def driven(self, transfer: Transfer) -> Transfer:
+        """The transfer as it takes from compute: for links' overheads, and this besides."""
+        return replace(transfer, driving_s=transfer.driving_s + self.of(transfer))
 
 
-def driven(transfer: Transfer, device: DeviceKind, *, ways: int = 1) -> Transfer:
-    """The transfer as it takes from a device's compute: for links' overheads, and `own_driving_s`
-    besides."""
-    own_s = own_driving_s(transfer, device, ways=ways)
-    return replace(transfer, driving_s=transfer.driving_s + own_s)
+def message_loss(device: DeviceKind) -> Loss:
+    """Of a message, at either end."""
+    driving = device.driving
+    return Loss(driving.stall * driving.per_message_s, driving.stall * driving.per_byte_s)
+
+
+def gather_loss(device: DeviceKind) -> Loss:
+    """Of a gather, in which a rank receives as much as it sends."""
+    per_message_s, per_byte_s = message_loss(device)
+    return Loss(2 * per_message_s, 2 * per_byte_s)
+
+
+def reduction_loss(device: DeviceKind) -> Loss:
+    """Of a reduction, in which a rank also adds up what it receives beside compute: two numbers are
+    read and one is written."""
+    per_message_s, per_byte_s = gather_loss(device)
+    summed_s = device.driving.lost_beside * _SUM_PASSES / device.elementwise_bytes_per_s
+    return Loss(per_message_s, per_byte_s + summed_s)
 
 
 def message(

@@ -108,10 +108,6 @@ class Driving:
     stall: Annotated[float, Rule(low=0, high=1000)] = 1.0
     source: str = NOT_STATED
 
-    def lost_s(self, messages: float, size_bytes: float) -> float:
-        """Seconds of compute that messages of so many bytes in all cost at one of their ends."""
-        return self.stall * (messages * self.per_message_s + size_bytes * self.per_byte_s)
-
     @property
     def lost_beside(self) -> float:
         """Seconds of compute that a second of the device's own work on another lane costs: of that

@@ -10,9 +10,10 @@ import numpy as np
 from ratrain.cost.collectives import (
     NOTHING,
     Transfer,
-    driven,
+    gather_loss,
     message,
-    own_driving_s,
+    message_loss,
+    reduction_loss,
     tree_all_reduce,
 )
 from ratrain.cost.compute import BlockTimes, feed_back, update
@@ -167,7 +168,7 @@ def _sends(
             links.append(NO_LINK)
             peers.append(NO_LINK)
             continue
-        transfers.append(driven(neighbour.sent, units[g].device))
+        transfers.append(message_loss(units[g].device).driven(neighbour.sent))
         links.append(ports.out(units[g].rank, neighbour.link))
         peers.append(ports.into(neighbour.rank, neighbour.link))
     work = _work_of(transfers, links, peers)
@@ -180,7 +181,7 @@ def _receives(
     """What receiving from a neighbouring stage takes from compute. It lasts as long as its send,
     and is as long as what is sent there."""
     taken_s = [
-        max((own_driving_s(there.sent, unit.device) for there in other(unit)), default=0.0)
+        max((message_loss(unit.device).of(there.sent) for there in other(unit)), default=0.0)
         for unit in units
     ]
     return replace(fixed_work(np.zeros(len(units))), interrupt_s=np.array(taken_s))
@@ -203,8 +204,12 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
     wider = widened(job)
     agree = job.units_decide and setup.sharding > 0
 
-    def half(unit: UnitPlace, _link: Link) -> Transfer:
-        return _half_of(unit)(unit.view_bytes)
+    def gather(unit: UnitPlace, _link: Link) -> Transfer:
+        return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
+
+    def average(unit: UnitPlace, _link: Link) -> Transfer:
+        sent = _half_of(unit)(SAVED_BYTES * unit.params).times(2)
+        return reduction_loss(unit.device).driven(sent)
 
     def reduction(unit: UnitPlace, _link: Link) -> Transfer:
         half_sent = _half_of(unit)
@@ -217,17 +222,20 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
                 reduced = reduced.plus(half_sent(unit.reduced_bytes))
         if setup.error_feedback:
             reduced = reduced.plus(feed_back(unit.params, unit.device))
-        return reduced.plus(half_sent(FLAG_BYTES * unit.holders)) if agree else reduced
+        if agree:
+            reduced = reduced.plus(half_sent(FLAG_BYTES * unit.holders))
+        return reduction_loss(unit.device).driven(reduced)
 
     def sums(unit: UnitPlace, link: Link) -> Transfer:
         if unit.times.sums_inside:
             return NOTHING
-        return sums_of_op(job, unit.kind, unit.boundary_bytes, unit.layout, link)
+        sent = sums_of_op(job, unit.kind, unit.boundary_bytes, unit.layout, link)
+        return reduction_loss(unit.device).driven(sent)
 
     return {
         Cost.REDUCE: reduction,
-        Cost.GATHER: half,
-        Cost.AVERAGE: lambda unit, _: _half_of(unit)(SAVED_BYTES * unit.params).times(2),
+        Cost.GATHER: gather,
+        Cost.AVERAGE: average,
         Cost.TENSOR_SUM: sums,
     }
 
@@ -250,8 +258,7 @@ def _group_work(
     links: list[Link | None] = []
     for unit in units:
         link = unit.sums_link if inside else unit.group.link if unit.group else None
-        sent = transfer(unit, link) if link else NOTHING
-        transfers.append(driven(sent, unit.device, ways=2))
+        transfers.append(transfer(unit, link) if link else NOTHING)
         links.append(link)
     return _work_of(
         transfers,
@@ -286,7 +293,7 @@ def _norms(farthest: Link | None, setup: Setup, units: Sequence[UnitPlace]) -> W
         return fixed_work(np.zeros(len(units)))
     transfer = tree_all_reduce(NORM_BYTES, setup.devices, farthest)
     fixed_s = transfer.alone_s(farthest.bandwidth_bytes_per_s)
-    taken_s = [driven(transfer, unit.device, ways=2).driving_s for unit in units]
+    taken_s = [gather_loss(unit.device).driven(transfer).driving_s for unit in units]
     return replace(fixed_work(np.full(len(units), fixed_s)), interrupt_s=np.array(taken_s))
 
 
@@ -307,7 +314,7 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
             return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0), port, NO_LINK
         if end is None:
             return NOTHING, NO_LINK, NO_LINK
-        sent = driven(message(size_bytes, end.link), unit.device, ways=2)
+        sent = reduction_loss(unit.device).driven(message(size_bytes, end.link))
         return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
 
     transfers, links, peers = zip(*map(tie, units), strict=True)

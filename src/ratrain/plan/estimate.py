@@ -34,7 +34,7 @@ from functools import cached_property
 import numpy as np
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import NOTHING, Transfer, driven, own_driving_s
+from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
 from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.buckets import bucket_count, sent_in_buckets
@@ -149,7 +149,7 @@ class _Pace:
             if tensor and not time.sums_inside:
                 sums = sums_of_op(group.job, kind, boundary, layout, tensor)
                 summed_s = sums.alone_s(tensor.bandwidth_bytes_per_s)
-                summed_driving_s = driven(sums, device, ways=2).driving_s
+                summed_driving_s = reduction_loss(device).driven(sums).driving_s
             updated = update(time, params, 1, device)
             return _Unit(
                 time.forward_s,
@@ -159,8 +159,8 @@ class _Pace:
                 summed_driving_s,
                 reduce.alone_s(rate),
                 gather.alone_s(rate),
-                driven(reduce, device, ways=2).driving_s,
-                driven(gather, device, ways=2).driving_s,
+                reduction_loss(device).driven(reduce).driving_s,
+                gather_loss(device).driven(gather).driving_s,
                 max(reduce.volume_bytes, gather.volume_bytes) / rate,
                 updated.volume_bytes / device.memory.bandwidth_bytes_per_s,
                 updated.latency_s,
@@ -219,7 +219,7 @@ class _Pace:
             link = placement.stage_link(source, target, self.alike.members)
             device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
             sent = stage_message(sent_bytes, link, device, placement, target)
-            taken_s = driven(sent, device).driving_s, own_driving_s(sent, receiver)
+            taken_s = message_loss(device).driven(sent).driving_s, message_loss(receiver).of(sent)
             times.append((sent.alone_s(link.bandwidth_bytes_per_s), *taken_s))
         every = np.array(times)[hops.which]
         forward, back = every[self.rank_of], every[self.ranks + self.rank_of]

@@ -239,16 +239,21 @@ class StageProgram:
     def reduce(self, sums: Sequence[UnitSums]) -> None:
         """Prices the reductions and gathers of units; those of one unit happen together."""
         units: Ints = np.arange(len(sums))
-        reductions, gathers = [s.reduction for s in sums], [s.gather for s in sums]
+        columns = [
+            np.array([(t.latency_s, t.volume_bytes, t.driving_s, t.messages) for t in sort]).T
+            for sort in ([s.reduction for s in sums], [s.gather for s in sums])
+        ]
         links = [each.link for each in sums]
         for number, replica in enumerate(self.replicas):
             ports = self._ports_of(number, links)
-            for turn, (section, transfers) in enumerate(
-                ((replica.reduction, reductions), (replica.gather, gathers))
-            ):
+            for turn, section in enumerate((replica.reduction, replica.gather)):
+                fixed_s, volume_bytes, driving_s, messages = columns[turn]
+                per_message_s, per_byte_s = replica.losses[:, turn].T
+                lost_s = driving_s + per_message_s * messages + per_byte_s * volume_bytes
                 first = self._first_op[number] + section
                 ops = slice(first, first + len(units))
-                self._times[:, ops], self._ports[:, ops] = _times(transfers, replica), ports
+                self._times[:, ops] = fixed_s, volume_bytes, lost_s
+                self._ports[:, ops] = ports
                 if len(self.replicas) > 1:
                     self._group[ops] = turn * len(units) + units
 
@@ -328,17 +333,3 @@ class StageProgram:
             edges.append(np.stack([first + each.reduction + units, meeting]))
             edges.append(np.stack([meeting, first + each.update + units]))
         return edges
-
-
-def _times(transfers: Sequence[Transfer], replica: ReplicaOps) -> Floats:
-    """Fixed seconds, bytes and interrupt seconds of collectives of each of a replica's units."""
-    return np.array(
-        [
-            (
-                sent.latency_s,
-                sent.volume_bytes,
-                sent.driving_s + 2 * driving.lost_s(sent.messages, sent.volume_bytes),
-            )
-            for sent, driving in zip(transfers, replica.driving, strict=True)
-        ]
-    ).T

@@ -21,7 +21,7 @@ from math import inf
 import numpy as np
 
 from ratrain.cost.algorithms import DIRECT
-from ratrain.cost.collectives import own_driving_s, ring_half
+from ratrain.cost.collectives import reduction_loss, ring_half
 from ratrain.describe.job import JobSpec
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.sizes import gathered_bytes_per_param, trains_tied
@@ -442,6 +442,6 @@ def _tail_of(
         reduced_s = max(twice * whole_s - work.backward_s, twice * unit_s)
         gathered_s = max(whole_s - work.forward_s, unit_s) if state.sharding else 0.0
         whole = ring_half(weight_bytes * params / post.tensor, data, link).times(2)
-        driving_s = own_driving_s(whole, stages.pools[post.pool].kind, ways=2)
+        driving_s = reduction_loss(stages.pools[post.pool].kind).of(whole)
         longest = max(longest, reduced_s + gathered_s, driving_s + 2 * unit_s)
     return longest

@@ -12,8 +12,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ratrain.cost.collectives import gather_loss, reduction_loss
 from ratrain.cost.compute import update
-from ratrain.describe.cluster import Driving
 from ratrain.plan.enumerate import StateMode, kinds_of_block
 from ratrain.plan.unequal_frames import Frame, Sort, frame_of
 from ratrain.plan.unequal_parts import Part
@@ -40,7 +40,7 @@ class ReplicaOps:
     across: Ints
     known: dict[Port, int]
     stage_of_unit: Ints
-    driving: tuple[Driving, ...]  # of the device of each unit
+    losses: Floats  # of each unit's device: of a reduction and of a gather, by message and by byte
     first_unit: Ints  # of each stage
     backward: int
     reduction: int
@@ -69,10 +69,10 @@ def replica_ops(
     times, ports, known = _frame_costs(stages, part, pause_s, frame)
     unit_times = np.zeros((3, 5 * units))
     unit_times[0] = _unit_seconds(stages, part, data if state.sharding else 1).ravel()
-    of_stages = [stages.pools[post.pool].kind.driving for post in part.shape]
-    driving = tuple(of_stages[stage] for stage in stage_of_unit.tolist())
+    devices = [stages.pools[post.pool].kind for post in part.shape]
+    losses = np.array([(reduction_loss(device), gather_loss(device)) for device in devices])
+    beside = np.array([device.driving.lost_beside for device in devices])[stage_of_unit]
     updates = slice(3 * units, 4 * units)
-    beside = np.array([of_unit.lost_beside for of_unit in driving])
     unit_times[2, updates] = beside * unit_times[0, updates]
     computes = np.zeros(n + 5 * units, dtype=np.int64)
     computes[:n] = frame.sort <= Sort.BACKWARD
@@ -92,7 +92,7 @@ def replica_ops(
         np.concatenate([frame.across, *across], axis=1),
         known,
         stage_of_unit,
-        driving,
+        losses[stage_of_unit],
         first,
         *sections[1:].tolist(),
     )

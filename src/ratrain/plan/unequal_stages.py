@@ -16,7 +16,7 @@ from typing import NamedTuple
 import numpy as np
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import Transfer
+from ratrain.cost.collectives import Transfer, message_loss
 from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.cluster import Link
@@ -170,7 +170,7 @@ class Stages:
         """What a rank of a post loses of its compute to a tensor that it sends or receives."""
         layout = replace(post.layout, pipeline=2)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
-        return self.pools[post.pool].kind.driving.lost_s(1, size_bytes)
+        return message_loss(self.pools[post.pool].kind).of(Transfer(0.0, size_bytes, 0.0, 1))
 
     def _message_s(self, source: Post, target: Post, micro_batch: int) -> float:
         """Seconds of a tensor from one post to another."""
