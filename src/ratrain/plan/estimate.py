@@ -320,11 +320,13 @@ class _Pace:
         updates = self._total("update_s") / owners + self._total("launch_s")
         gathers_once = ~(self.per_use | (group.sharding[:, None] == 0))
         gathers = gathers_once * self._total("gather_s")
-        driving = two * self._total("reduce_driving_s")
-        driving = driving + gathers_once * self._total("gather_driving_s")
+        # A rank that waits for its transfers drives them meanwhile.
+        reduces_drive = two * self._total("reduce_driving_s")
+        gathers_drive = gathers_once * self._total("gather_driving_s")
         if not strategy.layerwise:
             lump = np.where(self.sharded, 0.0, 1.0)
-            return _summed(self, lump * (reduces + driving) + updates + gathers)
+            reduces = np.maximum(reduces, reduces_drive)
+            return _summed(self, lump * reduces + updates + np.maximum(gathers, gathers_drive))
         # The reduce lane runs behind backward: its end is the latest of four beginnings.
         r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
         # Gathers for every use take the link from what would hide beneath the last backward.
@@ -343,7 +345,8 @@ class _Pace:
             ]
         )
         if not strategy.prefetch:
-            return _summed(self, ends + updates + gathers + driving)
+            ends = np.maximum(ends, reduces_drive)
+            return _summed(self, ends + updates + np.maximum(gathers, gathers_drive))
         # Updates follow reductions one by one; gathers run in forward order beneath forward.
         last_update, last_launch = (
             np.where(e > 0, self._column(0, name), self._column(1, name))
@@ -354,7 +357,8 @@ class _Pace:
         first = np.where(e > 0, self._column(0, "gather_s"), self._column(1, "gather_s"))
         forward_s = self.together * self.forward_s
         hidden = np.maximum(gathers - forward_s, np.where(gathers > 0, first, 0))
-        return _summed(self, np.maximum(chain, 0) + hidden + driving)
+        chain = np.maximum(chain, reduces_drive)
+        return _summed(self, np.maximum(chain, 0) + np.maximum(hidden, gathers_drive))
 
     @cached_property
     def estimate(self) -> Estimate:
