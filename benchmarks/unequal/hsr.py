@@ -1,13 +1,13 @@
 """Unequal devices, simulated: the heterogeneous speedup ratio of a described mix, and unequal
 stages against the best symmetric plan.
 
-    python benchmarks/unequal/hsr.py                # both, a minute of one core
+    python benchmarks/unequal/hsr.py                # both, minutes of one core
     python benchmarks/unequal/hsr.py --json hsr.json
 
 First a mix whose kinds are better together, planned with the large memory first and with it last.
-Then HexiScale's case of 3 + 3 + 2 GPUs: stages cut by speed against plans that cut the layers
-equally, over all of the devices or over any hosts of them. Nothing is measured: all steps are
-simulated.
+Then HexiScale's case of 3 + 3 + 2 GPUs: what `plan` writes against plans that cut the layers
+equally, over all of the devices or over any hosts of them, each in 1F1B and in ZB-H1, whichever is
+faster. Nothing is measured: all steps are simulated.
 """
 
 from __future__ import annotations
@@ -20,6 +20,7 @@ from itertools import combinations
 from pathlib import Path
 
 import numpy as np
+from planning import of_any
 
 from ratrain.describe.cluster import DeviceKind
 from ratrain.describe.job import JobSpec
@@ -27,11 +28,13 @@ from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.build import Candidate, candidate
 from ratrain.plan.enumerate import Group, groups_of
+from ratrain.plan.every_plan import every_plan
 from ratrain.plan.jobs import load_job
 from ratrain.plan.other_clusters import kinds_of, only_kinds
 from ratrain.plan.ranges import STAGES, write_list
-from ratrain.plan.search import check
+from ratrain.plan.search import Tried, check
 from ratrain.plan.speedup import DEFINITION, Speedup, speedup_of
+from ratrain.plan.split_orders import in_split_order, split_orders_tried
 from ratrain.plan.trial import proof, timed
 from ratrain.program.units import Bools
 
@@ -65,30 +68,38 @@ def best(job: JobSpec, name: str, rows: Rows) -> Found | None:
     ranked.sort(key=lambda entry: entry[:2])
     plans: list[tuple[float, Candidate]] = []
     for _, _, plan in ranked[:TRIED]:
-        step_s, _ = timed(plan.job, plan.placement, plan.strategy, plan.setup, plan.choices)
-        if step_s is not None and proof(plan.strategy, plan.setup, plan.choices).verdict.sound:
-            plans.append((step_s, plan))
+        for ordered in (plan, *_split(plan)):
+            case = ordered.strategy, ordered.setup, ordered.choices
+            step_s, _ = timed(ordered.job, ordered.placement, *case)
+            if step_s is not None and proof(*case).verdict.sound:
+                plans.append((step_s, ordered))
     if not plans:
         return None
     step_s, plan = min(plans, key=lambda entry: entry[0])
     return Found(name, step_s, words_of(plan))
 
 
+def _split(plan: Candidate) -> Iterator[Candidate]:
+    """The same plan in orders that split backward, where it may be in one; proved by the caller."""
+    if any(mode.again for mode in plan.recovery):
+        return
+    for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
+        strategy = replace(plan.strategy, skeleton=name)
+        yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)
+
+
 def words_of(plan: Candidate) -> str:
-    """Degrees, layers and recovery of a plan."""
+    """Degrees, layers, recovery and order of a plan."""
     layout = plan.layout
     degrees = f"pipeline {layout.pipeline} x data {layout.data} x tensor {layout.tensor}"
     modes = write_list([mode.value for mode in plan.recovery], STAGES)
-    return f"{degrees}; layers per stage {write_list(plan.layers, STAGES)}; recovery {modes}"
+    layers = f"layers per stage {write_list(plan.layers, STAGES)}"
+    return f"{degrees}; {layers}; recovery {modes}; {plan.strategy.skeleton}"
 
 
 def equal_layers(group: Group) -> Bools:
     """Rows whose stages have equally many layers; where that does not divide, one more on some."""
     return group.layers.max(axis=1) - group.layers.min(axis=1) <= 1
-
-
-def any_layers(group: Group) -> Bools:
-    return np.ones(len(group), dtype=bool)
 
 
 def in_order(reverse: bool) -> Rows:
@@ -146,7 +157,7 @@ def mix_lines(described: Mix) -> Iterator[str]:
 
 
 def plans_of(job: JobSpec) -> Iterator[Found]:
-    """Equal layers over every choice of kinds, then any layers over all devices."""
+    """Equal layers over every choice of kinds, then what `plan` writes."""
     kinds = kinds_of(job)
     for count in range(len(kinds), 0, -1):
         for chosen in combinations(kinds, count):
@@ -157,9 +168,14 @@ def plans_of(job: JobSpec) -> Iterator[Found]:
                 chosen_plan = None  # no layout has all of these devices
             if chosen_plan is not None:
                 yield chosen_plan
-    unequal = best(job, "unequal layers, all", any_layers)
-    if unequal is not None:
-        yield unequal
+    yield planned_by_us(job)
+
+
+def planned_by_us(job: JobSpec) -> Found:
+    """The plan that `ratrain plan` writes."""
+    chosen = every_plan(job).chosen
+    words = words_of(chosen.candidate) if isinstance(chosen, Tried) else of_any(chosen).words
+    return Found("ratrain plan", chosen.step_s, words)
 
 
 def _names(kinds: Sequence[DeviceKind]) -> str:
@@ -167,9 +183,9 @@ def _names(kinds: Sequence[DeviceKind]) -> str:
 
 
 def gain(plans: Sequence[Found]) -> float | None:
-    """The best symmetric step over the unequal one's; None where there is no symmetric plan."""
-    *symmetric, unequal = plans
-    return min(plan.step_s for plan in symmetric) / unequal.step_s if symmetric else None
+    """The best symmetric step over ours; None where there is no symmetric plan."""
+    *symmetric, ours = plans
+    return min(plan.step_s for plan in symmetric) / ours.step_s if symmetric else None
 
 
 def case_lines(name: str, plans: Sequence[Found]) -> Iterator[str]:

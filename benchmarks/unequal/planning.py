@@ -118,10 +118,11 @@ def _replica_words(replica: UnevenReplica) -> str:
 
 
 def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
-    share = _share(replica.groups[0][rank][0])
+    kind = replica.groups[0][rank][0].kind
+    name = kind.name if kind.lab is None else f"{kind.lab.cpus:g}"
     served = replica.serves[rank]
     count = f" ({replica.micro_batches if served is None else len(served)})" if shares else ""
-    return f"{share:g}{count}"
+    return f"{name}{count}"
 
 
 def planned(job: Path, pipeline: int | None = None) -> Planned:
