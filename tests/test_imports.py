@@ -34,7 +34,7 @@ LOW = ("errors", "compiled", "proof", "controls", "readers", "describe", "timeli
 ONLY = {
     "chip": LOW,
     "transport": LOW,
-    "profile": (*LOW, "models"),
+    "profile": (*LOW, "models", "transport"),
     "corpus": LOW,
     "lab": LOW,
     "checkpoint": LOW,

@@ -7,6 +7,7 @@ import random
 import shutil
 import sys
 from collections.abc import Callable
+from dataclasses import replace
 from itertools import chain
 from pathlib import Path
 from typing import Any
@@ -20,7 +21,7 @@ from planner_files import COMMANDS, EXAMPLES, edit
 
 from ratrain.convert.cluster_text import cluster_text
 from ratrain.convert.member_stages import dealt
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.cluster import BY_OTHERS, DeviceKind, Driving
 from ratrain.describe.job import (
     Batch,
     ClusterChoice,
@@ -369,9 +370,14 @@ def test_without_a_plan_the_cluster_alone_is_written_and_a_job_can_search_on_it(
     ), told
 
 
+@pytest.mark.parametrize("driving", [BY_OTHERS, Driving(2e-4, 1.5e-10, 1.9, "a test")])
 @pytest.mark.parametrize("name", [*cluster_names(), *profile_names()])
-def test_a_cluster_written_as_text_is_read_as_the_same_cluster(name: str, tmp_path: Path) -> None:
+def test_a_cluster_written_as_text_is_read_as_the_same_cluster(
+    name: str, driving: Driving, tmp_path: Path
+) -> None:
     cluster = cluster_preset(name)
+    kinds = tuple(replace(kind, driving=driving) for kind in cluster.device)
+    cluster = replace(cluster, device=kinds)
     path = tmp_path / "cluster.toml"
     path.write_text(cluster_text(cluster), encoding="utf-8")
     assert load_cluster(path) == cluster

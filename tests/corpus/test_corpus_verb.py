@@ -79,7 +79,7 @@ def test_samples_are_shown_as_text_that_cannot_move_a_terminal(
     body = json.loads(ratrain("data", job, "--sample", "15", "--json")[1])
     texts = [sample["text"] for sample in body["samples"]]
     assert len(texts) == 15
-    assert texts[0].startswith("a\\x1b[2J\\x0db a")
+    assert texts[0].startswith("a\\x1b[2J\\rb a")
     assert any("b <end of document>\nthe second" in text for text in texts)
     out = ratrain("data", job, "--sample", "2")[1]
     assert "--- position 1: sample 1" in out

@@ -93,6 +93,13 @@ def test_tcp_between_places_has_the_same_congestion_control_whatever_the_host_ha
 
 
 @pytest.mark.slow
+def test_half_a_processor_stands_still_about_twice_as_long_as_it_works_beside() -> None:
+    with Lab(cluster(device(cpus=0.5), host(), link()), 2) as lab:
+        code = "from ratrain.profile.driving import stall_of; print(stall_of(1))"
+        assert 1.5 < float(python(lab, 0, ENTER + code)) < 3
+
+
+@pytest.mark.slow
 def test_every_link_is_as_fast_as_its_file_says() -> None:
     far = cluster(
         device(), host(), host(count=1, site="there"), link(), link("world", "20Mbit/s", "device")

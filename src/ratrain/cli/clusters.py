@@ -83,6 +83,7 @@ def _details(cluster: ClusterSpec) -> str:
 
 
 def _device(kind: DeviceKind) -> list[str]:
+    from ratrain.describe.cluster import BY_OTHERS
     from ratrain.describe.units import (
         format_bytes,
         format_bytes_rate,
@@ -103,6 +104,14 @@ def _device(kind: DeviceKind) -> list[str]:
     lines += [f"  launch: {format_time(kind.launch_s)}", *_source(kind.launch_source)]
     lines += [f"  memory efficiency: {kind.memory_efficiency:g}"]
     lines += _source(kind.memory_efficiency_source)
+    if kind.driving != BY_OTHERS:
+        driving = kind.driving
+        lines += [
+            f"  moving bytes: {format_time(driving.per_message_s)} a message, "
+            f"{format_time(driving.per_byte_s)} a byte",
+            f"  compute stands still {driving.stall:g} times as long",
+            *_source(driving.source),
+        ]
     return [*lines, *(line for entry in kind.layer_profile for line in _entry(entry))]
 
 

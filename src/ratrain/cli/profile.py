@@ -89,7 +89,8 @@ def command(
     as_json: bool,
 ) -> None:
     """Measure this machine in under two minutes: matrix products by shape and dtype, memory,
-    messages between two processes, disk. With torch installed, products in bf16 and on a GPU
+    messages between two processes and what
+    they take of the processors, disk. With torch installed, products in bf16 and on a GPU
     too, and causal attention forward and backward. Reports what it could not measure.
 
     --layers adds a layer profile: the forward and backward of the same functions that training
@@ -175,6 +176,7 @@ def _sizes(text: str) -> tuple[int, ...]:
 
 def _lines(profile: MachineProfile) -> Iterator[str]:
     """Every figure in at most 80 columns; `?` marks those that are doubtful."""
+    from ratrain.profile.driving import DRIVING
     from ratrain.profile.layers import layer_figure
     from ratrain.profile.memory import DISK_READ, DISK_WRITE, MEMORY_COPY
 
@@ -206,6 +208,12 @@ def _lines(profile: MachineProfile) -> Iterator[str]:
         f"  loopback: latency {profile.latency_s * 1e6:.1f} us, "
         f"{profile.bandwidth_bytes_per_s / 1e9:.2f} GB/s"
     )
+    if profile.driving is not None:
+        yield (
+            f"{mark(DRIVING)}moving bytes takes {profile.driving.per_message_s * 1e6:.0f} us of a "
+            f"processor a message, {profile.driving.per_byte_s * 1e9:.2f} ns a byte"
+        )
+        yield f"  compute stands still {profile.driving.stall:.2f} times as long for it"
     for entry in profile.layers:
         yield from wrap(f"  {entry.case}", 80, subsequent_indent="    ")
         for time in entry.times:

@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.cluster import BY_OTHERS, ClusterSpec
 
 
 def as_json(value: Any) -> Any:
@@ -31,6 +31,8 @@ def sources(cluster: ClusterSpec) -> dict[str, str]:
         )
         sources_by_name[f"{kind.name} launch"] = kind.launch_source
         sources_by_name[f"{kind.name} memory efficiency"] = kind.memory_efficiency_source
+        if kind.driving != BY_OTHERS:
+            sources_by_name[f"{kind.name} driving"] = kind.driving.source
         if kind.kernels is not None:
             sources_by_name[f"{kind.name} kernels"] = kind.kernels.source
     for level, link in cluster.links.items():

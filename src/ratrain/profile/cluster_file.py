@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 from ratrain.profile import links
+from ratrain.profile.driving import DRIVING, driving_toml
 from ratrain.profile.layers import profile_toml
 from ratrain.profile.machine import MachineProfile
 from ratrain.profile.memory import DISK_READ, DISK_WRITE, MEMORY_COPY
@@ -49,6 +50,7 @@ def cluster_toml(profile: MachineProfile) -> str:
         f'bandwidth = "{profile.disk_write_bytes_per_s / 1e9:.3f}GB/s"'
         + _mark(profile, DISK_WRITE),
         'source = "measured: free bytes of the temporary folder; written and flushed there"',
+        *_driving(profile),
     ]
     for dtype, rate in rates.items():
         source = f"measured: the fastest product on the {processor}; the peak is not known"
@@ -92,6 +94,12 @@ def _warning(profile: MachineProfile) -> Iterator[str]:
         count = len({doubt.figure for doubt in profile.doubts})
         yield f"# WARNING: {count} of {profile.figures} figures are doubtful. Something else ran on"
         yield "# this machine. Each is marked `DOUBTFUL` below; measure again when it is quiet."
+
+
+def _driving(profile: MachineProfile) -> Iterator[str]:
+    """What the device's own processors take to move bytes, where these are its own."""
+    if profile.driving is not None:
+        yield from ("", *driving_toml(profile.driving, _mark(profile, DRIVING)))
 
 
 def _mark(profile: MachineProfile, *figures: str) -> str:

@@ -65,7 +65,7 @@ class Watch:
         passed_s, after = time.perf_counter() - began, _processor_times(helpers)
         others = None
         if before is not None and after is not None:
-            others = others_share(before, after, passed_s, _processors())
+            others = others_share(before, after, passed_s, processors())
         why = reason(blocks_s, others)
         if why:
             self.doubt(figure, why)
@@ -102,7 +102,8 @@ def reason(blocks_s: Sequence[float], others: float | None) -> str:
     return "; ".join(signs)
 
 
-def _processors() -> int:
+def processors() -> int:
+    """Those that this process may use."""
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1

@@ -11,14 +11,15 @@ from ratrain.describe.layer_profile import LayerProfile
 from ratrain.errors import SpecError
 from ratrain.profile import links, memory, products
 from ratrain.profile.attention import AttentionTime, attention_count, attention_times
-from ratrain.profile.doubt import Doubt, Watch
+from ratrain.profile.doubt import Doubt, Watch, processors
+from ratrain.profile.driving import DrivingTimes, driving_times
 from ratrain.profile.links import MessageTime
 from ratrain.profile.products import ProductTime
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
-OTHER_PARTS = 4
-"""Memory, messages, disk, launch."""
+OTHER_PARTS = 5
+"""Memory, messages, what these take of the processors, disk, launch."""
 ABOVE = 1.2
 """How far a rate may lie above what bounds it: measurements are not exact."""
 
@@ -45,12 +46,14 @@ class MachineProfile:
     doubts: tuple[Doubt, ...] = ()
     device: str = "cpu"  # what the file describes: cpu, or cuda
     layers: tuple[LayerProfile, ...] = ()
+    driving: DrivingTimes | None = None  # of a CPU: it moves its own bytes
 
     @property
     def figures(self) -> int:
         """How many figures were measured."""
         layers = sum(len(entry.times) for entry in self.layers)
-        return len(self.products) + len(self.attention) + len(self.messages) + layers + 4
+        others = 4 if self.driving is None else 5
+        return len(self.products) + len(self.attention) + len(self.messages) + layers + others
 
     def why(self, *figures: str) -> str:
         """Why to doubt the first of these figures that is doubted; "" where none is."""
@@ -75,6 +78,8 @@ def measure(progress: Progress | None = None, device: str = "cpu") -> MachinePro
     messages = links.message_times(watch)
     latency_s, bandwidth = links.latency_and_bandwidth(messages)
     report.next()
+    driving = driving_times(watch, processors()) if device == "cpu" else None
+    report.next()
     write_bytes_per_s, read_bytes_per_s = memory.disk_bytes_per_s(watch)
     report.next()
     start_s = products.launch_s(watch)
@@ -96,6 +101,7 @@ def measure(progress: Progress | None = None, device: str = "cpu") -> MachinePro
         missing=tuple(_missing()),
         attention=attention,
         device=device,
+        driving=driving,
     )
     return replace(profile, doubts=tuple(_first_of_each([*watch.doubts, *implausible(profile)])))
 

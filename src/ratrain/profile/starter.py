@@ -15,10 +15,11 @@ from typing import Any
 from ratrain.describe.units import counted
 from ratrain.profile import memory, products
 from ratrain.profile.clock import timing
-from ratrain.profile.doubt import Doubt, Watch
+from ratrain.profile.doubt import Doubt, Watch, processors
+from ratrain.profile.driving import DrivingTimes, driving_times, driving_toml
 
 Progress = Callable[[int, int], None]
-STEPS = 4
+STEPS = 5
 _LEFT_FOR_OTHERS = 0.2
 """Of main memory: for the system, and for Python and torch themselves."""
 
@@ -38,6 +39,7 @@ class Machine:
     assumed: tuple[str, ...]
     launch_s: float
     doubts: tuple[Doubt, ...] = ()
+    driving: DrivingTimes | None = None  # of a processor: it moves its own bytes
 
     @property
     def dtype(self) -> str:
@@ -61,11 +63,12 @@ def look(progress: Progress = lambda _done, _total: None) -> Machine:
     device, devices, capacity, bandwidth = _gpus() if is_gpu else _processor(watch)
     progress(3, STEPS)
     start_s = products.launch_s(watch)
+    progress(4, STEPS)
+    driving = None if is_gpu else driving_times(watch, processors())
     progress(STEPS, STEPS)
     host, doubts = socket.gethostname(), tuple(watch.doubts)
-    return Machine(
-        host, device, devices, is_gpu, capacity, bandwidth, flops, assumed, start_s, doubts
-    )
+    figures = capacity, bandwidth, flops, assumed, start_s
+    return Machine(host, device, devices, is_gpu, *figures, doubts, driving)
 
 
 def _measured(is_gpu: bool) -> tuple[str, ...]:
@@ -134,6 +137,7 @@ def cluster_text(machine: Machine) -> str:
         f'capacity = "{machine.capacity_bytes / 1e9:.3f}GB"',
         f'bandwidth = "{machine.memory_bytes_per_s / 1e9:.3f}GB/s"',
         f'source = "{_capacity_source(machine)}; bandwidth: measured, a large copy"',
+        *_driving(machine),
         *_rates(machine),
         "",
         "# How many devices each machine has. For more machines like this one, raise `count`.",
@@ -151,6 +155,13 @@ def _capacity_source(machine: Machine) -> str:
     if machine.is_gpu:
         return "capacity: as the driver reports"
     return f"capacity: {1 - _LEFT_FOR_OTHERS:.0%} of the system's memory"
+
+
+def _driving(machine: Machine) -> list[str]:
+    if machine.driving is None:
+        return []
+    comment = "# What messages take of its processors, and compute loses by that."
+    return ["", comment, *driving_toml(machine.driving)]
 
 
 def _rates(machine: Machine) -> list[str]:

@@ -13,6 +13,11 @@ import torch
 
 from ratrain.describe.train import TrainSpec
 from ratrain.models.units import MicroBatch
+from ratrain.profile.processor import (
+    Processor,
+    processor_share,
+    with_processors,
+)
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.calibrate_compute import unit_times
 from ratrain.runtime.rank.calibrate_lanes import between_ops_s
@@ -22,11 +27,6 @@ from ratrain.runtime.rank.calibrate_links import (
     median_s,
     message_times,
     tensor_times,
-)
-from ratrain.runtime.rank.calibrate_processor import (
-    Processor,
-    processor_share,
-    with_processors,
 )
 from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.seats import Seat, Seats

@@ -14,8 +14,8 @@ from torch import Tensor
 
 from ratrain.models.parameters import ALIGN, aligned
 from ratrain.models.rows import summed
+from ratrain.profile.processor import working
 from ratrain.program.kind import Lane
-from ratrain.runtime.rank.calibrate_processor import working
 from ratrain.runtime.rank.calibration import LinkTimes
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.boundaries import receive_boundary, send_boundary

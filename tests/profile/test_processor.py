@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.runtime.rank.calibrate_processor import (
+from ratrain.profile.processor import (
     Processor,
     processor_share,
     with_processors,

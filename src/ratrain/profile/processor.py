@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import TypeVar
@@ -72,7 +72,7 @@ def processor_share(processors: int) -> float:
 
 
 @contextmanager
-def working(threads: int) -> Iterator[None]:
+def working(threads: int) -> Generator[None]:
     """Inside, that many threads keep processors busy, as compute does."""
     ended = threading.Event()
     block = bytes(_BLOCK_BYTES)
