@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import IO
 
 import numpy as np
+from lab_driving import message_work_in
 from split import BlockCosts
 
 from ratrain.describe.huggingface import load_config
@@ -24,16 +25,20 @@ from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.model import ModelSpec
 from ratrain.lab import Lab, Place, place_to_env
 from ratrain.lab.inside import inside
+from ratrain.profile.driving import DrivingTimes, driving_toml
 from ratrain.profile.layers import LayersAsked, layer_profiles, profile_toml
+from ratrain.profile.processor import Processor
 
 MICRO_BATCHES = (1, 2, 4, 8, 16)
 
 
 @dataclass(frozen=True)
 class Blocks:
-    """Embedding, layer and head as a device of each share of the processors computes them."""
+    """Embedding, layer and head as a device of each share of the processors computes them, and what
+    a message and a byte of it take of a processor."""
 
     by_share: dict[float, tuple[LayerProfile, ...]]
+    message_work: tuple[float, float]
 
     def costs(self, size: int = 1) -> BlockCosts:
         """Of a micro-batch of so many sequences, as a whole processor would compute it: by the
@@ -54,7 +59,9 @@ class Blocks:
 
     def toml(self, share: float) -> str:
         """What a cluster file says of a device with that share of a processor."""
-        return "\n".join(profile_toml(list(self.by_share[share]), lambda _: ""))
+        stall = Processor(share, share).delay_s_per_cpu_s
+        driving = driving_toml(DrivingTimes(*self.message_work, stall))
+        return "\n".join([*driving, *profile_toml(list(self.by_share[share]), lambda _: "")])
 
 
 def measured_blocks(config: Path, length: int, lab: Lab) -> Blocks:
@@ -73,7 +80,8 @@ def measured_blocks(config: Path, length: int, lab: Lab) -> Blocks:
         said = {share: rank.stdout.readline() for share, rank in first_of_share.items()}
     if not all(said.values()):
         sys.exit("the model's blocks could not be timed")
-    return Blocks({share: _profiles(model, length, text) for share, text in said.items()})
+    by_share = {share: _profiles(model, length, text) for share, text in said.items()}
+    return Blocks(by_share, message_work_in(lab))
 
 
 def _profiles(model: ModelSpec, length: int, said: str) -> tuple[LayerProfile, ...]:
