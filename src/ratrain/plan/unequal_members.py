@@ -98,7 +98,9 @@ class MembersPart:
 
     def least_s(self, micro_batches: int) -> float:
         """What its compute takes at least: a member computes its micro-batches one after another,
-        between the first one's way to it and the last one's way back."""
+        between the first one's way to it and the last one's way back. (Where its own processors
+        move bytes, a wait may hide what it loses by that, and this is a little more than the
+        least.)"""
         return max(
             ahead_s + max(len(m) * work.busy_s for m, work in zip(shares, works, strict=True))
             for ahead_s, shares, works in zip(

@@ -4,7 +4,7 @@ and gathers add behind it.
 Every member computes, of the order of its whole stage, what it serves; a message takes its time and
 waits for no other. Of a long step the middle is left out. Reductions of units that the same stages
 hold follow one another, and their gathers must end before the next step needs them. That links are
-shared, and messages have few slots, is left to the whole program.
+shared, messages have few slots, and reductions take from compute, is left to the whole program.
 """
 
 from __future__ import annotations
