@@ -14,7 +14,14 @@ from ratrain.describe.presets import load_cluster
 from ratrain.errors import TransportError
 from ratrain.profile.cluster_file import cluster_toml
 from ratrain.profile.doubt import Watch
-from ratrain.profile.driving import DrivingTimes, driving_times, message_work
+from ratrain.profile.driving import (
+    DRIVING,
+    SIZES_BYTES,
+    DrivingTimes,
+    _line,  # pyright: ignore[reportPrivateUsage]
+    driving_times,
+    message_work,
+)
 
 
 def test_messages_and_their_bytes_take_processor_time() -> None:
@@ -22,6 +29,12 @@ def test_messages_and_their_bytes_take_processor_time() -> None:
     assert 0 < times.per_message_s < 0.1
     assert 0 <= times.per_byte_s < 100e-9
     assert times.stall >= 0
+
+
+def test_a_line_that_falls_is_doubted() -> None:
+    watch = Watch()
+    assert _line(watch, [4.0, 3.0, 2.0, 1.0]) == (0.0, 1.0 / SIZES_BYTES[-1])
+    assert [doubt.figure for doubt in watch.doubts] == [DRIVING]
 
 
 def test_another_process_that_cannot_start_is_said_to_be_missing() -> None:

@@ -1,4 +1,7 @@
-"""What moving bytes takes of a machine's own processors, by the transport that training uses.
+"""What moving bytes takes of a machine's own processors, measured with `ratrain.transport`.
+
+Ranks on CPUs send over sockets of their own (`runtime.step.connection`), which no room but theirs
+may import; calibrations of runs find about the same.
 
 Another process is sent messages and sends each back; between two there is a pause, as in a step,
 where compute stands between them. A round is a message sent and one received. The other process is
@@ -98,8 +101,16 @@ def message_work(
                     for _ in range(rounds)
                 ]
             works_s.append(median(each_s) / 2)
+    return _line(watch, works_s)
+
+
+def _line(watch: Watch, works_s: Sequence[float]) -> tuple[float, float]:
+    """What a message takes, and each byte, of those of all sizes."""
     slope, fixed_s = np.polyfit(SIZES_BYTES, works_s, 1)
-    return max(float(fixed_s), 0.0), max(float(slope), 0.0)
+    if slope > 0 and fixed_s >= 0:
+        return float(fixed_s), float(slope)
+    watch.doubt(DRIVING, "long messages took no more than short ones by the byte")
+    return 0.0, works_s[-1] / SIZES_BYTES[-1]
 
 
 def _work_s(round_trip: Callable[[], None]) -> float:
