@@ -42,6 +42,16 @@ def test_each_rank_sends_all_but_its_own_part_of_a_state(
         assert [ends[rank] for rank in range(n)] == [n - 1] * n
 
 
+@pytest.mark.parametrize("name", ALGORITHMS)
+@given(per_host=st.integers(1, 6), hosts=st.integers(1, 6))
+def test_processors_move_the_same_bytes_inside_hosts_as_between_them(
+    name: str, per_host: int, hosts: int
+) -> None:
+    n = per_host * hosts
+    moved_bytes = half(name, 1e6, group(per_host, hosts)).moved_bytes
+    assert moved_bytes == pytest.approx(1e6 * (n - 1) / n)
+
+
 @given(st.lists(st.integers(0, 4), min_size=2, max_size=9).map(tuple))
 def test_the_load_of_a_direct_exchange_is_that_of_its_messages(hosts: tuple[int, ...]) -> None:
     def spelled_out(members: tuple[int, ...]) -> Iterator[Round]:

@@ -155,7 +155,7 @@ def of_messages(
     if len(group.hosts) == 1:
         return NOTHING
     latency_s = group.link.collective_s
-    across_s = driving_s = messages = 0.0
+    across_s = driving_s = messages = moved_bytes = 0.0
     for load in _loads(algorithm, group.hosts, widened):
         levels = [
             (link, _busy_s(link, level, size_bytes, group.sharing), level)
@@ -171,8 +171,9 @@ def of_messages(
         across_s += crossing_s
         driving_s += sum(link.overhead_s * level.messages for link, _, level in levels)
         messages += sum(level.messages for _, _, level in levels)
+        moved_bytes += sum(size_bytes * level.of_rank for _, _, level in levels)
     volume_bytes = across_s * group.link.bandwidth_bytes_per_s
-    return Transfer(latency_s, volume_bytes, driving_s, messages)
+    return Transfer(latency_s, volume_bytes, driving_s, messages, moved_bytes)
 
 
 @dataclass(frozen=True)

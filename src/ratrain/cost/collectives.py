@@ -24,13 +24,15 @@ from ratrain.describe.cluster import DeviceKind, Link
 
 @dataclass(frozen=True)
 class Transfer:
-    """What one participant sends: time that no bandwidth shortens, bytes, time of its compute that
-    links' overheads take, messages."""
+    """What one participant sends: time that no bandwidth shortens, bytes as its link is in use for
+    them, time of its compute that links' overheads take. `messages` and `moved_bytes`: as its
+    processors see them, on whatever links."""
 
     latency_s: float
     volume_bytes: float
     driving_s: float
     messages: float = 0.0
+    moved_bytes: float = 0.0
 
     def times(self, count: int) -> Transfer:
         """The same, `count` times in a row."""
@@ -39,6 +41,7 @@ class Transfer:
             self.volume_bytes * count,
             self.driving_s * count,
             self.messages * count,
+            self.moved_bytes * count,
         )
 
     def plus(self, other: Transfer) -> Transfer:
@@ -48,6 +51,7 @@ class Transfer:
             self.volume_bytes + other.volume_bytes,
             self.driving_s + other.driving_s,
             self.messages + other.messages,
+            self.moved_bytes + other.moved_bytes,
         )
 
     def alone_s(self, bandwidth_bytes_per_s: float) -> float:
@@ -67,7 +71,7 @@ class Loss(NamedTuple):
     per_byte_s: float
 
     def of(self, transfer: Transfer) -> float:
-        return self.per_message_s * transfer.messages + self.per_byte_s * transfer.volume_bytes
+        return self.per_message_s * transfer.messages + self.per_byte_s * transfer.moved_bytes
 
     def driven(self, transfer: Transfer) -> Transfer:
         """The transfer as it takes from compute: for links' overheads, and this besides."""
@@ -100,7 +104,7 @@ def message(
     """One point-to-point message: alpha, its bytes, o; and what follows it over other links,
     `after_s`. `blocking`: o is all of its time."""
     latency_s = link.latency_s + link.size_s(size_bytes) + after_s
-    sent = Transfer(latency_s, size_bytes, link.overhead_s, 1)
+    sent = Transfer(latency_s, size_bytes, link.overhead_s, 1, size_bytes)
     if not blocking:
         return sent
     return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
@@ -119,11 +123,11 @@ def ring_half(size_bytes: float, ranks: int, link: Link, widened: float = 1.0) -
     if widened != 1.0 and hops > 1:
         rest = ring_half(widened * size_bytes * (ranks - 1) / ranks, ranks - 1, link)
         own_bytes = size_bytes / ranks
-        first = Transfer(link.latency_s + link.size_s(own_bytes), own_bytes, link.overhead_s, 1)
-        return first.plus(rest)
+        return message(own_bytes, link).plus(rest)
     each_s = link.latency_s + link.size_s(size_bytes / ranks)
     latency_s = hops * each_s + link.collective_s
-    return Transfer(latency_s, size_bytes * hops / ranks, hops * link.overhead_s, hops)
+    sent_bytes = size_bytes * hops / ranks
+    return Transfer(latency_s, sent_bytes, hops * link.overhead_s, hops, sent_bytes)
 
 
 def ring_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
@@ -139,4 +143,5 @@ def tree_all_reduce(size_bytes: float, ranks: int, link: Link) -> Transfer:
     hops = 2 * (ranks - 1).bit_length()
     each_s = link.latency_s + link.size_s(size_bytes)
     latency_s = hops * each_s + link.collective_s
-    return Transfer(latency_s, hops * size_bytes, hops * link.overhead_s, hops)
+    sent_bytes = hops * size_bytes
+    return Transfer(latency_s, sent_bytes, hops * link.overhead_s, hops, sent_bytes)

@@ -240,16 +240,21 @@ class StageProgram:
         """Prices the reductions and gathers of units; those of one unit happen together."""
         units: Ints = np.arange(len(sums))
         columns = [
-            np.array([(t.latency_s, t.volume_bytes, t.driving_s, t.messages) for t in sort]).T
+            np.array(
+                [
+                    (t.latency_s, t.volume_bytes, t.driving_s, t.messages, t.moved_bytes)
+                    for t in sort
+                ]
+            ).T
             for sort in ([s.reduction for s in sums], [s.gather for s in sums])
         ]
         links = [each.link for each in sums]
         for number, replica in enumerate(self.replicas):
             ports = self._ports_of(number, links)
             for turn, section in enumerate((replica.reduction, replica.gather)):
-                fixed_s, volume_bytes, driving_s, messages = columns[turn]
+                fixed_s, volume_bytes, driving_s, messages, moved_bytes = columns[turn]
                 per_message_s, per_byte_s = replica.losses[:, turn].T
-                lost_s = driving_s + per_message_s * messages + per_byte_s * volume_bytes
+                lost_s = driving_s + per_message_s * messages + per_byte_s * moved_bytes
                 first = self._first_op[number] + section
                 ops = slice(first, first + len(units))
                 self._times[:, ops] = fixed_s, volume_bytes, lost_s

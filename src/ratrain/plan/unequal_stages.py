@@ -170,7 +170,8 @@ class Stages:
         """What a rank of a post loses of its compute to a tensor that it sends or receives."""
         layout = replace(post.layout, pipeline=2)
         size_bytes = sent_boundary_bytes(self.sized(micro_batch, layout))
-        return message_loss(self.pools[post.pool].kind).of(Transfer(0.0, size_bytes, 0.0, 1))
+        per_message_s, per_byte_s = message_loss(self.pools[post.pool].kind)
+        return per_message_s + per_byte_s * size_bytes
 
     def _message_s(self, source: Post, target: Post, micro_batch: int) -> float:
         """Seconds of a tensor from one post to another."""
