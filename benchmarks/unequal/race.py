@@ -119,11 +119,29 @@ class Ground:
         return Entrant(name, written.words, field, OURS, written.step_s, plan)
 
     def _peer(self, shape: Shape, planned: Planned) -> Entrant:
-        """On all devices, in the planner's order of them; or on the first ones."""
+        """On all devices, in the planner's order of them; or on the first ones. Of devices that are
+        hosts of their own, slow ones first and fast ones first are tried too."""
         placed = (*planned.candidate.placement.devices, *planned.candidate.idle)
         order = [device.index for device in placed]
         if shape.ranks < len(order):
             order = list(range(shape.ranks))
+        orders = [order]
+        if self.row.hosts is None:
+            slow_first = sorted(order, key=lambda device: self.row.shares[device])
+            orders += [slow_first, slow_first[::-1]]
+        order, case, stages = min(
+            (self._cut(shape, tried) for tried in orders), key=lambda cut: self._step_s(*cut[1:])
+        )
+        name = shape.method if shape.ranks == len(placed) else f"{shape.method}, {shape.ranks}"
+        words = f"{lying(case.layers, stages)}, micro-batches of {case.micro_batch}"
+        there = replace(self._field(case, name), lab=_in_order(self.lab, order))
+        return Entrant(name, words, there, shape.method)
+
+    def _cut(
+        self, shape: Shape, order: Sequence[int]
+    ) -> tuple[Sequence[int], Case, list[tuple[float, ...]]]:
+        """A peer on devices in this order, cut as well as the blocks' times say; and the shares of
+        each stage's devices."""
         shares = tuple(self.row.shares[device] for device in order)
         case = self.row.case.but(
             pipeline=shape.pipeline, data=shape.data, shares=shares, hosts=None
@@ -132,10 +150,7 @@ class Ground:
         case = min(
             self._by_hand(case, [*map(min, stages)]), key=lambda cut: self._step_s(cut, stages)
         )
-        name = shape.method if shape.ranks == len(placed) else f"{shape.method}, {shape.ranks}"
-        words = f"{lying(case.layers, stages)}, micro-batches of {case.micro_batch}"
-        there = replace(self._field(case, name), lab=_in_order(self.lab, order))
-        return Entrant(name, words, there, shape.method)
+        return order, case, stages
 
     def _by_hand(self, case: Case, shares: list[float]) -> Iterator[Case]:
         """The best cut for each micro-batch that divides the batch and fills the pipeline."""

@@ -72,6 +72,12 @@ ROWS = (
     Row("peers, three kinds", (0.25, 0.5, 1.0), "1 Gbit/s", _peers(3)),
     Row("peers, four ranks", (0.25, 0.25, 0.5, 0.5), "100 Mbit/s", _peers(4)),
     Row(
+        "peers, slow switch",
+        (0.5, 0.5, 0.25, 0.25),
+        "50 Mbit/s",
+        (*_peers(4), Shape("pp", 3, 1)),
+    ),
+    Row(
         "hosts of 3, 2, 3",
         (0.2, 0.2, 0.2, 0.3, 0.3, 0.15, 0.15, 0.15),
         "100 Mbit/s",
