@@ -1,7 +1,7 @@
 """Unequal devices, simulated: the heterogeneous speedup ratio of a described mix, and unequal
 stages against the best symmetric plan.
 
-    python benchmarks/unequal/hsr.py                # both, minutes of one core
+    python benchmarks/unequal/hsr.py                # both, a minute of one core
     python benchmarks/unequal/hsr.py --json hsr.json
 
 First a mix whose kinds are better together, planned with the large memory first and with it last.
@@ -22,7 +22,7 @@ from pathlib import Path
 import numpy as np
 from planning import of_any
 
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError

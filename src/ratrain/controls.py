@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from unicodedata import category
 
+from ratrain.errors import escaped
+
 _CONTROLS = {"Cc", "Cs"}
 """Unicode's categories of control characters, and of halves of pairs that no encoding prints."""
 
@@ -11,8 +13,4 @@ _CONTROLS = {"Cc", "Cs"}
 def without_controls(text: str) -> str:
     """The text with control characters but line ends and tabs written as escapes, so that no
     terminal erases, overwrites or obeys anything."""
-    return "".join(c if c in "\n\t" or category(c) not in _CONTROLS else _escaped(c) for c in text)
-
-
-def _escaped(char: str) -> str:
-    return ascii(char)[1:-1]
+    return "".join(c if c in "\n\t" or category(c) not in _CONTROLS else escaped(c) for c in text)

@@ -70,7 +70,7 @@ def tidy(text: str) -> str:
     text = _LONG_WORD.sub(lambda word: _cut(word[0], 200), text)
     if text.isprintable():
         return text
-    return "".join(c if c.isprintable() or c == "\n" else _escaped(c) for c in text)
+    return "".join(c if c.isprintable() or c == "\n" else escaped(c) for c in text)
 
 
 def _cut(text: str, chars: int) -> str:
@@ -78,7 +78,8 @@ def _cut(text: str, chars: int) -> str:
     return f"{text[: chars * 3 // 4]}...({len(text):,} characters)...{text[-(chars // 4) :]}"
 
 
-def _escaped(char: str) -> str:
+def escaped(char: str) -> str:
+    """A character as Python writes it: \\x1b."""
     return ascii(char)[1:-1]
 
 

@@ -21,7 +21,7 @@ from planner_files import COMMANDS, EXAMPLES, edit
 
 from ratrain.convert.cluster_text import cluster_text
 from ratrain.convert.member_stages import dealt
-from ratrain.describe.cluster import BY_OTHERS, DeviceKind, Driving
+from ratrain.describe.device import BY_OTHERS, DeviceKind, Driving
 from ratrain.describe.job import (
     Batch,
     ClusterChoice,

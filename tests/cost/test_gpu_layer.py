@@ -13,7 +13,7 @@ from ratrain.cost.collectives import message, ring_all_reduce, ring_half
 from ratrain.cost.compute import BlockTimes, block_times
 from ratrain.cost.gemm import TILES, Product, product_s
 from ratrain.cost.gpu_layer import LAYER_KERNELS, PLAIN, Execution
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.presets import cluster_preset, model_preset
 
 A100 = cluster_preset("a100-80g-dgx")

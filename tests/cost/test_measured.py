@@ -13,7 +13,7 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import block_times, update
 from ratrain.cost.gpu_layer import Execution
 from ratrain.cost.measured import Unmeasured, how_read
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.profiles import profile_names

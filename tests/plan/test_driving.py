@@ -12,7 +12,7 @@ from test_estimate import check, gap, groups_of
 from test_left_out import job_file
 from test_unequal_clock import gaps, stages_of, unequal_job
 
-from ratrain.describe.cluster import BY_OTHERS, Driving
+from ratrain.describe.device import BY_OTHERS, Driving
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.case import Case, case_of
 from ratrain.plan.every_plan import every_plan

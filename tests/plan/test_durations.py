@@ -9,7 +9,8 @@ import pytest
 from random_jobs import job
 
 from ratrain.cost.blocks import blocks
-from ratrain.describe.cluster import ClusterSpec, Tier
+from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.device import Tier
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError

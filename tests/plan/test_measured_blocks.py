@@ -10,7 +10,7 @@ from random_jobs import job
 from ratrain.cost.blocks import blocks
 from ratrain.cost.collectives import message
 from ratrain.cost.measured import Unmeasured
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.layer_profile import BlockName, LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import cluster_preset, model_preset

@@ -9,7 +9,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.describe.presets import cluster_preset
 from ratrain.plan.job_strategy import strategy_of

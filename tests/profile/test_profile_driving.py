@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from test_profile import measured
 
-from ratrain.describe.cluster import BY_OTHERS, Driving
+from ratrain.describe.device import BY_OTHERS, Driving
 from ratrain.describe.presets import load_cluster
 from ratrain.errors import TransportError
 from ratrain.profile.cluster_file import cluster_toml

@@ -12,7 +12,8 @@ from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 
 if TYPE_CHECKING:
-    from ratrain.describe.cluster import ClusterSpec, DeviceKind, Link
+    from ratrain.describe.cluster import ClusterSpec, Link
+    from ratrain.describe.device import DeviceKind
     from ratrain.describe.layer_profile import LayerProfile
 
 
@@ -83,7 +84,7 @@ def _details(cluster: ClusterSpec) -> str:
 
 
 def _device(kind: DeviceKind) -> list[str]:
-    from ratrain.describe.cluster import BY_OTHERS
+    from ratrain.describe.device import BY_OTHERS
     from ratrain.describe.units import (
         format_bytes,
         format_bytes_rate,

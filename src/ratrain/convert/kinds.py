@@ -11,7 +11,8 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from ratrain.describe.cluster import ClusterSpec, DeviceKind, Link
+from ratrain.describe.cluster import ClusterSpec, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import BlockName, LayerProfile, shape_of
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_names, cluster_preset, load_cluster

@@ -11,7 +11,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import groupby
 
-from ratrain.describe.cluster import ClusterSpec, DeviceKind, HostKind, Link
+from ratrain.describe.cluster import ClusterSpec, HostKind, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.strict import FrozenMap
 
 

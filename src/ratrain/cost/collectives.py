@@ -19,7 +19,8 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import NamedTuple
 
-from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
 
 
 @dataclass(frozen=True)

@@ -18,7 +18,7 @@ from ratrain.cost.collectives import Transfer
 from ratrain.cost.gpu_layer import PLAIN, Execution, Shape, gpu_block_s
 from ratrain.cost.measured import Measured, measured
 from ratrain.cost.precision import RESIDUAL_BYTES, precision_of, wire_bytes
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import BlockCase, shape_of
 
 LAUNCHES: dict[BlockKind, tuple[int, int, int]] = {

@@ -17,7 +17,7 @@ from __future__ import annotations
 from functools import cache
 from typing import NamedTuple
 
-from ratrain.describe.cluster import KernelModel
+from ratrain.describe.device import KernelModel
 
 TILES = ((256, 128, 1.0), (128, 256, 1.0), (128, 128, 0.95), (128, 64, 0.8), (64, 64, 0.6))
 """(tile_m, tile_n, share of the large-tile rate). The shares are assumed: small tiles

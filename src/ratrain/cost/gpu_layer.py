@@ -26,7 +26,7 @@ from dataclasses import dataclass
 from ratrain.cost import attention
 from ratrain.cost.blocks import ELEMENT_BYTES, Block
 from ratrain.cost.gemm import Product, product_s
-from ratrain.describe.cluster import DeviceKind, KernelModel
+from ratrain.describe.device import DeviceKind, KernelModel
 
 LAYER_KERNELS = (22, 38)
 """Kernels of a layer, forward and backward. Forward: 4 products, 2 of attention, 2 norms,

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from itertools import accumulate
 
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import BlockCase, LayerProfile
 from ratrain.errors import SpecError
 

@@ -16,7 +16,8 @@ from ratrain.describe.amounts import (
     SizeBytes,
 )
 from ratrain.describe.backends import Backend, backend_named
-from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind
+from ratrain.describe.cluster import ClusterSpec, Device
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.strict import FrozenMap, Rule
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec

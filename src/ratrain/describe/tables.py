@@ -6,7 +6,8 @@ import dataclasses
 from collections.abc import Mapping
 from typing import Any, cast
 
-from ratrain.describe.cluster import BY_OTHERS, ClusterSpec
+from ratrain.describe.cluster import ClusterSpec
+from ratrain.describe.device import BY_OTHERS
 
 
 def as_json(value: Any) -> Any:

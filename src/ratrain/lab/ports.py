@@ -12,7 +12,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
-from ratrain.describe.cluster import LEVELS, ClusterSpec, Device, LabSpec, Level, Link
+from ratrain.describe.cluster import LEVELS, ClusterSpec, Device, Level, Link
+from ratrain.describe.device import LabSpec
 from ratrain.describe.units import format_bytes_rate
 from ratrain.errors import Infeasible, SpecError
 

@@ -7,7 +7,8 @@ from dataclasses import replace
 from ratrain.cost.blocks import Block
 from ratrain.cost.compute import BlockTimes, block_times
 from ratrain.cost.gpu_layer import Execution
-from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
 from ratrain.plan.sizes import boundary_bytes, stores_scores

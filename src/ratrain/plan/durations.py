@@ -18,7 +18,8 @@ from ratrain.cost.collectives import (
 )
 from ratrain.cost.compute import BlockTimes, feed_back, update
 from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES, wire_bytes
-from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
 from ratrain.plan.buckets import bucket_count, sent_in_buckets

@@ -18,7 +18,8 @@ import numpy as np
 from ratrain.cost.blocks import Block, blocks
 from ratrain.cost.compute import BlockTimes
 from ratrain.cost.measured import Unmeasured
-from ratrain.describe.cluster import Device, DeviceKind
+from ratrain.describe.cluster import Device
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError

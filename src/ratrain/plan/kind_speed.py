@@ -14,7 +14,8 @@ from dataclasses import dataclass, replace
 from functools import lru_cache
 
 from ratrain.cost.measured import Unmeasured
-from ratrain.describe.cluster import Device, DeviceKind
+from ratrain.describe.cluster import Device
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.compute_times import times_in_layout
 from ratrain.plan.enumerate import kinds_of_block

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Literal
 
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.errors import RatrainError
 from ratrain.plan.standing import Standing, micro_batch_sizes, standing_of
 from ratrain.plan.subject import Subject, case_of_subject, keeping_all

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 from ratrain.cost.compute import case_of_block
 from ratrain.cost.gpu_layer import Execution
 from ratrain.cost.measured import Unmeasured, conditions, measured
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.enumerate import kinds_of_block
 

@@ -6,7 +6,8 @@ from collections.abc import Collection, Sequence
 from dataclasses import replace
 from itertools import groupby
 
-from ratrain.describe.cluster import ClusterSpec, DeviceKind, HostKind
+from ratrain.describe.cluster import ClusterSpec, HostKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import ClusterChoice, JobSpec
 
 Host = tuple[HostKind, int]

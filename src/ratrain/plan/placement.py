@@ -13,7 +13,8 @@ from functools import cached_property
 import numpy as np
 
 from ratrain.cost.algorithms import Group
-from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
+from ratrain.describe.cluster import ClusterSpec, Device, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.geometry import Geometry
 from ratrain.program.units import Ints

@@ -24,7 +24,7 @@ from ratrain.cost.scratch import (
     lanes_scratch_bytes,
     stored_scratch_bytes,
 )
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.units import format_bytes

@@ -6,7 +6,7 @@ from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 
-from ratrain.describe.cluster import DeviceKind
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.enumerate import divisors_of

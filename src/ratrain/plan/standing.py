@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ratrain.describe.cluster import Device, DeviceKind, Link
+from ratrain.describe.cluster import Device, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.plan.case import Case
 from ratrain.plan.placement import Placement
 from ratrain.plan.uneven_case import UnevenCase

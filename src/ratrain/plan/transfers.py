@@ -6,7 +6,8 @@ from dataclasses import replace
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
-from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.placement import Placement
 

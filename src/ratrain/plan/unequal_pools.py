@@ -15,7 +15,8 @@ from functools import cache, cached_property
 from itertools import combinations, islice, permutations, product
 from typing import NamedTuple
 
-from ratrain.describe.cluster import ClusterSpec, Device, DeviceKind, Link
+from ratrain.describe.cluster import ClusterSpec, Device, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.geometry import speed
 from ratrain.plan.kind_speed import kind_speed

@@ -9,7 +9,8 @@ from typing import Protocol
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import Transfer
 from ratrain.cost.compute import BlockTimes
-from ratrain.describe.cluster import DeviceKind, Link
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import LayoutSpec
 
 

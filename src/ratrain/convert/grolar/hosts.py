@@ -15,7 +15,8 @@ from ratrain.convert.grolar.files import (
 )
 from ratrain.convert.kinds import Known, device_of, known_kind
 from ratrain.convert.machines import Machine, cluster_of
-from ratrain.describe.cluster import ClusterSpec, DeviceKind, Link
+from ratrain.describe.cluster import ClusterSpec, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import LayerProfile
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError

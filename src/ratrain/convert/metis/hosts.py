@@ -22,7 +22,8 @@ from ratrain.convert.metis.files import (
     Node,
     Ranked,
 )
-from ratrain.describe.cluster import ClusterSpec, DeviceKind, Link
+from ratrain.describe.cluster import ClusterSpec, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import LayerProfile
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError

@@ -21,7 +21,8 @@ from ratrain.convert.sailor.files import (
     Group,
     NodeType,
 )
-from ratrain.describe.cluster import ClusterSpec, DeviceKind, Level, Link
+from ratrain.describe.cluster import ClusterSpec, Level, Link
+from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import LayerProfile
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
