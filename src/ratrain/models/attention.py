@@ -15,8 +15,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
-_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu
-_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward
+_CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
+_CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, row: Tensor | None) -> tuple[Tensor, Tensor]:

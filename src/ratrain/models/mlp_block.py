@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from ratrain.models import kernels
 from ratrain.models.linear import input_gradient, linear, linear_onto, weight_gradient
 from ratrain.models.norm import rms_norm, rms_norm_gradients
 from ratrain.models.rows import Rows, by_rank, own_rows, summed
@@ -38,7 +39,7 @@ class MlpBlock(Function):
         gate = linear(weights, "mlp.gate", inputs.all())
         up = linear(weights, "mlp.up", inputs.all())
         inputs.let_go()
-        act = functional.silu(gate).mul_(up)
+        act = _gated(gate, up)
         ctx.save_for_backward(x, normed, rstd, gate, up, act)
         ctx.weights, ctx.group = weights, group
         output = by_rank(linear_onto(weights, "mlp.down", act, flat, group), group)
@@ -51,7 +52,9 @@ class MlpBlock(Function):
         group: TensorGroup | None = ctx.group
         grad, inputs = Rows(own_rows(grads[0], group), group), Rows(normed, group)
         weight_gradient(weights, "mlp.down", grad, Rows(act))
-        d_gate, d_up = _gated_(input_gradient(weights, "mlp.down", grad.all()), gate, up)
+        d_act = input_gradient(weights, "mlp.down", grad.all())
+        d_gate, d_up = _gated_gradients_(d_act, gate, up)
+        del d_act
         grad.let_go()
         weight_gradient(weights, "mlp.gate", Rows(d_gate), inputs)
         weight_gradient(weights, "mlp.up", Rows(d_up), inputs)
@@ -67,8 +70,18 @@ class MlpBlock(Function):
         return dx.view(x.shape), None, None, None
 
 
-def _gated_(d_act: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
+def _gated(gate: Tensor, up: Tensor) -> Tensor:
+    """silu(gate) up."""
+    if c := kernels.kernels_for(gate):
+        return kernels.gated(c, gate, up)
+    return functional.silu(gate).mul_(up)
+
+
+def _gated_gradients_(d_act: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
     """Gradients of gate and up where act = silu(gate) up, written over gate and up."""
+    if c := kernels.kernels_for(gate):
+        kernels.gated_gradients_(c, d_act, gate, up)
+        return gate, up
     d_silu = d_act * up
     torch.mul(functional.silu(gate), d_act, out=up)
     torch.ops.aten.silu_backward.grad_input(d_silu, gate, grad_input=gate)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
+from ratrain.models import kernels
 from ratrain.models.linear import accumulation_dtype
 from ratrain.models.rows import by_rank
 from ratrain.models.tensor_group import TensorGroup, leads
@@ -20,6 +21,8 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
 
     x r is rounded to x's dtype before the product with w, as in Hugging Face's models.
     """
+    if c := kernels.kernels_for(x):
+        return kernels.rms_norm(c, x, weight, epsilon)
     rstd = row_lengths(x).square_().div_(x.shape[-1]).add_(epsilon).rsqrt_()
     return (x * rstd).to(x.dtype).mul_(weight), rstd
 
@@ -31,6 +34,8 @@ def rms_norm_gradients(
 
     dx = r (w g - x r^2 mean(w g x)), dw = sum over rows of g x r.
     """
+    if c := kernels.kernels_for(x):
+        return kernels.rms_norm_gradients(c, grad, x, rstd, weight, residual_grad)
     wide, wide_grad, scale = (t.to(rstd.dtype) for t in (x, grad, weight))
     scaled = (wide * rstd).mul_(wide_grad)  # g x r
     weight_grad = scaled.sum(0)

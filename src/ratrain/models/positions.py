@@ -11,6 +11,7 @@ from math import floor, log2
 import torch
 from torch import Tensor
 
+from ratrain.models import kernels
 from ratrain.models.linear import accumulation_dtype
 
 
@@ -29,6 +30,9 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 
     The turn is orthogonal: its gradient is the turn back, with -sin, and needs nothing kept.
     """
+    if x.is_contiguous() and (c := kernels.kernels_for(x)):
+        kernels.rotate_(c, x, cos, sin)
+        return x
     wide = x.to(accumulation_dtype(x.dtype))  # x itself, unless it has 16 bits
     left, right = wide.chunk(2, dim=-1)
     turned = (left * cos).addcmul_(right, sin, value=-1)

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from statistics import fmean, median
-from typing import Any
+from typing import Any, NamedTuple
 
 from ratrain.describe.layer_profile import (
     BlockCase,
@@ -109,19 +109,19 @@ def _passes(
     request: LayersAsked, block: BlockName, size: int, watch: Watch, figure: str
 ) -> tuple[float, float]:
     """Seconds of one block's forward and of its backward, after one pass to warm up."""
-    forward, backward, settle, count = _work(request, block, size)
+    work = block_work(request, block, size)
     forward_s: list[float] = []
     backward_s: list[float] = []
 
     def one_pass() -> None:
         start_s = time.perf_counter()
-        outputs = forward()
-        settle()
+        outputs = work.forward()
+        work.settle()
         middle_s = time.perf_counter()
-        backward(outputs)
-        settle()
-        forward_s.append((middle_s - start_s) / count)
-        backward_s.append((time.perf_counter() - middle_s) / count)
+        work.backward(outputs)
+        work.settle()
+        forward_s.append((middle_s - start_s) / work.blocks)
+        backward_s.append((time.perf_counter() - middle_s) / work.blocks)
 
     one_pass()
     forward_s.clear()
@@ -139,11 +139,18 @@ def _passes(
     return median(forward_s), median(backward_s)
 
 
-def _work(
-    request: LayersAsked, block: BlockName, size: int
-) -> tuple[Callable[[], Any], Callable[[Any], None], Callable[[], None], int]:
-    """(a forward through several such blocks, their backward given what that returned, waiting for
-    the device, how many blocks) on tensors made once."""
+class BlockWork(NamedTuple):
+    """A forward through several such blocks, their backward given what that returned, waiting for
+    the device, and how many blocks."""
+
+    forward: Callable[[], Any]
+    backward: Callable[[Any], None]
+    settle: Callable[[], None]
+    blocks: int
+
+
+def block_work(request: LayersAsked, block: BlockName, size: int) -> BlockWork:
+    """What is timed, on tensors made once."""
     import torch as module  # pyright: ignore[reportMissingImports]
 
     from ratrain.models.units import MicroBatch, unit_of
@@ -181,7 +188,7 @@ def _work(
         if request.device == "cuda":
             torch.cuda.synchronize()
 
-    return forward, backward, settle, count
+    return BlockWork(forward, backward, settle, count)
 
 
 def _weights(layout: Any, placement: dict[str, Any]) -> Any:
