@@ -266,6 +266,24 @@ def test_five_hundred_more_are_too() -> None:
         check(seed)
 
 
+def test_where_a_short_and_a_long_step_alternate_the_long_one_is_what_is_said() -> None:
+    plan = uneven_plan(parse_plan(json.dumps(random_members(Random(385))), "p.json"), "p.json")
+    case = UnevenCase(plan)
+    simulations = [
+        simulate(case.program, case.costs, steps=steps, verdict=case.proved.verdict)
+        for steps in (3, 4, 5, 6)
+    ]
+    short, *others = (simulation.step_time_s for simulation in simulations)
+    assert others == pytest.approx([others[0]] * 3)
+    assert short < 0.98 * others[0]
+    for simulation in simulations[1:]:
+        assert not simulation.window.steady
+        assert [
+            times.compute_s + times.recovery_s + times.driving_s + sum(times.waiting_s.values())
+            for times in simulation.ranks
+        ] == pytest.approx([simulation.step_time_s] * len(simulation.ranks))
+
+
 def test_work_is_counted_by_what_each_member_serves() -> None:
     plan = read(replica(6, *FAST_AND_SLOW), sequences=6)
     case = UnevenCase(plan)

@@ -36,18 +36,19 @@ class RankTimes:
 
 @dataclass(frozen=True)
 class Window:
-    """The steady step: the last one but one, from its first compute op to the next step's."""
+    """The step that stands for all, and how long it takes."""
 
     step: int
     length_s: float
-    steady: bool  # whether the step before took as long, to one part in a thousand
+    steady: bool  # whether the last two took as long as each other, to one part in a thousand
 
 
 def steady_window(table: Table, run: Run) -> Window:
     """The step that stands for all: measured from boundary to boundary of two late steps.
 
     A step's boundary is the end of its last backward on any rank, so that work which crosses
-    into the next step is counted once.
+    into the next step is counted once. Of four steps or more it is the longer of the last two: a
+    short and a long step may alternate, where micro-batches change their member of a stage.
     """
     n = len(table)
     ends = np.flatnonzero(table.is_any(Kind.B, Kind.W))
@@ -56,7 +57,8 @@ def steady_window(table: Table, run: Run) -> Window:
         return Window(0, float(run.end_s.max()), steady=False)
     lengths = np.diff(boundary)
     steady = len(lengths) > 1 and abs(lengths[-1] - lengths[-2]) <= 1e-3 * lengths[-1]
-    return Window(run.steps - 1, float(lengths[-1]), bool(steady))
+    before = len(lengths) > 2 and not steady and lengths[-2] > lengths[-1]
+    return Window(run.steps - 1 - before, float(lengths[-1 - before]), bool(steady))
 
 
 def rank_times(table: Table, run: Run, fixed_s: Floats, window: Window) -> tuple[RankTimes, ...]:

@@ -244,5 +244,7 @@ def _footer(simulation: Simulation) -> Iterator[str]:
     )
     if steps == 1:
         yield "this step began with an empty pipeline; for a steady one simulate more (--steps)"
+    elif not simulation.window.steady and steps < 4:
+        yield "not steady yet: simulate more (--steps)"
     elif not simulation.window.steady:
-        yield "not steady yet: the last two steps differ; simulate more (--steps)"
+        yield "the last two steps differ, the longer one is shown; simulate more (--steps)"
