@@ -11,7 +11,7 @@
 /* One copy of a function for each width of vectors, chosen when the library is loaded. */
 #if defined(__x86_64__) && defined(__linux__) && defined(__GNUC__) && !defined(__clang__) && \
     !defined(ONE_WIDTH)
-#define EACH_WIDTH __attribute__((target_clones("arch=x86-64-v4", "arch=x86-64-v3", "default")))
+#define EACH_WIDTH __attribute__((target_clones("avx512f", "avx2", "default")))
 #else
 #define EACH_WIDTH
 #endif

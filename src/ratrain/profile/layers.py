@@ -153,6 +153,7 @@ def block_work(request: LayersAsked, block: BlockName, size: int) -> BlockWork:
     """What is timed, on tensors made once."""
     import torch as module  # pyright: ignore[reportMissingImports]
 
+    from ratrain.models.graphs import gradient_of_leaf, graph_of
     from ratrain.models.units import MicroBatch, unit_of
 
     torch: Any = module
@@ -172,17 +173,20 @@ def block_work(request: LayersAsked, block: BlockName, size: int) -> BlockWork:
     if block != "head":
         seed = torch.randn((size, length, spec.hidden), **placement).mul_(1e-3)
 
-    def forward() -> list[tuple[Any, Any]]:
-        ends: list[tuple[Any, Any]] = []
-        for weights in held:
-            leaf = (ends[-1][1] if ends else x).detach().requires_grad_(True)
-            ends.append((leaf, unit.forward(weights, leaf, batch)))
-        return ends
+    def forward() -> list[Any]:
+        graphs: list[Any] = []
+        given = x
+        for weights, _ in held:
+            leaf = given.detach().requires_grad_(True)
+            given = unit.forward(weights, leaf, batch)
+            graphs.append(graph_of(given, leaf))
+        return graphs
 
-    def backward(ends: list[tuple[Any, Any]]) -> None:
-        while ends:
-            leaf, output = ends.pop()
-            torch.autograd.grad([output], [leaf], [seed], allow_unused=True)
+    def backward(graphs: list[Any]) -> None:
+        for (weights, gradient), graph in zip(reversed(held), reversed(graphs), strict=True):
+            weights.attach_gradient(gradient)
+            gradient_of_leaf(graph, seed)
+            weights.attach_gradient(None)
 
     def settle() -> None:
         if request.device == "cuda":
@@ -191,8 +195,8 @@ def block_work(request: LayersAsked, block: BlockName, size: int) -> BlockWork:
     return BlockWork(forward, backward, settle, count)
 
 
-def _weights(layout: Any, placement: dict[str, Any]) -> Any:
-    """Weights and the gradient that backward adds to, in memory of their own."""
+def _weights(layout: Any, placement: dict[str, Any]) -> tuple[Any, Any]:
+    """Weights, and the gradient that backward adds to, in memory of their own."""
     import torch as module  # pyright: ignore[reportMissingImports]
 
     from ratrain.models.weights import Weights
@@ -200,8 +204,7 @@ def _weights(layout: Any, placement: dict[str, Any]) -> Any:
     torch: Any = module
     weights = Weights(layout)
     weights.attach_view(torch.randn(layout.size, **placement).mul_(0.02))
-    weights.attach_gradient(torch.zeros(layout.size, **placement))
-    return weights
+    return weights, torch.zeros(layout.size, **placement)
 
 
 class _Alone:

@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.models.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.models.rows import own_rows, spread
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.step.allocator import Allocator
-from ratrain.runtime.step.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 

@@ -8,7 +8,7 @@ import sys
 import pytest
 import torch
 
-from ratrain.runtime.step.graphs import gradient_of_leaf, graph_of
+from ratrain.models.graphs import gradient_of_leaf, graph_of
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
@@ -52,7 +52,7 @@ def test_a_rank_goes_back_without_importing_sympy() -> None:
     code = """
 import sys, torch
 import ratrain.runtime.rank.rank_run
-from ratrain.runtime.step.graphs import gradient_of_leaf, graph_of
+from ratrain.models.graphs import gradient_of_leaf, graph_of
 leaf = torch.ones(2, requires_grad=True)
 gradient_of_leaf(graph_of(leaf * 2, leaf), torch.ones(2))
 print("sympy" in sys.modules)
