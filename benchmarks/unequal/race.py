@@ -22,6 +22,8 @@ from ratrain.lab import Lab
 
 OURS = "ratrain"
 EQUAL = f"{OURS}, equal layers"
+TRIED = (1, 2)
+"""Micro-batches that a pipeline is tried with besides the one chosen by its blocks' times."""
 
 
 @dataclass(frozen=True)
@@ -89,11 +91,16 @@ class Ground:
 
     def entrants(self) -> Iterator[Entrant]:
         """Peers first: in the planner's order of devices, with the micro-batch and the layers
-        that an expert would choose by what the blocks take."""
+        that an expert would choose by what the blocks take. Those times have no messages, so an
+        expert also tries a pipeline with smaller micro-batches."""
         job = self._field(self.row.case, OURS).folder / "job.toml"
         alike = planned(job, self.row.pipeline)
         for shape in self.row.peers:
-            yield self._peer(shape, alike)
+            chosen = self._peer(shape, alike)
+            yield chosen
+            for size in TRIED if shape.method == "pp" else ():
+                if size < chosen.field.case.micro_batch:
+                    yield self._peer(shape, alike, size)
         if self.row.pipeline:  # the question is how layers are divided, not over what
             yield self._by_layout(OURS, alike)
         else:
@@ -118,7 +125,7 @@ class Ground:
         plan.write_text(written.text)
         return Entrant(name, written.words, field, OURS, written.step_s, plan)
 
-    def _peer(self, shape: Shape, planned: Planned) -> Entrant:
+    def _peer(self, shape: Shape, planned: Planned, size: int | None = None) -> Entrant:
         """On all devices, in the planner's order of them; or on the first ones. Of devices that are
         hosts of their own, slow ones first and fast ones first are tried too."""
         placed = (*planned.candidate.placement.devices, *planned.candidate.idle)
@@ -130,15 +137,17 @@ class Ground:
             slow_first = sorted(order, key=lambda device: self.row.shares[device])
             orders += [slow_first, slow_first[::-1]]
         order, case, stages = min(
-            (self._cut(shape, tried) for tried in orders), key=lambda cut: self._step_s(*cut[1:])
+            (self._cut(shape, tried, size) for tried in orders),
+            key=lambda cut: self._step_s(*cut[1:]),
         )
         name = shape.method if shape.ranks == len(placed) else f"{shape.method}, {shape.ranks}"
+        name += "" if size is None else f", micro-batch {size}"
         words = f"{lying(case.layers, stages)}, micro-batches of {case.micro_batch}"
         there = replace(self._field(case, name), lab=_in_order(self.lab, order))
         return Entrant(name, words, there, shape.method)
 
     def _cut(
-        self, shape: Shape, order: Sequence[int]
+        self, shape: Shape, order: Sequence[int], size: int | None
     ) -> tuple[Sequence[int], Case, list[tuple[float, ...]]]:
         """A peer on devices in this order, cut as well as the blocks' times say; and the shares of
         each stage's devices."""
@@ -148,14 +157,16 @@ class Ground:
         )
         stages = [shares[stage * case.data :][: case.data] for stage in range(case.pipeline)]
         case = min(
-            self._by_hand(case, [*map(min, stages)]), key=lambda cut: self._step_s(cut, stages)
+            self._by_hand(case, [*map(min, stages)], size),
+            key=lambda cut: self._step_s(cut, stages),
         )
         return order, case, stages
 
-    def _by_hand(self, case: Case, shares: list[float]) -> Iterator[Case]:
-        """The best cut for each micro-batch that divides the batch and fills the pipeline."""
+    def _by_hand(self, case: Case, shares: list[float], only: int | None) -> Iterator[Case]:
+        """The best cut for each micro-batch that divides the batch and fills the pipeline, or for
+        only one."""
         each = case.sequences // case.data
-        for size in range(1, each + 1):
+        for size in range(1, each + 1) if only is None else (only,):
             if each % size == 0 and each // size >= case.pipeline:
                 layers = best_split(
                     self.blocks.costs(size), MODELS[case.model].layers, shares, each // size

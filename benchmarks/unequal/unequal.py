@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import sys
 from collections.abc import Iterator
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "runtime"))
@@ -119,6 +119,9 @@ def _fewer_words(raced: Found) -> Iterator[str]:
 def main() -> None:
     names = [row.name for row in ROWS]
     asked = parser_of(__doc__, names)
+    asked.add_argument(
+        "--peer", nargs="+", metavar="METHOD", help="run only these peers, as pp ddp"
+    )
     chosen = asked.parse_args()
     if chosen.list:
         print("\n".join(names))
@@ -126,7 +129,8 @@ def main() -> None:
     rows: list[Found] = []
     for row in ROWS:
         if row.name in chosen.row:
-            rows.append(run_row(row, chosen.repetitions, say))
+            peers = tuple(s for s in row.peers if chosen.peer is None or s.method in chosen.peer)
+            rows.append(run_row(replace(row, peers=peers), chosen.repetitions, say))
             print("\n".join(lines(rows[-1])), flush=True)
             if chosen.json:
                 chosen.json.write_text(json.dumps([asdict(raced) for raced in rows], indent=1))
