@@ -7,6 +7,7 @@ started it.
 from __future__ import annotations
 
 import os
+from contextlib import suppress
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -79,10 +80,12 @@ class TensorBoard:
         ]
         summary = self._summary(value=values)
         event = self._event(step=row["step"] + 1, wall_time=row["time_s"], summary=summary)
-        self._writer.add_event(event)
+        with suppress(FileNotFoundError):  # the run's folder is gone: whoever follows it says so
+            self._writer.add_event(event)
 
     def close(self) -> None:
-        self._writer.close()
+        with suppress(FileNotFoundError):
+            self._writer.close()
 
 
 class WeightsAndBiases:
