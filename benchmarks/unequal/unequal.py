@@ -23,6 +23,7 @@ from race import EQUAL, OURS, Figures, Found, run_row
 from rows import ROWS
 from split import best_split, ideal_gain
 
+METHODS = sorted({shape.method for row in ROWS for shape in row.peers})
 REACHED, PREDICTED = 0.9, 0.05
 """Targets: the part of the ideal gain that is reached, and how far predictions may be off."""
 
@@ -120,7 +121,7 @@ def main() -> None:
     names = [row.name for row in ROWS]
     asked = parser_of(__doc__, names)
     asked.add_argument(
-        "--peer", nargs="+", metavar="METHOD", help="run only these peers, as pp ddp"
+        "--peer", nargs="+", choices=METHODS, metavar="METHOD", help=f"only of {' '.join(METHODS)}"
     )
     chosen = asked.parse_args()
     if chosen.list:

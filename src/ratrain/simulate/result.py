@@ -57,8 +57,9 @@ def steady_window(table: Table, run: Run) -> Window:
         return Window(0, float(run.end_s.max()), steady=False)
     lengths = np.diff(boundary)
     steady = len(lengths) > 1 and abs(lengths[-1] - lengths[-2]) <= 1e-3 * lengths[-1]
-    before = len(lengths) > 2 and not steady and lengths[-2] > lengths[-1]
-    return Window(run.steps - 1 - before, float(lengths[-1 - before]), bool(steady))
+    if len(lengths) > 2 and not steady and lengths[-2] > lengths[-1]:
+        return Window(run.steps - 2, float(lengths[-2]), steady=False)
+    return Window(run.steps - 1, float(lengths[-1]), bool(steady))
 
 
 def rank_times(table: Table, run: Run, fixed_s: Floats, window: Window) -> tuple[RankTimes, ...]:

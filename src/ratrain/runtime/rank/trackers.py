@@ -7,7 +7,8 @@ started it.
 from __future__ import annotations
 
 import os
-from contextlib import suppress
+import socket
+import time
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
@@ -60,18 +61,19 @@ def scalars(row: Row) -> dict[str, float]:
     return figures
 
 
-_FLUSH_S = 10
-"""Of curves no more than this is missing while a run goes, or when it is killed."""
-
-
 class TensorBoard:
-    """An events file, written with TensorBoard's own writer, which needs no torch."""
+    """An events file, in TensorBoard's own records, which need no torch. Its own writer opens the
+    file by name for each write, in a thread that fails by itself when the folder is gone; this one
+    keeps it open."""
 
     def __init__(self, folder: Path) -> None:
-        writer = import_module("tensorboard.summary.writer.event_file_writer")
-        self._writer: Any = writer.EventFileWriter(str(folder), flush_secs=_FLUSH_S)
+        folder.mkdir(parents=True, exist_ok=True)
+        name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
+        records = import_module("tensorboard.summary.writer.record_writer")
+        self._records: Any = records.RecordWriter((folder / name).open("xb"))
         self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
+        self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
 
     def write(self, row: Row) -> None:
         values = [
@@ -79,13 +81,15 @@ class TensorBoard:
             for name, value in scalars(row).items()
         ]
         summary = self._summary(value=values)
-        event = self._event(step=row["step"] + 1, wall_time=row["time_s"], summary=summary)
-        with suppress(FileNotFoundError):  # the run's folder is gone: whoever follows it says so
-            self._writer.add_event(event)
+        self._add(self._event(step=row["step"] + 1, wall_time=row["time_s"], summary=summary))
 
     def close(self) -> None:
-        with suppress(FileNotFoundError):
-            self._writer.close()
+        self._records.close()
+
+    def _add(self, event: Any) -> None:
+        """Written at once: a run that is killed has all of its curve."""
+        self._records.write(event.SerializeToString())
+        self._records.flush()
 
 
 class WeightsAndBiases:
