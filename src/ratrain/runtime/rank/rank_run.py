@@ -183,6 +183,8 @@ def _train(
     round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = Allocator(device)
+    if rank == 0 and stand.spec.allocator and not allocator.counts:
+        voice.say("what ranks allocate is neither counted nor limited: see the report")
     identity = identity_of(stand.data.prepared)
     batches = _batches(stand, device)
     best = read_best(folder.path)
