@@ -58,17 +58,6 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
         data, offset = data[count:], offset + count
 
 
-def read_at(fd: int, data: memoryview, offset: int) -> int:
-    """Fills `data` from the file; returns the bytes read, fewer only where the file ends."""
-    read = 0
-    while read < len(data):
-        count = os.preadv(fd, [data[read:]], offset + read)
-        if not count:
-            break
-        read += count
-    return read
-
-
 def sync_folder(folder: Path) -> None:
     """Makes renames and new names in a folder last through a loss of power."""
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY)

@@ -84,7 +84,7 @@ class Samples:
         rows = np.empty((len(indices), self.sequence_length + 1), np.int64)
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = index * self.sequence_length
-            row[:] = self.store.tokens[start : start + self.sequence_length + 1]
+            row[:] = self.store.read(start, start + self.sequence_length + 1)
         self._check(rows)
         return Batch(rows[:, :-1].copy(), rows[:, 1:].copy())
 

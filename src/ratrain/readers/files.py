@@ -66,6 +66,17 @@ def read_open(file: BinaryIO, most_bytes: int) -> bytes:
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
 
 
+def read_at(fd: int, data: memoryview, offset: int) -> int:
+    """Fills `data` from the file; returns the bytes read, fewer only where the file ends."""
+    read = 0
+    while read < len(data):
+        count = os.preadv(fd, [data[read:]], offset + read)
+        if not count:
+            break
+        read += count
+    return read
+
+
 def read_text(path: Path, most_bytes: int = JSON_BYTES) -> str:
     """The text of a file in UTF-8, without the byte-order mark that some editors write."""
     return decoded(read_bytes(path, most_bytes), str(path))
