@@ -34,3 +34,33 @@ def test_tokens_that_are_cut_while_a_run_reads_them_are_named_and_it_resumes_wit
     assert again.status == 0, again.err
     ratrain(tmp_path, "train", "job.toml", "--run", "whole", "--no-calibrate", "--steps", steps)
     assert losses(tmp_path / "cut") == losses(tmp_path / "whole")
+
+
+def test_a_run_resumes_beside_damaged_or_lost_metrics_and_says_which_steps_are_lost(
+    tmp_path: Path,
+) -> None:
+    job = ("train", write_job(tmp_path, steps=4), "--run", "run", "--no-calibrate")
+    run = tmp_path / "run"
+    assert ratrain(tmp_path, *job).status == 0
+    metrics = run / "metrics.jsonl"
+    whole = metrics.read_text().splitlines(keepends=True)
+    damaged = [
+        whole[0],
+        "\0" * 80 + "\n",
+        whole[2].replace('"step_time_s": ', '"step_time_s": -'),
+        whole[3],
+    ]
+    metrics.write_text("".join(damaged))
+
+    resumed = ratrain(tmp_path, *job, "--resume", "--steps", "8")
+    assert resumed.status == 0, resumed.err
+    assert f"{metrics.relative_to(tmp_path)}:2: damaged, and 1 more line: " in resumed.err
+    assert "losses and times of steps 2 to 3 are lost: metrics.jsonl has no rows" in resumed.err
+    assert (run / "metrics-damaged.jsonl").read_text() == "".join(damaged)
+    assert [row["step"] for row in RunFolder(run).read_metrics()] == [0, 3, 4, 5, 6, 7]
+
+    metrics.unlink()
+    again = ratrain(tmp_path, *job, "--resume", "--steps", "12")
+    assert again.status == 0, again.err
+    assert "metrics.jsonl is missing: the losses and times of steps 1 to 8 are lost" in again.err
+    assert len(losses(run)) == 4
