@@ -32,10 +32,10 @@ from planning import Planned, WrittenPlan, of_any
 
 from ratrain.describe.job import JobSpec
 from ratrain.lab import Lab
-from ratrain.plan.jobs import load_job
-from ratrain.plan.search import search
-from ratrain.plan.unequal_search import unequal_search
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search
+from ratrain.plan.search.unequal import unequal_search
 
 OURS = "ratrain"
 STARTS = 4

@@ -11,16 +11,16 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_of
-from ratrain.plan.explain import explain, explanation_text
-from ratrain.plan.jobs import load_job
-from ratrain.plan.known_plans import KnownPlans
-from ratrain.plan.plan_file import load_plan, parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import case_of
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import load_plan, parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.layouts import search
+from ratrain.plan.words.explain import explain, explanation_text
 from ratrain.program.kind import Kind
 from ratrain.report.facts.job import contents_of_job
 from ratrain.report.page import page

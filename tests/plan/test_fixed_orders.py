@@ -11,13 +11,13 @@ from registered import declared_inside
 
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case import case_of, case_of_candidate
-from ratrain.plan.jobs import load_job
-from ratrain.plan.order_board import Board
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders.board import Board
+from ratrain.plan.search.layouts import search
 from ratrain.program.actions import Action
 from ratrain.program.csv import write_csv
 from ratrain.program.kind import Lane

@@ -11,9 +11,9 @@ from random_jobs import job
 from test_left_out import job_file
 
 from ratrain.describe.job import LayoutSpec
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search
 from ratrain.simulate.long import simulate_proved
 
 PAGE = Path(__file__).parents[2] / "docs" / "known-defects.md"

@@ -13,14 +13,14 @@ from random_jobs import job
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.jobs import load_job
-from ratrain.plan.misfit import misfits
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.tables import candidate_json, plan_name, table
+from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search
+from ratrain.plan.search.misfit import misfits
+from ratrain.plan.words.tables import candidate_json, plan_name, table
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate

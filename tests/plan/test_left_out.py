@@ -13,11 +13,10 @@ from random_jobs import job
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kind_speed import kind_speed, least_step_s
-from ratrain.plan.left_out import parts_of_cluster
-from ratrain.plan.search import search
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.kind_speed import kind_speed, least_step_s, parts_of_cluster
+from ratrain.plan.search.layouts import search
 
 DEVICE = """
 [[device]]

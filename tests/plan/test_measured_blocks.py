@@ -14,12 +14,12 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.layer_profile import BlockName, LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.placement import place
-from ratrain.plan.search import search
-from ratrain.plan.tables import search_text
-from ratrain.plan.transfers import stage_message
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.layout.placement import place
+from ratrain.plan.layout.transfers import stage_message
+from ratrain.plan.search.layouts import search
+from ratrain.plan.words.tables import search_text
 from ratrain.simulate.simulate import simulate
 
 MODEL = model_preset("small-llama")

@@ -12,12 +12,12 @@ from random_jobs import candidates, job
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_of_candidate
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.ranges import read_ranges, write_ranges
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.ranges import read_ranges, write_ranges
+from ratrain.plan.search.layouts import search
 from ratrain.simulate.simulate import simulate
 
 SMALL = job("small-llama", "cpu-lab", 4, 8, budget_bytes=200_000_000)

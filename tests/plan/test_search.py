@@ -13,13 +13,13 @@ from random_jobs import job, jobs
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.build import candidate
-from ratrain.plan.case import case_of, case_of_candidate
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.planned import planned
-from ratrain.plan.search import check, search
-from ratrain.plan.trial import timed
+from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.price.trial import timed
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.layouts import check, search
+from ratrain.plan.search.misfit import planned
 from ratrain.program.replicas import Recovery
 from ratrain.program.verify import verify
 from ratrain.reproduce.published import SMALLEST

@@ -20,15 +20,15 @@ from ratrain.describe.backends import BACKENDS, declare_backend
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.errors import SpecError
-from ratrain.plan.bill import bill
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import Group, groups_of
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import check, search
-from ratrain.plan.sizes import boundary_bytes
-from ratrain.plan.transfers import inner_sums_s, sums_of_op
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.enumerate import Group, groups_of
+from ratrain.plan.layout.sizes import boundary_bytes
+from ratrain.plan.layout.transfers import inner_sums_s, sums_of_op
+from ratrain.plan.price.bill import bill
+from ratrain.plan.search.layouts import check, search
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate
 

@@ -13,19 +13,19 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.bill import bill
-from ratrain.plan.case import Case, case_of
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.enumerate import group_of_layout
-from ratrain.plan.estimate import estimate
-from ratrain.plan.explain_kinds import kinds_text
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.enumerate import group_of_layout
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.bill import bill
+from ratrain.plan.price.estimate import estimate
+from ratrain.plan.search.layouts import search
+from ratrain.plan.words.explain_kinds import kinds_text
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Setup
 from ratrain.program.text import read_text, write_text

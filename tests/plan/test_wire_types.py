@@ -10,14 +10,14 @@ import pytest
 from random_jobs import job
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import group_of_layout
-from ratrain.plan.estimate import estimate
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.enumerate import group_of_layout
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.estimate import estimate
+from ratrain.plan.search.layouts import search
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.report.facts.job import contents_of_job

@@ -14,9 +14,9 @@ from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]

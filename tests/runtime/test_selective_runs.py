@@ -14,10 +14,10 @@ from test_tensor import WIDE, assert_near
 from training import train
 
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_writing import plan_of
-from ratrain.plan.plan_writing import write_plan as plan_text
-from ratrain.plan.search import search
+from ratrain.plan.file.writing import plan_of
+from ratrain.plan.file.writing import write_plan as plan_text
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search
 from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 

@@ -11,7 +11,12 @@ from ratrain.api.jobs import Job, job_of, load_job
 from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.compared import (
+from ratrain.plan.orders.of_plan import PlanOrders
+from ratrain.plan.orders.schedules import Predicted
+from ratrain.plan.orders.schedules import fastest_s as fastest_of
+from ratrain.plan.orders.search import Limits
+from ratrain.plan.orders.searched import SearchedOrder, SearchResult
+from ratrain.plan.words.compared import (
     Compared,
     compare,
     compared_json,
@@ -21,12 +26,7 @@ from ratrain.plan.compared import (
     order_found_text,
     search_compared,
 )
-from ratrain.plan.order_search import Limits
-from ratrain.plan.plan_orders import PlanOrders
-from ratrain.plan.schedules import Predicted
-from ratrain.plan.schedules import fastest_s as fastest_of
-from ratrain.plan.searched_order import SearchedOrder, SearchResult
-from ratrain.plan.searched_words import settings
+from ratrain.plan.words.searched import settings
 from ratrain.readers.writing import write_whole
 
 

@@ -60,10 +60,10 @@ def command(
     """
 
     from ratrain.cli.progress import progress
-    from ratrain.plan.every_plan import every_plan
-    from ratrain.plan.jobs import load_job_to_plan
-    from ratrain.plan.plan_writing import write_plan
-    from ratrain.plan.unequal_words import every_json, every_text
+    from ratrain.plan.file.writing import write_plan
+    from ratrain.plan.layout.jobs import load_job_to_plan
+    from ratrain.plan.search.every_plan import every_plan
+    from ratrain.plan.words.unequal import every_json, every_text
     from ratrain.readers.writing import write_whole
 
     described = load_job_to_plan(job, overrides)

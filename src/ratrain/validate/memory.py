@@ -13,9 +13,9 @@ from functools import cached_property
 
 import numpy as np
 
-from ratrain.plan.bill import bill
-from ratrain.plan.case import Case, case_of
-from ratrain.plan.enumerate import Group, StateMode, kinds_of_block
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.layout.enumerate import Group, StateMode, kinds_of_block
+from ratrain.plan.price.bill import bill
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import apply_strategy

@@ -20,8 +20,8 @@ from ratrain.convert.metis.files import (
 )
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError
-from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage
-from ratrain.plan.ranges import write_ranges
+from ratrain.plan.file.form import Plan, PlanReplica, PlanStage
+from ratrain.plan.layout.ranges import write_ranges
 from ratrain.readers.files import read_text
 from ratrain.readers.json import parse_json
 from ratrain.readers.place import Place

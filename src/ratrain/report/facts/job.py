@@ -8,19 +8,19 @@ from dataclasses import replace
 from pathlib import Path
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.case import Case
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.known_plans import plan_of_job, searched
-from ratrain.plan.other_clusters import kinds_of
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.ranges import write_ranges
-from ratrain.plan.search import Search, search
-from ratrain.plan.standing import standing_of
-from ratrain.plan.subject import Subject, case_of_subject, subject_of
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.case.standing import standing_of
+from ratrain.plan.case.subject import Subject, case_of_subject, subject_of
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.other_clusters import kinds_of
+from ratrain.plan.layout.ranges import write_ranges
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.known_plans import plan_of_job, searched
+from ratrain.plan.search.layouts import Search, search
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting

@@ -15,11 +15,11 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.durations import costs_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.placement import place
-from ratrain.plan.search import search
-from ratrain.plan.standing import Standing, standing_of_placement
+from ratrain.plan.case.standing import Standing, standing_of_placement
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.placement import place
+from ratrain.plan.price.durations import costs_of
+from ratrain.plan.search.layouts import search
 from ratrain.program.program import Program
 from ratrain.report.contents import Advice, Candidates, Times
 from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from ratrain.errors import SpecError
-from ratrain.plan.trainable import untrainable
-from ratrain.plan.uneven_case import UnevenCase, activations_words
-from ratrain.plan.uneven_setup import UnevenReplica
+from ratrain.plan.case.uneven import UnevenCase, activations_words
+from ratrain.plan.file.checks import untrainable
+from ratrain.plan.file.uneven import UnevenReplica
 from ratrain.runtime.seats import Seats
 
 
