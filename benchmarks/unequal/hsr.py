@@ -24,6 +24,7 @@ from planning import of_any
 
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
+from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
 from ratrain.plan.layout.candidate import Candidate, candidate
@@ -31,7 +32,6 @@ from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.further_orders import in_split_order, split_orders_tried
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
-from ratrain.plan.layout.ranges import STAGES, write_list
 from ratrain.plan.price.trial import proof, timed
 from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.search.layouts import Tried, check

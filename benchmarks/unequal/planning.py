@@ -13,7 +13,7 @@ from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.jobs import load_job, load_job_to_plan
 from ratrain.plan.price.trial import timed
 from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.layouts import search
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.on_devices import file_of_plan
 from ratrain.plan.search.trial import Drafted, Timed
 
@@ -127,7 +127,7 @@ def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
 
 def planned(job: Path, pipeline: int | None = None) -> Planned:
     """The planner's best, of all degrees or of one number of stages."""
-    for tried in search(load_job(job)).tried:
+    for tried in search_layouts(load_job(job)).tried:
         if pipeline in (None, tried.candidate.layout.pipeline):
             return Planned(tried.candidate, tried.step_s)
     raise LookupError(f"none of the planner's best has {pipeline} stages")

@@ -118,8 +118,8 @@ def _function(room: ModuleType) -> Any:
 
 
 class _Package(ModuleType):
-    """This package. Importing a module of the room `plan` puts the room where the function `plan` is
-    looked for; so rooms of such names can be called."""
+    """This package. Importing a module of the room `plan` puts the room where the function `plan`
+    is looked for; so rooms of such names can be called."""
 
     def __setattr__(self, name: str, value: Any) -> None:
         if name in _HOME and isinstance(value, ModuleType):

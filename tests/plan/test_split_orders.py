@@ -20,7 +20,7 @@ from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan
 from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
-from ratrain.plan.search.layouts import search
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.speedup import free_to_recover
 from ratrain.plan.words.tables import candidate_json, plan_name, search_text
 from ratrain.program.kind import Kind
@@ -117,7 +117,7 @@ def test_a_search_tries_the_order_and_names_it_and_a_plan_file_keeps_it() -> Non
     spec = asked(FOUR)
     spec = replace(spec, layout=None, schedule=replace(spec.schedule, sharding=0))
     spec = replace(spec, batch=replace(spec.batch, sequences=9))  # four replicas share no nine
-    result = search(spec)
+    result = search_layouts(spec)
     best = result.best
     assert best.candidate.strategy.skeleton == "zb-h1"
     assert plan_name(best.candidate).endswith(", order zb-h1")

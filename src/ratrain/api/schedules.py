@@ -11,13 +11,13 @@ from ratrain.api.jobs import Job, job_of, load_job
 from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.orders.of_plan import PlanOrders
-from ratrain.plan.orders.schedules import Predicted
-from ratrain.plan.orders.schedules import fastest_s as fastest_of
-from ratrain.plan.orders.search import Limits
-from ratrain.plan.orders.searched import SearchedOrder, SearchResult
-from ratrain.plan.words.compared import (
+from ratrain.plan import (
     Compared,
+    Limits,
+    PlanOrders,
+    Predicted,
+    SearchedOrder,
+    SearchResult,
     compare,
     compared_json,
     compared_text,
@@ -25,8 +25,11 @@ from ratrain.plan.words.compared import (
     order_found_json,
     order_found_text,
     search_compared,
+    settings,
 )
-from ratrain.plan.words.searched import settings
+from ratrain.plan import (
+    fastest_s as fastest_of,
+)
 from ratrain.readers.writing import write_whole
 
 

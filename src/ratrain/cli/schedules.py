@@ -13,7 +13,7 @@ from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
 
 if TYPE_CHECKING:
     from ratrain.describe.job import JobSpec
-    from ratrain.plan.words.compared import LaidOut
+    from ratrain.plan import LaidOut
 
 
 @click.command()
@@ -71,8 +71,8 @@ def command(
       ratrain schedules examples/unequal-replicas.json --search --seconds 10
     """
     from ratrain.cli.progress import progress
-    from ratrain.plan.orders.search import Limits
-    from ratrain.plan.words.compared import (
+    from ratrain.plan import (
+        Limits,
         compare,
         compared_json,
         compared_text,
@@ -107,10 +107,7 @@ def command(
 def _subject(file: Path, overrides: tuple[str, ...]) -> tuple[LaidOut, JobSpec]:
     """What orders are compared on, and the job as its file, or the plan, has it."""
     from ratrain.cli.progress import progress
-    from ratrain.plan.file.form import load_plan
-    from ratrain.plan.file.reading import uneven_plan
-    from ratrain.plan.layout.jobs import load_job
-    from ratrain.plan.words.compared import laid_out
+    from ratrain.plan import laid_out, load_job, load_plan, uneven_plan
 
     if file.suffix == ".json":
         refuse_overrides(file, overrides)

@@ -22,6 +22,7 @@ from functools import cached_property
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.lines import wrapped
+from ratrain.describe.ranges import STAGES, Nouns, write_ranges
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case.choose import choose_order
@@ -32,7 +33,6 @@ from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words, data_group
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
 from ratrain.plan.layout.placement import Placement, place
-from ratrain.plan.layout.ranges import STAGES, Nouns, write_ranges
 from ratrain.plan.layout.sizes import (
     gradients_in,
     layers_of_stages,

@@ -9,6 +9,14 @@ from functools import cached_property
 
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
+from ratrain.describe.ranges import (
+    RANKS,
+    STAGES,
+    write_degrees,
+    write_kinds,
+    write_list,
+    write_ranges,
+)
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError
 from ratrain.plan.case.case import recovery_words
@@ -17,14 +25,6 @@ from ratrain.plan.file.members import share_text
 from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words
-from ratrain.plan.layout.ranges import (
-    RANKS,
-    STAGES,
-    write_degrees,
-    write_kinds,
-    write_list,
-    write_ranges,
-)
 from ratrain.plan.layout.sizes import gradients_in, travels
 from ratrain.plan.price.trial import proof
 from ratrain.plan.price.uneven_places import uneven_costs

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import replace
@@ -38,7 +37,7 @@ def to_candidate(plan: Plan, file: str, planned_for: JobSpec | None = None) -> C
     cannot run, or not yet. `planned_for`: the job that it was planned for, where that is known."""
     place = Place(file)
     require_strategy(plan, place)
-    stages = _alike(plan, place)
+    stages = _stages(plan, place)
     tensor, size = stages[0].only.tensor, stages[0].micro_batch
     groups = [_devices_of(plan, stage, place) for stage in range(len(stages))]
     pipeline = len(dict.fromkeys(map(tuple, groups)))
@@ -83,45 +82,28 @@ def _job_of_layout(plan: Plan, layout: LayoutSpec, size: int, place: Place) -> J
     return replace(job, cluster=replace(job.cluster, devices=plan.cluster.devices))
 
 
-def _alike(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
-    """The stages of the first replica, where all agree on what must be equal today."""
+def _stages(plan: Plan, place: Place) -> tuple[PlanStage, ...]:
+    """The stages of every replica: `is_uneven` has compared them, but for what it leaves out."""
     here = place.at("replicas")
     if not plan.replicas or not plan.replicas[0].stages:
         raise SpecError("no stages", place=str(here), fix="give one replica with one stage")
     first = plan.replicas[0].stages
     for number, replica in enumerate(plan.replicas):
-        at = here.at(number)
-        if len(replica.stages) != len(first):
-            raise SpecError(
-                f"{len(replica.stages)} stages, the first replica has {len(first)}: unequally "
-                f"divided "
-                "replicas cannot run yet",
-                place=str(at),
-                fix="divide all replicas alike",
-            )
-        for index, (stage, same) in enumerate(zip(replica.stages, first, strict=True)):
-            for name in ("tensor", "micro_batch", "sharding"):
-                if getattr(stage, name) != getattr(first[0], name):
-                    raise SpecError(
-                        f"{name} {getattr(stage, name)} here, {getattr(first[0], name)} on the "
-                        f"first stage: unequal stages cannot run yet",
-                        place=str(at.at("stages").at(index).at(name)),
-                        fix=f"write {getattr(first[0], name)}",
-                    )
+        for index, stage in enumerate(replica.stages):
+            at = here.at(number).at("stages").at(index)
+            if stage.sharding != first[0].sharding:
+                raise SpecError(
+                    f"sharding {stage.sharding} here, {first[0].sharding} on the first stage: "
+                    "unequal stages cannot run yet",
+                    place=str(at.at("sharding")),
+                    fix=f"write {first[0].sharding}",
+                )
             if stage.offload is not None:
                 raise SpecError(
                     f"offload to {stage.offload!r} cannot run yet",
-                    place=str(at.at("stages").at(index).at("offload")),
+                    place=str(at.at("offload")),
                     fix="leave it out",
                 )
-            for name in ("layers", "recovery"):
-                if getattr(stage, name) != getattr(same, name):
-                    raise SpecError(
-                        f"{name} {getattr(stage, name)} here, {getattr(same, name)} in the first "
-                        "replica: unequally divided replicas cannot run yet",
-                        place=str(at.at("stages").at(index).at(name)),
-                        fix=f"write {json.dumps(getattr(same, name))}",
-                    )
     return first
 
 
@@ -150,8 +132,7 @@ def _check_counts(plan: Plan, job: JobSpec, place: Place) -> None:
         if replica.micro_batches != job.micro_batches:
             raise SpecError(
                 f"{replica.micro_batches} micro-batches, but {plan.sequences} sequences over "
-                f"{sum(r.count for r in plan.replicas)} replicas make {job.micro_batches}: "
-                "replicas of unequal counts cannot run yet",
+                f"{sum(r.count for r in plan.replicas)} replicas make {job.micro_batches}",
                 place=str(place.at("replicas").at(number).at("micro_batches")),
                 fix=f"write {job.micro_batches}",
             )

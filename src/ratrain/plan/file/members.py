@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.describe.units import counted
 from ratrain.errors import SpecError
 from ratrain.plan.file.form import ALL, NONE, Plan, PlanMember, PlanReplica, PlanStage
-from ratrain.plan.layout.ranges import read_ranges, write_ranges
 from ratrain.readers.place import Place
 
 Served = tuple[int, ...] | None

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.ranges import write_ranges
 from ratrain.plan.file.form import (
     FORMAT,
     Plan,
@@ -23,7 +24,6 @@ from ratrain.plan.file.form import (
 from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.fixed_orders import file_of
-from ratrain.plan.layout.ranges import write_ranges
 from ratrain.program.strategies import Strategy
 
 

@@ -15,11 +15,11 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.candidate import MODES
 from ratrain.plan.layout.enumerate import StateMode, divisors_of, modes_of
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.price.fitted import codes_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.changes import changed, in_best_sizes, in_other_division, leaner
 from ratrain.plan.search.clock import StageClock
 from ratrain.plan.search.effort import MARGIN, Effort
-from ratrain.plan.search.layouts import codes_of
 from ratrain.plan.search.leaders import LEAST, Leaders
 from ratrain.plan.search.mixes import Draft, drafts
 from ratrain.plan.search.pools import divisions_of, in_division, pools_of, shapes_of

@@ -11,7 +11,7 @@ from ratrain.plan.case.subject import Subject
 from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.search.every_plan import STARTS, every_plan, fastest_whole_s, subject_of_simulated
-from ratrain.plan.search.layouts import Progress, Search, search
+from ratrain.plan.search.layouts import Progress, Search, search_layouts
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 
 ANY_REPLICAS = 8
@@ -59,7 +59,7 @@ def searched(subject: Subject, progress: Progress | None = None) -> Search | Non
     """The planner's own search of the job for identical replicas; None where it knows no layout
     that takes all devices."""
     try:
-        return search(_asked(subject), progress)
+        return search_layouts(_asked(subject), progress)
     except SpecError:
         if isinstance(subject, UnevenPlan):
             return None

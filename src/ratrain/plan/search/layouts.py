@@ -114,7 +114,7 @@ class Search:
         return self.tried[0]
 
 
-def search(job: JobSpec, progress: Progress | None = None) -> Search:
+def search_layouts(job: JobSpec, progress: Progress | None = None) -> Search:
     """The `Search` of a job. Where nothing fits it has no `tried`."""
     began = time.perf_counter()
     checked = tuple(_checked(job))

@@ -8,17 +8,17 @@ from dataclasses import dataclass, replace
 import numpy as np
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, RatrainError
 from ratrain.plan.layout.buckets import in_buckets
 from ratrain.plan.layout.candidate import MODES, Candidate, candidate
 from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.ranges import STAGES, write_list
 from ratrain.plan.price.bill import FORWARD, NONE, bill
 from ratrain.plan.price.estimate import estimate
 from ratrain.plan.price.fitted import fitted
-from ratrain.plan.search.layouts import Checked, Progress, Search, search
+from ratrain.plan.search.layouts import Checked, Progress, Search, search_layouts
 from ratrain.program.family_groups import takes
 from ratrain.program.replicas import Recovery
 
@@ -248,12 +248,12 @@ def _recovery_in_words(modes: Sequence[Recovery]) -> str:
 def planned(job: JobSpec, progress: Progress | None = None) -> Search:
     """The `Search` of a job, with at least one plan that is proved to fit. Where none is, gradients
     in buckets are tried too."""
-    result = search(job, progress)
+    result = search_layouts(job, progress)
     if result.tried:
         return result
     bucketed = in_buckets(job, strategy_of(job))
     if bucketed is not None:
-        other = search(bucketed, progress)
+        other = search_layouts(bucketed, progress)
         if other.tried:
             return other
     if result.fitting:

@@ -7,6 +7,7 @@ from dataclasses import replace
 
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
+from ratrain.describe.ranges import write_ranges
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.file.checks import require_runnable
 from ratrain.plan.file.form import Plan, PlanMember, PlanReplica, PlanStage, Predicted
@@ -15,7 +16,6 @@ from ratrain.plan.file.uneven import Groups, UnevenPlan, UnevenReplica
 from ratrain.plan.file.writing import plan_of_replicas
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.ranges import write_ranges
 from ratrain.plan.search.members import MembersDraft, MembersPart
 from ratrain.plan.search.mixes import Draft
 from ratrain.plan.search.pools import Pool, Shape

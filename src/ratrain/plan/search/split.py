@@ -1,8 +1,9 @@
-"""Plans whose stages and replicas differ, in orders that split backward.
+"""Plans whose stages and replicas differ, in layer-major orders and in orders that split backward.
 
 `layout.further_orders` says what such an order is, and when a job leaves it to the planner. Here
-the fastest plans of a search are tried in it as they are, and the fastest of these is changed as long as that
-gains: with fewer waits another cut, share, micro-batch or size of a stage may be the best one.
+the fastest plans of a search are tried in it as they are, and the fastest of these is changed as
+long as that gains: with fewer waits another cut, share, micro-batch or size of a stage may be the
+best one.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ def in_layer_orders(
     for plan in plans:
         for together in together_tried(plan.plan):
             begins()
-            faster = _in_order(plan, layer_major_name(together), best_s * (1 - WORTH_MEMORY))
+            faster = _in_layer_order(plan, layer_major_name(together), best_s * (1 - WORTH_MEMORY))
             if faster is not None:
                 best_s = faster.step_s
                 yield faster
@@ -64,7 +65,7 @@ def _has_whole_model(plan: UnevenPlan) -> bool:
     return shared and any(replica.layout.stages == 1 for replica in plan.replicas)
 
 
-def _in_order(plan: Timed[E], name: str, bar_s: float) -> Timed[E] | None:
+def _in_layer_order(plan: Timed[E], name: str, bar_s: float) -> Timed[E] | None:
     """The same plan in another order, perhaps with more recovery, where it is proved to fit, takes
     less than so long, and trains if the plan does."""
     ordered = replace(

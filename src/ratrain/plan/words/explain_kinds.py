@@ -6,10 +6,10 @@ from collections.abc import Iterator, Sequence
 from textwrap import wrap
 from typing import Any
 
+from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
 from ratrain.plan.case.uneven import shapes_words
-from ratrain.plan.layout.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.plan.search.added import Added
 from ratrain.plan.search.layouts import Tried
 from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
+from ratrain.describe.ranges import STAGES, write_degrees, write_list
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.subject import Subject
 from ratrain.plan.case.uneven import share_words
 from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
-from ratrain.plan.layout.ranges import STAGES, write_degrees, write_list
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.trial import Drafted, Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped

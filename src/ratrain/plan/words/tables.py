@@ -9,12 +9,12 @@ from typing import TYPE_CHECKING, Any
 
 from ratrain.describe.cluster import Device
 from ratrain.describe.lines import WIDTH, wrapped
+from ratrain.describe.ranges import STAGES, write_kinds, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.case import recovery_words
 from ratrain.plan.case.measured_blocks import left_out_words, measured_words
 from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.further_orders import order_name, order_words
-from ratrain.plan.layout.ranges import STAGES, write_kinds, write_list, write_ranges
 from ratrain.plan.layout.sizes import gradients_in, travels
 from ratrain.plan.search.layouts import Search, Tried
 from ratrain.program.bounds import PeakBound

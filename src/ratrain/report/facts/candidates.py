@@ -9,23 +9,34 @@ from dataclasses import replace
 import numpy as np
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case.case import recovery_words
-from ratrain.plan.case.kinds import KindPart
-from ratrain.plan.case.subject import Subject
-from ratrain.plan.case.uneven import activations_words, joined_words, share_words
-from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
-from ratrain.plan.layout.candidate import Candidate, candidate
-from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.layout.further_orders import order_name
-from ratrain.plan.layout.jobs import strategy_of
-from ratrain.plan.layout.placement import Placement
-from ratrain.plan.layout.ranges import STAGES, write_degrees, write_list, write_ranges
-from ratrain.plan.layout.sizes import layers_of_stages
-from ratrain.plan.search.layouts import Checked, Search, Tried
-from ratrain.plan.search.misfit import Misfit, misfits
-from ratrain.plan.words.explain import NEAR, binding
-from ratrain.plan.words.explain_kinds import binding_words, busy_words
+from ratrain.plan import (
+    NEAR,
+    Candidate,
+    Checked,
+    KindPart,
+    Misfit,
+    Placement,
+    Search,
+    StateMode,
+    Subject,
+    Tried,
+    UnevenPlan,
+    UnevenReplica,
+    activations_words,
+    binding,
+    binding_words,
+    busy_words,
+    candidate,
+    joined_words,
+    layers_of_stages,
+    misfits,
+    order_name,
+    recovery_words,
+    share_words,
+    strategy_of,
+)
 from ratrain.program.family_groups import takes
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ratrain.cost.precision import dtype_words, travel_words
+from ratrain.describe.ranges import RANKS, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_time
-from ratrain.plan.layout.ranges import RANKS, write_degrees, write_list, write_ranges
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import STRATEGIES
 from ratrain.report.contents import TimelinePanel

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from ratrain.errors import SpecError
-from ratrain.plan.case.uneven import UnevenCase, activations_words
-from ratrain.plan.file.checks import untrainable
-from ratrain.plan.file.uneven import UnevenReplica
+from ratrain.plan import UnevenCase, UnevenReplica, activations_words, untrainable
 from ratrain.runtime.seats import Seats
 
 
