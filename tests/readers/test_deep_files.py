@@ -11,7 +11,7 @@ import pytest
 from ratrain.corpus.tokenizer import HuggingFaceTokenizer
 from ratrain.describe.huggingface import load_config
 from ratrain.errors import RatrainError
-from ratrain.plan.plan_file import load_plan
+from ratrain.plan import load_plan
 from ratrain.readers.json import read_json
 from ratrain.readers.tensors import tensor_header, tensor_index
 from ratrain.readers.toml import read_toml
