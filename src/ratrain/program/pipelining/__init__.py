@@ -1,0 +1,9 @@
+"""Schedules of `torch.distributed.pipelining`, read as they are written and proved.
+
+Read in this order: `cells` (what a cell says), `reading` (a file as cells), `messages` (which send
+belongs to which receive), `findings`, `work` and `weights` (what is wrong however messages queue),
+`queues` (who waits for whom under a rule of how they queue, and for how long), `stops` (why a
+schedule stops, in words), `buffers` (receive buffers), `repair`, `check` (all of it).
+
+docs/checker.md says under which model this proves what.
+"""
