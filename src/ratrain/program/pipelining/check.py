@@ -95,12 +95,12 @@ def _crossed(mail: Mail) -> Iterator[Finding]:
 
 
 def _unchecked(schedule: Schedule) -> Iterator[str]:
-    yield "memory: no bytes were given"
+    yield "memory, since no bytes were given"
     there = {action.act for action in schedule.actions}
     if not there & GATHERS:
-        yield "gathered weights: there is no UNSHARD, so they are taken to be there"
+        yield "gathers of weights, since there is no UNSHARD: they are taken to be there"
     if Act.REDUCE_GRAD not in there:
-        yield "reduced gradients: there is no REDUCE_GRAD"
+        yield "reductions of gradients, since there is no REDUCE_GRAD"
     if there & (GATHERS | {Act.REDUCE_GRAD}):
-        yield "whether gathers and reductions pass, and their time: other groups take part"
+        yield "the time of gathers and reductions, and the other ranks that take part in them"
     yield "shapes and sizes of messages"

@@ -156,8 +156,8 @@ class Run:
 
     @property
     def time(self) -> float:
-        """When the last op that runs is over."""
-        return max((end for end in self.ended if end is not None), default=0.0)
+        """When the last op that runs is over, but for how floats add up."""
+        return round(max((end for end in self.ended if end is not None), default=0.0), 9)
 
 
 def run(ops: Sequence[Op], times: Mapping[str, float] = TIMES) -> Run:

@@ -36,6 +36,7 @@ class Repaired:
     text: str
     added: tuple[str, ...]
     left_out: tuple[str, ...]
+    rows: int
     rows_changed: int
 
 
@@ -58,6 +59,7 @@ def repaired(schedule: Schedule, times: Mapping[str, float] = TIMES) -> Repaired
         out.getvalue(),
         _more(rows, before),
         _more(before, rows),
+        len(rows),
         sum(old != new for old, new in zip(before, rows, strict=True)),
     )
 

@@ -50,11 +50,11 @@ def work_of(schedule: Schedule) -> Work:
 
 def findings_of_work(schedule: Schedule, work: Work, mail: Mail) -> Iterator[Finding]:
     """Everything that is wrong with compute and messages."""
-    for stage in range(schedule.stages):
-        for micro_batch in range(schedule.micro_batches):
-            yield from _of_compute(schedule, work, stage, micro_batch)
-            yield from _of_input(schedule, work, mail, stage, micro_batch, forward=True)
-            yield from _of_input(schedule, work, mail, stage, micro_batch, forward=False)
+    yield from _missing(schedule, work)
+    for stage, micro_batch in sorted({*work.forward, *work.backward, *work.weights}):
+        yield from _of_compute(work, stage, micro_batch)
+        yield from _of_input(schedule, work, mail, stage, micro_batch, forward=True)
+        yield from _of_input(schedule, work, mail, stage, micro_batch, forward=False)
     for messages in mail.by_name.values():
         yield from _of_messages(work, messages)
     for action in mail.strays:
@@ -64,25 +64,51 @@ def findings_of_work(schedule: Schedule, work: Work, mail: Mail) -> Iterator[Fin
 # ---- compute ----------------------------------------------------------------------------
 
 
-def _of_compute(schedule: Schedule, work: Work, stage: int, micro_batch: int) -> Iterator[Finding]:
-    key = stage, micro_batch
-    rank = schedule.rank_of[stage]
+def _missing(schedule: Schedule, work: Work) -> Iterator[Finding]:
+    """What stages leave out."""
+    turns = work.forward, {**work.backward, **work.weights}
+    made = [_of_stages(of_turns, schedule.stages) for of_turns in turns]
+    for stage, rank in enumerate(schedule.rank_of):
+        forward, backward = (of_stages[stage] for of_stages in made)
+        yield from _left_out(schedule, Wrong.MISSING_FORWARD, rank, f"{stage}F", forward)
+        if work.backward or work.weights:  # else forward alone
+            yield from _left_out(schedule, Wrong.MISSING_BACKWARD, rank, f"{stage}B", backward)
+
+
+def _of_stages(turns: Turns, stages: int) -> list[set[int]]:
+    """The micro-batches of each stage."""
+    found: list[set[int]] = [set() for _ in range(stages)]
+    for stage, micro_batch in turns:
+        found[stage].add(micro_batch)
+    return found
+
+
+def _left_out(
+    schedule: Schedule, wrong: Wrong, rank: int, what: str, made: set[int]
+) -> Iterator[Finding]:
+    """The micro-batches that are not made, in one finding: there may be very many."""
+    number = schedule.micro_batches - len(made)
+    if number:
+        first = next(m for m in range(schedule.micro_batches) if m not in made)
+        others = f", nor that of {number - 1:,} other micro-batches" if number > 1 else ""
+        yield Finding(wrong, f"row {rank + 1} has no {what}{first}{others}", rank)
+
+
+def _of_compute(work: Work, stage: int, micro_batch: int) -> Iterator[Finding]:
+    """Of one stage and micro-batch: each once, and in order."""
     forward, backward, weights = (
-        made.get(key, []) for made in (work.forward, work.backward, work.weights)
+        made.get((stage, micro_batch), []) for made in (work.forward, work.backward, work.weights)
     )
+    seen: set[Action] = set()
     for made in (forward, backward, weights):
         for again in made[1:]:
-            if again is not made[0] and (made is not weights or again not in backward):
+            if again not in seen:
+                seen.add(again)
                 yield of_action(Wrong.DOUBLE_COMPUTE, again, f"is computed by {made[0]} too")
-    if not forward:
-        words = f"row {rank + 1} has no {stage}F{micro_batch}"
-        yield Finding(Wrong.MISSING_FORWARD, words, rank)
-    if not work.backward and not work.weights:  # forward alone
-        return
-    if not backward or not weights:
-        lacks = "B" if not backward and not weights else "I" if not backward else "W"
-        words = f"row {rank + 1} has no {stage}{lacks}{micro_batch}"
-        yield Finding(Wrong.MISSING_BACKWARD, words, rank)
+    if bool(backward) != bool(weights):
+        there, lacks = (backward[0], "W") if backward else (weights[0], "I")
+        words = f"is there, and {stage}{lacks}{micro_batch} is not"
+        yield of_action(Wrong.MISSING_BACKWARD, there, words)
     if forward and backward and _before(backward[0], forward[0]):
         words = f"comes before its forward, {forward[0]}"
         yield of_action(Wrong.BACKWARD_BEFORE_FORWARD, backward[0], words)
