@@ -112,6 +112,15 @@ class Schedule:
         return len(self.rank_of)
 
     @cached_property
+    def of_stages(self) -> tuple[tuple[Action, ...], ...]:
+        """What the rank of each stage does for it, in order."""
+        found: list[list[Action]] = [[] for _ in self.rank_of]
+        for action in self.actions:
+            if action.stage < self.stages and action.rank == self.rank_of[action.stage]:
+                found[action.stage].append(action)
+        return tuple(map(tuple, found))
+
+    @cached_property
     def micro_batches(self) -> int:
         """One more than the highest micro-batch that is computed."""
         return micro_batches_of((a.micro_batch for a in self._computed), self.place)

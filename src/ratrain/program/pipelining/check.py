@@ -56,7 +56,7 @@ def check(schedule: Schedule, times: Mapping[str, float] = TIMES) -> Check:
     """A schedule, checked under every rule. A `ProgramError` where its stages make no sense."""
     work, mail = work_of(schedule), mail_of(schedule)
     of_work = tuple(findings_of_work(schedule, work, mail))
-    findings = (*of_work, *findings_of_weights(schedule, work))
+    findings = (*of_work, *findings_of_weights(schedule))
     crossed = tuple(_crossed(mail))
     queued = tuple(
         _queued(schedule, mail, rule, times, () if rule is Queueing.FREE else crossed)

@@ -2,28 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 
 from ratrain.program.pipelining.cells import COMPUTE, MESSAGES, Act, Action, Cell, Schedule
 from ratrain.program.pipelining.weights import GATHERS, REDUCTIONS, last_maker
-from ratrain.program.pipelining.work import Work
 
 
-def mended_rows(schedule: Schedule, work: Work) -> list[list[Cell]]:
+def mended_rows(schedule: Schedule) -> list[list[Cell]]:
     """The rows. A schedule that says nothing of gathers, of reductions or of waits for them gets
     none."""
     there = {action.act for action in schedule.actions}
+    own: list[set[int]] = [set() for _ in schedule.rows]
+    for stage, rank in enumerate(schedule.rank_of):
+        own[rank].add(stage)
     rows: list[list[Cell]] = []
     for rank, cells in enumerate(schedule.rows):
-        stages = {stage for stage, of_rank in enumerate(schedule.rank_of) if of_rank == rank}
+        stages = own[rank]
         row: Iterable[Cell] = (
             cell
             for cell in cells
             if cell.actions[0].act not in MESSAGES and cell.actions[0].stage in stages
         )
         if there & REDUCTIONS:
-            lasts = {stage: last_maker(work, stage) for stage in stages}
-            row = _reduced(list(row), lasts, awaited=Act.WAIT_REDUCE_GRAD in there)
+            of_stages = [schedule.of_stages[stage] for stage in stages]
+            row = _reduced(list(row), of_stages, awaited=Act.WAIT_REDUCE_GRAD in there)
         rows.append(_gathered(row) if there & GATHERS else list(row))
     return rows
 
@@ -33,19 +35,20 @@ def _made(act: Act, like: Action) -> Cell:
     return Cell((Action(act, like.stage, -1, like.rank, -1),))
 
 
-def _reduced(row: list[Cell], lasts: dict[int, Action | None], *, awaited: bool) -> Iterator[Cell]:
+def _reduced(
+    row: list[Cell], of_stages: Iterable[Sequence[Action]], *, awaited: bool
+) -> Iterator[Cell]:
     """A row that reduces the gradients of each stage once, after the last that adds to them."""
     kept: set[Action] = set()
     added: dict[Action, list[Cell]] = {}  # what follows an action
-    states = [cell.actions[0] for cell in row if cell.actions[0].act in REDUCTIONS]
-    for stage, last in lasts.items():
-        if last is None:
+    for of_stage in of_stages:
+        place = last = last_maker(of_stage)
+        if place is None or last is None:
             continue
-        place = last
         acts = (Act.REDUCE_GRAD, Act.WAIT_REDUCE_GRAD) if awaited else (Act.REDUCE_GRAD,)
         for act in acts:
-            later = (s for s in states if s.stage == stage and s.act is act)
-            right = next((s for s in later if s.turn > place.turn), None)
+            later = (s for s in of_stage if s.act is act and s.turn > place.turn)
+            right = next(later, None)
             if right is None:
                 added.setdefault(place, []).append(_made(act, last))
             else:

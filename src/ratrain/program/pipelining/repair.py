@@ -44,7 +44,7 @@ def repaired(schedule: Schedule, times: Mapping[str, float] = TIMES) -> Repaired
     """The repaired schedule, sound under every rule. A `ProgramError` where compute itself is
     wrong, which no message mends."""
     work = work_of(schedule)
-    rows = with_messages(schedule, work, mended_rows(schedule, work), times)
+    rows = with_messages(schedule, work, mended_rows(schedule), times)
     out = io.StringIO()
     csv.writer(out, lineterminator="\n").writerows(rows)
     found = check(read_schedule(out.getvalue(), schedule.place)).findings_under(Queueing)

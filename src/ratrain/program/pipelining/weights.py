@@ -9,25 +9,23 @@ FULL_FORWARD_BACKWARD computes has its gathers and reductions inside.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 from ratrain.program.pipelining.cells import COMPUTE, Act, Action, Schedule
 from ratrain.program.pipelining.findings import Finding, Wrong, of_action
-from ratrain.program.pipelining.work import Work
 
 GATHERS = frozenset((Act.UNSHARD, Act.RESHARD))
 REDUCTIONS = frozenset((Act.REDUCE_GRAD, Act.WAIT_REDUCE_GRAD))
 
 
-def findings_of_weights(schedule: Schedule, work: Work) -> Iterator[Finding]:
+def findings_of_weights(schedule: Schedule) -> Iterator[Finding]:
     """Everything that is wrong with UNSHARD, RESHARD, REDUCE_GRAD and WAIT_REDUCE_GRAD."""
     there = {action.act for action in schedule.actions}
-    for stage, rank in enumerate(schedule.rank_of):
-        row = [action for action in schedule.row(rank) if action.stage == stage]
+    for row in schedule.of_stages:
         if there & GATHERS:
             yield from _of_gathers(row)
         if there & REDUCTIONS:
-            yield from _of_reductions(stage, rank, row, work)
+            yield from _of_reductions(row)
         if Act.WAIT_REDUCE_GRAD in there:
             yield from _of_waits(row)
     for action in schedule.actions:
@@ -38,7 +36,7 @@ def findings_of_weights(schedule: Schedule, work: Work) -> Iterator[Finding]:
             yield of_action(Wrong.WRONG_RANK, action, words)
 
 
-def _of_gathers(row: list[Action]) -> Iterator[Finding]:
+def _of_gathers(row: Sequence[Action]) -> Iterator[Finding]:
     """Of one stage: its weights are there while it computes, and let go between gathers."""
     gathered: Action | None = None
     used = False
@@ -66,15 +64,15 @@ def _of_gathers(row: list[Action]) -> Iterator[Finding]:
         yield of_action(Wrong.NOT_RESHARDED, gathered, words)
 
 
-def _of_reductions(stage: int, rank: int, row: list[Action], work: Work) -> Iterator[Finding]:
+def _of_reductions(row: Sequence[Action]) -> Iterator[Finding]:
     """Of one stage: one reduction, after all its backwards."""
-    last = last_maker(work, stage)
+    last = last_maker(row)
     reductions = [action for action in row if action.act is Act.REDUCE_GRAD]
     if last is None:
         return
     if not reductions:
-        words = f"row {rank + 1} has no {stage}REDUCE_GRAD: its gradients are never reduced"
-        yield Finding(Wrong.NOT_REDUCED, words, rank)
+        words = f"has no {last.stage}REDUCE_GRAD after it: its gradients are never reduced"
+        yield of_action(Wrong.NOT_REDUCED, last, words)
         return
     if reductions[0].turn < last.turn:
         words = f"comes before {last}, which adds to the gradients"
@@ -83,19 +81,13 @@ def _of_reductions(stage: int, rank: int, row: list[Action], work: Work) -> Iter
         yield of_action(Wrong.REDUCED_TWICE, again, f"reduces what {reductions[0]} reduces")
 
 
-def last_maker(work: Work, stage: int) -> Action | None:
-    """What adds last to the gradients of a stage that are not reduced where they are made."""
-    makers = (
-        action
-        for (number, _), actions in work.weights.items()
-        if number == stage
-        for action in actions
-        if action.act is not Act.FULL_FORWARD_BACKWARD
-    )
-    return max(makers, key=lambda action: action.turn, default=None)
+def last_maker(row: Sequence[Action]) -> Action | None:
+    """What adds last to the gradients of a stage, if not where they are reduced too."""
+    makers = (Act.BACKWARD, Act.WEIGHTS)
+    return next((action for action in reversed(row) if action.act in makers), None)
 
 
-def _of_waits(row: list[Action]) -> Iterator[Finding]:
+def _of_waits(row: Sequence[Action]) -> Iterator[Finding]:
     """Of one stage: each reduction is awaited, once, after it."""
     pending: Action | None = None
     for action in row:
