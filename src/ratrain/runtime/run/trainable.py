@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.models.huggingface_config import check_attention
-from ratrain.models.shapes import check_trainable
+from ratrain.models.trainable import check_trainable
 
 
 def require_whole_periods(job: JobSpec, period: int, end_step: int) -> None:
@@ -29,9 +28,7 @@ def require_trainable(job: JobSpec) -> None:
     """Raises SpecError where the torch models cannot compute the job's model, or cannot begin from
     the weights that it names."""
     model = job.model
-    check_trainable(model.spec)
-    if model.file is not None:
-        check_attention(model.file, model.spec)
+    check_trainable(model.spec, model.sequence_length)
     if job.train.weights is not None:
         from ratrain.models.huggingface_reader import check_weights  # loads torch
 
