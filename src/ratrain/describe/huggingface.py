@@ -107,7 +107,7 @@ def config_of(model: ModelSpec, end_id: int | None = None) -> dict[str, Any]:
         "architectures": [family.architecture],
         "model_type": family.name,
         **family.write(model),
-        "bos_token_id": None,
+        **dict.fromkeys(("bos_token_id", "pad_token_id")),
         "eos_token_id": end_id,
     }
 

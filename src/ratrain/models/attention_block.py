@@ -202,7 +202,7 @@ class AttentionBlock(Function):
                     strict=True,
                 )
             )
-        inputs = Rows(normed, group)
+        inputs = Rows(normed.detach(), group)  # without a norm it is the input of the graph
         if divides_rows(group) and plan.before is not None:
             flat = Rows(flat, group).all()
             known, rstd = plan.before.forward(weights, flat)

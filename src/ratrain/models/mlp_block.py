@@ -103,7 +103,8 @@ class MlpBlock(Function):
         own = residual
         if plan.after is not None:
             own = plan.after.backward(weights, own, result, after, None, dividing(group))
-        grad, inputs = Rows(own, group), Rows(normed, group)
+        grad = Rows(own, group)
+        inputs = Rows(normed.detach(), group)  # without a norm it is the input of the graph
         weight_gradient(weights, "mlp.down", grad, Rows(act))
         d_act = input_gradient(weights, "mlp.down", grad.all())
         activation_gradients_(plan.activation, d_act, up, gate)
