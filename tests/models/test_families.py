@@ -107,9 +107,10 @@ def test_what_is_written_is_bit_by_bit_what_was_read_and_transformers_loads_it(
     again = load_config(out / "config.json")
     assert replace(again, name=spec.name, source=spec.source) == spec
     assert all(torch.equal(flat, read_all(out, spec)[unit]) for unit, flat in flats.items())
-    loaded, report = AutoModelForCausalLM.from_pretrained(
+    both: Any = AutoModelForCausalLM.from_pretrained(
         out, output_loading_info=True, dtype=torch.float32, attn_implementation="eager"
     )
+    loaded, report = both
     assert not report["missing_keys"] and not report["unexpected_keys"]
     theirs = dict(model.named_parameters())
     assert all(torch.equal(value, theirs[key]) for key, value in loaded.named_parameters())

@@ -246,7 +246,7 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     ),
     "window is not a number": (
         lambda folder: edit_config(folder, use_sliding_window=True, sliding_window="8"),
-        "expected a whole number",
+        "is not a whole number",
     ),
     "index is no JSON": (lambda folder: (folder / INDEX).write_text("{"), "not valid JSON"),
     "index is a list": (lambda folder: (folder / INDEX).write_text("[]"), "JSON object"),

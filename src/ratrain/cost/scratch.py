@@ -100,7 +100,7 @@ def _attention_bytes(model: ModelSpec, element_bytes: int) -> int:
 
 
 def _capped_bytes(model: ModelSpec, sequence: int, element_bytes: int, tensor: int) -> int:
-    """Soft caps are no kernel's: of one sequence the scores, their gradients, and what is capped."""
+    """Soft caps are no kernel's: of one sequence scores, their gradients, and what is capped."""
     if model.attention_softcap is None:
         return 0
     return 3 * element_bytes * (model.heads // tensor) * sequence**2

@@ -34,22 +34,14 @@ def trains(model: ModelSpec) -> str | None:
     return ", ".join(reasons) or None
 
 
-def check_trainable(model: ModelSpec, sequence_length: int | None = None) -> None:
-    """Raises SpecError where the model, or a sequence of so many tokens, cannot be trained."""
+def check_trainable(model: ModelSpec) -> None:
+    """Raises SpecError where the model cannot be trained."""
     reason = trains(model)
     if reason is not None:
         raise SpecError(
             f"this model can be planned and simulated, but not trained: {reason}",
             place=f"model {model.name}",
             fix="`ratrain models` lists the families that can be trained",
-        )
-    positions = model.max_positions
-    if model.position == "learned" and sequence_length is not None and sequence_length > positions:
-        raise SpecError(
-            f"sequences of {sequence_length} tokens, where the model has learned {positions} "
-            "positions",
-            place="[model] sequence_length",
-            fix=f"use at most {positions}",
         )
 
 

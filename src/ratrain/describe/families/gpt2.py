@@ -87,7 +87,7 @@ _QKV = Packed("transformer.h.{}.attn.c_attn", ("attention.q", "attention.k", "at
 FAMILY = Family(
     "gpt2",
     "GPT2LMHeadModel",
-    "GPT-2, DistilGPT2, Cerebras-GPT and others that use its code",
+    "GPT-2, DistilGPT2, Cerebras-GPT",
     _read,
     _write,
     {

@@ -149,7 +149,7 @@ TENSORS = {**OUTSIDE, **ATTENTION, **MLP, **NORMS}
 FAMILY = Family(
     "llama",
     "LlamaForCausalLM",
-    "LLaMA 1 to 3.3, SmolLM, TinyLlama, Yi, DeepSeek-Coder and others that use its code",
+    "LLaMA 1 to 3.3, SmolLM, TinyLlama, Yi, DeepSeek-Coder",
     _read,
     _write,
     TENSORS,

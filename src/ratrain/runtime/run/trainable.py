@@ -28,7 +28,7 @@ def require_trainable(job: JobSpec) -> None:
     """Raises SpecError where the torch models cannot compute the job's model, or cannot begin from
     the weights that it names."""
     model = job.model
-    check_trainable(model.spec, model.sequence_length)
+    check_trainable(model.spec)
     if job.train.weights is not None:
         from ratrain.models.huggingface_reader import check_weights  # loads torch
 
