@@ -42,6 +42,8 @@ from ratrain.runtime.step.states import (
 )
 
 NAN = float("nan")
+MOST_RECORDED = 64
+"""Steps of a period that are recorded whole, at most."""
 _NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
 
 
@@ -222,7 +224,7 @@ class RankRun:
             ]
             if len(tier_budgets) == len(self.ledgers.others):
                 self._allocator.limit(self._budget_bytes + sum(tier_budgets))
-        self.lanes.record_last(self._spec.record_steps)
+        self.lanes.record_last(self._recorded_steps())
         try:
             while first < self._spec.end_step:
                 self._run_segment(first, control)
@@ -236,12 +238,25 @@ class RankRun:
             control.abandon()
 
     def _run_segment(self, first: int, control: Control) -> None:
-        """Steps up to the next validation, or to the end."""
+        """Steps up to the next validation, or to the end. Where the run ends between two averages
+        its last steps are a period of their own: the last ones of the program's, which average."""
         interval = self._job.train.validate_every if self._validation else 0
         upto = (first // interval + 1) * interval if interval else self._spec.end_step
+        rest, ahead = self._spec.end_step % self.schedule.period, 0
+        if first < self._spec.end_step - rest:
+            upto = min(upto, self._spec.end_step - rest)
+        elif rest:
+            ahead = self.schedule.period - rest
         self._segment = first, min(upto, self._spec.end_step)
         self._step_began_s = time.perf_counter()
-        self.lanes.run(first, self._gate, failed=control.abandon)
+        self.lanes.run(first, self._gate, ahead=ahead, failed=control.abandon)
+
+    def _recorded_steps(self) -> int:
+        """As many as were asked for; where it is not too long, at least a whole period, the step
+        before it, and a shorter one behind it."""
+        period = self.schedule.period
+        needed = period + 1 + self._spec.end_step % period if 1 < period <= MOST_RECORDED else 0
+        return max(self._spec.record_steps, needed)
 
     def _is_validated(self, step: int) -> bool:
         interval = self._job.train.validate_every
