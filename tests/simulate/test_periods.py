@@ -11,9 +11,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from made import replica
 
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.search import search
+from ratrain.plan import case_of, load_job, search_layouts
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.setup import Setup
@@ -109,7 +107,7 @@ def test_the_planner_s_closed_form_counts_one_average_a_period() -> None:
     gaps: list[float] = []
     for steps in (2, 10):
         job = load_job(EXAMPLE, (f"schedule.average_every={steps}", "checkpoint.every=0"))
-        found = search(replace(job, layout=None))
+        found = search_layouts(replace(job, layout=None))
         gaps.append(found.mean_gap)
         assert found.best.step_s < predicted(EXAMPLE, "schedule.average_every=1").step_time_s
     assert max(gaps) < 0.15 and np.mean(gaps) < 0.1, gaps
