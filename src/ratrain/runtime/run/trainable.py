@@ -6,8 +6,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted
 from ratrain.errors import SpecError
-from ratrain.models.huggingface_config import check_attention
-from ratrain.models.shapes import check_trainable
+from ratrain.models.trainable import check_trainable
 
 
 def require_whole_periods(job: JobSpec, period: int) -> None:
@@ -43,8 +42,6 @@ def require_trainable(job: JobSpec) -> None:
     the weights that it names."""
     model = job.model
     check_trainable(model.spec)
-    if model.file is not None:
-        check_attention(model.file, model.spec)
     if job.train.weights is not None:
         from ratrain.models.huggingface_reader import check_weights  # loads torch
 
