@@ -22,12 +22,13 @@ from ratrain.cost.scratch import (
     compute_scratch_bytes,
     kernels_scratch_bytes,
     lanes_scratch_bytes,
+    masks_bytes,
     stored_scratch_bytes,
 )
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.units import format_bytes
+from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 
 
@@ -125,7 +126,8 @@ def gradients_in(schedule: ScheduleSpec) -> str:
 def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     """Which kinds of device compute in another dtype, but for those that a plan leaves idle, and
     how gradients and boundary tensors are sent, as lines of a headline: narrower than they are
-    computed, with error feedback, in buckets; none where there is nothing to say."""
+    computed, with error feedback, in buckets, or averages of weights in their place; none where
+    there is nothing to say."""
     schedule = job.schedule
     words = travel_words(
         schedule.dtype,
@@ -136,7 +138,9 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     bucket = schedule.gradient_bucket_bytes
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
     dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
-    return [*filter(None, (dtype_words(dtypes, schedule.dtype), words)), *buckets]
+    every = schedule.average_every
+    averages = [f"weights averaged every {counted(every, 'step')}"] if every else []
+    return [*filter(None, (dtype_words(dtypes, schedule.dtype), words)), *buckets, *averages]
 
 
 def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:
@@ -196,13 +200,15 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         layout.tensor,
         gradient,
         sequence_parallel=layout.sequence_parallel,
+        runs_on=job.runs_on,
     )
     if block.kind == "layer" and stores_scores(job):
         compute += stored_scratch_bytes(model, length, element, layout.tensor)
+    compute += masks_bytes(model, length)
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1
-    kernels = kernels_scratch_bytes(element)
+    kernels = kernels_scratch_bytes(element, job.runs_on)
     narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype
     lanes = lanes_scratch_bytes(
         layout.data,
@@ -210,6 +216,7 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         tied=apart,
         narrow_boundaries=narrows,
         unlike_views=job.unlike and layout.data > 1,
+        runs_on=job.runs_on,
     )
     return compute + kernels + lanes
 

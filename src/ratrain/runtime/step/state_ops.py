@@ -9,22 +9,18 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ratrain.cost.scratch import UPDATE_ELEMENTS
+from ratrain.cost.scratch import PIECES
 from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.buckets import Buckets, Span
+from ratrain.runtime.step.circle import summed
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients
-
-_SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
-"""The norm takes this many at once: as fp64, with their squares, what the optimizer widens
-later."""
-
 
 PASSING = ("passing_f", "passing_b")
 """Views that are gathered once for a whole pass."""
@@ -155,25 +151,20 @@ class StateOps:
     def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
-        total = sum(float(value) for row in self._exchanged(squares) for value in row)
-        self.gradient_norm[step] = self.clipping.settle(step, total)
+        total = self._network.combine(Lane.UPDATE, squares, summed)
+        self.gradient_norm[step] = self.clipping.settle(step, float(total))
 
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
         matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
         total = torch.zeros((), dtype=torch.float64, device=self._states.device)
+        # At once as many as, in fp64 and with their squares, are what the optimizer widens later.
+        elements = PIECES[total.device.type].update // 4
         tied = self._setup.tied and unit.local.last
         for piece in counted_once(unit) if tied else unit.counted:
-            for part in self._reduced(unit, piece).split(_SQUARED_ELEMENTS):
+            for part in self._reduced(unit, piece).split(elements):
                 total = total + part.double().square().sum()
         return total
-
-    def _exchanged(self, squares: Tensor) -> list[list[float]]:
-        """All ranks' sums, padded to one length for the exchange."""
-        longest = self._network.exchange(Lane.UPDATE, torch.tensor([len(squares)]))
-        padded = torch.zeros(int(max(longest)), dtype=torch.float64)
-        padded[: len(squares)] = squares
-        return [row.tolist() for row in self._network.exchange(Lane.UPDATE, padded)]
 
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
