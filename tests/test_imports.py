@@ -13,7 +13,7 @@ import pytest
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "plugins", "controls"),
+    ("errors", "compiled", "data", "proof", "plugins", "controls", "extras"),
     ("readers",),
     ("describe",),
     ("cost",),

@@ -12,6 +12,7 @@ from typing import TextIO
 import click
 
 from ratrain.errors import RatrainError, SpecError
+from ratrain.extras import missing_extra
 
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
@@ -29,6 +30,11 @@ def as_error(error: BaseException) -> RatrainError:
         place=_verb(),
         fix="use fewer devices, layers, micro-batches or steps",
     )
+
+
+def as_missing_extra(error: ImportError) -> SpecError | None:
+    """The error of a verb that needs an optional package; None where it is another's."""
+    return missing_extra(error, _verb())
 
 
 def check_arguments(arguments: list[str]) -> None:

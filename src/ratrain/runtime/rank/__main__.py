@@ -13,9 +13,9 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
+from ratrain.compiled import library_paths
 from ratrain.cost.scratch import KERNELS
 from ratrain.describe.amounts import Count
 from ratrain.describe.strict import load
@@ -115,10 +115,7 @@ def _begin_again(folder: Path, settings: _Wanted) -> None:
 
 def allocator_library() -> Path | None:
     """The library of `allocator.c`, found without importing torch."""
-    package = find_spec("ratrain.runtime.step")
-    roots = list(package.submodule_search_locations or []) if package else []
-    libraries = [path for root in roots for path in Path(root).glob("allocator_c.*.so")]
-    return libraries[0] if libraries else None
+    return next(iter(library_paths("runtime/step", "allocator_c")), None)
 
 
 if __name__ == "__main__":

@@ -33,9 +33,10 @@ from ratrain.runtime.rank.calibrate import calibrate, gathered
 from ratrain.runtime.rank.company import Company
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.meeting import Meeting, meet
-from ratrain.runtime.rank.metrics import MetricsLog, Row, StepRows, validation_row
+from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
 from ratrain.runtime.rank.networks import leave, network_of, require_network
 from ratrain.runtime.rank.prediction import write_prediction
+from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.tenancy import Tenancy
