@@ -8,8 +8,8 @@ from typing import Any
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.every_plan import EveryPlan
 from ratrain.plan.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search import Search
-from ratrain.plan.tables import search_json, search_text, wrapped
+from ratrain.plan.search import Search, Tried
+from ratrain.plan.tables import search_json, search_text, tried_json, wrapped
 from ratrain.plan.unequal_search import DEVICES, UnequalSearch, has_too_many
 from ratrain.plan.unequal_trial import Drafted, Timed
 from ratrain.plan.uneven_case import UnevenCase
@@ -24,7 +24,7 @@ def every_text(plans: EveryPlan, top: int) -> list[str]:
     yet."""
     lines = _best(plans)
     if plans.alike is not None:
-        lines += search_text(plans.alike, top)
+        lines += search_text(plans.alike, top, plans.chosen.step_s)
     if plans.unequal is not None:
         lines += _beyond(plans)
     elif has_too_many(plans.job):
@@ -45,7 +45,7 @@ def _best(plans: EveryPlan) -> list[str]:
     lines += [*_unshared(plans, best), *_reordered(plans, best)]
     if alike is None:
         return [*lines, _NO_ALIKE]
-    return [*lines, *wrapped(f"{_alike_words(best, alike)}:"), ""]
+    return [*lines, "", *wrapped(f"Not chosen: {_alike_words(best, alike)}:"), ""]
 
 
 def beside_words(plans: EveryPlan) -> list[str]:
@@ -137,7 +137,7 @@ def _beyond(plans: EveryPlan) -> list[str]:
 
 
 def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
-    """Every figure, with its unit in its key."""
+    """Every figure, with its unit in its key; the plan that is chosen first."""
     job = plans.job
     if plans.alike is not None:
         body = search_json(plans.alike, top)
@@ -149,7 +149,23 @@ def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
             "budget_bytes": list(job.budgets),
             "plans": [],
         }
-    return {**body, "unequal": unequal_json(plans.unequal, top)}
+    chosen = chosen_json(plans)
+    return {
+        "chosen": chosen,
+        **body,
+        "tokens_per_s": chosen["tokens_per_s"],
+        "unequal": unequal_json(plans.unequal, top),
+    }
+
+
+def chosen_json(plans: EveryPlan) -> dict[str, Any]:
+    """The plan that `ratrain plan` writes, whether its replicas are identical or differ."""
+    chosen, job = plans.chosen, plans.job
+    return {
+        "identical_replicas": isinstance(chosen, Tried),
+        "tokens_per_s": job.batch.sequences * job.model.sequence_length / chosen.step_s,
+        **(tried_json(chosen) if isinstance(chosen, Tried) else timed_json(chosen)),
+    }
 
 
 def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | None:
