@@ -78,7 +78,8 @@ def contents_of_job(
     note = f"a step takes {format_time(simulation.step_time_s)} as simulated"
     run = simulation.run
     times = op_times(ops, run.start_s, run.end_s)
-    panels = (panel("predicted", note, step, ops.critical_path(times, run.steps - 1)),)
+    path_of_step = ops.critical_path(times, run.steps - 1)
+    panels = (panel("predicted", note, step, path_of_step, simulation.step_time_s),)
     kind = "plan" if path.suffix == ".json" else "job"
     job, setup = case.job, program.setup
     sets = [word for text in overrides for word in ("--set", text)]

@@ -90,7 +90,7 @@ def verdict_of(report: dict[str, Any], rows: Sequence[Row]) -> Verdict:
     if over_budget:
         worst = max(over_budget, key=lambda row: row["allocated_peak_bytes"])
         allocated = format_bytes(worst["allocated_peak_bytes"])
-        sentences += f" Rank {worst['rank']} has allocated {allocated}, more than its budget."
+        sentences += f" Process {worst['rank']} has allocated {allocated}, more than its budget."
     return Verdict("good" if finished and not over_budget else "plain", sentences)
 
 
