@@ -17,8 +17,8 @@ from browser import browser
 
 from ratrain.cli.jobs import case_of_file
 from ratrain.describe.units import format_time
-from ratrain.plan.case import Case
-from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.uneven import UnevenCase
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import op_times
 from ratrain.report.facts.ops import Ops

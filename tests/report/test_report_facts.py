@@ -20,11 +20,10 @@ from ratrain.checkpoint.best import Best, write_best
 from ratrain.checkpoint.folder import step_name
 from ratrain.cli.jobs import case_of_file
 from ratrain.errors import SpecError
-from ratrain.plan.case import Case
-from ratrain.plan.explain import NEAR
-from ratrain.plan.jobs import load_job_to_plan
-from ratrain.plan.misfit import misfits
-from ratrain.plan.planned import planned
+from ratrain.plan import NEAR
+from ratrain.plan.case.case import Case
+from ratrain.plan.layout.jobs import load_job_to_plan
+from ratrain.plan.search.misfit import misfits, planned
 from ratrain.program.kind import Kind
 from ratrain.program.verify import verify
 from ratrain.report.contents import Contents

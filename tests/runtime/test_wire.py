@@ -18,7 +18,7 @@ from training import train
 
 from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.narrowing import landing_place, widen
 
@@ -146,7 +146,7 @@ def test_every_schedule_gives_the_same_bits_under_the_same_wire_types(
         [Setting("interleaved", virtual=2), Setting("megatron-interleaved", virtual=2)],
         [Setting(accumulation="sharded"), Setting("zb-h1", accumulation="sharded", sharding=3)],
         [Setting(model=(("tie_word_embeddings", True),), sharding=level) for level in range(4)],
-        [Setting(), Setting(network="gloo")],
+        [Setting(), Setting(network="staged")],
     ],
     ids=["interleaved", "sharded", "tied", "networks"],
 )
