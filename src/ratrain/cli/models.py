@@ -10,6 +10,7 @@ import click
 from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import Whole
+from ratrain.cli.untrainable import untrainable_lines
 
 
 @click.command()
@@ -35,16 +36,21 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
     from ratrain.cost.tables import model_details, model_summary
     from ratrain.describe.huggingface import load_config
     from ratrain.describe.presets import model_names, model_preset
+    from ratrain.runtime.run.trainable import why_untrainable
 
     if name is None:
-        rows = [model_summary(model_preset(preset)) for preset in model_names()]
+        rows = [
+            {**model_summary(model), "untrainable": why_untrainable(model)}
+            for model in map(model_preset, model_names())
+        ]
         if as_json:
             print_json("models", {"models": rows})
         else:
             click.echo(_list(rows))
         return
     model = load_config(Path(name)) if name.endswith(".json") else model_preset(name)
-    details = model_details(model, sequence)
+    config = Path(name) if name.endswith(".json") else None
+    details = {**model_details(model, sequence), "untrainable": why_untrainable(model, config)}
     if as_json:
         print_json("models", details)
     else:
@@ -55,13 +61,15 @@ def _list(rows: list[dict[str, Any]]) -> str:
     from ratrain.describe.units import format_count
 
     lines = [
-        f"{'name':16}{'params':>9}{'layers':>8}{'hidden':>8}{'heads/kv':>10}{'vocab':>9}  position"
+        f"{'name':16}{'params':>9}{'layers':>8}{'hidden':>8}{'heads/kv':>10}{'vocab':>9}  "
+        f"{'position':10}trains"
     ]
     for row in rows:
         heads = f"{row['heads']}/{row['kv_heads']}"
         lines.append(
             f"{row['name']:16}{format_count(row['params']):>9}{row['layers']:>8}{row['hidden']:>8}"
-            f"{heads:>10}{row['vocab']:>9}  {row['position']}"
+            f"{heads:>10}{row['vocab']:>9}  {row['position']:10}"
+            f"{'yes' if row['untrainable'] is None else 'no'}"
         )
     return "\n".join(lines)
 
@@ -72,6 +80,7 @@ def _details(model: dict[str, Any]) -> str:
     lines = [
         f"{model['name']}: {model['params']:,} parameters",
         f"source: {model['source']}",
+        *untrainable_lines(model["untrainable"]),
         f"FLOPs per token in sequences of {model['sequence_length']}; memory of one sequence, fp16",
         "",
         f"{'block':14}{'params':>10}{'FLOP fwd':>11}{'FLOP bwd':>11}"

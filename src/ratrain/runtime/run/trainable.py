@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from ratrain.describe.job import JobSpec
+from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface_config import check_attention
 from ratrain.models.shapes import check_trainable
@@ -29,11 +32,25 @@ def require_trainable(job: JobSpec) -> None:
     """Raises SpecError where the torch models cannot compute the job's model, or cannot begin from
     the weights that it names."""
     model = job.model
-    check_trainable(model.spec)
-    if model.file is not None:
-        check_attention(model.file, model.spec)
+    _require_computed(model.spec, model.file)
     if job.train.weights is not None:
         from ratrain.models.huggingface_reader import check_weights  # loads torch
 
         assert job.path is not None
         check_weights(job.path.parent / job.train.weights, model.spec)
+
+
+def why_untrainable(model: ModelSpec, config: Path | None = None) -> str | None:
+    """Why a model can be planned and simulated here, but not trained; None where it can. `config`:
+    its config.json, where it has one."""
+    try:
+        _require_computed(model, config)
+    except SpecError as error:
+        return error.what
+    return None
+
+
+def _require_computed(model: ModelSpec, config: Path | None) -> None:
+    check_trainable(model)
+    if config is not None:
+        check_attention(config, model)
