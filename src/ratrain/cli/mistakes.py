@@ -14,6 +14,8 @@ import click
 from ratrain.errors import RatrainError, SpecError
 from ratrain.extras import missing_extra
 
+_LIKE = 0.7
+"""How alike an option must be to be taken for a misspelt one; click asks for less."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -56,8 +58,10 @@ def _usage(error: click.ClickException) -> SpecError:
     place = verb
     if isinstance(error, click.NoSuchOption):
         place = f"{verb} {error.option_name}"
-        if error.possibilities:
-            fix = f"did you mean {' or '.join(error.possibilities)}? {fix}"
+        known = error.possibilities or ()
+        near = difflib.get_close_matches(error.option_name, known, n=2, cutoff=_LIKE)
+        if near:
+            fix = f"did you mean {' or '.join(near)}? {fix}"
         return SpecError("there is no such option", place=place, fix=fix)
     if isinstance(error, click.BadParameter):
         return _bad_value(error, verb)
