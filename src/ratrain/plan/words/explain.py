@@ -225,7 +225,7 @@ def _bill(explained: Explanation) -> Iterator[str]:
     heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
     yield f"{'Memory by item':20}" + "".join(f"{head:>20}" for head in heads)
     groups = [grouped(bound.by_family) for bound in shown]
-    for key in sorted({*groups[0], *groups[-1]}, key=lambda key: -groups[0].get(key, 0)):
+    for key in sorted(sorted({*groups[0], *groups[-1]}), key=lambda key: -groups[0].get(key, 0)):
         sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
         yield f"  {group_name(key):<18}" + "".join(f"{size:>20}" for size in sizes)
 
