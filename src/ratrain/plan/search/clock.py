@@ -183,11 +183,12 @@ class StageClock:
         params = self._blocks[block].params / degree
         kind = pools[holders[0][0].pool].kind
         each_bytes = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
+        kinds = {pools[post.pool].kind for post, _ in holders}
+        slowest = min(kinds, key=lambda kind: kind.memory.bandwidth_bytes_per_s)
         owners = sum(count for _, count in holders) if sharded else None
-        sent = reduction(job, half, params, each_bytes * params, kind, owners=owners)
+        sent = reduction(job, half, params, each_bytes * params, slowest, owners=owners)
         if not sharded:
             return UnitSums(sent, NOTHING, number)
-        kinds = {pools[post.pool].kind for post, _ in holders}
         weight_bytes = gathered_bytes_per_param(job, kinds)
         return UnitSums(sent, half(weight_bytes * params), number)
 
