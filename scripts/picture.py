@@ -17,8 +17,7 @@ from browser import browser
 
 from ratrain.cli.jobs import case_of_file
 from ratrain.describe.units import format_time
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan import Case
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import op_times
 from ratrain.report.facts.ops import Ops
@@ -70,12 +69,12 @@ def drawn(title: str) -> TimelinePanel:
 
 
 @cache
-def case_of(title: str) -> Case | UnevenCase:
+def case_of(title: str) -> Case:
     """The job with a panel's schedule."""
     return case_of_file(JOB, PANELS[title])
 
 
-def step_time(case: Case | UnevenCase) -> str:
+def step_time(case: Case) -> str:
     """The predicted step, as `ratrain simulate` writes it."""
     return format_time(simulate(case.program, case.costs).step_time_s)
 

@@ -3,13 +3,22 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterator
+from dataclasses import astuple
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, Round, direct, half, of_messages, ring
+from ratrain.cost.algorithms import (
+    ALGORITHMS,
+    AUTO,
+    Group,
+    counted_loads,
+    half,
+    loads,
+    of_messages,
+    ring,
+)
 from ratrain.cost.collectives import ring_half
 from ratrain.describe.cluster import Link, SizePoint
 
@@ -52,16 +61,26 @@ def test_processors_move_the_same_bytes_inside_hosts_as_between_them(
     assert moved_bytes == pytest.approx(1e6 * (n - 1) / n)
 
 
-@given(st.lists(st.integers(0, 4), min_size=2, max_size=9).map(tuple))
-def test_the_load_of_a_direct_exchange_is_that_of_its_messages(hosts: tuple[int, ...]) -> None:
-    def spelled_out(members: tuple[int, ...]) -> Iterator[Round]:
-        yield from direct(members)
+@pytest.mark.parametrize("name", ["direct", "hierarchical"])
+@given(
+    hosts=st.lists(st.integers(0, 4), min_size=2, max_size=12).map(tuple),
+    widened=st.sampled_from([1.0, 2.0]),
+)
+def test_loads_in_closed_form_are_those_of_the_messages(
+    name: str, hosts: tuple[int, ...], widened: float
+) -> None:
+    closed = loads(ALGORITHMS[name], hosts, widened)
+    counted = counted_loads(ALGORITHMS[name], hosts, widened)
+    assert len(closed) == len(counted)
+    for load, other in zip(closed, counted, strict=True):
+        for level, same in ((load.inside, other.inside), (load.across, other.across)):
+            assert astuple(level) == pytest.approx(astuple(same))
 
-    here = Group(hosts, SLOW, SLOW, FAST, 2.0)
-    load, other = of_messages(direct, 1e6, here), of_messages(spelled_out, 1e6, here)
-    assert load.latency_s == pytest.approx(other.latency_s)
-    assert load.volume_bytes == pytest.approx(other.volume_bytes)
-    assert load.driving_s == pytest.approx(other.driving_s)
+
+@pytest.mark.parametrize("name", [AUTO, *ALGORITHMS])
+def test_a_large_group_is_priced_as_fast_as_a_small_one(name: str) -> None:
+    """65,536 ranks, of whose messages there are too many to count."""
+    assert half(name, 1e6, group(8, 8192), 2.0).alone_s(1e9) > 0
 
 
 @pytest.mark.parametrize("per_host", [1, 2, 4])

@@ -22,7 +22,7 @@ from ratrain.cost.algorithms import ALGORITHMS, Group, half, of_messages
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan
@@ -60,7 +60,7 @@ def job_of_page(folder: Path, **schedule: object) -> JobSpec:
     return replace(job, schedule=ScheduleSpec(**{"dtype": "fp32", **schedule}))  # type: ignore[arg-type]
 
 
-def goes_everywhere(job: JobSpec) -> Case:
+def goes_everywhere(job: JobSpec) -> LayoutCase:
     """Checks a job's program in all forms, and those of all its plans."""
     case = case_of(job)
     check_forms(case)
@@ -77,7 +77,7 @@ def goes_everywhere(job: JobSpec) -> Case:
     return case
 
 
-def check_forms(case: Case) -> None:
+def check_forms(case: LayoutCase) -> None:
     """Text, verifier, bounds and simulator of a case agree."""
     program = case.program
     assert read_text(write_text(program)) == program
@@ -95,7 +95,7 @@ def check_forms(case: Case) -> None:
     assert all(peaks[bound.rank] <= bound.total_bytes for bound in verdict.bounds)
 
 
-def kinds_of(case: Case) -> set[str]:
+def kinds_of(case: LayoutCase) -> set[str]:
     return {action.kind.name for lane in case.program.lanes.values() for action in lane}
 
 

@@ -13,8 +13,8 @@ from random_plans import random_plan
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import case_of
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.layout.jobs import load_job
@@ -42,7 +42,7 @@ def test_no_steady_step_of_random_plans_whose_replicas_differ_is_shorter_than_th
             )
         except SpecError:
             continue
-        case = UnevenCase(plan)
+        case = uneven_case(plan)
         simulation = simulate(case.program, case.costs, steps=12, verdict=case.proved.verdict)
         assert simulation.bound is not None
         if simulation.window.steady:

@@ -9,7 +9,7 @@ import pytest
 from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import case_as_asked, case_of
+from ratrain.plan.case.of_layout import case_as_asked, case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan

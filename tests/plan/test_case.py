@@ -24,7 +24,7 @@ from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
 from ratrain.describe.units import format_bytes
 from ratrain.errors import ProgramError, RatrainError, SpecError
-from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.case.of_layout import LayoutCase, case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
 from ratrain.program.family_groups import takes
@@ -54,12 +54,12 @@ def job(
     )
 
 
-def limited(spec: JobSpec, budget_bytes: int) -> Case:
+def limited(spec: JobSpec, budget_bytes: int) -> LayoutCase:
     """The case of a job under a budget."""
     return case_of(replace(spec, schedule=replace(spec.schedule, memory_budget_bytes=budget_bytes)))
 
 
-def bound(case: Case) -> int:
+def bound(case: LayoutCase) -> int:
     """The worst rank's memory on any timing."""
     return max(b.total_bytes for b in verify(case.program).bounds)
 

@@ -14,7 +14,7 @@ from ratrain.describe.device import Tier
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of
 from ratrain.plan.search.case_of_job import case_of_job
@@ -45,7 +45,7 @@ def with_disk(asked: JobSpec, bandwidth_bytes_per_s: float) -> JobSpec:
     return replace(asked, cluster=replace(asked.cluster, spec=cluster))
 
 
-def kinds_of(case: Case) -> set[Kind]:
+def kinds_of(case: LayoutCase) -> set[Kind]:
     return {action.kind for lane in case.program.lanes.values() for action in lane}
 
 
@@ -179,7 +179,7 @@ def test_one_device_has_nobody_to_agree_with_on_the_norm() -> None:
 # ---- sums of a tensor group -------------------------------------------------------------
 
 
-def costs_on(backend: str) -> tuple[Case, dict[Kind, np.ndarray]]:
+def costs_on(backend: str) -> tuple[LayoutCase, dict[Kind, np.ndarray]]:
     """A job's case on two tensor ranks per stage, and what its ops take, alone on their links."""
     tensor_job = laid_out(LayoutSpec(2, 1, 2), schedule="backward-checkpoint")
     case = case_of(on_backend(tensor_job, backend))

@@ -11,8 +11,8 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import case_of
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import load_plan, parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.reading import uneven_plan
@@ -99,7 +99,7 @@ def test_a_plan_of_unlike_replicas_holds_residuals_too(tmp_path: Path) -> None:
     table |= {"gradient_wire": "bf16", "error_feedback": True}
     path = tmp_path / "plan.json"
     path.write_text(json.dumps(table))
-    case = UnevenCase(uneven_plan(load_plan(path), str(path)))
+    case = uneven_case(uneven_plan(load_plan(path), str(path)))
     assert WORDS in case.headline() and case.facts()["error_feedback"]
     members = {
         case.setup.first_rank[number] + member.rank: member

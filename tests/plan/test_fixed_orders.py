@@ -11,7 +11,7 @@ from registered import declared_inside
 
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.case.of_layout import case_of, case_of_candidate
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan

@@ -16,9 +16,9 @@ from click.testing import CliRunner
 
 import ratrain
 from ratrain.cli.main import ratrain as command
-from ratrain.plan.case.case import Case
+from ratrain.plan.case.of_replicas import UnevenCase
+from ratrain.plan.case.ready import Case
 from ratrain.plan.case.subject import case_of_plan
-from ratrain.plan.case.uneven import UnevenCase
 from ratrain.plan.file.form import is_uneven, load_plan, parse_plan
 from ratrain.plan.file.writing import write_plan
 from ratrain.plan.layout.jobs import load_job
@@ -55,12 +55,12 @@ def output(*arguments: object) -> str:
     return result.stdout
 
 
-def of_file(plans: EveryPlan) -> Case | UnevenCase:
+def of_file(plans: EveryPlan) -> Case:
     """The case of the plan file that `plan -o` writes."""
     return case_of_plan(parse_plan(write_plan(plans.file(fastest=False)), "plan.json"), "plan.json")
 
 
-def require_one_plan(path: Path) -> Case | UnevenCase:
+def require_one_plan(path: Path) -> Case:
     """The job's case, which has the program, the step and the facts of the plan's file."""
     spec = load_job(path)
     of_job, of_plan = case_of_job(spec), of_file(every_plan(spec))

@@ -13,14 +13,16 @@ from random_jobs import job
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.case.layout_words import candidate_json, plan_name
+from ratrain.plan.case.of_layout import case_of, case_of_candidate
+from ratrain.plan.case.ready import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.misfit import misfits
-from ratrain.plan.words.tables import candidate_json, plan_name, table
+from ratrain.plan.words.tables import table
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate

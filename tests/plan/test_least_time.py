@@ -11,7 +11,7 @@ from random_jobs import SKELETONS, candidates
 from random_plans import random_plan
 
 from ratrain.errors import SpecError
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.layout.candidate import Candidate
@@ -39,7 +39,7 @@ def test_no_plan_of_unequal_replicas_is_shorter_than_its_lower_bound() -> None:
             plan = uneven_plan(parse_plan(json.dumps(random_plan(Random(seed))), ""), "p.json")
         except SpecError:
             continue
-        case = UnevenCase(plan)
+        case = uneven_case(plan)
         step_s = step_time_s(case.program, case.costs, steps=5)
         costs = uneven_costs(plan, plan.setup)
         least_s = least_step_s(plan.strategy, plan.setup, plan.choices, costs)

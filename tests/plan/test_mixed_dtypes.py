@@ -16,8 +16,9 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec, dtypes_of_kinds
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.case.case import Case, case_of, case_of_candidate
 from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
+from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.file.writing import plan_of, write_plan
 from ratrain.plan.layout.buckets import bucket_count
 from ratrain.plan.layout.enumerate import group_of_layout
@@ -68,7 +69,7 @@ def mixed(kinds: tuple[str, ...], sent: str, layout: LayoutSpec | None, **schedu
 
 
 @st.composite
-def cases(draw: st.DrawFn) -> Case:
+def cases(draw: st.DrawFn) -> LayoutCase:
     """Any mix, layout, strategy and level that can be had together."""
     layout = draw(st.sampled_from(LAYOUTS))
     kinds = tuple(draw(st.sampled_from(DTYPES)) for _ in range(layout.devices))
@@ -103,7 +104,7 @@ def sized_in(setup: Setup) -> list[int]:
     return sizes
 
 
-def check(case: Case) -> None:
+def check(case: LayoutCase) -> None:
     job, layout = case.job, case.layout
     verdict = case.proved.verdict
     assert verdict.sound
@@ -134,14 +135,14 @@ quick = settings(
 
 @quick
 @given(cases())
-def test_any_mix_of_dtypes_is_proved_billed_and_simulated(case: Case) -> None:
+def test_any_mix_of_dtypes_is_proved_billed_and_simulated(case: LayoutCase) -> None:
     check(case)
 
 
 @pytest.mark.slow
 @settings(quick, max_examples=400)
 @given(cases())
-def test_many_mixes_of_dtypes_are_proved_billed_and_simulated(case: Case) -> None:
+def test_many_mixes_of_dtypes_are_proved_billed_and_simulated(case: LayoutCase) -> None:
     check(case)
 
 
@@ -171,7 +172,9 @@ def test_bf16_beside_fp16_is_planned_explained_and_kept_in_plan_files(
     case = case_of_candidate(best.candidate)
     assert f"{other} computes in {own}, the rest in {sent}, in which all send" in case.headline()
     simulation = simulate(case.program, case.costs, steps=2)
-    said = "\n".join(kinds_text(kind_parts(best.candidate, simulation), best.step_s))
+    said = "\n".join(
+        kinds_text(kind_parts(case_of_subject(best.candidate), simulation), best.step_s)
+    )
     assert said.index("computes in bf16") < said.index("old: ") < said.index("computes in fp16")
 
 

@@ -20,7 +20,7 @@ from ratrain.cli.schedules import command
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case.case import case_of
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.clock import OrderClock

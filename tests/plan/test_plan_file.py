@@ -13,7 +13,7 @@ from random_jobs import candidates, job
 from ratrain.cli.main import ratrain
 from ratrain.describe.ranges import read_ranges, write_ranges
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import case_of_candidate
+from ratrain.plan.case.of_layout import case_of_candidate
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan

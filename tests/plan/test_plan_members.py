@@ -17,7 +17,7 @@ from test_uneven_setup import TWO_KINDS, read, replica, stage
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
 from ratrain.plan.file.form import is_uneven, parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.writing import write_plan
@@ -62,7 +62,7 @@ def test_members_have_their_own_kind_recovery_budget_and_micro_batches() -> None
         80 * 10**9, 20 * 10**9, 80 * 10**9, 20 * 10**9, 20 * 10**9
     ]  # fmt: skip
     assert made.setup.holders == {"e": 2, "h": 3} | {str(n): 2 if n < 4 else 3 for n in range(8)}
-    program = UnevenCase(made).program
+    program = uneven_case(made).program
     modes = [m.recovery for m in program.setup.members]
     assert modes == [Recovery.NONE, Recovery.FORWARD, *[Recovery.NONE] * 3]
 
@@ -146,7 +146,7 @@ def test_one_member_a_stage_has_the_bits_of_the_plain_form() -> None:
     )
     beside = replica(4, stage("1", 4), stage("9", 4))
     first, second = (
-        UnevenCase(read(replica(6, *stages), beside, sequences=10)) for stages in (plain, listed)
+        uneven_case(read(replica(6, *stages), beside, sequences=10)) for stages in (plain, listed)
     )
     assert first.plan == second.plan
     assert write_text(first.program) == write_text(second.program)
@@ -159,7 +159,7 @@ def test_one_member_a_stage_has_the_bits_of_the_plain_form() -> None:
 def test_a_message_takes_the_link_to_the_member_that_serves_its_micro_batch() -> None:
     """Device 0's host has 1 too; 8 is on another site."""
     near_and_far = shared(4, member("1", "0, 2-5"), member("8", "1"))
-    case = UnevenCase(read(replica(6, stage("0", 4), near_and_far), sequences=6))
+    case = uneven_case(read(replica(6, stage("0", 4), near_and_far), sequences=6))
     table = case.program.table
     costs = costs_of_ops(table, case.costs)
     rates = case.costs.link_rate_bytes_per_s
@@ -182,9 +182,9 @@ def test_a_message_takes_the_link_to_the_member_that_serves_its_micro_batch() ->
 
 
 def test_members_beside_each_other_and_across_a_site_reduce_over_the_slowest_link() -> None:
-    near = UnevenCase(read(replica(6, shared(8, member("0", "0-2"), member("1", "3-5"))),
+    near = uneven_case(read(replica(6, shared(8, member("0", "0-2"), member("1", "3-5"))),
                            sequences=6))  # fmt: skip
-    far = UnevenCase(read(replica(6, shared(8, member("0", "0-2"), member("8", "3-5"))),
+    far = uneven_case(read(replica(6, shared(8, member("0", "0-2"), member("8", "3-5"))),
                           sequences=6))  # fmt: skip
 
     def seconds(case: UnevenCase) -> float:
@@ -241,7 +241,7 @@ def check(seed: int) -> None:
     """Proves, simulates, takes apart and reads back one random plan."""
     plan = parse_plan(json.dumps(random_members(Random(seed))), "p.json")
     assert parse_plan(write_plan(plan), "p.json") == plan, seed
-    case = UnevenCase(uneven_plan(plan, "p.json"))
+    case = uneven_case(uneven_plan(plan, "p.json"))
     findings = case.proved.verdict.findings
     assert all(finding.rule is Rule.OVER_BUDGET for finding in findings), (seed, findings[:3])
     assert read_text(write_text(case.program)) == case.program, seed
@@ -268,7 +268,7 @@ def test_five_hundred_more_are_too() -> None:
 
 def test_where_a_short_and_a_long_step_alternate_the_long_one_is_what_is_said() -> None:
     plan = uneven_plan(parse_plan(json.dumps(random_members(Random(385))), "p.json"), "p.json")
-    case = UnevenCase(plan)
+    case = uneven_case(plan)
     simulations = [
         simulate(case.program, case.costs, steps=steps, verdict=case.proved.verdict)
         for steps in (3, 4, 5, 6)
@@ -286,8 +286,8 @@ def test_where_a_short_and_a_long_step_alternate_the_long_one_is_what_is_said() 
 
 def test_work_is_counted_by_what_each_member_serves() -> None:
     plan = read(replica(6, *FAST_AND_SLOW), sequences=6)
-    case = UnevenCase(plan)
-    parts = {p.kind.name: p for p in kind_parts(plan, simulate(case.program, case.costs))}
+    case = uneven_case(plan)
+    parts = {p.kind.name: p for p in kind_parts(case, simulate(case.program, case.costs))}
     assert parts["mt3000-cluster"].work_share == pytest.approx((4 * 2 + 4 * 1) / (8 * 6))
     assert [place.served for place in parts["mt3000-cluster"].places] == [(2, 1, 0)]
 
@@ -305,7 +305,7 @@ def test_a_replica_of_members_that_occurs_twice_is_folded_into_one() -> None:
     made = read(twice, sequences=12)
     assert [(r.ranks, len(r.groups)) for r in made.replicas] == [(2, 2)]
     assert made.setup.holders == dict.fromkeys(["e", *map(str, range(8)), "h"], 4)
-    assert UnevenCase(made).proved.verdict.sound
+    assert uneven_case(made).proved.verdict.sound
     kinds = [[[d.index for d in g] for g in groups] for groups in made.replicas[0].groups]
     assert kinds == [[[0], [8]], [[1], [9]]]
 
@@ -316,7 +316,7 @@ def test_a_later_round_of_stages_has_the_same_members() -> None:
     made = read(
         replica(6, *looped), sequences=6, schedule="breadth-first", skeleton="breadth-first"
     )
-    assert UnevenCase(made).proved.verdict.sound
+    assert uneven_case(made).proved.verdict.sound
     other = (member("0", "0-2"), member("8", "3-5"))
     stages = (*looped[:2], shared(2, *other), looped[3])
     with pytest.raises(SpecError, match="members serve other micro-batches than on stage 0"):
@@ -327,7 +327,7 @@ def test_shares_in_proportion_to_speed_are_faster_than_equal_ones() -> None:
     def step_s(fast: int) -> float:
         count = 400
         whole = shared(8, member("0", f"0-{fast - 1}"), member("8", f"{fast}-{count - 1}"))
-        case = UnevenCase(
+        case = uneven_case(
             read(
                 replica(count, whole), sequences=count,
                 model={"name": "small-llama", "sequence_length": 2048},
@@ -340,7 +340,7 @@ def test_shares_in_proportion_to_speed_are_faster_than_equal_ones() -> None:
 
 def test_faster_links_of_one_member_make_its_messages_alone_faster() -> None:
     near_and_far = shared(4, member("1", "0, 2-5"), member("8", "1"))
-    case = UnevenCase(read(replica(6, stage("0", 4), near_and_far), sequences=6))
+    case = uneven_case(read(replica(6, stage("0", 4), near_and_far), sequences=6))
     faster = sending_faster(case.costs, case.program.setup, [2], 2.0)
     work, other = case.costs.work[Kind.SEND_F], faster.work[Kind.SEND_F]
     assert work.routes is not None

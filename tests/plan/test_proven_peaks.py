@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from random_jobs import job
 
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.search.case_of_job import case_of_job
@@ -41,7 +41,7 @@ def test_ranks_of_one_budget_have_one_peak() -> None:
 
 
 def test_ranks_of_unlike_budgets_have_the_peak_of_the_fullest_of_each() -> None:
-    proved = UnevenCase(uneven_plan(load_plan(EXAMPLE), str(EXAMPLE))).proved
+    proved = uneven_case(uneven_plan(load_plan(EXAMPLE), str(EXAMPLE))).proved
     setup, most = proved.program.setup, dict[int | None, int]()
     for bound in proved.verdict.bounds:
         budget = setup.budget_of(bound.rank)

@@ -13,7 +13,7 @@ from registered import declared_inside
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, SpecError
-from ratrain.plan.case.case import case_of_candidate
+from ratrain.plan.case.of_layout import case_of_candidate
 from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.search.misfit import planned
 from ratrain.program import repeating

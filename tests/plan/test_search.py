@@ -13,7 +13,7 @@ from random_jobs import job, jobs
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.case.of_layout import case_of, case_of_candidate
 from ratrain.plan.layout.candidate import candidate
 from ratrain.plan.layout.enumerate import groups_of
 from ratrain.plan.price.trial import timed

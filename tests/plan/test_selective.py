@@ -11,7 +11,7 @@ from random_jobs import job
 from ratrain.cost.activations import stored_scores_bytes
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import model_preset
-from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.case.of_layout import case_of, case_of_candidate
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan

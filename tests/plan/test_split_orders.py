@@ -15,14 +15,16 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import SPLIT_SHARE, block_times
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.case.layout_words import candidate_json, plan_name
+from ratrain.plan.case.of_layout import case_of, case_of_candidate
+from ratrain.plan.case.ready import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan
 from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.search.speedup import free_to_recover
-from ratrain.plan.words.tables import candidate_json, plan_name, search_text
+from ratrain.plan.words.tables import search_text
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate

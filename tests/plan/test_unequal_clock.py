@@ -77,6 +77,13 @@ def test_a_short_step_takes_as_long_as_its_whole_program(tmp_path: Path, level: 
     assert max(gaps(stages, 8, level, StateMode(level, False))) < 1e-9
 
 
+@pytest.mark.parametrize("level", [0, 1])
+def test_error_feedback_takes_as_long_as_in_the_whole_program(tmp_path: Path, level: int) -> None:
+    spec = unequal_job(tmp_path, sequences=8)
+    spec = replace(spec, schedule=replace(spec.schedule, gradient_wire="bf16", error_feedback=True))
+    assert max(gaps(stages_of(spec), 6, 13, StateMode(level, False))) < 1e-9
+
+
 @pytest.mark.slow
 @pytest.mark.matrix
 @pytest.mark.parametrize("link", ["100Mbit/s", "1Gbit/s", "10Gbit/s"])

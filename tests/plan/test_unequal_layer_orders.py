@@ -14,7 +14,7 @@ from test_unequal_search import verb
 from test_unequal_split import planned_with
 
 from ratrain.describe.job import LayoutSpec
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.uneven import UnevenPlan
@@ -76,7 +76,7 @@ def in_1f1b(plan: UnevenPlan) -> UnevenPlan:
 
 
 def simulated_s(plan: UnevenPlan) -> float:
-    case = UnevenCase(plan)
+    case = uneven_case(plan)
     assert case.proved.verdict.sound
     return simulate_proved(case.proved, case.costs).step_time_s
 
@@ -108,7 +108,7 @@ def test_plan_says_so_and_its_file_is_simulated_alike_bit_for_bit(
     assert verb("simulate", str(file))["step_time_s"] == simulated_s(best.plan)
     verb("verify", str(file))
     again = uneven_plan(parse_plan(file.read_text(), str(file)), str(file))
-    assert write_text(UnevenCase(again).program) == write_text(UnevenCase(best.plan).program)
+    assert write_text(uneven_case(again).program) == write_text(uneven_case(best.plan).program)
 
 
 @pytest.mark.parametrize("line", ['skeleton = "1f1b"', 'without = ["update-prefetch"]'])

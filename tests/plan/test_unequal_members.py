@@ -19,8 +19,8 @@ from test_unequal_search import BENCHMARKS, stages_of, verb
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
+from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
 from ratrain.plan.case.subject import case_of_plan
-from ratrain.plan.case.uneven import UnevenCase
 from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.uneven import UnevenPlan
@@ -91,7 +91,7 @@ def checked(spec: JobSpec, plan: UnevenPlan, step_s: float) -> None:
     case = case_of_plan(parse_plan(text, str(spec.path)), str(spec.path))
     assert isinstance(case, UnevenCase)
     assert case.proved.verdict.sound
-    assert write_text(case.program) == write_text(UnevenCase(plan).program)
+    assert write_text(case.program) == write_text(uneven_case(plan).program)
     assert write_plan(file_of_plan(case.plan)) == text
     steps_s = [
         simulate_proved(case.proved, case.costs, steps=steps).step_time_s for steps in (3, 4)

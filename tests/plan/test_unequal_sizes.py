@@ -17,8 +17,8 @@ from test_left_out import job_file
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
+from ratrain.plan.case.ready import Case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.writing import write_plan
@@ -59,7 +59,7 @@ def test_a_kind_with_more_memory_computes_more_sequences_at_once(spec: JobSpec) 
     (replica,) = best.plan.replicas
     sizes = dict(zip(replica.kinds, replica.sizes, strict=True))
     assert sizes["large"] > sizes["small"]
-    case = UnevenCase(best.plan)
+    case = uneven_case(best.plan)
     assert case.proved.verdict.sound
     assert simulate_proved(case.proved, case.costs).step_time_s == pytest.approx(best.step_s)
     for size in set(replica.sizes):
@@ -119,7 +119,7 @@ def test_no_step_of_a_random_unequal_plan_is_shorter_than_its_lower_bound() -> N
         text = json.dumps(random_plan(Random(seed)))
         try:
             plan = uneven_plan(parse_plan(text, "p.json"), "p.json")
-            proved = UnevenCase(plan).proved
+            proved = uneven_case(plan).proved
         except RatrainError:
             continue
         costs = uneven_costs(plan, plan.setup)

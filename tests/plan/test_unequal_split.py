@@ -13,7 +13,7 @@ from test_left_out import job_file
 from test_unequal_search import verb
 
 from ratrain.errors import Infeasible
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.uneven import UnevenPlan
@@ -57,7 +57,7 @@ def in_1f1b(plan: UnevenPlan) -> UnevenPlan:
 
 
 def simulated_s(plan: UnevenPlan) -> float:
-    case = UnevenCase(plan)
+    case = uneven_case(plan)
     assert case.proved.verdict.sound
     return simulate_proved(case.proved, case.costs).step_time_s
 
@@ -88,7 +88,7 @@ def test_plan_says_so_and_its_file_is_simulated_alike(small: tuple[Path, EveryPl
     verb("verify", str(file))
     again = uneven_plan(parse_plan(file.read_text(), str(file)), str(file))
     best = best_of(plans)
-    assert write_text(UnevenCase(again).program) == write_text(UnevenCase(best.plan).program)
+    assert write_text(uneven_case(again).program) == write_text(uneven_case(best.plan).program)
 
 
 def planned_with(line: str, job: Path, folder: Path) -> EveryPlan:

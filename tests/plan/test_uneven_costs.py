@@ -15,8 +15,8 @@ from test_uneven_setup import hexiscale, read, replica, stage
 from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import case_of_block
 from ratrain.describe.cluster import Link
-from ratrain.plan.case.case import case_of_candidate
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_layout import case_of_candidate
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.writing import plan_of, write_plan
@@ -51,7 +51,7 @@ def prices_alike(candidate: Candidate) -> None:
     read_again = parse_plan(write_plan(plan_of(candidate)), "p.json")
     plan = uneven_plan(read_again, "p.json")
     job = replace(plan.job, model=candidate.job.model)  # no preset is tied
-    regular, made = case_of_candidate(candidate), UnevenCase(replace(plan, job=job))
+    regular, made = case_of_candidate(candidate), uneven_case(replace(plan, job=job))
     assert made.program == regular.program
     assert same(made.costs, regular.costs)
     first, second = (simulate(case.program, case.costs, steps=2) for case in (regular, made))
@@ -89,7 +89,7 @@ def test_a_boundary_between_degrees_sends_every_byte_once() -> None:
 
 
 def test_a_receiving_group_gathers_what_it_needs_whole() -> None:
-    case = UnevenCase(read(*hexiscale(), sequences=15))
+    case = uneven_case(read(*hexiscale(), sequences=15))
     kind = case.plan.devices[0].kind
     apart = regrouped_message(8_000_000, SLOW, kind, (1, 2), gathered_over=None)
     whole = regrouped_message(8_000_000, SLOW, kind, (1, 2), gathered_over=SLOW)
@@ -98,7 +98,7 @@ def test_a_receiving_group_gathers_what_it_needs_whole() -> None:
 
 
 def test_ranks_of_unequal_degrees_end_a_reduction_together() -> None:
-    case = UnevenCase(read(*hexiscale(), sequences=15))
+    case = uneven_case(read(*hexiscale(), sequences=15))
     work = case.costs.work[Kind.GradSync]
     names = [unit.name for member in case.setup.members for unit in member.units]
     rates = case.costs.link_rate_bytes_per_s
@@ -110,7 +110,7 @@ def test_ranks_of_unequal_degrees_end_a_reduction_together() -> None:
 
 
 def test_each_replica_computes_at_its_own_device_s_pace_and_micro_batch() -> None:
-    case = UnevenCase(read(*hexiscale(), sequences=15))
+    case = uneven_case(read(*hexiscale(), sequences=15))
     units = [(m.tensor, unit) for m in case.setup.members for unit in m.units]
     forward_s = case.costs.work[Kind.F].fixed_s
     fast, slow = (
@@ -124,7 +124,7 @@ def test_each_replica_computes_at_its_own_device_s_pace_and_micro_batch() -> Non
 
 def test_more_sequences_for_the_faster_replica_make_a_shorter_step() -> None:
     def step_s(first: int, second: int) -> float:
-        case = UnevenCase(
+        case = uneven_case(
             read(
                 replica(first, stage("0", 8)),
                 replica(second, stage("8", 4), stage("9", 4)),
@@ -142,7 +142,7 @@ def test_each_rank_takes_the_layer_times_measured_at_its_own_degree_and_micro_ba
     def part(micro_batches: int, *stages: dict[str, Any]) -> dict[str, Any]:
         return replica(micro_batches, *({**described, "sharding": 0} for described in stages))
 
-    case = UnevenCase(
+    case = uneven_case(
         read(
             part(8, stage("0-1", 14, 2, micro_batch=2), stage("2", 10, 1, micro_batch=2)),
             part(2, stage("4-7", 24, 4, micro_batch=4)),

@@ -18,9 +18,8 @@ from random_plans import random_plan
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.standing import standing_of
+from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
 from ratrain.plan.case.subject import case_of_subject, subject_of
-from ratrain.plan.case.uneven import UnevenCase
 from ratrain.plan.file.form import is_uneven, parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.words.explain_kinds import kinds_text
@@ -35,7 +34,7 @@ def case_of(seed: int) -> UnevenCase | SpecError:
     """A random plan made ready, or why it is refused."""
     text = json.dumps(random_plan(Random(seed)))
     try:
-        return UnevenCase(uneven_plan(parse_plan(text, "p.json"), "p.json"))
+        return uneven_case(uneven_plan(parse_plan(text, "p.json"), "p.json"))
     except SpecError as error:
         return error
 
@@ -166,7 +165,7 @@ def check_kinds(seed: int) -> bool:
         return False
     case = case_of_subject(subject)
     simulation = simulate_proved(case.proved, case.costs)
-    parts = kind_parts(subject, simulation)
+    parts = kind_parts(case, simulation)
     devices = sorted(index for part in parts for index in (*part.devices, *part.idle))
     assert devices == list(range(case.job.cluster.devices)), seed
     assert sum(part.work_share for part in parts) == pytest.approx(1), seed
@@ -174,7 +173,7 @@ def check_kinds(seed: int) -> bool:
         shares = part.compute_share, part.recovery_share, part.links_share, part.others_share
         assert sum(shares) == pytest.approx(1 if part.devices else 0, abs=1e-6), seed
     assert max(map(len, kinds_text(parts, simulation.step_time_s))) <= 80, seed
-    standing = standing_of(case)
+    standing = case.standing()
     assert len(standing.ranks) == case.setup.ranks, seed
     assert [len(links) + 1 for links in standing.links] == [r.ranks for r in case.setup.replicas]
     return True

@@ -13,9 +13,10 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case, case_of
 from ratrain.plan.case.kinds import kind_parts
-from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.ready import Case
+from ratrain.plan.case.subject import case_of_plan, case_of_subject
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.reading import uneven_plan
@@ -202,7 +203,9 @@ def test_the_planner_uses_both_kinds_and_says_what_each_computes_in() -> None:
     words = "old computes in fp32, the rest in bf16, in which all send"
     assert words in case.headline()
     simulation = simulate(case.program, case.costs, steps=2)
-    text = "\n".join(kinds_text(kind_parts(best.candidate, simulation), best.step_s))
+    text = "\n".join(
+        kinds_text(kind_parts(case_of_subject(best.candidate), simulation), best.step_s)
+    )
     assert text.count("  dtype   computes in ") == 2
     assert text.index("computes in bf16") < text.index("old: ") < text.index("computes in fp32")
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratrain.plan.case.subject import case_of_subject, keeping_all, subject_of
+from ratrain.plan.case.subject import case_of_subject, subject_of
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.price.what_if import computing_faster, sending_faster
@@ -62,10 +62,10 @@ def test_everything_twice_as_fast_halves_the_compute_bound_step() -> None:
 
 
 def test_a_plan_that_keeps_everything_on_some_ranks_recovers_on_the_others() -> None:
-    kept = keeping_all(SUBJECT, {2})
+    kept = SUBJECT.keeping({2})
     assert isinstance(kept, UnevenPlan)
     assert not any(
         mode is Recovery.FORWARD for replica in kept.replicas for mode in replica.recovery
     )
-    other = keeping_all(SUBJECT, {0, 3})
+    other = SUBJECT.keeping({0, 3})
     assert other == SUBJECT

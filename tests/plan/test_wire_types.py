@@ -10,7 +10,7 @@ import pytest
 from random_jobs import job
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case.case import case_of
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan

@@ -30,7 +30,7 @@ from random_plans import random_plan
 from test_plan_members import random_members
 
 from ratrain.errors import SpecError
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.program.program import Program
@@ -56,7 +56,7 @@ def table_of(seed: int) -> dict[str, Any]:
 def case_of(table: dict[str, Any]) -> UnevenCase | None:
     """A plan file made ready; None where it is refused as it should be."""
     try:
-        return UnevenCase(uneven_plan(parse_plan(json.dumps(table), "p.json"), "p.json"))
+        return uneven_case(uneven_plan(parse_plan(json.dumps(table), "p.json"), "p.json"))
     except SpecError as error:
         if not error.place.startswith("p.json") or not error.fix:
             raise Wrong(f"refused without a place and a fix: {error}") from error

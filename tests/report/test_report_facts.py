@@ -21,14 +21,13 @@ from ratrain.checkpoint.folder import step_name
 from ratrain.cli.jobs import case_of_file
 from ratrain.errors import SpecError
 from ratrain.plan import NEAR
-from ratrain.plan.case.case import Case
 from ratrain.plan.layout.jobs import load_job_to_plan
 from ratrain.plan.search.misfit import misfits, planned
 from ratrain.program.kind import Kind
 from ratrain.program.verify import verify
 from ratrain.report.contents import Contents
 from ratrain.report.data import data_of
-from ratrain.report.facts.candidates import advice_of, candidate_of
+from ratrain.report.facts.candidates import advice_of
 from ratrain.report.facts.memory import op_times, thinned
 from ratrain.report.facts.ops import Ops
 from ratrain.report.groups import MEMORY_GROUPS, OTHER, group_of
@@ -340,12 +339,10 @@ def test_a_layout_that_binds_is_told_of_once_and_a_faster_one_by_its_name(tmp_pa
 def test_a_plan_that_is_slower_than_the_chosen_one_would_not_help() -> None:
     job = EXAMPLES / "quickstart.toml"
     case = case_of_file(job, overrides=("batch.sequences=8",))  # so it is faster than any below
-    assert isinstance(case, Case)
     fast = simulate(case.program, case.costs)
     search = planned(load_job_to_plan(job))
     assert any(misfit.step_s > fast.step_time_s for misfit in misfits(search, NEAR))
-    chosen = candidate_of(case.job, case.placement, case.program.setup)
-    ways = advice_of(chosen, fast, search).ways
+    ways = advice_of(case.plan, fast, search).ways
     assert ways and all("% less" in way or way.startswith("no faster") for way in ways)
 
 

@@ -15,7 +15,7 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import Result, train
 
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import uneven_case
 from ratrain.plan.file.form import load_plan
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.orders.board import Board
@@ -116,7 +116,7 @@ def test_an_order_of_each_replica_found_by_search_has_the_bits_of_1f1b(
 def searched(folder: Path) -> str:
     """The file of an order with backward split, on the plan of a folder."""
     path = folder / "plan.json"
-    board = Board(UnevenCase(uneven_plan(load_plan(path), str(path))), split=True)
+    board = Board(uneven_case(uneven_plan(load_plan(path), str(path))), split=True)
     deep, flat = ([*policies(pipeline)] for pipeline in board.pipelines)
     orders = (*order_of(board.pipelines[0], deep[4]), *order_of(board.pipelines[1], flat[1]))
     return board.csv(orders)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_runs import ratrain, write_job
 
-from ratrain.plan.case.case import case_of
+from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.jobs import load_job
 from ratrain.plan.orders.board import Board
 from ratrain.plan.orders.seeds import laid_out

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.case.of_layout import case_of, case_of_candidate
 from ratrain.plan.file.form import parse_plan
 from ratrain.plan.file.layout import to_candidate
 from ratrain.plan.file.writing import plan_of, write_plan

@@ -15,19 +15,12 @@ from ratrain.plan import (
     EveryPlan,
     Simulated,
     Subject,
-    Tried,
-    UnevenCase,
-    degrees,
+    case_of_subject,
     every_json,
     every_plan,
     every_text,
-    file_of,
-    headline,
     load_job_to_plan,
-    plan_words,
-    subject_of_simulated,
-    timed_json,
-    tried_json,
+    simulated_json,
     write_plan,
 )
 from ratrain.readers.writing import write_whole
@@ -48,7 +41,7 @@ class Plan(Shown):
     @cached_property
     def subject(self) -> Subject:
         """The plan, as it is read from its file."""
-        return subject_of_simulated(self.tried)
+        return self.tried.subject()
 
     @property
     def job(self) -> Job:
@@ -68,43 +61,30 @@ class Plan(Shown):
 
     def save(self, path: str | Path) -> Path:
         """Writes the plan file (JSON), which may be edited; the command line takes it too."""
-        write_whole(Path(path), write_plan(file_of(self.tried)))
+        write_whole(Path(path), write_plan(self.tried.file()))
         return Path(path)
 
     def to_dict(self) -> dict[str, Any]:
         """Every figure, with its unit in its key."""
-        if isinstance(self.tried, Tried):
-            return tried_json(self.tried)
-        return timed_json(self.tried)
+        return simulated_json(self.tried)
 
     def _lines(self) -> list[str]:
-        peak = f"proven peak {format_bytes(self.bound_bytes)}"
-        step = f"step {format_time(self.step_time_s)}"
-        if isinstance(self.tried, Tried):
-            return [*headline(self.tried.candidate), f"{step}, {peak} per rank"]
-        lines = UnevenCase(self.tried.plan).headline()
-        return [*lines, f"{step}, {peak} on the fullest rank"]
+        plan = self.tried.plan
+        whose = "per rank" if plan.is_layout else "on the fullest rank"
+        step, peak = format_time(self.step_time_s), format_bytes(self.bound_bytes)
+        lines = case_of_subject(plan).plan_headline()
+        return [*lines, f"step {step}, proven peak {peak} {whose}"]
 
     def row(self, best_s: float) -> tuple[str, ...]:
         """The plan in a table of plans."""
-        if isinstance(self.tried, Tried):
-            candidate = self.tried.candidate
-            words, size = degrees(candidate), str(candidate.job.batch.micro_batch)
-            recovery = ", ".join(dict.fromkeys(mode.value for mode in candidate.recovery))
-        else:
-            plan = self.tried.plan
-            words = plan_words(plan)
-            sizes = {size for replica in plan.replicas for size in replica.sizes}
-            size = ", ".join(map(str, sorted(sizes)))
-            modes = (mode.value for replica in plan.replicas for mode in replica.recovery)
-            recovery = ", ".join(dict.fromkeys(modes))
+        plan = self.tried.plan
         return (
-            words,
+            case_of_subject(plan).short_name,
             format_time(self.step_time_s),
             f"{100 * (self.step_time_s / best_s - 1):.2f} %",
             format_bytes(self.bound_bytes),
-            size,
-            recovery,
+            ", ".join(map(str, plan.sizes)),
+            ", ".join(dict.fromkeys(mode.value for mode in plan.modes)),
         )
 
 

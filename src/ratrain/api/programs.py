@@ -13,7 +13,7 @@ from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import SpecError
-from ratrain.plan import Case, UnevenCase, case_of_job, case_of_plan, case_of_subject, load_plan
+from ratrain.plan import Case, case_of_job, case_of_plan, case_of_subject, load_plan
 from ratrain.program.file import DERIVED, NO_BYTES, SCHEDULE, proof_of_file
 from ratrain.program.grid import draw
 from ratrain.program.program import Program
@@ -33,7 +33,7 @@ _DRAWN_OPS = 4000
 class BuiltProgram(Shown):
     """Every op of one step, by rank and lane, with what was chosen for the job: `case`."""
 
-    case: Case | UnevenCase
+    case: Case
 
     @property
     def job(self) -> Job:

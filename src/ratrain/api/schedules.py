@@ -27,9 +27,7 @@ from ratrain.plan import (
     search_compared,
     settings,
 )
-from ratrain.plan import (
-    fastest_s as fastest_of,
-)
+from ratrain.plan import fastest_s as fastest_of
 from ratrain.readers.writing import write_whole
 
 

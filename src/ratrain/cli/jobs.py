@@ -11,7 +11,7 @@ import click
 from ratrain.cli import completion
 
 if TYPE_CHECKING:
-    from ratrain.plan import Case, UnevenCase
+    from ratrain.plan import Case
 
 set_values = click.option(
     "--set",
@@ -41,7 +41,7 @@ def case_of_file(
     schedule: str | None = None,
     without: tuple[str, ...] = (),
     overrides: tuple[str, ...] = (),
-) -> Case | UnevenCase:
+) -> Case:
     """The case of a job file (.toml) or a plan file (.json); options replace what a job says."""
     from ratrain.cli.progress import progress
     from ratrain.errors import SpecError

@@ -156,7 +156,7 @@ def of_messages(
         return NOTHING
     latency_s = group.link.collective_s
     across_s = driving_s = messages = moved_bytes = 0.0
-    for load in _loads(algorithm, group.hosts, widened):
+    for load in loads(algorithm, group.hosts, widened):
         levels = [
             (link, _busy_s(link, level, size_bytes, group.sharing), level)
             for link, level in ((group.inside, load.inside), (group.across, load.across))
@@ -195,9 +195,15 @@ class _Load:
 
 
 @lru_cache(maxsize=1024)
-def _loads(algorithm: Algorithm, hosts: Hosts, widened: float) -> tuple[_Load, ...]:
-    if algorithm is direct:
-        return (_direct_load(hosts),)
+def loads(algorithm: Algorithm, hosts: Hosts, widened: float) -> tuple[_Load, ...]:
+    """What leaves and reaches the busiest rank and host in each round."""
+    closed = _CLOSED.get(algorithm)
+    return counted_loads(algorithm, hosts, widened) if closed is None else closed(hosts, widened)
+
+
+def counted_loads(algorithm: Algorithm, hosts: Hosts, widened: float) -> tuple[_Load, ...]:
+    """What the messages of each round come to, one by one: their number may grow with the square
+    of the group's."""
     loads: list[_Load] = []
     arrived: set[tuple[int, int]] = set()  # (place, part): what it sends of it is a sum
     for round_ in algorithm(hosts):
@@ -243,16 +249,58 @@ class _Counts:
         )
 
 
-def _direct_load(hosts: Hosts) -> _Load:
+def _direct_loads(hosts: Hosts, _widened: float) -> tuple[_Load, ...]:
     """What the messages of a direct exchange come to, of which there are too many in a large
-    group."""
+    group. Each carries a part of the sender's own: no sum is on its way."""
     n, on_host = len(hosts), Counter(hosts).values()
     here, away = max(on_host) - 1, n - min(on_host)
     crossing = max(count * (n - count) for count in on_host)
-    return _Load(
+    load = _Load(
         _Level(here / n, max(on_host) * here / n, 1 / n * (here > 0), here),
         _Level(away / n, crossing / n, 1 / n * (away > 0), away),
     )
+    return (load,)
+
+
+def _hierarchical_loads(hosts: Hosts, widened: float) -> tuple[_Load, ...]:
+    """The same of a hierarchical exchange: inside hosts, then across. A host of `count` ranks
+    carries n - count parts of others, in turn: the most and the least that a rank has of them
+    differ by one. What it sends across is a sum if it has several ranks."""
+    n, on_host = len(hosts), list(Counter(hosts).values())
+    several = [count for count in on_host if count > 1]
+    most = {count: -(-(n - count) // count) for count in on_host}
+    weight = {count: widened if count > 1 else 1.0 for count in on_host}
+    inside = _NONE
+    if several:
+        inside = _Level(
+            max(
+                max(n - 1 - (n - count) // count, (count - 1) * (1 + most[count]))
+                for count in several
+            )
+            / n,
+            max(several) - 1.0,
+            max(1 + most[count] for count in several) / n,
+            max(several) - 1,
+        )
+    if len(on_host) == 1:
+        return (_Load(inside, _NONE),) if several else ()
+    arriving = sum(weight[count] for count in on_host)  # a part's sums, from all hosts
+    across = _Level(
+        max(max(most[c] * weight[c], arriving - weight[c]) for c in on_host) / n,
+        max(max((n - c) * weight[c], c * (arriving - weight[c])) for c in on_host) / n,
+        max(weight[count] for count in on_host) / n,
+        max(most.values()),
+    )
+    crossing = _Load(_NONE, across)
+    return (_Load(inside, _NONE), crossing) if several else (crossing,)
+
+
+_NONE = _Level(0.0, 0.0, 0.0, 0)
+_CLOSED: dict[Algorithm, Callable[[Hosts, float], tuple[_Load, ...]]] = {
+    direct: _direct_loads,
+    hierarchical: _hierarchical_loads,
+}
+"""Loads in closed form, of algorithms with more messages than can be counted in a large group."""
 
 
 def _busy_s(link: Link, level: _Level, size_bytes: float, sharing: float) -> float:

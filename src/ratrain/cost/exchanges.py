@@ -11,7 +11,7 @@ A rank that receives parts in a round adds them and its own up at once, in the o
 
 from __future__ import annotations
 
-from collections import defaultdict
+from collections import Counter, defaultdict
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import lru_cache, reduce
@@ -107,7 +107,7 @@ def order_words(names: Iterable[tuple[str, Hosts]]) -> str:
 def _words(name: str, hosts: Hosts) -> str:
     n = len(hosts)
     if n > _MOST_COMPARED:
-        counts = "+".join(str(hosts.count(host)) for host in dict.fromkeys(hosts))
+        counts = "+".join(map(str, Counter(hosts).values()))
         return "" if name == "direct" else f"{name} over hosts of {counts}"
     orders = exchange_of(name, hosts).orders
     plain = _canonical(tuple(range(n)))

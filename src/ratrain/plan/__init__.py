@@ -20,25 +20,19 @@ from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from ratrain.plan.case.case import Case as Case
-    from ratrain.plan.case.case import case_as_asked as case_as_asked
-    from ratrain.plan.case.case import case_of as case_of
-    from ratrain.plan.case.case import case_of_candidate as case_of_candidate
-    from ratrain.plan.case.case import recovery_words as recovery_words
     from ratrain.plan.case.kinds import KindPart as KindPart
     from ratrain.plan.case.kinds import kind_parts as kind_parts
+    from ratrain.plan.case.of_layout import LayoutCase as LayoutCase
+    from ratrain.plan.case.of_layout import candidate_of_setup as candidate_of_setup
+    from ratrain.plan.case.of_layout import case_as_asked as case_as_asked
+    from ratrain.plan.case.of_layout import case_of as case_of
+    from ratrain.plan.case.ready import Case as Case
+    from ratrain.plan.case.ready import Subject as Subject
     from ratrain.plan.case.standing import Standing as Standing
-    from ratrain.plan.case.standing import standing_of as standing_of
     from ratrain.plan.case.standing import standing_of_placement as standing_of_placement
-    from ratrain.plan.case.subject import Subject as Subject
     from ratrain.plan.case.subject import case_of_plan as case_of_plan
     from ratrain.plan.case.subject import case_of_subject as case_of_subject
     from ratrain.plan.case.subject import subject_of as subject_of
-    from ratrain.plan.case.uneven import UnevenCase as UnevenCase
-    from ratrain.plan.case.uneven import activations_words as activations_words
-    from ratrain.plan.case.uneven import joined_words as joined_words
-    from ratrain.plan.case.uneven import share_words as share_words
-    from ratrain.plan.file.checks import untrainable as untrainable
     from ratrain.plan.file.form import FORMAT as FORMAT
     from ratrain.plan.file.form import Mode as Mode
     from ratrain.plan.file.form import Plan as Plan
@@ -47,28 +41,20 @@ if TYPE_CHECKING:
     from ratrain.plan.file.form import PlanModel as PlanModel
     from ratrain.plan.file.form import PlanReplica as PlanReplica
     from ratrain.plan.file.form import PlanStage as PlanStage
-    from ratrain.plan.file.form import is_uneven as is_uneven
     from ratrain.plan.file.form import load_plan as load_plan
-    from ratrain.plan.file.layout import to_candidate as to_candidate
     from ratrain.plan.file.reading import uneven_plan as uneven_plan
-    from ratrain.plan.file.uneven import UnevenPlan as UnevenPlan
-    from ratrain.plan.file.uneven import UnevenReplica as UnevenReplica
     from ratrain.plan.file.writing import write_plan as write_plan
-    from ratrain.plan.layout.candidate import Candidate as Candidate
     from ratrain.plan.layout.candidate import candidate as candidate
     from ratrain.plan.layout.enumerate import Group as Group
     from ratrain.plan.layout.enumerate import StateMode as StateMode
     from ratrain.plan.layout.enumerate import kinds_of_block as kinds_of_block
-    from ratrain.plan.layout.further_orders import order_name as order_name
     from ratrain.plan.layout.gradient_groups import widened as widened
     from ratrain.plan.layout.jobs import load_job as load_job
     from ratrain.plan.layout.jobs import load_job_to_plan as load_job_to_plan
     from ratrain.plan.layout.jobs import strategy_of as strategy_of
     from ratrain.plan.layout.other_clusters import kinds_of as kinds_of
-    from ratrain.plan.layout.placement import Placement as Placement
     from ratrain.plan.layout.placement import place as place
     from ratrain.plan.layout.sizes import blocks_of_stages as blocks_of_stages
-    from ratrain.plan.layout.sizes import layers_of_stages as layers_of_stages
     from ratrain.plan.layout.sizes import parameter_balanced_layers as parameter_balanced_layers
     from ratrain.plan.layout.sizes import travels as travels
     from ratrain.plan.orders.of_plan import PlanOrders as PlanOrders
@@ -80,14 +66,10 @@ if TYPE_CHECKING:
     from ratrain.plan.price.bill import bill as bill
     from ratrain.plan.price.durations import costs_of as costs_of
     from ratrain.plan.price.durations import declare_cost as declare_cost
-    from ratrain.plan.price.even_places import even_places as even_places
-    from ratrain.plan.price.uneven_places import uneven_unit_places as uneven_unit_places
     from ratrain.plan.search.case_of_job import case_of_job as case_of_job
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
     from ratrain.plan.search.every_plan import Simulated as Simulated
     from ratrain.plan.search.every_plan import every_plan as every_plan
-    from ratrain.plan.search.every_plan import file_of as file_of
-    from ratrain.plan.search.every_plan import subject_of_simulated as subject_of_simulated
     from ratrain.plan.search.known_plans import plan_of_job as plan_of_job
     from ratrain.plan.search.known_plans import plans_beside as plans_beside
     from ratrain.plan.search.known_plans import searched as searched
@@ -114,49 +96,38 @@ if TYPE_CHECKING:
     from ratrain.plan.words.explain import explanation_text as explanation_text
     from ratrain.plan.words.explain_kinds import binding_words as binding_words
     from ratrain.plan.words.explain_kinds import busy_words as busy_words
-    from ratrain.plan.words.explain_others import plan_words as plan_words
     from ratrain.plan.words.searched import settings as settings
-    from ratrain.plan.words.tables import degrees as degrees
-    from ratrain.plan.words.tables import headline as headline
     from ratrain.plan.words.tables import peaks_in_words as peaks_in_words
-    from ratrain.plan.words.tables import tried_json as tried_json
+    from ratrain.plan.words.tables import simulated_json as simulated_json
     from ratrain.plan.words.unequal import every_json as every_json
     from ratrain.plan.words.unequal import every_text as every_text
-    from ratrain.plan.words.unequal import timed_json as timed_json
 
 _HOME = {
-    "case.case": "Case case_as_asked case_of case_of_candidate recovery_words",
     "case.kinds": "KindPart kind_parts",
-    "case.standing": "Standing standing_of standing_of_placement",
-    "case.subject": "Subject case_of_plan case_of_subject subject_of",
-    "case.uneven": "UnevenCase activations_words joined_words share_words",
-    "file.checks": "untrainable",
+    "case.of_layout": "LayoutCase candidate_of_setup case_as_asked case_of",
+    "case.ready": "Case Subject",
+    "case.standing": "Standing standing_of_placement",
+    "case.subject": "case_of_plan case_of_subject subject_of",
     "file.form": (
-        "FORMAT Mode Plan PlanCluster PlanMember PlanModel PlanReplica PlanStage is_uneven "
-        "load_plan"
+        "FORMAT Mode Plan PlanCluster PlanMember PlanModel PlanReplica PlanStage load_plan"
     ),
-    "file.layout": "to_candidate",
     "file.reading": "uneven_plan",
-    "file.uneven": "UnevenPlan UnevenReplica",
     "file.writing": "write_plan",
-    "layout.candidate": "Candidate candidate",
+    "layout.candidate": "candidate",
     "layout.enumerate": "Group StateMode kinds_of_block",
-    "layout.further_orders": "order_name",
     "layout.gradient_groups": "widened",
     "layout.jobs": "load_job load_job_to_plan strategy_of",
     "layout.other_clusters": "kinds_of",
-    "layout.placement": "Placement place",
-    "layout.sizes": "blocks_of_stages layers_of_stages parameter_balanced_layers travels",
+    "layout.placement": "place",
+    "layout.sizes": "blocks_of_stages parameter_balanced_layers travels",
     "orders.of_plan": "PlanOrders",
     "orders.schedules": "Predicted fastest_s",
     "orders.search": "Limits",
     "orders.searched": "SearchResult SearchedOrder",
     "price.bill": "bill",
     "price.durations": "costs_of declare_cost",
-    "price.even_places": "even_places",
-    "price.uneven_places": "uneven_unit_places",
     "search.case_of_job": "case_of_job",
-    "search.every_plan": "EveryPlan Simulated every_plan file_of subject_of_simulated",
+    "search.every_plan": "EveryPlan Simulated every_plan",
     "search.known_plans": "plan_of_job plans_beside searched",
     "search.layouts": "Checked Progress Search Tried search_layouts",
     "search.misfit": "Misfit misfits",
@@ -166,10 +137,9 @@ _HOME = {
     ),
     "words.explain": "NEAR binding explain explanation_json explanation_text",
     "words.explain_kinds": "binding_words busy_words",
-    "words.explain_others": "plan_words",
     "words.searched": "settings",
-    "words.tables": "degrees headline peaks_in_words tried_json",
-    "words.unequal": "every_json every_text timed_json",
+    "words.tables": "peaks_in_words simulated_json",
+    "words.unequal": "every_json every_text",
 }
 """The public names of each module."""
 PUBLIC = {name: module for module, names in _HOME.items() for name in names.split()}

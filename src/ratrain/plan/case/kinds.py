@@ -8,8 +8,9 @@ from typing import Literal
 
 from ratrain.describe.device import DeviceKind
 from ratrain.errors import RatrainError
-from ratrain.plan.case.standing import Standing, micro_batch_sizes, standing_of
-from ratrain.plan.case.subject import Subject, case_of_subject, keeping_all
+from ratrain.plan.case.ready import Case, Subject
+from ratrain.plan.case.standing import Standing
+from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.price.trial import only_over_budget
 from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.bounds import PeakBound
@@ -106,16 +107,15 @@ class KindPart:
         return max(self.fullest.total_bytes - self.budget_bytes, 0)
 
 
-def kind_parts(subject: Subject, simulation: Simulation) -> tuple[KindPart, ...]:
+def kind_parts(case: Case, simulation: Simulation) -> tuple[KindPart, ...]:
     """The `KindPart` of each kind of a plan, in the cluster's order."""
-    case = case_of_subject(subject)
-    setup, standing = case.setup, standing_of(case)  # with all micro-batches, unlike a program
+    setup, standing = case.setup, case.standing()  # with all micro-batches, unlike a program
     devices = sorted(
         [*(d for rank in standing.ranks for d in rank.devices), *standing.idle],
         key=lambda device: device.index,
     )
     kinds = {device.kind.name: device.kind for device in devices}
-    sizes = micro_batch_sizes(case)
+    sizes = case.sizes
     places = {name: tuple(_places(setup, sizes, standing, name)) for name in kinds}
     work = {name: sum(map(_work, of_kind)) for name, of_kind in places.items()}
     parts: list[KindPart] = []
@@ -133,7 +133,7 @@ def kind_parts(subject: Subject, simulation: Simulation) -> tuple[KindPart, ...]
                 *_shares(times, simulation.step_time_s),
                 fullest,
                 None if fullest is None else setup.budget_of(fullest.rank),
-                tuple(_what_ifs(subject, simulation, ranks)),
+                tuple(_what_ifs(case, simulation, ranks)),
                 case.job.dtype_of(kind),
             )
         )
@@ -207,11 +207,10 @@ def _fullest(setup: Setup, simulation: Simulation, ranks: Sequence[int]) -> Peak
     return max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1), default=None)
 
 
-def _what_ifs(subject: Subject, simulation: Simulation, ranks: Sequence[int]) -> Iterator[WhatIf]:
+def _what_ifs(case: Case, simulation: Simulation, ranks: Sequence[int]) -> Iterator[WhatIf]:
     """What faster devices, faster links and more memory of some ranks would make of the step."""
     if not ranks:
         return
-    case = case_of_subject(subject)
     proved, costs = case.proved, case.costs
     setup = proved.short.setup
 
@@ -221,7 +220,7 @@ def _what_ifs(subject: Subject, simulation: Simulation, ranks: Sequence[int]) ->
     yield WhatIf("compute", step_s(computing_faster(costs, setup, ranks, FASTER)))
     yield WhatIf("links", step_s(sending_faster(costs, setup, ranks, FASTER)))
     if any(simulation.ranks[rank].recovery_s > 0 for rank in ranks):
-        kept = _kept(subject, ranks)
+        kept = _kept(case.plan, ranks)
         if kept is not None:
             yield kept
 
@@ -230,7 +229,7 @@ def _kept(subject: Subject, ranks: Sequence[int]) -> WhatIf | None:
     """The plan whose ranks keep every activation; None where it is no plan any more: at sharding 3
     replicas must recover alike."""
     try:
-        case = case_of_subject(keeping_all(subject, ranks))
+        case = case_of_subject(subject.keeping(ranks))
         if not only_over_budget(case.proved.verdict):
             return None
         step_s = simulate_proved(case.proved, case.costs).step_time_s

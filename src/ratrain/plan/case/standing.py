@@ -7,8 +7,6 @@ from dataclasses import dataclass
 
 from ratrain.describe.cluster import Device, Link
 from ratrain.describe.device import DeviceKind
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.uneven import UnevenCase
 from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.layout.placement import Placement
 from ratrain.plan.price.uneven_places import links_of_plan
@@ -38,20 +36,6 @@ class Standing:
     ranks: tuple[RankPlace, ...]
     links: tuple[tuple[Link, ...], ...]
     idle: tuple[Device, ...] = ()
-
-
-def standing_of(case: Case | UnevenCase) -> Standing:
-    """The `Standing` of a case."""
-    if isinstance(case, UnevenCase):
-        return standing_of_plan(case.plan, case.proved.short.setup)
-    return standing_of_placement(case.placement, case.job.cluster.members())
-
-
-def micro_batch_sizes(case: Case | UnevenCase) -> tuple[int, ...]:
-    """Sequences of a micro-batch, in each replica that the program spells out."""
-    if isinstance(case, UnevenCase):
-        return tuple(replica.micro_batch for replica in case.plan.replicas)
-    return (case.job.batch.micro_batch,) * len(case.setup.replicas)
 
 
 def standing_of_placement(placement: Placement, members: Sequence[Device]) -> Standing:

@@ -11,12 +11,7 @@ from typing import Any
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.job_file import job_from_table
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.file.form import (
-    Plan,
-    bucket_of,
-    dtypes_of,
-    wires_of,
-)
+from ratrain.plan.file.form import Plan, bucket_of, dtypes_of, wires_of
 from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.program.skeletons import SKELETONS

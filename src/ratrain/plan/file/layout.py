@@ -9,10 +9,7 @@ from dataclasses import replace
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import SpecError
-from ratrain.plan.file.form import (
-    Plan,
-    PlanStage,
-)
+from ratrain.plan.file.form import Plan, PlanStage
 from ratrain.plan.file.job import (
     job_of_plan,
     require_buckets,

@@ -10,7 +10,7 @@ meet.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import accumulate
@@ -177,6 +177,34 @@ class UnevenPlan:
         return choices_of(self.job, self.mode.sharded_gradients, recovery_of_replicas=recovery)
 
     @property
+    def is_layout(self) -> bool:
+        """Whether a layout says it all: see `Candidate`."""
+        return False
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences that a rank computes at once: every number that there is."""
+        return tuple(sorted({size for replica in self.replicas for size in replica.sizes}))
+
+    @property
+    def modes(self) -> tuple[Recovery, ...]:
+        """What becomes of activations, member by member of each stage."""
+        return tuple(mode for replica in self.replicas for mode in replica.recovery)
+
+    @property
+    def key(self) -> object:
+        """What tells it from other plans of its job."""
+        return self.replicas, self.strategy.skeleton, self.mode
+
+    def keeping(self, ranks: Collection[int]) -> UnevenPlan:
+        """The plan whose stages on these program ranks keep every activation."""
+        replicas = [
+            _keeping(replica, {rank - first for rank in ranks})
+            for first, replica in zip(self.setup.first_rank, self.replicas, strict=True)
+        ]
+        return replace(self, replicas=tuple(replicas))
+
+    @property
     def devices(self) -> tuple[Device, ...]:
         """All devices that the plan uses, in the cluster's order."""
         used = (device for r in self.replicas for ranks in r.groups for g in ranks for device in g)
@@ -206,3 +234,11 @@ class UnevenPlan:
         that is sized by them."""
         most = sum(len(r.members) * max(map(len, r.places)) for r in self.replicas)
         return replace(replica.layout_of(rank), data=most)
+
+
+def _keeping(replica: UnevenReplica, ranks: Collection[int]) -> UnevenReplica:
+    recovery = tuple(
+        Recovery.NONE if rank in ranks else mode
+        for (_, rank), mode in zip(replica.held, replica.recovery, strict=True)
+    )
+    return replace(replica, recovery=recovery)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -60,6 +61,43 @@ class Candidate:
     @property
     def choices(self) -> Choices:
         return choices_of(self.job, self.mode.sharded_gradients, recovery=self.recovery)
+
+    @property
+    def is_layout(self) -> bool:
+        """Whether a layout says it all: its replicas are divided alike."""
+        return True
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        """Sequences that a rank computes at once: every number that there is."""
+        return (self.job.batch.micro_batch,)
+
+    @property
+    def modes(self) -> tuple[Recovery, ...]:
+        """What becomes of activations, stage by stage."""
+        return self.recovery
+
+    @property
+    def key(self) -> object:
+        """What tells it from other configurations of its job."""
+        return (
+            self.layout,
+            self.job.batch.micro_batch,
+            self.strategy.skeleton,
+            self.recovery,
+            self.mode,
+            self.reversed_kinds,
+        )
+
+    def keeping(self, ranks: Collection[int]) -> Candidate:
+        """The plan whose stages on these program ranks keep every activation, in every replica."""
+        pipeline = self.layout.pipeline
+        kept = {rank % pipeline for rank in ranks}
+        recovery = tuple(
+            Recovery.NONE if stage % pipeline in kept else mode
+            for stage, mode in enumerate(self.recovery)
+        )
+        return replace(self, recovery=recovery)
 
 
 def candidate(group: Group, row: int, recovery: Ints) -> Candidate:

@@ -6,8 +6,7 @@ from collections.abc import Container, Iterator, Sequence
 from dataclasses import dataclass, replace
 from math import inf
 
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.ready import Case
 from ratrain.plan.orders.clock import Order, OrderClock, Orders, Timed
 from ratrain.plan.orders.seeds import Pipeline, laid_out, order_of, policies
 from ratrain.plan.price.trial import only_over_budget
@@ -42,11 +41,11 @@ class Board:
     Where each rank holds the whole model, pieces are units'; otherwise stages'. Replicas of a plan
     that differ have orders `apart`, each in its own pipeline."""
 
-    def __init__(self, case: Case | UnevenCase, *, split: bool) -> None:
+    def __init__(self, case: Case, *, split: bool) -> None:
         self.case, self.split = case, split
         self.evaluations = 0
         self.by_unit = _holds_all(case.setup)
-        self.apart = isinstance(case, UnevenCase) and len(case.setup.replicas) > 1
+        self.apart = case.apart
         known = self._clock(case.program)
         self.places, self._place_of = known.places, known.place_of
         compute = known.orders[: self.places]

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_replicas import UnevenCase, uneven_case
 from ratrain.plan.file.checks import require_runnable
 from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.layout.fixed_orders import fixed_order, order_for_now
@@ -39,7 +39,7 @@ class PlanOrders:
 
     @property
     def case(self) -> UnevenCase:
-        return UnevenCase(self.plan)
+        return uneven_case(self.plan)
 
     @property
     def planned(self) -> bool:
@@ -72,7 +72,7 @@ def in_named_order(plan: UnevenPlan, file: Path, name: str) -> UnevenPlan:
 def _compared(plan: UnevenPlan, file: Path, name: str) -> ComparedSchedule:
     doc = SKELETONS[name].doc
     try:
-        case = UnevenCase(in_named_order(plan, file, name))
+        case = uneven_case(in_named_order(plan, file, name))
         _require_written_out(case, name)
         simulation = simulate_proved(case.proved, case.costs)
     except RatrainError as error:
@@ -113,7 +113,7 @@ def search_orders_of_plan(
             place=f"{orders.file} memory_budget",
             fix="raise the budget, or let `ratrain plan` look for a plan that fits",
         )
-    named = UnevenCase(in_named_order(orders.plan, orders.file, fitting[0].order))
+    named = uneven_case(in_named_order(orders.plan, orders.file, fitting[0].order))
     require_short(named.proved, f"{orders.file} sequences")
     best, effort = search_orders([named], limits, seed, progress)
     order = None if best is None else _ready(best, orders, named, fitting[0])
@@ -157,7 +157,7 @@ def _simulated(orders: PlanOrders, skeleton: str) -> Simulation | None:
     )
     try:
         require_runnable(ordered, Place(str(orders.file), form="json"))
-        case = UnevenCase(ordered)
+        case = uneven_case(ordered)
         return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
     except RatrainError:
         return None

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, RatrainError
-from ratrain.plan.case.case import case_of, require_one_by_one
+from ratrain.plan.case.of_layout import case_of, require_one_by_one
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES, strategy

@@ -16,8 +16,7 @@ from itertools import islice
 from math import exp
 from random import Random
 
-from ratrain.plan.case.case import Case
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.ready import Case
 from ratrain.plan.orders.board import Board, Tried
 from ratrain.plan.orders.clock import Order, Orders
 from ratrain.plan.orders.moves import Moves, critical_pieces
@@ -53,7 +52,7 @@ class Limits:
 class Found:
     """The fastest order proved, and how it was found."""
 
-    case: Case | UnevenCase
+    case: Case
     by_unit: bool
     orders: Orders  # of compute
     turned: Mapping[tuple[int, Lane], Order]  # lanes of transfers with turns of their own
@@ -82,7 +81,7 @@ class _Entry:
 
 
 def search_orders(
-    cases: Sequence[Case | UnevenCase], limits: Limits, seed: int, progress: Progress | None = None
+    cases: Sequence[Case], limits: Limits, seed: int, progress: Progress | None = None
 ) -> tuple[Found | None, Effort]:
     """The fastest order that is proved to fit, over all cases; None where there is none."""
     return _Search(cases, limits, seed, progress).run()
@@ -91,7 +90,7 @@ def search_orders(
 class _Search:
     def __init__(
         self,
-        cases: Sequence[Case | UnevenCase],
+        cases: Sequence[Case],
         limits: Limits,
         seed: int,
         progress: Progress | None,

@@ -8,8 +8,8 @@ from dataclasses import dataclass, replace
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, ProgramError, RatrainError
-from ratrain.plan.case.case import Case, case_of
-from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.ready import Case
 from ratrain.plan.layout.fixed_orders import order_for_now
 from ratrain.plan.orders.clock import Order, OrderClock, Orders
 from ratrain.plan.orders.schedules import ComparedSchedule, Comparison, as_named, layout_for
@@ -128,7 +128,7 @@ def if_faster(
     best: Found,
     job: JobSpec,
     simulation: Simulation | None,
-    beside: tuple[Case | UnevenCase, ComparedSchedule],
+    beside: tuple[Case, ComparedSchedule],
 ) -> SearchedOrder | None:
     """An order that was simulated as a whole program; None where that was not possible, or it is no
     faster than the named order `beside` it."""
@@ -149,9 +149,9 @@ def if_faster(
     )
 
 
-def _computed(case: Case | UnevenCase) -> Orders:
+def _computed(case: Case) -> Orders:
     """What the places of a case's pipeline compute, or where replicas differ every rank."""
-    apart = isinstance(case, UnevenCase) and len(case.setup.replicas) > 1
+    apart = case.apart
     clock = OrderClock(case.program, case.costs, apart=apart)
     return clock.orders[: clock.places]
 

@@ -16,18 +16,17 @@ from ratrain.cost.collectives import (
     reduction_loss,
     tree_all_reduce,
 )
-from ratrain.cost.compute import BlockTimes, feed_back, update
+from ratrain.cost.compute import BlockTimes, update
 from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES, wire_bytes
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
-from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
-from ratrain.plan.layout.gradient_groups import widened
 from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.transfers import sums_of_op
 from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
 from ratrain.plan.price.even_places import even_places
+from ratrain.plan.price.reductions import reduction
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import HOST, Setup
@@ -69,10 +68,6 @@ class _Ports:
             self._number[key] = len(self._rate)
             self._rate.append(rate_bytes_per_s)
         return self._number[key]
-
-
-FLAG_BYTES = 4
-"""Whether an owner's part of a gradient overflowed, as it is sent."""
 
 
 Seconds = Callable[[Unit, DeviceKind], float]
@@ -200,10 +195,7 @@ def _routes(setup: Setup, rows: Sequence[tuple[int, StageMessage | None]]) -> Ro
 
 
 def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, Link], Transfer]]:
-    """The transfer of each sort of collective for one unit. Where units decide by themselves
-    whether they overflowed, their owners agree by one number each with every reduction."""
-    wider = widened(job)
-    agree = job.units_decide and setup.sharding > 0
+    """The transfer of each sort of collective for one unit."""
 
     def gather(unit: UnitPlace, _link: Link) -> Transfer:
         return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
@@ -212,20 +204,12 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
         sent = _half_of(unit)(SAVED_BYTES * unit.params).times(2)
         return reduction_loss(unit.device).driven(sent)
 
-    def reduction(unit: UnitPlace, _link: Link) -> Transfer:
-        half_sent = _half_of(unit)
-        if setup.backward_sends:
-            buckets = bucket_count(job, unit.params)
-            reduced = sent_in_buckets(half_sent, unit.reduced_bytes, buckets)
-        else:
-            reduced = half_sent(unit.reduced_bytes, wider)
-            if not setup.sharding:
-                reduced = reduced.plus(half_sent(unit.reduced_bytes))
-        if setup.error_feedback:
-            reduced = reduced.plus(feed_back(unit.params, unit.device))
-        if agree:
-            reduced = reduced.plus(half_sent(FLAG_BYTES * unit.holders))
-        return reduction_loss(unit.device).driven(reduced)
+    def reduced(unit: UnitPlace, _link: Link) -> Transfer:
+        owners = unit.holders if setup.sharding else None
+        sent = reduction(
+            job, _half_of(unit), unit.params, unit.reduced_bytes, unit.device, owners=owners
+        )
+        return reduction_loss(unit.device).driven(sent)
 
     def sums(unit: UnitPlace, link: Link) -> Transfer:
         if unit.times.sums_inside:
@@ -234,7 +218,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
         return reduction_loss(unit.device).driven(sent)
 
     return {
-        Cost.REDUCE: reduction,
+        Cost.REDUCE: reduced,
         Cost.GATHER: gather,
         Cost.AVERAGE: average,
         Cost.TENSOR_SUM: sums,

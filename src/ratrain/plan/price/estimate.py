@@ -36,16 +36,16 @@ import numpy as np
 
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
-from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
+from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
 from ratrain.cost.precision import SAVED_BYTES
-from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
-from ratrain.plan.layout.gradient_groups import data_half, widened
+from ratrain.plan.layout.gradient_groups import data_half
 from ratrain.plan.layout.placement import ReplicaClass
 from ratrain.plan.layout.sizes import boundary_bytes, gathered_bytes_per_param, sent_boundary_bytes
 from ratrain.plan.layout.transfers import stage_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.price.loops import loops
+from ratrain.plan.price.reductions import reduction
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -133,21 +133,18 @@ class _Pace:
         holders = {placement.kind(alike.kinds[rank]) for alike in placement.classes}
         weight_bytes = gathered_bytes_per_param(group.job, holders)
         reduced_bytes = reduced_bytes_per_param(device, dtype, schedule.gradient_wire)
-        wider = widened(group.job)
 
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
             params = parts[block].params / layout.tensor
             gather = half(weight_bytes * params)
-            reduce = half(reduced_bytes * params, wider)
-            buckets = bucket_count(group.job, params)
+            reduce = NOTHING
             if schedule.average_every is not None:
                 reduce = half(SAVED_BYTES * params)
-            elif buckets:
-                reduce = sent_in_buckets(half, reduced_bytes * params, buckets)
-            if data and group.job.schedule.error_feedback:
-                reduce = reduce.plus(feed_back(params, device))
+            elif data:  # as where states are sharded: `tail_s` counts it twice where they are not
+                size_bytes = reduced_bytes * params
+                reduce = reduction(group.job, half, params, size_bytes, device, owners=self.data)
             rate = data.bandwidth_bytes_per_s if data else 1.0
             summed_s, summed_driving_s = 0.0, 0.0
             if tensor and not time.sums_inside:

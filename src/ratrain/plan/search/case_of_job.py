@@ -12,33 +12,29 @@ from dataclasses import replace
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.case.of_layout import case_of
+from ratrain.plan.case.of_replicas import uneven_case
+from ratrain.plan.case.ready import Case
 from ratrain.plan.case.subject import case_of_subject
-from ratrain.plan.case.uneven import UnevenCase
 from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.file.writing import plan_of
 from ratrain.plan.layout.candidate import Candidate
-from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.layout.sizes import layers_of_stages
 from ratrain.plan.price.trial import only_over_budget
-from ratrain.plan.search.every_plan import beside_words, every_plan, subject_of_simulated
+from ratrain.plan.search.every_plan import beside_words, every_plan
 from ratrain.plan.search.layouts import Progress
-from ratrain.program.replicas import Recovery
-from ratrain.program.setup import Accumulation
-from ratrain.program.strategies import recovery_modes
 
 
-def case_of_job(job: JobSpec, progress: Progress | None = None) -> Case | UnevenCase:
+def case_of_job(job: JobSpec, progress: Progress | None = None) -> Case:
     """The case of a job, planned where it has no layout; a SpecError where no program says it."""
     layout = job.layout
     if layout is None:
         plans = every_plan(job, progress)
-        case = case_of_subject(subject_of_simulated(plans.chosen))
+        case = case_of_subject(plans.chosen.subject())
         return replace(case, beside=tuple(beside_words(plans)))
     if max(layout.joined, default=1) == 1:
         return case_of(_one_by_one(job))
-    cases = map(UnevenCase, _plans(job))
+    cases = map(uneven_case, _plans(job))
     first = next(cases)
     if first.proved.verdict.sound or not only_over_budget(first.proved.verdict):
         return first
@@ -54,27 +50,13 @@ def _one_by_one(job: JobSpec) -> JobSpec:
 def _plans(job: JobSpec) -> Iterator[UnevenPlan]:
     """The job's plan, and those that recover more."""
     assert job.layout is not None
-    joined, candidate = job.layout.joined, _candidate(case_of(_one_by_one(job)))
+    joined, candidate = job.layout.joined, case_of(_one_by_one(job)).plan
     usual, mode = candidate.recovery, candidate.strategy.recovery
     on_joined = tuple(
         mode if several > 1 else stage for several, stage in zip(joined, usual, strict=True)
     )
     for recovery in dict.fromkeys((usual, on_joined, (mode,) * len(usual))):
         yield _joining(job, replace(candidate, recovery=recovery), joined)
-
-
-def _candidate(case: Case) -> Candidate:
-    """What a plan file says of a case."""
-    layout = replace(case.layout, layers=layers_of_stages(case.job, case.layout))
-    choices = case.choices
-    return Candidate(
-        replace(case.job, layout=layout),
-        replace(case.placement, layout=layout),
-        case.strategy,
-        tuple(map(Recovery, recovery_modes(case.strategy, choices, layout.stages))),
-        StateMode(case.strategy.sharding, choices.accumulation is Accumulation.SHARDED),
-        case.setup.recovery_buffer,
-    )
 
 
 def _joining(job: JobSpec, candidate: Candidate, joined: tuple[int, ...]) -> UnevenPlan:

@@ -26,9 +26,10 @@ from ratrain.cost.compute import reduced_bytes_per_param
 from ratrain.describe.cluster import Device
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.geometry import Geometry
-from ratrain.plan.layout.gradient_groups import half_among, widened
+from ratrain.plan.layout.gradient_groups import half_among
 from ratrain.plan.layout.sizes import gathered_bytes_per_param
 from ratrain.plan.price.durations import NORM_BYTES
+from ratrain.plan.price.reductions import reduction
 from ratrain.plan.search.frames import kept_of
 from ratrain.plan.search.mixes import Draft
 from ratrain.plan.search.parts import Part
@@ -182,12 +183,14 @@ class StageClock:
         params = self._blocks[block].params / degree
         kind = pools[holders[0][0].pool].kind
         each_bytes = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
-        reduction = half(each_bytes * params, widened(job))
-        if not sharded:
-            return UnitSums(reduction.plus(half(each_bytes * params)), NOTHING, number)
         kinds = {pools[post.pool].kind for post, _ in holders}
+        slowest = min(kinds, key=lambda kind: kind.memory.bandwidth_bytes_per_s)
+        owners = sum(count for _, count in holders) if sharded else None
+        sent = reduction(job, half, params, each_bytes * params, slowest, owners=owners)
+        if not sharded:
+            return UnitSums(sent, NOTHING, number)
         weight_bytes = gathered_bytes_per_param(job, kinds)
-        return UnitSums(reduction, half(weight_bytes * params), number)
+        return UnitSums(sent, half(weight_bytes * params), number)
 
     def _members(self, holders: Holders) -> list[Device]:
         """Devices that may hold a unit, spread over each pool."""

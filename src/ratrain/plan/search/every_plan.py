@@ -9,12 +9,9 @@ from math import inf
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import format_time
 from ratrain.errors import Infeasible
-from ratrain.plan.case.subject import Subject, subject_of
-from ratrain.plan.file.form import Plan, Predicted
-from ratrain.plan.file.writing import plan_of
+from ratrain.plan.file.form import Plan
 from ratrain.plan.search.layouts import Progress, Search, Tried
 from ratrain.plan.search.misfit import planned
-from ratrain.plan.search.on_devices import file_of_plan
 from ratrain.plan.search.trial import Drafted, Timed
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 from ratrain.program.skeletons import SKELETONS
@@ -25,22 +22,6 @@ NO_ALIKE = "no plan with identical replicas fits"
 
 Simulated = Tried | Timed[Drafted]
 """A plan that was proved and simulated: of alike replicas, or of any."""
-
-
-def file_of(simulated: Simulated) -> Plan:
-    """The plan file of a plan."""
-    predicted = Predicted(simulated.step_s, simulated.bound_bytes)
-    if isinstance(simulated, Tried):
-        return plan_of(simulated.candidate, predicted)
-    return file_of_plan(simulated.plan, predicted)
-
-
-def subject_of_simulated(simulated: Simulated) -> Subject:
-    """The plan, to the bit as it is read from its file."""
-    if isinstance(simulated, Tried):
-        return simulated.candidate
-    job = simulated.plan.job
-    return subject_of(file_of(simulated), str(job.path or "job"), job)
 
 
 @dataclass(frozen=True)
@@ -88,7 +69,7 @@ class EveryPlan:
 
     def file(self, *, fastest: bool) -> Plan:
         """The plan file of the best plan, or of the fastest, whether it trains or not."""
-        return file_of((self.faster if fastest else None) or self.chosen)
+        return ((self.faster if fastest else None) or self.chosen).file()
 
 
 def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = False) -> EveryPlan:

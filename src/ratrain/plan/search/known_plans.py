@@ -7,10 +7,9 @@ from math import inf
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case.subject import Subject
-from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.case.ready import Subject
 from ratrain.plan.layout.further_orders import with_order_open
-from ratrain.plan.search.every_plan import STARTS, every_plan, fastest_whole_s, subject_of_simulated
+from ratrain.plan.search.every_plan import STARTS, every_plan, fastest_whole_s
 from ratrain.plan.search.layouts import Progress, Search, search_layouts
 from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
 
@@ -39,7 +38,7 @@ def plan_of_job(job: JobSpec, progress: Progress | None = None) -> tuple[Subject
     """The plan that `ratrain plan` writes, and what it found besides. Raises `Infeasible` where
     nothing fits."""
     plans = every_plan(job, progress)
-    subject = subject_of_simulated(plans.chosen)
+    subject = plans.chosen.subject()
     return subject, KnownPlans(plans.alike or searched(subject), plans.unequal)
 
 
@@ -61,9 +60,9 @@ def searched(subject: Subject, progress: Progress | None = None) -> Search | Non
     try:
         return search_layouts(_asked(subject), progress)
     except SpecError:
-        if isinstance(subject, UnevenPlan):
-            return None
-        raise
+        if subject.is_layout:
+            raise
+        return None
 
 
 def _asked(subject: Subject) -> JobSpec:

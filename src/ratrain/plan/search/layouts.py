@@ -19,6 +19,8 @@ import numpy as np
 
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.job import JobSpec
+from ratrain.plan.file.form import Plan, Predicted
+from ratrain.plan.file.writing import plan_of
 from ratrain.plan.layout.candidate import Candidate, candidate
 from ratrain.plan.layout.enumerate import Group, group_of_layout, groups_of, no_group
 from ratrain.plan.layout.further_orders import WORTH_SPLIT, in_split_order, split_orders_tried
@@ -80,6 +82,23 @@ class Tried:
     estimate_s: float
     step_s: float
     proved: Proved | None = None
+
+    @property
+    def plan(self) -> Candidate:
+        return self.candidate
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why `ratrain train` cannot run it: what a layout says it can."""
+        return []
+
+    def file(self) -> Plan:
+        """Its plan file."""
+        return plan_of(self.candidate, Predicted(self.step_s, self.bound_bytes))
+
+    def subject(self) -> Candidate:
+        """The plan, to the bit as it is read from its file."""
+        return self.candidate
 
     @property
     def bound_bytes(self) -> int:

@@ -25,14 +25,7 @@ from ratrain.cost.collectives import reduction_loss, ring_half
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import StateMode, kinds_of_block
 from ratrain.plan.layout.sizes import gathered_bytes_per_param, trains_tied
-from ratrain.plan.search.aligned import (
-    Route,
-    Runs,
-    common_order,
-    cut_alike,
-    pool_order,
-    route_of,
-)
+from ratrain.plan.search.aligned import Route, Runs, common_order, cut_alike, pool_order, route_of
 from ratrain.plan.search.effort import Bounds
 from ratrain.plan.search.parts import Part, part_of, recut, steps_s
 from ratrain.plan.search.pools import Shape, degrees_of, round_counts, used_of

@@ -9,13 +9,16 @@ from typing import Generic, Protocol, TypeVar
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import ProgramError
+from ratrain.plan.case.ready import Subject
+from ratrain.plan.case.subject import subject_of
 from ratrain.plan.file.checks import untrainable
+from ratrain.plan.file.form import Plan, Predicted
 from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.trial import STEPS, maker, proof
 from ratrain.plan.price.uneven_places import PlanCosts
 from ratrain.plan.search.mixes import Draft
-from ratrain.plan.search.on_devices import plans_of
+from ratrain.plan.search.on_devices import file_of_plan, plans_of
 from ratrain.plan.search.pools import Pool
 from ratrain.program.verify import Rule, Verdict
 from ratrain.simulate.long import simulate_proved
@@ -46,6 +49,19 @@ class Timed(Generic[D]):
     plan: UnevenPlan
     step_s: float
     bound_bytes: int
+
+    @property
+    def estimate_s(self) -> float:
+        return self.draft.estimate_s
+
+    def file(self) -> Plan:
+        """Its plan file."""
+        return file_of_plan(self.plan, Predicted(self.step_s, self.bound_bytes))
+
+    def subject(self) -> Subject:
+        """The plan, to the bit as it is read from its file."""
+        job = self.plan.job
+        return subject_of(self.file(), str(job.path or "job"), job)
 
     @property
     def refusals(self) -> list[str]:

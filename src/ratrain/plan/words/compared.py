@@ -13,14 +13,12 @@ from typing import Any
 
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
-from ratrain.plan.file.reading import uneven_plan
 from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.orders.of_plan import PlanOrders, compare_orders, search_orders_of_plan
 from ratrain.plan.orders.schedules import Comparison, Progress, compare_schedules
 from ratrain.plan.orders.search import Limits
 from ratrain.plan.orders.searched import SearchResult, search_for
-from ratrain.plan.search.every_plan import every_plan, file_of
-from ratrain.plan.search.layouts import Tried
+from ratrain.plan.search.every_plan import every_plan
 from ratrain.plan.words.schedules import comparison_json, comparison_text, row_json, rows_table
 from ratrain.plan.words.searched import (
     effort_json,
@@ -40,10 +38,8 @@ def laid_out(job: JobSpec, progress: Progress | None = None) -> LaidOut:
     """The job itself where it has a layout, else what `ratrain plan` writes for it."""
     if job.layout is not None:
         return job
-    chosen = every_plan(job, progress).chosen
-    if isinstance(chosen, Tried):
-        return chosen.candidate.job
-    return uneven_plan(file_of(chosen), str(job.path or "job"), chosen.plan.job)
+    subject = every_plan(job, progress).chosen.subject()
+    return subject if isinstance(subject, UnevenPlan) else subject.job
 
 
 def compare(subject: LaidOut, file: Path, progress: Progress | None = None) -> Compared:

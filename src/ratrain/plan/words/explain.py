@@ -9,9 +9,9 @@ from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan.case.kinds import KindPart, kind_parts
-from ratrain.plan.case.subject import Subject, case_of_subject
-from ratrain.plan.case.uneven import UnevenCase
-from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.case.layout_words import candidate_json, plan_name
+from ratrain.plan.case.ready import Subject
+from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.layout.further_orders import with_order_open
 from ratrain.plan.layout.other_clusters import kinds_of
 from ratrain.plan.search.added import Added, added_hosts
@@ -28,14 +28,7 @@ from ratrain.plan.words.explain_kinds import (
     speedup_text,
 )
 from ratrain.plan.words.explain_others import others_text
-from ratrain.plan.words.tables import (
-    WIDTH,
-    candidate_json,
-    headline,
-    plan_name,
-    search_json,
-    wrapped,
-)
+from ratrain.plan.words.tables import WIDTH, search_json, wrapped
 from ratrain.plan.words.unequal import unequal_json
 from ratrain.program.awaited import AWAITED
 from ratrain.program.bounds import PeakBound
@@ -107,7 +100,7 @@ def explain(subject: Subject, known: KnownPlans, watch: Watch = unwatched) -> Ex
         simulation,
         known,
         tuple(misfits(known.alike, NEAR)) if known.alike is not None else (),
-        kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
+        kind_parts(case, simulation) if several or not subject.is_layout else (),
         speedup_of(asked, tokens_per_s, watch),
         added_hosts(asked, watch),
     )
@@ -184,12 +177,10 @@ def explanation_text(explained: Explanation) -> list[str]:
 
 def _plan(explained: Explanation) -> Iterator[str]:
     subject = explained.subject
-    if isinstance(subject, UnevenPlan):
-        yield from UnevenCase(subject).headline()
-    else:
+    if subject.is_layout:
         job = subject.job
         yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
-        yield from headline(subject)
+    yield from case_of_subject(subject).plan_headline()
 
 
 def _memory(explained: Explanation) -> Iterator[str]:
@@ -234,7 +225,7 @@ def _bill(explained: Explanation) -> Iterator[str]:
     heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
     yield f"{'Memory by item':20}" + "".join(f"{head:>20}" for head in heads)
     groups = [grouped(bound.by_family) for bound in shown]
-    for key in sorted({*groups[0], *groups[-1]}, key=lambda key: -groups[0].get(key, 0)):
+    for key in sorted(sorted({*groups[0], *groups[-1]}), key=lambda key: -groups[0].get(key, 0)):
         sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
         yield f"  {group_name(key):<18}" + "".join(f"{size:>20}" for size in sizes)
 
@@ -282,7 +273,7 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
     """Every figure, with its unit in its key."""
     simulation, layouts = explained.simulation, explained.known.alike
     return {
-        "plan": _plan_json(explained.subject),
+        "plan": case_of_subject(explained.subject).plan_json(),
         "feasible": simulation.feasible,
         "step_time_s": simulation.step_time_s,
         "budget_bytes": [_budget_of(simulation, bound.rank) for bound in explained.bounds],
@@ -324,9 +315,3 @@ def explanation_json(explained: Explanation) -> dict[str, Any]:
             for near in explained.near
         ],
     }
-
-
-def _plan_json(subject: Subject) -> dict[str, Any]:
-    if isinstance(subject, UnevenPlan):
-        return UnevenCase(subject).facts()
-    return candidate_json(subject)

@@ -9,21 +9,11 @@ from typing import Any
 from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
-from ratrain.plan.case.uneven import shapes_words
+from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.search.added import Added
-from ratrain.plan.search.layouts import Tried
+from ratrain.plan.search.every_plan import Simulated
 from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup
-from ratrain.plan.search.trial import Drafted, Timed
-from ratrain.plan.words.tables import (
-    ACTIVATIONS,
-    WIDTH,
-    candidate_json,
-    plain_table,
-    plan_name,
-    rendered,
-    wrapped,
-)
-from ratrain.plan.words.unequal import shapes_json
+from ratrain.plan.words.tables import WIDTH, plain_table, rendered, wrapped
 
 _PLAN = "plan; activations"
 _UNBROKEN = "\N{NO-BREAK SPACE}"
@@ -218,14 +208,8 @@ def _has(alone: Sequence[Alone]) -> str:
     return "has" if len(alone) == 1 else "have"
 
 
-def _plan_words(tried: Tried | Timed[Drafted] | None) -> str:
-    if tried is None:
-        return ""
-    if isinstance(tried, Timed):
-        return shapes_words(tried.plan)
-    plan = tried.candidate
-    activations = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in plan.recovery))
-    return f"{plan_name(plan)}; {activations}"
+def _plan_words(found: Simulated | None) -> str:
+    return "" if found is None else case_of_subject(found.plan).in_brief
 
 
 # ---- one more host -----------------------------------------------------------------------
@@ -327,9 +311,7 @@ def speedup_json(speedup: Speedup | None) -> dict[str, Any] | None:
                 "used_devices": kind_alone.used,
                 "tokens_per_s": kind_alone.tokens_per_s,
                 "problem": kind_alone.problem,
-                "plan": None
-                if kind_alone.best is None
-                else candidate_json(kind_alone.best.candidate),
+                "plan": _plan_json(kind_alone.best),
             }
             for kind_alone in speedup.alone
         ],
@@ -350,7 +332,5 @@ def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
     ]
 
 
-def _plan_json(tried: Tried | Timed[Drafted] | None) -> dict[str, Any] | None:
-    if isinstance(tried, Timed):
-        return shapes_json(tried.plan)
-    return None if tried is None else candidate_json(tried.candidate)
+def _plan_json(found: Simulated | None) -> dict[str, Any] | None:
+    return None if found is None else case_of_subject(found.plan).found_json()

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from ratrain.describe.ranges import STAGES, write_degrees, write_list
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case.subject import Subject
-from ratrain.plan.case.uneven import share_words
-from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
+from ratrain.plan.case.ready import Subject
+from ratrain.plan.case.replicas_words import plan_words
+from ratrain.plan.case.subject import case_of_subject
 from ratrain.plan.search.known_plans import KnownPlans
 from ratrain.plan.search.trial import Drafted, Timed
 from ratrain.plan.words.tables import plain_table, rendered, table, wrapped
@@ -22,7 +21,7 @@ ALIKE = 5e-4
 def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
-    alike, uneven = known.alike, isinstance(subject, UnevenPlan)
+    alike, uneven = known.alike, not subject.is_layout
     if alike is None:
         yield "The planner knows no layout of this job that takes all of its devices."
         return
@@ -46,14 +45,14 @@ def _unequal_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterato
     """The plans whose stages or replicas differ, beside the plan itself."""
     if known.unequal is None:
         return
-    itself = plan_words(subject) if isinstance(subject, UnevenPlan) else ""
+    itself = "" if subject.is_layout else case_of_subject(subject).short_name
     others = [
         plan
         for plan in (*known.unequal.trainable, *known.unequal.others)
         if abs(plan.step_s / step_s - 1) > 1e-9 or plan_words(plan.plan) != itself
     ]
     if not others:
-        words = "No other plan" if isinstance(subject, UnevenPlan) else "No plan"
+        words = "No plan" if subject.is_layout else "No other plan"
         yield f"{words} whose stages or replicas differ is faster than identical replicas."
         yield ""
         return
@@ -83,25 +82,6 @@ def _table(plans: list[Timed[Drafted]], step_s: float) -> list[str]:
             f"{plan_words(plan.plan)}; sharding {plan.plan.mode.sharding}{only}",
         )
     return rendered(rows)
-
-
-def plan_words(plan: UnevenPlan) -> str:
-    """What tells a plan of replicas that differ from others, in one line."""
-    return " + ".join(map(_replica_words, plan.replicas))
-
-
-def _replica_words(replica: UnevenReplica) -> str:
-    """ "2 x 4, 2 layers on new, old with 8 micro-batches of 2 sequences"."""
-    layers = replica.layout.layers
-    assert not isinstance(layers, str)  # a plan gives numbers
-    times = f"{len(replica.members)} x " if len(replica.members) > 1 else ""
-    tensor = f", tensor {write_degrees(replica.tensor)}" if max(replica.tensor) > 1 else ""
-    sizes = f", {write_list(replica.sizes, STAGES)} at once" if replica.joined else ""
-    members = " members" if replica.has_members else ""
-    return (
-        f"{times}{write_list(layers, STAGES)} layers on {write_list(replica.kinds, STAGES)}"
-        f"{members}{tensor} with {share_words(replica.micro_batches, replica.micro_batch)}{sizes}"
-    )
 
 
 def _more(other_s: float, step_s: float) -> str:

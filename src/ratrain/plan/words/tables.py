@@ -7,74 +7,20 @@ from collections.abc import Iterable, Sequence
 from io import StringIO
 from typing import TYPE_CHECKING, Any
 
-from ratrain.describe.cluster import Device
 from ratrain.describe.lines import WIDTH, wrapped
-from ratrain.describe.ranges import STAGES, write_kinds, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case.case import recovery_words
-from ratrain.plan.case.measured_blocks import left_out_words, measured_words
-from ratrain.plan.layout.candidate import Candidate
-from ratrain.plan.layout.further_orders import order_name, order_words
-from ratrain.plan.layout.sizes import gradients_in, travels
+from ratrain.plan.case.layout_words import ACTIVATIONS, degrees, headline
+from ratrain.plan.case.measured_blocks import left_out_words
+from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.layout.further_orders import order_name
+from ratrain.plan.search.every_plan import Simulated
 from ratrain.plan.search.layouts import Search, Tried
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
-from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Setup
 
 if TYPE_CHECKING:
     from rich.table import Table
-
-
-def degrees(candidate: Candidate) -> str:
-    """ "p 16 x d 16 x t 1": pipeline, data, tensor; "t 4+s" with sequence parallelism; virtual
-    stages where there are any."""
-    layout = candidate.layout
-    divided = "+s" if layout.sequence_parallel else ""
-    virtual = f" x v {layout.virtual}" if layout.virtual > 1 else ""
-    return f"p {layout.pipeline} x d {layout.data} x t {layout.tensor}{divided}{virtual}"
-
-
-def plan_name(candidate: Candidate) -> str:
-    """ "p 1 x d 4 x t 1, micro-batch 2", and the compute order where another one was chosen."""
-    order = order_name(candidate.job.schedule)
-    name = f"{degrees(candidate)}, micro-batch {candidate.job.batch.micro_batch}"
-    return f"{name}, order {order}" if order else name
-
-
-def headline(candidate: Candidate) -> list[str]:
-    """A configuration in lines of at most 80 columns."""
-    where = "sharded" if candidate.mode.sharded_gradients else "local"
-    lines = [
-        f"pipeline {candidate.layout.pipeline} x data {candidate.layout.data} x tensor "
-        f"{candidate.layout.tensor}"
-        + (f", {candidate.layout.virtual} stages per rank" if candidate.layout.virtual > 1 else ""),
-        f"micro-batches of {candidate.job.batch.micro_batch}, {candidate.micro_batches} per "
-        f"replica",
-        f"layers per stage: {write_list(candidate.layers, STAGES)}",
-        *order_words(candidate.job.schedule, candidate.strategy),
-        f"activations: {recovery_words(candidate.recovery)}",
-        f"sharding level {candidate.mode.sharding}, gradients "
-        f"{where}{gradients_in(candidate.job.schedule)}",
-    ]
-    if candidate.layout.sequence_parallel:
-        lines.insert(1, "sequence parallelism: each tensor group splits its sequences")
-    if any(mode.value == "forward" for mode in candidate.recovery):
-        lines[-1] += f", recovery buffer {candidate.buffer}"
-    if candidate.reversed_kinds:
-        lines.append("device kinds in reversed order: the last hosts hold the first stages")
-    lines += idle_words(candidate.idle)
-    lines += travels(candidate.job)
-    lines += measured_words(candidate.job, candidate.layout)
-    return [part for line in lines for part in wrapped(line)]
-
-
-def idle_words(idle: Sequence[Device]) -> list[str]:
-    """Which devices a plan leaves idle, as a line of a headline; none where it uses all."""
-    if not idle:
-        return []
-    numbers, kinds = write_ranges([d.index for d in idle]), write_kinds([d.kind.name for d in idle])
-    return [f"idle: {counted(len(idle), 'device')}, {numbers} ({kinds})"]
 
 
 def _why_idle(search: Search) -> list[str]:
@@ -91,15 +37,6 @@ def _why_idle(search: Search) -> list[str]:
         f"the fastest plan found that uses every device takes {format_time(search.all_devices_s)}, "
         f"{more:.1f} % more"
     )
-
-
-ACTIVATIONS = {
-    Recovery.NONE: "kept",
-    Recovery.SELECTIVE: "scores recomputed",
-    Recovery.BACKWARD: "recomputed",
-    Recovery.FORWARD: "recomputed",
-}
-"""What becomes of a stage's activations, for a table; the headline says when."""
 
 
 def _peaks(tried: Tried) -> str:
@@ -195,41 +132,15 @@ def rendered(made: Table) -> list[str]:
     return [line.rstrip() for line in captured.get().splitlines()]
 
 
-def candidate_json(candidate: Candidate) -> dict[str, Any]:
-    layout = candidate.layout
-    return {
-        "pipeline": layout.pipeline,
-        "data": layout.data,
-        "tensor": layout.tensor,
-        "virtual": layout.virtual,
-        "sequence_parallel": layout.sequence_parallel,
-        "layers_per_stage": list(candidate.layers),
-        "micro_batch": candidate.job.batch.micro_batch,
-        "micro_batches": candidate.micro_batches,
-        "order": candidate.strategy.skeleton,
-        "recovery": [mode.value for mode in candidate.recovery],
-        "recovery_buffer": candidate.buffer,
-        "sharding": candidate.mode.sharding,
-        "gradients": "sharded" if candidate.mode.sharded_gradients else "local",
-        "dtype": candidate.job.schedule.dtype,
-        "dtypes": dict(candidate.job.dtypes),
-        "gradient_dtype": candidate.job.schedule.gradient_dtype,
-        "gradient_wire": candidate.job.schedule.gradients_travel_in,
-        "boundary_wire": candidate.job.schedule.boundaries_travel_in,
-        "error_feedback": candidate.job.schedule.error_feedback,
-        "reversed_kinds": candidate.reversed_kinds,
-        "idle_devices": [device.index for device in candidate.idle],
-        "measured_times": measured_words(candidate.job, layout),
+def simulated_json(simulated: Simulated) -> dict[str, Any]:
+    """A plan that was simulated; of replicas that differ, also why processes cannot run it."""
+    body = {
+        "plan": case_of_subject(simulated.plan).found_json(),
+        "step_time_s": simulated.step_s,
+        "estimate_s": simulated.estimate_s,
+        "bound_bytes": simulated.bound_bytes,
     }
-
-
-def tried_json(tried: Tried) -> dict[str, Any]:
-    return {
-        "plan": candidate_json(tried.candidate),
-        "step_time_s": tried.step_s,
-        "estimate_s": tried.estimate_s,
-        "bound_bytes": tried.bound_bytes,
-    }
+    return body if simulated.plan.is_layout else {**body, "refused": simulated.refusals}
 
 
 def search_json(search: Search, top: int) -> dict[str, Any]:
@@ -243,7 +154,7 @@ def search_json(search: Search, top: int) -> dict[str, Any]:
         "budget_bytes": list(job.budgets),
         "tokens_per_s": tokens / search.best.step_s,
         "all_devices_step_time_s": search.all_devices_s,
-        "plans": [tried_json(tried) for tried in search.tried[:top]],
+        "plans": [simulated_json(tried) for tried in search.tried[:top]],
         "checked": search.checks,
         "fitting": search.fitting,
         "simulated": search.simulated,

@@ -6,14 +6,18 @@ from math import inf, isinf
 from typing import Any
 
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.case.uneven import UnevenCase
-from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.case.subject import case_of_subject
+from ratrain.plan.file.uneven import has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
-from ratrain.plan.search.layouts import Tried
 from ratrain.plan.search.trial import Drafted, Timed
 from ratrain.plan.search.unequal import DEVICES, UnequalSearch, has_too_many
-from ratrain.plan.words.tables import search_json, search_text, tried_json, wrapped
+from ratrain.plan.words.tables import (
+    search_json,
+    search_text,
+    simulated_json,
+    wrapped,
+)
 from ratrain.program.skeletons import SKELETONS
 
 
@@ -38,7 +42,7 @@ def _best(plans: EveryPlan) -> list[str]:
     best, alike = plans.best, plans.alike
     if best is None:
         return []
-    lines = UnevenCase(best.plan).headline()
+    lines = case_of_subject(best.plan).headline()
     lines += [_step(plans, best), *(part for line in _refused(best) for part in wrapped(line))]
     lines += [*_unshared(plans, best), *_reordered(plans, best)]
     if alike is None:
@@ -104,7 +108,7 @@ def _beyond(plans: EveryPlan) -> list[str]:
     faster = plans.faster
     if faster is not None:
         lines += ["", "Faster, but not trainable yet (--fastest FILE writes it):"]
-        lines += [f"  {line}" for line in UnevenCase(faster.plan).headline()[1:]]
+        lines += [f"  {line}" for line in case_of_subject(faster.plan).headline()[1:]]
         lines += [f"  {_step(plans, faster)}"]
         lines += [f"  {part}" for line in _refused(faster) for part in wrapped(line)]
     elif plans.best is None:
@@ -144,9 +148,9 @@ def chosen_json(plans: EveryPlan) -> dict[str, Any]:
     """The plan that `ratrain plan` writes, whether its replicas are identical or differ."""
     chosen, job = plans.chosen, plans.job
     return {
-        "identical_replicas": isinstance(chosen, Tried),
+        "identical_replicas": chosen.plan.is_layout,
         "tokens_per_s": job.batch.sequences * job.model.sequence_length / chosen.step_s,
-        **(tried_json(chosen) if isinstance(chosen, Tried) else timed_json(chosen)),
+        **simulated_json(chosen),
     }
 
 
@@ -155,30 +159,11 @@ def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | No
     if unequal is None:
         return None
     return {
-        "trainable": [timed_json(plan) for plan in unequal.trainable[:top]],
-        "only_simulated": [timed_json(plan) for plan in unequal.others[:top]],
+        "trainable": [simulated_json(plan) for plan in unequal.trainable[:top]],
+        "only_simulated": [simulated_json(plan) for plan in unequal.others[:top]],
         "least_step_time_s": unequal.least_s,
         "ranked": unequal.drafts,
         "ranked_of_members": unequal.shared,
         "simulated": unequal.simulated,
         "search_time_s": unequal.total_s,
-    }
-
-
-def shapes_json(plan: UnevenPlan) -> dict[str, Any]:
-    """What a plan's replicas are."""
-    facts = UnevenCase(plan).facts()
-    return {
-        key: facts[key] for key in ("idle_devices", "replicas", "order", "sharding", "gradients")
-    }
-
-
-def timed_json(plan: Timed[Drafted]) -> dict[str, Any]:
-    """A plan that was simulated, with keys of their own for its replicas."""
-    return {
-        "plan": shapes_json(plan.plan),
-        "step_time_s": plan.step_s,
-        "estimate_s": plan.draft.estimate_s,
-        "bound_bytes": plan.bound_bytes,
-        "refused": plan.refusals,
     }

@@ -4,41 +4,26 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
 
 import numpy as np
 
-from ratrain.describe.job import JobSpec
-from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
 from ratrain.plan import (
     NEAR,
-    Candidate,
     Checked,
     KindPart,
     Misfit,
-    Placement,
     Search,
-    StateMode,
     Subject,
     Tried,
-    UnevenPlan,
-    UnevenReplica,
-    activations_words,
     binding,
     binding_words,
     busy_words,
     candidate,
-    joined_words,
-    layers_of_stages,
+    case_of_subject,
     misfits,
-    order_name,
-    recovery_words,
-    share_words,
-    strategy_of,
 )
 from ratrain.program.family_groups import takes
-from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point
 from ratrain.simulate.simulate import Simulation
 
@@ -48,28 +33,12 @@ SLOWEST, FULLEST = 3.0, 2.0
 """Times the chosen plan's step, and times the budget, up to which configurations are drawn."""
 
 
-def candidate_of(job: JobSpec, placement: Placement, setup: Setup) -> Candidate:
-    """A laid out job, with the setup of its program, as the search sees it."""
-    layers = layers_of_stages(job, placement.layout)
-    layout = replace(placement.layout, layers=layers)
-    sharded = setup.accumulation is Accumulation.SHARDED
-    return Candidate(
-        replace(job, layout=layout),
-        replace(placement, layout=layout),
-        strategy_of(job),
-        tuple(stage.members[0].recovery for stage in setup.replicas[0].stages),
-        StateMode(setup.sharding, sharded),
-        setup.recovery_buffer,
-    )
-
-
 def candidates_of(chosen: Subject, simulation: Simulation, search: Search) -> Candidates:
     """Every configuration that was simulated, and of the others one for each neighbourhood."""
     budget = chosen.job.budgets[0]
     chosen_point = Point(
         "chosen", simulation.step_time_s, simulation.bound_bytes, _name(chosen), _details(chosen)
     )
-    key = None if isinstance(chosen, UnevenPlan) else _key(chosen)
     simulated = [
         Point(
             "simulated",
@@ -79,7 +48,7 @@ def candidates_of(chosen: Subject, simulation: Simulation, search: Search) -> Ca
             _details(tried.candidate),
         )
         for tried in search.tried
-        if _key(tried.candidate) != key
+        if tried.candidate.key != chosen.key
     ]
     estimated = list(_estimated(search, simulation.step_time_s * SLOWEST, budget * FULLEST))
     undrawn = search.checks - sum(point.stands_for for point in estimated)
@@ -223,58 +192,8 @@ def named_apart(candidate: Subject, others: Sequence[Subject]) -> str:
 
 
 def _name(plan: Subject) -> str:
-    if isinstance(plan, UnevenPlan):
-        replicas = [replica for replica in plan.replicas for _ in replica.members]
-        return " | ".join(_cut(replica) for replica in replicas[:8]) + " | ..." * (
-            len(replicas) > 8
-        )
-    layout = plan.layout
-    degrees = f"pipeline {layout.pipeline} x data {layout.data}"
-    degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
-    degrees += f" x virtual {layout.virtual}" if layout.virtual > 1 else ""
-    degrees += ", sequence parallel" if layout.sequence_parallel else ""
-    return f"{degrees}, micro-batch {plan.job.batch.micro_batch}"
-
-
-def _cut(replica: UnevenReplica) -> str:
-    """ "8 layers" or "5 + 2 + 1 layers" of a replica."""
-    return f"{' + '.join(map(str, replica.layout.layers))} layers"
+    return case_of_subject(plan).name
 
 
 def _details(plan: Subject) -> tuple[str, ...]:
-    gradients = "sharded" if plan.mode.sharded_gradients else "local"
-    states = (
-        f"sharding level {plan.mode.sharding} (ZeRO-{plan.mode.sharding}), gradients {gradients}"
-    )
-    if isinstance(plan, UnevenPlan):
-        return (*map(_replica_details, plan.replicas), states)
-    order = order_name(plan.job.schedule)
-    return (
-        f"layers per stage: {write_list(plan.layers, STAGES)}",
-        *((f"order: {order}",) if order else ()),
-        f"activations: {recovery_words(plan.recovery)}",
-        states,
-    )
-
-
-def _replica_details(replica: UnevenReplica) -> str:
-    layers = write_list(tuple(replica.layout.layers), STAGES)
-    at_once = joined_words(replica)
-    return (
-        f"replica {write_ranges(replica.members)}: layers per stage {layers}, "
-        f"tensor degree {write_degrees(replica.tensor)}, "
-        f"{', '.join([share_words(replica.micro_batches, replica.micro_batch), *at_once])}, "
-        f"activations {activations_words(replica)}"
-    )
-
-
-def _key(candidate: Candidate) -> object:
-    layout = replace(candidate.layout, layers=candidate.layers)
-    return (
-        layout,
-        candidate.job.batch.micro_batch,
-        candidate.strategy.skeleton,
-        candidate.recovery,
-        candidate.mode,
-        candidate.reversed_kinds,
-    )
+    return case_of_subject(plan).details

@@ -7,15 +7,11 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
-from ratrain.describe.ranges import write_ranges
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.plan import (
     Case,
     Search,
     Subject,
-    UnevenCase,
-    UnevenPlan,
-    UnevenReplica,
     case_of_job,
     case_of_subject,
     kind_parts,
@@ -25,7 +21,6 @@ from ratrain.plan import (
     plan_of_job,
     search_layouts,
     searched,
-    standing_of,
     subject_of,
 )
 from ratrain.program.bounds import PeakBound
@@ -43,7 +38,6 @@ from ratrain.report.contents import (
 )
 from ratrain.report.facts.candidates import (
     advice_of,
-    candidate_of,
     candidates_of,
     named_apart,
 )
@@ -72,13 +66,10 @@ def contents_of_job(
     case, search = _case_and_search(path, progress, overrides)
     simulation = simulate_proved(case.proved, case.costs)
     program = simulation.program
-    standing = standing_of(case)
-    if isinstance(case, UnevenCase):
-        chosen, shares = case.plan, _shares(case.plan)
-    else:
-        chosen, shares = candidate_of(case.job, case.placement, program.setup), []
-    several = isinstance(chosen, UnevenPlan) or len(kinds_of(case.job)) > 1
-    kinds = kind_parts(chosen, simulation) if several else ()
+    standing = case.standing()
+    chosen = case.plan
+    several = not chosen.is_layout or len(kinds_of(case.job)) > 1
+    kinds = kind_parts(case, simulation) if several else ()
     timeline = timeline_of(simulation, periods=1)
     step = one_step(timeline, max(span.step for span in timeline.spans))
     ops = Ops(program.table)
@@ -100,7 +91,7 @@ def contents_of_job(
             standing,
             _proved(simulation),
             case_facts(case.facts()),
-            shares,
+            case.shares,
         ),
         panels=panels,
         times=times_of_simulation(simulation),
@@ -119,7 +110,7 @@ def contents_of_job(
 
 def _case_and_search(
     path: Path, progress: Progress | None, overrides: Sequence[str]
-) -> tuple[Case | UnevenCase, Search | None]:
+) -> tuple[Case, Search | None]:
     """The case, and the search over the layouts of its job. A job without a layout is planned."""
     if path.suffix == ".json":
         subject = subject_of(load_plan(path), str(path))
@@ -129,21 +120,6 @@ def _case_and_search(
         subject, known = plan_of_job(job, progress)
         return case_of_subject(subject), known.alike
     return case_of_job(job), search_layouts(replace(job, layout=None), progress)
-
-
-def _shares(plan: UnevenPlan) -> list[str]:
-    """ "Replica 0: 9 micro-batches of 1, 37.5 % of the sequences", for each sort of replica."""
-    return [_share(replica, plan.job.batch.sequences) for replica in plan.replicas]
-
-
-def _share(replica: UnevenReplica, sequences: int) -> str:
-    count = len(replica.members)
-    several, each = ("s", " each") if count > 1 else ("", "")
-    return (
-        f"Replica{several} {write_ranges(replica.members)}: {replica.micro_batches} micro-batches "
-        f"of {replica.micro_batch}{each}, {100 * count * replica.sequences / sequences:.1f} % of "
-        f"the sequences"
-    )
 
 
 def _unsearched(search: Search | None) -> Iterator[str]:
@@ -201,7 +177,7 @@ def _unfit(simulation: Simulation) -> str:
     return f"Not sound: {simulation.verdict.findings[0].message}."
 
 
-def _tiles(simulation: Simulation, case: Case | UnevenCase, idle: int) -> tuple[Tile, ...]:
+def _tiles(simulation: Simulation, case: Case, idle: int) -> tuple[Tile, ...]:
     ranks, step_s = simulation.ranks, simulation.step_time_s
     work_s = sum(t.compute_s + t.recovery_s for t in ranks) / len(ranks)
     recovery_s = sum(t.recovery_s for t in ranks) / len(ranks)

@@ -15,10 +15,19 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan import Standing, costs_of, load_job, place, search_layouts, standing_of_placement
+from ratrain.plan import (
+    Standing,
+    candidate_of_setup,
+    costs_of,
+    load_job,
+    place,
+    search_layouts,
+    standing_of_placement,
+    strategy_of,
+)
 from ratrain.program.program import Program
 from ratrain.report.contents import Advice, Candidates, Times
-from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of
+from ratrain.report.facts.candidates import advice_of, candidates_of
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.simulate.simulate import simulate
 
@@ -53,7 +62,7 @@ def plan_of_run(
         job = _job_of_run(facts, spec, folder)
         assert job.layout is not None
         placement = place(job, job.layout)
-        chosen = candidate_of(job, placement, program.setup)
+        chosen = candidate_of_setup(job, placement, strategy_of(job), program.setup)
         simulation = simulate(program, costs_of(job, placement, program.setup))
         alternatives = search_layouts(replace(job, layout=None), progress)
     except RatrainError as error:

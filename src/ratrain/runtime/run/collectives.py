@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.exchanges import exchange_of, order_words
-from ratrain.plan import Case, UnevenCase, even_places, uneven_unit_places, widened
+from ratrain.plan import Case, widened
 from ratrain.runtime.seats import Seats, holders_of
 
 
@@ -22,7 +22,7 @@ class Chosen:
     sum_order: str = ""
 
 
-def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: tuple[int, ...]) -> Chosen:
+def chosen_collectives(case: Case, seats: Seats, hosts: tuple[int, ...]) -> Chosen:
     """The collectives of a run whose world ranks are on these hosts. An algorithm that is no
     reduce-scatter is refused."""
     setup, name = case.proved.program.setup, case.job.collective
@@ -40,17 +40,13 @@ def chosen_collectives(case: Case | UnevenCase, seats: Seats, hosts: tuple[int, 
     return Chosen(name, reduces_by, gathers_by, hosts, order_words(reductions))
 
 
-def _fastest(case: Case | UnevenCase) -> tuple[dict[str, str], dict[str, str]]:
+def _fastest(case: Case) -> tuple[dict[str, str], dict[str, str]]:
     """What the prediction took for each unit: by what it is reduced, and gathered."""
     setup = case.proved.program.setup
-    if isinstance(case, UnevenCase):
-        places = uneven_unit_places(case.plan, setup)
-    else:
-        places = even_places(case.job, case.placement, setup)
     names = [unit.name for member in setup.members for unit in member.units]
     reduces_by: dict[str, str] = {}
     gathers_by: dict[str, str] = {}
-    for name, place in zip(names, places, strict=True):
+    for name, place in zip(names, case.unit_places(), strict=True):
         if place.group is None:  # nobody else holds it
             continue
         reduces_by.setdefault(name, place.group.chosen(place.reduced_bytes, widened(case.job)))

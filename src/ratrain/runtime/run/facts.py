@@ -20,12 +20,11 @@ from ratrain import __version__
 from ratrain.describe.amounts import Natural
 from ratrain.describe.job import JobSpec
 from ratrain.describe.strict import Rule, load
-from ratrain.plan import Case, UnevenCase
+from ratrain.plan import Case
 from ratrain.program.verify import Verdict
 from ratrain.readers.files import exists
 from ratrain.readers.json_lines import end_last_line, read_json_lines
 from ratrain.readers.writing import write_whole
-from ratrain.runtime.run.uneven import facts_of_run
 from ratrain.runtime.run_files import CASE_FORMAT, read_case
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
@@ -45,7 +44,7 @@ class Attempt:
 def write_facts(
     folder: RunFolder,
     file_job: JobSpec,
-    case: Case | UnevenCase,
+    case: Case,
     seats: Seats,
     verdict: Verdict,
 ) -> None:
@@ -53,7 +52,7 @@ def write_facts(
     setup, model_file = case.proved.program.setup, file_job.model.file
     body = {
         "format": CASE_FORMAT,
-        "facts": facts_of_run(case) if isinstance(case, UnevenCase) else case.facts(),
+        "facts": case.run_facts(),
         "headline": case.headline(),
         "settings": settings_of(file_job),
         "model_file": None if model_file is None else str(model_file.resolve()),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import os
 import shutil
-from collections.abc import Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 
@@ -17,16 +16,12 @@ from ratrain.models.division import check_divides
 from ratrain.plan import (
     Case,
     Progress,
-    UnevenCase,
-    UnevenPlan,
-    case_of_candidate,
     case_of_job,
-    is_uneven,
+    case_of_subject,
     load_job,
     load_plan,
     peaks_in_words,
-    to_candidate,
-    uneven_plan,
+    subject_of,
 )
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import takes
@@ -39,7 +34,6 @@ from ratrain.runtime.run.collectives import chosen_collectives
 from ratrain.runtime.run.facts import attempts, write_facts
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
-from ratrain.runtime.run.uneven import devices_of, micro_batches_of, require_uneven_runnable
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.seats import Seats, seats_of
 
@@ -83,7 +77,7 @@ class PreparedRun:
     besides what the command line said and a plan chose: schedule, layout, micro-batch."""
 
     file_job: JobSpec
-    case: Case | UnevenCase
+    case: Case
     proved: Proved
     spec: RunSpec
 
@@ -133,8 +127,8 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     layout_source = request.plan_path or f"{request.job_path} [layout]"
     for degree in sorted({member.tensor for member in setup.members}):
         check_divides(case.job.model.spec, degree, f"{layout_source} tensor")
-    sizes = micro_batches_of(case) if isinstance(case, UnevenCase) else ()
-    seats = seats_of(setup, _members(case))
+    sizes = case.sizes
+    seats = seats_of(setup, case.numbers)
     _require_fit(verdict, setup, str(layout_source))
     require_whole_periods(case.job, setup.period)
     if job.data is not None and job.data.validation:
@@ -147,7 +141,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         replica_class=seats.replica_class,
         first_rank=seats.first_rank,
         tensor=seats.tensor,
-        micro_batch=sizes[0] if sizes else case.job.batch.micro_batch,
+        micro_batch=sizes[0],
         dtype=case.job.schedule.dtype,
         gradient_dtype=case.job.schedule.gradient_dtype,
         gradient_wire=case.job.schedule.gradient_wire or "",
@@ -205,19 +199,11 @@ def write_run(prepared: PreparedRun, folder: RunFolder, job_files: Path | None =
     write_facts(folder, prepared.file_job, prepared.case, seats, verdict)
 
 
-def _members(case: Case | UnevenCase) -> Sequence[Sequence[int]]:
-    """Of each class of replicas alike, their numbers."""
-    if isinstance(case, UnevenCase):
-        return [replica.members for replica in case.plan.replicas]
-    return [replica_class.members for replica_class in case.placement.classes]
-
-
-def _devices(case: Case | UnevenCase, seats: Seats) -> tuple[int, ...]:
+def _devices(case: Case, seats: Seats) -> tuple[int, ...]:
     """The devices that a plan or the planner chose, by world rank; () for the cluster's order."""
-    if isinstance(case, UnevenCase):
-        chosen = devices_of(case, seats)
-    else:
-        chosen = tuple(device.index for device in case.placement.devices)
+    chosen = tuple(
+        case.device(seat.data, seat.pipeline, seat.division.rank).index for seat in seats.all()
+    )
     return () if chosen == tuple(range(len(chosen))) else chosen
 
 
@@ -242,22 +228,17 @@ def _with_flags(job: JobSpec, request: RunRequest) -> JobSpec:
     return replace(job, schedule=schedule)
 
 
-def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case | UnevenCase:
+def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
     if request.plan_path is None:
         return case_of_job(job, progress)
     _require_left_to_plan(request)
     plan, file = load_plan(request.plan_path), str(request.plan_path)
-    uneven = uneven_plan(plan, file) if is_uneven(plan) else None
-    planned = uneven or to_candidate(plan, file)
+    planned = subject_of(plan, file)
     # With the job's path: its data is beside the job, wherever the plan is.
     trained = replace(
         planned.job, path=job.path, train=job.train, data=job.data, checkpoint=job.checkpoint
     )
-    case: Case | UnevenCase
-    if isinstance(planned, UnevenPlan):
-        case = UnevenCase(replace(planned, job=trained))
-    else:
-        case = case_of_candidate(replace(planned, job=trained))
+    case = case_of_subject(replace(planned, job=trained))
     _require_same_job(planned.job, job, str(request.plan_path))
     if (planned.job.train.clip_norm is None) != (job.train.clip_norm is None):
         clips = "clips" if planned.job.train.clip_norm else "does not clip"
@@ -328,7 +309,7 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
     }
 
 
-def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
+def _require_runnable(case: Case, request: RunRequest) -> None:
     """Refuses what can be planned and simulated, and not run."""
     backend, plan = case.job.backend, request.plan_path
     if not backend.trains:
@@ -339,8 +320,8 @@ def _require_runnable(case: Case | UnevenCase, request: RunRequest) -> None:
             if plan
             else 'write "torch", or leave it out',
         )
-    if isinstance(case, UnevenCase):
-        require_uneven_runnable(case, f"{plan} replicas" if plan else str(request.job_path))
+    for what, fix in case.refusals:
+        raise SpecError(what, place=f"{plan} replicas" if plan else str(request.job_path), fix=fix)
 
 
 def _require_fit(verdict: Verdict, setup: Setup, place: str) -> None:

@@ -15,59 +15,62 @@ rule out, and proved whole, the fastest first.
 
 from __future__ import annotations
 
-from collections.abc import Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Generator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from dataclasses import dataclass, replace
 from functools import cached_property
+from typing import Any
 
+from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.lines import wrapped
-from ratrain.describe.ranges import STAGES, Nouns, write_ranges
+from ratrain.describe.ranges import write_ranges
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case.choose import choose_order
+from ratrain.plan.case.layout_words import (
+    ACTIVATIONS,
+    candidate_json,
+    degrees,
+    headline,
+    layout_details,
+    layout_name,
+    mode_words,
+    plan_name,
+    recovery_words,
+)
 from ratrain.plan.case.measured_blocks import measured_words
+from ratrain.plan.case.ready import Case
+from ratrain.plan.case.standing import Standing, standing_of_placement
 from ratrain.plan.layout.buckets import in_buckets, require_bucketable
 from ratrain.plan.layout.candidate import Candidate, setup_of
+from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words, data_group
 from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
 from ratrain.plan.layout.placement import Placement, place
-from ratrain.plan.layout.sizes import (
-    gradients_in,
-    layers_of_stages,
-    travels,
-)
+from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, travels
+from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.durations import costs_of
-from ratrain.plan.price.trial import only_over_budget, proof
+from ratrain.plan.price.even_places import even_places
+from ratrain.plan.price.trial import only_over_budget
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.program.replicas import Recovery
-from ratrain.program.settled import Proved
-from ratrain.program.setup import Setup
+from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.skeletons import SKELETONS, Place
-from ratrain.program.strategies import Choices, Strategy
+from ratrain.program.strategies import Strategy
 from ratrain.simulate.costs import Costs
 
 
 @dataclass(frozen=True)
-class Case:
-    """One job, laid out."""
+class LayoutCase(Case):
+    """A job with a layout: all of its replicas are divided alike."""
 
-    job: JobSpec
     layout: LayoutSpec
     placement: Placement
-    strategy: Strategy
-    setup: Setup
-    choices: Choices
-    beside: tuple[str, ...] = ()
-    """Lines of the headline: which plan was not taken, where the job was planned (`case_of_job`)"""
-
-    @cached_property
-    def proved(self) -> Proved:
-        """The program, kept short where it is long and repeats itself, with its proof."""
-        with _named_in(self.job):
-            return proof(self.strategy, self.setup, self.choices)
+    candidate: Candidate | None = None
+    """The configuration that it was made of, if it was made of one"""
 
     @cached_property
     def program(self) -> Program:
@@ -86,11 +89,6 @@ class Case:
         return costs_of(self.job, self.placement, self.proved.short.setup)
 
     @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return self.job.batch.sequences * self.job.model.sequence_length
-
-    @property
     def activations(self) -> str:
         """What became of activations, in words."""
         if self.choices.recovery is not None:
@@ -103,20 +101,49 @@ class Case:
             return "recovered ahead of backward; the last stage keeps its own"
         return "recovered ahead of backward, on every stage"
 
+    def _named(self) -> AbstractContextManager[None]:
+        return named_in(self.job)
+
+    @cached_property
+    def plan(self) -> Candidate:
+        if self.candidate is not None:
+            return self.candidate
+        setup = self.proved.short.setup  # with the marks of its strategy's passes
+        return candidate_of_setup(self.job, self.placement, self.strategy, setup)
+
+    def unit_places(self) -> list[UnitPlace]:
+        return even_places(self.job, self.placement, self.proved.program.setup)
+
+    def standing(self) -> Standing:
+        return standing_of_placement(self.placement, self.job.cluster.members())
+
     @property
-    def _idle(self) -> list[int]:
-        used = {device.index for device in self.placement.devices}
-        return [index for index in range(self.job.cluster.devices) if index not in used]
+    def devices(self) -> Sequence[Device]:
+        return self.placement.devices
+
+    @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(tuple(alike.members) for alike in self.placement.classes)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return (self.job.batch.micro_batch,) * len(self.setup.replicas)
+
+    @property
+    def apart(self) -> bool:
+        return False
+
+    def device(self, data: int, pipeline: int, tensor: int) -> Device:
+        return self.placement.device(pipeline, data, tensor)
 
     def facts(self) -> dict[str, object]:
-        """What the job is and what was chosen for it, for JSON."""
         job, layout = self.job, self.layout
         return {
             "model": job.model.spec.name,
             "sequence_length": job.model.sequence_length,
             "cluster": job.cluster.spec.name,
             "devices": job.cluster.devices,
-            "idle_devices": self._idle,
+            "idle_devices": self.idle,
             "pipeline": layout.pipeline,
             "data": layout.data,
             "tensor": layout.tensor,
@@ -148,7 +175,6 @@ class Case:
         return collective_words(self.job, (group.hosts for group in groups))
 
     def headline(self) -> list[str]:
-        """The same in a few lines of at most 80 columns."""
         job, layout = self.job, self.layout
         degrees = f"pipeline {layout.pipeline} x data {layout.data}"
         degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
@@ -167,33 +193,40 @@ class Case:
             *self._collectives(),
             *measured_words(job, layout),
         )
-        idle = self._idle
+        idle = self.idle
         if idle:
             lines = (*lines, f"idle: {counted(len(idle), 'device')}, {write_ranges(idle)}")
         lines = (*lines, *self.beside)
         return [part for line in lines for part in wrapped(line)]
 
+    def plan_headline(self) -> list[str]:
+        return headline(self.plan)
 
-def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int = 0) -> str:
-    """What the stages do: "kept on stages 0-2; recovered ahead of backward on stage 3"; or what
-    other things do, numbered from `first`."""
-    words = {
-        Recovery.NONE: "kept",
-        Recovery.SELECTIVE: "kept without attention scores",
-        Recovery.FORWARD: "recovered ahead of backward",
-        Recovery.BACKWARD: "recovered when backward arrives",
-    }
-    if len(set(modes)) == 1:
-        return f"{words[modes[0]]} on every {of[0]}"
-    parts: list[str] = []
-    for known, text in words.items():
-        numbers = [number for number, mode in enumerate(modes, first) if mode is known]
-        if numbers:
-            parts.append(f"{text} on {of[len(numbers) > 1]} {write_ranges(numbers)}")
-    return "; ".join(parts)
+    def plan_json(self) -> dict[str, Any]:
+        return candidate_json(self.plan)
+
+    def found_json(self) -> dict[str, Any]:
+        return candidate_json(self.plan)
+
+    @property
+    def short_name(self) -> str:
+        return degrees(self.plan)
+
+    @property
+    def in_brief(self) -> str:
+        activations = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in self.plan.recovery))
+        return f"{plan_name(self.plan)}; {activations}"
+
+    @property
+    def name(self) -> str:
+        return layout_name(self.plan)
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        return (*layout_details(self.plan), mode_words(self.plan.mode))
 
 
-def case_of(job: JobSpec) -> Case:
+def case_of(job: JobSpec) -> LayoutCase:
     """The case of a job that has a layout. Where memory does not suffice, gradients are sent in
     buckets, if that is enough."""
     assert job.layout is not None, "a job without a layout is planned first: case_of_job"
@@ -217,7 +250,7 @@ def require_one_by_one(job: JobSpec) -> None:
         )
 
 
-def case_as_asked(job: JobSpec) -> Case:
+def case_as_asked(job: JobSpec) -> LayoutCase:
     """The case of a job with a layout: its gradients leave whole, unless it asks for buckets."""
     layout = job.layout
     assert layout is not None
@@ -244,13 +277,13 @@ def case_as_asked(job: JobSpec) -> Case:
     placement = place(job, layout)
     _require_one_dtype(job, placement)
     setup = setup_of(job, placement, job.schedule.recovery_buffer)
-    with _named_in(job):
+    with named_in(job):
         job, chosen, choices = choose_order(job, chosen, setup, placement)
-    return Case(job, layout, placement, chosen, setup, choices)
+    return LayoutCase(job, chosen, setup, choices, layout, placement)
 
 
 @contextmanager
-def _named_in(job: JobSpec) -> Generator[None]:
+def named_in(job: JobSpec) -> Generator[None]:
     """A program that cannot be made is the fault of a key: its place begins with the job's file."""
     try:
         yield
@@ -261,15 +294,31 @@ def _named_in(job: JobSpec) -> Generator[None]:
         raise ProgramError(error.what, place=at, fix=error.fix) from error
 
 
-def case_of_candidate(candidate: Candidate) -> Case:
+def case_of_candidate(candidate: Candidate) -> LayoutCase:
     """The case of a configuration in full: nothing is left to choose."""
-    return Case(
+    return LayoutCase(
         candidate.job,
-        candidate.layout,
-        candidate.placement,
         candidate.strategy,
         candidate.setup,
         candidate.choices,
+        candidate.layout,
+        candidate.placement,
+        candidate,
+    )
+
+
+def candidate_of_setup(
+    job: JobSpec, placement: Placement, chosen: Strategy, setup: Setup
+) -> Candidate:
+    """The configuration of a laid out job, as the setup of its program has it."""
+    layout = replace(placement.layout, layers=layers_of_stages(job, placement.layout))
+    return Candidate(
+        replace(job, layout=layout),
+        replace(placement, layout=layout),
+        chosen,
+        tuple(stage.members[0].recovery for stage in setup.replicas[0].stages),
+        StateMode(setup.sharding, setup.accumulation is Accumulation.SHARDED),
+        setup.recovery_buffer,
     )
 
 

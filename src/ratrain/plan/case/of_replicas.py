@@ -2,85 +2,56 @@
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import cached_property
+from typing import Any
 
-from ratrain.describe.job import JobSpec
+from ratrain.describe.cluster import Device
 from ratrain.describe.lines import wrapped
-from ratrain.describe.ranges import (
-    RANKS,
-    STAGES,
-    write_degrees,
-    write_kinds,
-    write_list,
-    write_ranges,
-)
+from ratrain.describe.ranges import STAGES, write_degrees, write_kinds, write_list, write_ranges
 from ratrain.describe.units import counted
 from ratrain.errors import ProgramError
-from ratrain.plan.case.case import recovery_words
+from ratrain.plan.case.layout_words import mode_words
 from ratrain.plan.case.measured_blocks import words_of
+from ratrain.plan.case.ready import Case
+from ratrain.plan.case.replicas_words import (
+    activations_of_all,
+    activations_words,
+    cuts_words,
+    joined_words,
+    part_words,
+    plan_words,
+    replica_details,
+    shapes_words,
+    share_words,
+)
+from ratrain.plan.case.standing import Standing, standing_of_plan
+from ratrain.plan.file.checks import untrainable
 from ratrain.plan.file.members import share_text
 from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words
 from ratrain.plan.layout.sizes import gradients_in, travels
-from ratrain.plan.price.trial import proof
-from ratrain.plan.price.uneven_places import uneven_costs
-from ratrain.program.program import Program
-from ratrain.program.repeating import Repeating
-from ratrain.program.settled import Proved
-from ratrain.program.setup import Setup
-from ratrain.program.strategies import Choices, Strategy
+from ratrain.plan.layout.unit_place import UnitPlace
+from ratrain.plan.price.uneven_places import uneven_costs, uneven_unit_places
 from ratrain.simulate.costs import Costs
 
 
 @dataclass(frozen=True)
-class UnevenCase:
-    """What `Case` is for a layout, for a plan of any replicas."""
+class UnevenCase(Case):
+    """A plan of any replicas."""
 
-    plan: UnevenPlan
-    beside: tuple[str, ...] = ()
-    """Lines of the headline: which plan was not taken, where a job was planned (`case_of_job`)"""
-
-    @property
-    def job(self) -> JobSpec:
-        return self.plan.job
-
-    @property
-    def setup(self) -> Setup:
-        return self.plan.setup
-
-    @property
-    def strategy(self) -> Strategy:
-        return self.plan.strategy
-
-    @property
-    def choices(self) -> Choices:
-        return self.plan.choices
+    replicas: UnevenPlan
 
     @cached_property
-    def proved(self) -> Proved:
-        """The program, kept short where it is long and repeats itself, with its proof."""
-        with self._named():
-            return proof(self.plan.strategy, self.plan.setup, self.plan.choices)
-
-    @cached_property
-    def program(self) -> Program:
-        """The program, written out."""
-        program = self.proved.program
-        with self._named():
-            return program.written_out() if isinstance(program, Repeating) else program
+    def plan(self) -> UnevenPlan:
+        return self.replicas
 
     @cached_property
     def costs(self) -> Costs:
         return uneven_costs(self.plan, self.proved.short.setup)
-
-    @property
-    def tokens(self) -> int:
-        """Tokens of one step."""
-        return self.job.batch.sequences * self.job.model.sequence_length
 
     @contextmanager
     def _named(self) -> Generator[None]:
@@ -92,10 +63,35 @@ class UnevenCase:
             fix = error.fix or "divide all replicas alike, or use another schedule"
             raise ProgramError(error.what, place=place, fix=fix) from error
 
+    def unit_places(self) -> list[UnitPlace]:
+        return uneven_unit_places(self.plan, self.proved.program.setup)
+
+    def standing(self) -> Standing:
+        return standing_of_plan(self.plan, self.proved.short.setup)
+
     @property
-    def _idle(self) -> list[int]:
-        used = {device.index for device in self.plan.devices}
-        return [index for index in range(self.job.cluster.devices) if index not in used]
+    def devices(self) -> Sequence[Device]:
+        return self.plan.devices
+
+    @property
+    def numbers(self) -> tuple[tuple[int, ...], ...]:
+        return tuple(replica.members for replica in self.plan.replicas)
+
+    @property
+    def sizes(self) -> tuple[int, ...]:
+        return tuple(replica.micro_batch for replica in self.plan.replicas)
+
+    @property
+    def apart(self) -> bool:
+        return len(self.setup.replicas) > 1
+
+    def device(self, data: int, pipeline: int, tensor: int) -> Device:
+        replica = next(replica for replica in self.plan.replicas if data in replica.members)
+        return replica.groups[replica.members.index(data)][pipeline][tensor]
+
+    @property
+    def refusals(self) -> list[tuple[str, str]]:
+        return untrainable(self.plan)
 
     @property
     def _idle_kinds(self) -> set[str]:
@@ -117,14 +113,13 @@ class UnevenCase:
         return list(dict.fromkeys(sentences))
 
     def facts(self) -> dict[str, object]:
-        """What the plan is and what was chosen for it, for JSON."""
         job, setup = self.job, self.plan.setup
         return {
             "model": job.model.spec.name,
             "sequence_length": job.model.sequence_length,
             "cluster": job.cluster.spec.name,
             "devices": job.cluster.devices,
-            "idle_devices": self._idle,
+            "idle_devices": self.idle,
             **dict.fromkeys(("pipeline", "tensor", "virtual", "layers_per_stage", "activations")),
             "data": setup.data,
             "sequence_parallel": self.plan.sequence_parallel,
@@ -164,8 +159,19 @@ class UnevenCase:
             "activations": activations_words(replica),
         }
 
+    def run_facts(self) -> dict[str, object]:
+        """With figures of the whole run: the ranks of the largest replica, and the first's cut."""
+        replicas = self.plan.replicas
+        return {
+            **self.facts(),
+            "pipeline": max(replica.ranks for replica in replicas),
+            "tensor": max(max(replica.tensor) for replica in replicas),
+            "virtual": max(replica.layout.virtual for replica in replicas),
+            "layers_per_stage": replicas[0].layout.layers,
+            "activations": activations_of_all(self.plan),
+        }
+
     def headline(self) -> list[str]:
-        """The same in a few lines of at most 80 columns."""
         job, setup = self.job, self.plan.setup
         strategy = job.schedule.name
         if job.schedule.without:
@@ -183,18 +189,49 @@ class UnevenCase:
         first_rank = setup.first_rank
         for replica, first in zip(self.plan.replicas, first_rank, strict=True):
             lines += _lines_of(replica, first)
-        if self._idle:
-            lines.append(f"idle: {counted(len(self._idle), 'device')}, {write_ranges(self._idle)}")
+        if self.idle:
+            lines.append(f"idle: {counted(len(self.idle), 'device')}, {write_ranges(self.idle)}")
         lines += [*self._measured, *self.beside]
         return [part for line in lines for part in wrapped(line, _indent(line))]
 
+    def plan_headline(self) -> list[str]:
+        return self.headline()
 
-def shapes_words(plan: UnevenPlan) -> str:
-    """How many replicas it has, and of how many shapes."""
-    replicas, shapes = counted(plan.setup.data, "replica"), len(plan.setup.replicas)
-    if plan.setup.data == 1:
-        return replicas
-    return f"{replicas}, all alike" if shapes == 1 else f"{replicas} of {shapes} shapes"
+    def plan_json(self) -> dict[str, Any]:
+        return self.facts()
+
+    def found_json(self) -> dict[str, Any]:
+        facts = self.facts()
+        return {
+            key: facts[key]
+            for key in ("idle_devices", "replicas", "order", "sharding", "gradients")
+        }
+
+    @property
+    def short_name(self) -> str:
+        return plan_words(self.plan)
+
+    @property
+    def in_brief(self) -> str:
+        return shapes_words(self.plan)
+
+    @property
+    def name(self) -> str:
+        return cuts_words(self.plan)
+
+    @property
+    def details(self) -> tuple[str, ...]:
+        return (*map(replica_details, self.plan.replicas), mode_words(self.plan.mode))
+
+    @property
+    def shares(self) -> list[str]:
+        sequences = self.job.batch.sequences
+        return [part_words(replica, sequences) for replica in self.plan.replicas]
+
+
+def uneven_case(plan: UnevenPlan) -> UnevenCase:
+    """The case of a plan of any replicas."""
+    return UnevenCase(plan.job, plan.strategy, plan.setup, plan.choices, plan)
 
 
 def _layers(replica: UnevenReplica) -> tuple[int, ...]:
@@ -205,28 +242,6 @@ def _layers(replica: UnevenReplica) -> tuple[int, ...]:
 def _indent(line: str) -> str:
     """Where the lines stand that a line is continued on."""
     return "    " if line.startswith(" ") else "  "
-
-
-def share_words(micro_batches: int, size: int) -> str:
-    """A replica's share of a step: "9 micro-batches of 1 sequence"."""
-    return (
-        f"{micro_batches:,} micro-batch{'es' * (micro_batches != 1)} of {counted(size, 'sequence')}"
-    )
-
-
-def joined_words(replica: UnevenReplica) -> list[str]:
-    """How many sequences its ranks compute at once, where they differ in that; else nothing."""
-    if not replica.joined:
-        return []
-    return [f"sequences at once per rank {write_list(replica.sizes, RANKS)}"]
-
-
-def activations_words(replica: UnevenReplica, first_rank: int = 0) -> str:
-    """What a replica keeps and recovers: "kept on every stage". Where stages have several members
-    that differ, what its ranks do, numbered from `first_rank`."""
-    if not replica.has_members or len(set(replica.recovery)) == 1:
-        return recovery_words(replica.recovery)
-    return recovery_words(replica.recovery, RANKS, first_rank)
 
 
 def _lines_of(replica: UnevenReplica, first_rank: int) -> list[str]:
