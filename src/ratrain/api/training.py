@@ -18,10 +18,8 @@ from ratrain.runtime.rank.progress import Progress
 from ratrain.runtime.run.prepare import RunRequest, is_decided_by_plan, prepare_run
 from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.report import write_report
-from ratrain.runtime.run.resume import fresh_run
 from ratrain.runtime.run.session import lab_if_possible, run_session
 
-RUNS = Path("runs")
 _COMMAND = "ratrain.train"
 StepProgress = Progress
 """A step's figures: step, loss, tokens per second, step time, memory per rank, time left."""
@@ -36,6 +34,7 @@ def train(
     resume: Run | str | Path | None = None,
     threads: int | None = None,
     lab: bool = False,
+    emulate: bool = False,
     restarts: int = 0,
     calibrate: bool = True,
     on_step: Callable[[StepProgress], None] | None = None,
@@ -55,6 +54,7 @@ def train(
     resume: a run, or its folder, to continue from its latest checkpoint.
     threads: PyTorch threads per rank. Left out: processors / ranks.
     lab: emulate the cluster file's links and limits (needs root).
+    emulate: run the job's devices as CPU processes, where this machine has no such devices.
     restarts: automatic restarts after a failure, at most.
     calibrate: time ops first; without, there is no prediction.
     on_step: called after every step with its figures. What it raises ends the run.
@@ -78,6 +78,7 @@ def train(
             threads=threads,
             calibrate=calibrate,
             overrides=job.overrides,
+            emulate=emulate,
         )
         launcher = Launcher(_COMMAND, _quiet, _tokenised, owning)
         if resume is None:
@@ -105,10 +106,7 @@ def _new(
     else:
         left = tuple(text for text in request.overrides if not is_decided_by_plan(text))
         request = replace(request, overrides=left)
-    prepared = prepare_run(request, progress)
-    launcher.tokenise(prepared.case.job)
-    name = f"{job.name}-{prepared.case.job.schedule.name}"
-    return launcher.new(prepared, run or fresh_run(RUNS, name))
+    return launcher.new(prepare_run(request, progress), run)
 
 
 def _tokenised(job: JobSpec) -> Prepared:

@@ -135,7 +135,7 @@ def _devices(folder: Path, cluster: str, devices: int | None) -> tuple[int, str]
     count = devices or spec.size or 1
     kind = spec.devices(count)[0].kind
     dtypes = [rate.dtype for rate in kind.rates]
-    if "bf16" in dtypes and kind.memory.name != "RAM":
+    if "bf16" in dtypes and not kind.is_processor:
         return count, "bf16"
     return count, "fp32" if "fp32" in dtypes else dtypes[0]
 

@@ -22,7 +22,6 @@ if TYPE_CHECKING:
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher, ReadyRun
 
-RUNS = Path("runs")
 _COMMAND = "ratrain train"
 
 
@@ -79,6 +78,12 @@ _COMMAND = "ratrain train"
     help="Emulate the cluster file's links and limits (needs root). [default: no; with --resume: "
     "as before]",
 )
+@click.option(
+    "--emulate",
+    is_flag=True,
+    help="Run the job's devices as CPU processes here, within their budgets, where this machine "
+    "has no such devices.",
+)
 @click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
 @click.option(
     "--restarts",
@@ -109,6 +114,7 @@ def command(
     steps: int | None,
     threads: int | None,
     lab: bool | None,
+    emulate: bool,
     resume: bool,
     restarts: int,
     no_calibrate: bool,
@@ -128,7 +134,7 @@ def command(
     Ctrl-C finishes the current step, saves and ends with status 0; --resume then
     continues with exactly the same losses. A second Ctrl-C stops at once.
 
-    Exit status: 2 the job is invalid, 3 it does not fit, 7 a checkpoint cannot be
+    Exit status: 2 the job is invalid, 3 it does not fit here, 7 a checkpoint cannot be
     read or written, 8 a rank failed, 9 another launch that still runs owns the
     run's folder, 130 stopped by a second Ctrl-C.
 
@@ -158,8 +164,9 @@ def command(
             threads=threads,
             calibrate=not no_calibrate,
             overrides=overrides,
+            emulate=emulate,
         )
-        launcher = Launcher(_COMMAND, _say, _prepare_data, owning)
+        launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
         if resume:
             ready = _resumed(launcher, request, run)
         else:
@@ -204,19 +211,17 @@ def _new(
     """A run that begins; `job_folder`: where a job was written for it."""
     from ratrain.cli.progress import progress
     from ratrain.runtime.run.prepare import prepare_run
-    from ratrain.runtime.run.resume import fresh_run
 
     with progress("planning and proving", "plans") as report:
         prepared = prepare_run(request, report)
-    launcher.tokenise(prepared.case.job)
-    name = f"{request.job_path.stem}-{prepared.case.job.schedule.name}"
-    return launcher.new(prepared, run or fresh_run(RUNS, name), job_folder)
+    return launcher.new(prepared, run, job_folder)
 
 
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:
     from dataclasses import replace
 
     from ratrain.plan.jobs import load_job
+    from ratrain.runtime.run.ready import RUNS
     from ratrain.runtime.run.resume import newest_run
 
     if run is None:

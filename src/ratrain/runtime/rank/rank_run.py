@@ -98,13 +98,13 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
 
 
 def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
-    device = _device(rank)
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
     meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
     meeting.circle.wait_up_to(TOKENISING_S)
     stand = _agreed(folder, rank, reading, meeting, tenancy, voice)
     meeting.circle.wait_up_to(timeout_s)
+    device = torch.device("cpu") if stand.spec.emulated else _device(rank)
     require_network(stand.job.train, device, stand.company)
     torch.set_num_threads(stand.spec.threads)
     network = network_of(

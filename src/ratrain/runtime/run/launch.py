@@ -19,6 +19,7 @@ from typing import Any
 from ratrain.errors import RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
+from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.ownership import Claim, handed_on
 from ratrain.runtime.run.first_cause import explained
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
@@ -47,6 +48,7 @@ def launch(
     if lab is not None:
         places = [asdict(lab.places[device]) for device in spec.device_numbers]
         (folder.path / "places.json").write_text(json.dumps(places))
+    kills = KillWatch()
     with _stop_on_signal(folder), handed_on(claim):
         for attempts_left in range(restarts, -1, -1):
             ends = _attempt(folder, spec, claim, lab, tick)
@@ -55,7 +57,7 @@ def launch(
                 break
             if not attempts_left:
                 tick()
-                raise explained(folder, spec, ends, lab)
+                raise explained(folder, spec, ends, lab, kills)
     tick()
 
 

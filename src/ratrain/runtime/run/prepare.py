@@ -71,6 +71,7 @@ class RunRequest:
     calibrate: bool = True
     record_steps: int = 8
     overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
+    emulate: bool = False  # the job's devices as CPU processes
 
 
 @dataclass(frozen=True)
@@ -95,6 +96,13 @@ class PreparedRun:
     @property
     def world_size(self) -> int:
         return self.spec.seats.world_size
+
+    @property
+    def peak_bytes(self) -> list[int]:
+        """Proven of each program rank, in its device's memory and in the host's."""
+        bounds = (*self.verdict.bounds, *self.verdict.lower_bounds)
+        ranks = range(self.proved.program.setup.ranks)
+        return [sum(b.total_bytes for b in bounds if b.rank == rank) for rank in ranks]
 
     def seating(self) -> list[str]:
         """Which rank belongs on which device, where that is not the cluster's order."""
@@ -155,6 +163,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         record_steps=request.record_steps,
         calibrate=request.calibrate,
         overrides=request.overrides,
+        emulated=request.emulate,
         devices=_devices(case, seats),
         depths=seats.depths,
         degrees=seats.degrees,

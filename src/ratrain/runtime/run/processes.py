@@ -38,6 +38,7 @@ class RankEnd:
     status: int
     ended_here: bool = False
     stood_still: bool = False
+    pid: int = 0
 
 
 class RankProcesses:
@@ -95,7 +96,8 @@ class RankProcesses:
         return [self._end_of(rank, child.wait()) for rank, child in enumerate(self._children)]
 
     def _end_of(self, rank: int, status: int) -> RankEnd:
-        return RankEnd(rank, status, (rank, -status) in self._sent, rank in self._stood_still)
+        sent, stood_still = (rank, -status) in self._sent, rank in self._stood_still
+        return RankEnd(rank, status, sent, stood_still, self._children[rank].pid)
 
     def _signal(self, number: signal.Signals) -> None:
         """To every rank that runs; one that is stopped hears SIGKILL alone. One that something else

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass
 from itertools import chain
@@ -11,11 +11,14 @@ from pathlib import Path
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.runtime.ownership import Claim, claim_run
+from ratrain.runtime.run.machine_check import require_machine
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
-from ratrain.runtime.run.resume import require_run, resume_run
+from ratrain.runtime.run.resume import fresh_run, require_run, resume_run
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
+RUNS = Path("runs")
+"""Where new runs are put, in the current folder."""
 Say = Callable[[str], None]
 Tokenise = Callable[[JobSpec], Prepared]
 
@@ -34,16 +37,26 @@ class ReadyRun:
 @dataclass(frozen=True)
 class Launcher:
     """Who makes runs ready: what it is called in a run's claim, where it says what it does, and
-    how it tokenises. Claims end with `owning`."""
+    how it tokenises. Claims end with `owning`. `starts_here`: its ranks are to run on this
+    machine."""
 
     command: str
     say: Say
     tokenise: Tokenise
     owning: ExitStack
+    starts_here: bool = True
 
-    def new(self, prepared: PreparedRun, path: Path, job_files: Path | None = None) -> ReadyRun:
-        """A prepared run in a folder of its own; its text is tokenised by now. `job_files`: a
-        folder with the job's own files, which move into the run's."""
+    def new(
+        self, prepared: PreparedRun, path: Path | None, job_files: Path | None = None
+    ) -> ReadyRun:
+        """A prepared run in a folder of its own, with its text tokenised. `path`: None for one
+        in `RUNS` that is called after the job. `job_files`: a folder with the job's own files,
+        which move into the run's."""
+        job = prepared.case.job
+        self._require_machine(job, prepared.spec, prepared.peak_bytes)
+        self.tokenise(job)
+        stem = (job.path or Path(prepared.spec.job_path)).stem
+        path = path or fresh_run(RUNS, f"{stem}-{job.schedule.name}")
         folder = RunFolder(path)
         require_own_folder(folder, Path(prepared.spec.job_path), job_files)  # leave no claim in it
         claim = self._claimed(path)
@@ -52,7 +65,7 @@ class Launcher:
         for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
         self.say(f"run {path}")
-        return ReadyRun(folder, claim, prepared.case.job, folder.read_spec(), 0)
+        return ReadyRun(folder, claim, job, folder.read_spec(), 0)
 
     def resumed(self, request: RunRequest, path: Path) -> ReadyRun:
         """The run of a folder, from its latest checkpoint, with its own program."""
@@ -67,11 +80,16 @@ class Launcher:
         for change in resumed.changes:
             self.say(f"changed since the run began: {change}")
         if not resumed.finished:
+            self._require_machine(resumed.job, resumed.spec, resumed.peak_bytes)
             resumed.require_same_data(self.tokenise(resumed.job))
             folder.write_spec(resumed.spec, folder.kept_program())
             after = f"resuming after step {resumed.step}" if resumed.step else ""
             self.say(f"run {path}, {after or 'no checkpoint: starting from step 0'}")
         return ReadyRun(folder, claim, resumed.job, resumed.spec, resumed.step)
+
+    def _require_machine(self, job: JobSpec, spec: RunSpec, peak_bytes: Sequence[int]) -> None:
+        if self.starts_here:
+            require_machine(job, spec, peak_bytes, self.say)
 
     def _claimed(self, path: Path) -> Claim:
         return self.owning.enter_context(claim_run(path, self.command, self.say))

@@ -33,6 +33,7 @@ class ResumedRun:
     job: JobSpec
     spec: RunSpec
     headline: list[str]
+    peak_bytes: tuple[int, ...]  # proven, of each program rank
     checkpoint: Path | None
     skipped: tuple[str, ...]  # damaged checkpoints that were passed over
     changes: tuple[str, ...]
@@ -87,11 +88,13 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
         threads=request.threads or spec.threads,
         calibrate=request.calibrate,
         overrides=overrides,
+        emulated=request.emulate or spec.emulated,
     )
     return ResumedRun(
         job,
         spec,
         list(facts["headline"]),
+        tuple(facts["bound_bytes"]),
         newest.path if newest else None,
         tuple(checkpoint.path.name for checkpoint in newest.skipped) if newest else (),
         tuple(_changes(current, original)),
