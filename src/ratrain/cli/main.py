@@ -25,7 +25,7 @@ from ratrain.cli.mistakes import (
     open_missing,
     write_out,
 )
-from ratrain.errors import RatrainError
+from ratrain.errors import EXIT_STATUSES, INTERRUPTED, RatrainError
 from ratrain.plugins import load_extensions
 
 VERBS: dict[str, str] = {
@@ -83,6 +83,10 @@ class Verbs(click.Group):
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
 
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(each.number), each.meaning) for each in EXIT_STATUSES])
+
 
 @click.group(
     cls=Verbs,
@@ -116,7 +120,7 @@ def main() -> None:
         sys.exit(status if isinstance(status, int) else 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

@@ -15,6 +15,7 @@ from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.mistakes import fitted_to_terminal
 from ratrain.cli.options import MOST_STEPS, PATH, Whole
+from ratrain.errors import SAVED_NOT_FINISHED
 
 if TYPE_CHECKING:
     from ratrain.corpus.prepare import Prepared
@@ -121,7 +122,7 @@ def command(
     prepare_only: bool,
     overrides: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> int:
     """Train JOB (a .toml file) with processes on this machine; for several machines see
     --prepare-only.
 
@@ -131,12 +132,12 @@ def command(
     it fits the memory budget, starts one process per rank, times their ops to predict the
     step, trains, saves checkpoints, and reports measurement against prediction.
 
-    Ctrl-C finishes the current step, saves and ends with status 0; --resume then
-    continues with exactly the same losses. A second Ctrl-C stops at once.
+    Ctrl-C or SIGTERM finishes the current step, saves and ends with status 75;
+    --resume then continues with exactly the same losses. A second one stops at once.
 
     Exit status: 2 the job is invalid, 3 it does not fit here, 7 a checkpoint cannot be
     read or written, 8 a rank failed, 9 another launch that still runs owns the
-    run's folder, 130 stopped by a second Ctrl-C.
+    run's folder, 75 stopped and saved, 130 stopped by a second Ctrl-C.
 
     \b
     Examples:
@@ -173,12 +174,14 @@ def command(
             ready = _new(launcher, request, run, written_job.parent if written_job else None)
         if prepare_only:
             _show_command(ready, as_json)
-            return
+            return 0
+        stopped = False
         if ready.step < ready.spec.end_step:
-            _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
+            stopped = _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
         else:
             _say(f"already finished at step {ready.step}; to train further, give a larger --steps")
         _report(ready, as_json)
+        return SAVED_NOT_FINISHED if stopped else 0
 
 
 def _say(line: str) -> None:
@@ -247,7 +250,8 @@ def _lab_wanted(ready: ReadyRun, lab: bool | None, resume: bool) -> bool:
     return lab if lab is not None else bool(before and before[-1].lab)
 
 
-def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> None:
+def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> bool:
+    """Whether the run was stopped before its end."""
     from ratrain.cli.train_view import view
     from ratrain.readers.files import read_text
     from ratrain.runtime.run.session import lab_if_possible, run_session
@@ -270,6 +274,7 @@ def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> None:
             _say(f"note: {line}")
     if ending.stopped:
         _say(f"stopped after step {ending.step}; continue with --resume")
+    return ending.stopped
 
 
 def _report(ready: ReadyRun, as_json: bool) -> None:

@@ -65,7 +65,8 @@ class KillWatch:
     began_s: float = field(default_factory=time.monotonic)
 
     def words(self, pid: int) -> str:
-        """That memory ran out when a process was killed, and what shows it; "" where nothing does."""
+        """That memory ran out when a process was killed, and what shows it; "" where nothing
+        does."""
         logged = _logged_kill(pid, self.began_s - _CLOCKS_APART_S)
         if logged:
             return f'memory ran out (kernel log: "{logged}")'

@@ -38,6 +38,7 @@ from ratrain.runtime.rank.networks import leave, network_of, require_network
 from ratrain.runtime.rank.prediction import write_prediction
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
 from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -73,16 +74,20 @@ class Stand:
     voice: Voice
 
 
-def run_rank(path: Path, rank: int) -> int:
-    """Runs a rank; the exit status. What went wrong is in the folder's failure file."""
+def run_rank(path: Path, rank: int, requests: StopRequests) -> int:
+    """Runs a rank; the exit status. What went wrong is in the folder's failure file. `requests` to
+    stop come from signals."""
     folder = RunFolder(path)
     tenancy, voice = Tenancy(folder, rank), Voice(rank)
     if tenancy.settled:
         _forget_failure(folder, rank)
     try:
-        _run(folder, rank, tenancy, voice)
-        return 0
+        requests.tell(lambda: voice.speaks)
+        finished = _run(folder, rank, tenancy, voice, requests)
+        requests.ignore()
+        return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
+        requests.end_at_once()
         if not isinstance(error, RatrainError):
             traceback.print_exc()
         status = tell(folder, rank, error) if tenancy.settled else status_of(error)
@@ -97,7 +102,10 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
     folder.rank_file(rank, "failure").unlink(missing_ok=True)
 
 
-def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
+def _run(
+    folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice, requests: StopRequests
+) -> bool:
+    """Whether the last step was done."""
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
     meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
@@ -134,7 +142,7 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
                 log.write(row)
             voice.show(row)
 
-        _train(stand, device, meeting, network, on_round, keep_row)
+        return _train(stand, device, meeting, network, on_round, keep_row, requests)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:
@@ -178,9 +186,10 @@ def _train(
     network: Network,
     on_round: Callable[[int, Round], None],
     on_validated: Callable[[Row], None],
-) -> None:
-    """All of a rank's run once its network is connected; `on_round` gets every control
-    round, `on_validated` what validation adds to the metrics."""
+    requests: StopRequests,
+) -> bool:
+    """All of a rank's run once its network is connected; whether it did the last step. `on_round`
+    gets every control round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = Allocator(device)
     identity = identity_of(stand.data.prepared)
@@ -202,7 +211,7 @@ def _train(
             begin,
             device=device,
             on_round=on_round,
-            stop_asked=folder.stop_request.exists,
+            stop_asked=lambda: requests.asked or folder.stop_request.exists(),
             allocator=allocator,
             held_out=_held_out(stand, device),
             validated=validated,
@@ -232,7 +241,10 @@ def _train(
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
     network.exchange(None, torch.zeros(1))  # no rank leaves while another still communicates
     leave(folder, meeting)
-    voice.say(f"done: step {run.end_step} of {stand.spec.end_step}")
+    finished = run.end_step >= stand.spec.end_step
+    ending = "done" if finished else "stopped and saved"
+    voice.say(f"{ending}: step {run.end_step} of {stand.spec.end_step}")
+    return finished
 
 
 def _device(rank: int) -> torch.device:

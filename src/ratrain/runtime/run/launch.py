@@ -21,6 +21,7 @@ from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
 from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.ownership import Claim, handed_on
+from ratrain.runtime.rank.stop import REQUESTS
 from ratrain.runtime.run.first_cause import explained
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -85,22 +86,26 @@ def _attempt(
 
 @contextmanager
 def _stop_on_signal(folder: RunFolder) -> Generator[None]:
-    """The first Ctrl-C or SIGTERM asks the ranks to save and stop; the second ends them."""
+    """The first Ctrl-C or SIGTERM (SIGUSR1, SIGUSR2) asks the ranks to save and stop; the second
+    ends them."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return
 
-    def asked(_number: int, _frame: Any) -> None:
-        if folder.stop_request.exists():
+    asked = False
+
+    def ask(_number: int, _frame: Any) -> None:
+        nonlocal asked
+        if asked:
             raise KeyboardInterrupt
+        asked = True
         folder.stop_request.touch()
 
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, asked) for number in numbers]
+    before = [signal.signal(number, ask) for number in REQUESTS]
     try:
         yield
     finally:
-        for number, handler in zip(numbers, before, strict=True):
+        for number, handler in zip(REQUESTS, before, strict=True):
             signal.signal(number, handler)
 
 

@@ -19,6 +19,7 @@ from typing import IO
 
 from ratrain.errors import RunFailed
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, PORT
+from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run_folder import RunFolder
 
 GRACE_S = 5.0
@@ -84,7 +85,7 @@ class RankProcesses:
 
     def end(self) -> list[RankEnd]:
         """Ends all ranks that still run, and returns how each rank ended, by rank."""
-        self._signal(signal.SIGTERM)
+        self._signal(END_AT_ONCE)
         end_s = time.monotonic() + GRACE_S
         while self.running and time.monotonic() < end_s:
             time.sleep(0.01)
