@@ -8,6 +8,7 @@ import shlex
 import subprocess
 import sys
 from collections.abc import Callable, Generator
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -23,7 +24,7 @@ from cli_runs import (
 
 from ratrain.describe.presets import cluster_preset
 from ratrain.lab import groups
-from ratrain.runtime.devices_here import gpus_here, missing_here
+from ratrain.runtime.devices_here import gpu_names, missing_here
 
 CLUSTER = """
 name = "shop"
@@ -103,12 +104,17 @@ def test_a_gpu_serves_one_device_of_its_model(tmp_path: Path) -> None:
         folder = tmp_path / f"0000:0{number}:00.0"
         folder.mkdir()
         (folder / "information").write_text(f"Model: \t\t {model}\nIRQ:   \t\t 57\n")
-    gpus = gpus_here(tmp_path)
+    gpus = gpu_names(tmp_path)
     assert gpus == ["NVIDIA A100-SXM4-80GB", "Tesla T4", "NVIDIA L40S"]
-    a100, cpu = (cluster_preset(name).device[0] for name in ("a100-80g-dgx", "cpu-lab"))
+    a100, h100, cpu = (
+        replace(cluster_preset(name).device[0], runs_on=runs_on)
+        for name, runs_on in (("a100-80g-dgx", "cuda"), ("h100-dgx", "cuda"), ("cpu-lab", "cpu"))
+    )
     assert missing_here([a100, cpu, cpu], gpus) == []
     assert missing_here([a100, a100], gpus) == [a100]
-    assert missing_here([cluster_preset("h100-dgx").device[0]], gpus) != []
+    assert missing_here([a100, a100], gpus, shared=True) == []
+    assert missing_here([replace(a100, runs_on="cpu")], gpus) != []
+    assert missing_here([h100], gpus) == [h100]
 
 
 @pytest.fixture

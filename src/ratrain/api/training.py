@@ -15,6 +15,7 @@ from ratrain.corpus.of_job import data_of_job
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.runtime.rank.progress import Progress
+from ratrain.runtime.run.machine_check import EMULATED
 from ratrain.runtime.run.prepare import RunRequest, is_decided_by_plan, prepare_run
 from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.report import write_report
@@ -77,8 +78,7 @@ def train(
             steps=steps,
             threads=threads,
             calibrate=calibrate,
-            overrides=job.overrides,
-            emulate=emulate,
+            overrides=(*job.overrides, *([EMULATED] if emulate else [])),
         )
         launcher = Launcher(_COMMAND, _quiet, _tokenised, owning)
         if resume is None:

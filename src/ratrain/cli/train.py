@@ -147,6 +147,7 @@ def command(
       ratrain train job.toml --resume
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
+    from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
 
@@ -164,8 +165,7 @@ def command(
             steps,
             threads=threads,
             calibrate=not no_calibrate,
-            overrides=overrides,
-            emulate=emulate,
+            overrides=(*overrides, *([EMULATED] if emulate else [])),
         )
         launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
         if resume:

@@ -129,6 +129,7 @@ class DeviceKind:
     kernels: KernelModel | None = None  # left out: one rate for products of every shape
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
     driving: Driving = BY_OTHERS
+    runs_on: Literal["cpu", "cuda"] = "cpu"  # what torch calls the devices that ranks compute on
 
     def __post_init__(self) -> None:
         if not self.tiers:

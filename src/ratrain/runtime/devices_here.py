@@ -1,4 +1,4 @@
-"""Which devices this machine has, asked without importing torch or running a tool."""
+"""Which GPUs this machine has, and whether they are those of a job. No tool is run to find out."""
 
 from __future__ import annotations
 
@@ -12,8 +12,14 @@ _DRIVER = Path("/proc/driver/nvidia/gpus")
 _MODEL_NUMBER = re.compile(r"[a-z]+\d")  # of a100, t4, h200; not of 80g
 
 
-def gpus_here(driver: Path = _DRIVER) -> list[str]:
-    """The names of this machine's CUDA GPUs, as NVIDIA's driver writes them."""
+def gpu_names(driver: Path = _DRIVER) -> list[str]:
+    """The names of this machine's CUDA GPUs, as NVIDIA's driver writes them; torch is asked where
+    the driver shows no folder."""
+    if not driver.is_dir():
+        import torch
+
+        here = range(torch.cuda.device_count() if torch.cuda.is_available() else 0)
+        return [torch.cuda.get_device_name(number) for number in here]
     names: list[str] = []
     for file in sorted(driver.glob("*/information")):
         for line in file.read_text(encoding="utf-8", errors="replace").splitlines():
@@ -23,22 +29,24 @@ def gpus_here(driver: Path = _DRIVER) -> list[str]:
     return names
 
 
-def missing_here(kinds: Sequence[DeviceKind], gpus: Sequence[str]) -> list[DeviceKind]:
+def missing_here(
+    kinds: Sequence[DeviceKind], gpus: Sequence[str], *, shared: bool = False
+) -> list[DeviceKind]:
     """Of the devices of one job those that are not among a machine's: a processor always is, a GPU
-    serves one of them."""
+    serves one of them, or where it is shared any number."""
     free, missing = list(gpus), list[DeviceKind]()
     for kind in kinds:
         if kind.is_processor:
             continue
-        gpu = next((name for name in free if _is_called(name, kind.name)), None)
-        if gpu is None:
+        gpu = next((name for name in free if is_called(name, kind.name)), None)
+        if gpu is None or kind.runs_on != "cuda":
             missing.append(kind)
-        else:
+        elif not shared:
             free.remove(gpu)
     return missing
 
 
-def _is_called(gpu: str, kind: str) -> bool:
+def is_called(gpu: str, kind: str) -> bool:
     """Whether a kind of device, "a100-80g-sxm", is the GPU "NVIDIA A100-SXM4-80GB": by the first
     word that has a model's number, else by the whole name."""
     ours, theirs = _words(kind), _words(gpu)

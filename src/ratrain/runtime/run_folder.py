@@ -45,7 +45,7 @@ MOST_RANKS = 1 << 16
 """Processes of one run."""
 _LEFT_OUT = (
     *("depths", "micro_batches", "degrees", "dtypes", "dtype_words"),
-    *("reduces_by", "gathers_by", "hosts", "sum_order", "emulated"),
+    *("reduces_by", "gathers_by", "hosts", "sum_order"),
 )
 """Not in run.json where replicas are alike, all ranks compute in one dtype, or one collective is
 for all units."""
@@ -88,7 +88,6 @@ class RunSpec:
     gathers_by: dict[str, Name] = field(default_factory=dict[str, Name])
     hosts: tuple[Part, ...] = ()  # of each world rank, for collectives; (): all are on one
     sum_order: Note = ""  # of replicas' gradients, in words; "": that of replicas
-    emulated: bool = False  # ranks are CPU processes, whatever the job's devices are
 
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor

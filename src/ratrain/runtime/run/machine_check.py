@@ -10,8 +10,9 @@ from ratrain.describe.job import JobSpec
 from ratrain.describe.units import counted, format_bytes
 from ratrain.errors import Infeasible
 from ratrain.profile.doubt import processors
-from ratrain.runtime.devices_here import gpus_here, missing_here
+from ratrain.runtime.devices_here import gpu_names, is_called, missing_here
 from ratrain.runtime.memory_here import memory_here
+from ratrain.runtime.rank.devices import device_kinds
 from ratrain.runtime.run_folder import RunSpec
 
 PROCESS_BYTES = 160_000_000
@@ -20,42 +21,47 @@ before the first step (torch 2.13 for CPUs); what libraries share with other ran
 _ELSEWHERE = "start it where they are: `ratrain train JOB --prepare-only` says how"
 
 
+EMULATED = "train.device=cpu"
+"""What `--emulate` adds to a job: ranks compute on processors, whatever the job's devices are."""
+
+
 def require_machine(
     job: JobSpec, spec: RunSpec, peak_bytes: Sequence[int], say: Callable[[str], None]
 ) -> None:
     """Refuses to start all ranks of a run here where a device of theirs is not on this machine, or
-    memory is too small for them; of a run that emulates its devices says the latter. `peak_bytes`:
-    proven, of each program rank."""
-    members = job.cluster.members()
+    memory is too small for them; of a job that insists on CPU processes says the latter.
+    `peak_bytes`: proven, of each program rank."""
+    members, insists = job.cluster.members(), job.train.device == "cpu"
     kinds = [members[number].kind for number in spec.device_numbers]
     place = f"{job.path} [cluster]"
-    if not spec.emulated:
-        gpus = gpus_here()
-        missing = missing_here(kinds, gpus)
+    if job.train.device == "auto" and not all(kind.is_processor for kind in kinds):
+        gpus = gpu_names()
+        missing = missing_here(kinds, gpus, shared=job.train.share_gpu)
         if missing:
             raise Infeasible(
                 f"the job's devices are {_listed(kinds)}; this machine has {_here(gpus)}",
                 place=place,
-                fix=f"{_ELSEWHERE}; or pass --emulate: each becomes a CPU process here"
-                + _host_memory_words(missing),
+                fix=f"{_ELSEWHERE}; or pass --emulate: each becomes a CPU process here; "
+                + _kind_words(missing[0], gpus),
             )
-    problem = _room_problem(kinds, spec, peak_bytes)
+    problem = _room_problem(device_kinds(job, spec), spec, peak_bytes)
     if not problem:
         return
-    if not spec.emulated:
+    if not insists:
         fix = "choose a smaller micro_batch or memory_budget, stop what else runs here, or "
         raise Infeasible(problem, place=place, fix=f"{fix}pass --emulate to try all the same")
     say(f"WARNING: {problem}; a rank may be killed")
 
 
-def _room_problem(kinds: Sequence[DeviceKind], spec: RunSpec, peak_bytes: Sequence[int]) -> str:
-    """In words, that the ranks take more memory than there is; "" where they fit."""
+def _room_problem(kinds: Sequence[str], spec: RunSpec, peak_bytes: Sequence[int]) -> str:
+    """In words, that the ranks take more memory than there is; "" where they fit. `kinds`: what
+    each computes on."""
     here = memory_here()
     if here is None:
         return ""
     ranks = len(kinds)
     peaks = [
-        peak_bytes[seat.program_rank] if spec.emulated or kind.is_processor else 0
+        peak_bytes[seat.program_rank] if kind == "cpu" else 0
         for seat, kind in zip(spec.seats.all(), kinds, strict=True)
     ]
     needed = sum(peaks) + ranks * PROCESS_BYTES
@@ -84,9 +90,11 @@ def _here(gpus: Sequence[str]) -> str:
     return f"{names} ({cores}{memory})"
 
 
-def _host_memory_words(missing: Sequence[DeviceKind]) -> str:
-    kind = missing[0]
+def _kind_words(kind: DeviceKind, gpus: Sequence[str]) -> str:
+    """What may be wrong in the cluster file with a kind that was not found here."""
+    if kind.runs_on != "cuda" and any(is_called(gpu, kind.name) for gpu in gpus):
+        return f'or add runs_on = "cuda" to the [[device]] {kind.name}'
     return (
-        f'; if {kind.name} is a processor of the host, call its memory "RAM", not '
+        f'if {kind.name} is a processor of the host, call its memory "RAM", not '
         f'"{kind.memory.name}"'
     )

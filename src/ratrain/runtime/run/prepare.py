@@ -71,7 +71,6 @@ class RunRequest:
     calibrate: bool = True
     record_steps: int = 8
     overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
-    emulate: bool = False  # the job's devices as CPU processes
 
 
 @dataclass(frozen=True)
@@ -163,7 +162,6 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
         record_steps=request.record_steps,
         calibrate=request.calibrate,
         overrides=request.overrides,
-        emulated=request.emulate,
         devices=_devices(case, seats),
         depths=seats.depths,
         degrees=seats.degrees,

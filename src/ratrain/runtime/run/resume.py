@@ -88,7 +88,6 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
         threads=request.threads or spec.threads,
         calibrate=request.calibrate,
         overrides=overrides,
-        emulated=request.emulate or spec.emulated,
     )
     return ResumedRun(
         job,
