@@ -33,7 +33,7 @@ def test_a_rank_that_was_dying_when_its_launcher_ended_it_was_not_ended_by_the_l
         return child
 
     monkeypatch.setattr(processes, "_start", start)
-    ends = RankProcesses(RunFolder(tmp_path), 2, {}, None).end()
+    ends = RankProcesses(RunFolder(tmp_path), range(2), {}, None).end()
     assert [(end.status, end.ended_here) for end in ends] == [
         (-signal.SIGHUP, True),
         (-signal.SIGKILL, False),

@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "verify": "prove that a program cannot deadlock and fits in memory",
     "simulate": "predict a job's step: time, memory, where the time goes",
     "train": "train a job, and compare it with its prediction",
+    "launch": "start a prepared run on the hosts of its cluster",
     "report": "write a run, a plan or a job as an HTML page",
     "timeline": "one step of a run, predicted and measured, op by op",
     "compare": "compare two runs bit by bit: losses, weights; step times",

@@ -20,6 +20,7 @@ from ratrain.errors import SAVED_NOT_FINISHED
 if TYPE_CHECKING:
     from ratrain.corpus.prepare import Prepared
     from ratrain.describe.job import JobSpec
+    from ratrain.runtime.run.hosts import RunHost
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher, ReadyRun
 
@@ -309,18 +310,56 @@ def _write_page(run: Path) -> Path | None:
 
 
 def _show_command(ready: ReadyRun, as_json: bool) -> None:
+    from ratrain.runtime.run.hosts import files_of, hosts_of
     from ratrain.runtime.run.launch import folder_note
     from ratrain.runtime.run.session import torchrun_command
 
-    world_size = ready.spec.seats.world_size
-    lines = torchrun_command(ready.folder.path, world_size)
+    run, world_size = ready.folder.path, ready.spec.seats.world_size
+    hosts = hosts_of(ready.job, ready.spec)
+    files = files_of(ready.job, ready.folder, ready.spec.overrides)
+    lines = torchrun_command(run, world_size)
     if as_json:
         body: dict[str, Any] = {
-            "run": str(ready.folder.path),
+            "run": str(run),
             "world_size": world_size,
             "command": "\n".join(lines[:3]),
+            "hosts": [vars(host) for host in hosts],
+            "files": [str(path) for path in files],
         }
         print_json("train", body)
         return
-    note = folder_note(ready.folder.path, ready.job.checkpoint.disks)
-    click.echo("\n".join([*lines, fitted_to_terminal(note, sys.stdout)]))
+    note = folder_note(run, ready.job.checkpoint.disks)
+    click.echo("\n".join([*_launch_lines(run, hosts), *lines]))
+    click.echo(fitted_to_terminal(note, sys.stdout))
+    click.echo("The ranks also read:")
+    for path in files:
+        click.echo(f"  {path}")
+
+
+def _launch_lines(run: Path, hosts: list[RunHost]) -> list[str]:
+    """What to type on which host, and which have nothing to do."""
+    from ratrain.plan.ranges import write_ranges
+
+    used = [host for host in hosts if host.ranks]
+    first = next(host.name for host in used if 0 in host.ranks)
+    width = max(len(host.name) for host in used)
+    lines = [
+        f"ratrain launch {run.resolve()}",
+        "starts all hosts from here, over ssh; or, on each:",
+    ]
+    for host in used:
+        at = f" --at {first}=ADDRESS" if len(used) > 1 else ""
+        lines.append(
+            f"  {host.name:<{width}}  ratrain launch {run.resolve()} --host {host.name}{at}"
+        )
+        lines.append(
+            f"  {'':<{width}}    rank{'s' * (len(host.ranks) > 1)} "
+            f"{write_ranges(host.ranks)} on {host.device}"
+        )
+    idle = [host.name for host in hosts if not host.ranks]
+    if idle:
+        lines.append(f"idle: {', '.join(idle)}")
+    if len(used) > 1:
+        lines.append(f"ADDRESS: where the others reach {first}; left out: {first}")
+    lines.append("or with torchrun, on hosts of your own:")
+    return lines

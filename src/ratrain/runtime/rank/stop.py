@@ -10,8 +10,10 @@ from __future__ import annotations
 
 import os
 import signal
+import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Generator, Mapping
+from contextlib import contextmanager, suppress
 from types import FrameType
 
 from ratrain.errors import SAVED_NOT_FINISHED
@@ -66,10 +68,35 @@ class StopRequests:
             self._first_s = now_s
             if self._speaks():  # os.write: a handler may interrupt a print
                 name = signal.Signals(number).name
-                os.write(2, f"{name}: saving after the current step\n".encode())
+                with suppress(OSError):
+                    os.write(2, f"{name}: saving after the current step\n".encode())
         elif now_s - self._first_s > ONE_REQUEST_S:
             self.end_at_once()
             os.kill(os.getpid(), number)
+
+
+@contextmanager
+def passed_on(ask: Callable[[], None]) -> Generator[None]:
+    """In the block, of a launcher, the first request calls `ask`, and a second one raises
+    KeyboardInterrupt. Only the main thread can hear any."""
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+    asked = False
+
+    def take(_number: int, _frame: FrameType | None) -> None:
+        nonlocal asked
+        if asked:
+            raise KeyboardInterrupt
+        asked = True
+        ask()
+
+    before = [signal.signal(number, take) for number in REQUESTS]
+    try:
+        yield
+    finally:
+        for number, handler in zip(REQUESTS, before, strict=True):
+            signal.signal(number, handler)
 
 
 def status_when_stopped(environ: Mapping[str, str]) -> int:

@@ -6,22 +6,19 @@ Ranks on several machines are started by `torchrun ... -m ratrain.runtime.rank R
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
 from ratrain.errors import RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
 from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.ownership import Claim, handed_on
-from ratrain.runtime.rank.stop import REQUESTS
+from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.first_cause import explained
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -50,7 +47,7 @@ def launch(
         places = [asdict(lab.places[device]) for device in spec.device_numbers]
         (folder.path / "places.json").write_text(json.dumps(places))
     kills = KillWatch()
-    with _stop_on_signal(folder), handed_on(claim):
+    with passed_on(folder.stop_request.touch), handed_on(claim):
         for attempts_left in range(restarts, -1, -1):
             ends = _attempt(folder, spec, claim, lab, tick)
             claim.require()
@@ -72,7 +69,7 @@ def _attempt(
     with _meeting_place(lab, spec) as (address, port, listener):
         world_size = spec.seats.world_size
         environment = base_environment(world_size, address, port)
-        ranks = RankProcesses(folder, world_size, environment, listener)
+        ranks = RankProcesses(folder, range(world_size), environment, listener)
     try:
         while ranks.running and not ranks.failed:
             claim.require_seen()
@@ -82,31 +79,6 @@ def _attempt(
     except BaseException:
         ranks.kill()
         raise
-
-
-@contextmanager
-def _stop_on_signal(folder: RunFolder) -> Generator[None]:
-    """The first Ctrl-C or SIGTERM (SIGUSR1, SIGUSR2) asks the ranks to save and stop; the second
-    ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    asked = False
-
-    def ask(_number: int, _frame: Any) -> None:
-        nonlocal asked
-        if asked:
-            raise KeyboardInterrupt
-        asked = True
-        folder.stop_request.touch()
-
-    before = [signal.signal(number, ask) for number in REQUESTS]
-    try:
-        yield
-    finally:
-        for number, handler in zip(REQUESTS, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager
