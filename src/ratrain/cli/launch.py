@@ -75,7 +75,7 @@ def command(
     \b
     Examples:
       ratrain launch /shared/run
-      ratrain launch /shared/run --at birch=10.0.0.1 --at oak=10.0.0.2 --rsh "ssh -l ada"
+      ratrain launch /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
       ratrain launch /shared/run --host oak --at birch=10.0.0.1
     """
     from ratrain.plan.jobs import load_job

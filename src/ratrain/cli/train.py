@@ -23,6 +23,7 @@ if TYPE_CHECKING:
     from ratrain.runtime.run.hosts import RunHost
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher, ReadyRun
+    from ratrain.runtime.run.source import Source
 
 _COMMAND = "ratrain train"
 
@@ -86,6 +87,14 @@ _COMMAND = "ratrain train"
     help="Run the job's devices as CPU processes here, within their budgets, where this machine "
     "has no such devices.",
 )
+@click.option(
+    "--from",
+    "source",
+    metavar="RUN[@STEP]",
+    help="Begin a new run from another run's checkpoint: its weights, optimizer state and place in "
+    "the text, in the job's own layout and schedule. [default: its latest]",
+)
+@click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
 @click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
 @click.option(
     "--restarts",
@@ -117,6 +126,8 @@ def command(
     threads: int | None,
     lab: bool | None,
     emulate: bool,
+    source: str | None,
+    restart_data: bool,
     resume: bool,
     restarts: int,
     no_calibrate: bool,
@@ -146,12 +157,18 @@ def command(
       ratrain train job.toml --schedule baseline-1f1b --steps 50
       ratrain train job.toml --lab
       ratrain train job.toml --resume
+      ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
     from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
+    from ratrain.runtime.run.source import source_of
 
+    if source is not None and resume:
+        raise click.UsageError("--from begins a new run, --resume continues one: give one of them")
+    if restart_data and source is None:
+        raise click.UsageError("--restart-data goes with --from")
     with ExitStack() as owning:
         written_job = None
         if job is None:
@@ -172,7 +189,9 @@ def command(
         if resume:
             ready = _resumed(launcher, request, run)
         else:
-            ready = _new(launcher, request, run, written_job.parent if written_job else None)
+            begin = source_of(source, restarts_data=restart_data) if source else None
+            job_folder = written_job.parent if written_job else None
+            ready = _new(launcher, request, run, job_folder, begin)
         if prepare_only:
             _show_command(ready, as_json)
             return 0
@@ -210,7 +229,11 @@ def _written_job(
 
 
 def _new(
-    launcher: Launcher, request: RunRequest, run: Path | None, job_folder: Path | None
+    launcher: Launcher,
+    request: RunRequest,
+    run: Path | None,
+    job_folder: Path | None,
+    source: Source | None,
 ) -> ReadyRun:
     """A run that begins; `job_folder`: where a job was written for it."""
     from ratrain.cli.progress import progress
@@ -218,7 +241,7 @@ def _new(
 
     with progress("planning and proving", "plans") as report:
         prepared = prepare_run(request, report)
-    return launcher.new(prepared, run, job_folder)
+    return launcher.new(prepared, run, job_folder, source)
 
 
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:

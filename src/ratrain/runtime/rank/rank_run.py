@@ -247,7 +247,7 @@ def _train(
 
 def _batches(stand: Stand, device: Device) -> ReplicaBatches:
     """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    return _share(stand, stand.data.samples, device)
+    return _share(stand, stand.data.samples, device, stand.spec.data_from)
 
 
 def _held_out(stand: Stand, device: Device) -> HeldOutShare | None:
@@ -256,16 +256,22 @@ def _held_out(stand: Stand, device: Device) -> HeldOutShare | None:
     return held_out and HeldOutShare(_share(stand, held_out, device), held_out.batches)
 
 
-def _share(stand: Stand, source: Samples | HeldOut, device: Device) -> ReplicaBatches:
+def _share(
+    stand: Stand, source: Samples | HeldOut, device: Device, data_from: int = 0
+) -> ReplicaBatches:
+    """A replica's part of `source`, whose first batch is that of step `data_from`."""
     spec, seat = stand.spec, stand.seat
     first, sequences = share_of(spec, stand.program.setup, seat.data)
 
     def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
-        batch = source.batch(step, begin, count)
+        batch = source.batch(step - data_from, begin, count)
         return batch.tokens, batch.targets
 
+    def counted(step: int, begin: int, count: int) -> int:
+        return source.counted(step - data_from, begin, count)
+
     size = spec.micro_batch_of(seat.data)
-    return ReplicaBatches(read, first, sequences, size, device.place, count=source.counted)
+    return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
 
 
 def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:

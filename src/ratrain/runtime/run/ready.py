@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from contextlib import ExitStack
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import chain
 from pathlib import Path
 
@@ -15,6 +15,7 @@ from ratrain.runtime.run.machine_check import require_machine
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
 from ratrain.runtime.run.resume import fresh_run, require_run, resume_run
+from ratrain.runtime.run.source import Source
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 RUNS = Path("runs")
@@ -47,25 +48,38 @@ class Launcher:
     starts_here: bool = True
 
     def new(
-        self, prepared: PreparedRun, path: Path | None, job_files: Path | None = None
+        self,
+        prepared: PreparedRun,
+        path: Path | None,
+        job_files: Path | None = None,
+        source: Source | None = None,
     ) -> ReadyRun:
         """A prepared run in a folder of its own, with its text tokenised. `path`: None for one
         in `RUNS` that is called after the job. `job_files`: a folder with the job's own files,
-        which move into the run's."""
+        which move into the run's. `source`: what it begins from."""
         job = prepared.case.job
+        if source is not None:
+            source.require_model(job)
+            prepared = replace(prepared, spec=source.spec(prepared.spec))
         self._require_machine(job, prepared.spec, prepared.peak_bytes)
-        self.tokenise(job)
+        data = self.tokenise(job)
+        if source is not None:
+            source.require_data(data, job)
         stem = (job.path or Path(prepared.spec.job_path)).stem
         path = path or fresh_run(RUNS, f"{stem}-{job.schedule.name}")
         folder = RunFolder(path)
         require_own_folder(folder, Path(prepared.spec.job_path), job_files)  # leave no claim in it
         claim = self._claimed(path)
         write_run(prepared, folder, job_files)
+        if source is not None:
+            source.carry_to(folder)
         words = (prepared.seating(), prepared.proof())
         for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
+        if source is not None:
+            self.say(source.words())
         self.say(f"run {path}")
-        return ReadyRun(folder, claim, job, folder.read_spec(), 0)
+        return ReadyRun(folder, claim, job, folder.read_spec(), source.step if source else 0)
 
     def resumed(self, request: RunRequest, path: Path) -> ReadyRun:
         """The run of a folder, from its latest checkpoint, with its own program."""
