@@ -78,7 +78,7 @@ def command(
       ratrain launch /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
       ratrain launch /shared/run --host oak --at birch=10.0.0.1
     """
-    from ratrain.plan.jobs import load_job
+    from ratrain.plan import load_job
     from ratrain.runtime.run.host_ranks import run_host_ranks
     from ratrain.runtime.run.hosts import host_called, hosts_of
     from ratrain.runtime.run.remote import HostCommand, run_everywhere

@@ -247,7 +247,7 @@ def _new(
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:
     from dataclasses import replace
 
-    from ratrain.plan.jobs import load_job
+    from ratrain.plan import load_job
     from ratrain.runtime.run.ready import RUNS
     from ratrain.runtime.run.resume import newest_run
 
@@ -361,7 +361,7 @@ def _show_command(ready: ReadyRun, as_json: bool) -> None:
 
 def _launch_lines(run: Path, hosts: list[RunHost]) -> list[str]:
     """What to type on which host, and which have nothing to do."""
-    from ratrain.plan.ranges import write_ranges
+    from ratrain.describe.ranges import write_ranges
 
     used = [host for host in hosts if host.ranks]
     first = next(host.name for host in used if 0 in host.ranks)
