@@ -158,4 +158,5 @@ def _launch(
             restarts=restarts,
             first_step=ready.step,
             show=show,
+            say=notes.append,
         )

@@ -172,7 +172,8 @@ def command(
     with ExitStack() as owning:
         written_job = None
         if job is None:
-            job = written_job = _written_job(model, data, run, resume, owning)
+            job, overrides = _written_job(model, data, run, resume, overrides, schedule, owning)
+            written_job = job
         elif model or data:
             raise click.UsageError("give either JOB or --model and --data")
         request = RunRequest(
@@ -210,22 +211,26 @@ def _say(line: str) -> None:
 
 
 def _written_job(
-    model: str | None, data: tuple[str, ...], run: Path | None, resume: bool, owning: ExitStack
-) -> Path:
+    model: str | None,
+    data: tuple[str, ...],
+    run: Path | None,
+    resume: bool,
+    overrides: tuple[str, ...],
+    schedule: str | None,
+    owning: ExitStack,
+) -> tuple[Path, tuple[str, ...]]:
     """The job of a run that resumes, or one that is written for a model and text, for now to a
-    folder that does not stay."""
-    from ratrain.cli.starting import JobFiles, write_job
+    folder that does not stay; and the `overrides` as they are for it."""
+    from ratrain.cli.starting import JobFiles, written_job
     from ratrain.runtime.run_folder import RunFolder
 
     if resume and run is not None:
-        return Path(RunFolder(run).read_spec().job_path)
+        return Path(RunFolder(run).read_spec().job_path), overrides
     if resume or model is None or not data:
         raise click.UsageError("give a JOB, or --model and --data; with --resume, a JOB or --run")
     folder = Path(owning.enter_context(TemporaryDirectory(prefix="ratrain-job-")))
-    stem = Path(model).name.removesuffix(".json").removesuffix(".toml") or "model"
-    file = folder / f"{stem}.toml"
-    write_job(file, JobFiles(model, data), made_by="ratrain train --model --data")
-    return file
+    files = JobFiles(model, data)
+    return written_job(folder, files, overrides, schedule, made_by="ratrain train --model --data")
 
 
 def _new(
@@ -292,6 +297,7 @@ def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> bool:
             restarts=restarts,
             first_step=ready.step,
             show=show,
+            say=_say,
         )
     if ready.folder.notes.exists():
         for line in read_text(ready.folder.notes).splitlines():
@@ -308,6 +314,7 @@ def _report(ready: ReadyRun, as_json: bool) -> None:
 
     with progress("writing the report"):
         report = write_report(ready.folder)
+    with progress("writing the page"):
         page = _write_page(ready.folder.path)
     if as_json:
         print_json("train", {**report, "page": str(page) if page else None})

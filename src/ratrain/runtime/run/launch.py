@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
-from ratrain.errors import RunFailed
+from ratrain.errors import RatrainError, RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
 from ratrain.runtime.memory_here import KillWatch
@@ -26,6 +26,8 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 Tick = Callable[[], None]
 """Called several times a second while the ranks run; it follows the run (see trackers.py)."""
 LOOPBACK = "127.0.0.1"
+StartingAgain = Callable[[RatrainError], None]
+"""Called with the first cause of a failure after which all ranks are started again."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -37,6 +39,7 @@ def launch(
     lab: Lab | None,
     restarts: int,
     tick: Tick,
+    starting_again: StartingAgain = lambda _cause: None,
 ) -> None:
     """Runs all ranks to their end; after a failure all of them start again from the latest
     checkpoint, `restarts` times at most. Raises an error with the first cause of the last failure.
@@ -53,9 +56,11 @@ def launch(
             claim.require()
             if not any(end.status for end in ends):
                 break
+            tick()
+            cause = explained(folder, spec, ends, lab, kills)
             if not attempts_left:
-                tick()
-                raise explained(folder, spec, ends, lab, kills)
+                raise cause
+            starting_again(cause)
     tick()
 
 
