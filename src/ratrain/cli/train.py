@@ -95,6 +95,13 @@ _COMMAND = "ratrain train"
     "the text, in the job's own layout and schedule. [default: its latest]",
 )
 @click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="What ranks compute on. [default: the job's [train] device, else what its cluster file "
+    "says: cpu where it says nothing]",
+)
+@click.option("--share-gpu", is_flag=True, help="Let several ranks of a host compute on one GPU.")
 @click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
 @click.option(
     "--restarts",
@@ -128,6 +135,8 @@ def command(
     emulate: bool,
     source: str | None,
     restart_data: bool,
+    device: str | None,
+    share_gpu: bool,
     resume: bool,
     restarts: int,
     no_calibrate: bool,
@@ -156,6 +165,7 @@ def command(
       ratrain train job.toml
       ratrain train job.toml --schedule baseline-1f1b --steps 50
       ratrain train job.toml --lab
+      ratrain train job.toml --device cuda
       ratrain train job.toml --resume
       ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
@@ -169,6 +179,11 @@ def command(
         raise click.UsageError("--from begins a new run, --resume continues one: give one of them")
     if restart_data and source is None:
         raise click.UsageError("--restart-data goes with --from")
+    if emulate and device not in (None, "cpu"):
+        raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
+    overrides += (EMULATED,) if emulate else ()
+    overrides += (f"train.device={device}",) if device else ()
+    overrides += ("train.share_gpu=true",) if share_gpu else ()
     with ExitStack() as owning:
         written_job = None
         if job is None:
@@ -184,7 +199,7 @@ def command(
             steps,
             threads=threads,
             calibrate=not no_calibrate,
-            overrides=(*overrides, *([EMULATED] if emulate else [])),
+            overrides=overrides,
         )
         launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
         if resume:
