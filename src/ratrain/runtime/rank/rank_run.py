@@ -26,6 +26,7 @@ from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import launch_of
 from ratrain.runtime.failures import status_of, tell
+from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.agreement import Reading, agree, read_run
 from ratrain.runtime.rank.beginning import Together, begun, config_hash
@@ -128,6 +129,8 @@ def _run(
     with ExitStack() as closing:
         log: MetricsLog | None = None
         if rank == 0:
+            if stand.claim.is_mine:  # else the launcher did it
+                _note(stand, set_damage_aside(folder))
             log = MetricsLog(folder, own_trackers(folder.path))
             closing.callback(log.close)
 
@@ -142,6 +145,12 @@ def _run(
             voice.show(row)
 
         return _train(stand, device, meeting, network, on_round, keep_row, requests)
+
+
+def _note(stand: Stand, lines: list[str]) -> None:
+    for line in lines:
+        stand.voice.say(line)
+        stand.folder.add_note(line)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:
@@ -191,6 +200,8 @@ def _train(
     gets every control round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = memory_of(device)
+    if rank == 0 and stand.spec.allocator and not allocator.counts:
+        voice.say("what ranks allocate is neither counted nor limited: see the report")
     identity = identity_of(stand.data.prepared)
     batches = _batches(stand, device)
     best = read_best(folder.path)
@@ -218,6 +229,8 @@ def _train(
 
     together = Together(rank, stand.company, meeting.everybody)
     run = begun(folder, stand.job, stand.spec, identity, together, built)
+    if rank == 0 and stand.claim.is_mine:
+        _note(stand, lost_steps(folder, run.first_step))
     meeting.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
     meeting.circle.close()
     _calibrate(stand, run, network, allocator, device)
@@ -238,7 +251,7 @@ def _train(
     run.run()
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
-    network.exchange(None, torch.zeros(1))  # no rank leaves while another still communicates
+    network.barrier()  # no rank leaves while another still communicates
     finished = run.end_step >= stand.spec.end_step
     ending = "done" if finished else "stopped and saved"
     voice.say(f"{ending}: step {run.end_step} of {stand.spec.end_step}")
@@ -331,4 +344,4 @@ def _calibrate(
             element_bytes,
             agrees=agrees,
         )
-    network.exchange(None, torch.zeros(1))
+    network.barrier()

@@ -10,12 +10,14 @@ from pathlib import Path
 
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
+from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim, claim_run
 from ratrain.runtime.run.machine_check import require_machine
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
 from ratrain.runtime.run.resume import fresh_run, require_run, resume_run
 from ratrain.runtime.run.source import Source
+from ratrain.runtime.run.trainable import rest_words
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 RUNS = Path("runs")
@@ -73,13 +75,15 @@ class Launcher:
         write_run(prepared, folder, job_files)
         if source is not None:
             source.carry_to(folder)
-        words = (prepared.seating(), prepared.proof())
+        first_step = source.step if source else 0
+        period, end_step = prepared.proved.program.setup.period, prepared.spec.end_step
+        words = (prepared.seating(), prepared.proof(), rest_words(period, first_step, end_step))
         for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
         if source is not None:
             self.say(source.words())
         self.say(f"run {path}")
-        return ReadyRun(folder, claim, job, folder.read_spec(), source.step if source else 0)
+        return ReadyRun(folder, claim, job, folder.read_spec(), first_step)
 
     def resumed(self, request: RunRequest, path: Path) -> ReadyRun:
         """The run of a folder, from its latest checkpoint, with its own program."""
@@ -93,6 +97,11 @@ class Launcher:
             self.say(f"{name} is damaged: skipped")
         for change in resumed.changes:
             self.say(f"changed since the run began: {change}")
+        for line in (*set_damage_aside(folder), *lost_steps(folder, resumed.step)):
+            self.say(line)
+            folder.add_note(line)
+        for line in rest_words(folder.read_setup().period, resumed.step, resumed.spec.end_step):
+            self.say(line)
         if not resumed.finished:
             self._require_machine(resumed.job, resumed.spec, resumed.peak_bytes)
             resumed.require_same_data(self.tokenise(resumed.job))

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from ratrain.checkpoint.comparison import Difference, compare
@@ -12,8 +11,8 @@ from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
 from ratrain.errors import SpecError
 from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.run.counted import counted_of
 from ratrain.runtime.run.facts import attempts
-from ratrain.runtime.run.report import counted_rows
 from ratrain.runtime.run_folder import RunFolder
 
 LOSS_TOLERANCE = 1e-4
@@ -80,7 +79,7 @@ def compare_runs(
     opened = _common_checkpoint(first, second)
     problem = _problem(opened)
     return RunPair(
-        losses=loss_difference(*rows),
+        losses=loss_difference(*rows, place=str(second.metrics)),
         checkpoint_step=opened[0].manifest.meta.step if opened else None,
         weights=compare(*opened, progress) if opened and not problem else None,
         problem=problem,
@@ -90,12 +89,14 @@ def compare_runs(
     )
 
 
-def loss_difference(first: list[Row], second: list[Row]) -> LossDifference:
-    """The losses of steps that both have."""
+def loss_difference(first: list[Row], second: list[Row], place: str) -> LossDifference:
+    """The losses of steps that both have; `place`: where an error says it is wrong."""
     second_by_step = {row["step"]: row for row in second}
     pairs = [(row, second_by_step[row["step"]]) for row in first if row["step"] in second_by_step]
     if not pairs:
-        raise SpecError("the two runs have no step in common", fix="compare runs of one job")
+        raise SpecError(
+            "the two runs have no step in common", place=place, fix="compare runs of one job"
+        )
     unlike = [(a, b) for a, b in pairs if a["loss_bits"] != b["loss_bits"]]
     return LossDifference(
         steps=len(pairs),
@@ -147,8 +148,10 @@ def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
 
 def _median_s(folder: RunFolder, rows: list[Row]) -> float:
     last = attempts(folder)[-1:]
-    counted = counted_rows(rows, last[0] if last else None) or rows
-    return median(row["step_time_s"] for row in counted)
+    period = folder.read_setup().period
+    counted = counted_of(rows, last[0] if last else None, period) or counted_of(rows, None, period)
+    assert counted is not None, "rows are asked for first"
+    return counted.step_s
 
 
 def _common_checkpoint(first: RunFolder, second: RunFolder) -> tuple[Checkpoint, Checkpoint] | None:
