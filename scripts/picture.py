@@ -6,14 +6,19 @@ chromium); run it with the repository's Python: .venv/bin/python scripts/picture
 
 from __future__ import annotations
 
+import struct
 import tempfile
+import zlib
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 
 from browser import browser
 
 from ratrain.cli.jobs import case_of_file
 from ratrain.describe.units import format_time
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.uneven import UnevenCase
 from ratrain.report.contents import TimelinePanel
 from ratrain.report.facts.memory import op_times
 from ratrain.report.facts.ops import Ops
@@ -35,8 +40,10 @@ Object.assign(document.querySelector("#timeline").style, { border: 0, padding: "
 
 
 def main() -> None:
-    """Writes docs/picture-light.png and docs/picture-dark.png."""
+    """Writes docs/picture-light.png and docs/picture-dark.png. Each says what it was drawn of, so
+    that a test can tell when it has become another."""
     contents = replace(contents_of(JOB), panels=tuple(map(drawn, PANELS)))
+    text = "; ".join(f"{name}: {step_time(case_of(title))}" for title, name in PANELS.items())
     with tempfile.TemporaryDirectory() as folder, browser() as chromium:
         page = Path(folder) / "page.html"
         write_page(contents, page)
@@ -46,19 +53,39 @@ def main() -> None:
             chromium.run(ONLY_THE_FIGURE)
             path = ROOT / "docs" / f"picture-{theme}.png"
             chromium.picture(path, "#timeline")
+            path.write_bytes(with_text(path.read_bytes(), text))
             print(f"{path.relative_to(ROOT)}: {path.stat().st_size:,} bytes")
 
 
 def drawn(title: str) -> TimelinePanel:
     """A strategy's step as a panel."""
-    case = case_of_file(JOB, PANELS[title])
+    case = case_of(title)
     simulation = simulate(case.program, case.costs)
     timeline = timeline_of(simulation, periods=1)
     step = one_step(timeline, timeline.spans[0].step)
-    note = f"a step takes {format_time(simulation.step_time_s)}"
+    note = f"a step takes {step_time(case)}"
     ops = Ops(case.program.table)
     times = op_times(ops, simulation.run)
     return panel(title, note, step, ops.critical_path(times, times.last))
+
+
+@cache
+def case_of(title: str) -> Case | UnevenCase:
+    """The job with a panel's schedule."""
+    return case_of_file(JOB, PANELS[title])
+
+
+def step_time(case: Case | UnevenCase) -> str:
+    """The predicted step, as `ratrain simulate` writes it."""
+    return format_time(simulate(case.program, case.costs).step_time_s)
+
+
+def with_text(png: bytes, text: str) -> bytes:
+    """The picture with a comment behind its header."""
+    chunk = b"tEXtComment\0" + text.encode()
+    framed = struct.pack(">I", len(chunk) - 4) + chunk + struct.pack(">I", zlib.crc32(chunk))
+    header = 8 + 25  # the signature, and IHDR
+    return png[:header] + framed + png[header:]
 
 
 if __name__ == "__main__":

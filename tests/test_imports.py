@@ -16,7 +16,7 @@ from ratrain.plan import PUBLIC
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "plugins", "controls"),
+    ("errors", "compiled", "data", "proof", "plugins", "controls", "extras"),
     ("readers",),
     ("describe",),
     ("cost",),

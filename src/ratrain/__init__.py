@@ -95,9 +95,22 @@ def __getattr__(name: str) -> Any:
     """A public name, imported when it is first used."""
     if name not in _HOME:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    value = _public(name)
     # `plan`, `report` and `simulate` are rooms by now, which can be called: see _Package.
     return globals().setdefault(name, value)
+
+
+def _public(name: str) -> Any:
+    """The object behind a public name; a SpecError where it needs a package that is not there."""
+    try:
+        return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    except ImportError as error:
+        from ratrain.extras import missing_extra
+
+        missing = missing_extra(error, f"ratrain.{name}")
+        if missing is None:
+            raise
+        raise missing from error
 
 
 def __dir__() -> list[str]:
@@ -119,7 +132,7 @@ class _Room(ModuleType):
 
 def _function(room: ModuleType) -> Any:
     name = room.__name__.rpartition(".")[2]
-    return getattr(import_module(f"{__name__}.{_HOME[name]}"), name)
+    return _public(name)
 
 
 class _Package(ModuleType):

@@ -10,18 +10,36 @@ from typing import TYPE_CHECKING, Any
 if TYPE_CHECKING:
     import numpy.typing as npt
 
+HEART = (("program", "edges_c"), ("program", "walk_c"), ("simulate", "engine_c"))
+"""The parts that building, proving and simulating programs stand on."""
+SLOWER = "planning, proving and simulating take up to 45 times as long (docs/install.md)"
+_absent: set[tuple[str, str]] = set()
+"""What was asked for in this process, and is not there."""
+
 
 @cache
 def library(room: str, name: str) -> ctypes.CDLL | None:
     """The C library `name` of a room, or None where none was built (no C compiler at install)."""
-    folder = Path(__file__).parent / room
-    for path in sorted(folder.glob(f"{name}.*")):
-        if path.suffix in (".so", ".pyd", ".dylib"):
-            try:
-                return ctypes.CDLL(str(path))
-            except OSError:
-                continue
+    for path in library_paths(room, name):
+        try:
+            return ctypes.CDLL(str(path))
+        except OSError:
+            continue
+    _absent.add((room, name))
     return None
+
+
+def library_paths(room: str, name: str) -> list[Path]:
+    """Where a room's C library is; of several builds the one that any Python can load comes
+    first."""
+    found = (Path(__file__).parent / room).glob(f"{name}.*")
+    libraries = [path for path in found if path.suffix in (".so", ".pyd", ".dylib")]
+    return sorted(libraries, key=lambda path: (len(path.name), path.name))
+
+
+def slow_twins() -> list[str]:
+    """The parts of the heart whose Python twins this process has used in their place."""
+    return [name for room, name in HEART if (room, name) in _absent]
 
 
 def c_long(value: int) -> ctypes.c_int64:

@@ -80,7 +80,7 @@ def test_equal_layers_give_one_more_to_the_first_stages(tmp_path: Path) -> None:
         ("= 2048", "= true", ":3 [model] sequence_length", "not a whole number", "whole"),
         ('"equal"', '"equl"', ":12 [layout] layers", "not an allowed value", "equal"),
         ('"equal"', "[1, 2]", ":12 [layout] layers", "2 numbers for 16 stages", "16"),
-        ('"equal"', f"{[4] * 15 + [3]}", ":12 [layout] layers", "add up to 63", "add 1"),
+        ('"equal"', f"{[4] * 15 + [3]}", ":12 [layout] layers", "add up to 63", "use [4, 4"),
         ('"equal"', f"{[4, 0, 8] + [4] * 13}", ":12 [layout] layers", "stage 1 holds", "a layer"),
         ("data = 16", "data = 8", ":9 layout", "= 128 devices", "data = 16"),
         ("= 4096", "= 4095", ":8 [batch] sequences", "do not divide", "= 4096"),

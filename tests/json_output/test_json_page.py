@@ -35,6 +35,7 @@ Words = list[str]
 QUICK: dict[str, list[Words]] = {
     "error": [["simulate", "nothing.toml"], ["simulat"], ["plan"]],
     "init cluster": [["init", "cluster", "here.toml"]],
+    "init example": [["init", "example"], ["init", "example", "small.toml", "-o", "examples"]],
     "models": [["models"], ["models", "llama-3.1-8b"]],
     "clusters": [
         ["clusters"],

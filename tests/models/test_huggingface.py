@@ -147,6 +147,8 @@ def test_what_is_written_reads_back_bit_by_bit(name: str, shard_bytes: int, tmp_
     spec = MODELS[name]
     ours = running(spec)
     write_model(tmp_path, spec, torch.float32, ours.views.__getitem__, shard_bytes)
+    (tmp_path / "any-file").touch()
+    assert len({path.stat().st_mode for path in tmp_path.iterdir()}) == 1  # as the umask says
     for unit, flat in read_all(tmp_path, spec).items():
         for parameter in ours.units[unit].layout.parameters:
             part = slice(parameter.offset, parameter.end)

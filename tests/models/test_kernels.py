@@ -79,9 +79,9 @@ def test_gradients_of_a_norm_are_those_of_torch_in_fp64(
 def test_gating_and_its_gradients_are_those_of_torch_in_fp64(count: int, scale: float) -> None:
     gate, up, grad = (drawn(1, count, seed=seed, scale=scale) for seed in range(3))
     assert C is not None
-    assert close(kernels.gated(C, gate, up), functional.silu(gate.double()) * up.double())
+    assert close(C.gated(gate, up), functional.silu(gate.double()) * up.double())
     d_gate, d_up = gate.clone(), up.clone()
-    kernels.gated_gradients_(C, grad, d_gate, d_up)
+    C.gated_gradients_(grad, d_gate, d_up)
     wide_gate, wide_up = gate.double().requires_grad_(), up.double().requires_grad_()
     (functional.silu(wide_gate) * wide_up).backward(grad.double())
     assert wide_gate.grad is not None
@@ -104,9 +104,9 @@ def test_positions_turn_as_torch_turns_them_in_fp64(
 def test_what_is_not_finite_does_not_look_finite_and_large_values_saturate(wrong: float) -> None:
     assert C is not None
     gate, up, grad = torch.full((1, 40), wrong), torch.ones(1, 40), torch.ones(1, 40)
-    out = kernels.gated(C, gate, up)
+    out = C.gated(gate, up)
     normed, _ = rms_norm(gate, torch.ones(40), EPSILON)
-    kernels.gated_gradients_(C, grad, gate, up)
+    C.gated_gradients_(grad, gate, up)
     if abs(wrong) == 1e20:
         assert torch.allclose(out, functional.silu(torch.full((1, 40), wrong)))
         assert gate.isfinite().all()
@@ -179,8 +179,8 @@ def results() -> list[Tensor]:
     assert c is not None
     x, grad, weight = drawn(5, 77), drawn(5, 77, seed=1), drawn(77, seed=2)
     normed, rstd = rms_norm(x, weight, EPSILON)
-    made = [normed, rstd, *rms_norm_gradients(grad, x, rstd, weight, x), kernels.gated(c, x, grad)]
+    made = [normed, rstd, *rms_norm_gradients(grad, x, rstd, weight, x), c.gated(x, grad)]
     gate, up = x.clone(), grad.clone()
-    kernels.gated_gradients_(c, normed, gate, up)
+    c.gated_gradients_(normed, gate, up)
     turned = drawn(2, 5, 3, 14)
     return [*made, gate, up, rotate_(turned, *rotary_table(5, Rotary(14, 10000.0), x.device))]

@@ -407,6 +407,10 @@ def test_the_best_plan_comes_first_and_simulate_and_verify_take_its_file(
     assert run.exit_code == 0
     body = json.loads(run.output)
     first = body["unequal"]["trainable"][0]
+    chosen = next(iter(body[key] for key in body if key != "schema"))
+    assert {key: chosen[key] for key in first} == first and not chosen["identical_replicas"]
+    assert body["tokens_per_s"] == chosen["tokens_per_s"]
+    assert chosen["step_time_s"] == plans.best.step_s < body["plans"][0]["step_time_s"]
     assert first["step_time_s"] == plans.best.step_s
     assert first["refused"] == []
     assert first["step_time_s"] > body["unequal"]["least_step_time_s"]

@@ -18,11 +18,17 @@ from simulated_runs import SLOWER, Size, simulated_run
 
 from ratrain.checkpoint.best import Best, write_best
 from ratrain.checkpoint.folder import step_name
+from ratrain.cli.jobs import case_of_file
 from ratrain.errors import SpecError
+from ratrain.plan import NEAR
+from ratrain.plan.case.case import Case
+from ratrain.plan.layout.jobs import load_job_to_plan
+from ratrain.plan.search.misfit import misfits, planned
 from ratrain.program.kind import Kind
 from ratrain.program.verify import verify
 from ratrain.report.contents import Contents
 from ratrain.report.data import data_of
+from ratrain.report.facts.candidates import advice_of, candidate_of
 from ratrain.report.facts.memory import op_times, thinned
 from ratrain.report.facts.ops import Ops
 from ratrain.report.groups import MEMORY_GROUPS, OTHER, group_of
@@ -329,6 +335,39 @@ def test_a_layout_that_binds_is_told_of_once_and_a_faster_one_by_its_name(tmp_pa
     assert "it would fit with sharding level" in told[0]
     assert "Pipeline 1 x data 4, micro-batch 1 would take 4.79 s" in contents.verdict.text
     assert layouts[1].startswith("pipeline 1 x data 4, micro-batch 1, with sharding level 3")
+
+
+def test_a_plan_that_is_slower_than_the_chosen_one_would_not_help() -> None:
+    job = EXAMPLES / "quickstart.toml"
+    case = case_of_file(job, overrides=("batch.sequences=8",))  # so it is faster than any below
+    assert isinstance(case, Case)
+    fast = simulate(case.program, case.costs)
+    search = planned(load_job_to_plan(job))
+    assert any(misfit.step_s > fast.step_time_s for misfit in misfits(search, NEAR))
+    chosen = candidate_of(case.job, case.placement, case.program.setup)
+    ways = advice_of(chosen, fast, search).ways
+    assert ways and all("% less" in way or way.startswith("no faster") for way in ways)
+
+
+def test_a_page_uses_rank_for_the_plan_s_ranks_alone(of_run: Contents, of_job: Contents) -> None:
+    (memory,) = of_run.memory
+    assert [row.label for row in memory.rows] == [
+        "process 0 (rank 0)",
+        "process 1 (rank 0)",
+        "process 2 (rank 1)",
+        "process 3 (rank 1)",
+    ]
+    assert [row.label for row in of_job.memory[0].rows] == [f"rank {n}" for n in range(4)]
+
+
+def test_an_axis_that_is_longer_than_its_step_is_explained() -> None:
+    contents = contents_of(EXAMPLES / "unequal.toml")
+    (panel,) = contents.panels
+    assert panel.length_s > 0.75
+    assert panel.note == (
+        "a step takes 742 ms as simulated (drawn up to 829 ms: its last work goes on beside the "
+        "next step)"
+    )
 
 
 def test_a_budget_far_above_every_layout_is_said_in_words(of_job: Contents) -> None:

@@ -16,13 +16,34 @@ def reported(folder: Path, size: Size, *, done: int | None = None) -> dict[str, 
     return report_of(simulated_run(folder, size, done=done))
 
 
+def waiting_long(report: dict[str, Any]) -> dict[str, Any]:
+    """The report of a run whose kinds of time all take half of a step, so that each is shown."""
+    half_s = report["step_time_s"]["measured"] / 2
+    return {**report, "kinds": [{**kind, "measured_s": half_s} for kind in report["kinds"]]}
+
+
 def test_without_other_stages_a_run_waits_for_its_replicas(tmp_path: Path) -> None:
-    report = reported(tmp_path / "replicas", Size(pipeline=1, data=3, steps=6))
+    report = waiting_long(reported(tmp_path / "replicas", Size(pipeline=1, data=3, steps=6)))
     assert any(line.startswith("  waiting for other replicas ") for line in report_text(report))
     assert kind_names(report["facts"])["stages"] == "waiting for other replicas"
-    report = reported(tmp_path / "stages", Size(steps=6))
+    report = waiting_long(reported(tmp_path / "stages", Size(steps=6)))
     assert any(line.startswith("  waiting for other stages ") for line in report_text(report))
     assert kind_names(report["facts"])["stages"] == "waiting for other stages"
+
+
+def test_the_verdict_comes_first_and_times_under_a_tenth_of_the_step_are_one_row(
+    tmp_path: Path,
+) -> None:
+    report = reported(tmp_path / "run", Size(steps=6))
+    whole_s = report["step_time_s"]["measured"]
+    rare = {"kind": "update", "predicted_s": 0.01 * whole_s, "measured_s": 0.09 * whole_s}
+    kinds = [kind for kind in report["kinds"] if kind["kind"] != "update"]
+    lines = report_text({**report, "kinds": [*kinds, {**rare, "ratio": 9.0}]})
+    assert lines[0].startswith("verdict: a step took ") and "predicted" in lines[0]
+    assert not any(line.startswith("  waiting for optimizer updates") for line in lines)
+    (rest,) = (line for line in lines if line.startswith("  the rest, each under a tenth"))
+    assert rest.endswith("-")
+    assert any(line.startswith("  compute") for line in lines)
 
 
 def test_a_single_counted_step_is_no_median(tmp_path: Path) -> None:

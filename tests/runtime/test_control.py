@@ -12,7 +12,8 @@ import pytest
 from torch import Tensor
 
 from ratrain.runtime.rank.control import Control, RankReport, Round, in_one, sums_of_groups
-from ratrain.runtime.rank.metrics import exposed_fraction, loss_of
+from ratrain.runtime.rank.metrics import loss_of
+from ratrain.runtime.rank.rows import exposed_fraction
 from ratrain.runtime.step.circle import By, Circle, combined
 from ratrain.runtime.step.connection import Connection
 

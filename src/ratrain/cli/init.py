@@ -15,13 +15,14 @@ _json = click.option("--json", "as_json", is_flag=True, help="Print JSON.")
 
 @click.group()
 def command() -> None:
-    """Write a starter file: a job, or a cluster file of this machine. It lists
-    every possible value with a comment, and runs as it is.
+    """Write files to begin with: a job or a cluster file of this machine, which lists
+    every possible value with a comment and runs as it is; or one of the examples.
 
     \b
-    Examples (both take --json):
+    Examples (all take --json):
       ratrain init job
       ratrain init cluster
+      ratrain init example small.toml
     """
 
 
@@ -87,6 +88,45 @@ def cluster(file: Path, as_json: bool) -> None:
     require_new(file)  # before seconds of measuring
     write_new(file, write_cluster())
     _told("init cluster", [file], as_json, f"show it: ratrain clusters {file}")
+
+
+@command.command()
+@click.argument("name", required=False)
+@click.option(
+    "-o",
+    "--output",
+    type=PATH,
+    metavar="DIR",
+    default=Path(),
+    help="Write into this folder. [default: the current one]",
+)
+@_json
+def example(name: str | None, output: Path, as_json: bool) -> None:
+    """Write the example NAME and the files it refers to. Without NAME, list them.
+
+    \b
+    Examples:
+      ratrain init example
+      ratrain init example qwen32b-mt3000.toml -o examples
+    """
+    from ratrain.cli.examples import examples, write_example
+    from ratrain.describe.lines import wrapped
+
+    if name is not None:
+        written = write_example(name, output)
+        _told("init example", written, as_json, f"try it: {_first_use(written[0])}")
+        return
+    listed = examples()
+    if as_json:
+        rows = [{"name": each.name, "about": each.about} for each in listed]
+        print_json("init example", {"examples": rows})
+        return
+    for each in listed:
+        click.echo("\n".join([each.name, *wrapped(each.about, "  ")]))
+
+
+def _first_use(file: Path) -> str:
+    return f"python {file}" if file.suffix == ".py" else f"ratrain simulate {file}"
 
 
 def _told(verb: str, paths: list[Path], as_json: bool, following: str) -> None:

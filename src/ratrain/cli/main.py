@@ -13,11 +13,11 @@ from importlib import import_module
 
 import click
 
-from ratrain import __version__
 from ratrain.cli.interruption import remember_interrupts
 from ratrain.cli.json_output import print_json
 from ratrain.cli.mistakes import (
     as_error,
+    as_missing_extra,
     check_arguments,
     drop_output,
     fitted_to_terminal,
@@ -89,12 +89,27 @@ class Verbs(click.Group):
             formatter.write_dl([(str(each.number), each.meaning) for each in EXIT_STATUSES])
 
 
+def _show_version(context: click.Context, _param: click.Parameter, is_asked: bool) -> None:
+    if is_asked:
+        from ratrain.cli.about import about
+
+        click.echo(about())
+        context.exit()
+
+
 @click.group(
     cls=Verbs,
     subcommand_metavar="VERB [ARGS]...",
     context_settings={"help_option_names": ["-h", "--help"]},
 )
-@click.version_option(__version__, prog_name="ratrain")
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_show_version,
+    help="Show the version, what it runs on, and what was not compiled.",
+)
 def ratrain() -> None:
     """Train large language models on the hardware you really have.
 
@@ -132,6 +147,12 @@ def main() -> None:
         shown_error = as_error(error)
         _show(shown_error, type(error).__name__)
         sys.exit(shown_error.exit_code)
+    except ImportError as error:
+        missing = as_missing_extra(error)
+        if missing is None:
+            raise
+        _show(missing, type(error).__name__)
+        sys.exit(missing.exit_code)
 
 
 def _show(error: RatrainError, kind: str) -> None:

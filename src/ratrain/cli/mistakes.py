@@ -12,7 +12,10 @@ from typing import TextIO
 import click
 
 from ratrain.errors import RatrainError, SpecError
+from ratrain.extras import missing_extra
 
+_LIKE = 0.7
+"""How alike an option must be to be taken for a misspelt one; click asks for less."""
 _FULL = (errno.ENOSPC, errno.EDQUOT)
 
 
@@ -30,6 +33,11 @@ def as_error(error: BaseException) -> RatrainError:
         place=_verb(),
         fix="use fewer devices, layers, micro-batches or steps",
     )
+
+
+def as_missing_extra(error: ImportError) -> SpecError | None:
+    """The error of a verb that needs an optional package; None where it is another's."""
+    return missing_extra(error, _verb())
 
 
 def check_arguments(arguments: list[str]) -> None:
@@ -51,8 +59,10 @@ def _usage(error: click.ClickException) -> SpecError:
     place = verb
     if isinstance(error, click.NoSuchOption):
         place = f"{verb} {error.option_name}"
-        if error.possibilities:
-            fix = f"did you mean {' or '.join(error.possibilities)}? {fix}"
+        known = error.possibilities or ()
+        near = difflib.get_close_matches(error.option_name, known, n=2, cutoff=_LIKE)
+        if near:
+            fix = f"did you mean {' or '.join(near)}? {fix}"
         return SpecError("there is no such option", place=place, fix=fix)
     if isinstance(error, click.BadParameter):
         return _bad_value(error, verb)

@@ -10,6 +10,7 @@ import click
 from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import Whole
+from ratrain.cli.untrainable import untrainable_lines
 
 if TYPE_CHECKING:
     from ratrain.describe.model import ModelSpec
@@ -38,18 +39,18 @@ def command(name: str | None, sequence: int, as_json: bool) -> None:
     """
     from ratrain.cost.tables import model_details, model_summary
     from ratrain.describe.presets import model_names, model_preset
-    from ratrain.models.trainable import trains
+    from ratrain.runtime.run.trainable import why_untrainable
 
     if name is None:
         presets = [model_preset(preset) for preset in model_names()]
-        rows = [{**model_summary(each), "not_trained": trains(each)} for each in presets]
+        rows = [{**model_summary(each), "untrainable": why_untrainable(each)} for each in presets]
         if as_json:
             print_json("models", {"models": rows, "families": _families()})
         else:
             click.echo(_list(rows))
         return
     model = _model(name)
-    details = {**model_details(model, sequence), "not_trained": trains(model)}
+    details = {**model_details(model, sequence), "untrainable": why_untrainable(model)}
     if as_json:
         print_json("models", details)
     else:
@@ -81,15 +82,17 @@ def _list(rows: list[dict[str, Any]]) -> str:
     from ratrain.describe.units import format_count
 
     lines = [
-        f"{'name':16}{'params':>9}{'layers':>8}{'hidden':>8}{'heads/kv':>10}{'vocab':>9}  position"
+        f"{'name':16}{'params':>9}{'layers':>8}{'hidden':>8}{'heads/kv':>10}{'vocab':>9}  "
+        f"{'position':10}trains"
     ]
     for row in rows:
         heads = f"{row['heads']}/{row['kv_heads']}"
         lines.append(
             f"{row['name']:16}{format_count(row['params']):>9}{row['layers']:>8}{row['hidden']:>8}"
-            f"{heads:>10}{row['vocab']:>9}  {row['position']}"
+            f"{heads:>10}{row['vocab']:>9}  {row['position']:10}"
+            f"{'yes' if row['untrainable'] is None else 'no'}"
         )
-    untrained = [row["name"] for row in rows if row["not_trained"]]
+    untrained = [row["name"] for row in rows if row["untrainable"]]
     lines += ["", f"planned and simulated, but not trained: {', '.join(untrained)}"]
     lines += ["", "Hugging Face folders with these model_types are planned and trained:"]
     lines += [f"  {family['model_type']:14}{family['says']}" for family in _families()]
@@ -102,7 +105,7 @@ def _details(model: dict[str, Any]) -> str:
     lines = [
         f"{model['name']}: {model['params']:,} parameters",
         f"source: {model['source']}",
-        f"not trained: {model['not_trained']}" if model["not_trained"] else "can be trained",
+        *untrainable_lines(model["untrainable"]),
         f"FLOPs per token in sequences of {model['sequence_length']}; memory of one sequence, fp16",
         "",
         f"{'block':14}{'params':>10}{'FLOP fwd':>11}{'FLOP bwd':>11}"

@@ -9,6 +9,7 @@ import click
 from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import PATH, Whole
+from ratrain.cli.untrainable import untrainable, untrainable_lines
 
 
 @click.command()
@@ -69,10 +70,11 @@ def command(
     for path, of_all in ((output, False), (fastest, True)):
         if path is not None:
             write_whole(path, write_plan(plans_found.file(fastest=of_all)))
+    why = untrainable(described)
     if as_json:
-        print_json("plan", every_json(plans_found, top))
+        print_json("plan", {**every_json(plans_found, top), "untrainable": why})
     else:
-        click.echo("\n".join(every_text(plans_found, top)))
+        click.echo("\n".join([*untrainable_lines(why), *every_text(plans_found, top)]))
         for path in (output, fastest):
             if path is not None:
                 click.echo(f"wrote {path}; see why with: ratrain explain {path}")

@@ -18,6 +18,7 @@ import click
 
 from ratrain.cli.interruption import raise_if_interrupted
 from ratrain.cli.live import can_move_cursor, live
+from ratrain.compiled import SLOWER, slow_twins
 from ratrain.describe.units import clock_of
 
 if TYPE_CHECKING:
@@ -25,8 +26,10 @@ if TYPE_CHECKING:
 
 Report = Callable[[int, int], None]
 SHOWN_AFTER_S = 0.5
+NOTED_AFTER_S = 2.0
 LINE_EVERY_S = 5.0
 BAR_COLUMNS = 16
+_noted = threading.Event()
 
 
 @contextmanager
@@ -42,8 +45,29 @@ def progress(title: str, unit: str = "") -> Generator[Report]:
         display = _lines(meter)
     else:
         display = nullcontext()
-    with display:
+    with display, _slowness_noted(meter):
         yield meter.report
+
+
+@contextmanager
+def _slowness_noted(meter: Meter) -> Generator[None]:
+    """Says once, of work that lasts, that it would be quicker if the C parts were compiled."""
+    timer = threading.Timer(NOTED_AFTER_S, _note_slowness)
+    timer.daemon = True
+    timer.start()
+    try:
+        yield
+    finally:
+        timer.cancel()
+        if meter.elapsed_s >= NOTED_AFTER_S:
+            _note_slowness()
+
+
+def _note_slowness() -> None:
+    parts = slow_twins()
+    if parts and not _noted.is_set():
+        _noted.set()
+        click.echo(f"note: {', '.join(parts)} not compiled: {SLOWER}", err=True)
 
 
 @contextmanager

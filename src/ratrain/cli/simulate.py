@@ -11,6 +11,7 @@ from ratrain.cli import completion
 from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import PATH, Whole
+from ratrain.cli.untrainable import untrainable, untrainable_lines
 
 
 @click.command()
@@ -92,11 +93,13 @@ def command(
             write_whole(svg, svg_of([Panel(title, last, simulation.step_time_s)]))
         if timeline:
             write_timeline(spans, timeline)
+    why = untrainable(case.job)
     if as_json:
-        body = {"job": case.facts(), **summary_json(simulation, case.tokens)}
+        body = {"job": case.facts(), "untrainable": why}
+        body |= summary_json(simulation, case.tokens)
         print_json("simulate", body)
     else:
-        click.echo("\n".join([*case.headline(), ""]))
+        click.echo("\n".join([*case.headline(), *untrainable_lines(why), ""]))
         if picture:
             from ratrain.program.grid import draw
 

@@ -32,9 +32,17 @@ if TYPE_CHECKING:
 @click.option(
     "--svg", type=PATH, metavar="FILE", help="Draw the predicted and the measured step (SVG)."
 )
+@click.option(
+    "--all", "every", is_flag=True, help="Show kinds and ops under a tenth of the step too."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(
-    run: Path, step: int | None, trace: Path | None, svg: Path | None, as_json: bool
+    run: Path,
+    step: int | None,
+    trace: Path | None,
+    svg: Path | None,
+    every: bool,
+    as_json: bool,
 ) -> None:
     """Compare a step of RUN with its prediction, op by op.
 
@@ -74,19 +82,36 @@ def command(
     if as_json:
         print_json("timeline", difference_json(difference))
     else:
-        click.echo("\n".join(_lines(difference)))
+        click.echo("\n".join(_lines(difference, every)))
 
 
-def _lines(difference: RunDifference) -> Iterator[str]:
-    """At most 80 columns."""
-    measured = difference.measured_step_s
-    yield f"{f'step {difference.step}':30}{'ops':>6}{'predicted':>14}{'measured':>14}{'ratio':>10}"
-    yield _row("whole", None, difference.predicted_step_s, measured)
-    for kind in difference.ops.kinds:
+def _lines(difference: RunDifference, every: bool) -> Iterator[str]:
+    """At most 80 columns. Kinds and ops under a tenth of the step only if `every` is asked for."""
+    from ratrain.describe.lines import wrapped
+    from ratrain.describe.units import counted, format_time
+    from ratrain.runtime.run.report_text import NOTABLE, against
+
+    predicted_s, measured_s = difference.predicted_step_s, difference.measured_step_s
+    if measured_s is not None and predicted_s > 0:
+        said = against(measured_s / predicted_s)
+        yield f"verdict: step {difference.step} took {format_time(measured_s)}, {said}"
+        yield ""
+    heads = f"{'ops':>6}{'predicted':>14}{'measured':>14}{'ratio':>10}"
+    yield f"{f'step {difference.step}':30}{heads}"
+    yield _row("whole", None, predicted_s, measured_s)
+    ranks = len({span.rank for span in difference.predicted.spans})
+    least_s = 0.0 if every else NOTABLE * max(predicted_s, measured_s or 0.0)
+    kinds = difference.ops.kinds
+    shown = [kind for kind in kinds if max(kind.first_s, kind.second_s) >= least_s * ranks]
+    for kind in shown:
         yield _row(f"  {kind.kind}", kind.ops, kind.first_s, kind.second_s)
+    if len(shown) < len(kinds):
+        left_out = counted(len(kinds) - len(shown), "kind")
+        yield from wrapped(f"  {left_out} of op under a tenth of the step a rank: --all")
     yield ""
-    yield "largest differences"
-    for op in difference.worst():
+    worst = [op for op in difference.worst() if abs(op.length_difference_s) >= least_s]
+    yield "largest differences of single ops" + ("" if worst else ": under a tenth of the step")
+    for op in worst:
         name = f"  rank {op.rank} {op.word}"
         yield _row(name, None, op.first.length_s, op.second.length_s)
     for title, spans in (

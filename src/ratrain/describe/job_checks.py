@@ -344,11 +344,12 @@ def check_layers(layout: LayoutSpec, model: ModelSpec, here: Place) -> None:
         )
     total = sum(layout.layers)
     if total != model.layers:
-        off = model.layers - total
+        share, more = divmod(model.layers, layout.stages)
+        equal = [share + (stage < more) for stage in range(layout.stages)]
         raise SpecError(
             f"the stages add up to {total} layers, {model.name} has {model.layers}",
             place=str(here),
-            fix=f"{'add' if off > 0 else 'remove'} {abs(off)}",
+            fix=f"use {equal}" if len(equal) <= 16 else f"let them add up to {model.layers}",
         )
     empty = next((stage for stage in range(1, layout.stages - 1) if not layout.layers[stage]), None)
     if empty is not None:

@@ -54,6 +54,14 @@ MOST_NUMBER = 10**15
 """The same of plain numbers."""
 MOST_CHARS = 4096
 """The same of a text's length."""
+USUAL = {
+    "lr": "learning_rate",
+    "wd": "weight_decay",
+    "seq_len": "sequence_length",
+    "batch_size": "sequences",
+    "max_steps": "steps",
+}
+"""Names that other trainers use for keys of ours."""
 LIKE = 0.65
 """How much of two words must agree for one to be taken for a slip of the other."""
 
@@ -134,6 +142,10 @@ def nearest(word: str, choices: Iterable[str]) -> str:
 
 def _near(word: str, names: Iterable[str]) -> list[str]:
     """The name that a word is most like, if any."""
+    names = list(names)
+    usual = USUAL.get(word.lower())
+    if usual in names:
+        return [usual]
     return difflib.get_close_matches(word[:MOST_CHARS].lower(), list(names), n=1, cutoff=LIKE)
 
 

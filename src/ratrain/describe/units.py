@@ -126,6 +126,16 @@ def format_time(time_s: float) -> str:
     return f"{short(time_s / 1e-9)} ns"
 
 
+def format_long_time(time_s: float) -> str:
+    """The same; of two minutes or more also in minutes and hours: "1704 s (28 min 24 s)"."""
+    if time_s < 120:
+        return format_time(time_s)
+    minutes, seconds = divmod(round(time_s), 60)
+    hours, minutes = divmod(minutes, 60)
+    words = f"{hours:,} h {minutes} min" if hours else f"{minutes} min {seconds} s"
+    return f"{format_time(time_s)} ({words})"
+
+
 def clock_of(time_s: float) -> str:
     """A length of time: "0:07", "1:02:03"."""
     minutes, seconds = divmod(round(time_s), 60)

@@ -9,6 +9,8 @@ from __future__ import annotations
 import os
 from collections.abc import Generator
 from contextlib import contextmanager
+from importlib import import_module
+from typing import Any
 
 import torch
 
@@ -82,9 +84,9 @@ class Cuda:
         prepare_environment()
         torch.cuda.set_device(number)
         torch.use_deterministic_algorithms(True)
-        torch.utils.deterministic.fill_uninitialized_memory = (
-            False  # costs time, and orders nothing
-        )
+        # New memory need not be filled: that costs time, and orders nothing.
+        deterministic: Any = import_module("torch.utils.deterministic")
+        deterministic.fill_uninitialized_memory = False
         self.number, self.place = number, torch.device("cuda", number)
         self._streams: dict[str, torch.cuda.Stream] = {}
         _warm_up(self.place)

@@ -78,8 +78,11 @@ class _Writer:
             if self._last[file] == name:
                 path = self._folder / file
                 partial = path.with_suffix(".partial")
+                partial.touch()
+                mode = partial.stat().st_mode  # by the umask; the library's own is for one user
                 save_file = cast("Any", safetensors.torch).save_file
                 save_file(self._held, str(partial), metadata={"format": "pt"})
+                partial.chmod(mode)
                 partial.replace(path)
                 self._held = {}
 

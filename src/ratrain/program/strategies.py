@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, replace
 
@@ -193,6 +194,17 @@ _AS_IN_PAPER = {
 }
 
 
+_ZERO = re.compile(r"(?:zero[-_ ]?|fsdp)([0-3]?)", re.IGNORECASE)
+
+
+def _of_zero(name: str) -> str:
+    """The fix of a name that asks for sharded states: a key of its own, whatever the schedule."""
+    asked = _ZERO.fullmatch(name)
+    if asked is None:
+        return ""
+    return f'write sharding = {asked[1] or 3} (the stage of ZeRO) beside a name, such as "ratrain"'
+
+
 def strategy(name: str, without: tuple[str, ...] = (), *, file: str = "") -> Strategy:
     """The strategy of a name, with passes left out. Unknown names name the nearest known one.
 
@@ -202,7 +214,7 @@ def strategy(name: str, without: tuple[str, ...] = (), *, file: str = "") -> Str
         raise SpecError(
             f"unknown strategy {name!r}",
             place=f"{file} [schedule] name".strip(),
-            fix=_nearest(name, STRATEGIES),
+            fix=_of_zero(name) or _nearest(name, STRATEGIES),
         )
     chosen = STRATEGIES[name]
     for left_out in without:

@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from typing import Any
 
 from ratrain.describe.lines import wrapped
-from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.describe.units import counted, format_bytes, format_long_time, format_time
 from ratrain.program.awaited import AWAITED, op_words
 from ratrain.program.families import DEVICE
 from ratrain.program.family_groups import group_name, grouped
@@ -115,7 +115,7 @@ def as_text(simulation: Simulation, tokens: int) -> list[str]:
 def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     setup = simulation.program.setup
     budget = setup.budget_bytes
-    step = format_time(simulation.step_time_s)
+    step = format_long_time(simulation.step_time_s)
     yield f"step {step}, {tokens / simulation.step_time_s:,.1f} tokens/s"
     if setup.period > 1:
         slowest_s = simulation.window.slowest_s

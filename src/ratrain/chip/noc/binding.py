@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import ctypes
 from functools import cache
-from importlib.machinery import EXTENSION_SUFFIXES
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
+from ratrain import compiled
 from ratrain.chip.noc.spec import MeshSpec
 from ratrain.chip.noc.workload import Workload
 from ratrain.errors import ChipError
@@ -37,17 +37,14 @@ _INT = ctypes.c_int64
 @cache
 def _library() -> ctypes.CDLL:
     """The shared object built beside this file."""
-    folder = Path(__file__).parent
-    candidates = [folder / f"_core{suffix}" for suffix in EXTENSION_SUFFIXES]
-    path = next((p for p in candidates if p.exists()), None)
-    if path is None:
+    library = compiled.library("chip/noc", "_core")
+    if library is None:
         raise ChipError(
             "the compiled mesh simulator is missing",
-            place=str(folder),
+            place=str(Path(__file__).parent),
             fix="install a C compiler and run `pip install -e .` again; the models "
             "(`ratrain noc gemm`, `reproduce --models-only`) work without it",
         )
-    library = ctypes.CDLL(str(path))
     library.noc_new.restype = _POINTER
     library.noc_new.argtypes = [_POINTER, _POINTER, _INT, _INT, _POINTER, _INT, _POINTER, _INT]
     library.noc_new.argtypes += [_INT, _POINTER]

@@ -108,8 +108,9 @@ def _peaks(tried: Tried) -> str:
     return peaks_in_words(tried.proved.verdict.bounds, tried.proved.short.setup)
 
 
-def search_text(search: Search, top: int) -> list[str]:
-    """The best plan, and the runner-ups beside it."""
+def search_text(search: Search, top: int, fastest_s: float | None = None) -> list[str]:
+    """The best plan, and the runner-ups beside it. `fastest_s`: the step of a faster plan of
+    another search."""
     best, job = search.best, search.job
     tokens = job.batch.sequences * job.model.sequence_length
     head = f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
@@ -125,7 +126,7 @@ def search_text(search: Search, top: int) -> list[str]:
             f"step {format_time(best.step_s)}, {tokens / best.step_s:,.1f} tokens/s; {_peaks(best)}"
         ),
         "",
-        *table(search.tried[:top]),
+        *table(search.tried[:top], fastest_s),
         "",
         f"{search.checks:,} configurations checked against memory, {search.fitting:,} fit "
         f"({format_time(search.check_s)})",
@@ -135,9 +136,10 @@ def search_text(search: Search, top: int) -> list[str]:
     ]
 
 
-def table(tried: Sequence[Tried]) -> list[str]:
-    """Plans, best first: what they are, and how much slower than the first. The last column
-    breaks where it is too long."""
+def table(tried: Sequence[Tried], fastest_s: float | None = None) -> list[str]:
+    """Plans, best first: what they are, and how much slower than `fastest_s`, else than the first.
+    The last column breaks where it is too long."""
+    least_s = tried[0].step_s if fastest_s is None else fastest_s
     orders = [order_name(row.candidate.job.schedule) for row in tried]
     order_too = "order; " if any(orders) else ""
     rows = plain_table(
@@ -157,7 +159,7 @@ def table(tried: Sequence[Tried]) -> list[str]:
         )
         rows.add_row(
             format_time(row.step_s),
-            f"{100 * (row.step_s / tried[0].step_s - 1):.2f} %",
+            f"{100 * (row.step_s / least_s - 1):.2f} %",
             format_bytes(row.bound_bytes),
             f"{plan.job.batch.micro_batch}",
             f"{plan.mode.sharding} {where}",

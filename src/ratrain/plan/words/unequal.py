@@ -10,9 +10,10 @@ from ratrain.plan.case.uneven import UnevenCase
 from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
 from ratrain.plan.search.every_plan import NO_ALIKE, EveryPlan, alike_words
+from ratrain.plan.search.layouts import Tried
 from ratrain.plan.search.trial import Drafted, Timed
 from ratrain.plan.search.unequal import DEVICES, UnequalSearch, has_too_many
-from ratrain.plan.words.tables import search_json, search_text, wrapped
+from ratrain.plan.words.tables import search_json, search_text, tried_json, wrapped
 from ratrain.program.skeletons import SKELETONS
 
 
@@ -21,7 +22,7 @@ def every_text(plans: EveryPlan, top: int) -> list[str]:
     yet."""
     lines = _best(plans)
     if plans.alike is not None:
-        lines += search_text(plans.alike, top)
+        lines += search_text(plans.alike, top, plans.chosen.step_s)
     if plans.unequal is not None:
         lines += _beyond(plans)
     elif has_too_many(plans.job):
@@ -42,7 +43,7 @@ def _best(plans: EveryPlan) -> list[str]:
     lines += [*_unshared(plans, best), *_reordered(plans, best)]
     if alike is None:
         return [*lines, NO_ALIKE]
-    return [*lines, *wrapped(f"{alike_words(best, alike)}:"), ""]
+    return [*lines, "", *wrapped(f"Not chosen: {alike_words(best, alike)}:"), ""]
 
 
 def _unshared(plans: EveryPlan, best: Timed[Drafted]) -> list[str]:
@@ -118,7 +119,7 @@ def _beyond(plans: EveryPlan) -> list[str]:
 
 
 def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
-    """Every figure, with its unit in its key."""
+    """Every figure, with its unit in its key; the plan that is chosen first."""
     job = plans.job
     if plans.alike is not None:
         body = search_json(plans.alike, top)
@@ -130,7 +131,23 @@ def every_json(plans: EveryPlan, top: int) -> dict[str, Any]:
             "budget_bytes": list(job.budgets),
             "plans": [],
         }
-    return {**body, "unequal": unequal_json(plans.unequal, top)}
+    chosen = chosen_json(plans)
+    return {
+        "chosen": chosen,
+        **body,
+        "tokens_per_s": chosen["tokens_per_s"],
+        "unequal": unequal_json(plans.unequal, top),
+    }
+
+
+def chosen_json(plans: EveryPlan) -> dict[str, Any]:
+    """The plan that `ratrain plan` writes, whether its replicas are identical or differ."""
+    chosen, job = plans.chosen, plans.job
+    return {
+        "identical_replicas": isinstance(chosen, Tried),
+        "tokens_per_s": job.batch.sequences * job.model.sequence_length / chosen.step_s,
+        **(tried_json(chosen) if isinstance(chosen, Tried) else timed_json(chosen)),
+    }
 
 
 def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | None:

@@ -37,7 +37,7 @@ function plot(place, options, rows) {
   const chart = new uPlot({
     width: width(),
     legend: { show: false },
-    padding: [6, 10, 0, 0],
+    padding: [6, 26, 0, 0], // half of the last tick's label stands beyond the axis
     ...options,
   }, rows, place);
   plots.set(place, chart);

@@ -194,14 +194,15 @@ def _ways(
         )
     if not faster and search.tried:
         yield "no faster plan that fits was found"
-    for misfit in misses:
-        yield _near(misfit, step_s, [*told, *(tried.candidate for tried in shown)])
+    for misfit in misses:  # one that is slower and does not fit would help nobody
+        if misfit.step_s < step_s * 0.999:
+            yield _near(misfit, step_s, [*told, *(tried.candidate for tried in shown)])
 
 
 def _near(misfit: Misfit, step_s: float, told: Sequence[Subject]) -> str:
     change = misfit.change or "other degrees"
     gain = 100 * (1 - misfit.step_s / step_s)
-    less = f", {gain:.1f} % less," if gain > 0 else ""
+    less = f", {gain:.1f} % less,"
     name, step = named_apart(misfit.candidate, told), format_time(misfit.step_s)
     return (
         f"{name} would take {step}{less} and needs {format_bytes(misfit.missing_bytes)} more on "

@@ -84,8 +84,8 @@ def contents_of_job(
     ops = Ops(program.table)
     note = f"a step takes {format_time(simulation.step_time_s)} as simulated"
     times = op_times(ops, simulation.run)
-    title = "predicted" + simulation.drawn_step
-    panels = (panel(title, note, step, ops.critical_path(times, times.last)),)
+    title, path_of_step = "predicted" + simulation.drawn_step, ops.critical_path(times, times.last)
+    panels = (panel(title, note, step, path_of_step, simulation.step_time_s),)
     kind = "plan" if path.suffix == ".json" else "job"
     job, setup = case.job, program.setup
     sets = [word for text in overrides for word in ("--set", text)]

@@ -120,19 +120,23 @@ def panels_of(measured: Measured) -> list[TimelinePanel]:
                 _prediction_note(difference.predicted_step_s),
                 difference.predicted,
                 measured.predicted_path,
+                difference.predicted_step_s,
             ),
             panel(
                 "measured",
                 f"step {difference.step}{took}",
                 difference.measured,
                 measured.measured_path,
+                step_s,
             ),
         ]
     if measured.predicted is None or measured.prediction is None:
         return []
     last = max(span.step for span in measured.predicted.spans)
-    note = _prediction_note(measured.prediction["step_time_s"])
-    return [panel("predicted", note, one_step(measured.predicted, last), measured.predicted_path)]
+    step_s = measured.prediction["step_time_s"]
+    step = one_step(measured.predicted, last)
+    note = _prediction_note(step_s)
+    return [panel("predicted", note, step, measured.predicted_path, step_s)]
 
 
 def _prediction_note(step_s: float) -> str:
@@ -214,10 +218,11 @@ def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
     """Every rank's bound beside its ledger and its allocator, and memory over one step."""
     memory_curves = _curves(measured)
     predicted = peaks(curve for curve in memory_curves if curve.source == "predicted")
+    several = any(row["rank"] != row["program_rank"] for row in report["memory"])
     rows = tuple(
         MemoryRow(
             rank=row["rank"],
-            label=_label(row),
+            label=_label(row, several),
             budget_bytes=row["budget_bytes"],
             bound_bytes=row["bound_bytes"],
             families=row["bound_items"],
@@ -231,11 +236,12 @@ def memory_of(measured: Measured, report: dict[str, Any], tier: str) -> Memory:
     return Memory(tier, rows, tuple(memory_curves))
 
 
-def _label(row: dict[str, Any]) -> str:
-    is_program_rank = row["rank"] == row["program_rank"]
-    return f"rank {row['rank']}" + (
-        "" if is_program_rank else f" (plan: rank {row['program_rank']})"
-    )
+def _label(row: dict[str, Any], several: bool) -> str:
+    """A process of the run. Its number is that of its rank in the plan unless `several` processes
+    are the same rank, one in each of the identical replicas."""
+    if not several:
+        return f"rank {row['rank']}"
+    return f"process {row['rank']} (rank {row['program_rank']})"
 
 
 def _curves(measured: Measured) -> list[MemoryCurve]:

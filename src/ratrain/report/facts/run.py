@@ -21,7 +21,7 @@ from ratrain.report.facts.run_plan import advice_of_run, plan_of_run
 from ratrain.report.facts.stages import ProvedMemory, picture
 from ratrain.report.facts.words import case_facts, left_out_of
 from ratrain.report.thin import STEPS, shown_steps
-from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.facts import Attempt, attempts, read_facts
 from ratrain.runtime.run.report import report_of
 from ratrain.runtime.run_folder import RunFolder
@@ -90,7 +90,7 @@ def verdict_of(report: dict[str, Any], rows: Sequence[Row]) -> Verdict:
     if over_budget:
         worst = max(over_budget, key=lambda row: row["allocated_peak_bytes"])
         allocated = format_bytes(worst["allocated_peak_bytes"])
-        sentences += f" Rank {worst['rank']} has allocated {allocated}, more than its budget."
+        sentences += f" Process {worst['rank']} has allocated {allocated}, more than its budget."
     return Verdict("good" if finished and not over_budget else "plain", sentences)
 
 

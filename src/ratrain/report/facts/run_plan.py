@@ -148,5 +148,6 @@ def _measured(times: Times, report: dict[str, Any]) -> Iterator[str]:
     if fullest["budget_bytes"]:
         free = fullest["budget_bytes"] - fullest["bound_bytes"]
         yield (
-            f"rank {fullest['rank']}, the fullest, has {format_bytes(free)} of its budget to spare"
+            f"rank {fullest['program_rank']}, the fullest, has {format_bytes(free)} of its budget "
+            "to spare"
         )

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Iterable
 
+from ratrain.describe.units import format_time
 from ratrain.report.contents import Hop, OpTotal, TimelinePanel, TimelineRow
 from ratrain.report.facts.ops import totals_of
 from ratrain.timeline.boxes import Box, boxes
@@ -16,13 +17,22 @@ ROWS = 24
 """Ranks drawn in one panel, at most."""
 BOXES = 80_000
 """Boxes in one panel, about: what bounds the page's size."""
+BEYOND = 1.005
+"""How much longer than a step its drawing is before that is explained."""
 _LANES = 3
 
 
-def panel(title: str, note: str, step: Timeline, critical: tuple[Hop, ...]) -> TimelinePanel:
-    """One step from zero, with its critical path."""
+def panel(
+    title: str, note: str, step: Timeline, critical: tuple[Hop, ...], step_s: float | None = None
+) -> TimelinePanel:
+    """One step from zero, with its critical path. `step_s`: what the step takes, where its last
+    work may go on beside the next step."""
     ranks = chosen_ranks((span.rank for span in step.spans), ROWS)
     length_s = max((span.end_s for span in step.spans), default=0.0)
+    if step_s is not None and length_s > step_s * BEYOND:
+        note += (
+            f" (drawn up to {format_time(length_s)}: its last work goes on beside the next step)"
+        )
     lanes = _lanes(step.spans, set(ranks))
     count = sum(map(len, lanes.values()))
     resolution_s = 0.0

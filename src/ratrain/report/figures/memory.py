@@ -24,9 +24,9 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
     left_out = len(memory.rows) - len(drawn)
     return section(
         f"memory{number or ''}",
-        f"Memory ({memory.tier})",
+        "Memory" if memory.tier.lower() == "memory" else f"Memory ({memory.tier})",
         "Bars: what each rank is proven to need at most, by group of states, against its budget "
-        f"(the whole width).{_marked(memory.rows)}",
+        f"(the whole width).{_marked(memory.rows)}{_processes(memory.rows)}",
         legend(
             [
                 *((f"m-{group.key}", group.name) for group in groups),
@@ -44,6 +44,13 @@ def memory_section(memory: Memory, number: int, styles: Styles) -> Markup:
         _over_time(memory, number),
         details("Memory as a table", _table(memory.rows), _families(memory.rows, groups)),
     )
+
+
+def _processes(rows: Sequence[MemoryRow]) -> str:
+    """What a process is, where rows are of processes."""
+    if not rows or not rows[0].label.startswith("process"):
+        return ""
+    return " A process is a rank of the plan in one replica: identical replicas share its ranks."
 
 
 def _marked(rows: Sequence[MemoryRow]) -> str:

@@ -7,20 +7,16 @@ import json
 import threading
 import time
 from collections.abc import Sequence
-from typing import Any, Protocol
 
 from ratrain.describe.job import JobSpec
 from ratrain.readers.files import unwritable
 from ratrain.readers.json_lines import end_last_line
 from ratrain.runtime.rank.control import RankReport, Round
+from ratrain.runtime.rank.rows import Row, Tracker
 from ratrain.runtime.rank.validation import Validated
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.optimizer import learning_rate
 
-Row = dict[str, Any]
-"""A line of the metrics, or one rank's part of it."""
-EXPOSED = ("reduce_s", "gather_s", "update_s")
-"""State work that compute waits for; the wait for other stages is not communication's alone."""
 _RANK_FIELDS = (
     "step_time_s",
     "compute_s",
@@ -80,11 +76,6 @@ def validation_row(step: int, validated: Validated) -> Row:
     }
 
 
-def is_validation(row: Row) -> bool:
-    """Whether a line has only what validation adds to a step."""
-    return "loss" not in row
-
-
 class MetricsLog:
     """Appends to the metrics file; a line is written whole. `charts` get each row too."""
 
@@ -109,19 +100,6 @@ class MetricsLog:
         """Closes the charts, which may keep back what they got last."""
         for chart in self._charts:
             chart.close()
-
-
-class Tracker(Protocol):
-    """Takes each step's row of the metrics."""
-
-    def write(self, row: Row) -> None: ...
-
-    def close(self) -> None: ...
-
-
-def exposed_fraction(rank: Row) -> float:
-    """The part of a rank's step in which compute waits for reductions, gathers and updates."""
-    return sum(rank[name] or 0.0 for name in EXPOSED) / (rank["step_time_s"] or 1.0)
 
 
 def loss_of(reports: Round) -> float:

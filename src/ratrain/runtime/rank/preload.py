@@ -9,8 +9,9 @@ from __future__ import annotations
 import os
 import re
 from collections.abc import MutableMapping
-from importlib.util import find_spec
 from pathlib import Path
+
+from ratrain.compiled import library_paths
 
 VARIABLE = "LD_PRELOAD"
 _DIVIDES = re.compile(r"[ :]")
@@ -19,10 +20,7 @@ _HELD = re.compile(r"/proc/self/fd/(\d+):?")
 
 def allocator_library() -> Path | None:
     """The library of `allocator.c`, found without importing torch."""
-    package = find_spec("ratrain.runtime.step")
-    roots = list(package.submodule_search_locations or []) if package else []
-    libraries = [path for root in roots for path in Path(root).glob("allocator_c.*.so")]
-    return libraries[0] if libraries else None
+    return next(iter(library_paths("runtime/step", "allocator_c")), None)
 
 
 def preload(library: Path, environment: MutableMapping[str, str]) -> None:

@@ -7,7 +7,7 @@ from dataclasses import dataclass, replace
 from statistics import median
 
 from ratrain.describe.units import clock_of, format_bytes, format_count
-from ratrain.runtime.rank.metrics import Row, exposed_fraction, is_validation
+from ratrain.runtime.rank.rows import Row, exposed_fraction, is_validation
 
 _RECENT = 20
 

@@ -35,9 +35,10 @@ from ratrain.runtime.rank.company import Company
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.devices import own_device
 from ratrain.runtime.rank.meeting import Meeting, meet
-from ratrain.runtime.rank.metrics import MetricsLog, Row, StepRows, validation_row
+from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
 from ratrain.runtime.rank.networks import network_of
 from ratrain.runtime.rank.prediction import write_prediction
+from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped

@@ -16,7 +16,7 @@ from typing import Any
 
 from ratrain.readers.files import unwritable
 from ratrain.runtime.environment import FOLLOWED
-from ratrain.runtime.rank.metrics import Row, Tracker, exposed_fraction, is_validation
+from ratrain.runtime.rank.rows import Row, Tracker, exposed_fraction, is_validation
 
 WANDB_PROJECT = "WANDB_PROJECT"
 """The environment variable that asks for Weights & Biases, as its own tools read it."""

@@ -15,8 +15,8 @@ from ratrain.describe.units import clock_of
 from ratrain.errors import RatrainError
 from ratrain.runtime.environment import FOLLOWED
 from ratrain.runtime.failures import CAUSE, Failure, first_told, worded
-from ratrain.runtime.rank.metrics import Row, is_validation
 from ratrain.runtime.rank.progress import ProgressMeter, plain_line, validation_line
+from ratrain.runtime.rank.rows import Row, is_validation
 from ratrain.runtime.run_folder import RunFolder
 
 EVERY_S = 3.0

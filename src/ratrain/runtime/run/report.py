@@ -11,7 +11,7 @@ from ratrain.checkpoint.listing import listed
 from ratrain.errors import ProgramError, SpecError, TimelineError
 from ratrain.readers.files import exists
 from ratrain.readers.writing import write_whole
-from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.counted import Counted, counted_of, whole_periods
 from ratrain.runtime.run.facts import attempts, read_facts
 from ratrain.runtime.run.itemise import KINDS, measured_kinds

@@ -12,13 +12,41 @@ from ratrain.runtime.run.kind_names import kind_names
 
 _NAME_COLUMNS = 34
 _SHOWN_RANKS = 16
-_RARE = ("recovery", "tensor")
-"""Kinds that are shown only if a run has any."""
+_BOTH = "predicted_s", "measured_s"
+NOTABLE = 0.1
+"""What a time is of the step, at least, to be shown by itself: a ratio of less says nothing."""
 
 
 def report_text(report: dict[str, Any]) -> list[str]:
     """What `report_of` found, for people."""
-    return [*_head(report), "", *_times(report), "", *_memory(report), "", *_places(report)]
+    parts = _verdict(report), _head(report), _times(report), _memory(report), _places(report)
+    verdict, head, *rest = map(list, parts)
+    return [*verdict, *head, *(line for part in rest for line in ("", *part))]
+
+
+def _verdict(report: dict[str, Any]) -> Iterator[str]:
+    """Whether the step took what was predicted, and whether memory stayed in its budget."""
+    step = report["step_time_s"]
+    if step["measured"] is None:
+        return
+    said = f"a step took {format_time(step['measured'])}"
+    if step["ratio"] is not None:
+        said += f", {against(step['ratio'])}"
+    rows = [row for row in report["memory"] if row["budget_bytes"] is not None]
+    over = [row["rank"] for row in rows if (row["allocated_peak_bytes"] or 0) > row["budget_bytes"]]
+    if over:
+        said += f"; over its memory budget: rank {', '.join(map(str, over[:8]))}"
+    elif rows and all(row["allocated_peak_bytes"] is not None for row in rows):
+        said += "; every rank stayed in its memory budget"
+    yield from wrapped(f"verdict: {said}")
+
+
+def against(ratio: float) -> str:
+    """ "3 % less than predicted"."""
+    percent = 100 * (ratio - 1)
+    if abs(percent) < 1:
+        return "as predicted"
+    return f"{abs(percent):.0f} % {'more' if percent > 0 else 'less'} than predicted"
 
 
 def _head(report: dict[str, Any]) -> Iterator[str]:
@@ -57,17 +85,31 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
     yield f"{'':{_NAME_COLUMNS}}{'predicted':>12}{'measured':>12}{'ratio':>8}"
     yield _row("step", step["predicted"], step["measured"], step["ratio"])
     names = kind_names(report["facts"])
+    least_s = NOTABLE * max(step["predicted"] or 0.0, step["measured"] or 0.0)
+    small = [kind for kind in report["kinds"] if longest_s(kind) < least_s]
     for kind in report["kinds"]:
-        if kind["kind"] in _RARE and not kind["predicted_s"] and not kind["measured_s"]:
-            continue
-        yield _row(
-            "  " + names[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
-        )
+        if kind not in small:
+            yield _row(
+                "  " + names[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
+            )
+    if any(map(longest_s, small)):
+        predicted_s, measured_s = (_sum(small, key) for key in _BOTH)
+        yield _row("  the rest, each under a tenth", predicted_s, measured_s, None)
     counted_steps = _counted(step, report["period"], *counted)
     yield from wrapped(f"{report['tokens_per_s']:,.0f} tokens/s. {counted_steps}")
     yield f"The indented rows are means over ranks{_of_step(report['kinds_step'])}."
     if step["predicted"] is None:
         yield "No prediction: the run was not calibrated."
+
+
+def longest_s(kind: dict[str, Any]) -> float:
+    """The longer of a kind's two times."""
+    return max(kind[key] or 0.0 for key in _BOTH)
+
+
+def _sum(kinds: list[dict[str, Any]], key: str) -> float | None:
+    times = [kind[key] for kind in kinds if kind[key] is not None]
+    return sum(times) if times else None
 
 
 def _counted(step: dict[str, Any], period: dict[str, Any], first: int, last: int) -> str:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
+from ratrain.describe.model import ModelSpec
 from ratrain.describe.units import counted
 from ratrain.errors import SpecError
 from ratrain.models.trainable import check_trainable
@@ -47,3 +48,12 @@ def require_trainable(job: JobSpec) -> None:
 
         assert job.path is not None
         check_weights(job.path.parent / job.train.weights, model.spec)
+
+
+def why_untrainable(model: ModelSpec) -> str | None:
+    """Why a model can be planned and simulated here, but not trained; None where it can."""
+    try:
+        check_trainable(model)
+    except SpecError as error:
+        return error.what
+    return None

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from ratrain.errors import SpecError
 from ratrain.readers.json import as_table, parse_json
-from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run_folder import RunFolder
 
 

@@ -11,11 +11,12 @@ equal degrees it goes from rank to rank, else cells lie in it.
 
 from __future__ import annotations
 
-from typing import NamedTuple
-
-from torch import Tensor
+from typing import TYPE_CHECKING, NamedTuple
 
 from ratrain.runtime.seats import Seat, Seats
+
+if TYPE_CHECKING:
+    from torch import Tensor
 
 
 class Cell(NamedTuple):

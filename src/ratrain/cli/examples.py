@@ -1,0 +1,99 @@
+"""The examples that come with the package, each with the files it refers to."""
+
+from __future__ import annotations
+
+import json
+import tomllib
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, cast
+
+from ratrain.describe.strict import nearest
+from ratrain.errors import SpecError
+
+FOLDER = Path(__file__).parents[1] / "examples"
+_SUFFIXES = (".toml", ".json", ".py")
+
+
+@dataclass(frozen=True)
+class Example:
+    """A file, and what it is about: the first words of its own comment."""
+
+    path: Path
+    about: str
+
+    @property
+    def name(self) -> str:
+        return self.path.name
+
+
+def examples() -> list[Example]:
+    """All of them, by name."""
+    files = sorted(path for path in FOLDER.iterdir() if path.suffix in _SUFFIXES)
+    return [Example(path, _about(path)) for path in files]
+
+
+def write_example(name: str, folder: Path) -> list[Path]:
+    """Writes an example and what it refers to, at the same places below `folder`; returns the new
+    files, the example first. What is there already and is the same stays."""
+    names = [example.name for example in examples()]
+    if name not in names:
+        raise SpecError(
+            f"there is no example {name!r}", place="ratrain init example", fix=nearest(name, names)
+        )
+    files = list(dict.fromkeys(_with_references(FOLDER / name)))
+    targets = [folder / file.relative_to(FOLDER) for file in files]
+    for file, target in zip(files, targets, strict=True):
+        if target.exists() and target.read_bytes() != file.read_bytes():
+            raise SpecError(
+                "already exists, and is another file",
+                place=str(target),
+                fix="choose another folder with -o",
+            )
+    for file, target in zip(files, targets, strict=True):
+        target.parent.mkdir(parents=True, exist_ok=True)
+        target.write_bytes(file.read_bytes())
+    return targets
+
+
+def _about(path: Path) -> str:
+    """Its leading comment; of a file that can hold none, what it is."""
+    if path.suffix == ".json":
+        model = json.loads(path.read_text(encoding="utf-8"))["model"]["name"]
+        return f"A plan file: {model}, on devices that differ."
+    lines = path.read_text(encoding="utf-8").lstrip('"#').splitlines()
+    first = [lines[0]]
+    for line in lines[1:]:
+        if not line.startswith("#"):
+            break
+        first.append(line)
+    return " ".join(line.strip('"# ') for line in first)
+
+
+def _with_references(file: Path) -> Iterator[Path]:
+    """A file, and those that its values name, relative to it, and so on."""
+    yield file
+    for text in _texts(file):
+        other = file.parent / text
+        if text and "\n" not in text and other.is_file():
+            yield from _with_references(other)
+
+
+def _texts(file: Path) -> Iterator[str]:
+    """All texts among a file's values."""
+    text = file.read_text(encoding="utf-8")
+    body: Any = None
+    if file.suffix == ".toml":
+        body = tomllib.loads(text)
+    elif file.suffix == ".json":
+        body = json.loads(text)
+    values: list[Any] = [body]
+    while values:
+        value = values.pop()
+        if isinstance(value, dict):
+            values += cast("dict[str, Any]", value).values()
+        elif isinstance(value, list):
+            values += cast("list[Any]", value)
+        elif isinstance(value, str):
+            yield value

@@ -1,0 +1,45 @@
+"""Mistakes of a first hour, and the fix that each message offers: one that works."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from subprocess import run
+
+import pytest
+from cli_runs import ratrain_arguments
+
+from ratrain.describe.units import format_long_time
+
+SMALL = Path(__file__).parents[1] / "examples" / "small.toml"
+
+
+def failed(*words: str) -> str:
+    ran = run(ratrain_arguments(*words), capture_output=True, text=True)
+    assert ran.returncode == 2, ran.stdout
+    return ran.stderr
+
+
+@pytest.mark.parametrize(
+    ("value", "fix"),
+    [
+        ('schedule.name="zero3"', "fix: write sharding = 3 (the stage of ZeRO)"),
+        ('schedule.name="fsdp"', "fix: write sharding = 3 (the stage of ZeRO)"),
+        ('schedule.name="zero-1"', "fix: write sharding = 1 (the stage of ZeRO)"),
+        ("train.lr=0.1", 'fix: did you mean "learning_rate"?'),
+        ("layout.layers=[3,3,3,3]", "fix: use [2, 2, 2, 2]"),
+    ],
+)
+def test_a_name_of_another_trainer_leads_to_ours(value: str, fix: str) -> None:
+    assert fix in failed("simulate", str(SMALL), "--set", value)
+
+
+def test_an_option_that_is_like_no_other_is_not_taken_for_one() -> None:
+    message = failed("data", str(SMALL), "--count")
+    assert "did you mean" not in message and "data --help`" in message
+    assert "did you mean --verify?" in failed("data", str(SMALL), "--verfy")
+
+
+def test_long_times_are_said_in_minutes_and_hours_too() -> None:
+    assert format_long_time(119) == "119 s"
+    assert format_long_time(1704) == "1704 s (28 min 24 s)"
+    assert format_long_time(7325) == "7325 s (2 h 2 min)"
