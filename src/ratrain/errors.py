@@ -31,7 +31,9 @@ Messages quote what users wrote. Whatever that is, a message stays printable and
 from __future__ import annotations
 
 import re
+from dataclasses import dataclass
 
+SAVED_NOT_FINISHED, INTERRUPTED = 75, 130
 _LONG_WORD = re.compile(r"\S{400,}")
 _MOST_CHARS = 2000
 
@@ -183,3 +185,66 @@ class RunTaken(RatrainError):
     """A run's folder belongs to another launch, which still runs; says whose it is."""
 
     exit_code = 9
+
+
+@dataclass(frozen=True)
+class ExitStatus:
+    """What an exit status of the command line, or of a rank, means; `again`: whether starting the
+    same command again makes sense, for people and batch systems."""
+
+    number: int
+    meaning: str
+    again: str
+
+
+_MEND = "no: mend what the message names"
+EXIT_STATUSES = (
+    ExitStatus(0, "done", "no"),
+    ExitStatus(
+        1,
+        "a comparison found a difference, a check failed, the reader of a pipe has gone, or an "
+        "unexpected error",
+        "no",
+    ),
+    ExitStatus(SpecError.exit_code, "the job, an option or a file is invalid", _MEND),
+    ExitStatus(
+        Infeasible.exit_code, "it does not fit, or its devices are not on this machine", _MEND
+    ),
+    ExitStatus(
+        ProgramError.exit_code, "a program is not sound for another reason than memory", _MEND
+    ),
+    ExitStatus(
+        TransportError.exit_code,
+        "a peer or a link failed: of a rank, it lost another one, or heard nothing from it",
+        "yes: ranks resume from the latest checkpoint",
+    ),
+    ExitStatus(ChipError.exit_code, "a simulated chip cannot finish its work", _MEND),
+    ExitStatus(
+        CheckpointError.exit_code,
+        "a checkpoint cannot be read or written",
+        "no: mend what the message names, often a full disk",
+    ),
+    ExitStatus(
+        RunFailed.exit_code,
+        "a rank failed or was killed; the message names the first one and why",
+        "yes, with --resume, unless the message names a mistake",
+    ),
+    ExitStatus(
+        RunTaken.exit_code,
+        "another launch that still runs owns the run's folder",
+        "when that one has ended",
+    ),
+    ExitStatus(
+        SAVED_NOT_FINISHED,
+        "a run was asked to stop (Ctrl-C, SIGTERM, SIGUSR1, SIGUSR2, a file stop-requested) and "
+        "has saved; it is not finished",
+        "yes, with --resume",
+    ),
+    ExitStatus(
+        INTERRUPTED,
+        "ended at once by Ctrl-C, of a run by a second one",
+        "yes, with --resume: from the latest checkpoint",
+    ),
+)
+"""All there are; a process that a signal ended has none, and shells and batch systems show 128 and
+the signal's number: 137 for SIGKILL."""

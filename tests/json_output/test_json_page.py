@@ -80,6 +80,7 @@ SLOW: dict[str, list[Words]] = {
         ["train", "job.toml", "--run", "other", "--schedule", "gpipe", "--no-calibrate"],
         ["train", "job.toml", "--run", "prepared", "--prepare-only"],
     ],
+    "launch": [["launch", "first"]],
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
     "sample": [["sample", "first", "--prompt", "line "]],

@@ -27,6 +27,7 @@ from torch import Tensor
 from ratrain.checkpoint.listing import listed
 from ratrain.corpus.of_job import data_of_job
 from ratrain.describe.job import JobSpec
+from ratrain.errors import SAVED_NOT_FINISHED
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.plan.layout.jobs import load_job
@@ -365,7 +366,7 @@ def _disturb(drawn: DrawnJob, run: RunFolder, process: subprocess.Popen[bytes]) 
         time.sleep(0.002)
     if drawn.cut == "stop":
         process.send_signal(signal.SIGINT)
-        return 0
+        return SAVED_NOT_FINISHED
     ranks = ranks_of(run)
     if ranks:
         os.kill(random.Random(drawn.seed).choice(sorted(ranks.values())), signal.SIGKILL)

@@ -16,7 +16,7 @@ from ratrain.runtime.run_folder import RunFolder
 WAITS = "import time; print(flush=True); time.sleep(60)"
 DIES_OTHERWISE = (
     "import os, signal, time; "
-    "signal.signal(signal.SIGTERM, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); "
+    "signal.signal(signal.SIGHUP, lambda *_: os.kill(os.getpid(), signal.SIGKILL)); "
 ) + WAITS.removeprefix("import time; ")
 
 
@@ -33,8 +33,8 @@ def test_a_rank_that_was_dying_when_its_launcher_ended_it_was_not_ended_by_the_l
         return child
 
     monkeypatch.setattr(processes, "_start", start)
-    ends = RankProcesses(RunFolder(tmp_path), 2, {}, None).end()
+    ends = RankProcesses(RunFolder(tmp_path), range(2), {}, None).end()
     assert [(end.status, end.ended_here) for end in ends] == [
-        (-signal.SIGTERM, True),
+        (-signal.SIGHUP, True),
         (-signal.SIGKILL, False),
     ]

@@ -80,7 +80,7 @@ def test_a_live_run_is_left_alone_by_every_verb_that_writes_and_read_by_all_othe
     wait_until(lambda: steps_done(run) > before, process)
     process.send_signal(signal.SIGINT)
     _, err = process.communicate(timeout=60)
-    assert process.returncode == 0, err
+    assert process.returncode == 75, err
     assert ratrain(tmp_path, "export", "run", "run/exported").status == 0
     pruned = ratrain(tmp_path, "checkpoints", "run", "--prune", "1", "--json")
     assert pruned.status == 0 and len(pruned.body["removed"]) == 1

@@ -124,7 +124,7 @@ def test_a_run_that_is_interrupted_resumes_with_its_own_plan_and_the_same_losses
     stopped = folder / "stopped"
     wait_until(lambda: steps_done(stopped) >= 2, process)
     process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 0
+    assert process.wait(timeout=60) == 75
     program = write_text(RunFolder(stopped).kept_program())
     resumed = ratrain(folder, "train", "job.toml", "--run", "stopped", "--resume", "--no-calibrate")
     assert resumed.status == 0, resumed.err

@@ -64,3 +64,25 @@ def test_a_model_is_trained_on_text_without_a_job_file(tmp_path: Path) -> None:
     ):
         refused = ratrain(tmp_path, *arguments)
         assert refused.status == 2 and message in refused.err, refused
+
+
+def test_mistakes_are_found_before_the_machine_is_measured_and_names_are_the_users(
+    tmp_path: Path,
+) -> None:
+    write_job(tmp_path)
+    (tmp_path / "model").mkdir()
+    (tmp_path / "config.json").rename(tmp_path / "model" / "config.json")
+    (tmp_path / "held.txt").write_text("what is held out\n" * 500)
+    words = ("train", "--model", "model", "--data", "text.txt", "--steps", "2", *QUICK)
+    for mistake, message in {
+        ("--set", "train.stepz=3"): "stepz",
+        ("--schedule", "ratrian"): "ratrian",
+        ("--set", 'data.files=["no.txt"]'): f"{tmp_path / 'no.txt'}",
+    }.items():
+        refused = ratrain(tmp_path, *words, *mistake)
+        assert refused.status == 2 and message in refused.err.replace("\n", ""), refused.err
+    small = ("--set", "batch.sequences=2", "--set", "model.sequence_length=32")
+    ran = ratrain(tmp_path, *words, *small, "--set", 'data.validation=["held.txt"]', "--json")
+    assert ran.status == 0, ran.err
+    assert ran.body["validation"]["last"]["step"] == 2
+    assert "DOUBTFUL" not in ran.err

@@ -14,14 +14,15 @@ from ratrain.api.runs import Run, run_of
 from ratrain.corpus.of_job import data_of_job
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
+from ratrain.errors import SpecError
 from ratrain.runtime.rank.progress import Progress
+from ratrain.runtime.run.machine_check import EMULATED
 from ratrain.runtime.run.prepare import RunRequest, is_decided_by_plan, prepare_run
 from ratrain.runtime.run.ready import Launcher, ReadyRun
 from ratrain.runtime.run.report import write_report
-from ratrain.runtime.run.resume import fresh_run
 from ratrain.runtime.run.session import lab_if_possible, run_session
+from ratrain.runtime.run.source import Source, source_of
 
-RUNS = Path("runs")
 _COMMAND = "ratrain.train"
 StepProgress = Progress
 """A step's figures: step, loss, tokens per second, step time, memory per rank, time left."""
@@ -34,8 +35,11 @@ def train(
     steps: int | None = None,
     plan: Plan | str | Path | None = None,
     resume: Run | str | Path | None = None,
+    begin_from: Run | str | Path | None = None,
+    restart_data: bool = False,
     threads: int | None = None,
     lab: bool = False,
+    emulate: bool = False,
     restarts: int = 0,
     calibrate: bool = True,
     on_step: Callable[[StepProgress], None] | None = None,
@@ -53,8 +57,12 @@ def train(
     steps: train up to this step. Left out: the job's.
     plan: one of `ratrain.plan(job)`, or a plan file, in place of the job's layout and schedule.
     resume: a run, or its folder, to continue from its latest checkpoint.
+    begin_from: a run, its folder, or "FOLDER@STEP": the new run has that checkpoint's weights,
+        optimizer state and place in the text, in the job's own layout and schedule.
+    restart_data: with `begin_from`: read the text anew.
     threads: PyTorch threads per rank. Left out: processors / ranks.
     lab: emulate the cluster file's links and limits (needs root).
+    emulate: run the job's devices as CPU processes, where this machine has no such devices.
     restarts: automatic restarts after a failure, at most.
     calibrate: time ops first; without, there is no prediction.
     on_step: called after every step with its figures. What it raises ends the run.
@@ -64,6 +72,10 @@ def train(
     checkpoint cannot be read or written (`CheckpointError`), a rank failed (`RunFailed`), another
     launch that still runs owns the folder (`RunTaken`).
     """
+    if begin_from is not None and resume is not None:
+        raise SpecError(
+            "begins a new run, and resume continues one", place="begin_from", fix="give one of them"
+        )
     job = job_of(job)
     path = require_file(job)
     notes: list[str] = []
@@ -77,12 +89,14 @@ def train(
             steps=steps,
             threads=threads,
             calibrate=calibrate,
-            overrides=job.overrides,
+            overrides=(*job.overrides, *([EMULATED] if emulate else [])),
         )
         launcher = Launcher(_COMMAND, _quiet, _tokenised, owning)
         if resume is None:
             folder = None if run is None else Path(run)
-            ready = _new(launcher, job, request, folder, progress)
+            ready = _new(
+                launcher, job, request, folder, _source(begin_from, restart_data), progress
+            )
         else:
             ready = launcher.resumed(
                 request, resume.folder if isinstance(resume, Run) else Path(resume)
@@ -97,6 +111,7 @@ def _new(
     job: Job,
     request: RunRequest,
     run: Path | None,
+    source: Source | None,
     progress: Callable[[int, int], None] | None,
 ) -> ReadyRun:
     chosen = job.spec.schedule
@@ -105,10 +120,14 @@ def _new(
     else:
         left = tuple(text for text in request.overrides if not is_decided_by_plan(text))
         request = replace(request, overrides=left)
-    prepared = prepare_run(request, progress)
-    launcher.tokenise(prepared.case.job)
-    name = f"{job.name}-{prepared.case.job.schedule.name}"
-    return launcher.new(prepared, run or fresh_run(RUNS, name))
+    return launcher.new(prepare_run(request, progress), run, source=source)
+
+
+def _source(begin_from: Run | str | Path | None, restart_data: bool) -> Source | None:
+    if begin_from is None:
+        return None
+    folder = begin_from.folder if isinstance(begin_from, Run) else begin_from
+    return source_of(str(folder), restarts_data=restart_data)
 
 
 def _tokenised(job: JobSpec) -> Prepared:
@@ -139,4 +158,5 @@ def _launch(
             restarts=restarts,
             first_step=ready.step,
             show=show,
+            say=notes.append,
         )

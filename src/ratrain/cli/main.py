@@ -25,7 +25,7 @@ from ratrain.cli.mistakes import (
     open_missing,
     write_out,
 )
-from ratrain.errors import RatrainError
+from ratrain.errors import EXIT_STATUSES, INTERRUPTED, RatrainError
 from ratrain.plugins import load_extensions
 
 VERBS: dict[str, str] = {
@@ -41,6 +41,7 @@ VERBS: dict[str, str] = {
     "verify": "prove that a program cannot deadlock and fits in memory",
     "simulate": "predict a job's step: time, memory, where the time goes",
     "train": "train a job, and compare it with its prediction",
+    "launch": "start a prepared run on the hosts of its cluster",
     "report": "write a run, a plan or a job as an HTML page",
     "timeline": "one step of a run, predicted and measured, op by op",
     "compare": "compare two runs bit by bit: losses, weights; step times",
@@ -82,6 +83,10 @@ class Verbs(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         with formatter.section("Verbs"):
             formatter.write_dl(list(VERBS.items()))
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Exit status"):
+            formatter.write_dl([(str(each.number), each.meaning) for each in EXIT_STATUSES])
 
 
 def _show_version(context: click.Context, _param: click.Parameter, is_asked: bool) -> None:
@@ -131,7 +136,7 @@ def main() -> None:
         sys.exit(status if isinstance(status, int) else 0)
     except (click.exceptions.Abort, KeyboardInterrupt):
         click.echo("interrupted", err=True)
-        sys.exit(130)
+        sys.exit(INTERRUPTED)
     except click.exceptions.NoArgsIsHelpError as error:
         error.show()
         sys.exit(error.exit_code)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING
+from shutil import rmtree
+from typing import TYPE_CHECKING, cast
 
 import click
 
@@ -13,6 +16,8 @@ if TYPE_CHECKING:
     from ratrain.describe.model import ModelSpec
 
 CLUSTER, TEXT = "this-machine.toml", "text.jsonl"
+_FILES = ("data.files", "data.validation", "data.tokenizer", "train.weights")
+"""Keys of a job that name files."""
 _LENGTH = 512
 """Tokens in a sequence, where the model has as many positions."""
 
@@ -26,6 +31,52 @@ class JobFiles:
     data: Sequence[str] = ()
     cluster: str | None = None
     devices: int | None = None
+
+
+def written_job(
+    folder: Path,
+    files: JobFiles,
+    overrides: tuple[str, ...],
+    schedule: str | None,
+    *,
+    made_by: str,
+) -> tuple[Path, tuple[str, ...]]:
+    """A job that is written to a folder which does not stay, and the `overrides` for it: names of
+    files in them are relative to the current folder too. What is wrong is found before the machine
+    is measured: with a cluster of assumed figures."""
+    from ratrain.plan import load_job
+    from ratrain.profile.starter import assumed_text
+    from ratrain.runtime.devices_here import gpu_names
+
+    stem = Path(files.model).name.removesuffix(".json").removesuffix(".toml") or "model"
+    anchored = tuple(_anchored(text) for text in overrides)
+    trial = folder / "trial"
+    trial.mkdir()
+    write_new(trial / CLUSTER, assumed_text(len(gpu_names())))
+    write_job(trial / f"{stem}.toml", files, made_by=made_by)
+    chosen = () if schedule is None else (f"schedule.name={json.dumps(schedule)}",)
+    load_job(trial / f"{stem}.toml", (*anchored, *chosen))
+    rmtree(trial)
+    write_new(folder / CLUSTER, write_cluster(for_a_run=True))
+    write_job(folder / f"{stem}.toml", files, made_by=made_by)
+    return folder / f"{stem}.toml", anchored
+
+
+def _anchored(override: str) -> str:
+    """`KEY=VALUE` whose value names files, with absolute names."""
+    key, equals, value = override.partition("=")
+    if key.strip() not in _FILES or not equals:
+        return override
+    try:
+        named: object = tomllib.loads(f"value = {value}")["value"]
+    except tomllib.TOMLDecodeError:
+        named = value.strip()
+    if isinstance(named, list):
+        names = cast("list[object]", named)
+        named = [_absolute(name) if isinstance(name, str) else name for name in names]
+    elif isinstance(named, str) and named != "bytes":
+        named = _absolute(named)
+    return f"{key}={json.dumps(named)}"
 
 
 def write_job(file: Path, files: JobFiles, *, made_by: str) -> list[Path]:
@@ -75,15 +126,21 @@ def write_job(file: Path, files: JobFiles, *, made_by: str) -> list[Path]:
     return [file, *written]
 
 
-def write_cluster() -> str:
-    """The text of this machine's cluster file."""
+def write_cluster(*, for_a_run: bool = False) -> str:
+    """The text of this machine's cluster file. `for_a_run`: of one that times its own ops."""
     from ratrain.cli.progress import progress
     from ratrain.describe.lines import wrapped
     from ratrain.profile.starter import cluster_text, doubt_words, look
 
     with progress("looking at this machine", "parts") as tick:
         machine = look(tick)
-    for sentence in doubt_words(machine):
+    words = doubt_words(machine)
+    if words and for_a_run:
+        words = [
+            "This machine was busy while it was measured, so the plan is based on rough figures; "
+            "the run's prediction is not, since ranks time their own ops."
+        ]
+    for sentence in words:
         click.echo("\n".join(wrapped(sentence)), err=True)
     return cluster_text(machine)
 
@@ -135,7 +192,7 @@ def _devices(folder: Path, cluster: str, devices: int | None) -> tuple[int, str]
     count = devices or spec.size or 1
     kind = spec.devices(count)[0].kind
     dtypes = [rate.dtype for rate in kind.rates]
-    if "bf16" in dtypes and kind.memory.name != "RAM":
+    if "bf16" in dtypes and not kind.is_processor:
         return count, "bf16"
     return count, "fp32" if "fp32" in dtypes else dtypes[0]
 

@@ -15,14 +15,16 @@ from ratrain.cli.jobs import set_values
 from ratrain.cli.json_output import print_json
 from ratrain.cli.mistakes import fitted_to_terminal
 from ratrain.cli.options import MOST_STEPS, PATH, Whole
+from ratrain.errors import SAVED_NOT_FINISHED
 
 if TYPE_CHECKING:
     from ratrain.corpus.prepare import Prepared
     from ratrain.describe.job import JobSpec
+    from ratrain.runtime.run.hosts import RunHost
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher, ReadyRun
+    from ratrain.runtime.run.source import Source
 
-RUNS = Path("runs")
 _COMMAND = "ratrain train"
 
 
@@ -80,6 +82,20 @@ _COMMAND = "ratrain train"
     "as before]",
 )
 @click.option(
+    "--emulate",
+    is_flag=True,
+    help="Run the job's devices as CPU processes here, within their budgets, where this machine "
+    "has no such devices.",
+)
+@click.option(
+    "--from",
+    "source",
+    metavar="RUN[@STEP]",
+    help="Begin a new run from another run's checkpoint: its weights, optimizer state and place in "
+    "the text, in the job's own layout and schedule. [default: its latest]",
+)
+@click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
+@click.option(
     "--device",
     type=click.Choice(["cpu", "cuda"]),
     help="What ranks compute on. [default: the job's [train] device, else what its cluster file "
@@ -116,6 +132,9 @@ def command(
     steps: int | None,
     threads: int | None,
     lab: bool | None,
+    emulate: bool,
+    source: str | None,
+    restart_data: bool,
     device: str | None,
     share_gpu: bool,
     resume: bool,
@@ -124,7 +143,7 @@ def command(
     prepare_only: bool,
     overrides: tuple[str, ...],
     as_json: bool,
-) -> None:
+) -> int:
     """Train JOB (a .toml file) with processes on this machine; for several machines see
     --prepare-only.
 
@@ -134,12 +153,12 @@ def command(
     it fits the memory budget, starts one process per rank, times their ops to predict the
     step, trains, saves checkpoints, and reports measurement against prediction.
 
-    Ctrl-C finishes the current step, saves and ends with status 0; --resume then
-    continues with exactly the same losses. A second Ctrl-C stops at once.
+    Ctrl-C or SIGTERM finishes the current step, saves and ends with status 75;
+    --resume then continues with exactly the same losses. A second one stops at once.
 
-    Exit status: 2 the job is invalid, 3 it does not fit, 7 a checkpoint cannot be
+    Exit status: 2 the job is invalid, 3 it does not fit here, 7 a checkpoint cannot be
     read or written, 8 a rank failed, 9 another launch that still runs owns the
-    run's folder, 130 stopped by a second Ctrl-C.
+    run's folder, 75 stopped and saved, 130 stopped by a second Ctrl-C.
 
     \b
     Examples:
@@ -148,17 +167,28 @@ def command(
       ratrain train job.toml --lab
       ratrain train job.toml --device cuda
       ratrain train job.toml --resume
+      ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
+    from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
+    from ratrain.runtime.run.source import source_of
 
+    if source is not None and resume:
+        raise click.UsageError("--from begins a new run, --resume continues one: give one of them")
+    if restart_data and source is None:
+        raise click.UsageError("--restart-data goes with --from")
+    if emulate and device not in (None, "cpu"):
+        raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
+    overrides += (EMULATED,) if emulate else ()
     overrides += (f"train.device={device}",) if device else ()
     overrides += ("train.share_gpu=true",) if share_gpu else ()
     with ExitStack() as owning:
         written_job = None
         if job is None:
-            job = written_job = _written_job(model, data, run, resume, owning)
+            job, overrides = _written_job(model, data, run, resume, overrides, schedule, owning)
+            written_job = job
         elif model or data:
             raise click.UsageError("give either JOB or --model and --data")
         request = RunRequest(
@@ -171,19 +201,23 @@ def command(
             calibrate=not no_calibrate,
             overrides=overrides,
         )
-        launcher = Launcher(_COMMAND, _say, _prepare_data, owning)
+        launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
         if resume:
             ready = _resumed(launcher, request, run)
         else:
-            ready = _new(launcher, request, run, written_job.parent if written_job else None)
+            begin = source_of(source, restarts_data=restart_data) if source else None
+            job_folder = written_job.parent if written_job else None
+            ready = _new(launcher, request, run, job_folder, begin)
         if prepare_only:
             _show_command(ready, as_json)
-            return
+            return 0
+        stopped = False
         if ready.step < ready.spec.end_step:
-            _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
+            stopped = _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
         else:
             _say(f"already finished at step {ready.step}; to train further, give a larger --steps")
         _report(ready, as_json)
+        return SAVED_NOT_FINISHED if stopped else 0
 
 
 def _say(line: str) -> None:
@@ -192,43 +226,49 @@ def _say(line: str) -> None:
 
 
 def _written_job(
-    model: str | None, data: tuple[str, ...], run: Path | None, resume: bool, owning: ExitStack
-) -> Path:
+    model: str | None,
+    data: tuple[str, ...],
+    run: Path | None,
+    resume: bool,
+    overrides: tuple[str, ...],
+    schedule: str | None,
+    owning: ExitStack,
+) -> tuple[Path, tuple[str, ...]]:
     """The job of a run that resumes, or one that is written for a model and text, for now to a
-    folder that does not stay."""
-    from ratrain.cli.starting import JobFiles, write_job
+    folder that does not stay; and the `overrides` as they are for it."""
+    from ratrain.cli.starting import JobFiles, written_job
     from ratrain.runtime.run_folder import RunFolder
 
     if resume and run is not None:
-        return Path(RunFolder(run).read_spec().job_path)
+        return Path(RunFolder(run).read_spec().job_path), overrides
     if resume or model is None or not data:
         raise click.UsageError("give a JOB, or --model and --data; with --resume, a JOB or --run")
     folder = Path(owning.enter_context(TemporaryDirectory(prefix="ratrain-job-")))
-    stem = Path(model).name.removesuffix(".json").removesuffix(".toml") or "model"
-    file = folder / f"{stem}.toml"
-    write_job(file, JobFiles(model, data), made_by="ratrain train --model --data")
-    return file
+    files = JobFiles(model, data)
+    return written_job(folder, files, overrides, schedule, made_by="ratrain train --model --data")
 
 
 def _new(
-    launcher: Launcher, request: RunRequest, run: Path | None, job_folder: Path | None
+    launcher: Launcher,
+    request: RunRequest,
+    run: Path | None,
+    job_folder: Path | None,
+    source: Source | None,
 ) -> ReadyRun:
     """A run that begins; `job_folder`: where a job was written for it."""
     from ratrain.cli.progress import progress
     from ratrain.runtime.run.prepare import prepare_run
-    from ratrain.runtime.run.resume import fresh_run
 
     with progress("planning and proving", "plans") as report:
         prepared = prepare_run(request, report)
-    launcher.tokenise(prepared.case.job)
-    name = f"{request.job_path.stem}-{prepared.case.job.schedule.name}"
-    return launcher.new(prepared, run or fresh_run(RUNS, name), job_folder)
+    return launcher.new(prepared, run, job_folder, source)
 
 
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:
     from dataclasses import replace
 
     from ratrain.plan import load_job
+    from ratrain.runtime.run.ready import RUNS
     from ratrain.runtime.run.resume import newest_run
 
     if run is None:
@@ -254,7 +294,8 @@ def _lab_wanted(ready: ReadyRun, lab: bool | None, resume: bool) -> bool:
     return lab if lab is not None else bool(before and before[-1].lab)
 
 
-def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> None:
+def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> bool:
+    """Whether the run was stopped before its end."""
     from ratrain.cli.train_view import view
     from ratrain.readers.files import read_text
     from ratrain.runtime.run.session import lab_if_possible, run_session
@@ -271,12 +312,14 @@ def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> None:
             restarts=restarts,
             first_step=ready.step,
             show=show,
+            say=_say,
         )
     if ready.folder.notes.exists():
         for line in read_text(ready.folder.notes).splitlines():
             _say(f"note: {line}")
     if ending.stopped:
         _say(f"stopped after step {ending.step}; continue with --resume")
+    return ending.stopped
 
 
 def _report(ready: ReadyRun, as_json: bool) -> None:
@@ -286,6 +329,7 @@ def _report(ready: ReadyRun, as_json: bool) -> None:
 
     with progress("writing the report"):
         report = write_report(ready.folder)
+    with progress("writing the page"):
         page = _write_page(ready.folder.path)
     if as_json:
         print_json("train", {**report, "page": str(page) if page else None})
@@ -311,18 +355,56 @@ def _write_page(run: Path) -> Path | None:
 
 
 def _show_command(ready: ReadyRun, as_json: bool) -> None:
+    from ratrain.runtime.run.hosts import files_of, hosts_of
     from ratrain.runtime.run.launch import folder_note
     from ratrain.runtime.run.session import torchrun_command
 
-    world_size = ready.spec.seats.world_size
-    lines = torchrun_command(ready.folder.path, world_size)
+    run, world_size = ready.folder.path, ready.spec.seats.world_size
+    hosts = hosts_of(ready.job, ready.spec)
+    files = files_of(ready.job, ready.folder, ready.spec.overrides)
+    lines = torchrun_command(run, world_size)
     if as_json:
         body: dict[str, Any] = {
-            "run": str(ready.folder.path),
+            "run": str(run),
             "world_size": world_size,
             "command": "\n".join(lines[:3]),
+            "hosts": [vars(host) for host in hosts],
+            "files": [str(path) for path in files],
         }
         print_json("train", body)
         return
-    note = folder_note(ready.folder.path, ready.job.checkpoint.disks)
-    click.echo("\n".join([*lines, fitted_to_terminal(note, sys.stdout)]))
+    note = folder_note(run, ready.job.checkpoint.disks)
+    click.echo("\n".join([*_launch_lines(run, hosts), *lines]))
+    click.echo(fitted_to_terminal(note, sys.stdout))
+    click.echo("The ranks also read:")
+    for path in files:
+        click.echo(f"  {path}")
+
+
+def _launch_lines(run: Path, hosts: list[RunHost]) -> list[str]:
+    """What to type on which host, and which have nothing to do."""
+    from ratrain.describe.ranges import write_ranges
+
+    used = [host for host in hosts if host.ranks]
+    first = next(host.name for host in used if 0 in host.ranks)
+    width = max(len(host.name) for host in used)
+    lines = [
+        f"ratrain launch {run.resolve()}",
+        "starts all hosts from here, over ssh; or, on each:",
+    ]
+    for host in used:
+        at = f" --at {first}=ADDRESS" if len(used) > 1 else ""
+        lines.append(
+            f"  {host.name:<{width}}  ratrain launch {run.resolve()} --host {host.name}{at}"
+        )
+        lines.append(
+            f"  {'':<{width}}    rank{'s' * (len(host.ranks) > 1)} "
+            f"{write_ranges(host.ranks)} on {host.device}"
+        )
+    idle = [host.name for host in hosts if not host.ranks]
+    if idle:
+        lines.append(f"idle: {', '.join(idle)}")
+    if len(used) > 1:
+        lines.append(f"ADDRESS: where the others reach {first}; left out: {first}")
+    lines.append("or with torchrun, on hosts of your own:")
+    return lines

@@ -22,6 +22,9 @@ PLAIN_EVERY_S = 3.0
 TABLE_COLUMNS = 64
 STOPPING = "stopping after the current step; press Ctrl-C again to stop at once"
 
+ENDING = "saving the last step, and what the ranks recorded"
+"""What goes on once the last step was done."""
+
 
 class Show(Protocol):
     """Takes a step's figures, or None if there are none new, and whether the run is stopping."""
@@ -82,9 +85,13 @@ class StepTable:
         self.progress: Progress | None = None
         self._stopping = False
         self._began_s = time.monotonic()
+        self._last_step_s: float | None = None
 
     def take(self, progress: Progress | None, stopping: bool) -> None:
         self.progress = progress or self.progress
+        if progress is not None:
+            last = progress.step == progress.end_step
+            self._last_step_s = time.monotonic() if last else None
         self._stopping = stopping
 
     def picture(self, columns: int) -> RenderableType:
@@ -95,6 +102,9 @@ class StepTable:
         from ratrain.runtime.rank.progress import plain_line, validation_line
 
         note = [Text(STOPPING, style="yellow")] if self._stopping else []
+        if self._last_step_s is not None:
+            so_far = clock_of(time.monotonic() - self._last_step_s)
+            note = [Text(f"{ENDING}  {so_far} so far")]
         progress = self.progress
         if progress is None:
             so_far = clock_of(time.monotonic() - self._began_s)

@@ -155,6 +155,12 @@ class DeviceKind:
         return self.tiers[0]
 
     @property
+    def is_processor(self) -> bool:
+        """Whether it computes on processors of its host, so that a process anywhere can be one: a
+        lab may stand in for it, or its memory is the host's."""
+        return self.lab is not None or self.memory.name == "RAM"
+
+    @property
     def peak_flops(self) -> FrozenMap[float]:
         """Nominal peak FLOP/s by dtype."""
         return FrozenMap({rate.dtype: rate.peak_flops for rate in self.rates})

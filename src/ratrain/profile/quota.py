@@ -24,17 +24,18 @@ def throttled() -> int:
         return 0
 
 
-def folders(mountinfo: str, groups: str) -> Iterator[Path]:
-    """The folders of the process's control groups that may share out processors, and of those
-    above them, from the texts of /proc/self/mountinfo and /proc/self/cgroup."""
+def folders(mountinfo: str, groups: str, controller: str = "cpu") -> Iterator[Path]:
+    """The folders of the process's control groups that may share out processors (or limit what
+    another controller does), and of those above them, from the texts of /proc/self/mountinfo and
+    /proc/self/cgroup."""
     for mount in mountinfo.splitlines():
         left, _, right = mount.partition(" - ")
         kind, _, options = right.split(" ", 2)
         root, top = left.split(" ")[3:5]
-        if kind == "cgroup2" or (kind == "cgroup" and "cpu" in options.split(",")):
+        if kind == "cgroup2" or (kind == "cgroup" and controller in options.split(",")):
             for group in groups.splitlines():
                 number, names, path = group.split(":", 2)
-                if (number == "0") if kind == "cgroup2" else ("cpu" in names.split(",")):
+                if (number == "0") if kind == "cgroup2" else (controller in names.split(",")):
                     yield from _upwards(Path(top), path.removeprefix(root.rstrip("/")))
 
 

@@ -113,6 +113,16 @@ def doubt_words(machine: Machine) -> list[str]:
     ]
 
 
+def assumed_text(gpus: int) -> str:
+    """The text of a cluster file like that of a machine with so many GPUs, of which nothing was
+    measured: to check what a job for it says."""
+    dtypes = ("fp32", "bf16", "fp16")
+    flops: dict[str, float] = dict.fromkeys(dtypes, 1000000000000.0)
+    sizes = 1_000_000_000_000, 1e11
+    machine = Machine("host", "device", gpus or 1, gpus > 0, *sizes, flops, dtypes, 1e-5)
+    return cluster_text(machine)
+
+
 def cluster_text(machine: Machine) -> str:
     """The cluster file's text."""
     lines = [

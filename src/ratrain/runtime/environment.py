@@ -18,6 +18,9 @@ LAUNCHER = "RATRAIN_LAUNCHER"
 FOLLOWED = "RATRAIN_FOLLOWED"
 """Set where the launcher draws the curves, so that rank 0 need not."""
 
+COMMAND = "RATRAIN_COMMAND"
+"""What started the ranks of a host, as the owner of the run's folder is called; else torchrun."""
+
 LISTENER = "RATRAIN_LISTENER"
 """The file descriptor of a listening socket at MASTER_ADDR and MASTER_PORT, which rank 0 inherits:
 so the port is a free one, and no one else can have taken it meanwhile."""

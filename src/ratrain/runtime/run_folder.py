@@ -22,7 +22,7 @@ from typing import Annotated, Any, Literal
 
 from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.precision import precision_words, travel_words
-from ratrain.describe.amounts import Count, FileName, Name, Note, Steps
+from ratrain.describe.amounts import Count, FileName, Message, Name, Natural, Note, Steps
 from ratrain.describe.overrides import MOST_CHARS
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
@@ -46,9 +46,10 @@ MOST_RANKS = 1 << 16
 _LEFT_OUT = (
     *("depths", "micro_batches", "degrees", "dtypes", "dtype_words"),
     *("reduces_by", "gathers_by", "hosts", "sum_order"),
+    *("from_run", "from_step", "data_from"),
 )
-"""Not in run.json where replicas are alike, all ranks compute in one dtype, or one collective is
-for all units."""
+"""Not in run.json where replicas are alike, all ranks compute in one dtype, one collective is for
+all units, or the run began by itself."""
 Part = Annotated[int, Rule(low=0, high=1 << 18)]
 Override = Annotated[str, Rule(high=MOST_CHARS)]
 
@@ -88,6 +89,9 @@ class RunSpec:
     gathers_by: dict[str, Name] = field(default_factory=dict[str, Name])
     hosts: tuple[Part, ...] = ()  # of each world rank, for collectives; (): all are on one
     sum_order: Note = ""  # of replicas' gradients, in words; "": that of replicas
+    from_run: Message = ""  # the folder of the run whose checkpoint it began from
+    from_step: Natural = 0  # the checkpoint's step
+    data_from: Natural = 0  # the step that reads the text's beginning: 0, or `from_step`
 
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor

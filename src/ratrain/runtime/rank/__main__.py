@@ -23,6 +23,7 @@ from ratrain.readers.json import read_json, read_json_table
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.environment import LAUNCHER
 from ratrain.runtime.rank.preload import allocator_library, forget_held, preload
+from ratrain.runtime.rank.stop import StopRequests
 
 _READY = "RATRAIN_RANK_READY"
 _PR_SET_PDEATHSIG = 1
@@ -40,6 +41,8 @@ class _Wanted:
 def main(folder: Path) -> None:
     """The whole life of a rank; ends the process."""
     rank = int(_variable("RANK"))
+    requests = StopRequests()
+    requests.listen()
     settings = _wanted(folder)
     if settings is None and os.environ.get("WORLD_SIZE", "1") == "1":
         sys.exit(f"{folder}: is not a run's folder: it has no run.json\n  fix: {_START}")
@@ -50,7 +53,7 @@ def main(folder: Path) -> None:
     forget_held(os.environ)
     from ratrain.runtime.rank.rank_run import run_rank
 
-    os._exit(run_rank(folder, rank))
+    os._exit(run_rank(folder, rank, requests))
 
 
 def _variable(name: str) -> str:

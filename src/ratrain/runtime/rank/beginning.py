@@ -80,7 +80,7 @@ def begun(
     division = spec.seats.seat(together.rank).division
     paths, problems = candidates(folder, together)
     for path in paths:
-        run, problem = _built(path, job, data, division, build)
+        run, problem = _built(path, job, spec, data, division, build)
         problems_told = together.agreed(problem)
         if run is not None and not problems_told:
             if together.company.keeps(together.rank):
@@ -138,6 +138,7 @@ def _problem_of(name: str, disks: Mapping[str, dict[str, dict[str, str]]]) -> st
 def _built(
     path: Path,
     job: JobSpec,
+    spec: RunSpec,
     data: Mapping[str, Any],
     division: Division,
     build: Callable[[Begin], RankRun],
@@ -152,7 +153,8 @@ def _built(
     # A model without a name is called after its folder, which may have been moved.
     renamed = replace(model, name=meta.model)
     checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degrees))
-    require_same(meta.state, data, job.path, path)
+    if not spec.data_from or meta.step > spec.data_from:  # else another run's, of another text
+        require_same(meta.state, data, job.path, path)
     parts = StoredParts(
         model,
         degrees,

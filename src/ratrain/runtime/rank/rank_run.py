@@ -41,6 +41,7 @@ from ratrain.runtime.rank.prediction import write_prediction
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
 from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -76,16 +77,20 @@ class Stand:
     voice: Voice
 
 
-def run_rank(path: Path, rank: int) -> int:
-    """Runs a rank; the exit status. What went wrong is in the folder's failure file."""
+def run_rank(path: Path, rank: int, requests: StopRequests) -> int:
+    """Runs a rank; the exit status. What went wrong is in the folder's failure file. `requests` to
+    stop come from signals."""
     folder = RunFolder(path)
     tenancy, voice = Tenancy(folder, rank), Voice(rank)
     if tenancy.settled:
         _forget_failure(folder, rank)
     try:
-        _run(folder, rank, tenancy, voice)
-        return 0
+        requests.tell(lambda: voice.speaks)
+        finished = _run(folder, rank, tenancy, voice, requests)
+        requests.ignore()
+        return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
+        requests.end_at_once()
         if not isinstance(error, RatrainError):
             traceback.print_exc()
         status = tell(folder, rank, error) if tenancy.settled else status_of(error)
@@ -100,7 +105,10 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
     folder.rank_file(rank, "failure").unlink(missing_ok=True)
 
 
-def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
+def _run(
+    folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice, requests: StopRequests
+) -> bool:
+    """Whether the last step was done."""
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
     meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
@@ -137,7 +145,7 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
                 log.write(row)
             voice.show(row)
 
-        _train(stand, device, meeting, network, on_round, keep_row)
+        return _train(stand, device, meeting, network, on_round, keep_row, requests)
 
 
 def _note(stand: Stand, lines: list[str]) -> None:
@@ -187,9 +195,10 @@ def _train(
     network: Network,
     on_round: Callable[[int, Round], None],
     on_validated: Callable[[Row], None],
-) -> None:
-    """All of a rank's run once its network is connected; `on_round` gets every control
-    round, `on_validated` what validation adds to the metrics."""
+    requests: StopRequests,
+) -> bool:
+    """All of a rank's run once its network is connected; whether it did the last step. `on_round`
+    gets every control round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = memory_of(device)
     if rank == 0 and stand.spec.allocator and not allocator.counts:
@@ -213,7 +222,7 @@ def _train(
             begin,
             device=device,
             on_round=on_round,
-            stop_asked=folder.stop_request.exists,
+            stop_asked=lambda: requests.asked or folder.stop_request.exists(),
             allocator=allocator,
             held_out=_held_out(stand, device),
             validated=validated,
@@ -244,12 +253,15 @@ def _train(
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
     network.barrier()  # no rank leaves while another still communicates
-    voice.say(f"done: step {run.end_step} of {stand.spec.end_step}")
+    finished = run.end_step >= stand.spec.end_step
+    ending = "done" if finished else "stopped and saved"
+    voice.say(f"{ending}: step {run.end_step} of {stand.spec.end_step}")
+    return finished
 
 
 def _batches(stand: Stand, device: Device) -> ReplicaBatches:
     """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    return _share(stand, stand.data.samples, device)
+    return _share(stand, stand.data.samples, device, stand.spec.data_from)
 
 
 def _held_out(stand: Stand, device: Device) -> HeldOutShare | None:
@@ -258,16 +270,22 @@ def _held_out(stand: Stand, device: Device) -> HeldOutShare | None:
     return held_out and HeldOutShare(_share(stand, held_out, device), held_out.batches)
 
 
-def _share(stand: Stand, source: Samples | HeldOut, device: Device) -> ReplicaBatches:
+def _share(
+    stand: Stand, source: Samples | HeldOut, device: Device, data_from: int = 0
+) -> ReplicaBatches:
+    """A replica's part of `source`, whose first batch is that of step `data_from`."""
     spec, seat = stand.spec, stand.seat
     first, sequences = share_of(spec, stand.program.setup, seat.data)
 
     def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
-        batch = source.batch(step, begin, count)
+        batch = source.batch(step - data_from, begin, count)
         return batch.tokens, batch.targets
 
+    def counted(step: int, begin: int, count: int) -> int:
+        return source.counted(step - data_from, begin, count)
+
     size = spec.micro_batch_of(seat.data)
-    return ReplicaBatches(read, first, sequences, size, device.place, count=source.counted)
+    return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
 
 
 def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:

@@ -10,6 +10,7 @@ Which ranks share a disk is found out with files that each host's first rank mak
 from __future__ import annotations
 
 import json
+import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -19,6 +20,7 @@ from typing import Any
 from uuid import uuid4
 
 from ratrain.errors import RatrainError, RunFailed, RunTaken
+from ratrain.runtime.environment import COMMAND
 from ratrain.runtime.ownership import Claim, Say, claim_run, inherited
 from ratrain.runtime.rank.company import Company
 from ratrain.runtime.rank.meeting import Everybody, told_by_all
@@ -115,7 +117,9 @@ class Tenancy:
         own_answer: dict[str, Any] = {}
         if company.keeps(self._rank):
             try:
-                self._claim = self._claim or claim_run(self._folder.path, "torchrun", say)
+                self._claim = self._claim or claim_run(
+                    self._folder.path, os.environ.get(COMMAND, "torchrun"), say
+                )
                 own_answer = {"number": self._claim.number, "token": self._claim.token}
             except RatrainError as error:
                 own_answer = {"refused": [error.what, error.place, error.fix]}

@@ -19,19 +19,27 @@ from ratrain.errors import (
 )
 from ratrain.lab.cluster import Lab
 from ratrain.readers.files import NO_MORE_FILES, REMOVE_FILES, read_text, takes_no_more_files
-from ratrain.runtime.failures import CAUSE, ENDED, Failure, read_failure
+from ratrain.runtime.failures import ENDED, Failure, read_failure
+from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.run.processes import RankEnd
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
+_MORE_MEMORY = (
+    "choose a smaller memory_budget or micro_batch, or stop what else takes memory on this machine"
+)
 _FULL_BYTES = 1 << 16
 
 
 def explained(
-    folder: RunFolder, spec: RunSpec, ends: Sequence[RankEnd], lab: Lab | None
+    folder: RunFolder,
+    spec: RunSpec,
+    ends: Sequence[RankEnd],
+    lab: Lab | None,
+    kills: KillWatch,
 ) -> RatrainError:
     """The first cause of a failure, rather than what followed from it on other ranks. `ends`: how
-    each rank ended, by rank."""
-    failures = [_failure(folder, spec, end, lab) for end in ends if end.status]
+    each rank ended, by rank; `kills` has watched since before they began."""
+    failures = [_failure(folder, spec, end, lab, kills) for end in ends if end.status]
     first = min(failures, key=lambda failure: failure.order)
     # What all ranks refuse together they say in the same words.
     later_ranks = sorted(failure.rank for failure in failures if failure.what != first.what)
@@ -60,7 +68,9 @@ def _resume_words(folder: RunFolder) -> str:
     return f"; `--resume` resumes from {saved.path.name}" if saved else ""
 
 
-def _failure(folder: RunFolder, spec: RunSpec, end: RankEnd, lab: Lab | None) -> Failure:
+def _failure(
+    folder: RunFolder, spec: RunSpec, end: RankEnd, lab: Lab | None, kills: KillWatch
+) -> Failure:
     rank = end.rank
     if end.stood_still:
         return Failure(rank, f"rank {rank} stalled: its process had been stopped")
@@ -71,18 +81,29 @@ def _failure(folder: RunFolder, spec: RunSpec, end: RankEnd, lab: Lab | None) ->
         except SpecError as error:
             problem = f"rank {rank} ended, and what it said of it cannot be read: {error.what}"
             return Failure(rank, problem, place=error.place, fix=f"see {folder.log(rank)}")
-    return _killed(spec, end, lab) if end.status < 0 else _silent(folder, rank, end.status)
+    return _killed(spec, end, lab, kills) if end.status < 0 else _silent(folder, rank, end.status)
 
 
-def _killed(spec: RunSpec, end: RankEnd, lab: Lab | None) -> Failure:
+def _killed(spec: RunSpec, end: RankEnd, lab: Lab | None, kills: KillWatch) -> Failure:
     if lab is not None and lab.oom_kills(spec.device_numbers[end.rank]):
         problem = f"rank {end.rank} was killed by the kernel: its memory limit was reached"
         return Failure(
             end.rank, problem, fix="raise [device.lab] overhead, or plan with a smaller budget"
         )
     name = signal.Signals(-end.status).name
-    order = ENDED if end.ended_here else CAUSE
-    return Failure(end.rank, f"rank {end.rank} was killed by {name}", order=order)
+    problem = f"rank {end.rank} was killed by {name}"
+    if end.ended_here:
+        return Failure(end.rank, problem, order=ENDED)
+    if -end.status != signal.SIGKILL:
+        return Failure(end.rank, problem)
+    sign = kills.words(end.pid)
+    if sign:
+        return Failure(end.rank, f"{problem}: {sign}", fix=_MORE_MEMORY)
+    return Failure(
+        end.rank,
+        f"{problem}; no sign that memory ran out (looked at: {kills.looked_at})",
+        fix="look for who sent it: a user, a container's or a batch system's limit",
+    )
 
 
 def _silent(folder: RunFolder, rank: int, code: int) -> Failure:

@@ -6,20 +6,19 @@ Ranks on several machines are started by `torchrun ... -m ratrain.runtime.rank R
 from __future__ import annotations
 
 import json
-import signal
 import socket
-import threading
 import time
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
-from typing import Any
 
-from ratrain.errors import RunFailed
+from ratrain.errors import RatrainError, RunFailed
 from ratrain.lab.cluster import Lab
 from ratrain.lab.crew import MASTER_PORT
+from ratrain.runtime.memory_here import KillWatch
 from ratrain.runtime.ownership import Claim, handed_on
+from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.first_cause import explained
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -27,6 +26,8 @@ from ratrain.runtime.run_folder import RunFolder, RunSpec
 Tick = Callable[[], None]
 """Called several times a second while the ranks run; it follows the run (see trackers.py)."""
 LOOPBACK = "127.0.0.1"
+StartingAgain = Callable[[RatrainError], None]
+"""Called with the first cause of a failure after which all ranks are started again."""
 _LOOK_EVERY_S = 0.1
 
 
@@ -38,6 +39,7 @@ def launch(
     lab: Lab | None,
     restarts: int,
     tick: Tick,
+    starting_again: StartingAgain = lambda _cause: None,
 ) -> None:
     """Runs all ranks to their end; after a failure all of them start again from the latest
     checkpoint, `restarts` times at most. Raises an error with the first cause of the last failure.
@@ -47,15 +49,18 @@ def launch(
     if lab is not None:
         places = [asdict(lab.places[device]) for device in spec.device_numbers]
         (folder.path / "places.json").write_text(json.dumps(places))
-    with _stop_on_signal(folder), handed_on(claim):
+    kills = KillWatch()
+    with passed_on(folder.stop_request.touch), handed_on(claim):
         for attempts_left in range(restarts, -1, -1):
             ends = _attempt(folder, spec, claim, lab, tick)
             claim.require()
             if not any(end.status for end in ends):
                 break
+            tick()
+            cause = explained(folder, spec, ends, lab, kills)
             if not attempts_left:
-                tick()
-                raise explained(folder, spec, ends, lab)
+                raise cause
+            starting_again(cause)
     tick()
 
 
@@ -69,7 +74,7 @@ def _attempt(
     with _meeting_place(lab, spec) as (address, port, listener):
         world_size = spec.seats.world_size
         environment = base_environment(world_size, address, port)
-        ranks = RankProcesses(folder, world_size, environment, listener)
+        ranks = RankProcesses(folder, range(world_size), environment, listener)
     try:
         while ranks.running and not ranks.failed:
             claim.require_seen()
@@ -79,27 +84,6 @@ def _attempt(
     except BaseException:
         ranks.kill()
         raise
-
-
-@contextmanager
-def _stop_on_signal(folder: RunFolder) -> Generator[None]:
-    """The first Ctrl-C or SIGTERM asks the ranks to save and stop; the second ends them."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def asked(_number: int, _frame: Any) -> None:
-        if folder.stop_request.exists():
-            raise KeyboardInterrupt
-        folder.stop_request.touch()
-
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = [signal.signal(number, asked) for number in numbers]
-    try:
-        yield
-    finally:
-        for number, handler in zip(numbers, before, strict=True):
-            signal.signal(number, handler)
 
 
 @contextmanager

@@ -94,6 +94,13 @@ class PreparedRun:
     def world_size(self) -> int:
         return self.spec.seats.world_size
 
+    @property
+    def peak_bytes(self) -> list[int]:
+        """Proven of each program rank, in its device's memory and in the host's."""
+        bounds = (*self.verdict.bounds, *self.verdict.lower_bounds)
+        ranks = range(self.proved.program.setup.ranks)
+        return [sum(b.total_bytes for b in bounds if b.rank == rank) for rank in ranks]
+
     def seating(self) -> list[str]:
         """Which rank belongs on which device, where that is not the cluster's order."""
         devices = self.case.job.cluster.members()

@@ -12,6 +12,7 @@ import socket
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from contextlib import ExitStack, suppress
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +21,7 @@ from typing import IO
 from ratrain.errors import RunFailed
 from ratrain.readers.files import unwritable
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, PORT
+from ratrain.runtime.rank.stop import END_AT_ONCE
 from ratrain.runtime.run_folder import RunFolder
 
 GRACE_S = 5.0
@@ -39,35 +41,41 @@ class RankEnd:
     status: int
     ended_here: bool = False
     stood_still: bool = False
+    pid: int = 0
 
 
 class RankProcesses:
-    """One attempt's ranks. The caller must call `end` or `kill`, however the attempt goes.
-    `listener`: a listening socket for rank 0, which inherits it."""
+    """One attempt's ranks on this host. The caller must call `end` or `kill`, however the attempt
+    goes. `listener`: a listening socket for rank 0, which inherits it. `output`: a file descriptor
+    for what they print, which else goes to the folder's logs."""
 
     def __init__(
         self,
         folder: RunFolder,
-        world_size: int,
+        ranks: Sequence[int],
         environment: dict[str, str],
         listener: socket.socket | None,
+        *,
+        output: int | None = None,
     ) -> None:
+        self._ranks = tuple(ranks)
         self._children: list[subprocess.Popen[bytes]] = []
         self._sent: set[tuple[int, int]] = set()  # (rank, signal)
         self._stood_still: set[int] = set()
         try:
-            for rank in range(world_size):
-                variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(rank)}
+            for local, rank in enumerate(ranks):
+                variables = {**environment, "RANK": str(rank), "LOCAL_RANK": str(local)}
                 handles = (listener.fileno(),) if listener and rank == 0 else ()
                 if handles:
                     variables[LISTENER] = str(handles[0])
-                self._children.append(_start(folder, rank, variables, handles))
+                self._children.append(_start(folder, rank, variables, handles, output))
         except BaseException as error:
             self.kill()
             if not isinstance(error, OSError):
                 raise
+            rank = self._ranks[len(self._children)]
             raise RunFailed(
-                f"rank {len(self._children)} could not be started: {error.strerror or error}",
+                f"rank {rank} could not be started: {error.strerror or error}",
                 place=str(folder.path),
                 fix="check what `ulimit -a` allows: processes, open files, memory",
             ) from error
@@ -82,9 +90,14 @@ class RankProcesses:
         """Whether any rank has failed."""
         return any(child.poll() for child in self._children)
 
+    def ask_to_stop(self) -> None:
+        """Asks every rank to save and stop (see rank/stop.py)."""
+        for child in self._children:
+            child.terminate()
+
     def end(self) -> list[RankEnd]:
         """Ends all ranks that still run, and returns how each rank ended, by rank."""
-        self._signal(signal.SIGTERM)
+        self._signal(END_AT_ONCE)
         end_s = time.monotonic() + GRACE_S
         while self.running and time.monotonic() < end_s:
             time.sleep(0.01)
@@ -93,16 +106,18 @@ class RankProcesses:
     def kill(self) -> list[RankEnd]:
         """The same at once."""
         self._signal(signal.SIGKILL)
-        return [self._end_of(rank, child.wait()) for rank, child in enumerate(self._children)]
+        return [self._end_of(*each) for each in zip(self._ranks, self._children, strict=False)]
 
-    def _end_of(self, rank: int, status: int) -> RankEnd:
-        return RankEnd(rank, status, (rank, -status) in self._sent, rank in self._stood_still)
+    def _end_of(self, rank: int, child: subprocess.Popen[bytes]) -> RankEnd:
+        status = child.wait()
+        sent, stood_still = (rank, -status) in self._sent, rank in self._stood_still
+        return RankEnd(rank, status, sent, stood_still, child.pid)
 
     def _signal(self, number: signal.Signals) -> None:
         """To every rank that runs; one that is stopped hears SIGKILL alone. One that something else
         has killed may seem to run while its memory is freed, when others have lost it already; it
         still ends with the other signal."""
-        for rank, child in enumerate(self._children):
+        for rank, child in zip(self._ranks, self._children, strict=False):
             if child.poll() is not None:
                 continue
             stopped = _is_stopped(child.pid)
@@ -130,20 +145,26 @@ def base_environment(world_size: int, address: str, port: int) -> dict[str, str]
 
 
 def _start(
-    folder: RunFolder, rank: int, environment: dict[str, str], handles: tuple[int, ...]
+    folder: RunFolder,
+    rank: int,
+    environment: dict[str, str],
+    handles: tuple[int, ...],
+    output: int | None,
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C in a terminal is for the launcher alone."""
     with ExitStack() as stack:
-        try:
-            log: IO[bytes] = stack.enter_context(folder.log(rank).open("ab", buffering=0))
-            log.write(time.strftime("--- started %Y-%m-%d %H:%M:%S\n").encode())
-        except OSError as error:
-            raise unwritable(folder.log(rank), error) from error
+        log: IO[bytes] | None = None
+        if output is None:
+            try:
+                log = stack.enter_context(folder.log(rank).open("ab", buffering=0))
+                log.write(time.strftime("--- started %Y-%m-%d %H:%M:%S\n").encode())
+            except OSError as error:
+                raise unwritable(folder.log(rank), error) from error
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder.path)],
             env=environment,
             stdin=subprocess.DEVNULL,
-            stdout=log,
+            stdout=output if log is None else log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
             pass_fds=handles,

@@ -52,6 +52,9 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "run": str(folder.path),
         "job": spec.job_path,
         "facts": facts["facts"],
+        "from": {"run": spec.from_run, "step": spec.from_step, "data_restarted": spec.data_from > 0}
+        if spec.from_run
+        else None,
         "precision": spec.precision,
         "collective": spec.collective,
         "sum_order": spec.sum_order,

@@ -59,6 +59,10 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     added = report.get("sum_order") and f"; gradients added in the order {report['sum_order']}"
     head = f"{progress}; loss {loss['first']:.4f} -> {loss['last']:.4f}{precision}{added or ''}"
     yield from wrapped(head)
+    source = report.get("from")
+    if source is not None:
+        data = "text read anew" if source["data_restarted"] else "place in the text kept"
+        yield from wrapped(f"began from step {source['step']} of {source['run']}, {data}")
     if report["skipped_updates"]:
         yield from wrapped(
             f"{report['skipped_updates']:,} updates (each of one rank's part of a layer, embedding "

@@ -33,6 +33,7 @@ class ResumedRun:
     job: JobSpec
     spec: RunSpec
     headline: list[str]
+    peak_bytes: tuple[int, ...]  # proven, of each program rank
     checkpoint: Path | None
     skipped: tuple[str, ...]  # damaged checkpoints that were passed over
     changes: tuple[str, ...]
@@ -92,6 +93,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
         job,
         spec,
         list(facts["headline"]),
+        tuple(facts["bound_bytes"]),
         newest.path if newest else None,
         tuple(checkpoint.path.name for checkpoint in newest.skipped) if newest else (),
         tuple(_changes(current, original)),

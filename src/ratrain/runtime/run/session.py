@@ -11,6 +11,7 @@ from ratrain.checkpoint.best import read_best
 from ratrain.checkpoint.folder import step_of
 from ratrain.checkpoint.listing import latest
 from ratrain.describe.job import JobSpec
+from ratrain.errors import RatrainError
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
 from ratrain.runtime.ownership import Claim
@@ -40,9 +41,10 @@ def run_session(
     restarts: int,
     first_step: int,
     show: Callable[[Progress | None, bool], None],
+    say: Callable[[str], None],
 ) -> Ending:
     """Launches the ranks and watches them. `show` gets a step's `Progress`, or None where there is
-    nothing new, and whether a stop was asked for."""
+    nothing new, and whether a stop was asked for; `say` a line where all ranks start again."""
     best = read_best(folder.path)
     before = best and (best.step, best.validation_loss)
     follower, meter = Follower(folder), ProgressMeter(spec.end_step, before)
@@ -60,8 +62,25 @@ def run_session(
         if not rows:
             show(None, stopping)
 
+    starts = 1
+
+    def starting_again(cause: RatrainError) -> None:
+        nonlocal starts
+        starts, step = starts + 1, newest_step(folder)
+        left = restarts + 1 - starts
+        begin_attempt(folder, step, lab=lab is not None, restarts=left)
+        say(f"{cause.what}; restarting from step {step} (start {starts} of {restarts + 1})")
+
     try:
-        launch(folder, spec, claim=claim, lab=lab, restarts=restarts, tick=tick)
+        launch(
+            folder,
+            spec,
+            claim=claim,
+            lab=lab,
+            restarts=restarts,
+            tick=tick,
+            starting_again=starting_again,
+        )
     finally:
         for chart in charts:
             chart.close()

@@ -1,0 +1,86 @@
+"""Which of a run's ranks belong on which host, as its job's cluster and its plan say."""
+
+from __future__ import annotations
+
+from collections import Counter
+from dataclasses import dataclass
+from pathlib import Path
+
+from ratrain.corpus.sources import sources_of
+from ratrain.describe.cluster import Device
+from ratrain.describe.job import JobSpec
+from ratrain.describe.overrides import with_overrides
+from ratrain.describe.strict import nearest
+from ratrain.errors import SpecError
+from ratrain.readers.toml import read_toml
+from ratrain.runtime.run_folder import RunFolder, RunSpec
+
+
+@dataclass(frozen=True)
+class RunHost:
+    """A host, by the name of the cluster file; where that has several of a name, numbered from 1.
+    `ranks`: () where the run leaves it idle."""
+
+    name: str
+    device: str  # what kind its devices are
+    ranks: tuple[int, ...]
+
+
+def hosts_of(job: JobSpec, spec: RunSpec) -> list[RunHost]:
+    """All hosts of the cluster, in its order; of one that has as many as a job asks for, those of
+    the job."""
+    cluster = job.cluster.spec
+    devices = cluster.devices(cluster.size) if cluster.size else job.cluster.members()
+    first = {device.host: device for device in reversed(devices)}
+    ranks: dict[int, list[int]] = {host: [] for host in sorted(first)}
+    for rank, number in enumerate(spec.device_numbers):
+        ranks[devices[number].host].append(rank)
+    names = _names([first[host] for host in ranks])
+    return [
+        RunHost(name, first[host].kind.name, tuple(ranks[host]))
+        for name, host in zip(names, ranks, strict=True)
+    ]
+
+
+def host_called(hosts: list[RunHost], name: str) -> RunHost:
+    """The host of that name, which has ranks."""
+    host = next((host for host in hosts if host.name == name), None)
+    if host is None:
+        known = [host.name for host in hosts if host.ranks]
+        raise SpecError(f"the run has no host {name!r}", place="--host", fix=nearest(name, known))
+    if not host.ranks:
+        raise SpecError(
+            f"the run leaves {name} idle", place="--host", fix="start the other hosts only"
+        )
+    return host
+
+
+def files_of(job: JobSpec, folder: RunFolder, overrides: tuple[str, ...]) -> list[Path]:
+    """What ranks read, besides the run's folder: the job, and what it names."""
+    path = job.path or folder.path / "job.toml"
+    base = path.parent
+    table, _ = with_overrides(*read_toml(path), overrides)
+    files = [path]
+    if job.model.file is not None:
+        files.append(job.model.file)
+    cluster = str(table.get("cluster", {}).get("name", ""))
+    if cluster.endswith(".toml"):
+        files.append(base / cluster)
+    if job.data is not None:
+        named = (*job.data.files, *(job.data.validation or ()))
+        files += [source.path for source in sources_of(named, base)]
+        if job.data.tokenizer != "bytes":
+            files.append(base / job.data.tokenizer)
+    if job.train.weights is not None:
+        files.append(base / job.train.weights)
+    return list(dict.fromkeys(file.resolve() for file in files))
+
+
+def _names(devices: list[Device]) -> list[str]:
+    names = [device.host_kind.name for device in devices]
+    several, so_far = Counter(names), Counter[str]()
+    numbered: list[str] = []
+    for name in names:
+        so_far[name] += 1
+        numbered.append(f"{name}-{so_far[name]}" if several[name] > 1 else name)
+    return numbered

@@ -1,0 +1,129 @@
+"""All hosts' ranks started from one of them, over ssh or another command that runs words there.
+
+What a host prints appears here behind its name. A request to stop goes to every host on the
+standard input of its command, since ssh passes no signals; where the connection breaks, the ranks
+beyond it save and stop.
+"""
+
+from __future__ import annotations
+
+import shlex
+import subprocess
+import threading
+import time
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from dataclasses import dataclass
+from typing import IO
+
+from ratrain.errors import RunFailed
+from ratrain.runtime.rank.stop import passed_on
+from ratrain.runtime.run.host_ranks import END, STOP, worst_status
+
+_LOOK_EVERY_S = 0.1
+_LAST_WORDS_S = 20.0
+"""How long other hosts may go on after one has failed; their ranks find out and end by
+themselves."""
+_GRACE_S = 10.0
+
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class HostCommand:
+    """What to run on a host. `target`: what `rsh` calls it."""
+
+    host: str
+    target: str
+    words: Sequence[str]
+
+
+def run_everywhere(commands: Sequence[HostCommand], rsh: Sequence[str], tell: Tell) -> int:
+    """Runs each host's command to its end; the worst exit status."""
+    shells: list[_Shell] = []
+    try:
+        for command in commands:
+            shells.append(_Shell(command, rsh, tell))
+        with passed_on(lambda: _ask_to_stop(shells)):
+            _wait(shells)
+    finally:
+        for shell in shells:
+            shell.end()
+    return worst_status(shell.status for shell in shells)
+
+
+class _Shell:
+    """One host's command, seen from here."""
+
+    def __init__(self, command: HostCommand, rsh: Sequence[str], tell: Tell) -> None:
+        words = [*rsh, command.target, shlex.join(command.words)]
+        try:
+            self._child = subprocess.Popen(
+                words,
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                errors="replace",
+                start_new_session=True,  # Ctrl-C is for us alone
+            )
+        except OSError as error:
+            raise RunFailed(
+                f"{words[0]!r} cannot be run: {error.strerror or error}",
+                place=f"host {command.host}",
+                fix="install it, or name another with --rsh",
+            ) from error
+        assert self._child.stdout is not None
+        self._reader = threading.Thread(
+            target=_pass_on, args=(self._child.stdout, command.host, tell), daemon=True
+        )
+        self._reader.start()
+
+    @property
+    def running(self) -> bool:
+        return self._child.poll() is None
+
+    @property
+    def failed(self) -> bool:
+        return bool(self._child.poll())
+
+    @property
+    def status(self) -> int:
+        return self._child.wait()
+
+    def order(self, word: str) -> None:
+        assert self._child.stdin is not None
+        with suppress(OSError):  # it has ended
+            self._child.stdin.write(word + "\n")
+            self._child.stdin.flush()
+
+    def end(self) -> None:
+        """Ends it, where it still runs, and shows its last lines."""
+        if self.running:
+            self.order(END)
+            with suppress(subprocess.TimeoutExpired):
+                self._child.wait(_GRACE_S)
+            self._child.kill()
+        self._child.wait()
+        self._reader.join(_GRACE_S)
+
+
+def _wait(shells: Sequence[_Shell]) -> None:
+    """For all to end; not for long once one has failed."""
+    failed_s: float | None = None
+    while any(shell.running for shell in shells):
+        if failed_s is None and any(shell.failed for shell in shells):
+            failed_s = time.monotonic()
+        if failed_s is not None and time.monotonic() - failed_s > _LAST_WORDS_S:
+            return
+        time.sleep(_LOOK_EVERY_S)
+
+
+def _ask_to_stop(shells: Sequence[_Shell]) -> None:
+    for shell in shells:
+        shell.order(STOP)
+
+
+def _pass_on(stream: IO[str], host: str, tell: Tell) -> None:
+    for line in stream:
+        tell(f"{host}: {line.rstrip()}")
