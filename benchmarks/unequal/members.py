@@ -3,7 +3,7 @@
     python benchmarks/unequal/members.py --json before.json     # of one version of the planner
     python benchmarks/unequal/members.py --against before.json  # of another: who is faster, and how
 
-Clusters are those of `exhaustive.py`, 98 of up to 6 devices as in docs/planner.md, and some of 7
+Clusters are those of `exhaustive.py`, 98 of up to 6 devices as in docs/notes/planner.md, and some of 7
 and 8. Steps are simulated, none is measured.
 """
 
@@ -25,7 +25,7 @@ from ratrain.plan.jobs import load_job_to_plan
 from ratrain.plan.uneven_setup import UnevenPlan, has_members
 
 DRAWN = ((31, 3, 4, 60), (11, 3, 5, 24), (41, 3, 6, 14))
-"""Seed, fewest and most devices, and number of clusters: the 98 of docs/planner.md."""
+"""Seed, fewest and most devices, and number of clusters: the 98 of docs/notes/planner.md."""
 LARGER = 71
 
 

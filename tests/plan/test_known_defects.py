@@ -1,4 +1,4 @@
-"""Mistakes of other planners for unequal devices: the planner's part of docs/known-defects.md."""
+"""Mistakes of other planners for unequal devices: the planner's part of docs/explanation/known-defects.md."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ratrain.plan.jobs import load_job
 from ratrain.plan.search import search
 from ratrain.simulate.long import simulate_proved
 
-PAGE = Path(__file__).parents[2] / "docs" / "known-defects.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "known-defects.md"
 TESTS = Path(__file__).parents[1]
 
 

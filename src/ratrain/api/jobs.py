@@ -85,7 +85,7 @@ class Job(Shown):
 
 
 def load_job(path: str | Path, *overrides: str) -> Job:
-    """The job of a TOML file (docs/describe.md). Whatever is wrong with it is one `RatrainError`
+    """The job of a TOML file (docs/reference/describe.md). Whatever is wrong with it is one `RatrainError`
     that names the line, the key and the smallest fix.
 
     `overrides` are values in place of the file's, as `--set` has them:

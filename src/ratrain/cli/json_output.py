@@ -1,4 +1,4 @@
-"""What `--json` prints: one JSON document on stdout, which says what it is. docs/json.md lists its
+"""What `--json` prints: one JSON document on stdout, which says what it is. docs/reference/json.md lists its
 keys."""
 
 from __future__ import annotations

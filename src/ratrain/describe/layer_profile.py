@@ -1,7 +1,7 @@
 """A layer profile: how long a device took for a layer, an embedding or a head, as measured.
 
 Each entry holds the times of one shape at one sequence length, tensor degree and dtype, for one
-micro-batch size or several. docs/describe.md, "Layer profile", explains the keys.
+micro-batch size or several. docs/reference/describe.md, "Layer profile", explains the keys.
 """
 
 from __future__ import annotations

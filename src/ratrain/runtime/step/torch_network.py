@@ -1,7 +1,7 @@
 """The network between ranks over torch.distributed: NCCL between GPUs, or gloo by name.
 
 Gloo's listeners take anybody's connection, and NCCL's guard themselves as NCCL does: see
-docs/security.md. The network of our own, `socket_network`, is what ranks on CPUs use.
+docs/how-to/security.md. The network of our own, `socket_network`, is what ranks on CPUs use.
 """
 
 from __future__ import annotations
