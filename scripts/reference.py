@@ -137,16 +137,20 @@ def verbs_page() -> str:
     return "\n".join(parts)
 
 
-def _helps(command: click.Command, name: str) -> Iterator[tuple[str, str]]:
+def _helps(
+    command: click.Command, name: str, parent: click.Context | None = None
+) -> Iterator[tuple[str, str]]:
     """Every verb that does something, by its whole name, and its help."""
-    with click.Context(command, info_name=name, max_content_width=80, terminal_width=80) as context:
+    with click.Context(
+        command, parent=parent, info_name=name, max_content_width=80, **command.context_settings
+    ) as context:
         if not isinstance(command, click.Group):
-            yield name, command.get_help(context)
+            yield context.command_path, command.get_help(context)
             return
         for word in command.list_commands(context):
             verb = command.get_command(context, word)
             if verb is not None:
-                yield from _helps(verb, f"{name} {word}")
+                yield from _helps(verb, word, context)
 
 
 PAGES = {"keys.md": keys_page, "verbs.md": verbs_page}
