@@ -1,5 +1,5 @@
 # Two commands a newcomer needs: `make run` and `make test`. Each sets up all it needs first.
-.PHONY: run reproduce test test-all soak lint clean lock
+.PHONY: run reproduce test test-all soak docs lint clean lock
 
 RATRAIN = .venv/bin/ratrain
 SOURCES = pyproject.toml setup.py requirements.lock scripts/setup.sh scripts/install.py scripts/import_once.py \
@@ -27,6 +27,11 @@ soak: .venv/ready-to-test
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
 
+# The manual as a site, in build/site. A link that leads nowhere is an error.
+docs: .venv/ready-for-docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs --quiet build --strict
+	@echo "built build/site/index.html"
+
 lint: .venv/ready-to-test
 	.venv/bin/ruff check .
 	.venv/bin/ruff format --check .
@@ -37,6 +42,9 @@ lint: .venv/ready-to-test
 
 .venv/ready-to-test: .venv/ready $(COMPILED)
 	@./scripts/setup.sh test
+
+.venv/ready-for-docs: .venv/ready requirements-docs.lock
+	@./scripts/setup.sh docs
 
 lock: .venv/ready
 	./scripts/lock.sh
