@@ -15,9 +15,10 @@ from pages import DOCS, ROOT, pages
 
 from ratrain.cli.main import ratrain
 
-TYPED = [
-    page for folder in ("tutorials", "how-to") for page in sorted((DOCS / folder).glob("*.md"))
-]
+FOLDERS = ("tutorials", "how-to", "reference", "explanation")
+TYPED = [page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))]
+TRIED_ELSEWHERE = ("plugins", "extending", "python", "verbs", "json", "code-in-15-minutes")
+"""Pages whose commands other tests run, or that list what verbs print of themselves."""
 PROGRAMS = Path(sys.executable).parent
 
 
@@ -35,6 +36,16 @@ def test_a_page_goes_as_written(page: Path, tmp_path: Path) -> None:
 
 def test_every_tutorial_has_something_to_type() -> None:
     assert all(blocks(page) for page in (DOCS / "tutorials").glob("*.md"))
+
+
+def test_commands_stand_where_they_are_tried() -> None:
+    for page in TYPED:
+        outside = re.findall(r"^ {4,}(?:\$ )?ratrain [a-z].*$", page.read_text(), re.MULTILINE)
+        if page.stem not in TRIED_ELSEWHERE:
+            assert all("net serve" in line or "net check --secret" in line for line in outside), (
+                page,
+                outside,
+            )
 
 
 def _mentioned() -> Iterator[tuple[Path, str]]:
