@@ -22,7 +22,7 @@ ORDER = (
     ("simulate",),
     ("plan",),
     ("reproduce", "validate", "convert"),
-    ("models", "kernels"),
+    ("devices", "models", "kernels"),
     ("runtime",),
     ("report",),
     ("api",),
@@ -39,13 +39,14 @@ ONLY = {
     "lab": LOW,
     "checkpoint": LOW,
     "models": LOW,
+    "devices": LOW,
 }
 """Rooms beside the line: what each may import."""
 
 ABOVE_ALL = ("runtime", "report", "api", "cli")
 """The rooms of the line that may import those beside it too."""
 
-TORCH_ROOMS = ("runtime", "models", "kernels")
+TORCH_ROOMS = ("runtime", "models", "devices")
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
 

@@ -66,7 +66,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
 
     from ratrain.runtime.environment import launch_of
     from ratrain.runtime.rank.meeting import meet
-    from ratrain.runtime.rank.networks import network_named
+    from ratrain.runtime.rank.networks import connected
     from ratrain.runtime.seats import Seats
     from ratrain.runtime.step import connection
     from ratrain.runtime.step.links import Routes
@@ -82,7 +82,7 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     seat = seats.seat(launch.rank)
     holders = tuple(seats.world_rank(0, data, 0) for data in range(group.replicas))
     routes = Routes(set(), (holders,))
-    network = network_named("sockets", folder, seats, seat, routes, meeting, 60.0)
+    network = connected(seats, seat, routes, meeting, 60.0)
     elements = group.unit_bytes // 4 // group.replicas * group.replicas
     units = [torch.ones(elements) for _ in range(UNITS)]
 

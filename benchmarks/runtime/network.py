@@ -40,11 +40,12 @@ Figures = dict[str, tuple[float, float]]
 def rank(folder: Path, kind: str) -> Figures:
     """One rank's part of a round; rank 2 receives messages from rank 0."""
     import torch
+    from torch_network import gloo_network
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
     from ratrain.runtime.rank.meeting import meet
-    from ratrain.runtime.rank.networks import network_named
+    from ratrain.runtime.rank.networks import connected
     from ratrain.runtime.seats import Seats
     from ratrain.runtime.step.links import Routes
 
@@ -58,7 +59,10 @@ def rank(folder: Path, kind: str) -> Figures:
         for pipeline in range(PIPELINE)
     ]
     holders, routes = groups[seat.pipeline], Routes({(0, 1)}, tuple(groups))
-    network = network_named(kind, folder, seats, seat, routes, meeting, 60.0)
+    if kind == "sockets":
+        network = connected(seats, seat, routes, meeting, 60.0)
+    else:
+        network = gloo_network(folder, seats, seat, routes, meeting, 60.0)
 
     def message(tensor: torch.Tensor) -> None:
         if seat.pipeline == 0:

@@ -183,7 +183,7 @@ error_feedback = false
 [train]
 steps = 6
 learning_rate = 1e-2
-network = "sockets"
+device = "cpu"
 """
 LONG = """\
 [model]

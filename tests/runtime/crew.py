@@ -10,20 +10,18 @@ import traceback
 from collections.abc import Callable
 from itertools import pairwise, product
 from multiprocessing.connection import Connection
-from pathlib import Path
-from tempfile import TemporaryDirectory
 from types import TracebackType
 from typing import Any
 
 import torch
-import torch.distributed as dist
 
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.meeting import Meeting, meet
-from ratrain.runtime.rank.networks import network_named
+from ratrain.runtime.rank.networks import connected
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.links import Routes
 from ratrain.runtime.step.network import Network
+from ratrain.runtime.step.staged_network import StagedNetwork, Staging
 
 Work = Callable[..., Any]
 """What a rank is asked to do: called with (rank, world size, what the asker gave)."""
@@ -91,10 +89,11 @@ def network_among(
     timeout_s: float = 30,
     hosts: tuple[int, ...] = (),
 ) -> Network:
-    """A member's network among those that were asked, of the kind that [train] network names."""
+    """A member's network among those that were asked; "staged": as of a device with memory of its
+    own."""
     assert _meeting is not None
-    (folder,) = _meeting.everybody(_FOLDER.name)[:1]
-    return network_named(kind, Path(folder), seats, seat, routes, _meeting, timeout_s, hosts)
+    network = connected(seats, seat, routes, _meeting, timeout_s, hosts)
+    return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
 
 
 def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
@@ -105,9 +104,6 @@ def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
         for pipeline, tensor in product(range(seats.pipeline), range(seats.tensor))
     )
     return Routes(hops, groups, tied)
-
-
-_FOLDER = TemporaryDirectory()
 
 
 def _member(
@@ -126,5 +122,3 @@ def _member(
             end.send(("", result))
         except BaseException:
             end.send((traceback.format_exc(), None))
-        if dist.is_initialized():
-            dist.destroy_process_group()

@@ -297,7 +297,6 @@ def write_job(folder: Path, setting: Setting) -> Path:
         "weights": setting.weights,
         "timeout": f"{setting.timeout_s:g}s",
         "validate_every": setting.validate_every or None,
-        "network": setting.network,
     }
     model = f"{setting.model_file}/config.json" if setting.model_file else "config.json"
     tables = {

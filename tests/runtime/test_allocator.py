@@ -18,7 +18,7 @@ import numpy as np
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.process import code_of
 
-counts = Allocator(torch.device("cpu"))
+counts = Allocator()
 assert counts.counts
 
 def as_products(library):

@@ -123,7 +123,7 @@ def test_a_replica_has_the_bits_of_its_own_16_bits_beside_one_whose_tokens_do_no
         {"error_feedback": True, "clip_norm": 0.5},
         {"model": (("tie_word_embeddings", True),)},
         {"validate_every": 1},
-        {"network": "gloo"},
+        {"network": "staged"},
         {"overflow": "unit"},
     ],
     ids=str,

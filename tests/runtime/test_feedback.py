@@ -215,7 +215,7 @@ def test_one_replica_sends_nothing_and_keeps_nothing(tmp_path: Path) -> None:
             replace(BF16, model=(("tie_word_embeddings", True),)),
             replace(BF16, model=(("tie_word_embeddings", True),), sharding=0, pipeline=2),
         ],
-        [replace(BF16, collective="ring"), replace(BF16, network="gloo")],
+        [replace(BF16, collective="ring"), replace(BF16, network="staged")],
         [replace(BF16, tensor=2), replace(BF16, tensor=2, sharding=0)],
         [replace(BF16, data=3, sequences=9), replace(BF16, data=3, sequences=9, name="zb-h1")],
     ],

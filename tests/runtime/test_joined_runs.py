@@ -38,7 +38,7 @@ def joining(replicas: tuple[Unlike, ...], **changes: Any) -> Setting:
         (FOUR_ONE, {"name": "gpipe", "clip_norm": 0.5}),
         (UP_AND_DOWN, {}),
         (UP_AND_DOWN, {"name": "zb-h1", "sharding": 0, "masked": True}),
-        (UP_AND_DOWN, {"name": "breadth-first", "network": "gloo"}),
+        (UP_AND_DOWN, {"name": "breadth-first", "network": "staged"}),
         (ROWS_OF_TWO, {"name": "backward-checkpoint"}),
         (TWO_REPLICAS, {"masked": True, "clip_norm": 0.5}),
         (TWO_REPLICAS, {"name": "pe-zero", "sharding": 3}),

@@ -22,7 +22,7 @@ from ratrain.program.strategies import STRATEGIES
 from ratrain.program.verify import verify
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import Ledger, Ledgers
-from ratrain.runtime.step.schedule import Held, LocalOp, Schedule, schedule_of
+from ratrain.runtime.step.schedule import HeldState, LocalOp, Schedule, schedule_of
 
 STEPS = 3
 PATIENCE_S = 30.0
@@ -194,8 +194,8 @@ def test_every_strategy_ends_within_its_bound(name: str, clip: bool) -> None:
 
 
 def test_an_op_that_would_exceed_the_budget_waits_until_memory_is_given_back() -> None:
-    ledger = Ledger([Held("view", 60)], 100, "RAM")
-    first, second = (Held("saved", 30),), (Held("input", 20),)
+    ledger = Ledger([HeldState("view", 60)], 100, "RAM")
+    first, second = (HeldState("saved", 30),), (HeldState("input", 20),)
     ledger.take(first, "0F0", 1.0)
     taken = threading.Event()
 
@@ -213,14 +213,14 @@ def test_an_op_that_would_exceed_the_budget_waits_until_memory_is_given_back() -
 
 
 def test_an_op_that_waits_for_memory_for_ever_ends_with_what_is_held() -> None:
-    ledger = Ledger([Held("view", 60)], 100, "RAM")
+    ledger = Ledger([HeldState("view", 60)], 100, "RAM")
     with pytest.raises(Infeasible, match=r"0F1 waited 0.01 s for 50 bytes of RAM.*'view': 60"):
-        ledger.take((Held("saved", 50),), "0F1", 0.01)
+        ledger.take((HeldState("saved", 50),), "0F1", 0.01)
 
 
 def test_a_budget_below_what_always_exists_is_refused_at_once() -> None:
     with pytest.raises(Infeasible, match="101 bytes of RAM, the budget is 100"):
-        Ledger([Held("view", 60), Held("optimizer", 41)], 100, "RAM")
+        Ledger([HeldState("view", 60), HeldState("optimizer", 41)], 100, "RAM")
 
 
 @given(sizes=st.lists(st.integers(1, 50), min_size=1, max_size=12), seed=st.integers(0, 99))
@@ -229,10 +229,10 @@ def test_takers_never_hold_more_than_the_budget_together(sizes: list[int], seed:
     ledger, chance = Ledger([], 60, "RAM"), random.Random(seed)
 
     def hold(size: int) -> None:
-        ledger.take((Held("saved", size),), "op", PATIENCE_S)
+        ledger.take((HeldState("saved", size),), "op", PATIENCE_S)
         assert ledger.total_bytes <= 60
         time.sleep(chance.random() / 5000)
-        ledger.give((Held("saved", size),))
+        ledger.give((HeldState("saved", size),))
 
     threads = [threading.Thread(target=hold, args=(size,)) for size in sizes]
     for thread in threads:

@@ -50,7 +50,7 @@ def members(at: tuple[Serving, Degrees], name: str = "ratrain", **changes: Any) 
         (CROSSED, {"sharding": 1, "clip_norm": 0.5, "masked": True}),
         (CROSSED, {"sharding": 3, "name": "pe-zero"}),
         (CROSSED, {"sequence_parallel": True}),
-        (CROSSED, {"network": "gloo"}),
+        (CROSSED, {"network": "staged"}),
         (IDLE, {}),
     ],
     ids=str,

@@ -20,7 +20,7 @@ CHUNK = CHUNK_BYTES // 4
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 PARTS = (64, CHUNK - 64, CHUNK, CHUNK + 64, 5 * CHUNK + 192)
 WORLDS = (1, 2, 3, 4)
-KINDS = ("sockets", "gloo")
+KINDS = ("sockets", "staged")
 
 pytestmark = pytest.mark.slow
 

@@ -73,7 +73,7 @@ def rehearsal(setting: Setting, rank: int, folder: Path) -> tuple[Watched, Sched
     )
     tokens = torch.randint(VOCAB, (1, LENGTH))
     boundary = 1, LENGTH, model.spec.hidden
-    played = Watched(schedule, states, boundary, MicroBatch(tokens, tokens), Allocator(CPU), None)
+    played = Watched(schedule, states, boundary, MicroBatch(tokens, tokens), Allocator(), None)
     return played, schedule, states
 
 
@@ -107,4 +107,4 @@ def test_a_rank_that_computes_nothing_has_nothing_to_play(tmp_path: Path) -> Non
     _played, schedule, states = rehearsal(Setting("1f1b", pipeline=2), 0, tmp_path)
     idle = replace(schedule, ops=tuple(op for op in schedule.ops if op.lane is not Lane.COMPUTE))
     stand_in = MicroBatch(torch.zeros(1, 1), torch.zeros(1, 1))
-    assert list(Rehearsal(idle, states, (1, 1, 1), stand_in, Allocator(CPU), None).passes()) == []
+    assert list(Rehearsal(idle, states, (1, 1, 1), stand_in, Allocator(), None).passes()) == []

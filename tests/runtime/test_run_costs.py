@@ -10,6 +10,7 @@ import torch
 from launched import made
 from runs_made import Setting
 
+from ratrain.devices import CPU
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.verify import verify
@@ -161,7 +162,7 @@ def test_an_empty_step_is_timed_in_full_or_until_its_time_is_up(
 ) -> None:
     schedule = schedule_of(two_ranks, 1)
     weights = [None, *(torch.zeros(64) for _ in schedule.units[1:])]
-    assert between_ops_s(schedule, weights, 60.0, most_s) > 0.0
+    assert between_ops_s(schedule, weights, 60.0, CPU, most_s) > 0.0
 
 
 def test_an_empty_step_ends_where_what_nobody_sends_would_fill_the_budget(tmp_path: Path) -> None:
@@ -170,9 +171,9 @@ def test_an_empty_step_ends_where_what_nobody_sends_would_fill_the_budget(tmp_pa
     bound_bytes = verify(program).bounds[1].total_bytes
     tight = replace(program, setup=replace(program.setup, budget_bytes=bound_bytes))
     schedule = schedule_of(tight, 1)
-    assert between_ops_s(schedule, [None for _ in schedule.units], 2.0) > 0.0
+    assert between_ops_s(schedule, [None for _ in schedule.units], 2.0, CPU) > 0.0
 
 
 def test_a_rank_that_computes_nothing_has_nothing_between_its_ops(two_ranks: Program) -> None:
     idle = replace(schedule_of(two_ranks, 0), ops=())
-    assert between_ops_s(idle, [], 60.0) == 0.0
+    assert between_ops_s(idle, [], 60.0, CPU) == 0.0

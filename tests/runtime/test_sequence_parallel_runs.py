@@ -41,7 +41,7 @@ CHOICES: list[dict[str, Any]] = [
 UNLIKE = [
     ((Unlike((2, 2), 8, tensor=(1, 2)),), {}),
     ((Unlike((2, 2), 4, micro_batch=2, tensor=(2, 3)),), {"model": SIX_HEADS}),
-    ((Unlike((1, 3), 5, tensor=(2, 1)), Unlike((4,), 3, tensor=(2,))), {"network": "gloo"}),
+    ((Unlike((1, 3), 5, tensor=(2, 1)), Unlike((4,), 3, tensor=(2,))), {"network": "staged"}),
 ]
 
 
@@ -65,7 +65,7 @@ def assert_held(result: Result) -> None:
         {"pipeline": 2, "model": TIED},
         {"data": 2, "model": BIASED, "sharding": 3},
         {"tensor": 3, "pipeline": 2, "model": SIX_HEADS, "sequence_length": 15, "micro_batch": 2},
-        {"pipeline": 2, "network": "gloo", "masked": True},
+        {"pipeline": 2, "network": "staged", "masked": True},
     ],
     ids=str,
 )

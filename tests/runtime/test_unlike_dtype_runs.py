@@ -133,8 +133,8 @@ def test_every_collective_and_level_of_unlike_dtypes_has_the_sums_that_it_says(
         {"error_feedback": True, "clip_norm": 0.5},
         {"model": (("tie_word_embeddings", True),)},
         {"validate_every": 1},
-        {"network": "gloo"},
-        {"sharding": 0, "network": "gloo"},
+        {"network": "staged"},
+        {"sharding": 0, "network": "staged"},
     ],
     ids=str,
 )

@@ -36,7 +36,7 @@ def by_layer(together: int, replicas: tuple[Unlike, ...], **changes: Any) -> Set
         by_layer(4, WHOLE, sharding=1, clip_norm=0.5),
         by_layer(2, MIXED),
         by_layer(2, DEGREES, sharding=2),
-        by_layer(2, MIXED, network="gloo"),
+        by_layer(2, MIXED, network="staged"),
     ],
     ids=str,
 )

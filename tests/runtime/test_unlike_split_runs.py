@@ -55,7 +55,7 @@ def assert_bits_of_1f1b(setting: Setting, crew: Crew, folder: Path) -> Result:
         in_zb_h1((Unlike((2, 2), 8, joined=(1, 2)),)),
         in_zb_h1((Unlike((1, 3), 8),), serving=MEMBERS),
         in_zb_h1(SHARES, model=(("tie_word_embeddings", True),)),
-        in_zb_h1(DEPTHS, network="gloo"),
+        in_zb_h1(DEPTHS, network="staged"),
     ],
     ids=str,
 )

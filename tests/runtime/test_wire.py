@@ -146,7 +146,7 @@ def test_every_schedule_gives_the_same_bits_under_the_same_wire_types(
         [Setting("interleaved", virtual=2), Setting("megatron-interleaved", virtual=2)],
         [Setting(accumulation="sharded"), Setting("zb-h1", accumulation="sharded", sharding=3)],
         [Setting(model=(("tie_word_embeddings", True),), sharding=level) for level in range(4)],
-        [Setting(), Setting(network="gloo")],
+        [Setting(), Setting(network="staged")],
     ],
     ids=["interleaved", "sharded", "tied", "networks"],
 )

@@ -20,6 +20,7 @@ from ratrain.checkpoint.entries import KINDS
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec
+from ratrain.devices import CPU
 from ratrain.models.division import Division
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import unit_layout
@@ -183,14 +184,14 @@ def train_rank(
     run_folder = RunFolder(folder / "run")
     spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
-    seat, device = spec.seats.seat(rank), torch.device("cpu")
+    seat = spec.seats.seat(rank)
     begins, share = share_of(spec, program.setup, seat.data)
     size, first = spec.micro_batch_of(seat.data), setting.first + begins
     losses: list[str] = []
     norms: list[float] = []
     validated: list[tuple[int, str, int]] = []
     held_out = HeldOutShare(
-        ReplicaBatches(setting.held_out_samples, begins, share, size, device),
+        ReplicaBatches(setting.held_out_samples, begins, share, size, CPU.place),
         setting.held_out_batches,
     )
 
@@ -211,12 +212,12 @@ def train_rank(
         spec,
         seat,
         network,
-        ReplicaBatches(setting.samples, first, share, size, device),
+        ReplicaBatches(setting.samples, first, share, size, CPU.place),
         _begin(job, seat.division, checkpoint),
-        device=device,
+        device=CPU,
         on_round=heard,
         stop_asked=lambda: False,
-        allocator=Allocator(device),
+        allocator=Allocator(),
         held_out=held_out if setting.validate_every else None,
         validated=lambda step, validation: validated.append(
             (step, validation.loss.hex(), validation.tokens)

@@ -135,6 +135,7 @@ class DeviceKind:
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
     # left out: other processors than those that compute move its bytes
     driving: Driving = BY_OTHERS
+    runs_on: Literal["cpu", "cuda"] = "cpu"  # what torch calls the devices that ranks compute on
 
     def __post_init__(self) -> None:
         if not self.tiers:

@@ -178,7 +178,7 @@ def _train(s: Starter) -> _Table:
             _Line("loss_scale", 65536.0, "fp16 only: the initial dynamic loss scale"),
             _Line("overflow", "step", 'fp16 only: an overflow skips a whole "step" or a "unit"'),
             _Line("timeout", "300s", "how long a rank waits for a silent peer"),
-            _Line("network", "auto", '"sockets", "nccl" or "gloo"'),
+            _Line("device", "auto", '"cpu" or "cuda"; left out: as the cluster file says'),
         ),
     )
 

@@ -12,6 +12,7 @@ from math import prod
 import torch
 
 from ratrain.describe.train import TrainSpec
+from ratrain.devices import Device, Memory
 from ratrain.models.units import MicroBatch
 from ratrain.profile.processor import (
     Processor,
@@ -30,7 +31,6 @@ from ratrain.runtime.rank.calibrate_links import (
 )
 from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import Sizes
 from ratrain.runtime.step.schedule import Schedule
@@ -46,7 +46,8 @@ def calibrate(
     train: TrainSpec,
     sizes: Sizes,
     vocab: int,
-    allocator: Allocator,
+    allocator: Memory,
+    device: Device,
 ) -> Calibration:
     """This rank's calibration. All ranks must call it together: they time links in pairs."""
     joined = sizes.of_joined(max(member.joined for _, member in schedule.held))
@@ -55,11 +56,11 @@ def calibrate(
     group = network.tensor_group(Lane.COMPUTE)
     rows = joined.rows_of(group)
     units, busy = with_processors(
-        lambda: unit_times(schedule, states, train, rows, batch, allocator, group)
+        lambda: unit_times(schedule, states, train, rows, batch, allocator, group, device)
     )
     network.exchange(None, torch.zeros(1))
     views = [unit.shard_view if unit.view is None else unit.view for unit in states.units]
-    between_s = between_ops_s(schedule, views, train.timeout_s)
+    between_s = between_ops_s(schedule, views, train.timeout_s, device)
     network.exchange(None, torch.zeros(1))
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
     network.exchange(None, torch.zeros(1))

@@ -8,12 +8,12 @@ from statistics import fmean
 import torch
 
 from ratrain.describe.train import TrainSpec
+from ratrain.devices import Device, Memory
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.program.kind import Kind
 from ratrain.runtime.rank.calibration import UnitTimes
 from ratrain.runtime.rank.rehearsal import Passed, Rehearsal
-from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.optimizer import OwnedPart
@@ -34,12 +34,13 @@ def unit_times(
     train: TrainSpec,
     boundary: tuple[int, ...],
     batch: MicroBatch,
-    allocator: Allocator,
+    allocator: Memory,
     group: TensorGroup | None,
+    device: Device,
 ) -> tuple[UnitTimes, ...]:
     """The times of each unit of the rank; the ranks of a tensor group go through them together.
     `boundary`: the shape of what a rank has of a tensor between units."""
-    rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group)
+    rehearsal = Rehearsal(schedule, states, boundary, batch, allocator, group, device.finish)
     passes = _long_enough(rehearsal, group)
     rehearsal.close()
 
@@ -58,8 +59,8 @@ def unit_times(
             backward_s=mean(Kind.B, index) + made_s,
             input_gradient_s=mean(Kind.I, index),
             weight_gradient_s=mean(Kind.W, index) + made_s,
-            update_s=_update_s(unit, train),
-            narrowing_s=_narrowing_s(unit, states),
+            update_s=_update_s(unit, train, device),
+            narrowing_s=_narrowing_s(unit, states, device),
             elements=unit.padded,
             scratch_bytes=rehearsal.scratch_bytes[index],
             passes=tuple(_both_ways(passed, index) for passed in passes[:MOST_PASSES]),
@@ -96,7 +97,7 @@ def _of_first_rank(value: float, group: TensorGroup | None) -> float:
     return float(group.gather(torch.tensor([value], dtype=torch.float64))[0])
 
 
-def _narrowing_s(unit: UnitState, states: RankStates) -> float:
+def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     """Rounding a piece of a gradient for the network, with its residual where errors are fed back;
     linearly extrapolated to the whole."""
     if states.gradient_dtype == states.wire.gradients:
@@ -113,11 +114,12 @@ def _narrowing_s(unit: UnitState, states: RankStates) -> float:
             narrowed(piece, wire)
         else:
             residual.narrowed(piece, wire, first=True, scale=1.0)
+        device.finish()
         took_s.append(time.perf_counter() - began_s)
     return fmean(took_s[1:]) * unit.padded / count
 
 
-def _update_s(unit: UnitState, train: TrainSpec) -> float:
+def _update_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all."""
     part = max(unit.parts, key=lambda part: part.end - part.begin)
     count = min(_UPDATED, part.end - part.begin)
@@ -128,5 +130,6 @@ def _update_s(unit: UnitState, train: TrainSpec) -> float:
     for _ in range(LEAST_PASSES + 1):
         began_s = time.perf_counter()
         piece.update(gradient, train, 0, 0, 1.0)
+        device.finish()
         took_s.append(time.perf_counter() - began_s)
     return fmean(took_s[1:]) * sum(part.end - part.begin for part in unit.parts) / count

@@ -14,6 +14,7 @@ from contextlib import suppress
 
 from torch import Tensor
 
+from ratrain.devices import Device
 from ratrain.program.kind import Lane
 from ratrain.runtime.step.lanes import Lanes
 from ratrain.runtime.step.ledger import ledgers_of
@@ -31,6 +32,7 @@ def between_ops_s(
     schedule: Schedule,
     weights: Sequence[Tensor | None],
     timeout_s: float,
+    device: Device,
     most_s: float = MOST_S,
 ) -> float:
     """Seconds from the end of a compute op to the start of the next, where it waits for nothing.
@@ -38,7 +40,7 @@ def between_ops_s(
     counted = _Counted(weights, time.perf_counter() + most_s)
     # Nobody sends, so receives run ahead of every order that the proof knows; nothing is allocated.
     ledgers = ledgers_of(schedule, limited=False)
-    lanes = Lanes(schedule, counted.execute, ledgers, timeout_s=timeout_s)
+    lanes = Lanes(schedule, counted.execute, ledgers, timeout_s=timeout_s, device=device)
     lanes.record_last(1)
     began_s = time.perf_counter()
     with suppress(_LongEnough):

@@ -20,9 +20,9 @@ from ratrain.corpus.identity import KEY, identity_of
 from ratrain.corpus.of_job import JobData
 from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
+from ratrain.devices import Device, Memory
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
-from ratrain.readers.numbers import is_number
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import launch_of
 from ratrain.runtime.failures import status_of, tell
@@ -32,9 +32,10 @@ from ratrain.runtime.rank.beginning import Together, begun, config_hash
 from ratrain.runtime.rank.calibrate import calibrate, gathered
 from ratrain.runtime.rank.company import Company
 from ratrain.runtime.rank.control import Round
+from ratrain.runtime.rank.devices import own_device
 from ratrain.runtime.rank.meeting import Meeting, meet
 from ratrain.runtime.rank.metrics import MetricsLog, Row, StepRows, validation_row
-from ratrain.runtime.rank.networks import leave, network_of, require_network
+from ratrain.runtime.rank.networks import network_of
 from ratrain.runtime.rank.prediction import write_prediction
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
@@ -46,7 +47,7 @@ from ratrain.runtime.rank.voice import Voice
 from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seat, parts_of_units
 from ratrain.runtime.secret import read_secret
-from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.states import DTYPES
@@ -98,23 +99,21 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
 
 
 def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
-    device = _device(rank)
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
     meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
     meeting.circle.wait_up_to(TOKENISING_S)
     stand = _agreed(folder, rank, reading, meeting, tenancy, voice)
     meeting.circle.wait_up_to(timeout_s)
-    require_network(stand.job.train, device, stand.company)
+    device = own_device(stand.job, stand.spec, rank, os.environ)
     torch.set_num_threads(stand.spec.threads)
     network = network_of(
-        folder,
-        stand.job.train,
         stand.program,
         stand.spec.seats,
         stand.seat,
         device,
         meeting,
+        stand.job.train.timeout_s,
         stand.spec.hosts,
     )
     rows = StepRows(stand.job, stand.program.setup.budget_bytes)
@@ -173,7 +172,7 @@ def _agreed(
 
 def _train(
     stand: Stand,
-    device: torch.device,
+    device: Device,
     meeting: Meeting,
     network: Network,
     on_round: Callable[[int, Round], None],
@@ -182,7 +181,7 @@ def _train(
     """All of a rank's run once its network is connected; `on_round` gets every control
     round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
-    allocator = Allocator(device)
+    allocator = memory_of(device)
     identity = identity_of(stand.data.prepared)
     batches = _batches(stand, device)
     best = read_best(folder.path)
@@ -212,7 +211,7 @@ def _train(
     run = begun(folder, stand.job, stand.spec, identity, together, built)
     meeting.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
     meeting.circle.close()
-    _calibrate(stand, run, network, allocator)
+    _calibrate(stand, run, network, allocator, device)
     saver = CheckpointSaver(
         _save_spec(stand, identity),
         rank,
@@ -231,32 +230,21 @@ def _train(
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
     network.exchange(None, torch.zeros(1))  # no rank leaves while another still communicates
-    leave(folder, meeting)
     voice.say(f"done: step {run.end_step} of {stand.spec.end_step}")
 
 
-def _device(rank: int) -> torch.device:
-    """This rank's GPU where the machine has them, else the CPU."""
-    if torch.cuda.is_available():
-        local_rank = os.environ.get("LOCAL_RANK", "")
-        number = (int(local_rank) if is_number(local_rank) else rank) % torch.cuda.device_count()
-        torch.cuda.set_device(number)
-        return torch.device("cuda", number)
-    return torch.device("cpu")
-
-
-def _batches(stand: Stand, device: torch.device) -> ReplicaBatches:
+def _batches(stand: Stand, device: Device) -> ReplicaBatches:
     """The replica's part of the global batch: replicas take it in order, by their sizes."""
     return _share(stand, stand.data.samples, device)
 
 
-def _held_out(stand: Stand, device: torch.device) -> HeldOutShare | None:
+def _held_out(stand: Stand, device: Device) -> HeldOutShare | None:
     """The same of the held-out batches."""
     held_out = stand.data.held_out
     return held_out and HeldOutShare(_share(stand, held_out, device), held_out.batches)
 
 
-def _share(stand: Stand, source: Samples | HeldOut, device: torch.device) -> ReplicaBatches:
+def _share(stand: Stand, source: Samples | HeldOut, device: Device) -> ReplicaBatches:
     spec, seat = stand.spec, stand.seat
     first, sequences = share_of(spec, stand.program.setup, seat.data)
 
@@ -265,7 +253,7 @@ def _share(stand: Stand, source: Samples | HeldOut, device: torch.device) -> Rep
         return batch.tokens, batch.targets
 
     size = spec.micro_batch_of(seat.data)
-    return ReplicaBatches(read, first, sequences, size, device, count=source.counted)
+    return ReplicaBatches(read, first, sequences, size, device.place, count=source.counted)
 
 
 def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:
@@ -289,10 +277,14 @@ def _computed_bytes(stand: Stand) -> tuple[int, ...]:
     return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
 
 
-def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocator) -> None:
+def _calibrate(
+    stand: Stand, run: RankRun, network: Network, allocator: Memory, device: Device
+) -> None:
     """Times this run's ops, and leaves rank 0's prediction in the folder."""
     if not stand.spec.calibrate:
         return
+    if device.kind != "cpu":
+        stand.voice.say(f"computes on {device.words}")
     stand.voice.say("timing the ops of a step")
     own_times = calibrate(
         run.schedule,
@@ -304,6 +296,7 @@ def _calibrate(stand: Stand, run: RankRun, network: Network, allocator: Allocato
         run.sizes,
         stand.job.model.spec.vocab,
         allocator,
+        device,
     )
     calibrations = gathered(own_times, network)
     if stand.seat.world_rank == 0:

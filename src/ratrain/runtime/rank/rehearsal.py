@@ -18,13 +18,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.devices import Memory
 from ratrain.models.graphs import Graph, gradient_of_leaf, graph_of
 from ratrain.models.rows import own_rows, spread
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.models.units import MicroBatch
 from ratrain.models.weights import Weights
 from ratrain.program.kind import Kind, Lane
-from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 
@@ -42,7 +42,7 @@ class Passed:
 
 class Rehearsal:
     """Plays a rank's compute ops, and keeps what each of its units' backwards needed beside its
-    states."""
+    states. `finish` waits until the device has done what it was given."""
 
     def __init__(
         self,
@@ -50,11 +50,12 @@ class Rehearsal:
         states: RankStates,
         boundary: tuple[int, ...],
         batch: MicroBatch,
-        allocator: Allocator,
+        allocator: Memory,
         group: TensorGroup | None,
+        finish: Callable[[], None] = lambda: None,
     ) -> None:
         self._states, self._batch, self._group = states, batch, group
-        self._boundary, self._allocator = boundary, allocator
+        self._boundary, self._allocator, self._finish = boundary, allocator, finish
         self._ops = _of_first(schedule.of_step(Lane.COMPUTE, 0), MOST_TOGETHER)
         self._each_sent = schedule.program.setup.per_micro_batch
         self._stand_in = torch.full(boundary, 1e-6, dtype=states.dtype, device=states.device)
@@ -193,10 +194,10 @@ class Rehearsal:
             unit.weights.attach_gradient(slot[: unit.padded].zero_())
         work()
 
-    @staticmethod
-    def _timed(work: Callable[[], Any]) -> tuple[float, Any]:
+    def _timed(self, work: Callable[[], Any]) -> tuple[float, Any]:
         began_s = time.perf_counter()
         result = work()
+        self._finish()
         return time.perf_counter() - began_s, result
 
 

@@ -10,6 +10,7 @@ from typing import Any
 import torch
 
 from ratrain.describe.job import JobSpec
+from ratrain.devices import Device, Memory
 from ratrain.models.attention import FLASH, AttentionCore
 from ratrain.models.stored_attention import REMADE, STORED
 from ratrain.models.units import Unit, unit_of
@@ -20,7 +21,6 @@ from ratrain.runtime.rank.control import Control, RankReport, Round
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes, Ran
@@ -100,10 +100,10 @@ class RankRun:
         batches: ReplicaBatches,
         begin: Begin,
         *,
-        device: torch.device,
+        device: Device,
         on_round: Callable[[int, Round], None],
         stop_asked: Callable[[], bool],
-        allocator: Allocator,
+        allocator: Memory,
         held_out: HeldOutShare | None = None,
         validated: Callable[[int, Validated], None] = lambda *_: None,
     ) -> None:
@@ -129,7 +129,7 @@ class RankRun:
             begin.source,
             _numbers(spec),
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
-            device,
+            device.place,
             lambda unit: Collectives(*spec.collectives_of(unit)),
         )
         timeout_s = job.train.timeout_s
@@ -154,6 +154,8 @@ class RankRun:
             self._execute,
             self.ledgers,
             timeout_s=timeout_s,
+            held=self.states.held,
+            device=device,
             meet=self.ops.meet,
             stop=self.ops.stop,
         )
@@ -168,6 +170,7 @@ class RankRun:
             self.sizes,
             self.ops.clipping,
             self.ledgers,
+            device,
         )
         self._segment = (begin.step, begin.step)  # the steps between two validations
         self._reached = begin.step

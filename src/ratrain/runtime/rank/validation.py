@@ -11,6 +11,7 @@ from dataclasses import dataclass
 import torch
 
 from ratrain.describe.train import TrainSpec
+from ratrain.devices import Device
 from ratrain.program.kind import Lane
 from ratrain.program.passes.forward_only import forward_only
 from ratrain.program.program import Program
@@ -55,9 +56,10 @@ class Validation:
         sizes: Sizes,
         clipping: Clipping,
         ledgers: Ledgers,
+        device: Device,
     ) -> None:
         schedule = schedule_of(forward_only(program), seat.program_rank)
-        self._network, self._share = network, share
+        self._network, self._share, self._held = network, share, states.held
         # All ranks of a tensor group have the same losses: the first reports them.
         self._tells = seat.division.rank == 0 and any(unit.last for unit in schedule.units)
         self._counts = self._tells and is_first_of_last_stage(schedule)
@@ -69,6 +71,8 @@ class Validation:
             self._ops.execute,
             ledgers,
             timeout_s=train.timeout_s,
+            held=states.held,
+            device=device,
             meet=self._ops.meet,
         )
 
@@ -85,6 +89,7 @@ class Validation:
                 float(sum(self._share.batches.counted(number) for number in batches)),
             ]
         self._ops.losses.clear()
+        self._held.clear()  # nothing else is under way: these are tensors that were sent
         self._share.batches.forget()
         all_sums = self._network.exchange(Lane.UPDATE, torch.tensor(own_sums, dtype=torch.float64))
         total, tokens = (sum(float(row[column]) for row in all_sums) for column in (0, 1))

@@ -1,39 +1,41 @@
-"""What this process allocates for tensors: counted, and held to a limit.
+"""What this process allocates for tensors on its CPUs: counted, and held to a limit.
 
-On the CPU a small preloaded library (allocator.c) sits in front of the C library's allocator;
-on CUDA torch's own allocator does both. Where neither is there, nothing is known or limited.
+A small preloaded library (allocator.c) sits in front of the C library's allocator. Where it is not,
+nothing is known or limited.
 """
 
 from __future__ import annotations
 
 import ctypes
 
-import torch
-
+from ratrain.devices import Device, Memory
 from ratrain.runtime.step.process import code_of
 
 _PRODUCTS = "libtorch_cpu.so"
 """MKL is linked into it. Its tensors come from another one, by posix_memalign."""
 
 
+def memory_of(device: Device) -> Memory:
+    """What a device holds for this process."""
+    return device.own_memory or Allocator()
+
+
 class Allocator:
     """Bytes held by tensors since `begin`, and their peak."""
 
-    def __init__(self, device: torch.device) -> None:
-        self._cuda = device.type == "cuda"
-        self._library = None if self._cuda else _preloaded()
+    def __init__(self) -> None:
+        self._library = _preloaded()
         self._base = self._held()
 
     @property
     def counts(self) -> bool:
         """Whether anything is known."""
-        return self._cuda or self._library is not None
+        return self._library is not None
 
     @property
     def product_peak_bytes(self) -> int:
         """The most that the library which multiplies matrices took for itself at once since the
-        process began: buffers of its own, in none of the other figures. 0 on CUDA, where torch
-        allocates them like tensors."""
+        process began: buffers of its own, in none of the other figures."""
         return 0 if self._library is None else int(self._library.ratrain_product_peak_bytes())
 
     @property
@@ -43,29 +45,20 @@ class Allocator:
     @property
     def peak_bytes(self) -> int:
         """The most held at once since `reset_peak`."""
-        if self._cuda:
-            return torch.cuda.max_memory_allocated() - self._base
         if self._library is None:
             return 0
         return int(self._library.ratrain_peak_bytes()) - self._base
 
     def reset_peak(self) -> None:
-        if self._cuda:
-            torch.cuda.reset_peak_memory_stats()
-        elif self._library is not None:
+        if self._library is not None:
             self._library.ratrain_reset_peak()
 
     def limit(self, size_bytes: int) -> None:
         """From now on an allocation beyond this many bytes fails, with torch's own error."""
-        if self._cuda:
-            total = torch.cuda.get_device_properties(0).total_memory
-            torch.cuda.set_per_process_memory_fraction(min(1.0, size_bytes / total))
-        elif self._library is not None:
+        if self._library is not None:
             self._library.ratrain_set_limit(ctypes.c_longlong(self._base + size_bytes))
 
     def _held(self) -> int:
-        if self._cuda:
-            return torch.cuda.memory_allocated()
         return int(self._library.ratrain_held_bytes()) if self._library is not None else 0
 
 

@@ -1,4 +1,5 @@
-"""Lanes: one thread a lane, ops in order, waiting for each other only where states say so.
+"""Lanes: one thread and one stream a lane, ops in order, waiting for each other only where states
+say so. An op is over when the device has done its work: the states that it frees end then.
 
 The compute lane runs on the calling thread. A lane that fails stops all others: they see it at
 their next wait.
@@ -11,8 +12,10 @@ import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
+from ratrain.devices import CPU, Device, Stream
 from ratrain.program.kind import Kind, Lane
 from ratrain.runtime.step.completions import Completions
+from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.ledger import Ledgers, Stopped
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 
@@ -56,6 +59,8 @@ class Lanes:
         ledger: Ledgers,
         *,
         timeout_s: float,
+        held: HeldStates | None = None,
+        device: Device = CPU,
         meet: Meet | None = None,
         stop: Callable[[], None] | None = None,
     ) -> None:
@@ -64,6 +69,8 @@ class Lanes:
         self._meet = meet
         self._stop = stop  # wakes lanes that wait in an op for another lane
         self._ledger = ledger
+        self._held = HeldStates() if held is None else held
+        self._device = device
         self._timeout_s = timeout_s
         self._completions = Completions(len(schedule.ops))
         self._failing = threading.Lock()
@@ -120,18 +127,19 @@ class Lanes:
     def _lane(self, lane: Lane, gate: Gate) -> None:
         step = self._first_step
         try:
-            while gate(lane, step):
-                oldest = step - self._kept_steps
-                self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
-                for op in self._schedule.of_step(lane, step):
-                    self._one(op, step)
-                step += 1
+            with self._device.stream(lane.word) as stream:
+                while gate(lane, step):
+                    oldest = step - self._kept_steps
+                    self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
+                    for op in self._schedule.of_step(lane, step):
+                        self._one(op, step, stream)
+                    step += 1
         except Stopped:
             return
         except BaseException as error:
             self.fail(error)
 
-    def _one(self, op: LocalOp, step: int) -> None:
+    def _one(self, op: LocalOp, step: int, stream: Stream) -> None:
         reached_s = time.perf_counter()
         turn = (step - self._first_step) // self._schedule.period
         if not self._completions.wait(op, turn):
@@ -139,9 +147,13 @@ class Lanes:
         if self._meet is not None:
             self._meet(op)
         self._ledger.take(op.births, op.word, self._timeout_s)
+        self._held.let_go(op.renews)
         start_s = time.perf_counter()
         self._execute(op, step)
+        stream.finish()
         end_s = time.perf_counter()
+        self._held.let_go(state.key for state in op.deaths)
+        self._held.let_replaced_go()
         self._ledger.give(op.deaths)
         awaited = self._awaited(op)
         if op.lane is Lane.COMPUTE:

@@ -13,7 +13,7 @@ from dataclasses import dataclass
 
 from ratrain.errors import Infeasible
 from ratrain.program.families import DEVICE
-from ratrain.runtime.step.schedule import Held, Schedule, held_sum
+from ratrain.runtime.step.schedule import HeldState, Schedule, held_sum
 
 
 class Stopped(Exception):
@@ -40,12 +40,12 @@ class Ledgers:
         """The ledgers of tiers below the device, by name."""
         return {tier: ledger for tier, ledger in self._of.items() if tier != DEVICE}
 
-    def take(self, states: tuple[Held, ...], who: str, timeout_s: float) -> None:
+    def take(self, states: tuple[HeldState, ...], who: str, timeout_s: float) -> None:
         """Holds these states from now on; waits until they fit."""
         for tier, part in _by_tier(states).items():
             self._of[tier].take(part, who, timeout_s)
 
-    def give(self, states: tuple[Held, ...]) -> None:
+    def give(self, states: tuple[HeldState, ...]) -> None:
         """Holds these states no longer."""
         for tier, part in _by_tier(states).items():
             self._of[tier].give(part)
@@ -68,7 +68,7 @@ def ledgers_of(schedule: Schedule, *, limited: bool = True) -> Ledgers:
     return Ledgers(ledger(DEVICE), **{tier: ledger(tier) for tier in tiers - {DEVICE}})
 
 
-def _by_tier(states: tuple[Held, ...]) -> dict[str, tuple[Held, ...]]:
+def _by_tier(states: tuple[HeldState, ...]) -> dict[str, tuple[HeldState, ...]]:
     if all(state.tier == DEVICE for state in states):
         return {DEVICE: states} if states else {}
     tiers = dict.fromkeys(state.tier for state in states)
@@ -78,7 +78,9 @@ def _by_tier(states: tuple[Held, ...]) -> dict[str, tuple[Held, ...]]:
 class Ledger:
     """Counts one rank's states in one tier."""
 
-    def __init__(self, persistent: Iterable[Held], budget_bytes: int | None, tier: str) -> None:
+    def __init__(
+        self, persistent: Iterable[HeldState], budget_bytes: int | None, tier: str
+    ) -> None:
         self._held: dict[str, int] = defaultdict(int)
         self._budget_bytes = budget_bytes
         self._tier = tier
@@ -95,7 +97,7 @@ class Ledger:
                 fix="plan again with this budget",
             )
 
-    def take(self, states: tuple[Held, ...], who: str, timeout_s: float) -> None:
+    def take(self, states: tuple[HeldState, ...], who: str, timeout_s: float) -> None:
         """Holds these states from now on; waits until they fit."""
         if not states:
             return
@@ -115,7 +117,7 @@ class Ledger:
                     )
             self._add(states)
 
-    def give(self, states: tuple[Held, ...]) -> None:
+    def give(self, states: tuple[HeldState, ...]) -> None:
         """Holds these states no longer."""
         if not states:
             return
@@ -151,7 +153,7 @@ class Ledger:
     def _fits(self, size: int) -> bool:
         return self._budget_bytes is None or self._total + size <= self._budget_bytes
 
-    def _add(self, states: Iterable[Held]) -> None:
+    def _add(self, states: Iterable[HeldState]) -> None:
         for state in states:
             self._held[state.family] += state.size_bytes
             self._total += state.size_bytes

@@ -6,7 +6,7 @@ the order of replicas; other collectives (`cost.algorithms`) send sums on, in ro
 order of adding, so the sum has the same bits whatever the timing, and at every sharding level.
 Each lane has connections of its own, so that lanes do not wait for each other.
 
-Two modules carry it out: `socket_network` (ranks on CPUs), `torch_network` (NCCL, and gloo).
+`socket_network` carries it out; `staged_network` does where tensors lie in a device's own memory.
 """
 
 from __future__ import annotations
@@ -93,4 +93,8 @@ class Network(Protocol):
     @property
     def sent_bytes(self) -> int | None:
         """What this rank has sent so far, tensors and words; None: nobody counts it."""
+        ...
+
+    def close(self) -> None:
+        """Peers see the end of every stream."""
         ...

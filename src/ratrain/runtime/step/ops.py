@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from collections.abc import Callable, Generator
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass
@@ -25,11 +24,17 @@ from ratrain.runtime.step.boundaries import BoundaryPart, receive_boundary, send
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
-from ratrain.runtime.step.state_ops import StateOps
+from ratrain.runtime.step.state_ops import PASSING, StateOps
 from ratrain.runtime.step.states import RankStates, UnitState
 
 _IN_BUCKETS = (Kind.B, Kind.W, Kind.GradSync)
 """Where backward sends: what fills buckets, and what empties them."""
+
+# Families that a unit's tensors may be of: an op reads or writes one of them, as the program says.
+_INPUTS = ("input", "staged", "arrived", "fetched")
+_OUTPUTS = ("input", "staged", "sendx")
+_OUTPUT_GRADIENTS = ("outgrad", "recvg")
+_INPUT_GRADIENTS = ("outgrad", "sendg")
 
 
 class Batches(Protocol):
@@ -79,10 +84,7 @@ class RankOps(StateOps):
         self._group = network.tensor_group(Lane.COMPUTE)
         self._counted = counted
         self._stages = _stages(schedule)
-        self._stage_units = _units_of_stages(schedule)
         self._joined = {stage: member.joined for stage, member in schedule.held}
-        self._uses = threading.Lock()
-        self._used_once: set[tuple[int, int]] = set()  # offloaded inputs with one use to come
         self.losses: dict[int, list[Tensor]] = {}
         self._do = {kind: self._method(kind) for kind in {op.kind for op in schedule.ops}}
 
@@ -104,32 +106,19 @@ class RankOps(StateOps):
 
     def forward(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
-        key = op.unit, op.micro_batch
         keep = not (unit.local.recovered or self._setup.forward_only)
         output, graph = self._run(unit, op, step, keep=keep)
         if graph is not None:
-            self._states.saved[key] = graph
-        if self._setup.forward_only:
-            self._states.inputs.pop(key, None)
+            self._held.write(op, graph, "saved")
         if unit.local.last:
             self.losses.setdefault(step, []).append(output.detach())
-        elif unit.division.degree > 1:
-            self._states.partial[key] = output.detach()
         else:
-            self._hand_on(op, output.detach())
-        if unit.local.offloaded and not self._setup.forward_only:
-            self._let_input_go(key)
-        self._let_view_go(unit, op, Kind.Gather_F)
-
-    def _hand_on(self, op: LocalOp, output: Tensor) -> None:
-        if self.unit(op).local.next_is_local:
-            self._states.inputs[op.unit + 1, op.micro_batch] = output
-        else:
-            self._states.sendx[op.stage, op.micro_batch] = output
+            self._held.write(op, output.detach(), "partial", *_OUTPUTS)
+        self._let_view_go(unit, op)
 
     def recover(self, op: LocalOp, step: int) -> None:
         _, graph = self._run(self.unit(op), op, step, keep=True)
-        self._states.saved[op.unit, op.micro_batch] = graph
+        self._held.write(op, graph, "saved")
 
     def _run(
         self, unit: UnitState, op: LocalOp, step: int, *, keep: bool
@@ -137,9 +126,7 @@ class RankOps(StateOps):
         """A unit's forward, with the graph that backward needs or without."""
         self._attach_view(unit, op)
         batch = self._batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
-        away = unit.local.offloaded and op.kind is not Kind.F
-        inputs = self._states.fetched if away else self._states.inputs
-        given = inputs.get((op.unit, op.micro_batch))
+        given = self._held.read(op, *_INPUTS)
         leaf = self._no_input() if given is None else spread(given.detach(), self._group)
         with nullcontext() if keep else torch.no_grad():
             if keep:
@@ -153,8 +140,7 @@ class RankOps(StateOps):
         with self._gradient_goes(unit, op):
             gradient = self._through_graph(op, step)
         self._hand_back(op, gradient)
-        self._free_activations(op)
-        self._let_view_go(unit, op, Kind.Gather_B)
+        self._let_view_go(unit, op)
 
     def input_gradient(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
@@ -162,45 +148,29 @@ class RankOps(StateOps):
         deferred = unit.weights.defer()
         self._hand_back(op, self._through_graph(op, step))
         unit.weights.stop_deferring()
-        self._states.saved[op.unit, op.micro_batch] = deferred
-        self._let_view_go(unit, op, Kind.Gather_B)
+        self._held.write(op, deferred, "saved")
+        self._let_view_go(unit, op)
 
     def weight_gradient(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)
         with self._gradient_goes(unit, op):
-            Weights.play(self._states.saved.pop((op.unit, op.micro_batch)))
-        self._free_activations(op)
+            Weights.play(self._held.read(op, "saved"))
 
     def _through_graph(self, op: LocalOp, step: int) -> Tensor | None:
         """The gradient of a unit's input; weight gradients go their own way."""
-        graph: Graph = self._states.saved.pop((op.unit, op.micro_batch))
+        graph: Graph = self._held.read(op, "saved")
         if self.unit(op).local.last:
             tokens = max(1, self._counted(step))  # where none counts, every gradient is zero
             seed = torch.tensor(self.clipping.scale / tokens, device=self._states.device)
         else:
-            seed = spread(self._states.outgrads[op.unit, op.micro_batch], self._group)
+            seed = spread(self._held.read(op, *_OUTPUT_GRADIENTS), self._group)
         return gradient_of_leaf(graph, seed)
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
         if self.unit(op).local.first:
             return
         assert gradient is not None
-        if self.unit(op).division.degree > 1:
-            self._states.partialb[op.unit, op.micro_batch] = gradient
-        else:
-            self._hand_to_previous(op, gradient)
-
-    def _hand_to_previous(self, op: LocalOp, gradient: Tensor) -> None:
-        if self.unit(op).local.previous_is_local:
-            self._states.outgrads[op.unit - 1, op.micro_batch] = gradient
-        else:
-            self._states.sendg[op.stage, op.micro_batch] = gradient
-
-    def _free_activations(self, op: LocalOp) -> None:
-        key = op.unit, op.micro_batch
-        self._states.inputs.pop(key, None)
-        self._states.fetched.pop(key, None)
-        self._states.outgrads.pop(key, None)
+        self._held.write(op, gradient, "partialb", *_INPUT_GRADIENTS)
 
     @contextmanager
     def _gradient_goes(self, unit: UnitState, op: LocalOp) -> Generator[None]:
@@ -232,17 +202,14 @@ class RankOps(StateOps):
         if not unit.local.gathered:
             return
         if self._setup.gathers_per_pass:
-            gather = Kind.Gather_F if op.kind is Kind.F else Kind.Gather_B
-            unit.weights.attach_view(unit.passing[gather])
+            unit.weights.attach_view(self._held.read(op, *PASSING))
         else:
             unit.weights.attach_view(self._states.gathered[op.gathered][: unit.padded])
 
-    def _let_view_go(self, unit: UnitState, op: LocalOp, gather: Kind) -> None:
+    def _let_view_go(self, unit: UnitState, op: LocalOp) -> None:
         """After the last use in a pass of what was gathered for all of it."""
-        is_last = op.place == unit.local.micro_batches - 1
-        if self._setup.gathers_per_pass and unit.local.gathered and is_last:
+        if any(state.family in PASSING for state in op.deaths):
             unit.weights.attach_view(None)
-            del unit.passing[gather]
 
     def _no_input(self) -> Tensor:
         """A placeholder for the input of the model's first unit, which has none."""
@@ -254,14 +221,13 @@ class RankOps(StateOps):
     # `AllReduce_R` does nothing.
 
     def sum_output(self, op: LocalOp, step: int) -> None:
-        self._hand_on(op, self._summed(self._states.partial, op))
+        self._held.write(op, self._summed(op, "partial"), *_OUTPUTS)
 
     def sum_gradient(self, op: LocalOp, step: int) -> None:
-        self._hand_to_previous(op, self._summed(self._states.partialb, op))
+        self._held.write(op, self._summed(op, "partialb"), *_INPUT_GRADIENTS)
 
-    def _summed(self, parts: dict[tuple[int, int], Tensor], op: LocalOp) -> Tensor:
-        part = parts.pop((op.unit, op.micro_batch))
-        return summed(part, self._network.tensor_group(Lane.TENSOR))
+    def _summed(self, op: LocalOp, family: str) -> Tensor:
+        return summed(self._held.read(op, family), self._network.tensor_group(Lane.TENSOR))
 
     # ---- messages -----------------------------------------------------------------------
 
@@ -287,51 +253,40 @@ class RankOps(StateOps):
 
     def send_output(self, op: LocalOp, step: int) -> None:
         self._network.announce(op.lane, self._rank_beside(op, +1))
-        tensor = self._leaving(self._states.sendx, op, +1)
-        self._send(op, tensor, self._rank_beside(op, +1))
+        self._send(op, +1, "sendx")
 
     def receive_input(self, op: LocalOp, step: int) -> None:
-        first, _ = self._stage_units[op.stage]
-        self._receive(op, -1, self._states.inputs, first)
+        self._receive(op, -1, *_INPUTS)
 
     def send_gradient(self, op: LocalOp, step: int) -> None:
         if self._arrives_apart:
             self._network.announce(op.lane, self._rank_beside(op, -1))
-        tensor = self._leaving(self._states.sendg, op, -1)
-        self._send(op, tensor, self._rank_beside(op, -1))
+        self._send(op, -1, "sendg")
 
     def receive_gradient(self, op: LocalOp, step: int) -> None:
-        _, last = self._stage_units[op.stage]
-        self._receive(op, +1, self._states.outgrads, last)
+        self._receive(op, +1, *_OUTPUT_GRADIENTS)
 
     def _rank_beside(self, op: LocalOp, ahead: int) -> int:
         """The rank of the replica that computes an op's micro-batch on a stage beside its own."""
         return self._stages[op.stage + ahead].member_for(op.micro_batch).rank
 
-    def _send(self, op: LocalOp, tensor: Tensor, to: int) -> None:
-        send_boundary(self._network, op.lane, tensor, to, self._states.wire.boundaries)
+    def _send(self, op: LocalOp, ahead: int, family: str) -> None:
+        """Sends a tensor, or what a message has of it."""
+        tensor = self._part(op, ahead).of(self._held.read(op, family))
+        to, wire = self._rank_beside(op, ahead), self._states.wire.boundaries
+        send_boundary(self._network, op.lane, tensor, to, wire)
 
-    def _leaving(self, slots: dict[tuple[int, int], Tensor], op: LocalOp, ahead: int) -> Tensor:
-        """What a message has of the tensor in a slot, which the last one leaves empty."""
-        part = self._part(op, ahead)
-        key = op.stage, part.first
-        tensor = slots.pop(key) if part.is_last else slots[key]
-        return part.of(tensor)
-
-    def _receive(
-        self, op: LocalOp, ahead: int, into: dict[tuple[int, int], Tensor], unit: int
-    ) -> None:
+    def _receive(self, op: LocalOp, ahead: int, *families: str) -> None:
         """Fills a tensor, or the part of it that a message brings: the first makes the tensor."""
         part = self._part(op, ahead)
-        key = unit, part.first
         if part.is_first:
             shape = self._sizes.of_joined(part.joined).rows_of(self._group)
             tensor = torch.empty(shape, dtype=self._states.dtype, device=self._states.device)
         else:
-            tensor = into[key]
+            tensor = self._held.read(op, *families)
         sender, wire = self._rank_beside(op, ahead), self._states.wire.boundaries
         receive_boundary(self._network, op.lane, part.of(tensor), sender, wire)
-        into[key] = tensor
+        self._held.write(op, tensor, *families)
 
     def _part(self, op: LocalOp, ahead: int) -> BoundaryPart:
         """What the message of an op has of the tensor between its stage and the one beside."""
@@ -347,36 +302,15 @@ class RankOps(StateOps):
     # ---- inputs in host memory ----------------------------------------------------------
 
     def offload_input(self, op: LocalOp, step: int) -> None:
-        key = op.unit, op.micro_batch
-        made = self._states.inputs[key]
-        self._states.hosted[key] = made.to("cpu", copy=True)
-        self._let_input_go(key)
+        made: Tensor = self._held.read(op, *_INPUTS)
+        self._held.write(op, made.to("cpu", copy=True), "hosted")
 
     def fetch_input(self, op: LocalOp, step: int) -> None:
-        key = op.unit, op.micro_batch
-        hosted = self._states.hosted.pop(key)
-        self._states.fetched[key] = hosted.to(self._states.device, copy=True)
-
-    def _let_input_go(self, key: tuple[int, int]) -> None:
-        """When forward has used an input and it has been copied, its slot is free."""
-        with self._uses:
-            if key in self._used_once:
-                self._used_once.remove(key)
-                del self._states.inputs[key]
-            else:
-                self._used_once.add(key)
+        hosted: Tensor = self._held.read(op, "hosted")
+        self._held.write(op, hosted.to(self._states.device, copy=True), "fetched")
 
 
 def _stages(schedule: Schedule) -> tuple[Stage, ...]:
     """The stages of the rank's replica."""
     setup = schedule.program.setup
     return setup.replicas[setup.replica_of(schedule.rank)].stages
-
-
-def _units_of_stages(schedule: Schedule) -> dict[int, tuple[int, int]]:
-    """(first, last) unit index of each stage of the rank."""
-    ends: dict[int, tuple[int, int]] = {}
-    for unit in schedule.units:
-        first, _ = ends.get(unit.stage, (unit.index, unit.index))
-        ends[unit.stage] = first, unit.index
-    return ends

@@ -7,29 +7,38 @@ of states. Nothing is ordered that the program does not order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
 from functools import cached_property
 
 import numpy as np
 
-from ratrain.program.binding import FREE, WRITE
+from ratrain.program.binding import FREE, READ, WRITE
 from ratrain.program.edges import EdgeList
-from ratrain.program.families import DEVICE
+from ratrain.program.families import DEVICE, FAMILIES, Per
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Unit
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
 
+Key = tuple[str, int]
+"""A state's name on its rank: its family, and its number in it, which is the same in every step.
+Of a family that each unit has, the number is the unit's index on the rank."""
+
 
 @dataclass(frozen=True)
-class Held:
-    """Bytes of one state, under its family's name; `tier` "" is the device's own."""
+class HeldState:
+    """One state of the rank; `tier` "" is the device's own memory. `index`: see `Key`."""
 
     family: str
     size_bytes: int
     tier: str = DEVICE
+    index: int = -1
+
+    @property
+    def key(self) -> Key:
+        return self.family, self.index
 
 
 @dataclass(frozen=True)
@@ -47,8 +56,11 @@ class LocalOp:
     word: str
     waits: tuple[int, ...]  # of the same period
     waits_before: tuple[int, ...]  # of the period before
-    births: tuple[Held, ...]
-    deaths: tuple[Held, ...]
+    births: tuple[HeldState, ...]
+    deaths: tuple[HeldState, ...]
+    reads: Mapping[str, Key]  # by family; of one that it reads several states of, the last
+    writes: Mapping[str, Key]
+    renews: tuple[Key, ...]  # slots that it fills afresh: what was in them is read by nobody more
     transit: int  # the slot for an unreduced gradient that it uses; -1: none
     gathered: int  # the slot for a gathered view that it uses; -1: none
 
@@ -80,7 +92,7 @@ class Schedule:
     rank: int
     ops: tuple[LocalOp, ...]
     units: tuple[LocalUnit, ...]
-    persistent: tuple[Held, ...]  # states that exist all the time
+    persistent: tuple[HeldState, ...]  # states that exist all the time
 
     @cached_property
     def lanes(self) -> dict[Lane, tuple[LocalOp, ...]]:
@@ -121,7 +133,7 @@ def schedule_of(program: Program, rank: int) -> Schedule:
     local_unit = {int(g): index for index, g in enumerate(unit_numbers)}
     waits = _waits(table, table.edges.inside, number)
     waits_before = _waits(table, table.edges.across, number)
-    births, deaths, slots = _uses(table, number)
+    uses = _uses(table, number, local_unit)
     place = table.states.units.place(table.unit, np.maximum(table.micro_batch, 0))
     ops = tuple(
         LocalOp(
@@ -136,10 +148,13 @@ def schedule_of(program: Program, rank: int) -> Schedule:
             word=table.word(op),
             waits=waits[index],
             waits_before=waits_before[index],
-            births=tuple(births[index]),
-            deaths=tuple(deaths[index]),
-            transit=slots.get((index, "transit"), -1),
-            gathered=slots.get((index, "gathered"), -1),
+            births=tuple(uses[index].births),
+            deaths=tuple(uses[index].deaths),
+            reads=uses[index].reads,
+            writes=uses[index].writes,
+            renews=uses[index].renews,
+            transit=uses[index].slots.get("transit", -1),
+            gathered=uses[index].slots.get("gathered", -1),
         )
         for index, op in enumerate(mine.tolist())
     )
@@ -163,42 +178,68 @@ def _waits(table: Table, edges: EdgeList, number: Ints) -> dict[int, tuple[int, 
     return defaultdict(tuple, {op: tuple(sorted(sources)) for op, sources in awaited.items()})
 
 
-_SLOTS = ("transit", "gathered")
+_BUFFERS = ("transit", "gathered")
+"""Slots whose memory is allocated once: an op is told which one is its own."""
 
 
-def _uses(
-    table: Table, number: Ints
-) -> tuple[dict[int, list[Held]], dict[int, list[Held]], dict[tuple[int, str], int]]:
-    """States born and freed by each op, and the numbered slots that it uses."""
+@dataclass
+class _OpUses:
+    """What one op does with states."""
+
+    births: list[HeldState] = field(default_factory=list[HeldState])
+    deaths: list[HeldState] = field(default_factory=list[HeldState])
+    reads: dict[str, Key] = field(default_factory=dict[str, Key])
+    writes: dict[str, Key] = field(default_factory=dict[str, Key])
+    slots: dict[str, int] = field(default_factory=dict[str, int])
+
+    @property
+    def renews(self) -> tuple[Key, ...]:
+        """What it writes anew of slots that are filled by turns."""
+        slots = (Per.RANK_SLOT, Per.PART_SLOT)
+        return tuple(
+            key
+            for family, key in self.writes.items()
+            if FAMILIES[family].per in slots and family not in _BUFFERS and family not in self.reads
+        )
+
+
+def _uses(table: Table, number: Ints, local_unit: Mapping[int, int]) -> dict[int, _OpUses]:
+    """What each of the rank's ops does with states, by its number."""
     states, uses = table.states, table.uses
-    births: dict[int, list[Held]] = defaultdict(list)
-    deaths: dict[int, list[Held]] = defaultdict(list)
-    slots: dict[tuple[int, str], int] = {}
-    rows = np.flatnonzero(number[uses.op] >= 0)
-    for row in rows.tolist():
-        op, state = int(number[uses.op[row]]), int(uses.state[row])
+    of_ops: dict[int, _OpUses] = defaultdict(_OpUses)
+    for row in np.flatnonzero(number[uses.op] >= 0).tolist():
+        op, state = of_ops[int(number[uses.op[row]])], int(uses.state[row])
         family = states.families[int(states.family[state])]
-        if family.name in _SLOTS:
+        inside = (state - family.start) % max(family.count, 1)
+        if family.name in _BUFFERS:
             before = states.rank[family.start : state] == states.rank[state]
-            slots[op, family.name] = int(before.sum())
+            op.slots[family.name] = int(before.sum())
+        # A tied matrix' other copy may be another rank's.
+        index = local_unit.get(inside, -1) if family.per is Per.UNIT else inside
+        size_bytes = int(states.size_bytes[state])
+        held = HeldState(family.name, size_bytes, family.tier, index)
+        mode = int(uses.mode[row])
+        if mode == READ:
+            op.reads[family.name] = held.key
+        elif mode == WRITE:
+            op.writes[family.name] = held.key
         if states.persistent[state]:
             continue
-        held = Held(family.name, int(states.size_bytes[state]), family.tier)
-        if uses.mode[row] == WRITE and uses.version[row] == 1:
-            births[op].append(held)
-        elif uses.mode[row] == FREE:
-            deaths[op].append(held)
-    return births, deaths, slots
+        if mode == WRITE and uses.version[row] == 1:
+            op.births.append(held)
+        elif mode == FREE:
+            op.deaths.append(held)
+    return of_ops
 
 
-def _persistent(table: Table, rank: int) -> tuple[Held, ...]:
+def _persistent(table: Table, rank: int) -> tuple[HeldState, ...]:
     states = table.states
     rows = np.flatnonzero(states.persistent & (states.rank == rank) & (states.size_bytes > 0))
     sums: dict[tuple[str, str], int] = defaultdict(int)
     for state in rows.tolist():
         family = states.families[int(states.family[state])]
         sums[family.name, family.tier] += int(states.size_bytes[state])
-    return tuple(Held(name, size, tier) for (name, tier), size in sums.items())
+    return tuple(HeldState(name, size, tier) for (name, tier), size in sums.items())
 
 
 def _local_unit(program: Program, rank: int, index: int, g: int) -> LocalUnit:
@@ -230,6 +271,6 @@ def is_first_of_last_stage(schedule: Schedule) -> bool:
     return setup.first_rank[number] + first.rank == schedule.rank
 
 
-def held_sum(states: Iterable[Held]) -> int:
+def held_sum(states: Iterable[HeldState]) -> int:
     """Bytes of several states."""
     return sum(state.size_bytes for state in states)

@@ -26,6 +26,10 @@ _SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
 later."""
 
 
+PASSING = ("passing_f", "passing_b")
+"""Views that are gathered once for a whole pass."""
+
+
 class Saver(Protocol):
     """Writes a unit's own part to a checkpoint, in steps that save."""
 
@@ -44,7 +48,7 @@ class StateOps:
         clipping: Clipping,
     ) -> None:
         self._setup: Setup = schedule.program.setup
-        self._states = states
+        self._states, self._held = states, states.held
         self._network = network
         self._train = train
         self.clipping = clipping
@@ -145,8 +149,8 @@ class StateOps:
     def _narrow(self, unit: UnitState) -> Tensor:
         """A unit's gradient in the dtype in which it is sent."""
         assert unit.gradient is not None
-        unit.gradient = narrowed(unit.gradient, self._states.wire.gradients)
-        return unit.gradient
+        unit.gradient = gradient = narrowed(unit.gradient, self._states.wire.gradients)
+        return gradient
 
     def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
@@ -191,8 +195,6 @@ class StateOps:
                 target = unit.view[run]
             if target.data_ptr() != part.weights.data_ptr():
                 target.copy_(part.weights)
-        # From here on the new weights stand for the gradient: it is not read again.
-        unit.gradient = unit.shard = None
 
     def _skips(self, unit: UnitState, step: int) -> bool:
         """Whether a unit's update is left out because a gradient overflowed: any, or its own."""
@@ -224,7 +226,7 @@ class StateOps:
         assert unit.shard_view is not None
         if self._setup.gathers_per_pass:
             slot = torch.empty(unit.padded, dtype=self._states.dtype, device=self._states.device)
-            unit.passing[op.kind] = slot
+            self._held.write(op, slot, *PASSING)
         else:
             slot = self._states.gathered[op.gathered][: unit.padded]
         for share, window in unit.windows:

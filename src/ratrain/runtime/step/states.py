@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from itertools import accumulate
-from typing import Any, NamedTuple
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,7 +16,7 @@ from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
 from ratrain.models.weights import Weights
-from ratrain.program.kind import Kind, Lane
+from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.seats import (
     Groups,
@@ -29,6 +29,7 @@ from ratrain.runtime.seats import (
 )
 from ratrain.runtime.step.buckets import Buckets, made_buckets
 from ratrain.runtime.step.feedback import Residual
+from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart, owned_range
@@ -62,8 +63,9 @@ DIRECTLY = Collectives(DIRECT, DIRECT)
 
 @dataclass
 class UnitState:
-    """One unit's persistent and passing buffers."""
+    """One unit's persistent buffers, and where its gradients are held."""
 
+    held: HeldStates
     local: LocalUnit
     unit: Unit
     weights: Weights
@@ -77,18 +79,32 @@ class UnitState:
     slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3: of the shares, one after another
-    gradient: Tensor | None = None
-    shard: Tensor | None = None  # sharded accumulation: of the shares, one after another
     residual: Residual | None = None  # what rounding took away from the gradient last sent
     by: Collectives = DIRECTLY
     overflowed: bool | None = None  # as its owners agreed; None: they have no parts to agree on
     dtypes: tuple[torch.dtype, ...] = ()  # of the holders' views; (): all have this rank's
-    passing: dict[Kind, Tensor] = field(default_factory=dict[Kind, Tensor])
-    """Views gathered for a whole pass, by the kind that gathered them."""
 
     @property
     def name(self) -> str:
         return self.local.unit.name
+
+    @property
+    def gradient(self) -> Tensor | None:
+        """Of the whole unit."""
+        return self.held.get(("gradient", self.local.index))
+
+    @gradient.setter
+    def gradient(self, value: Tensor) -> None:
+        self.held.put(("gradient", self.local.index), value)
+
+    @property
+    def shard(self) -> Tensor | None:
+        """Sharded accumulation: of the shares, one after another."""
+        return self.held.get(("shard", self.local.index))
+
+    @shard.setter
+    def shard(self, value: Tensor) -> None:
+        self.held.put(("shard", self.local.index), value)
 
     @property
     def owned(self) -> slice:
@@ -193,8 +209,8 @@ class UnitState:
 @dataclass
 class RankStates:
     """Everything that one rank holds. Gradients add up in `gradient_dtype` and are sent as `wire`
-    says, rounded once, when their sum over micro-batches is complete. Keys of activations are
-    (unit index, micro-batch)."""
+    says, rounded once, when their sum over micro-batches is complete. `held`: what ops make and
+    the program frees."""
 
     units: list[UnitState]
     dtype: torch.dtype
@@ -204,17 +220,7 @@ class RankStates:
     transit: list[Tensor]
     gathered: list[Tensor]
     buckets: Buckets | None  # for gradients that leave while backward makes them
-    inputs: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    saved: dict[tuple[int, int], Any] = field(default_factory=dict[tuple[int, int], Any])
-    outgrads: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    # Inputs that wait in host memory, and those that are back from there.
-    fetched: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    hosted: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    sendx: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    sendg: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    # This rank's parts of sums over its tensor group, until they are summed.
-    partial: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
-    partialb: dict[tuple[int, int], Tensor] = field(default_factory=dict[tuple[int, int], Tensor])
+    held: HeldStates
 
     def complete(self, network: Network) -> None:
         """Fills what this rank holds and others own, from them. All ranks call this together, once
@@ -251,8 +257,10 @@ def rank_states(
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
+    held = HeldStates()
     units = [
         _unit_state(
+            held,
             local,
             setup,
             holders[local.unit.name],
@@ -289,7 +297,7 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
-    return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered, buckets)
+    return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered, buckets, held)
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
@@ -306,6 +314,7 @@ def _unlike(dtypes: Sequence[torch.dtype], holders: Holders) -> tuple[torch.dtyp
 
 
 def _unit_state(
+    held_states: HeldStates,
     local: LocalUnit,
     setup: Setup,
     holders: Holders,
@@ -380,6 +389,7 @@ def _unit_state(
         kept[: layout.size] = source(name, kind, 0, layout.size).to(device)
         residual = Residual(kept, torch.zeros_like(kept) if setup.error_feedback == 2 else None)
     return UnitState(
+        held_states,
         local,
         unit,
         weights,

@@ -1,39 +1,61 @@
-"""The network between ranks over torch.distributed: NCCL between GPUs, or gloo by name.
+"""The network between ranks over gloo, to compare the network of our own with.
 
-Gloo's listeners take anybody's connection, and NCCL's guard themselves as NCCL does: see
-docs/how-to/security.md. The network of our own, `socket_network`, is what ranks on CPUs use.
+Gloo's listeners take anybody's connection: training does not use it.
 """
 
 from __future__ import annotations
 
+import os
 from collections import deque
 from collections.abc import Sequence
 from datetime import timedelta
 from itertools import islice, product
+from pathlib import Path
 from typing import TypeVar
 
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.distributed import FileStore  # type: ignore[attr-defined]
+from torch_exchange import exchange, exchange_pairs, wait_all
 
 from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
+from ratrain.runtime.rank.meeting import Meeting
+from ratrain.runtime.rank.mesh import connect_all
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
 from ratrain.runtime.step.circle import circles_of, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
-from ratrain.runtime.step.links import Links, Routes, message_channel
+from ratrain.runtime.step.links import Links, Routes, message_channel, word_needs
 from ratrain.runtime.step.network import Copy
 from ratrain.runtime.step.sums import PIECE_BYTES, PIECES_AHEAD, add_up, pieces
 from ratrain.runtime.step.tensor_peers import Swap, TensorPeers
-from ratrain.runtime.step.torch_exchange import exchange, exchange_pairs, wait_all
 from ratrain.runtime.step.unlike_collective import gather_unlike_by
 from ratrain.runtime.step.unlike_views import UnlikeView, rounded_elements
 
 T = TypeVar("T")
+
+
+def gloo_network(
+    folder: Path, seats: Seats, seat: Seat, routes: Routes, meeting: Meeting, timeout_s: float
+) -> TorchNetwork:
+    """A rank's network over gloo, whose ranks meet through a file in the folder."""
+    links = connect_all(meeting, word_needs(seats, seat, routes.hops), timeout_s)
+    if meeting.book[0][0].startswith("127."):
+        os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
+    dist.init_process_group(
+        "gloo",
+        store=FileStore(str(folder / "store"), meeting.world_size),
+        rank=meeting.rank,
+        world_size=meeting.world_size,
+        timeout=timedelta(seconds=timeout_s),
+    )
+    hosts = (0,) * seats.world_size
+    return TorchNetwork(seats, seat, routes, links, hosts, backend="gloo", timeout_s=timeout_s)
 
 
 class TorchNetwork:

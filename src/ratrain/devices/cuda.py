@@ -1,0 +1,110 @@
+"""One CUDA GPU: a stream a lane, torch's caching allocator with a limit, the same bits every time.
+
+Each stream has its own pool in the allocator. Memory that one lane's op frees while the device is
+still at work on it would be given to another lane at once: so states end behind `finish`.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Generator
+from contextlib import contextmanager
+
+import torch
+
+POOLED = 1.05
+"""The allocator may take this much of a budget from the device: what it keeps in pools, between
+tensors, is more than what tensors hold."""
+POOLED_BYTES = 64 << 20
+_WORKSPACES = ":4096:2:16:8"
+"""Of cuBLAS, a stream: without a size of its own its sums may differ from run to run."""
+
+
+def prepare_environment() -> None:
+    """What the libraries read once, before the first use of a GPU."""
+    os.environ.setdefault("CUBLAS_WORKSPACE_CONFIG", _WORKSPACES)
+    os.environ.setdefault("PYTORCH_CUDA_ALLOC_CONF", "expandable_segments:True")
+
+
+class _CudaStream:
+    def __init__(self, stream: torch.cuda.Stream) -> None:
+        self._stream = stream
+
+    def finish(self) -> None:
+        """Waits for the stream; the interpreter's lock is released meanwhile."""
+        self._stream.synchronize()
+
+
+class CudaMemory:
+    """What torch's caching allocator counts for this process on one GPU."""
+
+    counts = True
+    product_peak_bytes = 0  # torch allocates workspaces like tensors
+
+    def __init__(self, number: int) -> None:
+        self._number = number
+        self._base_bytes = torch.cuda.memory_allocated(number)
+
+    @property
+    def held_bytes(self) -> int:
+        return torch.cuda.memory_allocated(self._number) - self._base_bytes
+
+    @property
+    def peak_bytes(self) -> int:
+        return torch.cuda.max_memory_allocated(self._number) - self._base_bytes
+
+    def reset_peak(self) -> None:
+        torch.cuda.reset_peak_memory_stats(self._number)
+
+    def limit(self, size_bytes: int) -> None:
+        """Of what the allocator takes from the device: tensors, and what lies between them."""
+        torch.cuda.empty_cache()
+        total = torch.cuda.get_device_properties(self._number).total_memory
+        pooled = self._base_bytes + size_bytes * POOLED + POOLED_BYTES
+        torch.cuda.set_per_process_memory_fraction(min(1.0, pooled / total), self._number)
+
+
+class Cuda:
+    """A GPU by its number among those that this process sees."""
+
+    kind = "cuda"
+
+    def __init__(self, number: int) -> None:
+        prepare_environment()
+        torch.cuda.set_device(number)
+        torch.use_deterministic_algorithms(True)
+        self.number, self.place = number, torch.device("cuda", number)
+        self._streams: dict[str, torch.cuda.Stream] = {}
+        _warm_up(self.place)
+        self.own_memory = CudaMemory(number)
+
+    @property
+    def words(self) -> str:
+        return f"{torch.cuda.get_device_name(self.number)} (GPU {self.number})"
+
+    @contextmanager
+    def stream(self, lane: str) -> Generator[_CudaStream]:
+        torch.cuda.set_device(self.number)  # of this thread
+        if lane not in self._streams:
+            self._streams[lane] = torch.cuda.Stream(self.number)
+        stream = self._streams[lane]
+        # What was made before, on the default stream, is there.
+        stream.wait_stream(torch.cuda.default_stream(self.number))
+        with torch.cuda.stream(stream):
+            yield _CudaStream(stream)
+
+    def finish(self) -> None:
+        torch.cuda.synchronize(self.number)
+
+    def context_bytes(self) -> int:
+        """What this process takes of the device besides what the allocator took: the context and
+        the libraries. Where other processes use the GPU it is an upper limit."""
+        free, total = torch.cuda.mem_get_info(self.number)
+        return total - free - torch.cuda.memory_reserved(self.number)
+
+
+def _warm_up(place: torch.device) -> None:
+    """Loads what every product needs, so that it is not counted as a step's."""
+    square = torch.ones(256, 256, device=place)
+    torch.mm(square, square)
+    torch.cuda.synchronize(place)

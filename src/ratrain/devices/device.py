@@ -1,0 +1,78 @@
+"""What the runtime needs of a device."""
+
+from __future__ import annotations
+
+from contextlib import AbstractContextManager
+from typing import Protocol
+
+import torch
+
+
+class Stream(Protocol):
+    """Work that one lane has given the device, done in order."""
+
+    def finish(self) -> None:
+        """Waits until all of it is done."""
+        ...
+
+
+class Memory(Protocol):
+    """What this process holds of a device's memory for tensors, since it was first asked."""
+
+    @property
+    def counts(self) -> bool:
+        """Whether anything is known."""
+        ...
+
+    @property
+    def held_bytes(self) -> int: ...
+
+    @property
+    def peak_bytes(self) -> int:
+        """The most held at once since `reset_peak`."""
+        ...
+
+    @property
+    def product_peak_bytes(self) -> int:
+        """The most that the library which multiplies matrices took for itself at once, in none of
+        the other figures."""
+        ...
+
+    def reset_peak(self) -> None: ...
+
+    def limit(self, size_bytes: int) -> None:
+        """From now on an allocation beyond this many bytes fails, with torch's own error."""
+        ...
+
+
+class Device(Protocol):
+    """One device as one rank uses it."""
+
+    @property
+    def kind(self) -> str:
+        """A name in `DEVICE_KINDS`."""
+        ...
+
+    @property
+    def place(self) -> torch.device:
+        """Where its tensors lie."""
+        ...
+
+    @property
+    def words(self) -> str:
+        """For people: "NVIDIA H100 80GB HBM3 (GPU 0)"."""
+        ...
+
+    @property
+    def own_memory(self) -> Memory | None:
+        """Its memory where that is not the process's; None: the process's own allocator knows."""
+        ...
+
+    def stream(self, lane: str) -> AbstractContextManager[Stream]:
+        """The stream of a lane, on whose thread it is entered: what the thread does on tensors goes
+        there meanwhile."""
+        ...
+
+    def finish(self) -> None:
+        """Waits until the device has done everything."""
+        ...
