@@ -20,12 +20,14 @@ test: lint
 test-all: lint
 	.venv/bin/pytest
 
-# Jobs drawn at random on real processes, half a minute each: make soak JOBS=20 FIRST=100
+# Jobs drawn at random on real processes, half a minute each, and what takes long of the manual:
+# make soak JOBS=20 FIRST=100
 JOBS ?= 150
 FIRST ?= 0
 soak: .venv/ready-to-test
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
+	RATRAIN_SOAK=1 .venv/bin/pytest tests/manual
 
 # The manual as a site, in build/site. A link that leads nowhere is an error.
 docs: .venv/ready-for-docs
