@@ -35,10 +35,10 @@ from ratrain.describe.job import (
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError
-from ratrain.plan.case import case_of
-from ratrain.plan.order_search import Limits
-from ratrain.plan.schedules import Comparison, as_named, compare_schedules, layout_for
-from ratrain.plan.searched_order import search_for
+from ratrain.plan.case.case import case_of
+from ratrain.plan.orders.schedules import Comparison, as_named, compare_schedules, layout_for
+from ratrain.plan.orders.search import Limits
+from ratrain.plan.orders.searched import search_for
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.long import simulate_proved

@@ -17,12 +17,12 @@ import numpy as np
 
 from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, ScheduleSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.bill import bill
-from ratrain.plan.build import candidate
-from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.held import held_by_ranks_of, most_held_of
-from ratrain.plan.search import check, search
+from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.price.bill import bill
+from ratrain.plan.price.durations import costs_of
+from ratrain.plan.price.held import held_by_ranks_of, most_held_of
+from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.strategies import apply_strategy
 from ratrain.program.verify import verify
 from ratrain.simulate.simulate import simulate
@@ -84,7 +84,7 @@ def speed() -> None:
 
         bills_s, checks_s = median_s(bills), median_s(checks)
         begin = time.perf_counter()
-        search(spec)
+        search_layouts(spec)
         took_s = time.perf_counter() - begin
         print(
             f"{name:<28} {3 * rows:7,d} {3 * rows / bills_s:9,.0f} {rows:7,d} "

@@ -26,8 +26,8 @@ from typing import Any
 import numpy as np
 
 from ratrain.compiled import library
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.kind import Kind, kinds
 from ratrain.program.program import Program
 from ratrain.program.replicas import Replica, Unit, stage

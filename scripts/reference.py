@@ -39,7 +39,7 @@ def keys_page() -> str:
     from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
-    from ratrain.plan.plan_file import Plan
+    from ratrain.plan import Plan
 
     job, plan = schema_of(JobFile, ""), schema_of(Plan, "")
     for key, field in plan["properties"].items():  # what it repeats of the job

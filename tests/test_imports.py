@@ -7,9 +7,12 @@ import subprocess
 import sys
 from functools import cache
 from graphlib import CycleError, TopologicalSorter
+from importlib import import_module
 from pathlib import Path
 
 import pytest
+
+from ratrain.plan import PUBLIC
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 ORDER = (
@@ -22,7 +25,7 @@ ORDER = (
     ("simulate",),
     ("plan",),
     ("reproduce", "validate", "convert"),
-    ("devices", "models", "kernels"),
+    ("devices", "models"),
     ("runtime",),
     ("report",),
     ("api",),
@@ -53,16 +56,26 @@ TORCH_ADAPTERS = ("transport", "profile")
 RUNTIME = ("step", "rank", "run")
 """The runtime's folders from the ground up; what all three need stands beside them."""
 
-TRANSPORT = (
-    ("config",),
-    ("wire",),
-    ("memory", "loop"),
-    ("engine",),
-    ("providers",),
-    ("surface",),
-    ("uses",),
-)
-"""The transport's floors from the ground up; its `__init__` names what is public of all of them."""
+FLOORS = {
+    "transport": (
+        ("config",),
+        ("wire",),
+        ("memory", "loop"),
+        ("engine",),
+        ("providers",),
+        ("surface",),
+        ("uses",),
+    ),
+    "plan": (
+        ("layout",),
+        ("file",),
+        ("price",),
+        ("case",),
+        ("search", "orders"),
+        ("words",),
+    ),
+}
+"""The floors of large rooms from the ground up; a room's `__init__` names what is public of all."""
 
 
 def room_of(path: Path) -> str:
@@ -155,22 +168,38 @@ def test_a_step_knows_nothing_of_ranks_nor_a_rank_of_runs(folder: str) -> None:
                 assert parts[2] not in above, f"{path}:{line} imports {module}"
 
 
-@pytest.mark.parametrize("floor", sum(TRANSPORT, ()))
-def test_each_floor_of_the_transport_imports_only_itself_and_the_floors_below(floor: str) -> None:
-    level = next(number for number, floors in enumerate(TRANSPORT) if floor in floors)
-    below = {name for floors in TRANSPORT[:level] for name in floors} | {floor}
-    room = SOURCE / "transport"
-    for path in [*sorted((room / floor).rglob("*.py")), *room.glob(f"{floor}.py")]:
+@pytest.mark.parametrize(
+    ("room", "floor"), [(room, floor) for room in FLOORS for floor in sum(FLOORS[room], ())]
+)
+def test_each_floor_imports_only_itself_and_the_floors_below(room: str, floor: str) -> None:
+    level = next(number for number, floors in enumerate(FLOORS[room]) if floor in floors)
+    below = {name for floors in FLOORS[room][:level] for name in floors} | {floor}
+    folder = SOURCE / room
+    for path in [*sorted((folder / floor).rglob("*.py")), *folder.glob(f"{floor}.py")]:
         for module, line, _ in imports(path):
             parts = module.split(".")
-            if parts[:2] == ["ratrain", "transport"]:
+            if parts[:2] == ["ratrain", room]:
                 assert parts[2] in below, f"{path}:{line} imports {module}"
 
 
-def test_every_file_of_the_transport_is_on_a_floor() -> None:
-    on_floors = {"__init__", *sum(TRANSPORT, ())}
-    for path in (SOURCE / "transport").rglob("*.py"):
-        assert path.relative_to(SOURCE / "transport").parts[0].removesuffix(".py") in on_floors
+@pytest.mark.parametrize("room", FLOORS)
+def test_every_file_of_a_room_with_floors_is_on_one(room: str) -> None:
+    on_floors = {"__init__", *sum(FLOORS[room], ())}
+    for path in (SOURCE / room).rglob("*.py"):
+        assert path.relative_to(SOURCE / room).parts[0].removesuffix(".py") in on_floors
+
+
+def test_other_rooms_import_only_the_public_names_of_the_planner() -> None:
+    used: set[str] = set()
+    for path in FILES:
+        for module, line, _ in imports(path):
+            if module.startswith("ratrain.plan.") and room_of(path) != "plan":
+                name = module.removeprefix("ratrain.plan.")
+                assert name in PUBLIC, f"{path}:{line} imports {module}: take it from ratrain.plan"
+                used.add(name)
+    assert set(PUBLIC) - used == {"declare_cost"}, "public names that nothing uses"
+    for name, module in PUBLIC.items():
+        assert hasattr(import_module(f"ratrain.plan.{module}"), name)
 
 
 def test_no_files_import_each_other_in_a_circle() -> None:

@@ -10,7 +10,7 @@ from torch import Tensor
 
 from ratrain.corpus.of_job import data_of_job
 from ratrain.corpus.samples import Samples
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 
 
 def samples_of(folder: Path) -> Samples:

@@ -25,16 +25,16 @@ from loose import LooseClock, LooseStages
 from random_clusters import Cluster
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_build import file_of_plan
-from ratrain.plan.unequal_clock import StageClock
-from ratrain.plan.unequal_mixes import Draft
-from ratrain.plan.unequal_parts import Part, part_of
-from ratrain.plan.unequal_pools import Post, Shape, in_division, pools_of, tensor_degrees, used_of
-from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import timed
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.search.clock import StageClock
+from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.on_devices import file_of_plan
+from ratrain.plan.search.parts import Part, part_of
+from ratrain.plan.search.pools import Post, Shape, in_division, pools_of, tensor_degrees, used_of
+from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.trial import timed
 from ratrain.program.replicas import Recovery
 
 LOCAL, LEVEL_1 = StateMode(0, False), StateMode(1, False)

@@ -32,10 +32,10 @@ from planning import Planned, WrittenPlan, of_any
 
 from ratrain.describe.job import JobSpec
 from ratrain.lab import Lab
-from ratrain.plan.jobs import load_job
-from ratrain.plan.search import search
-from ratrain.plan.unequal_search import unequal_search
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.search.unequal import unequal_search
 
 OURS = "ratrain"
 STARTS = 4
@@ -133,7 +133,7 @@ class Figures:
 def plans_of(row: Row, job: JobSpec) -> tuple[NamedPlan, NamedPlan | None]:
     """The fastest plan without the capability, and the fastest with it."""
     job = replace(job, layout=None)
-    alike = search(job)
+    alike = search_layouts(job)
     alike_s = alike.best.step_s if alike.tried else inf
     starts = [tried.candidate for tried in alike.tried[:STARTS]]
     others = unequal_search(job, starts, alike_s).trainable

@@ -27,10 +27,10 @@ from statistics import median
 from all_plans import AllPlans
 from random_clusters import Cluster, Kind, random_cluster, write_job
 
-from ratrain.plan.every_plan import every_plan
-from ratrain.plan.jobs import load_job
-from ratrain.plan.unequal_mixes import Draft
-from ratrain.plan.uneven_setup import UnevenPlan, has_members
+from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.search.mixes import Draft
 
 __all__ = ["Cluster", "Kind", "compare", "random_cluster", "write_job"]
 

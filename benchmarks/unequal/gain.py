@@ -20,9 +20,9 @@ from random import Random
 
 from random_clusters import Cluster, Kind, write_job
 
-from ratrain.plan.jobs import load_job
-from ratrain.plan.planned import planned
-from ratrain.plan.unequal_search import unequal_search
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.misfit import planned
+from ratrain.plan.search.unequal import unequal_search
 
 FEWEST = 17
 STARTS = 4

@@ -24,18 +24,18 @@ from planning import of_any
 
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
+from ratrain.describe.ranges import STAGES, write_list
 from ratrain.describe.units import format_time
 from ratrain.errors import RatrainError
-from ratrain.plan.build import Candidate, candidate
-from ratrain.plan.enumerate import Group, groups_of
-from ratrain.plan.every_plan import every_plan
-from ratrain.plan.jobs import load_job
-from ratrain.plan.other_clusters import kinds_of, only_kinds
-from ratrain.plan.ranges import STAGES, write_list
-from ratrain.plan.search import Tried, check
-from ratrain.plan.speedup import DEFINITION, Speedup, speedup_of
-from ratrain.plan.split_orders import in_split_order, split_orders_tried
-from ratrain.plan.trial import proof, timed
+from ratrain.plan.layout.candidate import Candidate, candidate
+from ratrain.plan.layout.enumerate import Group, groups_of
+from ratrain.plan.layout.further_orders import in_split_order, split_orders_tried
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.other_clusters import kinds_of, only_kinds
+from ratrain.plan.price.trial import proof, timed
+from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.search.layouts import Tried, check
+from ratrain.plan.search.speedup import DEFINITION, Speedup, speedup_of
 from ratrain.program.units import Bools
 
 DESCRIBED = Path(__file__).parent / "described"

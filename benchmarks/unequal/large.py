@@ -16,9 +16,9 @@ from dataclasses import replace
 from ratrain.describe.cluster import ClusterSpec, HostKind
 from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, ScheduleSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.left_out import parts_of_cluster
-from ratrain.plan.search import search
-from ratrain.plan.unequal_search import searchable, unequal_search
+from ratrain.plan.price.kind_speed import parts_of_cluster
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.search.unequal import searchable, unequal_search
 
 KINDS = ((1.0, 80), (0.6, 48), (0.35, 64), (0.2, 32))
 """Speed as a part of an A100's, and GB."""
@@ -65,7 +65,7 @@ def main() -> None:
     )
     parts = sum(1 for _ in parts_of_cluster(job))
     began = time.process_time()
-    searched = search(job)
+    searched = search_layouts(job)
     took_s = time.process_time() - began
     best = searched.best.candidate
     print(

@@ -20,9 +20,9 @@ from random import Random
 
 from random_clusters import Cluster, random_cluster, write_job
 
-from ratrain.plan.every_plan import EveryPlan, every_plan
-from ratrain.plan.jobs import load_job_to_plan
-from ratrain.plan.uneven_setup import UnevenPlan, has_members
+from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.layout.jobs import load_job_to_plan
+from ratrain.plan.search.every_plan import EveryPlan, every_plan
 
 DRAWN = ((31, 3, 4, 60), (11, 3, 5, 24), (41, 3, 6, 14))
 """Seed, fewest and most devices, and number of clusters: the 98 of docs/notes/planner.md."""

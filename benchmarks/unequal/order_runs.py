@@ -27,11 +27,11 @@ from ours import run_ours, write_job
 from outcomes import Outcome, together
 
 from ratrain.lab import Lab
-from ratrain.plan.jobs import load_job
-from ratrain.plan.order_search import Limits
-from ratrain.plan.schedules import compare_schedules
-from ratrain.plan.searched_order import search_for
-from ratrain.plan.searched_words import settings
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders.schedules import compare_schedules
+from ratrain.plan.orders.search import Limits
+from ratrain.plan.orders.searched import search_for
+from ratrain.plan.words.searched import settings
 
 BASE = Case("", model="deep", steps=4, warm_up=1)
 ROWS = (

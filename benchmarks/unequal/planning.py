@@ -7,15 +7,15 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ratrain.describe.cluster import Device
-from ratrain.plan.build import Candidate
-from ratrain.plan.every_plan import every_plan
-from ratrain.plan.jobs import load_job, load_job_to_plan
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.trial import timed
-from ratrain.plan.unequal_build import file_of_plan
-from ratrain.plan.unequal_trial import Drafted, Timed
-from ratrain.plan.uneven_setup import UnevenReplica
+from ratrain.plan.file.uneven import UnevenReplica
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.layout.jobs import load_job, load_job_to_plan
+from ratrain.plan.price.trial import timed
+from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.search.on_devices import file_of_plan
+from ratrain.plan.search.trial import Drafted, Timed
 
 
 @dataclass(frozen=True)
@@ -127,7 +127,7 @@ def _member_words(replica: UnevenReplica, rank: int, shares: bool) -> str:
 
 def planned(job: Path, pipeline: int | None = None) -> Planned:
     """The planner's best, of all degrees or of one number of stages."""
-    for tried in search(load_job(job)).tried:
+    for tried in search_layouts(load_job(job)).tried:
         if pipeline in (None, tried.candidate.layout.pipeline):
             return Planned(tried.candidate, tried.step_s)
     raise LookupError(f"none of the planner's best has {pipeline} stages")

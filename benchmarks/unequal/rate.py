@@ -24,15 +24,14 @@ from random import Random
 import numpy as np
 from random_clusters import Cluster, Kind, write_job
 
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.unequal_clock import StageClock
-from ratrain.plan.unequal_mixes import Draft, shared
-from ratrain.plan.unequal_parts import Part, part_of
-from ratrain.plan.unequal_pools import Post, pools_of
-from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import timed
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.search.clock import StageClock
+from ratrain.plan.search.mixes import Draft, shared
+from ratrain.plan.search.parts import Part, part_of
+from ratrain.plan.search.pools import Post, pools_of
+from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.trial import timed
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.costs import Floats
 

@@ -22,8 +22,8 @@ from statistics import median
 from random_clusters import Cluster, Kind, write_job
 
 from ratrain.errors import Infeasible
-from ratrain.plan.every_plan import every_plan
-from ratrain.plan.jobs import load_job_to_plan
+from ratrain.plan.layout.jobs import load_job_to_plan
+from ratrain.plan.search.every_plan import every_plan
 
 RATES = (5, 10, 15, 20, 30, 40, 60)
 ONE_ORDER = 'skeleton = "1f1b"\n'

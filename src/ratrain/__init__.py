@@ -118,7 +118,7 @@ def _function(room: ModuleType) -> Any:
 
 
 class _Package(ModuleType):
-    """This package. Importing `ratrain.plan.case` puts the room `plan` where the function `plan`
+    """This package. Importing a module of the room `plan` puts the room where the function `plan`
     is looked for; so rooms of such names can be called."""
 
     def __setattr__(self, name: str, value: Any) -> None:

@@ -38,9 +38,9 @@ from ratrain.describe.presets import (
     model_preset,
 )
 from ratrain.describe.profiles import profile_names
-from ratrain.plan.case import case_of
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.ranges import read_ranges
+from ratrain.describe.ranges import read_ranges
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import load_plan
 from ratrain.simulate.long import simulate_proved
 
 Say = Callable[..., Ran]

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from ratrain.describe.job import layers_per_stage
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.jobs import load_job, load_job_to_plan
+from ratrain.plan.layout.jobs import load_job, load_job_to_plan
 
 JOB = """\
 [model]

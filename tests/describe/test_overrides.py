@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from ratrain.describe.overrides import combined, with_overrides
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.readers.place import Place
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "quickstart.toml"

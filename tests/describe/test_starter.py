@@ -12,7 +12,7 @@ from ratrain.describe.job import Batch, LayoutSpec, ScheduleSpec
 from ratrain.describe.presets import load_cluster
 from ratrain.describe.starter import Starter, job_text
 from ratrain.describe.train import CheckpointSpec, DataSpec, TrainSpec
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.profile.doubt import Doubt
 from ratrain.profile.starter import Machine, cluster_text
 

@@ -22,14 +22,14 @@ from ratrain.cost.algorithms import ALGORITHMS, Group, half, of_messages
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.gradient_groups import data_group
-from ratrain.plan.jobs import load_job
-from ratrain.plan.placement import place
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.planned import planned
+from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.gradient_groups import data_group
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.placement import place
+from ratrain.plan.search.misfit import planned
 from ratrain.plugins import EXTENSIONS
 from ratrain.program.kind import Kind, Lane, kind_names
 from ratrain.program.settled import proof_of

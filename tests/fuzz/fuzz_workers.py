@@ -372,9 +372,18 @@ def preload() -> None:
         importlib.import_module(f"ratrain.cli.{verb}")
     for module in (
         *("ratrain.runtime.run.report", "ratrain.runtime.run.difference", "ratrain.models.sample"),
-        *("ratrain.runtime.run.prepare", "ratrain.runtime.run.session", "ratrain.plan.explain"),
+        *(
+            "ratrain.runtime.run.prepare",
+            "ratrain.runtime.run.session",
+            "ratrain.plan.words.explain",
+        ),
         *("ratrain.runtime.run.export", "ratrain.validate.report", "ratrain.runtime.run.run_pair"),
         *("ratrain.transport.uses.netcheck", "ratrain.chip.noc.collectives", "pyarrow.parquet"),
-        *("tokenizers", "rich.progress", "ratrain.checkpoint.comparison", "ratrain.plan.planned"),
+        *(
+            "tokenizers",
+            "rich.progress",
+            "ratrain.checkpoint.comparison",
+            "ratrain.plan.search.misfit",
+        ),
     ):
         importlib.import_module(module)

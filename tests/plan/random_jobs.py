@@ -14,8 +14,8 @@ from ratrain.describe.job import Batch, ClusterChoice, JobSpec, ModelChoice, Sch
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.strict import FrozenMap
-from ratrain.plan.build import Candidate, candidate
-from ratrain.plan.enumerate import Group, groups_of
+from ratrain.plan.layout.candidate import Candidate, candidate
+from ratrain.plan.layout.enumerate import Group, groups_of
 from ratrain.program.replicas import Recovery
 from ratrain.program.strategies import STRATEGIES
 

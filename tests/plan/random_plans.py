@@ -5,7 +5,7 @@ from __future__ import annotations
 from random import Random
 from typing import Any
 
-from ratrain.plan.ranges import write_ranges
+from ratrain.describe.ranges import write_ranges
 
 SCHEDULES = {
     "ratrain": ("1f1b", True),

@@ -12,12 +12,12 @@ from typing import Any
 
 import pytest
 
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.jobs import load_job
-from ratrain.plan.unequal_mixes import Draft
-from ratrain.plan.unequal_parts import Part, part_of
-from ratrain.plan.unequal_pools import Shape, used_of
-from ratrain.plan.unequal_trial import timed
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.parts import Part, part_of
+from ratrain.plan.search.pools import Shape, used_of
+from ratrain.plan.search.trial import timed
 
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"
 MODES = (StateMode(0, False), StateMode(1, False), StateMode(2, True), StateMode(3, False))

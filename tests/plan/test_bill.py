@@ -8,10 +8,10 @@ from hypothesis import HealthCheck, given, settings
 from random_jobs import SKELETONS as NAMED
 from random_jobs import candidates
 
-from ratrain.plan.bill import bill
-from ratrain.plan.build import Candidate
-from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import Group
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.layout.enumerate import Group
+from ratrain.plan.price.bill import bill
+from ratrain.plan.price.durations import costs_of
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import apply_strategy
 from ratrain.program.verify import verify

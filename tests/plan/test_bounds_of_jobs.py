@@ -13,13 +13,13 @@ from random_plans import random_plan
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.order_board import Board
-from ratrain.plan.order_moves import Moves, critical_pieces
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import case_of
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders.board import Board
+from ratrain.plan.orders.moves import Moves, critical_pieces
 from ratrain.simulate.simulate import simulate
 
 JOB = Path(__file__).parents[2] / "examples" / "small.toml"

@@ -9,12 +9,12 @@ import pytest
 from ratrain.describe.backends import BUCKET_BYTES
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_as_asked, case_of
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.planned import planned
-from ratrain.plan.sizes import parameter_balanced_layers
+from ratrain.plan.case.case import case_as_asked, case_of
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.sizes import parameter_balanced_layers
+from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Accumulation
 from ratrain.reproduce.ratrain_paper import job, trained

@@ -24,9 +24,9 @@ from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_names, cluster_preset, model_names, model_preset
 from ratrain.describe.units import format_bytes
 from ratrain.errors import ProgramError, RatrainError, SpecError
-from ratrain.plan.case import Case, case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.sizes import blocks_of_stages, layers_of_stages, parameter_balanced_layers
 from ratrain.program.family_groups import takes
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.program.verify import Rule, verify

@@ -14,10 +14,10 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_of
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.planned import planned
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.search.misfit import planned
 from ratrain.program.kind import Cost
 from ratrain.simulate.simulate import simulate
 

@@ -14,11 +14,11 @@ from ratrain.describe.device import Tier
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.train import CheckpointSpec, TrainSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of
-from ratrain.plan.planned import planned
+from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.misfit import planned
 from ratrain.program.actions import Kind
 from ratrain.program.kind import Waiting
 from ratrain.program.setup import Accumulation

@@ -12,11 +12,11 @@ from random_jobs import job
 from ratrain.describe.cluster import HostKind
 from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.describe.presets import cluster_preset
-from ratrain.plan.build import candidate
-from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import Group, groups_of
-from ratrain.plan.estimate import estimate
-from ratrain.plan.search import check
+from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.layout.enumerate import Group, groups_of
+from ratrain.plan.price.durations import costs_of
+from ratrain.plan.price.estimate import estimate
+from ratrain.plan.search.layouts import check
 from ratrain.program.strategies import apply_strategy
 from ratrain.simulate.simulate import simulate
 

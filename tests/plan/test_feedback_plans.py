@@ -11,16 +11,16 @@ import pytest
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.case import case_of
-from ratrain.plan.explain import explain, explanation_text
-from ratrain.plan.jobs import load_job
-from ratrain.plan.known_plans import KnownPlans
-from ratrain.plan.plan_file import load_plan, parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import case_of
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import load_plan, parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.words.explain import explain, explanation_text
 from ratrain.program.kind import Kind
 from ratrain.report.facts.job import contents_of_job
 from ratrain.report.page import page
@@ -56,9 +56,9 @@ def test_fp16_always_keeps_two_since_any_of_its_steps_may_overflow() -> None:
 
 
 def test_a_plan_file_keeps_error_feedback_and_leaves_it_out_where_there_is_none() -> None:
-    without = write_plan(plan_of(search(quickstart(*BF16)).best.candidate))
+    without = write_plan(plan_of(search_layouts(quickstart(*BF16)).best.candidate))
     assert "error_feedback" not in without
-    written = write_plan(plan_of(search(quickstart(*FED)).best.candidate))
+    written = write_plan(plan_of(search_layouts(quickstart(*FED)).best.candidate))
     assert '"error_feedback": true' in written
     again = to_candidate(parse_plan(written, "a.json"), "a.json")
     assert again.job.schedule.error_feedback and again.choices.error_feedback == 1
@@ -71,7 +71,7 @@ def _predicted(text: str) -> str:
 
 
 def test_a_plan_file_that_feeds_no_error_back_is_refused_as_a_job_is() -> None:
-    written = write_plan(plan_of(search(quickstart(*FED)).best.candidate))
+    written = write_plan(plan_of(search_layouts(quickstart(*FED)).best.candidate))
     exact = written.replace('  "gradient_wire": "bf16",\n', "")
     with pytest.raises(SpecError, match="no rounding error to feed back"):
         to_candidate(parse_plan(exact, "a.json"), "a.json")
@@ -82,7 +82,7 @@ def test_headline_facts_and_explanation_say_it() -> None:
     assert WORDS in case.headline() and case.facts()["error_feedback"] is True
     assert case_of(quickstart(*BF16)).facts()["error_feedback"] is False
     text = "\n".join(
-        explanation_text(explain(search(quickstart(*FED)).best.candidate, KnownPlans(None)))
+        explanation_text(explain(search_layouts(quickstart(*FED)).best.candidate, KnownPlans(None)))
     )
     assert "rounding residuals" in text and "r residuals" in text
 

@@ -11,13 +11,13 @@ from registered import declared_inside
 
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case import case_of, case_of_candidate
-from ratrain.plan.jobs import load_job
-from ratrain.plan.order_board import Board
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders.board import Board
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.program.actions import Action
 from ratrain.program.csv import write_csv
 from ratrain.program.kind import Lane
@@ -79,7 +79,7 @@ def test_the_planner_keeps_to_the_degrees_of_a_fixed_order_and_a_plan_names_its_
 ) -> None:
     path = tmp_path / "order.csv"
     path.write_text(write_csv(case_of(job_of("zb-h1", LayoutSpec(2, data=2))).program))
-    best = search(replace(job_of(str(path), LayoutSpec(4)), layout=None)).best.candidate
+    best = search_layouts(replace(job_of(str(path), LayoutSpec(4)), layout=None)).best.candidate
     assert (best.layout.pipeline, best.layout.data, best.layout.virtual) == (2, 2, 1)
     plan = tmp_path / "plan.json"
     plan.write_text(write_plan(plan_of(best)))

@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import Batch, LayoutSpec
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.kind import Kind
 
 JOB = Path(__file__).parents[2] / "examples" / "small.toml"

@@ -16,14 +16,14 @@ from click.testing import CliRunner
 
 import ratrain
 from ratrain.cli.main import ratrain as command
-from ratrain.plan.case import Case
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.every_plan import EveryPlan, every_plan
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import is_uneven, load_plan, parse_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import is_uneven, load_plan, parse_plan
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.every_plan import EveryPlan, every_plan
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved
 

@@ -11,9 +11,9 @@ from random_jobs import job
 from test_left_out import job_file
 
 from ratrain.describe.job import LayoutSpec
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.simulate.long import simulate_proved
 
 PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "known-defects.md"
@@ -32,7 +32,7 @@ def test_a_plan_that_fits_only_with_several_stages_on_a_rank_is_found() -> None:
     """Two gathered stages of sixteen layers are too much, two of two are not."""
     budget = 20_000_000_000
     asked = job("llama-2-7b", "a100-80g-dgx", 8, 32, 512, budget, "pe-zero")
-    best = search(asked).best
+    best = search_layouts(asked).best
     layout, size = best.candidate.layout, best.candidate.job.batch.micro_batch
     assert layout.virtual > 1 and best.bound_bytes <= budget
     once = replace(layout, virtual=1, layers="equal")
@@ -59,6 +59,6 @@ def test_little_memory_has_a_plan_in_micro_batches_of_one() -> None:
     sizes: list[int] = []
     for budget in range(200_000_000, 1_000_000_000, 200_000_000):
         schedule = replace(spec.schedule, memory_budget_bytes=budget)
-        fitting = search(replace(spec, schedule=schedule)).tried
+        fitting = search_layouts(replace(spec, schedule=schedule)).tried
         sizes += [plan.candidate.job.batch.micro_batch for plan in fitting[:1]]
     assert sizes[0] == 1 < max(sizes)

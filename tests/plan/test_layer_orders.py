@@ -13,14 +13,14 @@ from random_jobs import job
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.jobs import load_job
-from ratrain.plan.misfit import misfits
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.tables import candidate_json, plan_name, table
+from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.search.misfit import misfits
+from ratrain.plan.words.tables import candidate_json, plan_name, table
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate
@@ -97,7 +97,7 @@ def test_the_strategy_s_own_order_stays(layout: LayoutSpec, options: dict[str, o
 
 
 def test_a_search_tries_such_orders_and_a_plan_file_keeps_its_order() -> None:
-    tried = search(replace(asked(LAYOUTS[2]), layout=None)).tried
+    tried = search_layouts(replace(asked(LAYOUTS[2]), layout=None)).tried
     plan = next(t for t in tried if SKELETONS[t.candidate.strategy.skeleton].together > 1)
     text = write_plan(plan_of(plan.candidate))
     again = case_of_candidate(to_candidate(parse_plan(text, "plan.json"), "plan.json"))
@@ -107,7 +107,7 @@ def test_a_search_tries_such_orders_and_a_plan_file_keeps_its_order() -> None:
 
 
 def test_plans_that_differ_in_their_order_alone_are_told_apart_in_words_and_in_json() -> None:
-    tried = search(replace(asked(LAYOUTS[2]), layout=None)).tried
+    tried = search_layouts(replace(asked(LAYOUTS[2]), layout=None)).tried
     shown = " ".join(" ".join(table(tried)).split())
     for each in tried:
         order = each.candidate.strategy.skeleton
@@ -132,7 +132,7 @@ name = "ratrain"
 dtype = "fp32"
 memory_budget = "45MB"
 """)
-    near = misfits(search(load_job(path)), 1)[0]
+    near = misfits(search_layouts(load_job(path)), 1)[0]
     assert SKELETONS[near.candidate.strategy.skeleton].together > 1
     assert near.change.startswith("order layer-major-")
     assert near.change != f"order {near.candidate.strategy.skeleton}"

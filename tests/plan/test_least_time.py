@@ -11,14 +11,14 @@ from random_jobs import SKELETONS, candidates
 from random_plans import random_plan
 
 from ratrain.errors import SpecError
-from ratrain.plan.build import Candidate
-from ratrain.plan.durations import costs_of
-from ratrain.plan.enumerate import Group
-from ratrain.plan.least_time import least_step_s
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_places import uneven_costs
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.layout.enumerate import Group
+from ratrain.plan.price.durations import costs_of
+from ratrain.plan.price.least_time import least_step_s
+from ratrain.plan.price.uneven_places import uneven_costs
 from ratrain.program.strategies import STRATEGIES, apply_strategy
 from ratrain.simulate.simulate import step_time_s
 

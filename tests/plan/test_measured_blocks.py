@@ -14,12 +14,12 @@ from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.layer_profile import BlockName, LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.placement import place
-from ratrain.plan.search import search
-from ratrain.plan.tables import search_text
-from ratrain.plan.transfers import stage_message
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.layout.placement import place
+from ratrain.plan.layout.transfers import stage_message
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.words.tables import search_text
 from ratrain.simulate.simulate import simulate
 
 MODEL = model_preset("small-llama")
@@ -76,7 +76,7 @@ def test_a_search_keeps_to_the_degrees_in_which_layers_were_measured(rates: bool
     spec = measured_job(*ALL, rates=rates)
     layouts = {group.layout for group in groups_of(spec)}
     assert {(layout.tensor, layout.sequence_parallel) for layout in layouts} == {(1, False)}
-    searched = search(spec)
+    searched = search_layouts(spec)
     said = " ".join(search_text(searched, 3))
     assert "times on a100-80g-sxm: layers" in said
     assert "layers were measured on a100-80g-sxm at tensor 1, without sequence parallelism" in said
@@ -85,7 +85,7 @@ def test_a_search_keeps_to_the_degrees_in_which_layers_were_measured(rates: bool
 def test_where_nothing_is_measured_the_search_says_what_to_measure() -> None:
     spec = measured_job(LAYERS, rates=False)
     with pytest.raises(Unmeasured, match="ratrain profile --layers small-llama"):
-        search(spec)
+        search_layouts(spec)
 
 
 @pytest.mark.parametrize("whole", [False, True])

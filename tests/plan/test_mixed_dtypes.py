@@ -16,15 +16,15 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec, dtypes_of_kinds
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.bill import bill
-from ratrain.plan.buckets import bucket_count
-from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.enumerate import group_of_layout
-from ratrain.plan.explain_kinds import kinds_text
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.buckets import bucket_count
+from ratrain.plan.layout.enumerate import group_of_layout
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.bill import bill
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.words.explain_kinds import kinds_text
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Setup
 from ratrain.program.text import read_text, write_text
@@ -162,7 +162,7 @@ def test_bf16_beside_fp16_is_planned_explained_and_kept_in_plan_files(
 ) -> None:
     job, own = beside(tmp_path, sent), "fp16" if sent == "bf16" else "bf16"
     assert job.schedule.dtypes == {other: own}
-    result = search(job)
+    result = search_layouts(job)
     for tried in result.tried[:3]:
         assert f'"dtypes": {{"{other}": "{own}"}},' in write_plan(plan_of(tried.candidate))
         prices_alike(tried.candidate)

@@ -20,17 +20,17 @@ from ratrain.cli.schedules import command
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.order_board import Board
-from ratrain.plan.order_clock import OrderClock
-from ratrain.plan.order_moves import Moves, critical_pieces
-from ratrain.plan.order_search import Limits
-from ratrain.plan.order_seeds import Pipeline, order_of, policies
-from ratrain.plan.schedules import compare_schedules
-from ratrain.plan.searched_order import SearchResult, search_for
-from ratrain.plan.searched_words import reasons
-from ratrain.plan.searched_words import settings as settings_of
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders.board import Board
+from ratrain.plan.orders.clock import OrderClock
+from ratrain.plan.orders.moves import Moves, critical_pieces
+from ratrain.plan.orders.schedules import compare_schedules
+from ratrain.plan.orders.search import Limits
+from ratrain.plan.orders.searched import SearchResult, search_for
+from ratrain.plan.orders.seeds import Pipeline, order_of, policies
+from ratrain.plan.words.searched import reasons
+from ratrain.plan.words.searched import settings as settings_of
 from ratrain.program.kind import Kind
 from ratrain.program.skeletons import SKELETONS
 from ratrain.simulate.simulate import simulate

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.jobs import load_job
-from ratrain.plan.other_clusters import (
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.layout.other_clusters import (
     devices_of_kind,
     kinds_of,
     only_kinds,

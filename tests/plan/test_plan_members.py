@@ -16,13 +16,13 @@ from test_uneven_setup import TWO_KINDS, read, replica, stage
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.plan_file import is_uneven, parse_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_build import file_of_plan
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.what_if import sending_faster
+from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import is_uneven, parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.price.what_if import sending_faster
+from ratrain.plan.search.on_devices import file_of_plan
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.read import read_text

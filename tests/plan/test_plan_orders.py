@@ -14,14 +14,14 @@ from test_left_out import cluster_file
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
-from ratrain.plan.fixed_orders import fixed_order
-from ratrain.plan.order_board import Board
-from ratrain.plan.order_seeds import order_of, policies
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.plan_orders import compare_orders
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.layout.fixed_orders import fixed_order
+from ratrain.plan.orders.board import Board
+from ratrain.plan.orders.of_plan import compare_orders
+from ratrain.plan.orders.seeds import order_of, policies
 from ratrain.program.kind import Lane
 from ratrain.program.order_csv import read_orders
 from ratrain.program.skeletons import SKELETONS

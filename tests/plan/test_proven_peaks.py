@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 from random_jobs import job
 
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.proven_peaks import peaks_in_words
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.words.tables import peaks_in_words
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 EXAMPLE = Path(__file__).parents[2] / "examples" / "unequal-replicas.json"

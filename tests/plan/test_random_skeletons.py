@@ -13,9 +13,9 @@ from registered import declared_inside
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, SpecError
-from ratrain.plan.build import Candidate
-from ratrain.plan.case import case_of_candidate
-from ratrain.plan.planned import planned
+from ratrain.plan.case.case import case_of_candidate
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.search.misfit import planned
 from ratrain.program import repeating
 from ratrain.program.skeletons import Skeleton, declare_skeleton
 from ratrain.program.strategies import apply_strategy

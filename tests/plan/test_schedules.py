@@ -10,10 +10,11 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain.cli.schedules import command
-from ratrain.plan import schedules
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.schedules import Comparison, compare_schedules, comparison_text
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders import schedules
+from ratrain.plan.orders.schedules import Comparison, compare_schedules
+from ratrain.plan.words.schedules import comparison_text
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import STRATEGIES
 from ratrain.simulate.simulate import simulate

@@ -13,13 +13,13 @@ from random_jobs import job, jobs
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import Infeasible, RatrainError
-from ratrain.plan.build import candidate
-from ratrain.plan.case import case_of, case_of_candidate
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.planned import planned
-from ratrain.plan.search import check, search
-from ratrain.plan.trial import timed
+from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.price.trial import timed
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.layouts import check, search_layouts
+from ratrain.plan.search.misfit import planned
 from ratrain.program.replicas import Recovery
 from ratrain.program.verify import verify
 from ratrain.reproduce.published import SMALLEST
@@ -51,7 +51,7 @@ def all_simulated(spec: JobSpec) -> list[float]:
 def within_one_percent(case: tuple[str, str, int, int, int | None]) -> None:
     model, cluster, devices, sequences, budget = case
     spec = job(model, cluster, devices, sequences, budget_bytes=budget)
-    assert search(spec).best.step_s <= 1.01 * min(all_simulated(spec))
+    assert search_layouts(spec).best.step_s <= 1.01 * min(all_simulated(spec))
 
 
 def test_the_pick_is_within_one_percent_of_trying_everything() -> None:
@@ -88,7 +88,7 @@ def _open(spec: JobSpec):
 
 
 def test_plans_come_fastest_first_and_every_one_is_proved() -> None:
-    searched = search(job("llama-2-7b", "mixed-sites", 8, 16, budget_bytes=30_000_000_000))
+    searched = search_layouts(job("llama-2-7b", "mixed-sites", 8, 16, budget_bytes=30_000_000_000))
     assert all(a.step_s <= b.step_s for a, b in pairwise(searched.tried))
     for tried in searched.tried[:3]:
         assert verify(case_of_candidate(tried.candidate).program).sound
@@ -97,14 +97,14 @@ def test_plans_come_fastest_first_and_every_one_is_proved() -> None:
 def test_a_last_stage_that_the_job_exempts_keeps_its_activations_in_every_plan() -> None:
     spec = job("small-llama", "cpu-lab", 4, 8)
     spec = replace(spec, schedule=replace(spec.schedule, recovery="exempt-last"))
-    for tried in search(spec).tried:
+    for tried in search_layouts(spec).tried:
         stages = case_of_candidate(tried.candidate).program.setup.replicas[0].stages
         assert stages[-1].only.recovery is Recovery.NONE
 
 
 def test_a_bigger_budget_is_never_slower() -> None:
     steps = [
-        search(job("small-qwen", "cpu-lab", 4, 16, budget_bytes=budget)).best.step_s
+        search_layouts(job("small-qwen", "cpu-lab", 4, 16, budget_bytes=budget)).best.step_s
         for budget in (1_000_000_000, 1_400_000_000, 2_000_000_000)
     ]
     assert all(more <= less * 1.001 for less, more in pairwise(steps))

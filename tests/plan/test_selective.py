@@ -11,14 +11,14 @@ from random_jobs import job
 from ratrain.cost.activations import stored_scores_bytes
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import model_preset
-from ratrain.plan.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
-from ratrain.plan.build import candidate
-from ratrain.plan.case import case_of, case_of_candidate
-from ratrain.plan.enumerate import groups_of
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import check, fitted
+from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.candidate import candidate
+from ratrain.plan.layout.enumerate import groups_of
+from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE, bill
+from ratrain.plan.search.layouts import check, fitted
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.simulate import simulate
 

@@ -20,15 +20,15 @@ from ratrain.describe.backends import BACKENDS, declare_backend
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.errors import SpecError
-from ratrain.plan.bill import bill
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import Group, groups_of
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import check, search
-from ratrain.plan.sizes import boundary_bytes
-from ratrain.plan.transfers import inner_sums_s, sums_of_op
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.enumerate import Group, groups_of
+from ratrain.plan.layout.sizes import boundary_bytes
+from ratrain.plan.layout.transfers import inner_sums_s, sums_of_op
+from ratrain.plan.price.bill import bill
+from ratrain.plan.search.layouts import check, search_layouts
 from ratrain.program.text import read_text, write_text
 from ratrain.simulate.simulate import simulate
 
@@ -93,7 +93,9 @@ def test_the_closed_form_agrees_with_the_simulator_on_divided_sequences() -> Non
 
 
 def test_a_search_with_both_is_no_slower_than_with_either() -> None:
-    steps = {choice: search(asked(LLAMA, choice)).best.step_s for choice in (None, False, True)}
+    steps = {
+        choice: search_layouts(asked(LLAMA, choice)).best.step_s for choice in (None, False, True)
+    }
     assert steps[None] <= min(steps[False], steps[True])
     for choice in (False, True):
         layouts = [group.layout for group in groups_of(asked(LLAMA, choice))]
@@ -101,7 +103,7 @@ def test_a_search_with_both_is_no_slower_than_with_either() -> None:
 
 
 def test_a_plan_with_divided_sequences_is_read_back_and_simulates_as_said() -> None:
-    best = search(asked(LLAMA, True)).best
+    best = search_layouts(asked(LLAMA, True)).best
     text = write_plan(plan_of(best.candidate))
     again = to_candidate(parse_plan(text, "p.json"), "p.json")
     assert again.layout == best.candidate.layout
@@ -112,7 +114,7 @@ def test_a_plan_with_divided_sequences_is_read_back_and_simulates_as_said() -> N
 
 
 def test_a_plan_file_without_the_field_has_whole_sequences() -> None:
-    table = json.loads(write_plan(plan_of(search(asked(LLAMA, True)).best.candidate)))
+    table = json.loads(write_plan(plan_of(search_layouts(asked(LLAMA, True)).best.candidate)))
     del table["sequence_parallel"]
     candidate = to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")
     assert candidate.layout.tensor > 1
@@ -120,7 +122,7 @@ def test_a_plan_file_without_the_field_has_whole_sequences() -> None:
 
 
 def test_offload_has_a_place_in_the_plan_and_is_refused_by_name() -> None:
-    table: dict[str, Any] = json.loads(write_plan(plan_of(search(LLAMA).best.candidate)))
+    table: dict[str, Any] = json.loads(write_plan(plan_of(search_layouts(LLAMA).best.candidate)))
     table["replicas"][0]["stages"][-1]["offload"] = "host"
     with pytest.raises(SpecError, match="cannot run yet"):
         to_candidate(parse_plan(json.dumps(table), "p.json"), "p.json")

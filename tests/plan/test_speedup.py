@@ -12,10 +12,9 @@ from hypothesis import strategies as st
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.describe.presets import cluster_preset
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.planned import planned
-from ratrain.plan.speedup import Alone, Speedup, free_to_recover, speedup_of
+from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.search.misfit import planned
+from ratrain.plan.search.speedup import Alone, Speedup, free_to_recover, speedup_of
 from ratrain.program.replicas import Recovery
 
 JOB = """

@@ -15,14 +15,14 @@ from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import SPLIT_SHARE, block_times
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.presets import cluster_preset, model_preset
-from ratrain.plan.case import Case, case_of, case_of_candidate
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.speedup import free_to_recover
-from ratrain.plan.split_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
-from ratrain.plan.tables import candidate_json, plan_name, search_text
+from ratrain.plan.case.case import Case, case_of, case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT, with_order_open
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.search.speedup import free_to_recover
+from ratrain.plan.words.tables import candidate_json, plan_name, search_text
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.simulate.simulate import simulate
@@ -117,7 +117,7 @@ def test_a_search_tries_the_order_and_names_it_and_a_plan_file_keeps_it() -> Non
     spec = asked(FOUR)
     spec = replace(spec, layout=None, schedule=replace(spec.schedule, sharding=0))
     spec = replace(spec, batch=replace(spec.batch, sequences=9))  # four replicas share no nine
-    result = search(spec)
+    result = search_layouts(spec)
     best = result.best
     assert best.candidate.strategy.skeleton == "zb-h1"
     assert plan_name(best.candidate).endswith(", order zb-h1")

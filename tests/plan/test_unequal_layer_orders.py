@@ -14,17 +14,16 @@ from test_unequal_search import verb
 from test_unequal_split import planned_with
 
 from ratrain.describe.job import LayoutSpec
-from ratrain.plan.every_plan import EveryPlan, every_plan
-from ratrain.plan.jobs import load_job
-from ratrain.plan.layer_orders import WORTH_MEMORY
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.split_orders import with_order_open
-from ratrain.plan.unequal_layer_orders import in_layer_orders, together_tried
-from ratrain.plan.unequal_trial import Drafted, Timed, timed_plan, timed_recovering
-from ratrain.plan.unequal_words import every_text
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.layout.further_orders import WORTH_MEMORY, with_order_open
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.every_plan import EveryPlan, every_plan
+from ratrain.plan.search.split import in_layer_orders, together_tried
+from ratrain.plan.search.trial import Drafted, Timed, timed_plan, timed_recovering
+from ratrain.plan.words.unequal import every_text
 from ratrain.program.skeletons import SKELETONS, TOGETHER
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved

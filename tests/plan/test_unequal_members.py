@@ -19,23 +19,23 @@ from test_unequal_search import BENCHMARKS, stages_of, verb
 
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.trainable import untrainable
-from ratrain.plan.unequal_build import file_of_plan, plans_of_members
-from ratrain.plan.unequal_clock import StageClock
-from ratrain.plan.unequal_members import MembersDraft, MembersParts
-from ratrain.plan.unequal_members_changes import members_changed
-from ratrain.plan.unequal_members_clock import MembersClock
-from ratrain.plan.unequal_members_drafts import Idea, Ideas, shares_of
-from ratrain.plan.unequal_members_search import MembersSearch, members_search
-from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import fastest_of
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.checks import untrainable
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.clock import StageClock
+from ratrain.plan.search.members import MembersDraft, MembersParts
+from ratrain.plan.search.members_changes import members_changed
+from ratrain.plan.search.members_clock import MembersClock
+from ratrain.plan.search.members_drafts import Idea, Ideas, shares_of
+from ratrain.plan.search.members_search import MembersSearch, members_search
+from ratrain.plan.search.on_devices import file_of_plan, plans_of_members
+from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.trial import fastest_of
 from ratrain.program.replicas import Recovery
 from ratrain.program.text.write import write_text
 from ratrain.simulate.long import simulate_proved

@@ -20,27 +20,26 @@ from test_left_out import cluster_file, job_file
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import ClusterChoice, JobSpec
 from ratrain.errors import Infeasible
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.every_plan import EveryPlan, every_plan
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kind_speed import least_step_s
-from ratrain.plan.plan_file import load_plan, parse_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_aligned import Route, common_order, cut_alike, moved_alike, route_of
-from ratrain.plan.unequal_build import file_of_plan, plans_of
-from ratrain.plan.unequal_changes import in_other_division
-from ratrain.plan.unequal_effort import effort_of
-from ratrain.plan.unequal_leaders import Leaders
-from ratrain.plan.unequal_mixes import Draft, draft_of, drafts, shares_of
-from ratrain.plan.unequal_parts import Part, layers_moved, part_of, recut, steps_s
-from ratrain.plan.unequal_pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
-from ratrain.plan.unequal_search import searchable
-from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import timed
-from ratrain.plan.unequal_words import every_text
-from ratrain.plan.uneven_setup import has_members
+from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.file.form import load_plan, parse_plan
+from ratrain.plan.file.uneven import has_members
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.price.kind_speed import least_step_s
+from ratrain.plan.search.aligned import Route, common_order, cut_alike, moved_alike, route_of
+from ratrain.plan.search.changes import in_other_division
+from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.every_plan import EveryPlan, every_plan
+from ratrain.plan.search.leaders import Leaders
+from ratrain.plan.search.mixes import Draft, draft_of, drafts, shares_of
+from ratrain.plan.search.on_devices import file_of_plan, plans_of
+from ratrain.plan.search.parts import Part, layers_moved, part_of, recut, steps_s
+from ratrain.plan.search.pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
+from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.trial import timed
+from ratrain.plan.search.unequal import searchable
+from ratrain.plan.words.unequal import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 

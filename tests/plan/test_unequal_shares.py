@@ -9,14 +9,13 @@ from pathlib import Path
 import pytest
 from test_left_out import job_file
 
-from ratrain.plan.enumerate import StateMode, divisors_of
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.unequal_mixes import Draft, shared
-from ratrain.plan.unequal_parts import part_of
-from ratrain.plan.unequal_pools import Post, Shape, pools_of
-from ratrain.plan.unequal_shares import MOST_SEQUENCES, best_shares
-from ratrain.plan.unequal_stages import Stages
+from ratrain.plan.layout.enumerate import StateMode, divisors_of
+from ratrain.plan.layout.jobs import load_job, strategy_of
+from ratrain.plan.search.mixes import Draft, shared
+from ratrain.plan.search.parts import part_of
+from ratrain.plan.search.pools import Post, Shape, pools_of
+from ratrain.plan.search.shares import MOST_SEQUENCES, best_shares
+from ratrain.plan.search.stages import Stages
 from ratrain.program.replicas import Recovery
 
 LEVEL_1 = StateMode(1, False)

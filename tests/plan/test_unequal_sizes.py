@@ -17,19 +17,19 @@ from test_left_out import job_file
 from ratrain.cli.main import ratrain
 from ratrain.describe.job import JobSpec
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.case import Case
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.every_plan import every_plan
-from ratrain.plan.jobs import load_job
-from ratrain.plan.least_time import least_step_s
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_build import file_of_plan
-from ratrain.plan.unequal_sizes import in_other_sizes
-from ratrain.plan.unequal_trial import timed_plan
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_places import uneven_costs
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import Case
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.least_time import least_step_s
+from ratrain.plan.price.uneven_places import uneven_costs
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.every_plan import every_plan
+from ratrain.plan.search.on_devices import file_of_plan
+from ratrain.plan.search.sizes import in_other_sizes
+from ratrain.plan.search.trial import timed_plan
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 

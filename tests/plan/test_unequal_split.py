@@ -13,18 +13,18 @@ from test_left_out import job_file
 from test_unequal_search import verb
 
 from ratrain.errors import Infeasible
-from ratrain.plan.every_plan import EveryPlan, every_plan
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.split_orders import SPLIT_ORDERS, WORTH_SPLIT
-from ratrain.plan.unequal_build import file_of_plan
-from ratrain.plan.unequal_split import SplitSearch, in_split_orders, may_be_split
-from ratrain.plan.unequal_trial import Drafted, Timed, timed_plan
-from ratrain.plan.unequal_words import every_text
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.further_orders import SPLIT_ORDERS, WORTH_SPLIT
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.every_plan import EveryPlan, every_plan
+from ratrain.plan.search.on_devices import file_of_plan
+from ratrain.plan.search.split import SplitSearch, in_split_orders, may_be_split
+from ratrain.plan.search.trial import Drafted, Timed, timed_plan
+from ratrain.plan.words.unequal import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.program.text import write_text
 from ratrain.simulate.long import simulate_proved

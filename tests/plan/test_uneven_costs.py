@@ -15,13 +15,13 @@ from test_uneven_setup import hexiscale, read, replica, stage
 from ratrain.cost.blocks import blocks
 from ratrain.cost.compute import case_of_block
 from ratrain.describe.cluster import Link
-from ratrain.plan.build import Candidate
-from ratrain.plan.case import case_of_candidate
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.transfers import most_cells, regrouped_message
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import case_of_candidate
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.layout.transfers import most_cells, regrouped_message
 from ratrain.program.kind import Kind
 from ratrain.simulate.costs import Costs
 from ratrain.simulate.simulate import simulate

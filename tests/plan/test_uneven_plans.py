@@ -17,13 +17,13 @@ from random_plans import random_plan
 
 from ratrain.cli.main import ratrain
 from ratrain.errors import SpecError
-from ratrain.plan.explain_kinds import kinds_text
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.plan_file import is_uneven, parse_plan
-from ratrain.plan.standing import standing_of
-from ratrain.plan.subject import case_of_subject, subject_of
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.case.standing import standing_of
+from ratrain.plan.case.subject import case_of_subject, subject_of
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import is_uneven, parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.words.explain_kinds import kinds_text
 from ratrain.program.kind import Kind
 from ratrain.program.program import Program
 from ratrain.program.verify import Rule, verify

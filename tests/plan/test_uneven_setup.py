@@ -11,11 +11,11 @@ from hypothesis import HealthCheck, given, settings
 from random_jobs import candidates
 
 from ratrain.errors import SpecError
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.plan_file import is_uneven, parse_plan
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.file.form import is_uneven, parse_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.writing import plan_of, write_plan
 from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 

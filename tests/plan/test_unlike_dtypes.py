@@ -13,19 +13,19 @@ from test_uneven_costs import prices_alike
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.strict import FrozenMap
 from ratrain.errors import SpecError
-from ratrain.plan.bill import bill
-from ratrain.plan.case import Case, case_of
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.enumerate import group_of_layout
-from ratrain.plan.estimate import estimate
-from ratrain.plan.explain_kinds import kinds_text
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.case import Case, case_of
+from ratrain.plan.case.kinds import kind_parts
+from ratrain.plan.case.subject import case_of_plan
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.enumerate import group_of_layout
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.bill import bill
+from ratrain.plan.price.estimate import estimate
+from ratrain.plan.search.layouts import search_layouts
+from ratrain.plan.words.explain_kinds import kinds_text
 from ratrain.program.kind import Kind
 from ratrain.program.setup import Setup
 from ratrain.program.text import read_text, write_text
@@ -147,7 +147,7 @@ def test_bill_and_estimate_are_as_near_as_where_dtypes_are_one(layout: LayoutSpe
 
 
 def test_a_plan_file_keeps_the_dtypes_and_is_read_alike_either_way() -> None:
-    for tried in search(example()).tried[:4]:
+    for tried in search_layouts(example()).tried[:4]:
         plan = plan_of(tried.candidate)
         assert plan.dtypes == {"old": "fp32"}
         assert '"dtypes": {"old": "fp32"},' in write_plan(plan)
@@ -158,7 +158,7 @@ def test_a_plan_file_keeps_the_dtypes_and_is_read_alike_either_way() -> None:
 
 @pytest.mark.parametrize("devices", [("0", "1"), ("0", "2")], ids=str)
 def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, str]) -> None:
-    plan = parse_plan(write_plan(plan_of(search(example()).best.candidate)), str(EXAMPLE))
+    plan = parse_plan(write_plan(plan_of(search_layouts(example()).best.candidate)), str(EXAMPLE))
     entry = plan.replicas[0]
     stage = replace(entry.stages[0], layers=12, tensor=1, sharding=1)
     sizes = ((4, 3), (5, 4))  # micro-batches, and sequences of each
@@ -177,7 +177,7 @@ def test_a_plan_names_the_dtypes_of_the_kinds_that_it_uses(devices: tuple[str, s
 
 
 def test_replicas_that_differ_are_sized_by_each_rank() -> None:
-    text = write_plan(plan_of(search(example()).best.candidate))
+    text = write_plan(plan_of(search_layouts(example()).best.candidate))
     plan = parse_plan(text, str(EXAMPLE))
     entry, layers = plan.replicas[0], 12
     stage = replace(entry.stages[0], devices="2", layers=layers, tensor=1, micro_batch=4)
@@ -196,7 +196,7 @@ def test_replicas_that_differ_are_sized_by_each_rank() -> None:
 
 
 def test_the_planner_uses_both_kinds_and_says_what_each_computes_in() -> None:
-    best = search(example("schedule.memory_budget=100MB")).best
+    best = search_layouts(example("schedule.memory_budget=100MB")).best
     assert {device.kind.name for device in best.candidate.placement.devices} == {"new", "old"}
     case = case_of_plan(plan_of(best.candidate), str(EXAMPLE))
     words = "old computes in fp32, the rest in bf16, in which all send"

@@ -7,10 +7,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.subject import case_of_subject, keeping_all, subject_of
-from ratrain.plan.uneven_setup import UnevenPlan
-from ratrain.plan.what_if import computing_faster, sending_faster
+from ratrain.plan.case.subject import case_of_subject, keeping_all, subject_of
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.price.what_if import computing_faster, sending_faster
 from ratrain.program.kind import Kind
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved

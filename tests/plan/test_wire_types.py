@@ -10,14 +10,14 @@ import pytest
 from random_jobs import job
 
 from ratrain.describe.job import JobSpec, LayoutSpec
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import group_of_layout
-from ratrain.plan.estimate import estimate
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.case.case import case_of
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.enumerate import group_of_layout
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.price.estimate import estimate
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.program.kind import Kind
 from ratrain.program.text import write_text
 from ratrain.report.facts.job import contents_of_job
@@ -83,9 +83,9 @@ def test_a_described_program_is_the_same_whatever_is_sent() -> None:
 
 def test_a_plan_file_keeps_wire_types_and_leaves_out_those_that_were_not_asked_for() -> None:
     spec = load_job(QUICKSTART)
-    assert "_wire" not in write_plan(plan_of(search(spec).best.candidate))
+    assert "_wire" not in write_plan(plan_of(search_layouts(spec).best.candidate))
     asked = wired(spec, gradient_wire="bf16")
-    written = write_plan(plan_of(search(asked).best.candidate))
+    written = write_plan(plan_of(search_layouts(asked).best.candidate))
     assert '"gradient_wire": "bf16"' in written and "boundary_wire" not in written
     again = to_candidate(parse_plan(written, "a.json"), "a.json").job.schedule
     assert again.gradients_travel_in == "bf16" and again.boundaries_travel_in == "fp32"

@@ -30,9 +30,9 @@ from random_plans import random_plan
 from test_plan_members import random_members
 
 from ratrain.errors import SpecError
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.reading import uneven_plan
 from ratrain.program.program import Program
 from ratrain.program.verify import Rule, verify
 

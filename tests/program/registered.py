@@ -9,8 +9,8 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.cost.algorithms import ALGORITHMS
-from ratrain.plan.durations import OWN_COSTS
-from ratrain.plan.trial import proof, short_form
+from ratrain.plan.price.durations import OWN_COSTS
+from ratrain.plan.price.trial import proof, short_form
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
 from ratrain.program.kind import kinds

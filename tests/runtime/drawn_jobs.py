@@ -29,7 +29,7 @@ from ratrain.corpus.of_job import data_of_job
 from ratrain.describe.job import JobSpec
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.run_folder import RunFolder

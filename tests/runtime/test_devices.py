@@ -10,9 +10,9 @@ import pytest
 from runs_made import write_text
 
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder
 
@@ -48,7 +48,7 @@ def prepared(folder: Path) -> PreparedRun:
     write_text(folder / "text.txt")
     (folder / "job.toml").write_text(JOB)
     job = load_job(folder / "job.toml")
-    tried = search(replace(job, layout=None)).tried
+    tried = search_layouts(replace(job, layout=None)).tried
     candidate = next(
         plan.candidate
         for plan in tried

@@ -14,20 +14,19 @@ from runs_made import Setting, write_job
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import train
 
-from ratrain.plan.build import MODES
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.jobs import load_job_to_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.unequal_build import file_of_plan, plans_of_members
-from ratrain.plan.unequal_clock import StageClock
-from ratrain.plan.unequal_members import MembersDraft
-from ratrain.plan.unequal_members_clock import MembersClock
-from ratrain.plan.unequal_members_drafts import Ideas, shares_of
-from ratrain.plan.unequal_pools import pools_of
-from ratrain.plan.unequal_stages import Stages
-from ratrain.plan.unequal_trial import fastest_of
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.file.writing import write_plan
+from ratrain.plan.layout.candidate import MODES
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import load_job_to_plan, strategy_of
+from ratrain.plan.search.clock import StageClock
+from ratrain.plan.search.members import MembersDraft
+from ratrain.plan.search.members_clock import MembersClock
+from ratrain.plan.search.members_drafts import Ideas, shares_of
+from ratrain.plan.search.on_devices import file_of_plan, plans_of_members
+from ratrain.plan.search.pools import pools_of
+from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.trial import fastest_of
 
 DEVICES = 6
 MODEL = (("num_key_value_heads", 4),)

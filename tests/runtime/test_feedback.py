@@ -18,7 +18,7 @@ from training import train
 
 from ratrain.cost.scratch import RESIDUAL_ELEMENTS
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.seats import Seats
 from ratrain.runtime.step.buckets import Span
 from ratrain.runtime.step.feedback import Residual

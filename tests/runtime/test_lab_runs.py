@@ -11,7 +11,7 @@ from runs_made import Setting
 
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 

@@ -14,9 +14,9 @@ from launched import made, ranks_of, start
 from runs_made import CONFIG, Setting, write_job
 
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.search import search
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
 slow = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -59,7 +59,9 @@ def test_a_backend_that_is_only_described_is_refused_by_name(by_plan: bool, tmp_
     if by_plan:
         read = load_job(job)
         schedule = replace(read.schedule, backend="described", collective="direct")
-        chosen = search(replace(read, layout=None, data=None, schedule=schedule)).best.candidate
+        chosen = search_layouts(
+            replace(read, layout=None, data=None, schedule=schedule)
+        ).best.candidate
         plan.write_text(write_plan(plan_of(chosen)))
     else:
         job.write_text(job.read_text().replace("[schedule]", '[schedule]\nbackend = "described"'))

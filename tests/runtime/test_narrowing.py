@@ -18,7 +18,7 @@ from ratrain.errors import SpecError
 from ratrain.models.parameters import lay_out
 from ratrain.models.rows import Rows
 from ratrain.models.weights import Weights
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.schedule import schedule_of
 

@@ -12,9 +12,9 @@ from launched import made
 from runs_made import Setting, write_job
 
 from ratrain.errors import SpecError
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.plan_writing import plan_of, write_plan
-from ratrain.plan.planned import planned
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.search.case_of_job import case_of_job
+from ratrain.plan.search.misfit import planned
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run.resume import ResumedRun, resume_run
 from ratrain.runtime.run_folder import RunFolder

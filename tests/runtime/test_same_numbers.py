@@ -17,7 +17,7 @@ from training import Result, train
 
 from ratrain.describe.job import JobSpec
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.skeletons import TOGETHER, layer_major_name
 from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.step.optimizer import learning_rate

@@ -14,10 +14,10 @@ from test_tensor import WIDE, assert_near
 from training import train
 
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_writing import plan_of
-from ratrain.plan.plan_writing import write_plan as plan_text
-from ratrain.plan.search import search
+from ratrain.plan.file.writing import plan_of
+from ratrain.plan.file.writing import write_plan as plan_text
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.layouts import search_layouts
 from ratrain.program.replicas import Recovery
 from ratrain.runtime.run.prepare import RunRequest, prepare_run
 
@@ -85,7 +85,7 @@ def test_a_plan_remembers_how_attention_is_computed_and_another_job_refuses_it(
 ) -> None:
     setting = replace(STORED, name="ratrain", planned=True, files=("none.txt",))
     job = write_job(tmp_path, setting)
-    text = plan_text(plan_of(search(load_job(job)).best.candidate))
+    text = plan_text(plan_of(search_layouts(load_job(job)).best.candidate))
     assert json.loads(text)["attention"] == "stored"
     plan = tmp_path / "plan.json"
     plan.write_text(text)

@@ -19,7 +19,7 @@ from strangers import Crime, attack, half_open, listening
 
 from ratrain.lab.cluster import Lab
 from ratrain.lab.needs import missing
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.ownership import claim_run
 from ratrain.runtime.run.launch import launch
 from ratrain.runtime.run_folder import RunFolder

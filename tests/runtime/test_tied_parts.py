@@ -13,7 +13,7 @@ from runs_made import Setting
 
 from ratrain.errors import SpecError
 from ratrain.models.units import unit_of
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.actions import Kind, Lane
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import schedule_of

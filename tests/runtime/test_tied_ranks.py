@@ -15,7 +15,7 @@ from torch import Tensor
 from training import Result, train
 
 from ratrain.models.shapes import unit_layout
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.strategies import STRATEGIES
 from ratrain.runtime.seats import Seats
 from ratrain.runtime.step.network import Copy

@@ -30,7 +30,7 @@ from ratrain.errors import RunFailed
 from ratrain.models.division import WHOLE
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.report.facts.run import contents_of_run
 from ratrain.runtime.run.itemise import KINDS as TIMES
 from ratrain.runtime.run.report import report_of

@@ -15,11 +15,11 @@ from runs_made import Setting, Unlike
 from test_unlike_replicas import assert_as_alone, assert_held
 from training import Result, train
 
-from ratrain.plan.order_board import Board
-from ratrain.plan.order_seeds import order_of, policies
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.form import load_plan
+from ratrain.plan.file.reading import uneven_plan
+from ratrain.plan.orders.board import Board
+from ratrain.plan.orders.seeds import order_of, policies
 from ratrain.runtime.run_folder import RunFolder
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]

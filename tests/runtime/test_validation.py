@@ -16,7 +16,7 @@ from training import Result, train
 
 from ratrain.errors import SpecError
 from ratrain.models.shapes import unit_layout
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 

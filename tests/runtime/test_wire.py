@@ -18,7 +18,7 @@ from training import train
 
 from ratrain.cost.scratch import NARROWED_ELEMENTS
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.step.narrowing import landing_place, widen
 

@@ -24,7 +24,7 @@ from ratrain.devices import CPU
 from ratrain.models.division import Division
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import unit_layout
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 from ratrain.program.actions import Kind
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.metrics import loss_of

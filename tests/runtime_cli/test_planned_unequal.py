@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from cli_runs import CONFIG, Ran, ratrain, start, steps_done, wait_until
 
-from ratrain.plan.plan_file import is_uneven, load_plan
+from ratrain.plan.file.form import is_uneven, load_plan
 from ratrain.program.text import write_text
 from ratrain.runtime.run_folder import RunFolder
 

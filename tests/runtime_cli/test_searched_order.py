@@ -7,10 +7,10 @@ from pathlib import Path
 import pytest
 from cli_runs import ratrain, write_job
 
-from ratrain.plan.case import case_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.order_board import Board
-from ratrain.plan.order_seeds import laid_out
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.orders.board import Board
+from ratrain.plan.orders.seeds import laid_out
 from ratrain.program.kind import Kind
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from cli_runs import CONFIG, ratrain, write_job
 
-from ratrain.plan.jobs import load_job
+from ratrain.plan.layout.jobs import load_job
 
 pytestmark = pytest.mark.slow
 

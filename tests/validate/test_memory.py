@@ -9,9 +9,9 @@ import pytest
 from click.testing import CliRunner
 
 from ratrain.cli.validate import command
-from ratrain.plan.case import case_of
-from ratrain.plan.enumerate import kinds_of_block
-from ratrain.plan.sizes import passed_bytes, unit_of
+from ratrain.plan.case.case import case_of
+from ratrain.plan.layout.enumerate import kinds_of_block
+from ratrain.plan.layout.sizes import passed_bytes, unit_of
 from ratrain.program.replicas import Unit
 from ratrain.program.verify import verify
 from ratrain.validate.frameworks import MEGATRON, held_units

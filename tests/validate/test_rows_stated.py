@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 
 from ratrain.describe.job import JobSpec
-from ratrain.plan.build import Candidate
-from ratrain.plan.case import case_of, case_of_candidate
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import parse_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.plan_writing import plan_of, write_plan
+from ratrain.plan.case.case import case_of, case_of_candidate
+from ratrain.plan.file.form import parse_plan
+from ratrain.plan.file.layout import to_candidate
+from ratrain.plan.file.writing import plan_of, write_plan
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.layout.enumerate import StateMode
+from ratrain.plan.layout.jobs import load_job
 from ratrain.validate.predict import job_of
 from ratrain.validate.rows import Run
 from ratrain.validate.tables import amp, amp_layers, sailor

@@ -10,7 +10,7 @@ from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.describe.units import counted, format_bytes, format_count
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job as job_of_file
+from ratrain.plan import load_job as job_of_file
 
 if TYPE_CHECKING:
     from ratrain.report.html import Markup
@@ -55,7 +55,7 @@ class Job(Shown):
         return replace(self, spec=replace(self.spec, layout=None))
 
     def _facts(self) -> list[tuple[str, str]]:
-        from ratrain.plan.sizes import travels
+        from ratrain.plan import travels
 
         spec, layout = self.spec, self.spec.layout
         laid_out = "left to the planner"

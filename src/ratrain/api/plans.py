@@ -11,21 +11,25 @@ from typing import TYPE_CHECKING, Any
 from ratrain.api.jobs import Job
 from ratrain.api.shown import Shown
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.every_plan import (
+from ratrain.plan import (
     EveryPlan,
     Simulated,
+    Subject,
+    Tried,
+    UnevenCase,
+    degrees,
+    every_json,
     every_plan,
+    every_text,
     file_of,
+    headline,
+    load_job_to_plan,
+    plan_words,
     subject_of_simulated,
+    timed_json,
+    tried_json,
+    write_plan,
 )
-from ratrain.plan.explain_others import plan_words
-from ratrain.plan.jobs import load_job_to_plan
-from ratrain.plan.plan_writing import write_plan
-from ratrain.plan.search import Tried
-from ratrain.plan.subject import Subject
-from ratrain.plan.tables import degrees, headline, tried_json
-from ratrain.plan.unequal_words import every_json, every_text, timed_json
-from ratrain.plan.uneven_case import UnevenCase
 from ratrain.readers.writing import write_whole
 
 if TYPE_CHECKING:

@@ -12,12 +12,7 @@ from ratrain.api.jobs import Job, job_of
 from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
-from ratrain.plan.case import Case
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.subject import case_of_subject
-from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan import Case, UnevenCase, case_of_job, case_of_plan, case_of_subject, load_plan
 from ratrain.program.file import proof_of_file
 from ratrain.program.grid import draw
 from ratrain.program.program import Program

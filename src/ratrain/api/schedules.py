@@ -11,8 +11,13 @@ from ratrain.api.jobs import Job, job_of, load_job
 from ratrain.api.shown import Shown
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.plan.compared import (
+from ratrain.plan import (
     Compared,
+    Limits,
+    PlanOrders,
+    Predicted,
+    SearchedOrder,
+    SearchResult,
     compare,
     compared_json,
     compared_text,
@@ -20,13 +25,11 @@ from ratrain.plan.compared import (
     order_found_json,
     order_found_text,
     search_compared,
+    settings,
 )
-from ratrain.plan.order_search import Limits
-from ratrain.plan.plan_orders import PlanOrders
-from ratrain.plan.schedules import Predicted
-from ratrain.plan.schedules import fastest_s as fastest_of
-from ratrain.plan.searched_order import SearchedOrder, SearchResult
-from ratrain.plan.searched_words import settings
+from ratrain.plan import (
+    fastest_s as fastest_of,
+)
 from ratrain.readers.writing import write_whole
 
 

@@ -93,7 +93,7 @@ def _show(
 
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job, first_samples, summary_of
-    from ratrain.plan.jobs import load_job
+    from ratrain.plan import load_job
 
     job = load_job(path, overrides)
     with progress("tokenising", "B") as report:

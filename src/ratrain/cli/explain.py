@@ -37,11 +37,16 @@ def command(plan: Path, overrides: tuple[str, ...], as_json: bool) -> None:
 
     from ratrain.cli.jobs import refuse_overrides
     from ratrain.cli.progress import progress
-    from ratrain.plan.explain import explain, explanation_json, explanation_text
-    from ratrain.plan.jobs import load_job_to_plan
-    from ratrain.plan.known_plans import plan_of_job, plans_beside
-    from ratrain.plan.plan_file import load_plan
-    from ratrain.plan.subject import subject_of
+    from ratrain.plan import (
+        explain,
+        explanation_json,
+        explanation_text,
+        load_job_to_plan,
+        load_plan,
+        plan_of_job,
+        plans_beside,
+        subject_of,
+    )
 
     with progress("simulating", "plans") as report:
         if plan.suffix == ".json":

@@ -11,8 +11,7 @@ import click
 from ratrain.cli import completion
 
 if TYPE_CHECKING:
-    from ratrain.plan.case import Case
-    from ratrain.plan.uneven_case import UnevenCase
+    from ratrain.plan import Case, UnevenCase
 
 set_values = click.option(
     "--set",
@@ -46,10 +45,7 @@ def case_of_file(
     """The case of a job file (.toml) or a plan file (.json); options replace what a job says."""
     from ratrain.cli.progress import progress
     from ratrain.errors import SpecError
-    from ratrain.plan.case_of_job import case_of_job
-    from ratrain.plan.case_of_plan import case_of_plan
-    from ratrain.plan.jobs import load_job
-    from ratrain.plan.plan_file import load_plan
+    from ratrain.plan import case_of_job, case_of_plan, load_job, load_plan
 
     if path.suffix == ".json":
         refuse_overrides(path, overrides)

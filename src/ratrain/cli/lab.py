@@ -48,7 +48,7 @@ def _lab(target: str, devices: int | None, overrides: tuple[str, ...]) -> Lab:
     from ratrain.describe.presets import cluster_preset, load_cluster
     from ratrain.errors import SpecError
     from ratrain.lab import Lab
-    from ratrain.plan.jobs import load_job
+    from ratrain.plan import load_job
     from ratrain.readers.toml import read_toml
 
     if target.endswith(".toml") and "cluster" in read_toml(Path(target))[0]:

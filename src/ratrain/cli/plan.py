@@ -60,10 +60,7 @@ def command(
     """
 
     from ratrain.cli.progress import progress
-    from ratrain.plan.every_plan import every_plan
-    from ratrain.plan.jobs import load_job_to_plan
-    from ratrain.plan.plan_writing import write_plan
-    from ratrain.plan.unequal_words import every_json, every_text
+    from ratrain.plan import every_json, every_plan, every_text, load_job_to_plan, write_plan
     from ratrain.readers.writing import write_whole
 
     described = load_job_to_plan(job, overrides)

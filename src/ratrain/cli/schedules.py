@@ -13,7 +13,7 @@ from ratrain.cli.options import MOST_SEED, PATH, Real, Whole
 
 if TYPE_CHECKING:
     from ratrain.describe.job import JobSpec
-    from ratrain.plan.compared import LaidOut
+    from ratrain.plan import LaidOut
 
 
 @click.command()
@@ -71,7 +71,8 @@ def command(
       ratrain schedules examples/unequal-replicas.json --search --seconds 10
     """
     from ratrain.cli.progress import progress
-    from ratrain.plan.compared import (
+    from ratrain.plan import (
+        Limits,
         compare,
         compared_json,
         compared_text,
@@ -79,7 +80,6 @@ def command(
         order_found_text,
         search_compared,
     )
-    from ratrain.plan.order_search import Limits
     from ratrain.readers.writing import write_whole
 
     _require_searched(save, evaluations, search)
@@ -107,10 +107,7 @@ def command(
 def _subject(file: Path, overrides: tuple[str, ...]) -> tuple[LaidOut, JobSpec]:
     """What orders are compared on, and the job as its file, or the plan, has it."""
     from ratrain.cli.progress import progress
-    from ratrain.plan.compared import laid_out
-    from ratrain.plan.jobs import load_job
-    from ratrain.plan.plan_file import load_plan
-    from ratrain.plan.uneven_read import uneven_plan
+    from ratrain.plan import laid_out, load_job, load_plan, uneven_plan
 
     if file.suffix == ".json":
         refuse_overrides(file, overrides)

@@ -32,7 +32,7 @@ def command(kind: str, output: Path | None) -> None:
     from ratrain.describe.job_file import JobFile
     from ratrain.describe.profiles import cluster_schema
     from ratrain.describe.schema import schema_of
-    from ratrain.plan.plan_file import Plan
+    from ratrain.plan import Plan
     from ratrain.readers.writing import write_whole
 
     if kind == "cluster":

@@ -216,7 +216,7 @@ def _new(
 def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> ReadyRun:
     from dataclasses import replace
 
-    from ratrain.plan.jobs import load_job
+    from ratrain.plan import load_job
     from ratrain.runtime.run.resume import newest_run
 
     if run is None:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from ratrain.plan.plan_file import Mode, PlanMember, PlanStage
-from ratrain.plan.ranges import write_ranges
+from ratrain.describe.ranges import write_ranges
+from ratrain.plan import Mode, PlanMember, PlanStage
 
 
 def dealt(shares: Sequence[int]) -> tuple[tuple[int, ...], ...]:

@@ -11,9 +11,7 @@ from ratrain.convert.converted import CLUSTER_FILE, PLAN_FILE, Converted
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.plan_writing import write_plan
+from ratrain.plan import case_of_plan, load_plan, write_plan
 from ratrain.readers.files import unwritable
 from ratrain.readers.writing import write_whole
 from ratrain.simulate.engine import Progress

@@ -60,11 +60,6 @@ class Table:
         """The ops as a waiting graph is made of them."""
         return Waiting(self.edges, self.group, self.rank, self.lane, self.setup.ranks)
 
-    @property
-    def last_step(self) -> Bools:
-        """Ops of the last step that the program spells out."""
-        return self.step == self.setup.period - 1
-
     def where(self, condition: str) -> Bools:
         """Ops whose kind has a property of `Kind`, by the property's name."""
         return kinds_where(condition)[self.kind]

@@ -5,8 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from pathlib import Path
 
-from ratrain.plan.case_of_plan import case_of_plan
-from ratrain.plan.plan_file import Plan, load_plan
+from ratrain.plan import Plan, case_of_plan, load_plan
 from ratrain.simulate.long import simulate_proved
 
 

@@ -15,7 +15,7 @@ from ratrain.describe.job import (
 )
 from ratrain.describe.job_checks import check_job
 from ratrain.describe.presets import cluster_preset, load_cluster
-from ratrain.plan.case import case_of
+from ratrain.plan import case_of
 from ratrain.simulate.simulate import simulate
 from ratrain.validate.planned_runs import PlannedRun, planned_s
 from ratrain.validate.rows import Run

@@ -17,9 +17,9 @@ from ratrain.convert.grolar.files import (
 )
 from ratrain.convert.member_stages import dealt, member_stage
 from ratrain.describe.amounts import Devices
+from ratrain.describe.ranges import write_ranges
 from ratrain.errors import SpecError
-from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage
-from ratrain.plan.ranges import write_ranges
+from ratrain.plan import Plan, PlanReplica, PlanStage
 from ratrain.readers.files import shown
 from ratrain.readers.place import Place
 

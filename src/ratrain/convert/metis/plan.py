@@ -18,10 +18,10 @@ from ratrain.convert.metis.files import (
     Ranked,
     Workload,
 )
+from ratrain.describe.ranges import write_ranges
 from ratrain.describe.strict import load
 from ratrain.errors import SpecError
-from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage
-from ratrain.plan.ranges import write_ranges
+from ratrain.plan import Plan, PlanReplica, PlanStage
 from ratrain.readers.files import read_text
 from ratrain.readers.json import parse_json
 from ratrain.readers.place import Place

@@ -21,10 +21,10 @@ from ratrain.convert.sailor.files import (
     Training,
 )
 from ratrain.convert.sailor.hosts import Seats
+from ratrain.describe.ranges import write_ranges
 from ratrain.describe.strict import load, nearest
 from ratrain.errors import SpecError
-from ratrain.plan.plan_file import Plan, PlanReplica, PlanStage
-from ratrain.plan.ranges import write_ranges
+from ratrain.plan import Plan, PlanReplica, PlanStage
 from ratrain.readers.files import shown
 from ratrain.readers.json import read_json
 from ratrain.readers.place import Place

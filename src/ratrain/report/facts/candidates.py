@@ -9,23 +9,34 @@ from dataclasses import replace
 import numpy as np
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_bytes, format_time
-from ratrain.plan.build import Candidate, candidate
-from ratrain.plan.case import recovery_words
-from ratrain.plan.enumerate import StateMode
-from ratrain.plan.explain import NEAR, binding
-from ratrain.plan.explain_kinds import binding_words, busy_words
-from ratrain.plan.job_strategy import strategy_of
-from ratrain.plan.kinds import KindPart
-from ratrain.plan.layer_orders import order_name
-from ratrain.plan.misfit import Misfit, misfits
-from ratrain.plan.placement import Placement
-from ratrain.plan.ranges import STAGES, write_degrees, write_list, write_ranges
-from ratrain.plan.search import Checked, Search, Tried
-from ratrain.plan.sizes import layers_of_stages
-from ratrain.plan.subject import Subject
-from ratrain.plan.uneven_case import activations_words, joined_words, share_words
-from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.plan import (
+    NEAR,
+    Candidate,
+    Checked,
+    KindPart,
+    Misfit,
+    Placement,
+    Search,
+    StateMode,
+    Subject,
+    Tried,
+    UnevenPlan,
+    UnevenReplica,
+    activations_words,
+    binding,
+    binding_words,
+    busy_words,
+    candidate,
+    joined_words,
+    layers_of_stages,
+    misfits,
+    order_name,
+    recovery_words,
+    share_words,
+    strategy_of,
+)
 from ratrain.program.family_groups import takes
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.report.contents import Advice, Candidates, Point

@@ -7,20 +7,27 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 
+from ratrain.describe.ranges import write_ranges
 from ratrain.describe.units import format_bytes, format_time
-from ratrain.plan.case import Case
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.jobs import load_job
-from ratrain.plan.kinds import kind_parts
-from ratrain.plan.known_plans import plan_of_job, searched
-from ratrain.plan.other_clusters import kinds_of
-from ratrain.plan.plan_file import load_plan
-from ratrain.plan.ranges import write_ranges
-from ratrain.plan.search import Search, search
-from ratrain.plan.standing import standing_of
-from ratrain.plan.subject import Subject, case_of_subject, subject_of
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_setup import UnevenPlan, UnevenReplica
+from ratrain.plan import (
+    Case,
+    Search,
+    Subject,
+    UnevenCase,
+    UnevenPlan,
+    UnevenReplica,
+    case_of_job,
+    case_of_subject,
+    kind_parts,
+    kinds_of,
+    load_job,
+    load_plan,
+    plan_of_job,
+    search_layouts,
+    searched,
+    standing_of,
+    subject_of,
+)
 from ratrain.program.bounds import PeakBound
 from ratrain.program.families import DEVICE
 from ratrain.program.kind import Waiting
@@ -121,7 +128,7 @@ def _case_and_search(
     if job.layout is None:
         subject, known = plan_of_job(job, progress)
         return case_of_subject(subject), known.alike
-    return case_of_job(job), search(replace(job, layout=None), progress)
+    return case_of_job(job), search_layouts(replace(job, layout=None), progress)
 
 
 def _shares(plan: UnevenPlan) -> list[str]:

@@ -150,10 +150,6 @@ def _hops(table: Table, path: Iterable[int], start_s: Floats, end_s: Floats) -> 
         yield hop
 
 
-def spans_of_rank(spans: Iterable[Span], rank: int) -> list[Span]:
-    return [span for span in spans if span.rank == rank]
-
-
 def totals_of(spans: Iterable[Span]) -> dict[str, tuple[int, float]]:
     """{kind: (ops, seconds)} of a timeline's spans."""
     sums: dict[str, tuple[int, float]] = {}

@@ -15,11 +15,7 @@ from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.job_checks import check_job
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.errors import RatrainError, SpecError
-from ratrain.plan.durations import costs_of
-from ratrain.plan.jobs import load_job
-from ratrain.plan.placement import place
-from ratrain.plan.search import search
-from ratrain.plan.standing import Standing, standing_of_placement
+from ratrain.plan import Standing, costs_of, load_job, place, search_layouts, standing_of_placement
 from ratrain.program.program import Program
 from ratrain.report.contents import Advice, Candidates, Times
 from ratrain.report.facts.candidates import advice_of, candidate_of, candidates_of
@@ -59,7 +55,7 @@ def plan_of_run(
         placement = place(job, job.layout)
         chosen = candidate_of(job, placement, program.setup)
         simulation = simulate(program, costs_of(job, placement, program.setup))
-        alternatives = search(replace(job, layout=None), progress)
+        alternatives = search_layouts(replace(job, layout=None), progress)
     except RatrainError as error:
         error_place = f"{error.place}: " if error.place else ""
         reason = (

@@ -6,8 +6,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ratrain.cost.precision import dtype_words, travel_words
+from ratrain.describe.ranges import RANKS, write_degrees, write_list, write_ranges
 from ratrain.describe.units import counted, format_time
-from ratrain.plan.ranges import RANKS, write_degrees, write_list, write_ranges
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import STRATEGIES
 from ratrain.report.contents import TimelinePanel
@@ -17,7 +17,7 @@ from ratrain.timeline.timeline import Timeline
 
 
 def case_facts(facts: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """A case's facts, as `plan/case.py` and a run's case.json have them, in words."""
+    """A case's facts, as `plan/case/case.py` and a run's case.json have them, in words."""
     unlike = facts.get("replicas", ())
     schedule = str(facts["schedule"])
     if facts["without"]:

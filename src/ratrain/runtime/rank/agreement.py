@@ -23,7 +23,7 @@ from ratrain.corpus.prepare import Progress
 from ratrain.describe.job import JobSpec
 from ratrain.describe.tables import as_json
 from ratrain.errors import RatrainError, RunFailed, SpecError
-from ratrain.plan.jobs import load_job
+from ratrain.plan import load_job
 from ratrain.plugins import load_extensions
 from ratrain.program.program import Program
 from ratrain.readers import files

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from ratrain.checkpoint.folder import rank_name
 from ratrain.checkpoint.manifest import Spread
-from ratrain.plan.ranges import write_ranges
+from ratrain.describe.ranges import write_ranges
 
 
 @dataclass(frozen=True)

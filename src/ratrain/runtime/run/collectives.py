@@ -6,11 +6,7 @@ from dataclasses import dataclass, field
 
 from ratrain.cost.algorithms import AUTO, DIRECT
 from ratrain.cost.exchanges import exchange_of, order_words
-from ratrain.plan.case import Case
-from ratrain.plan.even_places import even_places
-from ratrain.plan.gradient_groups import widened
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_places import uneven_unit_places
+from ratrain.plan import Case, UnevenCase, even_places, uneven_unit_places, widened
 from ratrain.runtime.seats import Seats, holders_of
 
 

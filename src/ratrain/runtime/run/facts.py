@@ -20,8 +20,7 @@ from ratrain import __version__
 from ratrain.describe.amounts import Natural
 from ratrain.describe.job import JobSpec
 from ratrain.describe.strict import Rule, load
-from ratrain.plan.case import Case
-from ratrain.plan.uneven_case import UnevenCase
+from ratrain.plan import Case, UnevenCase
 from ratrain.program.verify import Verdict
 from ratrain.readers.files import exists
 from ratrain.readers.json_lines import end_last_line, read_json_lines

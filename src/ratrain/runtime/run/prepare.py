@@ -14,16 +14,20 @@ from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
-from ratrain.plan.case import Case, case_of_candidate
-from ratrain.plan.case_of_job import case_of_job
-from ratrain.plan.jobs import load_job
-from ratrain.plan.plan_file import is_uneven, load_plan
-from ratrain.plan.plan_layout import to_candidate
-from ratrain.plan.proven_peaks import peaks_in_words
-from ratrain.plan.search import Progress
-from ratrain.plan.uneven_case import UnevenCase
-from ratrain.plan.uneven_read import uneven_plan
-from ratrain.plan.uneven_setup import UnevenPlan
+from ratrain.plan import (
+    Case,
+    Progress,
+    UnevenCase,
+    UnevenPlan,
+    case_of_candidate,
+    case_of_job,
+    is_uneven,
+    load_job,
+    load_plan,
+    peaks_in_words,
+    to_candidate,
+    uneven_plan,
+)
 from ratrain.program.bounds import PeakBound
 from ratrain.program.family_groups import takes
 from ratrain.program.passes.forward_only import forward_only

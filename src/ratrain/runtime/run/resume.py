@@ -13,7 +13,7 @@ from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import combined
 from ratrain.errors import SpecError
-from ratrain.plan.jobs import load_job
+from ratrain.plan import load_job
 from ratrain.program.actions import Kind
 from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating

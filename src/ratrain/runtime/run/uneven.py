@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from ratrain.errors import SpecError
-from ratrain.plan.trainable import untrainable
-from ratrain.plan.uneven_case import UnevenCase, activations_words
-from ratrain.plan.uneven_setup import UnevenReplica
+from ratrain.plan import UnevenCase, UnevenReplica, activations_words, untrainable
 from ratrain.runtime.seats import Seats
 
 

@@ -1,0 +1,311 @@
+"""A job made ready to simulate: its setup, its program, its costs, and what memory decided.
+
+Where the job leaves recovery and accumulation to RATrain, these are tried, and the fastest of
+those that are proved to fit is taken:
+
+    keep all activations          local gradients, or sharded
+    keep all but scores           local, or sharded (where attention stores its scores)
+    keep the last stage's alone   local, or sharded
+    recover on every stage        local, or sharded
+    keep what each stage has memory for, by closed formula
+
+They are timed by short programs (`trial`), those alone that a lower bound (`least_time`) does not
+rule out, and proved whole, the fastest first.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import cached_property
+
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.lines import wrapped
+from ratrain.describe.ranges import STAGES, Nouns, write_ranges
+from ratrain.describe.units import counted
+from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.case.choose import choose_order
+from ratrain.plan.case.measured_blocks import measured_words
+from ratrain.plan.layout.buckets import in_buckets, require_bucketable
+from ratrain.plan.layout.candidate import Candidate, setup_of
+from ratrain.plan.layout.further_orders import order_words
+from ratrain.plan.layout.gradient_groups import collective_words, data_group
+from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
+from ratrain.plan.layout.placement import Placement, place
+from ratrain.plan.layout.sizes import (
+    gradients_in,
+    layers_of_stages,
+    travels,
+)
+from ratrain.plan.price.durations import costs_of
+from ratrain.plan.price.trial import only_over_budget, proof
+from ratrain.program.program import Program
+from ratrain.program.repeating import Repeating
+from ratrain.program.replicas import Recovery
+from ratrain.program.settled import Proved
+from ratrain.program.setup import Setup
+from ratrain.program.skeletons import SKELETONS, Place
+from ratrain.program.strategies import Choices, Strategy
+from ratrain.simulate.costs import Costs
+
+
+@dataclass(frozen=True)
+class Case:
+    """One job, laid out."""
+
+    job: JobSpec
+    layout: LayoutSpec
+    placement: Placement
+    strategy: Strategy
+    setup: Setup
+    choices: Choices
+    beside: tuple[str, ...] = ()
+    """Lines of the headline: which plan was not taken, where the job was planned (`case_of_job`)"""
+
+    @cached_property
+    def proved(self) -> Proved:
+        """The program, kept short where it is long and repeats itself, with its proof."""
+        with _named_in(self.job):
+            return proof(self.strategy, self.setup, self.choices)
+
+    @cached_property
+    def program(self) -> Program:
+        """The program, written out."""
+        program = self.proved.program
+        try:
+            return program.written_out() if isinstance(program, Repeating) else program
+        except ProgramError as error:
+            place = f"{self.job.path or 'job'} [batch]"
+            fix = "cut the batch into fewer micro-batches, or use --form text, which keeps the "
+            fix += "repeated middle folded; `verify` and `simulate` take the job as it is"
+            raise ProgramError(error.what, place=place, fix=fix) from None
+
+    @cached_property
+    def costs(self) -> Costs:
+        return costs_of(self.job, self.placement, self.proved.short.setup)
+
+    @property
+    def tokens(self) -> int:
+        """Tokens of one step."""
+        return self.job.batch.sequences * self.job.model.sequence_length
+
+    @property
+    def activations(self) -> str:
+        """What became of activations, in words."""
+        if self.choices.recovery is not None:
+            return recovery_words(self.choices.recovery)
+        if self.strategy.recovery is Recovery.NONE or self.choices.keep_all:
+            return "kept on every stage"
+        if self.strategy.recovery is Recovery.BACKWARD:
+            return "recovered when backward arrives, on every stage"
+        if self.choices.exempt_last:
+            return "recovered ahead of backward; the last stage keeps its own"
+        return "recovered ahead of backward, on every stage"
+
+    @property
+    def _idle(self) -> list[int]:
+        used = {device.index for device in self.placement.devices}
+        return [index for index in range(self.job.cluster.devices) if index not in used]
+
+    def facts(self) -> dict[str, object]:
+        """What the job is and what was chosen for it, for JSON."""
+        job, layout = self.job, self.layout
+        return {
+            "model": job.model.spec.name,
+            "sequence_length": job.model.sequence_length,
+            "cluster": job.cluster.spec.name,
+            "devices": job.cluster.devices,
+            "idle_devices": self._idle,
+            "pipeline": layout.pipeline,
+            "data": layout.data,
+            "tensor": layout.tensor,
+            "virtual": layout.virtual,
+            "sequence_parallel": layout.sequence_parallel,
+            "layers_per_stage": list(layers_of_stages(job, layout)),
+            "micro_batches": [replica.micro_batches for replica in self.setup.replicas],
+            "schedule": job.schedule.name,
+            "order": self.strategy.skeleton,
+            "without": list(job.schedule.without),
+            "sharding": self.strategy.sharding,
+            "activations": self.activations,
+            "gradients": self.proved.short.setup.accumulation.value,
+            "backend": job.schedule.backend,
+            "dtype": job.schedule.dtype,
+            "dtypes": dict(job.dtypes),
+            "gradient_dtype": job.schedule.gradient_dtype,
+            "gradient_wire": job.schedule.gradients_travel_in,
+            "boundary_wire": job.schedule.boundaries_travel_in,
+            "error_feedback": job.schedule.error_feedback,
+            "collective": job.collective,
+            "measured_times": measured_words(job, layout),
+        }
+
+    def _collectives(self) -> list[str]:
+        if self.layout.data == 1:
+            return []
+        groups = [data_group(self.placement, rank) for rank in range(self.layout.pipeline)]
+        return collective_words(self.job, (group.hosts for group in groups))
+
+    def headline(self) -> list[str]:
+        """The same in a few lines of at most 80 columns."""
+        job, layout = self.job, self.layout
+        degrees = f"pipeline {layout.pipeline} x data {layout.data}"
+        degrees += f" x tensor {layout.tensor}" if layout.tensor > 1 else ""
+        degrees += ", sequence parallel" if layout.sequence_parallel else ""
+        degrees += f", {layout.virtual} stages per rank" if layout.virtual > 1 else ""
+        strategy = job.schedule.name
+        if job.schedule.without:
+            strategy += f" without {', '.join(job.schedule.without)}"
+        gradients = self.proved.short.setup.accumulation.value + gradients_in(job.schedule)
+        lines = (
+            f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}: {degrees}",
+            f"{strategy}: gradients {gradients}, sharding level {self.strategy.sharding}",
+            *order_words(job.schedule, self.strategy),
+            f"activations {self.activations}",
+            *travels(job),
+            *self._collectives(),
+            *measured_words(job, layout),
+        )
+        idle = self._idle
+        if idle:
+            lines = (*lines, f"idle: {counted(len(idle), 'device')}, {write_ranges(idle)}")
+        lines = (*lines, *self.beside)
+        return [part for line in lines for part in wrapped(line)]
+
+
+def recovery_words(modes: tuple[Recovery, ...], of: Nouns = STAGES, first: int = 0) -> str:
+    """What the stages do: "kept on stages 0-2; recovered ahead of backward on stage 3"; or what
+    other things do, numbered from `first`."""
+    words = {
+        Recovery.NONE: "kept",
+        Recovery.SELECTIVE: "kept without attention scores",
+        Recovery.FORWARD: "recovered ahead of backward",
+        Recovery.BACKWARD: "recovered when backward arrives",
+    }
+    if len(set(modes)) == 1:
+        return f"{words[modes[0]]} on every {of[0]}"
+    parts: list[str] = []
+    for known, text in words.items():
+        numbers = [number for number, mode in enumerate(modes, first) if mode is known]
+        if numbers:
+            parts.append(f"{text} on {of[len(numbers) > 1]} {write_ranges(numbers)}")
+    return "; ".join(parts)
+
+
+def case_of(job: JobSpec) -> Case:
+    """The case of a job that has a layout. Where memory does not suffice, gradients are sent in
+    buckets, if that is enough."""
+    assert job.layout is not None, "a job without a layout is planned first: case_of_job"
+    case = case_as_asked(job)
+    bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
+    verdict = case.proved.verdict
+    if bucketed is not None and not verdict.sound and only_over_budget(verdict):
+        other = case_as_asked(bucketed)
+        if other.proved.verdict.sound:
+            return other
+    return case
+
+
+def require_one_by_one(job: JobSpec) -> None:
+    """Refuses stages that join micro-batches: no case of a layout says them (`case_of_job`)."""
+    if job.layout is not None and job.layout.joined:
+        raise SpecError(
+            "layouts whose stages join micro-batches cannot be compared here",
+            place=f"{job.path or 'job'} [layout] joined",
+            fix="leave joined out; program, verify, simulate, train and report take it",
+        )
+
+
+def case_as_asked(job: JobSpec) -> Case:
+    """The case of a job with a layout: its gradients leave whole, unless it asks for buckets."""
+    layout = job.layout
+    assert layout is not None
+    file = str(job.path or "job")
+    require_one_by_one(job)
+    chosen = strategy_of(job)
+    if job.schedule.name == "tensor-parallel-heavy" and layout.tensor == 1:
+        raise SpecError(
+            "tensor = 1 is no tensor parallelism, which tensor-parallel-heavy is made for",
+            place=f"{file} [layout] tensor",
+            fix="set tensor to the devices of a host, and divide pipeline by it",
+        )
+    if job.schedule.gradient_accumulation == "sharded" and chosen.sharding < 2:
+        raise no_shards(job, chosen.sharding)
+    require_tieable(job)
+    require_bucketable(job, chosen)
+    if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
+        raise SpecError(
+            f"{chosen.skeleton} places one stage on a rank, not {layout.virtual}",
+            place=f"{file} [layout] virtual",
+            fix='leave it out, or set [schedule] skeleton = "interleaved"',
+        )
+    _require_orderable(job, layout, chosen)
+    placement = place(job, layout)
+    _require_one_dtype(job, placement)
+    setup = setup_of(job, placement, job.schedule.recovery_buffer)
+    with _named_in(job):
+        job, chosen, choices = choose_order(job, chosen, setup, placement)
+    return Case(job, layout, placement, chosen, setup, choices)
+
+
+@contextmanager
+def _named_in(job: JobSpec) -> Generator[None]:
+    """A program that cannot be made is the fault of a key: its place begins with the job's file."""
+    try:
+        yield
+    except ProgramError as error:
+        if not error.place.startswith("["):
+            raise
+        at = f"{job.path or 'job'} {error.place}"
+        raise ProgramError(error.what, place=at, fix=error.fix) from error
+
+
+def case_of_candidate(candidate: Candidate) -> Case:
+    """The case of a configuration in full: nothing is left to choose."""
+    return Case(
+        candidate.job,
+        candidate.layout,
+        candidate.placement,
+        candidate.strategy,
+        candidate.setup,
+        candidate.choices,
+    )
+
+
+def _require_one_dtype(job: JobSpec, placement: Placement) -> None:
+    """Refuses a tensor group whose devices compute in different dtypes."""
+    layout = placement.layout
+    if layout.tensor == 1 or not job.unlike:
+        return
+    for first in range(0, layout.devices, layout.tensor):
+        kinds = {device.kind for device in placement.devices[first : first + layout.tensor]}
+        if len({job.dtype_of(kind) for kind in kinds}) > 1:
+            names = " and ".join(sorted(kind.name for kind in kinds))
+            raise SpecError(
+                f"a tensor group has devices of the kinds {names}, which compute in different "
+                "dtypes",
+                place=f"{job.path or 'job'} [layout] tensor",
+                fix="let a tensor group stand on devices of one kind",
+            )
+
+
+def _require_orderable(job: JobSpec, layout: LayoutSpec, chosen: Strategy) -> None:
+    """Refuses a number of micro-batches for which the strategy's skeleton has no order."""
+    place = Place(0, layout.pipeline, layout.virtual, job.micro_batches)
+    fixed = SKELETONS[chosen.skeleton].fixed
+    try:
+        next(SKELETONS[chosen.skeleton].order(place), None)
+    except ProgramError as error:
+        if fixed is not None and (fixed.ranks, fixed.chunks) != (place.ranks, place.chunks):
+            key = "pipeline" if fixed.ranks != place.ranks else "virtual"
+            raise SpecError(
+                error.what,
+                place=f"{job.path or 'job'} [layout] {key}",
+                fix=f"use pipeline = {fixed.ranks} and virtual = {fixed.chunks}",
+            ) from None
+        raise SpecError(
+            error.what,
+            place=f"{job.path or 'job'} [batch] sequences",
+            fix=f"{error.fix} per replica: {layout.data} x {job.batch.micro_batch} sequences each",
+        ) from None

@@ -1,0 +1,245 @@
+"""A plan by kind of device: what each holds, how busy it is, what binds it, what would help."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ratrain.describe.device import DeviceKind
+from ratrain.errors import RatrainError
+from ratrain.plan.case.standing import Standing, micro_batch_sizes, standing_of
+from ratrain.plan.case.subject import Subject, case_of_subject, keeping_all
+from ratrain.plan.price.trial import only_over_budget
+from ratrain.plan.price.what_if import computing_faster, sending_faster
+from ratrain.program.bounds import PeakBound
+from ratrain.program.families import DEVICE
+from ratrain.program.kind import Waiting
+from ratrain.program.replicas import Replica
+from ratrain.program.setup import Setup
+from ratrain.simulate.costs import Costs
+from ratrain.simulate.long import simulate_proved
+from ratrain.simulate.result import RankTimes
+from ratrain.simulate.simulate import Simulation
+
+FASTER = 2.0
+"""How many times as fast a kind's devices or links are made to see what that would bring."""
+NOTABLE = 0.005
+"""A gain below this part of the step is none."""
+MOSTLY = 0.75
+"""Of the step: a kind that computes for longer is bound by it, even where others are as slow."""
+LINKS = (Waiting.MESSAGE, Waiting.REDUCE, Waiting.GATHER, Waiting.TENSOR)
+Resource = Literal["compute", "links", "memory", "recovery"]
+"""What a kind may lack. Recovery: it recovers what it has memory to keep."""
+
+
+@dataclass(frozen=True)
+class Place:
+    """The stages that devices of one kind hold in replicas that behave alike; one that several of
+    them are members of is there for each."""
+
+    replica: int  # which the program spells out
+    replicas: int  # that it stands for
+    ranks: tuple[int, ...]
+    stages: tuple[int, ...]
+    of_stages: int
+    layers: tuple[int, ...]  # of each stage held
+    embedding: bool
+    head: bool
+    tensor: tuple[int, ...]  # of each rank
+    micro_batches: int  # of one replica
+    micro_batch: int
+    served: tuple[int, ...]  # how many of them, for each stage held
+    at_once: tuple[int, ...]  # sequences that each stage held computes at once
+
+
+@dataclass(frozen=True)
+class WhatIf:
+    """The step of the same plan if a kind's resource were not scarce. Memory, recovery: if it kept
+    every activation, for which its fullest rank lacks `missing_bytes`; recovery: none."""
+
+    resource: Resource
+    step_time_s: float
+    missing_bytes: int = 0
+
+
+@dataclass(frozen=True)
+class KindPart:
+    """One kind of device in a plan. Shares of time are means over its devices that are used."""
+
+    kind: DeviceKind
+    devices: tuple[int, ...]
+    idle: tuple[int, ...]
+    places: tuple[Place, ...]
+    work_share: float  # of all layers x sequences
+    compute_share: float  # of the step, forward and backward
+    recovery_share: float
+    links_share: float  # waiting for messages and collectives
+    others_share: float  # waiting for other ranks
+    fullest: PeakBound | None
+    budget_bytes: int | None  # the fullest rank's
+    what_ifs: tuple[WhatIf, ...]
+    dtype: str  # that it computes in
+
+    def binding(self, step_s: float) -> WhatIf | None:
+        """What would shorten the step most; None where nothing of its own does."""
+        best = min(self.what_ifs, key=lambda what_if: what_if.step_time_s, default=None)
+        if best is None or best.step_time_s > step_s * (1 - NOTABLE):
+            return None
+        return best
+
+    def binds(self, step_s: float) -> Resource | None:
+        """What binds it. Where nothing of its own alone would shorten the step, compute if it is at
+        work for most of it: then kinds are in balance; else None, it waits for the others."""
+        best = self.binding(step_s)
+        if self.over_budget_bytes:
+            return "memory"
+        if best is not None:
+            return best.resource
+        return "compute" if self.compute_share + self.recovery_share > MOSTLY else None
+
+    @property
+    def over_budget_bytes(self) -> int:
+        """Of the fullest rank; 0 where it fits."""
+        if self.fullest is None or self.budget_bytes is None:
+            return 0
+        return max(self.fullest.total_bytes - self.budget_bytes, 0)
+
+
+def kind_parts(subject: Subject, simulation: Simulation) -> tuple[KindPart, ...]:
+    """The `KindPart` of each kind of a plan, in the cluster's order."""
+    case = case_of_subject(subject)
+    setup, standing = case.setup, standing_of(case)  # with all micro-batches, unlike a program
+    devices = sorted(
+        [*(d for rank in standing.ranks for d in rank.devices), *standing.idle],
+        key=lambda device: device.index,
+    )
+    kinds = {device.kind.name: device.kind for device in devices}
+    sizes = micro_batch_sizes(case)
+    places = {name: tuple(_places(setup, sizes, standing, name)) for name in kinds}
+    work = {name: sum(map(_work, of_kind)) for name, of_kind in places.items()}
+    parts: list[KindPart] = []
+    for name, kind in kinds.items():
+        ranks = [r for r, place in enumerate(standing.ranks) if place.kind.name == name]
+        times = [(simulation.ranks[rank], len(standing.ranks[rank].devices)) for rank in ranks]
+        fullest = _fullest(setup, simulation, ranks)
+        parts.append(
+            KindPart(
+                kind,
+                tuple(sorted(d.index for rank in ranks for d in standing.ranks[rank].devices)),
+                tuple(device.index for device in standing.idle if device.kind.name == name),
+                places[name],
+                work[name] / (sum(work.values()) or 1),
+                *_shares(times, simulation.step_time_s),
+                fullest,
+                None if fullest is None else setup.budget_of(fullest.rank),
+                tuple(_what_ifs(subject, simulation, ranks)),
+                case.job.dtype_of(kind),
+            )
+        )
+    return tuple(parts)
+
+
+def _places(
+    setup: Setup, micro_batch: Sequence[int], standing: Standing, kind: str
+) -> Iterator[Place]:
+    """One for each replica that the program spells out, where it has ranks of the kind."""
+    for number, (first, replica) in enumerate(zip(setup.first_rank, setup.replicas, strict=True)):
+        ranks = [r for r in range(replica.ranks) if standing.ranks[first + r].kind.name == kind]
+        if ranks:
+            yield _place(number, first, replica, ranks, micro_batch[number])
+
+
+def _place(number: int, first: int, replica: Replica, ranks: list[int], micro_batch: int) -> Place:
+    held = [
+        (at, member)
+        for at, stage in enumerate(replica.stages)
+        for member in stage.members
+        if member.rank in ranks
+    ]
+    names = {unit.name for _, member in held for unit in member.units}
+    return Place(
+        number,
+        replica.count,
+        tuple(first + rank for rank in ranks),
+        tuple(at for at, _ in held),
+        len(replica.stages),
+        tuple(sum(u.name not in ("e", "h") for u in member.units) for _, member in held),
+        "e" in names,
+        "h" in names,
+        tuple(next(m.tensor for _, m in held if m.rank == rank) for rank in ranks),
+        replica.micro_batches,
+        micro_batch,
+        tuple(len(replica.serves(member)) for _, member in held),
+        tuple(micro_batch * member.joined for _, member in held),
+    )
+
+
+def _work(place: Place) -> int:
+    """Layers times sequences, over all replicas."""
+    micro_batches = sum(
+        layers * served for layers, served in zip(place.layers, place.served, strict=True)
+    )
+    return place.replicas * micro_batches * place.micro_batch
+
+
+def _shares(
+    times: Sequence[tuple[RankTimes, int]], step_s: float
+) -> tuple[float, float, float, float]:
+    """Of the step: compute, recovery, waiting for links, waiting for others; means over devices."""
+    devices = sum(count for _, count in times)
+    if not devices:
+        return 0.0, 0.0, 0.0, 0.0
+
+    def mean(seconds: Sequence[float]) -> float:
+        whole = sum(s * count for s, (_, count) in zip(seconds, times, strict=True))
+        return whole / (devices * step_s)
+
+    compute = mean([time.compute_s + time.driving_s for time, _ in times])
+    recovery = mean([time.recovery_s for time, _ in times])
+    links = mean([sum(time.waiting_s[kind] for kind in LINKS) for time, _ in times])
+    return compute, recovery, links, max(1 - compute - recovery - links, 0.0)
+
+
+def _fullest(setup: Setup, simulation: Simulation, ranks: Sequence[int]) -> PeakBound | None:
+    """The bound that is nearest to its budget, or furthest beyond it."""
+    bounds = [b for b in simulation.verdict.bounds if b.tier == DEVICE and b.rank in ranks]
+    return max(bounds, key=lambda b: b.total_bytes / (setup.budget_of(b.rank) or 1), default=None)
+
+
+def _what_ifs(subject: Subject, simulation: Simulation, ranks: Sequence[int]) -> Iterator[WhatIf]:
+    """What faster devices, faster links and more memory of some ranks would make of the step."""
+    if not ranks:
+        return
+    case = case_of_subject(subject)
+    proved, costs = case.proved, case.costs
+    setup = proved.short.setup
+
+    def step_s(changed: Costs) -> float:
+        return simulate_proved(proved, changed).step_time_s
+
+    yield WhatIf("compute", step_s(computing_faster(costs, setup, ranks, FASTER)))
+    yield WhatIf("links", step_s(sending_faster(costs, setup, ranks, FASTER)))
+    if any(simulation.ranks[rank].recovery_s > 0 for rank in ranks):
+        kept = _kept(subject, ranks)
+        if kept is not None:
+            yield kept
+
+
+def _kept(subject: Subject, ranks: Sequence[int]) -> WhatIf | None:
+    """The plan whose ranks keep every activation; None where it is no plan any more: at sharding 3
+    replicas must recover alike."""
+    try:
+        case = case_of_subject(keeping_all(subject, ranks))
+        if not only_over_budget(case.proved.verdict):
+            return None
+        step_s = simulate_proved(case.proved, case.costs).step_time_s
+    except RatrainError:
+        return None
+    over = [
+        bound.total_bytes - (case.setup.budget_of(bound.rank) or bound.total_bytes)
+        for bound in case.proved.verdict.bounds
+        if bound.tier == DEVICE and bound.rank in ranks
+    ]
+    missing = max(0, *over)
+    return WhatIf("memory" if missing else "recovery", step_s, missing)

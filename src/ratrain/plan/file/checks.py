@@ -1,0 +1,177 @@
+"""What no program of replicas that differ can do, refused by its place."""
+
+from __future__ import annotations
+
+from collections import defaultdict
+from dataclasses import replace
+
+from ratrain.cost.algorithms import DIRECT
+from ratrain.errors import ProgramError, SpecError
+from ratrain.plan.file.job import require_chunks, require_order
+from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica, has_members
+from ratrain.program.replicas import Recovery
+from ratrain.program.setup import Accumulation
+from ratrain.program.skeletons import SKELETONS, joining_skeletons
+from ratrain.program.skeletons import Place as Position
+from ratrain.readers.place import Place
+
+
+def require_runnable(made: UnevenPlan, place: Place) -> None:
+    """Refuses what no program of these replicas can do."""
+    _require_members(made, place)
+    _require_orders(made, place.at("replicas"))
+    _require_program(made, place)
+    _require_one_order(made, place)
+
+
+def _require_members(made: UnevenPlan, place: Place) -> None:
+    """Refuses what several members of a stage, which compute other micro-batches at other times,
+    cannot do together."""
+    if not any(replica.has_members for replica in made.replicas):
+        return
+    refused = [
+        (
+            made.mode.sharding == 3 and not made.strategy.gathers_once,
+            "members of a stage use its views at other times, and cannot gather them together for "
+            "each use",
+            "replicas",
+            'write sharding 2, or the schedule "pe-zero", which gathers once a pass',
+        ),
+        (
+            made.mode.sharded_gradients,
+            "members of a stage compute other micro-batches, and cannot reduce each of them",
+            "accumulation",
+            'write "local"',
+        ),
+        (
+            made.job.schedule.average_every is not None,
+            "members of a stage train one replica, and must reduce their gradients in every step",
+            "average_every",
+            "leave it out, or give each stage one member",
+        ),
+    ]
+    for is_asked, what, key, fix in refused:
+        if is_asked:
+            raise SpecError(what, place=str(place.at(key)), fix=fix)
+
+
+def _require_orders(made: UnevenPlan, here: Place) -> None:
+    """Refuses a number of micro-batches for which the compute order does not exist."""
+    for number, replica in enumerate(made.replicas):
+        layout, at = replica.layout, here.at(replica.entry)
+        if layout.virtual > 1:
+            require_chunks(made.strategy, at)
+        if replica.joined and not SKELETONS[made.strategy.skeleton].joins:
+            raise SpecError(
+                f"the order {made.strategy.skeleton} has no place for stages whose micro_batch "
+                "differs",
+                place=str(at.at("stages")),
+                fix=f"use one of {', '.join(joining_skeletons())}, or one micro_batch for all "
+                "stages of a replica",
+            )
+        counted = replica.micro_batches
+        position = Position(0, layout.pipeline, layout.virtual, counted, replica=number)
+        require_order(made.strategy, position, at.at("micro_batches"))
+
+
+def _require_program(made: UnevenPlan, place: Place) -> None:
+    """Refuses what the strategy's passes cannot do with replicas that differ."""
+    sequences = {replica.sequences for replica in made.replicas}
+    if made.job.schedule.average_every is not None and len(sequences) > 1:
+        raise SpecError(
+            "replicas that average their weights must train on equally many sequences, not on "
+            f"{', '.join(map(str, sorted(sequences)))}",
+            place=str(place.at("average_every")),
+            fix="leave it out, or give every replica the same share",
+        )
+    mode = made.mode
+    once = made.strategy.gathers_once
+    try:
+        replace(
+            made.setup,
+            sharding=mode.sharding,
+            accumulation=Accumulation.SHARDED if mode.sharded_gradients else Accumulation.LOCAL,
+            gathers_per_pass=once,
+            tied=made.choices.tie,
+            averages=made.job.schedule.average_every is not None,
+        )
+    except ProgramError as error:
+        raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
+
+
+def _require_one_order(made: UnevenPlan, place: Place) -> None:
+    """Refuses replicas that would meet each other in different orders, and wait for ever."""
+    mode = made.mode
+    cuts = {(replica.layout.pipeline, replica.layout.layers) for replica in made.replicas}
+    loops = any(replica.layout.virtual > 1 for replica in made.replicas)
+    if mode.sharded_gradients and loops and len(cuts) > 1:
+        raise SpecError(
+            "with several stages per rank, replicas whose layers are divided differently finish "
+            "the gradients of a micro-batch in different orders, so they cannot reduce them once "
+            "per micro-batch",
+            place=str(place.at("accumulation")),
+            fix='write "local", or give each stage its own devices',
+        )
+    ahead = [_recovered_ahead(replica) for replica in made.replicas]
+    mixed = any(
+        len({flag for flags in of_layer for flag in flags}) > 1
+        for of_layer in zip(*ahead, strict=True)
+    )
+    if mode.sharding == 3 and mixed:
+        raise SpecError(
+            "recovery ahead of backward changes the order of weight gathers: at sharding 3, "
+            "ranks that gather together must recover the same layers ahead",
+            place=str(place.at("replicas")),
+            fix='write "forward" for the same layers everywhere, or for none',
+        )
+
+
+def _recovered_ahead(replica: UnevenReplica) -> tuple[frozenset[bool], ...]:
+    """For each layer whether its holders in a replica recover it ahead of its backward."""
+    modes: dict[int, set[bool]] = defaultdict(set)
+    for (stage, _), mode in zip(replica.held, replica.recovery, strict=True):
+        modes[stage].add(mode is Recovery.FORWARD)
+    layers = replica.layout.layers
+    assert not isinstance(layers, str)  # a plan file gives numbers
+    return tuple(
+        frozenset(modes[stage]) for stage, count in enumerate(layers) for _ in range(count)
+    )
+
+
+def untrainable(plan: UnevenPlan) -> list[tuple[str, str]]:
+    """Why `ratrain train` cannot run a plan, each reason with what to write instead."""
+    setup = replace(plan.setup, tied=plan.choices.tie)
+    held = [sorted({*degrees}) for degrees in setup.sharing_degrees.values()]
+    shares = setup.data > 1 or has_members(plan)  # else tied ends alone are held twice
+    mixed = next((degrees for degrees in held if len(degrees) > 1 and shares), list[int]())
+    who = "members" if has_members(plan) else "replicas"
+    refused = [
+        (
+            bool(mixed) and plan.job.collective != DIRECT,
+            f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot reduce "
+            f"it by the collective {plan.job.collective} yet",
+            f'write collective "direct", or let all {who} hold each layer at one tensor degree',
+        ),
+        (
+            bool(mixed) and plan.job.schedule.error_feedback,
+            f"{who} that hold a layer at tensor {' and '.join(map(str, mixed))} cannot use "
+            "error feedback yet",
+            f"leave error_feedback out, or let all {who} hold each layer at one degree",
+        ),
+        (
+            any(
+                not replica.counts_of(rank)
+                for replica in plan.replicas
+                for rank in range(replica.ranks)
+            )
+            and plan.job.train.overflow == "unit",
+            "a member that serves no micro-batch cannot say which of its units overflowed",
+            'let it serve one, or write overflow "step"',
+        ),
+        (
+            any(replica.layout.virtual > 1 for replica in plan.replicas),
+            "replicas that differ cannot run with several stages on a device yet",
+            "give each stage its own devices",
+        ),
+    ]
+    return [(what, fix) for is_asked, what, fix in refused if is_asked]

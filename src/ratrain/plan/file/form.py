@@ -1,0 +1,219 @@
+"""The plan file: what a search found, as JSON that people read and edit.
+
+    replicas -> stages -> devices, tensor degree, layers, micro-batch, recovery, sharding
+                       -> members -> devices, tensor degree, micro-batches served, recovery
+
+Replicas that behave alike share an entry with a `count`. `devices` counts a cluster's devices
+in its own order: "0-15, 32" are sixteen and one more; member i of a stage's tensor groups holds
+the i-th run of `tensor` devices. A stage that several members hold, each a device or a tensor group
+of its own kind, lists them in place of its devices. Loaded strictly: a wrong key, or two numbers
+that contradict each other, is one error with its place. Where all replicas are divided alike a plan
+is a `Candidate` (`file.layout`); where they are not (`is_uneven`), it is read by `file.reading`.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
+from ratrain.describe.job import WireType
+from ratrain.describe.strict import FrozenMap, Rule, load
+from ratrain.errors import SpecError
+from ratrain.readers.json import as_table, parse_json, read_json_table
+
+FORMAT = "ratrain plan 1"
+_NO_DTYPES = FrozenMap[str]()
+Mode = Literal["none", "selective", "backward", "forward"]
+
+
+ALL, NONE = "all", "none"
+"""What a member may serve besides micro-batches that are named: every one, or none of them."""
+
+
+@dataclass(frozen=True)
+class PlanMember:
+    """One of those that hold a stage together: a device, or a tensor group of one kind."""
+
+    devices: str  # "0-1, 4": numbers in the cluster's order
+    tensor: Count  # degree of its tensor group
+    serves: Annotated[str, Rule(high=100_000)]  # micro-batches: "0-5, 8", "all" or "none"
+    recovery: Mode = "none"  # activation recomputation
+
+
+@dataclass(frozen=True, kw_only=True)
+class PlanStage:
+    """Consecutive layers on one group of devices, or on several members; embedding and head stand
+    on the ends."""
+
+    # of all replicas of its entry: "0-15, 32" counts them in the cluster's order
+    devices: str | None = None
+    tensor: Count | None = None  # each group of so many consecutive devices belongs to one replica
+    layers: Annotated[int, Rule(low=0, high=10_000)]  # embedding and head stand on the ends
+    micro_batch: Count  # sequences that it computes at once
+    recovery: Mode | None = None  # activation recomputation
+    sharding: Annotated[int, Rule(low=0, high=3)]  # stage of ZeRO, the same in all stages
+    offload: Name | None = None  # the tier that activations or states wait in: cannot run yet
+    members: tuple[PlanMember, ...] | None = None  # in place of devices, tensor and recovery
+
+    def __post_init__(self) -> None:
+        of_one = {"devices": self.devices, "tensor": self.tensor, "recovery": self.recovery}
+        if self.members is None:
+            missing = next((key for key, value in of_one.items() if value is None), None)
+            if missing is not None:
+                raise SpecError(
+                    f'the key "{missing}" is missing', fix=f'add "{missing}": {_SAMPLES[missing]}'
+                )
+            return
+        unwanted = next((key for key, value in of_one.items() if value is not None), None)
+        if unwanted is not None:
+            raise SpecError(
+                f"a stage that lists members has no {unwanted} of its own",
+                place=unwanted,
+                fix="leave it out: each member has its own",
+            )
+        if not self.members:
+            raise SpecError(
+                "no members", place="members", fix="list one, or write devices in its place"
+            )
+
+    @property
+    def held_by(self) -> tuple[PlanMember, ...]:
+        """Its members; the one that serves every micro-batch where it lists none."""
+        if self.members is not None:
+            return self.members
+        assert self.devices is not None and self.tensor is not None and self.recovery is not None
+        return (PlanMember(self.devices, self.tensor, ALL, self.recovery),)
+
+    @property
+    def only(self) -> PlanMember:
+        """The member, where there is one."""
+        (member,) = self.held_by
+        return member
+
+
+_SAMPLES = {"devices": '"..."', "tensor": "1", "recovery": '"none"'}
+
+
+@dataclass(frozen=True)
+class PlanReplica:
+    """`count` replicas that behave alike; each stage lists the devices of all of them.
+    `micro_batches` are of the size of the stage whose `micro_batch` is the smallest: the others
+    compute several of them at once."""
+
+    count: Count  # replicas that behave alike
+    micro_batches: Count  # of the size of the stage whose `micro_batch` is the smallest
+    stages: tuple[PlanStage, ...]  # in order
+
+    @property
+    def micro_batch(self) -> int:
+        """Sequences of one, on the stage of the smallest."""
+        return min(stage.micro_batch for stage in self.stages)
+
+
+@dataclass(frozen=True)
+class PlanModel:
+    name: FileName
+    sequence_length: Tokens
+
+
+@dataclass(frozen=True)
+class PlanCluster:
+    name: FileName
+    devices: Devices
+
+
+@dataclass(frozen=True)
+class Predicted:
+    """What the planner expected; for people, and read by nothing."""
+
+    step_time_s: Annotated[float, Rule(low=0, high=1e15)]
+    bound_bytes: Annotated[int, Rule(low=0, high=1 << 53)]
+
+
+@dataclass(frozen=True)
+class Plan:
+    """A plan file. `schedule` and `skeleton` name the strategy; the rest is what it left open."""
+
+    format: Literal["ratrain plan 1"]
+    model: PlanModel
+    cluster: PlanCluster
+    sequences: Sequences  # in a step, over all replicas
+    dtype: Name  # in which ranks compute and send
+    schedule: Name  # the strategy
+    skeleton: FileName  # the compute order, or the path of a file with one
+    without: tuple[Name, ...]  # passes of the strategy that are left out
+    accumulation: Literal["local", "sharded"]
+    recovery_buffer: Count  # layers recomputed at once
+    # whether updates overlap with later backwards; must agree with `schedule` and `without`
+    prefetch: bool
+    # `count` x `micro_batches` x `micro_batch` of all of them is `sequences`
+    replicas: tuple[PlanReplica, ...]
+    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = (
+        None  # left out: all there is
+    )
+    backend: Name = "torch"
+    passes: tuple[Name, ...] | None = None  # left out: the schedule's own
+    average_every: Period | None = None
+    clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
+    overflow: Literal["step", "unit"] = "step"
+    recover_heads: bool | None = None
+    sequence_parallel: bool = False
+    attention: Literal["flash", "stored"] = "flash"
+    gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
+    dtypes: FrozenMap[Name] = _NO_DTYPES  # of device kinds that compute in another
+    gradient_wire: WireType | None = None  # left out: as dtype
+    boundary_wire: WireType | None = None
+    error_feedback: bool = False
+    gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # left out: whole
+    collective: Name | None = None
+    predicted: Predicted | None = None  # for people; nothing reads it
+
+
+def load_plan(path: Path | str) -> Plan:
+    """The plan of a file; whatever is wrong with it is one SpecError."""
+    path = Path(path)
+    if path.suffix == ".toml":
+        raise SpecError(
+            "it is TOML, as a job is, and not a plan (.json)",
+            place=str(path),
+            fix=f"write a plan with `ratrain plan {path} -o plan.json`",
+        )
+    return load(Plan, *read_json_table(path))
+
+
+def parse_plan(text: str, file: str) -> Plan:
+    """The plan of a text."""
+    return load(Plan, *as_table(*parse_json(text, file)))
+
+
+def is_uneven(plan: Plan) -> bool:
+    """Whether stages list members, or differ in tensor degree or micro-batch, or replicas in
+    anything: what no layout can say, of whichever devices."""
+    stages = [stage for replica in plan.replicas for stage in replica.stages]
+    degrees = {(stage.tensor, stage.micro_batch) for stage in stages}
+    replicas = {
+        (replica.micro_batches, tuple((s.layers, s.recovery) for s in replica.stages))
+        for replica in plan.replicas
+    }
+    members = any(stage.members is not None for stage in stages)
+    return members or len(degrees) > 1 or len(replicas) > 1
+
+
+def wires_of(plan: Plan) -> dict[str, Any]:
+    """The wire types that a plan names, and error feedback where it has that."""
+    wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
+    named: dict[str, Any] = {key: wire for key, wire in wires.items() if wire is not None}
+    return named | ({"error_feedback": True} if plan.error_feedback else {})
+
+
+def dtypes_of(plan: Plan) -> dict[str, dict[str, str]]:
+    """The dtypes of their own that a plan names of device kinds."""
+    return {"dtypes": dict(plan.dtypes)} if plan.dtypes else {}
+
+
+def bucket_of(plan: Plan) -> dict[str, str]:
+    """The bucket that a plan names."""
+    size_bytes = plan.gradient_bucket_bytes
+    return {} if size_bytes is None else {"gradient_bucket": f"{size_bytes}B"}

@@ -1,0 +1,317 @@
+"""Plan files whose stages and replicas differ, read as an `UnevenPlan`."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
+
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.job_checks import check_heads, check_layers, check_sequence
+from ratrain.errors import SpecError
+from ratrain.plan.file.checks import require_runnable
+from ratrain.plan.file.form import Plan, PlanReplica
+from ratrain.plan.file.job import (
+    job_of_plan,
+    require_prefetch,
+    require_round,
+    require_strategy,
+    state_mode,
+)
+from ratrain.plan.file.members import Served, devices_of_members, placed_members, served_by_members
+from ratrain.plan.file.uneven import Groups, UnevenPlan, UnevenReplica
+from ratrain.plan.layout.jobs import require_tieable, strategy_of
+from ratrain.program.replicas import Recovery
+from ratrain.readers.faults import Faults
+from ratrain.readers.place import Place
+
+
+def uneven_plan(plan: Plan, file: str, planned_for: JobSpec | None = None) -> UnevenPlan:
+    """The `UnevenPlan` of a plan, alike replicas or not. Raises a SpecError for what contradicts
+    itself, and for what no program can say. `planned_for`: the job that it was planned for, where
+    that is known."""
+    place = Place(file, form="json")
+    require_strategy(plan, place)
+    _require_stages(plan, place.at("replicas"))
+    mode = state_mode(plan, place)
+    job = job_of_plan(plan, None, 1, place, planned_for)
+    _require_devices_once(plan, place)
+    replicas = _folded(plan, job, place)
+    _require_sequences(plan, place)
+    widest = max((r.layout_of(rank) for r in replicas for rank in range(r.ranks)), key=_tensor)
+    chosen = strategy_of(replace(job, layout=widest))  # which asks for the tensor degree
+    require_prefetch(plan, chosen, place)
+    require_tieable(job)
+    if plan.gradient_bucket_bytes is not None:
+        raise SpecError(
+            "replicas or stages that differ cannot send gradients in buckets yet",
+            place=str(place.at("gradient_bucket")),
+            fix="leave it out",
+        )
+    made = UnevenPlan(
+        job,
+        replicas,
+        replace(chosen, sharding=mode.sharding),
+        mode,
+        plan.recovery_buffer,
+        plan.sequence_parallel,
+    )
+    require_runnable(made, place)
+    return made
+
+
+def _tensor(layout: LayoutSpec) -> int:
+    return layout.tensor
+
+
+def _require_stages(plan: Plan, here: Place) -> None:
+    """Refuses what the stages of one program, or of one replica, must have in common."""
+    if not plan.replicas:
+        raise SpecError("no stages", place=str(here), fix="give one replica with one stage")
+    faults = Faults()
+    for number, replica in enumerate(plan.replicas):
+        with faults:
+            _require_stages_of(plan, replica, here.at(number))
+    faults.raise_all()
+
+
+def _require_stages_of(plan: Plan, replica: PlanReplica, here: Place) -> None:
+    if not replica.stages:
+        raise SpecError("no stages", place=str(here), fix="give the replica one stage")
+    first = replica.stages[0]
+    sharding = plan.replicas[0].stages[0].sharding if plan.replicas[0].stages else first.sharding
+    for index, stage in enumerate(replica.stages):
+        at = here.at("stages").at(index)
+        _require_size(replica, stage.micro_batch, at.at("micro_batch"))
+        if stage.sharding != sharding:
+            raise SpecError(
+                f"sharding {stage.sharding} here, {sharding} on the first stage: the level is one "
+                "for the whole plan",
+                place=str(at.at("sharding")),
+                fix=f"write {sharding}",
+            )
+        if stage.offload is not None:
+            raise SpecError(
+                f"offload to {stage.offload!r} cannot run yet",
+                place=str(at.at("offload")),
+                fix="leave it out",
+            )
+
+
+def _require_size(replica: PlanReplica, size: int, at: Place) -> None:
+    """Refuses a micro-batch of which parts could not be passed on to the other stages."""
+    smallest = replica.micro_batch
+    if any(max(size, other.micro_batch) % min(size, other.micro_batch) for other in replica.stages):
+        sizes = ", ".join(map(str, sorted({stage.micro_batch for stage in replica.stages})))
+        raise SpecError(
+            f"micro_batch {size} here, and {sizes} on stages of this replica: where "
+            "they meet, the larger one must be a whole multiple of the smaller one",
+            place=str(at),
+            fix=f"write {smallest}, or a multiple of it that divides the others or that they "
+            "divide",
+        )
+    if replica.micro_batches * smallest % size:
+        raise SpecError(
+            f"micro_batch {size} here, and the replica's {replica.micro_batches} x {smallest} "
+            "sequences are no multiple of it",
+            place=str(at),
+            fix=f"write {smallest}, or give the replica other micro_batches",
+        )
+
+
+def _require_devices_once(plan: Plan, place: Place) -> None:
+    """Refuses a device that is named twice, but by a later round of one replica's stages."""
+    known: dict[int, tuple[int, int]] = {}
+    for number, replica in enumerate(plan.replicas):
+        rounds: set[tuple[tuple[int, ...], ...]] = set()
+        for index, stage in enumerate(replica.stages):
+            lists = devices_of_members(plan, number, index, place)
+            here = place.at("replicas").at(number).at("stages").at(index)
+            members = tuple(map(tuple, lists))
+            if members in rounds:
+                continue
+            rounds.add(members)
+            for devices, (_, at) in zip(lists, placed_members(stage, here), strict=True):
+                for device in devices:
+                    if device in known:
+                        entry, before = known[device]
+                        raise SpecError(
+                            f"device {device} is in stage {before} of entry {entry} already",
+                            place=str(at.at("devices")),
+                            fix="list each device once",
+                        )
+                    known[device] = number, index
+
+
+def _require_sequences(plan: Plan, place: Place) -> None:
+    """Refuses replicas whose micro-batches are not the whole batch."""
+    parts = [
+        (replica.count, replica.micro_batches, replica.micro_batch) for replica in plan.replicas
+    ]
+    total = sum(count * batches * size for count, batches, size in parts)
+    if total != plan.sequences:
+        words = " + ".join(f"{count} x {batches} x {size}" for count, batches, size in parts)
+        raise SpecError(
+            f"replicas x micro-batches x their size are {words} = {total} sequences, not "
+            f"{plan.sequences}",
+            place=str(place.at("sequences")),
+            fix=f"write {total}, or give replicas other micro_batches",
+        )
+
+
+def _folded(plan: Plan, job: JobSpec, place: Place) -> tuple[UnevenReplica, ...]:
+    """The plan's replicas, those that behave alike as one, in the order of the first of each."""
+    alike: dict[object, UnevenReplica] = {}
+    for number, entry, replica in _each(plan, job, place):
+        key = (
+            replica.layout,
+            replica.tensor,
+            replica.recovery,
+            replica.micro_batch,
+            replica.micro_batches,
+            replica.serving,
+            replica.joined,
+            replica.kinds,
+        )
+        first = alike.get(key)
+        if first is None:
+            alike[key] = replace(replica, members=(number,), entry=entry)
+        else:
+            alike[key] = replace(
+                first, groups=first.groups + replica.groups, members=(*first.members, number)
+            )
+    return tuple(alike.values())
+
+
+def _each(plan: Plan, job: JobSpec, place: Place) -> Iterator[tuple[int, int, UnevenReplica]]:
+    """Every single replica, with its number and its entry's."""
+    devices = job.cluster.members()
+    number = 0
+    for entry, replica in enumerate(plan.replicas):
+        described, lists, at = _described(plan, job, entry, place)
+        for copy in range(replica.count):
+            groups = tuple(
+                tuple(devices[i] for i in of_rank[copy * degree : (copy + 1) * degree])
+                for of_rank, degree in zip(lists, described.tensor, strict=True)
+            )
+            _require_kinds(groups, at)
+            yield number, entry, replace(described, groups=(groups,))
+            number += 1
+
+
+def _described(
+    plan: Plan, job: JobSpec, entry: int, place: Place
+) -> tuple[UnevenReplica, list[list[int]], list[Place]]:
+    """A replica of an entry, without its devices; and for each of its ranks the devices of all
+    replicas of the entry, and the place of who says so."""
+    replica, here = plan.replicas[entry], place.at("replicas").at(entry)
+    lists = [devices_of_members(plan, entry, s, place) for s in range(len(replica.stages))]
+    pipeline = len(dict.fromkeys(str(of_stage) for of_stage in lists))
+    require_round(lists, pipeline, here)
+    placed = [
+        list(placed_members(stage, here.at("stages").at(index)))
+        for index, stage in enumerate(replica.stages)
+    ]
+    ranks = [member for of_stage in placed[:pipeline] for member in of_stage]
+    tensor = tuple(member.tensor for member, _ in ranks)
+    layout = LayoutSpec(
+        pipeline,
+        sum(each.count for each in plan.replicas),
+        tensor[0],
+        len(lists) // pipeline,
+        tuple(stage.layers for stage in replica.stages),
+        plan.sequence_parallel,
+    )
+    at = [member_at for _, member_at in ranks]
+    _require_dividable(job, replace(layout, sequence_parallel=False), tensor, here, at)
+    _require_division(plan, job, layout, place)
+    recovery = tuple(Recovery(member.recovery) for of_stage in placed for member, _ in of_stage)
+    described = UnevenReplica(
+        layout,
+        tensor,
+        recovery,
+        replica.micro_batch,
+        replica.micro_batches,
+        (),
+        (),
+        entry,
+        _serving(replica, pipeline, here),
+        _joined(replica, pipeline, here),
+    )
+    return described, [devices for of_stage in lists[:pipeline] for devices in of_stage], at
+
+
+def _serving(replica: PlanReplica, pipeline: int, here: Place) -> tuple[tuple[Served, ...], ...]:
+    """For each place in the pipeline what its members serve; () where each has one member."""
+    shares = [
+        served_by_members(replica, stage, here.at("stages").at(index))
+        for index, stage in enumerate(replica.stages)
+    ]
+    for index, of_stage in enumerate(shares):
+        if of_stage != shares[index % pipeline]:
+            raise SpecError(
+                f"members serve other micro-batches than on stage {index % pipeline}, whose "
+                "devices these are",
+                place=str(here.at("stages").at(index).at("members")),
+                fix="let each serve the same on all of its stages",
+            )
+    return tuple(shares[:pipeline]) if max(map(len, shares)) > 1 else ()
+
+
+def _joined(replica: PlanReplica, pipeline: int, here: Place) -> tuple[int, ...]:
+    """For each rank how many of the replica's micro-batches it computes at once; () where all
+    stages compute one by one."""
+    if all(stage.micro_batch == replica.micro_batch for stage in replica.stages):
+        return ()
+    for index, stage in enumerate(replica.stages):
+        if stage.micro_batch == replica.micro_batch:
+            continue
+        what = (
+            (len(stage.held_by) > 1, "lists several members", "list one member"),
+            (len(replica.stages) > pipeline, "has devices of other stages", "give it devices"),
+        )
+        for is_so, words, fix in what:
+            if is_so:
+                raise SpecError(
+                    f"micro_batch {stage.micro_batch} on a stage that {words}: it cannot join "
+                    f"micro-batches of {replica.micro_batch}",
+                    place=str(here.at("stages").at(index).at("micro_batch")),
+                    fix=f"write {replica.micro_batch}, or {fix} of its own",
+                )
+    return tuple(
+        stage.micro_batch // replica.micro_batch for stage in replica.stages for _ in stage.held_by
+    )
+
+
+def _require_dividable(
+    job: JobSpec, layout: LayoutSpec, tensor: tuple[int, ...], here: Place, at: Sequence[Place]
+) -> None:
+    """Refuses layers that are not the model's, and degrees that do not divide it."""
+    check_layers(layout, job.model.spec, here.at("layers"))
+    for degree, where in zip(tensor, at, strict=True):
+        check_heads(replace(layout, tensor=degree), job.model.spec, where)
+
+
+def _require_division(plan: Plan, job: JobSpec, layout: LayoutSpec, place: Place) -> None:
+    """Refuses a sequence that some group cannot divide, where groups divide it."""
+    degrees = {
+        member.tensor
+        for replica in plan.replicas
+        for stage in replica.stages
+        for member in stage.held_by
+    }
+    asked, length = job.schedule.sequence_parallel, job.model.sequence_length
+    here = place.at("sequence_parallel")
+    for tensor in sorted(degrees - {1}) or [1]:
+        check_sequence(asked, length, replace(layout, tensor=tensor), here)
+
+
+def _require_kinds(groups: Groups, at: Sequence[Place]) -> None:
+    for group, where in zip(groups, at, strict=True):
+        other = next((device for device in group if device.kind != group[0].kind), None)
+        if other is not None:
+            raise SpecError(
+                f"devices {group[0].index} and {other.index} of one tensor group are of two kinds, "
+                f"{group[0].kind.name} and {other.kind.name}",
+                place=str(where.at("devices")),
+                fix="let a tensor group stand on devices of one kind",
+            )

@@ -1,0 +1,64 @@
+"""How long a block's compute takes where a job places it."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratrain.cost.blocks import Block
+from ratrain.cost.compute import BlockTimes, block_times
+from ratrain.cost.gpu_layer import Execution
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.sizes import boundary_bytes, stores_scores
+from ratrain.plan.layout.transfers import inner_sums_s, sums_alone_s
+
+
+def placed_times(
+    job: JobSpec,
+    placement: Placement,
+    block: Block,
+    device: DeviceKind,
+    pipeline: int,
+    *,
+    selective: bool = False,
+) -> BlockTimes:
+    """The `BlockTimes` of a block on a pipeline rank with that device. On a backend whose compute
+    ops contain a unit's inner sums, forward, recovery and backward wait for them."""
+    layout = placement.layout
+    link = placement.tensor_link(pipeline) if layout.tensor > 1 else None
+    return times_in_layout(job, layout, block, device, link, selective=selective)
+
+
+def times_in_layout(
+    job: JobSpec,
+    layout: LayoutSpec,
+    block: Block,
+    device: DeviceKind,
+    tensor_link: Link | None,
+    *,
+    selective: bool = False,
+) -> BlockTimes:
+    """The same on a device whose tensor group has that link; None where it is alone."""
+    job = job.of_kind(device)
+    boundary = boundary_bytes(job)
+    sums_s = sums_alone_s(block.kind, boundary, layout, tensor_link)
+    times = block_times(
+        block,
+        device,
+        micro_batch=job.batch.micro_batch,
+        sequence=job.model.sequence_length,
+        dtype=job.schedule.dtype,
+        tensor=layout.tensor,
+        execution=Execution(layout.sequence_parallel, selective and stores_scores(job)),
+        sums_s=sums_s,
+    )
+    if times.sums_inside:
+        return times
+    forward_s, backward_s = inner_sums_s(job, block.kind, boundary, layout, tensor_link)
+    return replace(
+        times,
+        forward_s=times.forward_s + forward_s,
+        input_gradient_s=times.input_gradient_s + backward_s,
+    )

@@ -1,0 +1,413 @@
+"""Every configuration worth a look, as groups of rows that numpy works on at once.
+
+A group shares all that is one number: degrees, micro-batch, devices. Its rows differ in what
+is in arrays: layers per stage, state mode, recovery buffer. Recovery is not an axis here:
+what a stage can keep follows from its memory (`bill`).
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property, lru_cache
+from operator import mul
+
+import numpy as np
+
+from ratrain.cost.blocks import Block, blocks
+from ratrain.cost.compute import BlockTimes
+from ratrain.cost.measured import Unmeasured
+from ratrain.describe.cluster import Device
+from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.describe.model import ModelSpec
+from ratrain.errors import SpecError
+from ratrain.plan.layout.buckets import require_bucketable
+from ratrain.plan.layout.compute_times import placed_times
+from ratrain.plan.layout.further_orders import in_order, orders_tried
+from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
+from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.sizes import (
+    layers_of_stages,
+    parameter_balanced_layers,
+    passed_bytes,
+    stores_scores,
+    trains_tied,
+    unit_of,
+)
+from ratrain.program.replicas import Unit
+from ratrain.program.skeletons import SKELETONS, Skeleton
+from ratrain.program.strategies import Strategy
+from ratrain.program.units import Bools, Ints
+
+BUFFERS = (1, 2, 4)
+MICRO_BATCHES = 64
+"""Largest micro-batch tried."""
+VIRTUAL = (1, 2, 4, 8)
+
+
+Times = Mapping[str, tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]]
+"""Times of (embedding, layer, head, layer in selective recovery) by a device kind's name."""
+
+
+@dataclass(frozen=True)
+class StateMode:
+    """Who owns what: a sharding level, and where gradients add up."""
+
+    sharding: int
+    sharded_gradients: bool
+
+
+STATE_MODES = (
+    StateMode(0, False),
+    StateMode(1, False),
+    StateMode(2, False),
+    StateMode(2, True),
+    StateMode(3, False),
+    StateMode(3, True),
+)
+
+
+@dataclass(frozen=True)
+class Group:
+    """Rows that share degrees, micro-batch and devices."""
+
+    job: JobSpec  # with this group's micro-batch
+    layout: LayoutSpec  # its layers are of no meaning here
+    placement: Placement
+    strategy: Strategy
+    reversed_kinds: bool
+    layers: Ints  # rows x stages
+    modes: tuple[StateMode, ...]
+    mode: Ints  # rows: index into modes
+    buffer: Ints  # rows
+    times: Times
+
+    def __len__(self) -> int:
+        return len(self.mode)
+
+    @property
+    def micro_batches(self) -> int:
+        return self.job.batch.sequences // (self.layout.data * self.job.batch.micro_batch)
+
+    @cached_property
+    def idle_key(self) -> object:
+        """Which devices are left idle, as what tells groups apart; None where none is."""
+        if self.layout.devices == self.job.cluster.devices:
+            return None
+        return tuple(device.index for device in self.placement.devices)
+
+    @cached_property
+    def sharding(self) -> Ints:
+        return np.array([mode.sharding for mode in self.modes])[self.mode]
+
+    @cached_property
+    def sharded_gradients(self) -> Bools:
+        return np.array([mode.sharded_gradients for mode in self.modes])[self.mode]
+
+    @cached_property
+    def budgets(self) -> Ints:
+        """The memory budget of each pipeline rank: of its smallest device over all replicas."""
+        kinds = zip(*(alike.kinds for alike in self.placement.classes), strict=True)
+        return np.array(
+            [
+                min(self.job.budget_of(self.placement.kind(name)) for name in of_rank)
+                for of_rank in kinds
+            ],
+            dtype=np.int64,
+        )
+
+    @cached_property
+    def units(self) -> tuple[Unit, Unit, Unit]:
+        """An embedding, a layer and a head of this group: their bytes on one rank."""
+        boundary = passed_bytes(self.job, self.layout)
+        embedding, layer, head = (
+            unit_of(self.job, self.layout, block, boundary) for block in kinds_of_block(self.job)
+        )
+        return embedding, layer, head
+
+    def as_kind(self, kind: DeviceKind) -> Group:
+        """The group as if all of its devices were of a kind: in the dtype that it computes in."""
+        return replace(self, job=self.job.of_kind(kind))
+
+    def in_order(self, skeleton: str | None) -> Group:
+        """The group in a compute order that was chosen for it; None: the strategy's own."""
+        if skeleton is None:
+            return self
+        strategy = replace(self.strategy, skeleton=skeleton)
+        return replace(self, job=in_order(self.job, skeleton), strategy=strategy)
+
+    def only(self, rows: Ints) -> Group:
+        """The group with some of its rows."""
+        return replace(
+            self, layers=self.layers[rows], mode=self.mode[rows], buffer=self.buffer[rows]
+        )
+
+
+def groups_of(job: JobSpec, devices: Sequence[Device] | None = None) -> Iterator[Group]:
+    """Every group of a job on these of its devices, all of them unless said otherwise. Each is
+    used; a tensor group stays in a host.
+
+    Where a device's layers were measured, degrees in which they were not are left out; where that
+    leaves nothing, the error says what to measure.
+    """
+    chosen = strategy_of(job)
+    level = job.schedule.sharding
+    if level is not None and level < 2 and job.schedule.gradient_accumulation == "sharded":
+        raise no_shards(job, level)
+    require_tieable(job)
+    require_bucketable(job, chosen)
+    used = job.cluster.members() if devices is None else tuple(devices)
+    if devices is None:
+        _require_dividable(job)
+    priced, missing = False, list[Unmeasured]()
+    for members, turned in _orders(used):
+        base = Placement(job.cluster.spec, LayoutSpec(1), members)
+        for tensor in _tensor_degrees(job, used):
+            rest = len(used) // tensor
+            for pipeline in divisors_of(rest):
+                data = rest // pipeline
+                if job.batch.sequences % data or pipeline > job.model.spec.layers:
+                    continue
+                for divided in _divisions(job, tensor):
+                    layout = LayoutSpec(pipeline, data, tensor, sequence_parallel=divided)
+                    try:
+                        for group in _groups(job, chosen, base, turned, layout):
+                            priced = True
+                            yield group
+                    except Unmeasured as error:
+                        missing.append(error)
+    if missing and not priced:
+        raise missing[0]
+
+
+def group_of_layout(
+    job: JobSpec, strategy: Strategy, placement: Placement, sharded_gradients: bool
+) -> Group:
+    """The group of one row that a layout is."""
+    layers = layers_of_stages(job, placement.layout)
+    return Group(
+        job,
+        placement.layout,
+        placement,
+        strategy,
+        False,
+        np.array([layers], dtype=np.int64),
+        (StateMode(strategy.sharding, sharded_gradients),),
+        np.zeros(1, dtype=np.int64),
+        np.array([job.schedule.recovery_buffer], dtype=np.int64),
+        times_by_kind(job, placement),
+    )
+
+
+def _groups(
+    job: JobSpec,
+    chosen: Strategy,
+    base: Placement,
+    turned: bool,
+    degrees: LayoutSpec,
+) -> Iterator[Group]:
+    pipeline, data = degrees.pipeline, degrees.data
+    skeleton = SKELETONS[chosen.skeleton]
+    modes = modes_of(job, chosen, data)
+    placement: Placement | None = None
+    for virtual in _virtual(skeleton, pipeline):
+        if pipeline * virtual > job.model.spec.layers:
+            continue
+        layout = replace(degrees, virtual=virtual)
+        if placement is None or placement.layout != layout:
+            placement = replace(base, layout=layout)
+        for size in divisors_of(job.batch.sequences // data):
+            count = job.batch.sequences // (data * size)
+            if size > MICRO_BATCHES or not skeleton.takes(count, pipeline, virtual):
+                continue
+            variant = replace(job, batch=replace(job.batch, micro_batch=size), layout=layout)
+            times = times_by_kind(variant, placement)
+            splits = _splits(variant, layout, placement, times)
+            forward = chosen.recovery.value == "forward"
+            buffers = sorted({min(b, job.model.spec.layers) for b in BUFFERS}) if forward else [2]
+            rows = [(s, m, b) for s in splits for m in range(len(modes)) for b in buffers]
+            group = Group(
+                variant,
+                layout,
+                placement,
+                chosen,
+                turned,
+                np.array([row[0] for row in rows], dtype=np.int64),
+                modes,
+                np.array([row[1] for row in rows], dtype=np.int64),
+                np.array([row[2] for row in rows], dtype=np.int64),
+                times,
+            )
+            yield from (group.in_order(name) for name in orders_tried(variant, chosen, layout))
+
+
+def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
+    """Stages per rank that are tried with a compute order."""
+    if skeleton.fixed is not None:
+        return (skeleton.fixed.chunks,)
+    return VIRTUAL if skeleton.chunks and pipeline > 1 else (1,)
+
+
+def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
+    """The state modes that the job leaves open. Where they come to the same, the first is kept."""
+    if data == 1:
+        return (StateMode(chosen.sharding, False),)
+    asked, gradients = job.schedule.sharding, job.schedule.gradient_accumulation
+    if job.schedule.average_every is not None:
+        asked = chosen.sharding  # replicas that train independently hold all of their states
+    return tuple(
+        mode
+        for mode in STATE_MODES
+        if (mode.sharding != 2 or mode.sharded_gradients or asked == 2)
+        and asked in (None, mode.sharding)
+        and not (mode.sharded_gradients and trains_tied(job))
+        and (gradients == "auto" or (gradients == "sharded") == mode.sharded_gradients)
+        and (mode.sharded_gradients or not job.backward_sends)
+    )
+
+
+def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], bool]]:
+    """The devices in the cluster's order and, where kinds differ, with the kinds reversed."""
+    yield members, False
+    kinds = list(dict.fromkeys(device.kind.name for device in members))
+    if len(kinds) > 1:
+        place = {name: number for number, name in enumerate(reversed(kinds))}
+        yield tuple(sorted(members, key=lambda device: place[device.kind.name])), True
+
+
+def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
+    """Degrees that divide heads and every host's devices, so that no group leaves its host; where
+    the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
+    to update are whole."""
+    if job.train.overflow == "unit":
+        return [1]
+    hosts: dict[int, int] = {}
+    for device in devices:
+        hosts[device.host] = hosts.get(device.host, 0) + 1
+    model = job.model.spec
+    counts = {*hosts.values(), model.heads, model.kv_heads}
+    if job.backend.divides_everything:
+        counts |= {model.ffn, model.vocab}
+    return [t for t in divisors_of(min(hosts.values())) if all(c % t == 0 for c in counts)]
+
+
+def _divisions(job: JobSpec, tensor: int) -> tuple[bool, ...]:
+    """Whether a tensor group divides its sequences: no, yes, or either."""
+    asked = job.schedule.sequence_parallel
+    if tensor == 1 or job.model.sequence_length % tensor or not job.backend.divides_sequences:
+        return () if asked else (False,)
+    return (False, True) if asked is None else (asked,)
+
+
+def _splits(
+    job: JobSpec, layout: LayoutSpec, placement: Placement, times: Times
+) -> list[tuple[int, ...]]:
+    """Layers per stage: equal; parameters balanced; time balanced, without recovery and with."""
+    splits = [layers_of_stages(job, layout)]
+    if layout.virtual == 1:
+        splits.append(parameter_balanced_layers(job, layout))
+        splits += [time_balanced(job, placement, times, again) for again in (False, True)]
+    return [s for s in dict.fromkeys(splits) if min(s) > 0 or len(s) == 1]
+
+
+def kinds_of_block(job: JobSpec) -> tuple[Block, Block, Block]:
+    """The model's embedding, one of its layers (all are alike), and its head."""
+    return _kinds_of_block(job.model.spec)
+
+
+@lru_cache(maxsize=16)
+def _kinds_of_block(model: ModelSpec) -> tuple[Block, Block, Block]:
+    embedding, layer, *_, head = blocks(model)
+    return embedding, layer, head
+
+
+def times_by_kind(job: JobSpec, placement: Placement) -> Times:
+    """The times of (embedding, layer, head) on each device kind of a placement."""
+
+    stage_of = {
+        name: stage for alike in placement.classes for stage, name in enumerate(alike.kinds)
+    }
+    scores = stores_scores(job)
+
+    def time(name: str, block: Block, selective: bool) -> BlockTimes:
+        device, pipeline = placement.kind(name), stage_of[name]
+        return placed_times(job, placement, block, device, pipeline, selective=selective)
+
+    def times(name: str) -> tuple[BlockTimes, BlockTimes, BlockTimes, BlockTimes]:
+        embedding, layer, head = (time(name, block, False) for block in kinds_of_block(job))
+        return embedding, layer, head, time(name, kinds_of_block(job)[1], True) if scores else layer
+
+    return {name: times(name) for name in stage_of}
+
+
+def time_balanced(job: JobSpec, placement: Placement, times: Times, again: bool) -> tuple[int, ...]:
+    """Layers such that the slowest stage is as fast as can be, at least one each.
+
+    A stage is as slow as the slowest of its replicas' devices. Layers are alike on a stage, so
+    giving each next layer to the stage that will be least loaded is exact; a tie goes to the
+    later stage, which holds fewer micro-batches. `again`: a layer's forward happens twice.
+    """
+    pipeline = placement.layout.pipeline
+    each, load = [0.0] * pipeline, [0.0] * pipeline
+    for alike in placement.classes:
+        for stage, name in enumerate(alike.kinds):
+            layer = times[name][1]
+            forward_s = layer.forward_s * (2 if again else 1)
+            each[stage] = max(each[stage], forward_s + layer.backward_s)
+    for alike in placement.classes:
+        for stage, block in ((0, 0), (pipeline - 1, 2)):
+            block_time = times[alike.kinds[stage]][block]
+            load[stage] = max(load[stage], block_time.forward_s + block_time.backward_s)
+    layers = job.model.spec.layers
+    # Level water: no stage that could be cut up at will would have less load than this.
+    rates = [1 / block_time for block_time in each]
+    level = (layers + sum(map(mul, load, rates))) / sum(rates)
+    count = [
+        max(1, int(0.999999 * (level - fixed_s) / block_time))
+        for fixed_s, block_time in zip(load, each, strict=True)
+    ]
+    if sum(count) > layers:
+        count = [1] * pipeline
+    heap = [(load[s] + (count[s] + 1) * each[s], -s) for s in range(pipeline)]
+    heapq.heapify(heap)
+    for _ in range(layers - sum(count)):
+        place = -heap[0][1]
+        count[place] += 1
+        heapq.heapreplace(heap, (load[place] + (count[place] + 1) * each[place], -place))
+    return tuple(count)
+
+
+def divisors_of(number: int) -> list[int]:
+    small = [d for d in range(1, int(number**0.5) + 1) if number % d == 0]
+    return sorted({*small, *(number // d for d in small)})
+
+
+def no_group(job: JobSpec) -> SpecError:
+    """The error of a job that no degrees divide."""
+    devices, sequences = job.cluster.devices, job.batch.sequences
+    return SpecError(
+        f"no layout fits {devices} devices and {sequences} sequences: pipeline x data x tensor "
+        f"must equal the number of devices, data must divide the sequences, and pipeline is at "
+        f"most {job.model.spec.layers}, the number of layers",
+        place=f"{job.path or 'job'} [batch] sequences",
+        fix=f"use sequences = {devices * max(1, round(sequences / devices))}",
+    )
+
+
+def _require_dividable(job: JobSpec) -> None:
+    """Refuses a job that requests sequence parallelism where none of its layouts can have any."""
+    if not job.schedule.sequence_parallel or any(
+        True in _divisions(job, tensor) for tensor in _tensor_degrees(job, job.cluster.members())
+    ):
+        return
+    length = job.model.sequence_length
+    raise SpecError(
+        f"the backend {job.backend.name} has no sequence parallelism"
+        if not job.backend.divides_sequences
+        else f"no tensor degree above 1 divides every host's devices, {job.model.spec.name}'s "
+        f"heads and {length} tokens, so there is no sequence parallelism",
+        place=f"{job.path or 'job'} [schedule] sequence_parallel",
+        fix="leave it out",
+    )

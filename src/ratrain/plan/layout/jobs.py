@@ -1,0 +1,148 @@
+"""A job file read, with the names that this room and the program room know checked too."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from pathlib import Path
+
+from ratrain.describe.job import JobSpec, ScheduleSpec
+from ratrain.describe.job_checks import Check
+from ratrain.describe.job_file import job_of_file
+from ratrain.errors import SpecError
+from ratrain.plan.layout.fixed_orders import ENDING, fixed_order
+from ratrain.plan.layout.gradient_groups import require_collective
+from ratrain.plan.layout.sizes import trains_tied
+from ratrain.program.strategies import STRATEGIES, Strategy, combined, strategy
+from ratrain.readers.faults import Faults
+from ratrain.readers.place import Place
+
+
+def load_job(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job of a file, every choice resolved and every number checked against the others.
+    `overrides`: values in place of the file's, as `--set` has them (see describe/overrides.py)."""
+    return job_of_file(Path(path), overrides, _NAMES, keeps_layout=True)
+
+
+def load_job_to_plan(path: Path | str, overrides: Sequence[str] = ()) -> JobSpec:
+    """The job of a file without its [layout], which must be one but need not suit the rest: another
+    is looked for."""
+    return job_of_file(Path(path), overrides, _NAMES, keeps_layout=False)
+
+
+def _check_names(place: Place, schedule: ScheduleSpec) -> None:
+    """Refuses names of schedules, passes, compute orders and collectives that nothing has."""
+    here, faults = place.at("schedule"), Faults()
+    base = schedule.name if schedule.name in STRATEGIES else ScheduleSpec.name
+    skeleton = schedule.skeleton
+    if skeleton is not None and skeleton.endswith(ENDING):
+        skeleton = None  # a file
+    for check in (
+        lambda: strategy(schedule.name),
+        lambda: strategy(base, schedule.without),
+        lambda: combined(STRATEGIES[base], skeleton, None),
+        lambda: combined(STRATEGIES[base], None, schedule.passes),
+        lambda: require_collective(schedule.collective),
+    ):
+        with faults:
+            _at_key(check, here)
+    faults.raise_all()
+
+
+def _at_key(check: Callable[[], object], here: Place) -> None:
+    """Makes a check; the key that its error names gets its line."""
+    try:
+        check()
+    except SpecError as error:
+        key = error.place.split()[-1]
+        raise SpecError(error.what, place=str(here.at(key)), fix=error.fix) from None
+
+
+_NAMES = (Check(("schedule",), _check_names),)
+
+
+def strategy_of(job: JobSpec) -> Strategy:
+    """The strategy that a job names, with the options that the job sets."""
+    file = str(job.path or "job")
+    chosen = strategy(job.schedule.name, job.schedule.without, file=file)
+    skeleton = job.schedule.skeleton
+    if skeleton is not None and skeleton.endswith(ENDING):
+        folder = job.path.parent if job.path else Path()
+        skeleton = fixed_order(folder / skeleton)
+    chosen = combined(chosen, skeleton, job.schedule.passes, file=file)
+    require_collective(job.schedule.collective, file)
+    if job.schedule.sharding is not None:
+        chosen = replace(chosen, sharding=job.schedule.sharding)
+    if job.schedule.average_every is not None:
+        chosen = _averaging(job, chosen, file)
+    if job.train.overflow == "unit":
+        _require_units_alone(job, file)
+    if job.schedule.recover_heads is not None:
+        chosen = replace(chosen, recovers_heads=job.schedule.recover_heads)
+    return chosen
+
+
+def _require_units_alone(job: JobSpec, file: str) -> None:
+    """Refuses to let units decide by themselves where some must decide together."""
+    tensor = job.layout is not None and job.layout.tensor > 1
+    reasons = {
+        "clipping waits for all gradients anyway": job.train.clip_norm is not None,
+        "both copies of a tied matrix must be updated, or neither": trains_tied(job),
+        "all ranks of a tensor group must update a unit, or none": tensor,
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise SpecError(
+                f'overflow = "unit" cannot be used here: {reason}',
+                place=f"{file} [train] overflow",
+                fix="leave it out",
+            )
+
+
+def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
+    """The strategy with every state whole on every replica, which trains alone between averages."""
+    place = f"{file} [schedule] average_every"
+    if job.train.clip_norm is not None or job.awaits_overflow:
+        raise SpecError(
+            "replicas that train independently have no global gradient norm to clip by, or to "
+            "check fp16 "
+            "with",
+            place=place,
+            fix='leave [train] clip_norm out, and in fp16 set overflow = "unit"',
+        )
+    if job.schedule.sharding or job.schedule.gradient_accumulation == "sharded":
+        raise SpecError(
+            "replicas that train independently hold all of their states",
+            place=place,
+            fix="leave sharding and sharded gradient_accumulation out",
+        )
+    every = job.checkpoint.every
+    if every % (job.schedule.average_every or 1):
+        raise SpecError(
+            f"replicas are identical every {job.schedule.average_every} steps, but checkpoints "
+            f"are saved "
+            f"every {every}",
+            place=f"{file} [checkpoint] every",
+            fix=f"use a multiple of {job.schedule.average_every}",
+        )
+    return replace(strategy, sharding=0)
+
+
+def require_tieable(job: JobSpec) -> None:
+    """Refuses sharded gradients where both copies of a tied matrix need whole ones."""
+    if trains_tied(job) and job.schedule.gradient_accumulation == "sharded":
+        raise SpecError(
+            f"{job.model.spec.name} ties its embedding and its head: adding their gradients takes "
+            "whole gradients, which sharded accumulation does not keep",
+            place=f"{job.path or 'job'} [schedule] gradient_accumulation",
+            fix='set gradient_accumulation = "local"',
+        )
+
+
+def no_shards(job: JobSpec, level: int) -> SpecError:
+    """The error of a job that wants gradients sharded where they are not."""
+    return SpecError(
+        f"{job.schedule.name} does not shard gradients (sharding level {level})",
+        place=f"{job.path or 'job'} [schedule] gradient_accumulation",
+        fix="set sharding to 2 or 3, or leave gradient_accumulation out",
+    )

@@ -1,0 +1,223 @@
+"""Which device holds which part of a layout, and which replicas are alike.
+
+Ranks are counted tensor first, then data, then pipeline: a tensor group sits side by side, a
+data-parallel group next, and stages furthest apart (Megatron's order, arXiv 2104.04473).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from ratrain.cost.algorithms import Group
+from ratrain.describe.cluster import ClusterSpec, Device, Link
+from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.plan.layout.geometry import Geometry
+from ratrain.program.units import Ints
+
+
+@dataclass(frozen=True)
+class ReplicaClass:
+    """Replicas whose stages stand on the same kinds of device: `members` are their numbers."""
+
+    kinds: tuple[str, ...]  # the device kind of each pipeline rank
+    members: tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Alike:
+    """Many things that come to few: an example of each, and for each thing which of them it is."""
+
+    examples: tuple[tuple[int, int], ...]
+    which: Ints
+
+
+class _Links:
+    """The links of some degrees, whatever else a layout says, each found when it is asked for."""
+
+    def __init__(self, geometry: Geometry, pipeline: int, data: int, tensor: int) -> None:
+        self.geometry, self.pipeline = geometry, pipeline
+        self.numbers: Ints = np.arange(pipeline * data * tensor).reshape(pipeline, data, tensor)
+        self.between: dict[tuple[int, int, int], Link] = {}
+        self.known_hops: dict[int, Alike] = {}
+        self.known_ranks: dict[int, Alike] = {}
+
+    @cached_property
+    def data(self) -> list[Link]:
+        return self.geometry.rings(self.numbers[:, None, :, 0])
+
+    @cached_property
+    def tensor(self) -> list[Link]:
+        return self.geometry.rings(self.numbers)
+
+    @cached_property
+    def classes(self) -> tuple[ReplicaClass, ...]:
+        names, kinds = self.geometry.kinds, self.geometry.kind_of[self.numbers[:, :, 0]]
+        members_by_links: dict[tuple[int, ...], list[int]] = {}
+        if len(names) == 1:
+            members_by_links[(0,) * self.pipeline] = list(range(self.numbers.shape[1]))
+        else:
+            for data, column in enumerate(kinds.T.tolist()):
+                members_by_links.setdefault(tuple(column), []).append(data)
+        return tuple(
+            ReplicaClass(tuple(names[kind] for kind in column), tuple(members))
+            for column, members in members_by_links.items()
+        )
+
+    def hops(self, alike: ReplicaClass) -> Alike:
+        """Messages between neighbours as (source, target): from each rank to the next one (the last
+        one's is the first), and then back again. Alike are those of one link and kind of device,
+        whose receivers have one link among themselves."""
+        if alike.members[0] not in self.known_hops:
+            here = list(range(self.pipeline))
+            there = [*here[1:], 0]
+            pairs = [*zip(here, there, strict=True), *zip(there, here, strict=True)]
+            keys = [
+                (
+                    id(self.stage(source, target, alike.members)),
+                    alike.kinds[source],
+                    id(self.tensor[target]) if self.numbers.shape[2] > 1 else 0,
+                )
+                for source, target in pairs
+            ]
+            self.known_hops[alike.members[0]] = _alike(pairs, keys)
+        return self.known_hops[alike.members[0]]
+
+    def ranks(self, alike: ReplicaClass) -> Alike:
+        """Pipeline ranks as (rank, rank). Alike are those of one kind of device and one link of
+        each sort of group."""
+        if alike.members[0] not in self.known_ranks:
+            data = self.data if self.numbers.shape[1] > 1 else [None] * self.pipeline
+            tensor = self.tensor if self.numbers.shape[2] > 1 else [None] * self.pipeline
+            pairs = [(rank, rank) for rank in range(self.pipeline)]
+            keys = [(alike.kinds[r], id(data[r]), id(tensor[r])) for r, _ in pairs]
+            self.known_ranks[alike.members[0]] = _alike(pairs, keys)
+        return self.known_ranks[alike.members[0]]
+
+    def stage(self, source: int, target: int, members: Sequence[int]) -> Link:
+        key = source, target, members[0]  # classes share no members
+        if key not in self.between:
+            self._find(members)
+        if key not in self.between:  # not neighbours
+            (self.between[key],) = self._pairs([source], [target], members)
+        return self.between[key]
+
+    def _find(self, members: Sequence[int]) -> None:
+        """All links between neighbours, both ways: they are asked for together."""
+        if self.pipeline == 1:
+            return
+        here = list(range(self.pipeline))
+        there = [*here[1:], 0]
+        sources, targets = [*here, *there], [*there, *here]
+        links = self._pairs(sources, targets, members)
+        for source, target, link in zip(sources, targets, links, strict=True):
+            self.between[source, target, members[0]] = link
+
+    def _pairs(
+        self, sources: Sequence[int], targets: Sequence[int], members: Sequence[int]
+    ) -> list[Link]:
+        first = self.numbers[:, list(members), 0]
+        return self.geometry.pairs(first[list(sources)], first[list(targets)])
+
+
+@dataclass
+class _Known:
+    """What placements of the same devices have found out."""
+
+    geometry: Geometry | None = None
+    links: dict[tuple[int, int, int], _Links] = field(
+        default_factory=dict[tuple[int, int, int], _Links]
+    )
+    data_groups: dict[tuple[int, int, int, int], Group] = field(
+        default_factory=dict[tuple[int, int, int, int], Group]
+    )  # by pipeline, data and tensor degree, and pipeline rank
+
+
+@dataclass(frozen=True)
+class Placement:
+    """A layout on a cluster's devices. Those made of one another by `replace` of the layout share
+    what they find out about links."""
+
+    cluster: ClusterSpec
+    layout: LayoutSpec
+    devices: tuple[Device, ...]
+    known: _Known = field(default_factory=_Known, compare=False, repr=False)
+
+    def device(self, pipeline: int, data: int, tensor: int = 0) -> Device:
+        layout = self.layout
+        return self.devices[(pipeline * layout.data + data) * layout.tensor + tensor]
+
+    @property
+    def classes(self) -> tuple[ReplicaClass, ...]:
+        """Replicas in classes of alike ones; all members of a class behave alike."""
+        return self._links.classes
+
+    def kind(self, name: str) -> DeviceKind:
+        return self.cluster.kind(name)
+
+    def data_link(self, pipeline: int) -> Link:
+        """The slowest link in the ring of a stage's data-parallel group."""
+        return self._links.data[pipeline]
+
+    def tensor_link(self, pipeline: int) -> Link:
+        """The slowest link in the ring of a stage's tensor groups."""
+        return self._links.tensor[pipeline]
+
+    def sums_share_data_link(self, pipeline: int) -> bool:
+        """Whether a stage's tensor groups and its data-parallel group use the same link."""
+        links = self._links
+        return links.geometry.one_link(links.tensor[pipeline], links.data[pipeline])
+
+    def stage_link(self, source: int, target: int, members: Sequence[int]) -> Link:
+        """The slowest link between two pipeline ranks over a class of replicas."""
+        return self._links.stage(source, target, members)
+
+    @cached_property
+    def _links(self) -> _Links:
+        known, layout = self.known, self.layout
+        if known.geometry is None:
+            known.geometry = Geometry(self.cluster, self.devices)
+        degrees = layout.pipeline, layout.data, layout.tensor
+        if degrees not in known.links:
+            known.links[degrees] = _Links(known.geometry, *degrees)
+        return known.links[degrees]
+
+    def hops(self, alike: ReplicaClass) -> Alike:
+        """For stage s, entry s (of rank s) is the message to the next rank; pipeline + s, the
+        message from there back."""
+        return self._links.hops(alike)
+
+    def ranks(self, alike: ReplicaClass) -> Alike:
+        """Pipeline ranks whose compute and collectives cost the same."""
+        return self._links.ranks(alike)
+
+    @cached_property
+    def farthest_link(self) -> Link:
+        """The used link of the longest latency. A layout of one device uses none."""
+        layout = self.layout
+        links = [
+            self.stage_link(stage - 1, stage, alike.members)
+            for stage in range(1, layout.pipeline)
+            for alike in self.classes
+        ]
+        if layout.data > 1:
+            links += self._links.data
+        if layout.tensor > 1:
+            links += self._links.tensor
+        return max(links, key=lambda link: link.latency_s)
+
+
+def _alike(pairs: list[tuple[int, int]], keys: Sequence[object]) -> Alike:
+    place: dict[object, int] = {}
+    which = [place.setdefault(key, len(place)) for key in keys]
+    examples = tuple(pairs[which.index(number)] for number in range(len(place)))
+    return Alike(examples, np.array(which, dtype=np.int64))
+
+
+def place(job: JobSpec, layout: LayoutSpec) -> Placement:
+    """The placement of a job's layout on the first devices of its cluster."""
+    return Placement(job.cluster.spec, layout, job.cluster.members())

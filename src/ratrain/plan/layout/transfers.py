@@ -1,0 +1,152 @@
+"""What one micro-batch sends: messages between stages, sums of a tensor group."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+from ratrain.cost.blocks import BlockKind
+from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec, LayoutSpec
+from ratrain.plan.layout.placement import Placement
+
+SUMS: dict[BlockKind, int] = {"embedding": 1, "layer": 2, "head": 1}
+"""All-reduces of a block in one direction; a layer's come after attention and after the MLP
+(Shoeybi et al. 2019, arXiv 1909.08053)."""
+
+
+INNER_HALVES: dict[BlockKind, tuple[int, int]] = {
+    "embedding": (0, 1),
+    "layer": (3, 5),
+    "head": (1, 1),
+}
+"""With sequence parallelism, halves of sums inside a block's compute ops, forward and backward. A
+layer gathers what attention and the MLP read and reduces between them; backward it gathers both
+gradients too. A head gathers its input, an embedding its gradient."""
+
+
+def sums_of_op(
+    job: JobSpec, kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link
+) -> Transfer:
+    """What an op on the tensor lane sends in one direction, for one micro-batch: all of a block's
+    sums; or the last, where the others are part of the backend's compute ops, of which with
+    sequence parallelism its gather is one."""
+    if not job.backend.sums_in_compute:
+        return tensor_sums(SUMS[kind], boundary_bytes, layout, link)
+    if layout.sequence_parallel:
+        return ring_half(boundary_bytes, layout.tensor, link)
+    return tensor_sums(1, boundary_bytes, layout, link)
+
+
+def inner_sums_s(
+    job: JobSpec, kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link | None
+) -> tuple[float, float]:
+    """Seconds that a block's compute ops wait for sums inside it, forward and backward, where the
+    backend makes them there."""
+    if link is None or not job.backend.sums_in_compute:
+        return 0.0, 0.0
+    if layout.sequence_parallel:
+        half = ring_half(boundary_bytes, layout.tensor, link)
+        half_s = half.alone_s(link.bandwidth_bytes_per_s)
+        forward, backward = INNER_HALVES[kind]
+        return forward * half_s, backward * half_s
+    sums = tensor_sums(SUMS[kind] - 1, boundary_bytes, layout, link)
+    inner_s = sums.alone_s(link.bandwidth_bytes_per_s)
+    return inner_s, inner_s
+
+
+def tensor_sums(count: int, boundary_bytes: int, layout: LayoutSpec, link: Link) -> Transfer:
+    """What that many sums of a block send, for one micro-batch.
+
+    With sequence parallelism a sum is a reduce-scatter and an all-gather, each started by itself
+    (arXiv 2205.05198, section 4.2.2). Each gather is counted beside a sum: the head's first with
+    the embedding. Not counted: inputs gathered again in backward, beneath its products.
+    """
+    if layout.sequence_parallel:
+        return ring_half(boundary_bytes, layout.tensor, link).times(2 * count)
+    return ring_all_reduce(boundary_bytes, layout.tensor, link).times(count)
+
+
+def sums_alone_s(
+    kind: BlockKind, boundary_bytes: int, layout: LayoutSpec, link: Link | None
+) -> float:
+    """Seconds of all sums of a block in one direction over its tensor group's link (None: it is on
+    one rank), which nothing else uses."""
+    if link is None:
+        return 0.0
+    sums = tensor_sums(SUMS[kind], boundary_bytes, layout, link)
+    return sums.alone_s(link.bandwidth_bytes_per_s)
+
+
+def stage_message(
+    boundary_bytes: int,
+    link: Link,
+    device: DeviceKind,
+    placement: Placement,
+    target: int,
+) -> Transfer:
+    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it."""
+    layout = placement.layout
+    inside = placement.tensor_link(target) if layout.tensor > 1 else None
+    return group_message(boundary_bytes, link, device, layout, inside)
+
+
+def group_message(
+    boundary_bytes: int, link: Link, device: DeviceKind, layout: LayoutSpec, inside: Link | None
+) -> Transfer:
+    """A tensor from one tensor group to another of the same degree, as a rank of the sender sees
+    it; `inside`: the link of the receiving group, None where it is one rank.
+
+    Where the sequence is divided, each rank sends its part (arXiv 2205.05198). Else without a
+    kernel model each rank sends all of it, and libraries with one send a part each, which the
+    receiving group gathers over its own links (arXiv 2104.04473, section 4.1), unless they are
+    said to send whole messages.
+    """
+    tensor, divided = layout.tensor, layout.sequence_parallel
+    if divided and device.kernels is None:
+        boundary_bytes //= tensor
+    if device.kernels is None or inside is None or (device.kernels.whole_sends and not divided):
+        blocking = device.kernels is not None and device.kernels.blocking_sends
+        return message(boundary_bytes, link, blocking=blocking)
+    gather = NOTHING
+    if not divided:
+        gather = ring_half(boundary_bytes, tensor, inside)
+    return message(
+        boundary_bytes // tensor,
+        link,
+        blocking=device.kernels.blocking_sends,
+        after_s=gather.alone_s(inside.bandwidth_bytes_per_s),
+    )
+
+
+def regrouped_message(
+    boundary_bytes: int,
+    link: Link,
+    device: DeviceKind,
+    degrees: tuple[int, int],
+    *,
+    gathered_over: Link | None,
+) -> Transfer:
+    """A tensor from one tensor group to another of another degree, as a rank sees it.
+
+    Every byte crosses once, whatever the degrees: each rank of the sender sends its part, cut where
+    the receivers' parts end, and the ranks of the smaller group are the ones that are busy. Where
+    each receiver needs all of it, the group gathers it over its own link, `gathered_over`.
+    """
+    cells = most_cells(*degrees)
+    sent = message(boundary_bytes / min(degrees) / cells, link).times(cells)
+    if gathered_over is not None:
+        gather = ring_half(boundary_bytes, degrees[1], gathered_over)
+        gather_s = gather.alone_s(gathered_over.bandwidth_bytes_per_s)
+        sent = replace(sent, latency_s=sent.latency_s + gather_s)
+    if device.kernels is not None and device.kernels.blocking_sends:
+        return replace(sent, driving_s=sent.alone_s(link.bandwidth_bytes_per_s))
+    return sent
+
+
+def most_cells(sources: int, targets: int) -> int:
+    """Messages that the busiest rank sends or receives where a tensor in `sources` equal parts
+    becomes one in `targets`: parts of the other side that overlap its own."""
+    few, many = sorted((sources, targets))
+    return max(-(-(part + 1) * many // few) - part * many // few for part in range(few))

@@ -1,0 +1,163 @@
+"""Compute orders on the replicas of a plan: those with a name, and one found by search.
+
+Each order has the plan's own replicas, recovery and passes. In an order found by search every
+replica that differs from the others has an order of its own; the file says all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from ratrain.errors import Infeasible, ProgramError, RatrainError, SpecError
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.checks import require_runnable
+from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.layout.fixed_orders import fixed_order, order_for_now
+from ratrain.plan.layout.further_orders import in_order
+from ratrain.plan.orders.schedules import MOST_OPS as MOST_COMPARED
+from ratrain.plan.orders.schedules import ComparedSchedule, Predicted, in_sequence
+from ratrain.plan.orders.search import Found, Limits, search_orders
+from ratrain.plan.orders.searched import SearchedOrder, SearchResult, if_faster, require_short
+from ratrain.program.repeating import compute_ops
+from ratrain.program.skeletons import SKELETONS
+from ratrain.readers.place import Place
+from ratrain.simulate.long import simulate_proved
+from ratrain.simulate.simulate import Simulation
+
+Progress = Callable[[int, int], None]
+
+
+@dataclass(frozen=True)
+class PlanOrders:
+    """Every order with a name on a plan, those that fit first, each group fastest first."""
+
+    plan: UnevenPlan
+    file: Path  # the plan's, or that of the job whose plan it is
+    rows: tuple[ComparedSchedule, ...]
+
+    @property
+    def case(self) -> UnevenCase:
+        return UnevenCase(self.plan)
+
+    @property
+    def planned(self) -> bool:
+        """Whether the plan was found for a job, and is in no file."""
+        return self.file.suffix != ".json"
+
+
+def compare_orders(plan: UnevenPlan, file: Path, progress: Progress | None = None) -> PlanOrders:
+    """The `PlanOrders` of a plan."""
+    names = [name for name, skeleton in SKELETONS.items() if skeleton.fixed is None]
+    rows: list[ComparedSchedule] = []
+    for number, name in enumerate(names):
+        if progress is not None:
+            progress(number, len(names))
+        rows.append(_compared(plan, file, name))
+    if progress is not None:
+        progress(len(names), len(names))
+    return PlanOrders(plan, file, tuple(in_sequence(rows)))
+
+
+def in_named_order(plan: UnevenPlan, file: Path, name: str) -> UnevenPlan:
+    """The plan in an order; an error where its replicas cannot be in it."""
+    ordered = replace(
+        plan, job=in_order(plan.job, name), strategy=replace(plan.strategy, skeleton=name)
+    )
+    require_runnable(ordered, Place(str(file), form="json"))
+    return ordered
+
+
+def _compared(plan: UnevenPlan, file: Path, name: str) -> ComparedSchedule:
+    doc = SKELETONS[name].doc
+    try:
+        case = UnevenCase(in_named_order(plan, file, name))
+        _require_written_out(case, name)
+        simulation = simulate_proved(case.proved, case.costs)
+    except RatrainError as error:
+        return ComparedSchedule(name, name, doc, None, error.what)
+    predicted = Predicted(
+        simulation.step_time_s,
+        simulation.bound_bytes,
+        simulation.bubble_fraction,
+        simulation.feasible,
+        max(replica.layout.virtual for replica in plan.replicas),
+    )
+    return ComparedSchedule(name, name, doc, predicted, "")
+
+
+def _require_written_out(case: UnevenCase, name: str) -> None:
+    """Refuses an order without a repeating part where it is very long."""
+    ops = compute_ops(case.setup)
+    repeats = all(
+        SKELETONS[name].stride(replica.layout.pipeline, replica.layout.virtual) is not None
+        for replica in case.plan.replicas
+    )
+    if not repeats and ops > MOST_COMPARED:
+        raise ProgramError(
+            f"the order {name} has no repeating part, so all of its {ops:,} compute ops would have "
+            f"to be written out; a comparison allows {MOST_COMPARED:,}"
+        )
+
+
+def search_orders_of_plan(
+    orders: PlanOrders, limits: Limits, seed: int, progress: Progress | None = None
+) -> SearchResult:
+    """Searches an order for a compared plan, from its named orders."""
+    fitting = [row for row in orders.rows if row.predicted is not None and row.predicted.fits]
+    _require_searchable(orders.plan, orders.file)
+    if not fitting:
+        raise Infeasible(
+            "no named order fits, and a search begins with one that does",
+            place=f"{orders.file} memory_budget",
+            fix="raise the budget, or let `ratrain plan` look for a plan that fits",
+        )
+    named = UnevenCase(in_named_order(orders.plan, orders.file, fitting[0].order))
+    require_short(named.proved, f"{orders.file} sequences")
+    best, effort = search_orders([named], limits, seed, progress)
+    order = None if best is None else _ready(best, orders, named, fitting[0])
+    return SearchResult(order, effort)
+
+
+def _require_searchable(plan: UnevenPlan, file: Path) -> None:
+    """Refuses plans whose ranks do not each compute every micro-batch of one stage, one by one."""
+    refused = (
+        (has_members(plan), "stages of several members", "members"),
+        (any(r.joined for r in plan.replicas), "stages that differ in micro_batch", "micro_batch"),
+        (any(r.layout.virtual > 1 for r in plan.replicas), "several stages on a device", "stages"),
+        (plan.job.schedule.average_every is not None, "steps that are averaged", "average_every"),
+    )
+    for is_so, what, key in refused:
+        if is_so:
+            raise SpecError(
+                f"an order cannot be searched for {what} yet",
+                place=f"{file} {key}",
+                fix="use a named order, or another plan",
+            )
+
+
+def _ready(
+    best: Found, orders: PlanOrders, named: UnevenCase, row: ComparedSchedule
+) -> SearchedOrder | None:
+    """The order as the plan takes it from a file; None where it is no faster than one with a
+    name."""
+    with order_for_now(best.csv) as file:
+        simulation = _simulated(orders, file)
+    return if_faster(best, orders.plan.job, simulation, (named, row))
+
+
+def _simulated(orders: PlanOrders, skeleton: str) -> Simulation | None:
+    """The plan in the order of a file; None where it cannot run, or does not fit."""
+    plan = orders.plan
+    ordered = replace(
+        plan,
+        job=in_order(plan.job, skeleton),
+        strategy=replace(plan.strategy, skeleton=fixed_order(Path(skeleton))),
+    )
+    try:
+        require_runnable(ordered, Place(str(orders.file), form="json"))
+        case = UnevenCase(ordered)
+        return simulate_proved(case.proved, case.costs) if case.proved.verdict.sound else None
+    except RatrainError:
+        return None

@@ -1,0 +1,354 @@
+"""The costs of units in their places: each kind of op on each unit, and the links they share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+
+import numpy as np
+
+from ratrain.cost.collectives import (
+    NOTHING,
+    Transfer,
+    gather_loss,
+    message,
+    message_loss,
+    reduction_loss,
+    tree_all_reduce,
+)
+from ratrain.cost.compute import BlockTimes, feed_back, update
+from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES, wire_bytes
+from ratrain.describe.cluster import Link
+from ratrain.describe.device import DeviceKind
+from ratrain.describe.job import JobSpec
+from ratrain.errors import ProgramError
+from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
+from ratrain.plan.layout.gradient_groups import widened
+from ratrain.plan.layout.placement import Placement
+from ratrain.plan.layout.transfers import sums_of_op
+from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
+from ratrain.plan.price.even_places import even_places
+from ratrain.program.kind import Cost, Kind, kinds
+from ratrain.program.replicas import Unit
+from ratrain.program.setup import HOST, Setup
+from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
+
+NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
+_SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
+
+
+class _Ports:
+    """Links by number. A rank has a port out and a port in for each link that it uses (NVLink and
+    the network are two, and so are a host's link whole and a part of it), a memory port, a disk."""
+
+    def __init__(self) -> None:
+        self._number: dict[tuple[int, str, Link | None], int] = {}
+        self._rate: list[float] = []
+
+    @property
+    def rate(self) -> Floats:
+        return np.array(self._rate or [1.0], dtype=np.float64)
+
+    def out(self, rank: int, link: Link) -> int:
+        return self._named((rank, "out", link), link.bandwidth_bytes_per_s)
+
+    def into(self, rank: int, link: Link) -> int:
+        return self._named((rank, "into", link), link.bandwidth_bytes_per_s)
+
+    def memory(self, rank: int, rate_bytes_per_s: float) -> int:
+        return self._named((rank, "memory", None), rate_bytes_per_s)
+
+    def disk(self, rank: int, rate_bytes_per_s: float) -> int:
+        return self._named((rank, "disk", None), rate_bytes_per_s)
+
+    def host(self, rank: int, rate_bytes_per_s: float) -> int:
+        return self._named((rank, "host", None), rate_bytes_per_s)
+
+    def _named(self, key: tuple[int, str, Link | None], rate_bytes_per_s: float) -> int:
+        if key not in self._number:
+            self._number[key] = len(self._rate)
+            self._rate.append(rate_bytes_per_s)
+        return self._number[key]
+
+
+FLAG_BYTES = 4
+"""Whether an owner's part of a gradient overflowed, as it is sent."""
+
+
+Seconds = Callable[[Unit, DeviceKind], float]
+"""How long an op about a unit takes on a device of some kind."""
+OWN_COSTS: dict[str, Seconds] = {}
+
+
+def declare_cost(name: str, seconds: Seconds) -> None:
+    """Makes a cost known by the name that kinds of op give it."""
+    if name in {*Cost, *OWN_COSTS}:
+        raise ProgramError(f"the cost {name} is declared twice", fix="choose another name")
+    OWN_COSTS[name] = seconds
+
+
+def costs_of(job: JobSpec, placement: Placement, setup: Setup) -> Costs:
+    """The `Costs` of a setup made by `case` for this job and placement."""
+    farthest = placement.farthest_link if setup.devices > 1 else None
+    return costs_of_places(job, setup, even_places(job, placement, setup), farthest)
+
+
+def costs_of_places(
+    job: JobSpec, setup: Setup, units: Sequence[UnitPlace], farthest: Link | None
+) -> Costs:
+    """The `Costs` of a setup whose units stand in these places, in the order of its members.
+    `farthest`: the used link of the longest latency; None where one device uses none."""
+    ports = _Ports()
+    zero = fixed_work(np.zeros(len(units), dtype=np.float64))
+    priced: dict[str, Work] = {
+        Cost.NOTHING: zero,
+        Cost.RECEIVE_INPUT: _receives(units, lambda unit: unit.previous),
+        Cost.RECEIVE_GRADIENT: _receives(units, lambda unit: unit.following),
+        Cost.SEND_OUTPUT: _sends(setup, units, ports, lambda unit: unit.following),
+        Cost.SEND_GRADIENT: _sends(setup, units, ports, lambda unit: unit.previous),
+    }
+    for cost, time_s in _COMPUTE.items():
+        priced[cost] = fixed_work(np.array([time_s(unit.times) for unit in units]))
+    for cost, transfer in _collectives(job, setup).items():
+        priced[cost] = _group_work(units, ports, transfer, inside=cost is Cost.TENSOR_SUM)
+    priced[Cost.UPDATE] = _updates(setup, units, ports)
+    priced[Cost.NORM] = _norms(farthest, setup, units)
+    # Steps that save nothing are simulated, unless every one does.
+    saving = _saves(setup, units, ports)
+    priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
+    priced[Cost.COPY_INPUT] = _copies(units, ports)
+    if setup.tied:
+        priced[Cost.TIE] = _ties(job, setup, units, ports)
+    for name, seconds in OWN_COSTS.items():
+        priced[name] = _declared(seconds, setup, units)
+    work = {k: priced[k.cost] for k in kinds() if k.cost in priced}
+    if job.backend.sums_in_compute:
+        work[Kind.AllReduce_R] = zero  # what a recovered unit hands on is not read
+    return Costs(work, ports.rate)
+
+
+_COMPUTE: dict[Cost, Callable[[BlockTimes], float]] = {
+    Cost.FORWARD: lambda times: times.forward_s,
+    Cost.BACKWARD: lambda times: times.backward_s,
+    Cost.INPUT_GRADIENT: lambda times: times.input_gradient_s,
+    Cost.WEIGHT_GRADIENT: lambda times: times.later_s,
+}
+
+
+def _declared(seconds: Seconds, setup: Setup, places: Sequence[UnitPlace]) -> Work:
+    """The work of a cost that is declared as seconds of each unit on its device."""
+    described = [unit for member in setup.members for unit in member.units]
+    times = [seconds(unit, place.device) for unit, place in zip(described, places, strict=True)]
+    return fixed_work(np.array(times))
+
+
+def _work_of(transfers: Sequence[Transfer], links: Sequence[int], peers: Sequence[int]) -> Work:
+    return Work(
+        fixed_s=np.array([t.latency_s for t in transfers]),
+        volume_bytes=np.array([t.volume_bytes for t in transfers]),
+        interrupt_s=np.array([t.driving_s for t in transfers]),
+        link=np.array(links, dtype=np.int64),
+        peer_link=np.array(peers, dtype=np.int64),
+    )
+
+
+def _sends(
+    setup: Setup,
+    units: Sequence[UnitPlace],
+    ports: _Ports,
+    other: Callable[[UnitPlace], tuple[StageMessage, ...]],
+) -> Work:
+    """Messages to a neighbouring stage: a row for each unit, or for each member it sends to."""
+    rows = [(g, sent) for g, unit in enumerate(units) for sent in other(unit) or (None,)]
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    peers: list[int] = []
+    for g, neighbour in rows:
+        if neighbour is None:
+            transfers.append(NOTHING)
+            links.append(NO_LINK)
+            peers.append(NO_LINK)
+            continue
+        transfers.append(message_loss(units[g].device).driven(neighbour.sent))
+        links.append(ports.out(units[g].rank, neighbour.link))
+        peers.append(ports.into(neighbour.rank, neighbour.link))
+    work = _work_of(transfers, links, peers)
+    return work if len(rows) == len(units) else replace(work, routes=_routes(setup, rows))
+
+
+def _receives(
+    units: Sequence[UnitPlace], other: Callable[[UnitPlace], tuple[StageMessage, ...]]
+) -> Work:
+    """What receiving from a neighbouring stage takes from compute. It lasts as long as its send,
+    and is as long as what is sent there."""
+    taken_s = [
+        max((message_loss(unit.device).of(there.sent) for there in other(unit)), default=0.0)
+        for unit in units
+    ]
+    return replace(fixed_work(np.zeros(len(units))), interrupt_s=np.array(taken_s))
+
+
+def _routes(setup: Setup, rows: Sequence[tuple[int, StageMessage | None]]) -> Routes:
+    """Which of these rows, each of a unit, a micro-batch's message has."""
+    most = max(replica.micro_batches for replica in setup.replicas)
+    row = np.zeros((1 + rows[-1][0], most), dtype=np.int64)
+    for number, (g, sent) in enumerate(rows):
+        served = sent.serves if sent is not None else None
+        row[g, slice(None) if served is None else list(served)] = number
+    receivers = [sent.rank if sent is not None else -1 for _, sent in rows]
+    return Routes(row, np.array([g for g, _ in rows]), np.array(receivers))
+
+
+def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, Link], Transfer]]:
+    """The transfer of each sort of collective for one unit. Where units decide by themselves
+    whether they overflowed, their owners agree by one number each with every reduction."""
+    wider = widened(job)
+    agree = job.units_decide and setup.sharding > 0
+
+    def gather(unit: UnitPlace, _link: Link) -> Transfer:
+        return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
+
+    def average(unit: UnitPlace, _link: Link) -> Transfer:
+        sent = _half_of(unit)(SAVED_BYTES * unit.params).times(2)
+        return reduction_loss(unit.device).driven(sent)
+
+    def reduction(unit: UnitPlace, _link: Link) -> Transfer:
+        half_sent = _half_of(unit)
+        if setup.backward_sends:
+            buckets = bucket_count(job, unit.params)
+            reduced = sent_in_buckets(half_sent, unit.reduced_bytes, buckets)
+        else:
+            reduced = half_sent(unit.reduced_bytes, wider)
+            if not setup.sharding:
+                reduced = reduced.plus(half_sent(unit.reduced_bytes))
+        if setup.error_feedback:
+            reduced = reduced.plus(feed_back(unit.params, unit.device))
+        if agree:
+            reduced = reduced.plus(half_sent(FLAG_BYTES * unit.holders))
+        return reduction_loss(unit.device).driven(reduced)
+
+    def sums(unit: UnitPlace, link: Link) -> Transfer:
+        if unit.times.sums_inside:
+            return NOTHING
+        sent = sums_of_op(job, unit.kind, unit.boundary_bytes, unit.layout, link)
+        return reduction_loss(unit.device).driven(sent)
+
+    return {
+        Cost.REDUCE: reduction,
+        Cost.GATHER: gather,
+        Cost.AVERAGE: average,
+        Cost.TENSOR_SUM: sums,
+    }
+
+
+def _half_of(unit: UnitPlace) -> Half:
+    assert unit.group is not None  # else there is no link, and nothing is asked for
+    return unit.group.half
+
+
+def _group_work(
+    units: Sequence[UnitPlace],
+    ports: _Ports,
+    transfer: Callable[[UnitPlace, Link], Transfer],
+    *,
+    inside: bool,
+) -> Work:
+    """In a collective a rank receives as much as it sends: it uses both of its ports. `inside`: of
+    its tensor group, else of the ranks that hold the unit."""
+    transfers: list[Transfer] = []
+    links: list[Link | None] = []
+    for unit in units:
+        link = unit.sums_link if inside else unit.group.link if unit.group else None
+        transfers.append(transfer(unit, link) if link else NOTHING)
+        links.append(link)
+    return _work_of(
+        transfers,
+        [ports.out(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
+        [ports.into(u.rank, k) if k else NO_LINK for u, k in zip(units, links, strict=True)],
+    )
+
+
+def _updates(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """The optimizer on a rank's share of the parameters, which may take its time from compute."""
+
+    def updated(unit: UnitPlace) -> Transfer:
+        device = unit.device
+        alone = update(unit.times, unit.params, _owners(setup, unit), device)
+        time_s = alone.alone_s(device.memory.bandwidth_bytes_per_s)
+        return replace(alone, driving_s=device.driving.lost_beside * time_s)
+
+    transfers = [updated(unit) for unit in units]
+    links = [ports.memory(unit.rank, unit.device.memory.bandwidth_bytes_per_s) for unit in units]
+    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _owners(setup: Setup, unit: UnitPlace) -> int:
+    """Into how many parts a unit's states are divided."""
+    return unit.holders if setup.sharding else 1
+
+
+def _norms(farthest: Link | None, setup: Setup, units: Sequence[UnitPlace]) -> Work:
+    """The global norm: a few bytes from every device to every other, over the farthest link. What
+    the squares of the gradients take to add up is not counted."""
+    if farthest is None:
+        return fixed_work(np.zeros(len(units)))
+    transfer = tree_all_reduce(NORM_BYTES, setup.devices, farthest)
+    fixed_s = transfer.alone_s(farthest.bandwidth_bytes_per_s)
+    taken_s = [gather_loss(unit.device).driven(transfer).driving_s for unit in units]
+    return replace(fixed_work(np.full(len(units), fixed_s)), interrupt_s=np.array(taken_s))
+
+
+def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """The part of a tied matrix' gradient that a replica owns from each end of the pipeline to the
+    other, both ways at once; on one rank, three reads and two writes of it in memory. Not modelled:
+    the sum where it was sent."""
+    model = job.model.spec
+    sent_bytes = wire_bytes(job.schedule.gradients_travel_in)
+
+    def tie(unit: UnitPlace) -> tuple[Transfer, int, int]:
+        end = unit.other_end
+        tensor = end.tensor if end else unit.layout.tensor
+        size_bytes = sent_bytes * model.vocab * model.hidden / (tensor * _owners(setup, unit))
+        if unit.layout.pipeline == 1:
+            device = unit.device
+            port = ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s)
+            return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0), port, NO_LINK
+        if end is None:
+            return NOTHING, NO_LINK, NO_LINK
+        sent = reduction_loss(unit.device).driven(message(size_bytes, end.link))
+        return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
+
+    transfers, links, peers = zip(*map(tie, units), strict=True)
+    return _work_of(transfers, links, peers)
+
+
+def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """A checkpoint: the master weights and moments that a rank owns, and all of its residuals,
+    through its disk (the tier of that name; nothing where the device has none). Where every replica
+    has all weights and moments, one of them writes all. Not modelled: several devices of a host on
+    one disk."""
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    for unit in units:
+        tiers = {tier.name: tier for tier in unit.device.tiers}
+        disk = tiers.get("disk")
+        residual_bytes = RESIDUAL_BYTES if setup.error_feedback and unit.group else 0
+        saved_bytes = (
+            SAVED_BYTES * unit.params / _owners(setup, unit) + residual_bytes * unit.params
+        )
+        size_bytes = saved_bytes if disk else 0.0
+        transfers.append(Transfer(0.0, size_bytes, 0.0))
+        links.append(ports.disk(unit.rank, disk.bandwidth_bytes_per_s) if disk else NO_LINK)
+    return _work_of(transfers, links, [NO_LINK] * len(units))
+
+
+def _copies(units: Sequence[UnitPlace], ports: _Ports) -> Work:
+    """A unit's input to host memory or back, over the device's own link to it."""
+    transfers: list[Transfer] = []
+    links: list[int] = []
+    for unit in units:
+        tiers = {tier.name: tier for tier in unit.device.tiers}
+        host = tiers.get(HOST)
+        transfers.append(Transfer(0.0, float(unit.boundary_bytes) if host else 0.0, 0.0))
+        links.append(ports.host(unit.rank, host.bandwidth_bytes_per_s) if host else NO_LINK)
+    return _work_of(transfers, links, [NO_LINK] * len(units))

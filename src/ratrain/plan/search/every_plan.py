@@ -1,0 +1,134 @@
+"""What `ratrain plan` finds: plans of alike replicas and, on few unequal devices, of any."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from math import inf
+
+from ratrain.describe.job import JobSpec
+from ratrain.describe.units import format_time
+from ratrain.errors import Infeasible
+from ratrain.plan.case.subject import Subject, subject_of
+from ratrain.plan.file.form import Plan, Predicted
+from ratrain.plan.file.writing import plan_of
+from ratrain.plan.search.layouts import Progress, Search, Tried
+from ratrain.plan.search.misfit import planned
+from ratrain.plan.search.on_devices import file_of_plan
+from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.search.unequal import UnequalSearch, searchable, unequal_search
+from ratrain.program.skeletons import SKELETONS
+
+STARTS = 4
+"""Plans of alike replicas that the search for others begins with."""
+NO_ALIKE = "no plan with identical replicas fits"
+
+Simulated = Tried | Timed[Drafted]
+"""A plan that was proved and simulated: of alike replicas, or of any."""
+
+
+def file_of(simulated: Simulated) -> Plan:
+    """The plan file of a plan."""
+    predicted = Predicted(simulated.step_s, simulated.bound_bytes)
+    if isinstance(simulated, Tried):
+        return plan_of(simulated.candidate, predicted)
+    return file_of_plan(simulated.plan, predicted)
+
+
+def subject_of_simulated(simulated: Simulated) -> Subject:
+    """The plan, to the bit as it is read from its file."""
+    if isinstance(simulated, Tried):
+        return simulated.candidate
+    job = simulated.plan.job
+    return subject_of(file_of(simulated), str(job.path or "job"), job)
+
+
+@dataclass(frozen=True)
+class EveryPlan:
+    """Both searches of a job; at least one has found a plan. `alike` is None where no plan of alike
+    replicas fits, `unequal` where none of others is searched for."""
+
+    job: JobSpec
+    alike: Search | None
+    unequal: UnequalSearch | None
+
+    @property
+    def best(self) -> Timed[Drafted] | None:
+        """The fastest plan that can be trained, or that there is where none can, where its replicas
+        differ; None where they are alike."""
+        if self.unequal is None:
+            return None
+        if self.unequal.trainable:
+            return self.unequal.trainable[0]
+        none_trains = self.alike is None or not self.job.backend.trains
+        return self.unequal.others[0] if none_trains and self.unequal.others else None
+
+    @property
+    def chosen(self) -> Simulated:
+        """The plan that `ratrain plan` writes, and that every command runs of a job that has no
+        layout."""
+        if self.best is not None:
+            return self.best
+        assert self.alike is not None, "one of the searches has found a plan"
+        return self.alike.best
+
+    @property
+    def usable(self) -> tuple[Simulated, ...]:
+        """All plans that can be trained, or that there are where none can: the fastest first."""
+        unequal, alike = self.unequal, self.alike.tried if self.alike is not None else ()
+        trainable = unequal.trainable if unequal is not None else ()
+        others = unequal.others if unequal is not None and self.chosen in unequal.others else ()
+        return (*others, *trainable, *alike)
+
+    @property
+    def faster(self) -> Timed[Drafted] | None:
+        """A plan that is faster than the best, and that `ratrain train` cannot run yet."""
+        others = self.unequal.others if self.unequal is not None else ()
+        return others[0] if others and others[0] is not self.best else None
+
+    def file(self, *, fastest: bool) -> Plan:
+        """The plan file of the best plan, or of the fastest, whether it trains or not."""
+        return file_of((self.faster if fastest else None) or self.chosen)
+
+
+def every_plan(job: JobSpec, progress: Progress | None = None, *, quick: bool = False) -> EveryPlan:
+    """The `EveryPlan` of a job without a layout. Raises `Infeasible` where nothing fits. `quick`:
+    less is tried of replicas that differ."""
+    try:
+        alike = planned(job, progress)
+    except Infeasible:
+        unequal = unequal_search(job, (), inf, progress, quick=quick) if searchable(job) else None
+        if unequal is None or not (unequal.trainable or unequal.others):
+            raise
+        return EveryPlan(job, None, unequal)
+    if not searchable(job):
+        return EveryPlan(job, alike, None)
+    starts = [tried.candidate for tried in alike.tried[:STARTS]]
+    unequal = unequal_search(
+        job, starts, alike.best.step_s, progress, whole_s=fastest_whole_s(alike.tried), quick=quick
+    )
+    return EveryPlan(job, alike, unequal)
+
+
+def fastest_whole_s(tried: Sequence[Tried]) -> float:
+    """The step of the fastest of these with backward whole, of the fastest of all where each is
+    split; they come the fastest first. Infinite where there are none."""
+    whole = (t for t in tried if not SKELETONS[t.candidate.strategy.skeleton].split_backward)
+    return next((plan.step_s for plan in (*whole, *tried)), inf)
+
+
+def beside_words(plans: EveryPlan) -> list[str]:
+    """What identical replicas would take, where the best plan has others."""
+    best, alike = plans.best, plans.alike
+    if best is None:
+        return []
+    if alike is None:
+        return [NO_ALIKE]
+    return [f'{alike_words(best, alike)} ([schedule] replicas = "identical")']
+
+
+def alike_words(best: Timed[Drafted], alike: Search) -> str:
+    """How much longer identical replicas take."""
+    more = 100 * (alike.best.step_s / best.step_s - 1)
+    slower = f"{format_time(alike.best.step_s)}, {more:.1f} % more"
+    return f"the fastest plan with identical replicas takes {slower}"

@@ -1,0 +1,161 @@
+"""A draft tried out: its program proved whole, its step simulated."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass, replace
+from math import inf
+from typing import Generic, Protocol, TypeVar
+
+from ratrain.describe.job import JobSpec
+from ratrain.errors import ProgramError
+from ratrain.plan.file.checks import untrainable
+from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.price.least_time import least_step_s
+from ratrain.plan.price.trial import STEPS, maker, proof
+from ratrain.plan.price.uneven_places import PlanCosts
+from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.on_devices import plans_of
+from ratrain.plan.search.pools import Pool
+from ratrain.program.verify import Rule, Verdict
+from ratrain.simulate.long import simulate_proved
+from ratrain.simulate.simulate import step_time_s
+
+
+class Drafted(Protocol):
+    """A plan before it has devices."""
+
+    @property
+    def estimate_s(self) -> float: ...
+
+    @property
+    def ops(self) -> int:
+        """About as many ops as its program has."""
+        ...
+
+
+D = TypeVar("D", bound=Drafted, covariant=True)
+E = TypeVar("E", bound=Drafted)
+
+
+@dataclass(frozen=True)
+class Timed(Generic[D]):
+    """A plan with its draft, its simulated step and its fullest rank's proven peak."""
+
+    draft: D
+    plan: UnevenPlan
+    step_s: float
+    bound_bytes: int
+
+    @property
+    def refusals(self) -> list[str]:
+        """Why `ratrain train` cannot run it."""
+        reasons = [what for what, _ in untrainable(self.plan)]
+        if not self.plan.job.backend.trains:
+            reasons.append(f"the backend {self.plan.job.backend.name} cannot train")
+        return reasons
+
+
+def timed(
+    job: JobSpec,
+    pools: Sequence[Pool],
+    draft: Draft,
+    best_s: float,
+    *,
+    proved_last: bool = False,
+) -> tuple[Timed[Draft] | None, tuple[int, ...]]:
+    """The fastest of a draft's plans, as `fastest_of` says."""
+    return fastest_of(plans_of(job, pools, draft), draft, best_s, proved_last=proved_last)
+
+
+def fastest_of(
+    plans: Iterable[UnevenPlan], draft: E, best_s: float, *, proved_last: bool = False
+) -> tuple[Timed[E] | None, tuple[int, ...]]:
+    """The fastest of a draft's plans that is proved to fit, unless a lower bound says that none is
+    faster than `best_s`; else the program ranks whose memory is short. `proved_last`: what is no
+    faster as simulated is not proved either; for long programs, whose proofs take seconds."""
+    best: Timed[E] | None = None
+    short: tuple[int, ...] = ()
+    for plan in plans:
+        bar_s = best.step_s if best is not None else best_s
+        if proved_last and not _may_be_faster(plan, bar_s):
+            continue
+        tried, short_ranks = timed_plan(draft, plan, bar_s)
+        short = short or short_ranks
+        if tried is not None and tried.step_s < (best.step_s if best is not None else inf):
+            best = tried
+    return best, () if best is not None else short
+
+
+def timed_plan(draft: E, plan: UnevenPlan, bar_s: float) -> tuple[Timed[E] | None, tuple[int, ...]]:
+    """A plan if it is proved to fit, unless a lower bound says that it is no faster than `bar_s`;
+    else the program ranks whose memory is short."""
+    costs = PlanCosts(plan)
+    if _least_s(plan, costs) >= bar_s:
+        return None, ()
+    try:
+        proved = proof(plan.strategy, plan.setup, plan.choices)
+    except ProgramError:  # no order of these passes
+        return None, ()
+    if not proved.verdict.sound:
+        return None, _short_ranks(proved.verdict)
+    of_steps = costs.of(proved.short.setup)
+    step_s = simulate_proved(proved, of_steps, steps=STEPS).step_time_s
+    if has_members(plan) and step_s < bar_s:
+        step_s = simulate_proved(proved, of_steps).step_time_s  # a short and a long may alternate
+    bound_bytes = max(bound.total_bytes for bound in proved.verdict.bounds)
+    return Timed(draft, plan, step_s, bound_bytes), ()
+
+
+def timed_recovering(
+    draft: E, plan: UnevenPlan, bar_s: float, *, proved_last: bool = False
+) -> Timed[E] | None:
+    """A plan as `fastest_of` has it alone. Where memory is short on some ranks, their stages
+    recover, if the schedule does."""
+    tried, short = fastest_of([plan], draft, bar_s, proved_last=proved_last)
+    leaner = _recovering(plan, short)
+    if leaner is None:
+        return tried
+    return fastest_of([leaner], draft, bar_s, proved_last=proved_last)[0]
+
+
+def _recovering(plan: UnevenPlan, short: Sequence[int]) -> UnevenPlan | None:
+    """The plan whose stages on these program ranks recover; None where they do, or may not."""
+    mode = plan.strategy.recovery
+    if not mode.again or plan.job.schedule.recovery != "auto":
+        return None
+    replicas = tuple(
+        replace(
+            entry,
+            recovery=tuple(
+                mode if first + rank in short else known
+                for (_, rank), known in zip(entry.held, entry.recovery, strict=True)
+            ),
+        )
+        for first, entry in zip(plan.setup.first_rank, plan.replicas, strict=True)
+    )
+    return None if replicas == plan.replicas else replace(plan, replicas=replicas)
+
+
+def _may_be_faster(plan: UnevenPlan, bar_s: float) -> bool:
+    """Whether a plan takes less than so long as it is simulated, proved or not."""
+    costs = PlanCosts(plan)
+    if _least_s(plan, costs) >= bar_s:
+        return False
+    try:
+        program = maker(plan.strategy, plan.choices)(plan.setup)
+        return step_time_s(program, costs.of(program.setup), steps=STEPS) < bar_s
+    except ProgramError:  # no order of these passes, or it gets stuck
+        return False
+
+
+def _least_s(plan: UnevenPlan, costs: PlanCosts) -> float:
+    """No program of a plan takes less."""
+    return least_step_s(plan.strategy, plan.setup, plan.choices, costs.of(plan.setup))
+
+
+def _short_ranks(verdict: Verdict) -> tuple[int, ...]:
+    """The ranks over their budget, where memory is all that is wrong."""
+    if any(finding.rule is not Rule.OVER_BUDGET for finding in verdict.findings):
+        return ()
+    return tuple(sorted({finding.rank for finding in verdict.findings}))

@@ -1,0 +1,191 @@
+"""The search for plans whose stages and replicas differ, on clusters of a few unequal devices.
+
+Three stages, the first and the last as HeteroAuto has them (arXiv 2505.17548): closed forms rank
+drafts of every shape; the best are simulated at the grain of stages (`search.clock`), and changed
+in single layers, micro-batches, shares, orders and state modes as long as that gains; the fastest
+of all these are built, proved and simulated as whole programs, and changed once more
+(`search.drafts`). Stages of other sizes, stages of several members and other compute orders
+come after that. What `ratrain train` can run is searched for by itself, beside what can only be
+simulated.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ratrain.describe.job import JobSpec
+from ratrain.plan.file.uneven import UnevenPlan, has_members
+from ratrain.plan.layout.candidate import Candidate
+from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.price.kind_speed import least_step_s
+from ratrain.plan.search.changes import of_candidate
+from ratrain.plan.search.drafts import DraftSearch, Progress
+from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.members_search import members_search
+from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.sizes import in_other_sizes
+from ratrain.plan.search.split import (
+    SplitSearch,
+    in_layer_orders,
+    in_split_orders,
+    may_be_split,
+    together_tried,
+)
+from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.program.skeletons import SKELETONS
+
+DEVICES = 256
+"""Devices at most: on more, replicas are alike."""
+RESIZED_PLANS = 2
+"""Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
+REORDERED, REORDERED_MEMBERS = 4, 2
+"""Plans of each class, the fastest as simulated, that are tried in other compute orders: of those
+whose stages have one member each, and of the others, which are often much alike."""
+
+
+@dataclass(frozen=True)
+class UnequalSearch:
+    """What the search found: plans that were simulated and proved, each class with its best first;
+    and what no plan of these devices can be faster than."""
+
+    trainable: tuple[Timed[Drafted], ...]
+    others: tuple[Timed[Drafted], ...]  # faster than those that train, and only simulated
+    drafts: int
+    shared: int  # drafts in which kinds share stages, beside those
+    simulated: int
+    whole_s: float  # the fastest plan that trains and has backward whole, alike replicas included
+    least_s: float
+    total_s: float
+
+
+def searchable(job: JobSpec) -> bool:
+    """Whether plans of unlike replicas are searched for: few devices of unequal kinds, one stage on
+    a device, every replica with every gradient of a step, and a job that allows them."""
+    return job.cluster.devices <= DEVICES and _has_unlike(job)
+
+
+def has_too_many(job: JobSpec) -> bool:
+    """Whether they are not searched for because there are too many devices."""
+    return job.cluster.devices > DEVICES and _has_unlike(job)
+
+
+def _has_unlike(job: JobSpec) -> bool:
+    members = job.cluster.members()
+    skeleton = SKELETONS[strategy_of(job).skeleton]
+    return (
+        job.schedule.replicas != "identical"
+        and len({device.kind.name for device in members}) > 1
+        and skeleton.fixed is None
+        and job.schedule.average_every is None
+        and job.schedule.recovery in ("auto", "keep-all", "selective", "everywhere")
+    )
+
+
+def unequal_search(
+    job: JobSpec,
+    known: Sequence[Candidate],
+    known_s: float,
+    progress: Progress | None = None,
+    *,
+    whole_s: float | None = None,
+    quick: bool = False,
+) -> UnequalSearch:
+    """The `UnequalSearch` of a job; `known`: the best plans of alike replicas, the fastest first,
+    and its step, infinite where there are none. Plans that are no faster are left out. `whole_s`:
+    where that step has backward split, the step of the fastest that has it whole. `quick`: on few
+    devices less is tried."""
+    began = time.perf_counter()
+    whole_s = known_s if whole_s is None else whole_s
+    seeker = DraftSearch(job, whole_s, progress, effort_of(job.cluster.devices, quick=quick))
+    ranked = seeker.ranked()
+    starts = [start for plan in known if (start := of_candidate(seeker.stages, plan)) is not None]
+    trains = job.backend.trains
+    can_train = [draft for draft in ranked if trains and draft.trainable]
+    rest = [draft for draft in ranked if not (trains and draft.trainable)]
+    alone = seeker.best_of(starts if trains else [], can_train, whole_s)
+    alone = _in_other_sizes(seeker, alone)
+    bar_s = _least(whole_s, alone)
+    of_members = members_search(
+        seeker.stages, seeker.clock, seeker.states, bar_s, seeker.watch, quick=quick
+    )
+    trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
+    whole_s = _least(whole_s, trainable)
+    others = _in_other_sizes(seeker, seeker.best_of([] if trains else starts, rest, whole_s))
+    others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
+    trainable = _in_layer_orders(seeker, trainable, starts, whole_s)
+    whole_s = _least(whole_s, trainable)
+    others = _in_layer_orders(seeker, others, [], whole_s)
+    trainable = _in_split_orders(seeker, trainable, starts, whole_s)
+    others = _in_split_orders(seeker, others, [], _least(whole_s, others))
+    bar_s = _least(known_s, trainable)
+    return UnequalSearch(
+        tuple(plan for plan in trainable if plan.step_s < known_s),
+        tuple(plan for plan in others if plan.step_s < bar_s),
+        len(ranked),
+        of_members.drafts,
+        seeker.simulated,
+        whole_s,
+        least_step_s(job, job.cluster.members()),
+        time.perf_counter() - began,
+    )
+
+
+def _fastest(plans: Sequence[Timed[Drafted]]) -> list[Timed[Drafted]]:
+    return sorted(plans, key=lambda plan: plan.step_s)
+
+
+def _least(known_s: float, plans: Sequence[Timed[Drafted]]) -> float:
+    """The shortest step; `plans`: the fastest first."""
+    return min([known_s, *(plan.step_s for plan in plans[:1])])
+
+
+def _in_other_sizes(seeker: DraftSearch, plans: Sequence[Timed[Draft]]) -> list[Timed[Draft]]:
+    """These plans, and the best of them with stages in micro-batches of their own sizes."""
+    better = [
+        faster
+        for timed_plan in plans[:RESIZED_PLANS]
+        for faster in in_other_sizes(timed_plan, seeker.watch)
+    ]
+    return sorted([*plans, *better], key=lambda timed_plan: timed_plan.step_s)
+
+
+def _in_layer_orders(
+    seeker: DraftSearch,
+    plans: Sequence[Timed[Drafted]],
+    starts: Sequence[Draft],
+    whole_s: float,
+) -> list[Timed[Drafted]]:
+    """These plans; and the best of them, and all of these starts, in layer-major orders where that
+    gains enough."""
+    tried = _reordered(seeker, plans, starts, lambda plan: bool(together_tried(plan)))
+    return _fastest([*plans, *in_layer_orders(tried, whole_s, seeker.watch)])
+
+
+def _in_split_orders(
+    seeker: DraftSearch,
+    plans: Sequence[Timed[Drafted]],
+    starts: Sequence[Draft],
+    whole_s: float,
+) -> list[Timed[Drafted]]:
+    """The same with backward split."""
+    climbs = not seeker.effort.spares_programs
+    search = SplitSearch(seeker.job, seeker.stages.pools, seeker.near, seeker.watch, climbs)
+    tried = _reordered(seeker, plans, starts, may_be_split)
+    return _fastest([*plans, *in_split_orders(search, tried, whole_s)])
+
+
+def _reordered(
+    seeker: DraftSearch,
+    plans: Sequence[Timed[Drafted]],
+    starts: Sequence[Draft],
+    may_be: Callable[[UnevenPlan], bool],
+) -> list[Timed[Drafted]]:
+    """The fastest of these plans, and all of these starts, that may be in another order."""
+    fit = [plan for plan in plans if may_be(plan.plan)]
+    of_members = [plan for plan in fit if has_members(plan.plan)][:REORDERED_MEMBERS]
+    alone = [plan for plan in fit if not has_members(plan.plan)][:REORDERED]
+    best = _fastest([*of_members, *alone])
+    begun = [plan for draft in starts if (plan := seeker.simulated_as(draft)) is not None]
+    return best + [plan for plan in begun if may_be(plan.plan) and plan not in best]

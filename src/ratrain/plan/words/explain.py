@@ -1,0 +1,332 @@
+"""Why a plan is as it is: memory against the budget, time, what binds, what came next."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from math import inf
+from typing import Any
+
+from ratrain.describe.units import format_bytes, format_time
+from ratrain.plan.case.kinds import KindPart, kind_parts
+from ratrain.plan.case.subject import Subject, case_of_subject
+from ratrain.plan.case.uneven import UnevenCase
+from ratrain.plan.file.uneven import UnevenPlan
+from ratrain.plan.layout.further_orders import with_order_open
+from ratrain.plan.layout.other_clusters import kinds_of
+from ratrain.plan.search.added import Added, added_hosts
+from ratrain.plan.search.known_plans import KnownPlans
+from ratrain.plan.search.misfit import Misfit, misfits
+from ratrain.plan.search.speedup import Speedup, Watch, speedup_of, unwatched
+from ratrain.plan.words.explain_kinds import (
+    added_json,
+    added_text,
+    gain_words,
+    kinds_json,
+    kinds_text,
+    speedup_json,
+    speedup_text,
+)
+from ratrain.plan.words.explain_others import others_text
+from ratrain.plan.words.tables import (
+    WIDTH,
+    candidate_json,
+    headline,
+    plan_name,
+    search_json,
+    wrapped,
+)
+from ratrain.plan.words.unequal import unequal_json
+from ratrain.program.awaited import AWAITED
+from ratrain.program.bounds import PeakBound
+from ratrain.program.family_groups import group_name, grouped, takes
+from ratrain.program.kind import Waiting
+from ratrain.simulate.long import simulate_proved
+from ratrain.simulate.result import RankTimes
+from ratrain.simulate.simulate import Simulation
+
+NEAR = 3
+"""Rejected configurations shown."""
+_BAR = 30
+_TIME_BAR = 24
+_SHOWN = 16
+_MARKS = {
+    "view": "w",
+    "shard_view": "w",
+    "gathered": "w",
+    "optimizer": "o",
+    "gradient": "g",
+    "shard": "g",
+    "transit": "g",
+    "residual": "r",
+    "residual_next": "r",
+    "input": "i",
+    "saved": "s",
+}
+_LEGEND = "w weights  o optimizer  g gradients  i layer inputs  s activations  m other"
+
+
+@dataclass(frozen=True)
+class Explanation:
+    """A plan, its simulation, and the plans that it is judged by."""
+
+    subject: Subject
+    simulation: Simulation
+    known: KnownPlans
+    near: tuple[Misfit, ...]
+    kinds: tuple[KindPart, ...]  # where kinds of device, stages or replicas differ
+    speedup: Speedup | None  # where kinds of device differ
+    added: tuple[Added, ...]
+
+    @property
+    def bounds(self) -> tuple[PeakBound, ...]:
+        return self.simulation.verdict.bounds
+
+    @property
+    def fastest_s(self) -> float:
+        """The fastest step known: this plan's where it fits, that of the best one found, or of one
+        kind of device alone."""
+        alone = self.speedup.alone if self.speedup is not None else ()
+        steps = [kind_alone.best.step_s for kind_alone in alone if kind_alone.best]
+        if self.known.fastest_s < inf:
+            steps.append(self.known.fastest_s)
+        if self.simulation.feasible or not steps:
+            steps.append(self.simulation.step_time_s)
+        return min(steps)
+
+
+def explain(subject: Subject, known: KnownPlans, watch: Watch = unwatched) -> Explanation:
+    """The `Explanation` of a plan: proved and simulated in full, then taken apart by kind of
+    device, and planned without and with more of each. `watch` shows what takes its time."""
+    case = case_of_subject(subject)
+    simulation = simulate_proved(case.proved, case.costs)
+    several, asked = len(kinds_of(case.job)) > 1, with_order_open(case.job)
+    tokens_per_s = case.tokens / simulation.step_time_s
+    return Explanation(
+        subject,
+        simulation,
+        known,
+        tuple(misfits(known.alike, NEAR)) if known.alike is not None else (),
+        kind_parts(subject, simulation) if several or isinstance(case, UnevenCase) else (),
+        speedup_of(asked, tokens_per_s, watch),
+        added_hosts(asked, watch),
+    )
+
+
+def _budget_of(simulation: Simulation, rank: int) -> int:
+    """The memory budget of a rank of the program."""
+    return simulation.program.setup.budget_of(rank) or 0
+
+
+def _fullest(simulation: Simulation) -> PeakBound:
+    """The rank that is nearest to its budget."""
+    return max(
+        simulation.verdict.bounds,
+        key=lambda b: b.total_bytes / max(_budget_of(simulation, b.rank), 1),
+    )
+
+
+def _busiest(simulation: Simulation) -> RankTimes:
+    """The rank with the most work of its own."""
+    return max(simulation.ranks, key=_work_s)
+
+
+def _work_s(times: RankTimes) -> float:
+    return times.compute_s + times.recovery_s + times.driving_s
+
+
+def binding(simulation: Simulation, near: Sequence[Misfit], kinds: Sequence[KindPart] = ()) -> str:
+    """The constraint that a faster plan would have to break, in one sentence. `near`: plans that
+    memory rejected; `kinds`: the plan by kind of device, where they differ."""
+    step_s, busiest = simulation.step_time_s, _busiest(simulation)
+    if not simulation.feasible and simulation.verdict.bounds:
+        fullest = _fullest(simulation)
+        over = fullest.total_bytes - _budget_of(simulation, fullest.rank)
+        return f"memory: rank {fullest.rank} is {format_bytes(over)} over its budget"
+    of_kinds = [(part, best) for part in kinds if (best := part.binding(step_s)) is not None]
+    if of_kinds:
+        part, best = min(of_kinds, key=lambda pair: pair[1].step_time_s)
+        return f"{best.resource} of {part.kind.name}: {gain_words(best, step_s)}"
+    faster = [misfit for misfit in near if misfit.step_s < step_s]
+    if faster:
+        gain = max(faster, key=lambda misfit: step_s - misfit.step_s)
+        return (
+            f"memory: with {format_bytes(gain.missing_bytes)} more, {plan_name(gain.candidate)} "
+            f"would take {format_time(gain.step_s)} ({100 * (1 - gain.step_s / step_s):.1f} % less)"
+        )
+    kind, exposed_s = max(simulation.exposed_s.items(), key=lambda pair: pair[1])
+    if exposed_s > step_s - _work_s(busiest) / 2 - step_s / 2:
+        return f"communication: a rank waits {format_time(exposed_s)} for {AWAITED[kind]}"
+    share = 100 * _work_s(busiest) / step_s
+    return f"compute: rank {busiest.rank} is busy for {share:.1f} % of the step"
+
+
+def explanation_text(explained: Explanation) -> list[str]:
+    """In lines of at most 80 columns."""
+    step_s = explained.simulation.step_time_s
+    blocks: list[Iterable[str]] = [
+        _plan(explained),
+        _memory(explained),
+        _bill(explained),
+        _time(explained),
+        wrapped(f"What binds: {binding(explained.simulation, explained.near, explained.kinds)}."),
+        kinds_text(explained.kinds, step_s),
+        speedup_text(explained.speedup) if explained.speedup is not None else (),
+        added_text(explained.added, explained.fastest_s),
+        others_text(explained.subject, step_s, explained.known),
+        _misfits(explained),
+    ]
+    lines: list[str] = []
+    for block in map(list, blocks):
+        lines += ["", *block] if lines and block else block
+    return lines
+
+
+def _plan(explained: Explanation) -> Iterator[str]:
+    subject = explained.subject
+    if isinstance(subject, UnevenPlan):
+        yield from UnevenCase(subject).headline()
+    else:
+        job = subject.job
+        yield f"{job.model.spec.name} on {job.cluster.devices} x {job.cluster.spec.name}"
+        yield from headline(subject)
+
+
+def _memory(explained: Explanation) -> Iterator[str]:
+    """A bar for each stage: the whole width is its budget."""
+    simulation = explained.simulation
+    budgets = sorted({_budget_of(simulation, bound.rank) for bound in explained.bounds})
+    sizes = " or ".join(format_bytes(size) for size in budgets)
+    yield from wrapped(f"Proven peak memory of each rank; the bar's width is its budget ({sizes}):")
+    rows = explained.bounds
+    shown = rows if len(rows) <= _SHOWN else (*rows[:8], *rows[-7:])
+    for bound in shown:
+        if len(rows) > _SHOWN and bound is rows[-7]:
+            yield f"  ...    {len(rows) - len(shown)} more ranks"
+        budget = _budget_of(simulation, bound.rank)
+        share = 100 * bound.total_bytes / budget
+        over = "  OVER" if bound.total_bytes > budget else ""
+        yield (
+            f"rank {bound.rank:3d} |{_bar(bound, budget)}| {format_bytes(bound.total_bytes):>8}"
+            f" {share:5.1f} %{over}"
+        )[:WIDTH]
+    fed_back = any("residual" in bound.by_family for bound in explained.bounds)
+    yield f"  {_LEGEND}" + ("  r residuals" if fed_back else "")
+
+
+def _bar(bound: PeakBound, budget: int) -> str:
+    groups = dict.fromkeys("wogrism", 0)
+    for family, size in bound.by_family.items():
+        groups[_MARKS.get(family, "m")] += size
+    bar, done = "", 0
+    for mark, size in groups.items():
+        done += size
+        bar += mark * (round(_BAR * done / budget) - len(bar))
+    return bar.ljust(_BAR, ".")[:_BAR]
+
+
+def _bill(explained: Explanation) -> Iterator[str]:
+    """The items of the fullest stage and of the emptiest."""
+    fullest = _fullest(explained.simulation)
+    emptiest = min(explained.bounds, key=lambda bound: bound.total_bytes)
+    shown = [fullest] if fullest is emptiest else [fullest, emptiest]
+    titles = ["(fullest)", "(emptiest)"]
+    heads = [f"rank {b.rank} {title}" for b, title in zip(shown, titles, strict=False)]
+    yield f"{'Memory by item':20}" + "".join(f"{head:>20}" for head in heads)
+    groups = [grouped(bound.by_family) for bound in shown]
+    for key in sorted({*groups[0], *groups[-1]}, key=lambda key: -groups[0].get(key, 0)):
+        sizes = [format_bytes(of_groups.get(key, 0)) for of_groups in groups]
+        yield f"  {group_name(key):<18}" + "".join(f"{size:>20}" for size in sizes)
+
+
+def _time(explained: Explanation) -> Iterator[str]:
+    simulation, job = explained.simulation, explained.subject.job
+    step_s, busiest = simulation.step_time_s, _busiest(simulation)
+    tokens = job.batch.sequences * job.model.sequence_length
+    yield f"Time: a step takes {format_time(step_s)}, {tokens / step_s:,.1f} tokens/s"
+    yield f"On rank {busiest.rank}, the busiest:"
+    parts = {
+        "forward and backward": busiest.compute_s,
+        "recovery": busiest.recovery_s,
+        "sending and receiving": busiest.driving_s,
+        **{f"waits for {AWAITED[kind]}": s for kind, s in busiest.waiting_s.items()},
+    }
+    for name, time_s in parts.items():
+        if time_s > 5e-4 * step_s:
+            bar = "#" * round(_TIME_BAR * time_s / step_s)
+            yield f"  {name:<31} {100 * time_s / step_s:5.1f} %  {format_time(time_s):>8}  {bar}"
+
+
+def _misfits(explained: Explanation) -> Iterator[str]:
+    if not explained.near or explained.known.alike is None:
+        return
+    faster = "Would be faster, but do not fit in memory:"
+    yield faster if explained.known.alike.tried else "Do not fit in memory:"
+    for near in explained.near:
+        yield from _near(near)
+
+
+def _near(near: Misfit) -> list[str]:
+    candidate = near.candidate
+    lines = wrapped(
+        f"- {plan_name(candidate)}, sharding level {candidate.mode.sharding}: "
+        f"estimated {format_time(near.step_s)} per step; needs "
+        f"{format_bytes(near.missing_bytes)} more on stage {near.stage}, where "
+        f"{takes(near.item)} {format_bytes(near.item_bytes)}"
+    )
+    change = near.change or "other pipeline, data or tensor degrees"
+    return [*lines, *wrapped(f"  would fit with {change}", "    ")]
+
+
+def explanation_json(explained: Explanation) -> dict[str, Any]:
+    """Every figure, with its unit in its key."""
+    simulation, layouts = explained.simulation, explained.known.alike
+    return {
+        "plan": _plan_json(explained.subject),
+        "feasible": simulation.feasible,
+        "step_time_s": simulation.step_time_s,
+        "budget_bytes": [_budget_of(simulation, bound.rank) for bound in explained.bounds],
+        "binding": binding(simulation, explained.near, explained.kinds),
+        "memory": [
+            {"rank": b.rank, "bound_bytes": b.total_bytes, "items_bytes": b.by_family}
+            for b in explained.bounds
+        ],
+        "time": [
+            {
+                "rank": times.rank,
+                "compute_s": times.compute_s,
+                "recovery_s": times.recovery_s,
+                "driving_s": times.driving_s,
+                "bubble_s": times.bubble_s,
+                "exposed_s": {
+                    kind.value: s
+                    for kind, s in times.waiting_s.items()
+                    if kind is not Waiting.BUBBLE
+                },
+            }
+            for times in simulation.ranks
+        ],
+        "kinds": kinds_json(explained.kinds, simulation.step_time_s),
+        "speedup": speedup_json(explained.speedup),
+        "added": added_json(explained.added),
+        "search": search_json(layouts, 24) if layouts is not None and layouts.tried else None,
+        "unequal": unequal_json(explained.known.unequal, 24),
+        "rejected": [
+            {
+                "plan": candidate_json(near.candidate),
+                "estimate_s": near.step_s,
+                "stage": near.stage,
+                "missing_bytes": near.missing_bytes,
+                "item": near.item,
+                "item_bytes": near.item_bytes,
+                "change": near.change,
+            }
+            for near in explained.near
+        ],
+    }
+
+
+def _plan_json(subject: Subject) -> dict[str, Any]:
+    if isinstance(subject, UnevenPlan):
+        return UnevenCase(subject).facts()
+    return candidate_json(subject)

@@ -1,0 +1,356 @@
+"""What a plan of several kinds of device has to say of each, in words and as JSON."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from textwrap import wrap
+from typing import Any
+
+from ratrain.describe.ranges import STAGES, write_degrees, write_list, write_ranges
+from ratrain.describe.units import counted, format_bytes, format_time
+from ratrain.plan.case.kinds import FASTER, NOTABLE, KindPart, Place, WhatIf
+from ratrain.plan.case.uneven import shapes_words
+from ratrain.plan.search.added import Added
+from ratrain.plan.search.layouts import Tried
+from ratrain.plan.search.speedup import DEFINITION, Alone, Speedup
+from ratrain.plan.search.trial import Drafted, Timed
+from ratrain.plan.words.tables import (
+    ACTIVATIONS,
+    WIDTH,
+    candidate_json,
+    plain_table,
+    plan_name,
+    rendered,
+    wrapped,
+)
+from ratrain.plan.words.unequal import shapes_json
+
+_PLAN = "plan; activations"
+_UNBROKEN = "\N{NO-BREAK SPACE}"
+_FASTER = {"compute": "devices", "links": "links"}
+
+
+# ---- by kind -----------------------------------------------------------------------------
+
+
+def kinds_text(parts: Sequence[KindPart], step_s: float) -> Iterator[str]:
+    """Each kind of device: its place, its time, its memory, what binds it."""
+    unlike = len({part.dtype for part in parts}) > 1
+    for part in parts:
+        used = f"{counted(len(part.devices), 'device')} ({write_ranges(part.devices)})"
+        share = f", {100 * part.work_share:.1f} % of the layers' work"
+        yield from wrapped(f"{part.kind.name}: {used + share if part.devices else 'idle'}")
+        for place in part.places:
+            yield from _labelled("holds", place_words(place))
+        if unlike and part.devices:
+            yield from _labelled("dtype", f"computes in {part.dtype}")
+        if part.idle:
+            yield from _labelled(
+                "idle", f"{counted(len(part.idle), 'device')}, {write_ranges(part.idle)}"
+            )
+        if part.devices:
+            yield from _labelled("busy", busy_words(part))
+            yield from _labelled("memory", memory_words(part))
+            binds, *further = binding_words(part, step_s)
+            yield from _labelled("binds", binds)
+            for words in further:
+                yield from _labelled("helps", words)
+
+
+def _labelled(label: str, text: str) -> list[str]:
+    """Lines that begin with a label, and go on under their text."""
+    whole = text.replace(" %", f"{_UNBROKEN}%")
+    lines = wrap(whole, WIDTH, initial_indent=f"  {label:<8}", subsequent_indent=" " * 10)
+    return [line.replace(_UNBROKEN, " ") for line in lines]
+
+
+def place_words(place: Place) -> str:
+    """ "stage 0 of 3 (rank 1): embedding, 5 layers; 15 micro-batches of 1"."""
+    stages = f"stage{'s' * (len(place.stages) > 1)} {write_ranges(place.stages)}"
+    ranks = f"rank{'s' * (len(place.ranks) > 1)} {write_ranges(place.ranks)}"
+    count = sum(place.layers)
+    layers = counted(count, "layer")
+    layers += f" ({write_list(place.layers, STAGES)})" if len(place.layers) > 1 else ""
+    parts = ["embedding"] * place.embedding + [layers] * (count > 0) + ["head"] * place.head
+    tensor = f"; tensor degree {write_degrees(place.tensor)}" if max(place.tensor) > 1 else ""
+    alike = f", {place.replicas} replicas alike" if place.replicas > 1 else ""
+    share = f"{place.micro_batches:,} micro-batch{'es' * (place.micro_batches != 1)}"
+    if set(place.served) != {place.micro_batches}:
+        share = f"{_served_words(place.served)} of {share}"
+    joined = ""
+    if set(place.at_once) != {place.micro_batch}:
+        joined = f", {_at_once_words(place.at_once)} at once"
+    return (
+        f"{stages} of {place.of_stages} ({ranks}{alike}): {', '.join(parts)}{tensor}; "
+        f"{share} of {place.micro_batch}{joined}"
+    )
+
+
+def _at_once_words(sizes: Sequence[int]) -> str:
+    """ "2 sequences", or where the stages held differ "stage by stage 2, 4 sequences"."""
+    if len(set(sizes)) == 1:
+        return counted(sizes[0], "sequence")
+    return f"stage by stage {write_list(sizes, STAGES)} sequences"
+
+
+def _served_words(served: Sequence[int]) -> str:
+    """ "8", or where the stages held differ "stage by stage 16, 8"."""
+    if len(set(served)) == 1:
+        return f"{served[0]:,}"
+    return f"stage by stage {write_list(served, STAGES)}"
+
+
+def busy_words(part: KindPart) -> str:
+    """Where its devices' time goes, in parts of the step."""
+    recovering = f", recovering {_percent(part.recovery_share)}" if part.recovery_share else ""
+    return (
+        f"computing {_percent(part.compute_share)} of the step{recovering}, waiting for links "
+        f"{_percent(part.links_share)}, for other ranks and updates {_percent(part.others_share)}"
+    )
+
+
+def memory_words(part: KindPart) -> str:
+    """Its fullest rank beside its budget."""
+    if part.fullest is None:
+        return "nothing proved: the program is not sound"
+    budget = "" if part.budget_bytes is None else f" of {format_bytes(part.budget_bytes)}"
+    over = part.over_budget_bytes
+    beyond = f", {format_bytes(over)} over its budget" if over else ""
+    return (
+        f"rank {part.fullest.rank} is the fullest: at most "
+        f"{format_bytes(part.fullest.total_bytes)}{budget}{beyond}"
+    )
+
+
+def binding_words(part: KindPart, step_s: float) -> Iterator[str]:
+    """What binds it first, then what else would help."""
+    ranked = sorted(part.what_ifs, key=lambda what_if: what_if.step_time_s)
+    helping = [each for each in ranked if each.step_time_s < step_s * (1 - NOTABLE)]
+    if part.over_budget_bytes:
+        yield f"memory: its fullest rank is {format_bytes(part.over_budget_bytes)} over budget"
+    elif helping:
+        best = helping.pop(0)
+        yield f"{best.resource}: {gain_words(best, step_s)}"
+    elif part.binds(step_s) == "compute":
+        yield (
+            "compute, in balance with other kinds: faster devices or links of this kind alone "
+            "would wait for the rest"
+        )
+    else:
+        yield (
+            "other kinds: faster devices or links of this kind would not shorten the step; "
+            f"its ranks wait for others {_percent(part.others_share)} of the step"
+        )
+    for each in helping:
+        yield gain_words(each, step_s)
+
+
+def gain_words(what_if: WhatIf, step_s: float) -> str:
+    """ "with links 2 times as fast, a step would take 18.4 s, 10.6 % less"."""
+    less = 1 - what_if.step_time_s / step_s
+    return (
+        f"{_better(what_if)}, a step would take {format_time(what_if.step_time_s)}, "
+        f"{_percent(less)} less"
+    )
+
+
+def _better(what_if: WhatIf) -> str:
+    if what_if.resource == "memory":
+        return f"with {format_bytes(what_if.missing_bytes)} more memory, to keep every activation"
+    if what_if.resource == "recovery":
+        return "with every activation kept, for which there is room"
+    return f"with {_FASTER[what_if.resource]} {FASTER:g} times as fast"
+
+
+def _percent(share: float) -> str:
+    return f"{100 * share:.1f} %"
+
+
+# ---- the heterogeneous speedup ratio -------------------------------------------------------
+
+
+def speedup_text(speedup: Speedup) -> Iterator[str]:
+    """The ratio, what it is made of, and what it means."""
+    yield from wrapped(speedup_words(speedup))
+    rows = plain_table(("alone", False), ("devices", True), ("tokens/s", True), (_PLAN, False))
+    for kind_alone in speedup.alone:
+        used = (
+            f"{kind_alone.used}"
+            if kind_alone.used == kind_alone.devices
+            else f"{kind_alone.used} of {kind_alone.devices}"
+        )
+        tokens = "-" if kind_alone.tokens_per_s is None else f"{kind_alone.tokens_per_s:,.1f}"
+        rows.add_row(kind_alone.kind.name, used, tokens, _plan_words(kind_alone.best) or "none")
+    yield from (f"  {line}" for line in rendered(rows))
+    for kind_alone in speedup.missing:
+        yield from wrapped(f"{kind_alone.kind.name} alone: {kind_alone.problem}.")
+    for kind_alone in speedup.faster[:1]:
+        times = (kind_alone.tokens_per_s or 0.0) / speedup.tokens_per_s
+        faster = f"{times:.2f} times as fast as this plan"
+        yield from wrapped(f"{kind_alone.kind.name} alone is {faster}: leave the others idle.")
+    yield from wrapped(
+        f"The ratio is {DEFINITION}. Above 1 the kinds do more together than each by itself."
+    )
+
+
+def speedup_words(speedup: Speedup) -> str:
+    """The ratio in one sentence; where a kind alone has no plan, the one over those that have."""
+    if speedup.ratio is None:
+        return "No heterogeneous speedup ratio: no kind of device alone has a plan."
+    sums = f"{speedup.tokens_per_s:,.1f} tokens/s over {speedup.together_tokens_per_s:,.1f}"
+    if speedup.hsr is not None:
+        return f"Heterogeneous speedup ratio {speedup.hsr:.3f}: {sums}, the sum of each kind alone."
+    missing = _names(speedup.missing)
+    there = _names(
+        [kind_alone for kind_alone in speedup.alone if kind_alone.tokens_per_s is not None]
+    )
+    return (
+        f"No heterogeneous speedup ratio: {missing} alone {_has(speedup.missing)} no plan. Ratio "
+        f"over {there} alone: {speedup.ratio:.3f}, {sums}."
+    )
+
+
+def _names(alone: Sequence[Alone]) -> str:
+    return " and ".join(kind_alone.kind.name for kind_alone in alone)
+
+
+def _has(alone: Sequence[Alone]) -> str:
+    return "has" if len(alone) == 1 else "have"
+
+
+def _plan_words(tried: Tried | Timed[Drafted] | None) -> str:
+    if tried is None:
+        return ""
+    if isinstance(tried, Timed):
+        return shapes_words(tried.plan)
+    plan = tried.candidate
+    activations = ", ".join(dict.fromkeys(ACTIVATIONS[mode] for mode in plan.recovery))
+    return f"{plan_name(plan)}; {activations}"
+
+
+# ---- one more host -----------------------------------------------------------------------
+
+
+def added_text(added: Sequence[Added], step_s: float) -> Iterator[str]:
+    """The step with one more host of each kind, beside the fastest one known without."""
+    yield from wrapped(
+        f"With one more host of a kind (or the fewest hosts that a layout can use), planned again; "
+        f"as it is, the fastest known plan takes {format_time(step_s)}:"
+    )
+    rows = plain_table(
+        ("added", False), ("devices", True), ("step", True), ("change", True), (_PLAN, False)
+    )
+    for each in added:
+        faster_s = each.step_s if each.step_s is not None and each.step_s < step_s else None
+        if faster_s is not None:
+            words = (format_time(faster_s), _change(faster_s, step_s), _plan_words(each.best))
+        else:
+            words = ("-", "-", "none" if each.best is None else "no faster plan: leave it idle")
+        rows.add_row(each.kind.name, f"{each.devices}", *words)
+    yield from (f"  {line}" for line in rendered(rows))
+    for each in added:
+        if each.best is None:
+            yield from wrapped(f"{each.kind.name}: {each.problem}.")
+
+
+def _change(step_s: float, before_s: float) -> str:
+    return f"{100 * (step_s / before_s - 1):+.1f} %"
+
+
+# ---- JSON --------------------------------------------------------------------------------
+
+
+def kinds_json(parts: Sequence[KindPart], step_s: float) -> list[dict[str, Any]]:
+    return [_part_json(part, step_s) for part in parts]
+
+
+def _part_json(part: KindPart, step_s: float) -> dict[str, Any]:
+    return {
+        "kind": part.kind.name,
+        "devices": list(part.devices),
+        "idle_devices": list(part.idle),
+        "places": [
+            {
+                "replicas": place.replicas,
+                "ranks": list(place.ranks),
+                "stages": list(place.stages),
+                "of_stages": place.of_stages,
+                "layers_per_stage": list(place.layers),
+                "embedding": place.embedding,
+                "head": place.head,
+                "tensor": list(place.tensor),
+                "micro_batches": place.micro_batches,
+                "served": list(place.served),
+                "micro_batch": place.micro_batch,
+                "sequences_at_once": list(place.at_once),
+            }
+            for place in part.places
+        ],
+        "work_share": part.work_share,
+        "compute_share": part.compute_share,
+        "recovery_share": part.recovery_share,
+        "links_share": part.links_share,
+        "others_share": part.others_share,
+        "fullest_rank": None if part.fullest is None else part.fullest.rank,
+        "bound_bytes": None if part.fullest is None else part.fullest.total_bytes,
+        "budget_bytes": part.budget_bytes,
+        "dtype": part.dtype,
+        "binds": part.binds(step_s),
+        "what_if": [
+            {
+                "resource": each.resource,
+                "step_time_s": each.step_time_s,
+                "missing_bytes": each.missing_bytes,
+            }
+            for each in part.what_ifs
+        ],
+    }
+
+
+def speedup_json(speedup: Speedup | None) -> dict[str, Any] | None:
+    if speedup is None:
+        return None
+    return {
+        "hsr": speedup.hsr,
+        "ratio": speedup.ratio,
+        "over": [
+            kind_alone.kind.name
+            for kind_alone in speedup.alone
+            if kind_alone.tokens_per_s is not None
+        ],
+        "definition": DEFINITION,
+        "tokens_per_s": speedup.tokens_per_s,
+        "alone": [
+            {
+                "kind": kind_alone.kind.name,
+                "devices": kind_alone.devices,
+                "used_devices": kind_alone.used,
+                "tokens_per_s": kind_alone.tokens_per_s,
+                "problem": kind_alone.problem,
+                "plan": None
+                if kind_alone.best is None
+                else candidate_json(kind_alone.best.candidate),
+            }
+            for kind_alone in speedup.alone
+        ],
+    }
+
+
+def added_json(added: Sequence[Added]) -> list[dict[str, Any]]:
+    return [
+        {
+            "kind": each.kind.name,
+            "hosts": each.hosts,
+            "devices": each.devices,
+            "step_time_s": each.step_s,
+            "problem": each.problem,
+            "plan": _plan_json(each.best),
+        }
+        for each in added
+    ]
+
+
+def _plan_json(tried: Tried | Timed[Drafted] | None) -> dict[str, Any] | None:
+    if isinstance(tried, Timed):
+        return shapes_json(tried.plan)
+    return None if tried is None else candidate_json(tried.candidate)
