@@ -1,4 +1,5 @@
-"""Mistakes of other planners for unequal devices: the planner's part of docs/explanation/known-defects.md."""
+"""Mistakes of other planners for unequal devices: the planner's part of
+docs/explanation/known-defects.md."""
 
 from __future__ import annotations
 
