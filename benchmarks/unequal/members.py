@@ -3,8 +3,8 @@
     python benchmarks/unequal/members.py --json before.json     # of one version of the planner
     python benchmarks/unequal/members.py --against before.json  # of another: who is faster, and how
 
-Clusters are those of `exhaustive.py`, 98 of up to 6 devices as in docs/notes/planner.md, and some of
-7 and 8. Steps are simulated, none is measured.
+Clusters are those of `exhaustive.py`, 98 of up to 6 devices as in docs/notes/planner.md, and some
+of 7 and 8. Steps are simulated, none is measured.
 """
 
 from __future__ import annotations
