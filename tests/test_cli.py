@@ -160,6 +160,50 @@ def test_a_program_written_as_text_verifies_from_its_file(
     assert "sound" in ran.out
 
 
+def test_a_schedule_is_checked_as_written_and_its_repair_verifies(
+    ratrain: Terminal, tmp_path: Path
+) -> None:
+    path, mended, only = (tmp_path / f"{name}.csv" for name in ("schedule", "mended", "only"))
+    assert ratrain("program", SMALL, "--form", "csv-comms", "-o", path).status == 0
+    ran = ratrain("verify", path)
+    assert ran.status == 0
+    assert "messages: as written" in ran.out and "sound however" in ran.out
+    path.write_text(path.read_text().replace(",0SEND_F1", ""))
+    ran = ratrain("verify", path, "--messages", "free", "--repair", mended)
+    assert ran.status == 4
+    assert "MissingSend: 1RECV_F1 (row 2" in ran.out
+    assert "1 action added" in ran.err
+    assert max(map(len, ran.out.splitlines())) <= 80
+    assert ratrain("verify", mended, "--messages", "one").status == 0
+    assert ratrain("program", SMALL, "--form", "csv", "-o", only).status == 0
+    ran = ratrain("verify", only, "--repair", mended)
+    assert "messages: derived" in ran.out and "0 B" not in ran.out
+    assert ratrain("verify", mended).status == 0
+
+
+@pytest.mark.parametrize(
+    ("words", "what"),
+    [
+        (("only.csv", "--messages", "pair"), "has no messages"),
+        (("only.csv", "--times", "F=0"), "'F=0' gives no time"),
+        (("small.program", "--repair", "out.csv"), "is no PyTorch schedule"),
+    ],
+)
+def test_options_of_schedules_are_refused_where_there_is_nothing_to_check(
+    words: tuple[str, ...],
+    what: str,
+    ratrain: Terminal,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    Path("only.csv").write_text("0F0,0B0\n")
+    Path("small.program").write_text("")
+    ran = ratrain("verify", *words)
+    assert ran.status == 2
+    assert what in ran.err
+
+
 def test_a_job_over_its_budget_simulates_but_says_so_and_verify_exits_with_3(
     ratrain: Terminal, tmp_path: Path
 ) -> None:

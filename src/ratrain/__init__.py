@@ -30,6 +30,7 @@ if TYPE_CHECKING:
     from ratrain.api.predictions import Prediction, simulate
     from ratrain.api.programs import BuiltProgram, Proof, build, verify
     from ratrain.api.runs import Run, load_run
+    from ratrain.api.schedule_checks import ScheduleCheck, check_schedule
     from ratrain.api.schedules import OrderSearch, Schedules, schedules
     from ratrain.api.training import StepProgress, train
     from ratrain.errors import RatrainError
@@ -45,10 +46,12 @@ __all__ = [
     "Proof",
     "RatrainError",
     "Run",
+    "ScheduleCheck",
     "Schedules",
     "StepProgress",
     "__version__",
     "build",
+    "check_schedule",
     "load_job",
     "load_run",
     "plan",
@@ -77,6 +80,8 @@ _HOME = {
     "Run": "api.runs",
     "StepProgress": "api.training",
     "load_run": "api.runs",
+    "ScheduleCheck": "api.schedule_checks",
+    "check_schedule": "api.schedule_checks",
     "OrderSearch": "api.schedules",
     "Schedules": "api.schedules",
     "schedules": "api.schedules",

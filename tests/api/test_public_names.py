@@ -154,3 +154,16 @@ def test_a_changed_job_is_not_trained_as_its_file_says(job: ratrain.Job, tmp_pat
         ratrain.train(changed, run=tmp_path / "run")
     with pytest.raises(SpecError, match="changed after it was loaded"):
         ratrain.report(changed)
+
+
+def test_a_schedule_that_says_what_is_sent_is_checked_and_not_derived(tmp_path: Path) -> None:
+    path = tmp_path / "schedule.csv"
+    path.write_text("0F0,0SEND_F0,0RECV_B0,0B0\n1RECV_F0,1F0,1B0,1SEND_B0\n")
+    found = ratrain.check_schedule(path, {"F": 2.0})
+    assert found.sound and found.sound_under("one")
+    assert found.to_dict()["schedule"]["rules"][0]["step_time"] == 8.1
+    assert "sound however" in repr(found)
+    with pytest.raises(ratrain.RatrainError, match="check_schedule"):
+        ratrain.verify(path)
+    path.write_text("0F0,0B0\n")
+    assert "messages: derived" in repr(ratrain.verify(path))

@@ -22,6 +22,7 @@ BASE: tuple[tuple[str, ...], ...] = (
     ("program", "job.toml", "--without", "update-prefetch", "--form", "text"),
     ("verify", "small.program", "--json"),
     ("verify", "small.csv"),
+    ("verify", "sent.csv", "--messages", "pair", "--times", "F=1,message=0.1", "--json"),
     ("schedules", "form.toml", "--json"),
     ("convert", "sailor", "--training", "sailor/training_config.json", "--cluster",
      "sailor/basic_cluster_config.json", "--plan", "sailor/plan.json", "--rank", "1", "--profile",

@@ -410,6 +410,12 @@ TARGETS: tuple[Target, ...] = (
     ),
     Target("small.csv", program, (("verify", "small.csv"), ("verify", "small.csv", "--json")), 5),
     Target(
+        "sent.csv",
+        program,
+        (("verify", "sent.csv", "--json"), ("verify", "sent.csv", "--repair", "out/repaired.csv")),
+        5,
+    ),
+    Target(
         "runs.csv",
         csv_table,
         (("validate", "runs.csv", "--rows", "--json"), ("validate", "runs.csv")),

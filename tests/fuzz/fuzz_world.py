@@ -321,6 +321,7 @@ def make_world(folder: Path) -> None:
     _write_tokenizer(folder)
     ratrain(folder, "program", "job.toml", "--form", "text", "-o", "small.program")
     ratrain(folder, "program", "job.toml", "--form", "csv", "-o", "small.csv")
+    ratrain(folder, "program", "job.toml", "--form", "csv-comms", "-o", "sent.csv")
     ratrain(folder, "program", "long.toml", "--form", "text", "-o", "long.program")
     if "\nrepeats " not in (folder / "long.program").read_text():
         raise RuntimeError("long.program does not repeat itself: give long.toml more sequences")

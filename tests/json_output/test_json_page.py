@@ -52,7 +52,12 @@ QUICK: dict[str, list[Words]] = {
         ["schedules", SMALL, "--search", "--evaluations", "60", "--save", "mine.csv"],
         ["schedules", UNEQUAL, "--search", "--evaluations", "60"],
     ],
-    "verify": [["verify", SMALL], ["verify", "broken.program"]],
+    "verify": [
+        ["verify", SMALL],
+        ["verify", "broken.program"],
+        ["verify", "broken.csv"],
+        ["verify", "broken.csv", "--repair", "repaired.csv"],
+    ],
     "simulate": [
         ["simulate", SMALL],
         ["simulate", SMALL, "--without", "update-prefetch"],
@@ -167,6 +172,8 @@ def test_a_verbs_keys_are_the_documented_ones(verb: str, printed: Any, folder: P
     if verb == "verify":
         text = printed(["program", SMALL, "--form", "text"])["program"]
         (folder / "broken.program").write_text(text.replace(" 0SEND_F3", ""))
+        written = "0F0,0SEND_F0,0RECV_B0,0B0\n1F0,1RECV_F0,1B0,1SEND_B0\n"
+        (folder / "broken.csv").write_text(written)
     bodies = [printed(words) for words in QUICK[verb]]
     check(verb, bodies, all_forms=verb != "data")  # to collect a sample text takes seconds
 

@@ -17,7 +17,15 @@ from ratrain.cli.main import ratrain
 
 FOLDERS = ("tutorials", "how-to", "reference", "explanation")
 TYPED = [page for folder in FOLDERS for page in sorted((DOCS / folder).glob("*.md"))]
-TRIED_ELSEWHERE = ("plugins", "extending", "python", "verbs", "json", "code-in-15-minutes")
+TRIED_ELSEWHERE = (
+    "plugins",
+    "extending",
+    "python",
+    "verbs",
+    "json",
+    "code-in-15-minutes",
+    "checker",
+)
 """Pages whose commands other tests run, or that list what verbs print of themselves."""
 PROGRAMS = Path(sys.executable).parent
 

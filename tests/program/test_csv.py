@@ -79,7 +79,7 @@ def test_the_compute_order_survives_both_formats(case: Case) -> None:
     [
         ("0F0,0X0", "row 1, cell 2", "'0X0'"),
         ("0F0\n1F", "row 2, cell 1", "'1F'"),
-        ("0F0,(0F1;0B0)OVERLAP_F_B", "row 1, cell 2", "OVERLAP_F_B"),
+        ("0F0,(0F1;0B0)TOGETHER", "row 1, cell 2", "OVERLAP_F_B"),
         ("0F0,F", "row 1, cell 2", "'F'"),
         ("0F0\n0F1", "s.csv", "stage 0 is on rank 0 and on rank 1"),
         ("0F0\n2F0", "s.csv", "no rank computes stage 1"),

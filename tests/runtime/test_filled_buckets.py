@@ -6,13 +6,13 @@ import pytest
 import torch
 
 from ratrain.cost.scratch import BUCKET_ROWS, product_rows
+from ratrain.devices import CPU
 from ratrain.models.parameters import lay_out
 from ratrain.models.rows import Rows
 from ratrain.models.weights import Weights, rows_at_once
 from ratrain.runtime.step.buckets import made_buckets
 
 ROWS, WIDTH, TOKENS = 3000, 768, 24
-CPU = torch.device("cpu")
 
 
 @pytest.mark.parametrize("width", [1, 32, 768, 1023, 4096, 100_000, 131_072, 140_000, 3_000_000])

@@ -14,6 +14,7 @@ from launched import made
 from runs_made import LENGTH, VOCAB, Setting
 from torch import Tensor
 
+from ratrain.devices import CPU
 from ratrain.models.units import MicroBatch, unit_of
 from ratrain.program.kind import Lane
 from ratrain.runtime.rank.agreement import read_run
@@ -23,7 +24,6 @@ from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.schedule import LocalOp, Schedule, schedule_of
 from ratrain.runtime.step.states import Numbers, RankStates, rank_states
 
-CPU = torch.device("cpu")
 ALIKE = (
     Setting("1f1b", pipeline=1),
     Setting("1f1b", pipeline=3),

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from launched import made
 from runs_made import Setting
 
+from ratrain.devices import CPU
 from ratrain.errors import SpecError
 from ratrain.models.units import unit_of
 from ratrain.plan.layout.jobs import load_job
@@ -36,7 +37,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
             lambda _unit, _kind, low, high: torch.zeros(high - low),
             [Numbers(torch.float32, torch.float32)] * spec.seats.world_size,
             Wire(torch.float32, torch.float32),
-            torch.device("cpu"),
+            CPU,
         )
         for unit in states.units:
             if unit.name in ("e", "h"):

@@ -12,8 +12,9 @@ from ratrain.api.jobs import Job, job_of
 from ratrain.api.plans import Plan
 from ratrain.api.shown import Shown
 from ratrain.describe.units import counted, format_bytes
+from ratrain.errors import SpecError
 from ratrain.plan import Case, UnevenCase, case_of_job, case_of_plan, case_of_subject, load_plan
-from ratrain.program.file import proof_of_file
+from ratrain.program.file import DERIVED, NO_BYTES, SCHEDULE, proof_of_file
 from ratrain.program.grid import draw
 from ratrain.program.program import Program
 from ratrain.program.settled import Proved, proof_of
@@ -79,6 +80,8 @@ class Proof(Shown):
     """What was proved of a program over two steps, in whatever order its ops run."""
 
     proved: Proved
+    derived: bool = False
+    """Whether its messages were derived from a compute order, and no bytes were given."""
 
     def __bool__(self) -> bool:
         return self.sound
@@ -106,7 +109,9 @@ class Proof(Shown):
         lines = [fill(f"{f.rule}: {f.message}", 80) for f in self.findings[:20]]
         if len(self.findings) > 20:
             lines.append(f"... and {counted(len(self.findings) - 20, 'more finding')}")
-        if verdict.bounds:
+        if self.derived:
+            lines += [DERIVED, NO_BYTES]
+        elif verdict.bounds:
             worst = max(verdict.bounds, key=lambda bound: bound.total_bytes)
             budget = setup.budget_of(worst.rank)
             within = f" (budget {format_bytes(budget)})" if budget else ""
@@ -129,7 +134,7 @@ class Proof(Shown):
             for bound in self.proved.verdict.bounds
         ]
         markup = super()._markup()
-        if not rows:
+        if not rows or self.derived:
             return markup
         return join(markup, tag("details", tag("summary", "by rank"), table(_HEAD, rows)))
 
@@ -162,11 +167,20 @@ def verify(subject: Subject | Program) -> Proof:
     written or after it is freed, every gradient is complete, and memory stays within the budget in
     whatever order the ops run. What is wrong is returned, not raised: `proof.findings`.
 
-    Besides what `build` takes: a `Program`, a program's text file, or the compute order of a
-    PyTorch pipelining schedule (.csv).
+    Besides what `build` takes: a `Program`, a program's text file, or a PyTorch pipelining
+    schedule (.csv) that says nothing but what is computed: messages are derived. One that says
+    what is sent is for `check_schedule`.
     """
     if isinstance(subject, Program):
         return Proof(proof_of(subject))
     if isinstance(subject, str | Path) and Path(subject).suffix not in (".toml", ".json"):
-        return Proof(proof_of_file(Path(subject)))
+        path = Path(subject)
+        found = proof_of_file(path)
+        if isinstance(found, Proved):
+            return Proof(found, derived=path.suffix == SCHEDULE)
+        raise SpecError(
+            "says what is sent, which is checked as written",
+            place=str(path),
+            fix="use ratrain.check_schedule",
+        )
     return Proof(build(subject).case.proved)

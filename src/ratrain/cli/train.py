@@ -79,6 +79,13 @@ _COMMAND = "ratrain train"
     help="Emulate the cluster file's links and limits (needs root). [default: no; with --resume: "
     "as before]",
 )
+@click.option(
+    "--device",
+    type=click.Choice(["cpu", "cuda"]),
+    help="What ranks compute on. [default: the job's [train] device, else what its cluster file "
+    "says: cpu where it says nothing]",
+)
+@click.option("--share-gpu", is_flag=True, help="Let several ranks of a host compute on one GPU.")
 @click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
 @click.option(
     "--restarts",
@@ -109,6 +116,8 @@ def command(
     steps: int | None,
     threads: int | None,
     lab: bool | None,
+    device: str | None,
+    share_gpu: bool,
     resume: bool,
     restarts: int,
     no_calibrate: bool,
@@ -137,12 +146,15 @@ def command(
       ratrain train job.toml
       ratrain train job.toml --schedule baseline-1f1b --steps 50
       ratrain train job.toml --lab
+      ratrain train job.toml --device cuda
       ratrain train job.toml --resume
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
 
+    overrides += (f"train.device={device}",) if device else ()
+    overrides += ("train.share_gpu=true",) if share_gpu else ()
     with ExitStack() as owning:
         written_job = None
         if job is None:

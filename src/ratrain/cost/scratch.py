@@ -6,25 +6,41 @@ Jobs that are only planned and simulated, for machines with kernels of their own
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 from ratrain.describe.model import ModelSpec
 
 CHUNK_BYTES = 1 << 20
 """Reductions go in pieces of this size."""
 
 PRODUCT_ELEMENTS = 1 << 20
-"""Gradients that add up in fp32 get their 16-bit products in pieces of this many elements."""
+"""Gradients that add up in fp32 get their 16-bit products in pieces of this many elements on a CPU,
+and where ranks cut buckets."""
 
 BUCKET_ROWS = 8
 """A matrix that is larger than a bucket is cut after a multiple of this many rows. Products of such
 pieces had the bits of the whole matrix' product in every shape that was tried on CPUs; other cuts
 had not. No library promises it."""
 
-UPDATE_ELEMENTS = 1 << 18
-"""The optimizer takes this many elements at once; 2-byte gradients are widened to fp32 first."""
 
-NARROWED_ELEMENTS = 1 << 18
-"""What is rounded for the network, or widened behind it, is taken in pieces of this many
-elements."""
+@dataclass(frozen=True)
+class Pieces:
+    """Elements that are worked on at once. On a CPU they stay in a core's cache; a GPU takes some
+    microseconds to begin each piece, so there they are many."""
+
+    product: int  # of gradients that add up in fp32: their 16-bit products
+    update: int  # of the optimizer: 2-byte gradients are widened to fp32 first
+    narrowed: int  # rounded for the network, or widened behind it
+
+
+PIECES = {
+    "cpu": Pieces(PRODUCT_ELEMENTS, 1 << 18, 1 << 18),
+    "cuda": Pieces(1 << 25, 1 << 24, 1 << 24),
+}
+"""By what ranks compute on."""
+UPDATE_ELEMENTS = PIECES["cpu"].update
+NARROWED_ELEMENTS = PIECES["cpu"].narrowed
+"""On a CPU."""
 
 RESIDUAL_ELEMENTS = 1 << 16
 """With error feedback, residuals are taken in pieces of this many elements, widened beside them on
@@ -51,6 +67,7 @@ def compute_scratch_bytes(
     gradient_bytes: int | None = None,
     *,
     sequence_parallel: bool = False,
+    runs_on: str = "cpu",
 ) -> int:
     """The largest moment of a unit's forward or backward, on one of `tensor` ranks, where a
     gradient's element has `gradient_bytes` (left out: as any).
@@ -67,11 +84,11 @@ def compute_scratch_bytes(
     gathered = rows * model.hidden * element_bytes * sequence_parallel
     wider = gradient_bytes is not None and gradient_bytes > element_bytes
     if kind == "embedding":
-        piece = min(PRODUCT_ELEMENTS, rows * model.hidden) * 4 if wider else 0
+        piece = min(PIECES[runs_on].product, rows * model.hidden) * 4 if wider else 0
         return piece + 2 * gathered
     widest = model.ffn if kind == "layer" else model.vocab
     product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
-    piece = 2 * min(PRODUCT_ELEMENTS, product) * element_bytes if wider else 0
+    piece = 2 * min(PIECES[runs_on].product, product) * element_bytes if wider else 0
     if kind == "head":
         return rows * model.vocab * 4 // tensor + 3 * gathered + piece
     sums = 0 if tensor == 1 else 3 * gathered or 2 * rows * model.hidden * element_bytes
@@ -95,10 +112,10 @@ def buckets_scratch_bytes(
     return tokens * element_bytes if kind == "embedding" else 0
 
 
-def kernels_scratch_bytes(element_bytes: int) -> int:
-    """Compiled products in 16 bit, which stay allocated from one op to the next; fp32 products are
-    another library's, and allocate next to nothing."""
-    return KERNELS * _KERNEL_BYTES if element_bytes == 2 else 0
+def kernels_scratch_bytes(element_bytes: int, runs_on: str = "cpu") -> int:
+    """Compiled products in 16 bit on CPUs, which stay allocated from one op to the next; fp32
+    products are another library's, and allocate next to nothing."""
+    return KERNELS * _KERNEL_BYTES if element_bytes == 2 and runs_on == "cpu" else 0
 
 
 def product_rows(width: int) -> int:
@@ -121,6 +138,7 @@ def lanes_scratch_bytes(
     tied: bool = False,
     narrow_boundaries: bool = False,
     unlike_views: bool = False,
+    runs_on: str = "cpu",
 ) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
     sum (on the same lane, at another time: two pieces of a tied matrix' other copy), and the
@@ -131,5 +149,6 @@ def lanes_scratch_bytes(
     reduction = reduction_chunks(data)
     sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
     pieces = max(reduction, 2 if tied else 0) + sums
-    rounded = (4 * narrow_boundaries + unlike_views) * 2 * NARROWED_ELEMENTS
-    return pieces * CHUNK_BYTES + 2 * 4 * UPDATE_ELEMENTS + rounded + SMALL_THINGS_BYTES
+    at_once = PIECES[runs_on]
+    rounded = (4 * narrow_boundaries + unlike_views) * 2 * at_once.narrowed
+    return pieces * CHUNK_BYTES + 2 * 4 * at_once.update + rounded + SMALL_THINGS_BYTES

@@ -214,6 +214,14 @@ class JobSpec:
         """The dtypes that its devices compute in."""
         return frozenset(map(self.dtype_of, self.cluster.kinds))
 
+    @cached_property
+    def runs_on(self) -> str:
+        """What torch calls the devices that its ranks compute on; of a mixed job, those whose ops
+        take more memory beside their states."""
+        if self.train.device != "auto":
+            return self.train.device
+        return "cuda" if any(kind.runs_on == "cuda" for kind in self.cluster.kinds) else "cpu"
+
     def of_kind(self, kind: DeviceKind) -> JobSpec:
         """The job as devices of a kind see it: in the dtype that they compute in, beside others in
         theirs. Tensors are sent in the job's own dtype."""

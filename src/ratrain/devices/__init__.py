@@ -5,13 +5,14 @@ was given: an op is over then, on every kind of device alike.
 """
 
 from ratrain.devices.cpu import CPU
-from ratrain.devices.device import Device, Memory, Stream
+from ratrain.devices.device import Device, Mark, Memory, Stream
 from ratrain.devices.kinds import DEVICE_KINDS, device_of_kind, gpus_here
 
 __all__ = [
     "CPU",
     "DEVICE_KINDS",
     "Device",
+    "Mark",
     "Memory",
     "Stream",
     "device_of_kind",

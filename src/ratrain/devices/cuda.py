@@ -35,6 +35,15 @@ class _CudaStream:
         self._stream.synchronize()
 
 
+class _CudaMark:
+    def __init__(self, event: torch.cuda.Event) -> None:
+        self._event = event
+
+    def wait(self) -> None:
+        """The interpreter's lock is released meanwhile."""
+        self._event.synchronize()
+
+
 class CudaMemory:
     """What torch's caching allocator counts for this process on one GPU."""
 
@@ -73,6 +82,9 @@ class Cuda:
         prepare_environment()
         torch.cuda.set_device(number)
         torch.use_deterministic_algorithms(True)
+        torch.utils.deterministic.fill_uninitialized_memory = (
+            False  # costs time, and orders nothing
+        )
         self.number, self.place = number, torch.device("cuda", number)
         self._streams: dict[str, torch.cuda.Stream] = {}
         _warm_up(self.place)
@@ -92,6 +104,11 @@ class Cuda:
         stream.wait_stream(torch.cuda.default_stream(self.number))
         with torch.cuda.stream(stream):
             yield _CudaStream(stream)
+
+    def mark(self) -> _CudaMark:
+        event = torch.cuda.Event()
+        event.record()
+        return _CudaMark(event)
 
     def finish(self) -> None:
         torch.cuda.synchronize(self.number)

@@ -16,6 +16,14 @@ class Stream(Protocol):
         ...
 
 
+class Mark(Protocol):
+    """A point in a stream."""
+
+    def wait(self) -> None:
+        """Waits until the stream has come to it."""
+        ...
+
+
 class Memory(Protocol):
     """What this process holds of a device's memory for tensors, since it was first asked."""
 
@@ -71,6 +79,10 @@ class Device(Protocol):
     def stream(self, lane: str) -> AbstractContextManager[Stream]:
         """The stream of a lane, on whose thread it is entered: what the thread does on tensors goes
         there meanwhile."""
+        ...
+
+    def mark(self) -> Mark:
+        """Here, in the stream of the thread that asks."""
         ...
 
     def finish(self) -> None:

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ratrain.models.chunks import chunk_elements
 from ratrain.models.divided_loss import divided_losses
 from ratrain.models.embedding import own_words
 from ratrain.models.linear import accumulation_dtype
@@ -28,7 +29,6 @@ from ratrain.models.weights import Weights
 
 NORM, LOGITS = "head.norm.weight", "head.logits"
 IGNORED = -100  # a target that is not counted
-CHUNK_ELEMENTS = 1 << 20  # of fp32 scratch, 4 MB: stays in a core's cache
 LEAST_LENGTH = 1e-12  # torch.nn.functional.normalize's
 
 
@@ -99,7 +99,7 @@ def _logits(normed: Tensor, weights: Weights, plan: HeadPlan) -> tuple[Tensor, T
 
 
 def _chunks(logits: Tensor) -> Iterator[slice]:
-    rows = max(1, CHUNK_ELEMENTS // logits.shape[1])
+    rows = max(1, chunk_elements(logits) // logits.shape[1])
     for begin in range(0, logits.shape[0], rows):
         yield slice(begin, begin + rows)
 

@@ -14,11 +14,10 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
+from ratrain.models.chunks import CHUNK_ELEMENTS, chunk_elements
 from ratrain.models.parameters import Parameter, UnitParameters
 from ratrain.models.rows import Rows
 
-CHUNK_ELEMENTS = 1 << 20
-"""Of a product or of rows in another dtype than the gradient's: bounds what they take beside it."""
 _ROWS = 8
 """Products of a multiple of this many rows have the bits of the whole in all libraries seen."""
 
@@ -169,13 +168,14 @@ def _add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
             into.index_put_((rows[part],), wide, accumulate=True)
 
 
-def rows_at_once(width: int) -> int:
-    """Rows of so many elements that make at most CHUNK_ELEMENTS, or one row."""
-    rows = max(1, CHUNK_ELEMENTS // width)
+def rows_at_once(width: int, elements: int = CHUNK_ELEMENTS["cpu"]) -> int:
+    """Rows of so many elements that make at most `elements`, or one row. Left out: as on CPUs, by
+    which ranks on all devices cut buckets."""
+    rows = max(1, elements // width)
     return rows if rows < _ROWS else rows // _ROWS * _ROWS
 
 
 def _row_chunks(matrix: Tensor) -> list[slice]:
-    """Slices of rows of at most CHUNK_ELEMENTS elements, or of one row."""
-    step, rows = rows_at_once(matrix.shape[1]), matrix.shape[0]
+    """Slices of rows of at most as many elements as are worked on at once, or of one row."""
+    step, rows = rows_at_once(matrix.shape[1], chunk_elements(matrix)), matrix.shape[0]
     return [slice(begin, min(begin + step, rows)) for begin in range(0, rows, step)]

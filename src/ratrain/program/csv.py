@@ -1,42 +1,35 @@
-"""PyTorch pipelining's CSV schedules: written from a program, and read into a compute order.
-
-A row is a rank, a cell is an action of a whole stage: `0F0`, `1B2`, `0I1`, `0W1`, `0SEND_F0`,
-`1RECV_B0`, `0UNSHARD`, `0RESHARD`, `0REDUCE_GRAD`. PyTorch knows two formats. "compute_only" has
-compute alone, a column is a moment, an empty cell is a wait. "compute_comms" has messages and
-state work too, in each rank's order of issue, and no empty cells.
-Source: torch.distributed.pipelining.schedules of PyTorch 2.13, `_Action` and `_load_csv`.
+"""PyTorch pipelining's CSV schedules (`pipelining/reading.py` has the form): written from a
+program, and read as a compute order.
 
 The form says less than a program. Written: no recovery, no updates, no prefetches, no tensor
-sums; gradients are reduced once a step, views gathered once. Read: compute alone counts, since
-messages and state work follow from the setup and the passes.
+sums; gradients are reduced once a step, views gathered once. Read as a compute order: compute alone
+counts, since messages and state work follow from the setup and the passes. What a file says of
+them itself is proved by `pipelining/check.py`.
 """
 
 from __future__ import annotations
 
 import csv
 import io
-import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 
 from ratrain.errors import ProgramError
 from ratrain.program.actions import Action
 from ratrain.program.kind import Kind, kind_named
+from ratrain.program.pipelining.cells import Schedule, steps_of
+from ratrain.program.pipelining.reading import read_schedule
+from ratrain.program.pipelining.stages import micro_batches_of, ranks_of_stages
 from ratrain.program.plain import plain_program
 from ratrain.program.program import Program
 from ratrain.program.replicas import Replica, Unit, stage
 from ratrain.program.setup import Setup
 from ratrain.program.walk import walk
-from ratrain.readers.csv import csv_rows
-from ratrain.readers.files import shown
 
 Step = tuple[Kind, int, int]
 """(kind, stage, micro-batch), as skeletons yield it."""
 
 COMPUTE = (Kind.F, Kind.B, Kind.I, Kind.W)
-_MESSAGES = (Kind.SEND_F, Kind.RECV_F, Kind.SEND_B, Kind.RECV_B)
-_DERIVED = ("UNSHARD", "RESHARD", "REDUCE_GRAD", *(kind.name for kind in _MESSAGES))
-_CELL = re.compile(r"(\d{1,6})([A-Z_]{1,40}?)(\d{0,7})", re.ASCII)
 
 
 # ---- writing ----------------------------------------------------------------------------
@@ -163,83 +156,33 @@ def _aligned(orders: Mapping[int, list[Step]]) -> Iterator[tuple[int, list[Step 
 
 def read_csv(text: str, place: str = "") -> dict[int, list[Step]]:
     """The compute order of every rank; a `ProgramError` names the row, the cell and the word."""
-    orders: dict[int, list[Step]] = {}
-    rows = (row for row in csv_rows(text, place) if row.cells)  # blank lines are no ranks
-    for rank, row in enumerate(rows):
-        orders[rank] = []
-        for column, cell in enumerate(row.cells):
-            where = f"row {rank + 1}, cell {column + 1}"
-            step = _step(cell.strip(), f"{place}, {where}" if place else where)
-            if step is not None:
-                orders[rank].append(step)
-        if not orders[rank]:
-            where = f"row {rank + 1}"
-            raise ProgramError(
-                f"rank {rank} computes nothing",
-                place=f"{place}, {where}" if place else where,
-                fix="leave the row out, or give the rank its actions",
-            )
-    return orders
+    return compute_orders(read_schedule(text, place))
 
 
-def _step(word: str, place: str) -> Step | None:
-    if not word:
-        return None
-    match = _CELL.fullmatch(word)
-    if match is None:
-        known = (
-            "one action per cell, e.g. 2F0 (overlapped actions like (0F1;1B0)OVERLAP_F_B are not"
-        )
-        raise ProgramError(
-            f"{shown(word)} is not an action", place=place, fix=f"write {known} known)"
-        )
-    stage, name, micro_batch = match.groups()
-    if name in _DERIVED:
-        return None
-    if name not in {kind.name for kind in COMPUTE}:
-        names = ", ".join([*(kind.name for kind in COMPUTE), *_DERIVED])
-        raise ProgramError(
-            f"{shown(word)} does not name a kind of action", place=place, fix=f"use {names}"
-        )
-    if not micro_batch:
-        raise ProgramError(
-            f"{word!r} does not name a micro-batch", place=place, fix=f"write {word}0"
-        )
-    return kind_named(name), int(stage), int(micro_batch)
+def compute_orders(schedule: Schedule) -> dict[int, list[Step]]:
+    """What each rank of a schedule computes, in order: actions of a group, and those that are F and
+    B in one, one after the other, as PyTorch's runtime computes them."""
+    return {
+        rank: [
+            (kind_named(step), action.stage, action.micro_batch)
+            for action in schedule.row(rank)
+            for step in steps_of(action)
+        ]
+        for rank in range(len(schedule.rows))
+    }
 
 
 def csv_setup(orders: Mapping[int, Iterable[Step]], unit: Unit, place: str = "") -> Setup:
     """The setup of a compute order: one replica, one unit like `unit` in every stage, and the
     ranks, stages and micro-batches that the order names."""
-    rank_of: dict[int, int] = {}
-    micro_batches, split = 0, False
-    for rank, steps in orders.items():
-        for kind, number, micro_batch in steps:
-            if rank_of.setdefault(number, rank) != rank:
-                raise ProgramError(
-                    f"stage {number} is on rank {rank_of[number]} and on rank {rank}",
-                    place=place,
-                    fix="keep a stage on one rank",
-                )
-            micro_batches = max(micro_batches, micro_batch + 1)
-            split |= kind is Kind.I
-    ops = sum(len(list(steps)) for steps in orders.values())
-    if micro_batches > ops:
-        raise ProgramError(
-            f"micro-batch {micro_batches - 1:,} is named, and there are {ops:,} actions",
-            place=place,
-            fix="number micro-batches from 0, leaving none out",
-        )
-    if sorted(rank_of) != list(range(len(rank_of))) or not rank_of:
-        missing = sorted(set(range(max(rank_of, default=0) + 1)) - set(rank_of))
-        names = f"stage {missing[0]}" if missing else "any stage"
-        raise ProgramError(
-            f"no rank computes {names}", place=place, fix="number stages from 0, leaving none out"
-        )
+    steps = [(rank, *step) for rank, of_rank in orders.items() for step in of_rank]
+    rank_of = ranks_of_stages(((number, rank) for rank, _, number, _ in steps), place)
+    micro_batches = micro_batches_of((micro_batch for *_, micro_batch in steps), place)
     stages = tuple(
-        stage(rank_of[number], (replace(unit, name=str(number)),), unit.input_bytes)
-        for number in range(len(rank_of))
+        stage(rank, (replace(unit, name=str(number)),), unit.input_bytes)
+        for number, rank in enumerate(rank_of)
     )
+    split = any(kind is Kind.I for _, kind, _, _ in steps)
     try:
         return Setup((Replica(stages, micro_batches),), split_backward=split)
     except ProgramError as error:
@@ -248,5 +191,10 @@ def csv_setup(orders: Mapping[int, Iterable[Step]], unit: Unit, place: str = "")
 
 def program_of_csv(text: str, unit: Unit, place: str = "") -> Program:
     """The plain program of a CSV schedule, each of its stages one unit like `unit`."""
-    orders = read_csv(text, place)
-    return plain_program(csv_setup(orders, unit, place), orders, "csv")
+    return program_of_schedule(read_schedule(text, place), unit)
+
+
+def program_of_schedule(schedule: Schedule, unit: Unit) -> Program:
+    """The plain program of what a schedule computes; messages are derived."""
+    orders = compute_orders(schedule)
+    return plain_program(csv_setup(orders, unit, schedule.place), orders, "csv")

@@ -196,13 +196,14 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         layout.tensor,
         gradient,
         sequence_parallel=layout.sequence_parallel,
+        runs_on=job.runs_on,
     )
     if block.kind == "layer" and stores_scores(job):
         compute += stored_scratch_bytes(model, length, element, layout.tensor)
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1
-    kernels = kernels_scratch_bytes(element)
+    kernels = kernels_scratch_bytes(element, job.runs_on)
     narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype
     lanes = lanes_scratch_bytes(
         layout.data,
@@ -210,6 +211,7 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         tied=apart,
         narrow_boundaries=narrows,
         unlike_views=job.unlike and layout.data > 1,
+        runs_on=job.runs_on,
     )
     return compute + kernels + lanes
 

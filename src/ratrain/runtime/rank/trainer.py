@@ -129,7 +129,7 @@ class RankRun:
             begin.source,
             _numbers(spec),
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
-            device.place,
+            device,
             lambda unit: Collectives(*spec.collectives_of(unit)),
         )
         timeout_s = job.train.timeout_s

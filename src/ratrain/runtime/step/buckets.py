@@ -24,6 +24,7 @@ import torch
 from torch import Tensor
 
 from ratrain.cost.scratch import BUCKET_ROWS
+from ratrain.devices import Device, Mark
 from ratrain.models.parameters import ALIGN, Parameter, aligned
 from ratrain.models.weights import rows_at_once
 from ratrain.program.kind import Lane
@@ -47,6 +48,7 @@ class Bucket:
     """A piece of memory, and what of a unit's gradient it holds."""
 
     memory: Tensor
+    made: Mark | None = None  # where the device has filled it
     used: int = 0
     spans: list[Span] = field(default_factory=list[Span])
 
@@ -123,8 +125,8 @@ class Filler:
 class Buckets:
     """A rank's buckets, and what its two lanes tell each other of them."""
 
-    def __init__(self, memory: Sequence[Tensor], *, in_pieces: bool) -> None:
-        self._in_pieces = in_pieces
+    def __init__(self, memory: Sequence[Tensor], device: Device, *, in_pieces: bool) -> None:
+        self._in_pieces, self._device = in_pieces, device
         self._changed = threading.Condition()
         self._all = [Bucket(tensor) for tensor in memory]
         self._free = deque(self._all)
@@ -144,7 +146,7 @@ class Buckets:
 
     def filler(self) -> Filler:
         """For a unit's backward; what it fills goes to `filled`."""
-        return Filler(self._take, self._put, in_pieces=self._in_pieces)
+        return Filler(self._take, self._leave, in_pieces=self._in_pieces)
 
     def refilled(self) -> Filler:
         """Fills the first bucket again and again: for a backward of which nothing is kept."""
@@ -162,7 +164,10 @@ class Buckets:
                 bucket = self._full.popleft()
             if bucket is None:
                 return
+            if bucket.made is not None:
+                bucket.made.wait()
             yield bucket
+            self._device.mark().wait()
             with self._changed:
                 self._free.append(bucket)
                 self._changed.notify_all()
@@ -177,6 +182,11 @@ class Buckets:
         """How long backward has waited for buckets since it was last asked; on the compute lane."""
         stalled_s, self._stalled_s = self._stalled_s, 0.0
         return stalled_s
+
+    def _leave(self, bucket: Bucket) -> None:
+        """The device may still be filling it."""
+        bucket.made = self._device.mark()
+        self._put(bucket)
 
     def _take(self) -> Bucket:
         began_s = time.perf_counter()
@@ -203,7 +213,7 @@ def made_buckets(
     most_elements: int,
     owners: int,
     dtype: torch.dtype,
-    device: torch.device,
+    device: Device,
     *,
     widest: int,
     in_pieces: bool,
@@ -213,5 +223,5 @@ def made_buckets(
     of them whose gradients are wider than what they are made of."""
     elements = min(size_bytes // widest, most_elements)
     size = aligned(elements, ALIGN * owners)
-    memory = [torch.zeros(size, dtype=dtype, device=device) for _ in range(count)]
-    return Buckets(memory, in_pieces=in_pieces)
+    memory = [torch.zeros(size, dtype=dtype, device=device.place) for _ in range(count)]
+    return Buckets(memory, device, in_pieces=in_pieces)

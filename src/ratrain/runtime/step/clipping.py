@@ -5,13 +5,14 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ratrain.cost.scratch import UPDATE_ELEMENTS
+from ratrain.cost.scratch import PIECES
 from ratrain.runtime.step.optimizer import LossScale
 
 
 def is_finite(gradient: Tensor) -> bool:
     """Whether no element is infinite or NaN. Memory beside it: that of a chunk."""
-    return all(bool(chunk.isfinite().all()) for chunk in gradient.split(UPDATE_ELEMENTS))
+    elements = PIECES[gradient.device.type].update
+    return all(bool(chunk.isfinite().all()) for chunk in gradient.split(elements))
 
 
 class Clipping:

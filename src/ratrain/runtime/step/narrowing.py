@@ -11,7 +11,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from ratrain.cost.scratch import NARROWED_ELEMENTS
+from ratrain.cost.scratch import PIECES
 
 
 @dataclass(frozen=True)
@@ -28,9 +28,9 @@ def narrowed(wide: Tensor, dtype: torch.dtype) -> Tensor:
     that dtype. Memory beside it: a piece."""
     if wide.dtype == dtype:
         return wide
-    narrow = wide.view(dtype)[: len(wide)]
-    for begin in range(0, len(wide), NARROWED_ELEMENTS):
-        end = min(begin + NARROWED_ELEMENTS, len(wide))
+    narrow, elements = wide.view(dtype)[: len(wide)], PIECES[wide.device.type].narrowed
+    for begin in range(0, len(wide), elements):
+        end = min(begin + elements, len(wide))
         # A rounded element is stored before where it was read: nothing unread is overwritten.
         narrow[begin:end] = wide[begin:end].to(dtype)
     return narrow
@@ -47,7 +47,8 @@ def widen(wide: Tensor, dtype: torch.dtype) -> None:
     narrow = landing_place(wide, dtype)
     if narrow is wide:
         return
-    for begin in range(0, len(wide), NARROWED_ELEMENTS):
-        end = min(begin + NARROWED_ELEMENTS, len(wide))
+    elements = PIECES[wide.device.type].narrowed
+    for begin in range(0, len(wide), elements):
+        end = min(begin + elements, len(wide))
         # A widened element ends in front of the next narrow one: nothing unread is overwritten.
         wide[begin:end] = narrow[begin:end].clone()

@@ -161,7 +161,7 @@ class RankOps(StateOps):
         graph: Graph = self._held.read(op, "saved")
         if self.unit(op).local.last:
             tokens = max(1, self._counted(step))  # where none counts, every gradient is zero
-            seed = torch.tensor(self.clipping.scale / tokens, device=self._states.device)
+            seed = torch.full((), self.clipping.scale / tokens, device=self._states.device)
         else:
             seed = spread(self._held.read(op, *_OUTPUT_GRADIENTS), self._group)
         return gradient_of_leaf(graph, seed)

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 from torch.optim.adamw import adamw
 
-from ratrain.cost.scratch import UPDATE_ELEMENTS
+from ratrain.cost.scratch import PIECES
 from ratrain.describe.train import TrainSpec
 from ratrain.models.parameters import ALIGN
 
@@ -40,6 +40,7 @@ class OwnedPart:
         """One AdamW step; `gradient` is multiplied by `scale` first. `step` counts from 0 and says
         the learning rate; `updates` were done before this one: the moments' bias is theirs."""
         rate = learning_rate(spec, step)
+        done = torch.full((), float(updates), device=self.weights.device)
         for chunk, decays in self._chunks():
             part = gradient[chunk].float()  # fp32 gradients are not copied
             if scale != 1.0:
@@ -50,7 +51,7 @@ class OwnedPart:
                 [self.moment1[chunk]],
                 [self.moment2[chunk]],
                 [],
-                [torch.tensor(float(updates))],
+                [done],
                 fused=True,
                 amsgrad=False,
                 beta1=spec.beta1,
@@ -63,10 +64,11 @@ class OwnedPart:
 
     def _chunks(self) -> Iterator[tuple[slice, bool]]:
         """Windows of the part, each wholly inside or outside the decaying elements."""
+        elements = PIECES[self.weights.device.type].update
         middle = min(max(self.decay_end, self.begin), self.end)
         for begin, end, decays in ((self.begin, middle, True), (middle, self.end, False)):
-            for at in range(begin, end, UPDATE_ELEMENTS):
-                yield slice(at - self.begin, min(at + UPDATE_ELEMENTS, end) - self.begin), decays
+            for at in range(begin, end, elements):
+                yield slice(at - self.begin, min(at + elements, end) - self.begin), decays
 
 
 def learning_rate(spec: TrainSpec, step: int) -> float:

@@ -9,7 +9,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ratrain.cost.scratch import UPDATE_ELEMENTS
+from ratrain.cost.scratch import PIECES
 from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
@@ -20,11 +20,6 @@ from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp, Schedule
 from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tied import add_here, counted_once, tied_gradients
-
-_SQUARED_ELEMENTS = UPDATE_ELEMENTS // 4
-"""The norm takes this many at once: as fp64, with their squares, what the optimizer widens
-later."""
-
 
 PASSING = ("passing_f", "passing_b")
 """Views that are gathered once for a whole pass."""
@@ -162,9 +157,11 @@ class StateOps:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
         matrix counts once, as embedding; a part that a whole tensor group has, on one of it."""
         total = torch.zeros((), dtype=torch.float64, device=self._states.device)
+        # At once as many as, in fp64 and with their squares, are what the optimizer widens later.
+        elements = PIECES[total.device.type].update // 4
         tied = self._setup.tied and unit.local.last
         for piece in counted_once(unit) if tied else unit.counted:
-            for part in self._reduced(unit, piece).split(_SQUARED_ELEMENTS):
+            for part in self._reduced(unit, piece).split(elements):
                 total = total + part.double().square().sum()
         return total
 

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
+from ratrain.devices import Device
 from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
 from ratrain.models.units import Unit
@@ -248,7 +249,7 @@ def rank_states(
     source: Source,
     numbers: Sequence[Numbers],
     wire: Wire,
-    device: torch.device,
+    device: Device,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
 ) -> RankStates:
     """The states of a rank. What it owns of weights and moments is read from `source`, range by
@@ -268,7 +269,7 @@ def rank_states(
             seat,
             make_unit,
             source,
-            device,
+            device.place,
             [each.dtype for each in numbers],
         )
         for local in schedule.units
@@ -278,7 +279,7 @@ def rank_states(
     largest = max(unit.padded for unit in units)
 
     def slots(count: int, dtype: torch.dtype) -> list[Tensor]:
-        return [torch.zeros(largest, dtype=dtype, device=device) for _ in range(count)]
+        return [torch.zeros(largest, dtype=dtype, device=device.place) for _ in range(count)]
 
     transit = slots(1 + max(op.transit for op in schedule.ops), gradient_dtype)
     # Views that are gathered for a whole pass come and go with it.
@@ -297,7 +298,9 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
-    return RankStates(units, dtype, gradient_dtype, wire, device, transit, gathered, buckets, held)
+    return RankStates(
+        units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held
+    )
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
