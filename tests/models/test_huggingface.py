@@ -29,7 +29,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface import check_weights, read_range, write_model
 from ratrain.models.huggingface_config import CONFIG
-from ratrain.models.huggingface_names import place_of
+from ratrain.models.huggingface_names import FileNames
 from ratrain.models.huggingface_reader import INDEX, SINGLE
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
@@ -102,7 +102,7 @@ def test_loss_and_every_gradient_agree_with_transformers(name: str, tmp_path: Pa
     assert relative(last, logits[:, -1].detach()) < 2e-6
     for unit in unit_names(spec):
         for parameter in ours.units[unit].layout.parameters:
-            tensor = place_of(spec, unit, parameter.name, parameter.shape).tensor
+            tensor = FileNames(spec).place_of(unit, parameter.name, parameter.shape).tensor
             wanted = model.get_parameter(tensor).grad
             gradient = ours.gradient(unit, parameter.name)
             if spec.tied_embeddings and len(parameter.shape) == 2 and unit in "eh":
@@ -233,15 +233,20 @@ DAMAGE: dict[str, tuple[Callable[[Path], object], str]] = {
     "a bias more": (lambda folder: edit_tensor(folder, UP_BIAS, torch.ones(48)), "no such bias"),
     "other sizes": (lambda folder: edit_config(folder, hidden_size=36), "hidden"),
     "scaled": (lambda folder: edit_config(folder, rope_scaling={"rope_type": "yarn"}), "yarn"),
-    "rotated in part": (lambda folder: edit_config(folder, partial_rotary_factor=0.5), "0.5 of"),
+    "rotated in part": (
+        lambda folder: edit_config(folder, partial_rotary_factor=0.5),
+        "rotary_share is 0.5",
+    ),
     "scaling is no table": (lambda folder: edit_config(folder, rope_scaling=[1]), "rope"),
     "window": (
-        lambda folder: edit_config(folder, use_sliding_window=True, sliding_window=8),
-        "sliding window",
+        lambda folder: edit_config(
+            folder, use_sliding_window=True, sliding_window=8, max_window_layers=0
+        ),
+        "window is 8 here",
     ),
     "window is not a number": (
         lambda folder: edit_config(folder, use_sliding_window=True, sliding_window="8"),
-        "sliding window",
+        "is not a whole number",
     ),
     "index is no JSON": (lambda folder: (folder / INDEX).write_text("{"), "not valid JSON"),
     "index is a list": (lambda folder: (folder / INDEX).write_text("[]"), "JSON object"),

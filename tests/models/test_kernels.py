@@ -18,7 +18,7 @@ from torch.nn import functional
 
 from ratrain.models import kernels
 from ratrain.models.norm import rms_norm, rms_norm_gradients
-from ratrain.models.positions import rotary_table, rotate_
+from ratrain.models.positions import Rotary, rotary_table, rotate_
 from ratrain.models.shapes import unit_names
 
 EPSILON = 1e-5
@@ -95,7 +95,7 @@ def test_positions_turn_as_torch_turns_them_in_fp64(
     batch: int, length: int, heads: int, half: int
 ) -> None:
     x = drawn(batch, length, heads, 2 * half)
-    cos, sin = rotary_table(length, 2 * half, 10000.0, x.device)
+    cos, sin = rotary_table(length, Rotary(2 * half, 10000.0), x.device)
     wide = rotate_(x.double(), cos.double(), sin.double())
     assert close(rotate_(x, cos, sin), wide)
 
@@ -124,7 +124,7 @@ def test_inputs_need_not_be_contiguous() -> None:
     again = rms_norm_gradients(grad.contiguous(), x.contiguous(), whole[1], weight, x.contiguous())
     assert made[0].equal(again[0])
     assert made[1].equal(again[1])
-    turned, (cos, sin) = drawn(1, 3, 2, 8), rotary_table(3, 8, 10000.0, x.device)
+    turned, (cos, sin) = drawn(1, 3, 2, 8), rotary_table(3, Rotary(8, 10000.0), x.device)
     apart = turned.transpose(1, 2).contiguous().transpose(1, 2)
     assert torch.allclose(rotate_(apart, cos, sin), rotate_(turned, cos, sin))
 
@@ -183,4 +183,4 @@ def results() -> list[Tensor]:
     gate, up = x.clone(), grad.clone()
     kernels.gated_gradients_(c, normed, gate, up)
     turned = drawn(2, 5, 3, 14)
-    return [*made, gate, up, rotate_(turned, *rotary_table(5, 14, 10000.0, x.device))]
+    return [*made, gate, up, rotate_(turned, *rotary_table(5, Rotary(14, 10000.0), x.device))]

@@ -20,6 +20,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_names, model_preset
 from ratrain.errors import SpecError
 from ratrain.models.attention import (
+    Scores,
     attention,
     attention_gradients,
     composed_attention,
@@ -29,6 +30,7 @@ from ratrain.models.parameters import ALIGN
 from ratrain.models.positions import alibi_row, alibi_slopes
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.models.trainable import trains
 from ratrain.models.units import MicroBatch, unit_of
 from ratrain.models.weights import Weights
 
@@ -59,8 +61,9 @@ def test_matrices_come_first_and_every_parameter_is_aligned() -> None:
 @pytest.mark.parametrize("name", model_names())
 def test_a_preset_is_laid_out_or_refused_with_its_reason(name: str) -> None:
     spec = model_preset(name)
-    if spec.family == "gpt2":
-        with pytest.raises(SpecError, match="norm = 'layer'"):
+    if (reason := trains(spec)) is not None:
+        assert reason == f"activation = {spec.activation!r}"
+        with pytest.raises(SpecError, match=reason):
             unit_of(spec, "0", sequence_length=16)
     else:
         held = sum(
@@ -221,13 +224,13 @@ def test_attention_of_other_devices_computes_the_same(spec: ModelSpec, length: i
         torch.randn(2, length, heads, spec.head_dim).transpose(1, 2)
         for heads in (spec.heads, spec.kv_heads, spec.kv_heads, spec.heads)
     )
-    row = None
+    how = Scores(window=5)
     if spec.position == "alibi":
-        row = alibi_row(length, spec.heads, torch.float32, q.device)
-    out, logsumexp = attention(q, k, v, row)
-    assert torch.allclose(composed_attention(q, k, v, row), out, rtol=1e-5, atol=1e-6)
-    ours = attention_gradients(grad, q, k, v, out, logsumexp, row)
-    for gradient, recomputed in zip(ours, recomputed_gradients(grad, q, k, v, row), strict=True):
+        how = Scores(alibi_row(length, spec.heads, torch.float32, q.device))
+    out, logsumexp = attention(q, k, v, how)
+    assert torch.allclose(composed_attention(q, k, v, how), out, rtol=1e-5, atol=1e-6)
+    ours = attention_gradients(grad, q, k, v, out, logsumexp, how)
+    for gradient, recomputed in zip(ours, recomputed_gradients(grad, q, k, v, how), strict=True):
         assert torch.allclose(gradient, recomputed, rtol=1e-4, atol=1e-5)
 
 

@@ -210,7 +210,7 @@ def test_messages_measured_by_size_are_written_as_the_link_s_bandwidth(tmp_path:
         (["--layers", "tiny-lama"], "tiny-llama"),
         (["--layers", "tiny-llama", "--micro-batch", "1,x"], "write it as 1,2,4"),
         (["--layers", "tiny-llama", "--tensor", "3"], "cannot share evenly"),
-        (["--layers", "gpt-22b"], "not trained"),
+        (["--layers", "megatron-15b"], "not trained"),
         (["--device", "cuda"], "no CUDA device"),
     ],
 )

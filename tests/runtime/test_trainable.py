@@ -15,19 +15,15 @@ from ratrain.errors import SpecError
 from ratrain.runtime.run.prepare import RunRequest
 from ratrain.runtime.run.resume import resume_run
 
-GPT = {"model_type": "gpt2", "n_embd": 32, "n_head": 4, "n_layer": 4, "n_positions": 64}
-LLAMA_3 = {"rope_type": "llama3", "factor": 8.0, "original_max_position_embeddings": 64}
+DYNAMIC = {"rope_type": "dynamic", "factor": 8.0}
 UNTRAINABLE: dict[str, tuple[dict[str, Any], str]] = {
-    "Llama 3's rotary scaling": ({"rope_scaling": LLAMA_3}, 'rotary positions of type "llama3"'),
+    "angles by length": ({"rope_scaling": DYNAMIC}, 'rotary positions of type "dynamic"'),
     "as transformers 5 writes it": (
-        {"rope_parameters": {**LLAMA_3, "rope_theta": 5e5}},
-        'rotary positions of type "llama3"',
+        {"rope_parameters": {**DYNAMIC, "rope_theta": 5e5}},
+        'rotary positions of type "dynamic"',
     ),
-    "rotated in part": ({"partial_rotary_factor": 0.5}, "rotary positions of 0.5 of each head"),
-    "a sliding window": ({"model_type": "mistral", "sliding_window": 8}, "window of 8 tokens"),
-    "another activation": ({"hidden_act": "gelu"}, "not trained: activation = 'gelu'"),
-    "odd heads": ({"head_dim": 7}, "not trained: head_dim = 7"),
-    "another family": (GPT, "not trained: norm = 'layer'"),
+    "another activation": ({"hidden_act": "xielu"}, "not trained: activation = 'xielu'"),
+    "odd heads": ({"head_dim": 7}, "not trained: rotary positions of 7 dimensions"),
 }
 
 
@@ -60,7 +56,7 @@ def test_weights_of_another_model_are_named_before_a_folder_is_made(tmp_path: Pa
 def test_a_run_is_not_resumed_with_a_model_that_can_no_longer_be_trained(tmp_path: Path) -> None:
     setting = Setting(files=("text.txt",))
     folder = made(tmp_path, Setting())
-    job = write_job(tmp_path, replace(setting, model=(("rope_scaling", LLAMA_3),)))
-    assert json.loads((tmp_path / "config.json").read_text())["rope_scaling"] == LLAMA_3
-    with pytest.raises(SpecError, match="llama3"):
+    job = write_job(tmp_path, replace(setting, model=(("rope_scaling", DYNAMIC),)))
+    assert json.loads((tmp_path / "config.json").read_text())["rope_scaling"] == DYNAMIC
+    with pytest.raises(SpecError, match="dynamic"):
         resume_run(RunRequest(job), folder)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
 from ratrain.cli.options import Whole
+
+if TYPE_CHECKING:
+    from ratrain.describe.model import ModelSpec
 
 
 @click.command()
@@ -24,31 +27,54 @@ from ratrain.cli.options import Whole
 )
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(name: str | None, sequence: int, as_json: bool) -> None:
-    """List the models, or show one block by block.
+    """List the models and the families that can be trained, or show one model block by block.
 
-    NAME is a preset or the path of a Hugging Face config.json. FLOPs are per token; activations
+    NAME is a preset, a Hugging Face folder, or its config.json. FLOPs are per token; activations
     are of one sequence of S tokens in fp16, all kept or with a checkpoint per layer only.
 
     \b
-    Example: ratrain models qwen2.5-32b --sequence 4096
+    Examples: ratrain models qwen2.5-32b --sequence 4096
+              ratrain models ~/models/SmolLM-135M
     """
     from ratrain.cost.tables import model_details, model_summary
-    from ratrain.describe.huggingface import load_config
     from ratrain.describe.presets import model_names, model_preset
+    from ratrain.models.trainable import trains
 
     if name is None:
-        rows = [model_summary(model_preset(preset)) for preset in model_names()]
+        presets = [model_preset(preset) for preset in model_names()]
+        rows = [{**model_summary(each), "not_trained": trains(each)} for each in presets]
         if as_json:
-            print_json("models", {"models": rows})
+            print_json("models", {"models": rows, "families": _families()})
         else:
             click.echo(_list(rows))
         return
-    model = load_config(Path(name)) if name.endswith(".json") else model_preset(name)
-    details = model_details(model, sequence)
+    model = _model(name)
+    details = {**model_details(model, sequence), "not_trained": trains(model)}
     if as_json:
         print_json("models", details)
     else:
         click.echo(_details(details))
+
+
+def _model(name: str) -> ModelSpec:
+    """A preset, or what a config.json or the folder that holds one describes."""
+    from ratrain.describe.huggingface import load_config
+    from ratrain.describe.presets import model_preset
+
+    path = Path(name).expanduser()
+    if path.is_dir():
+        return load_config(path / "config.json")
+    return load_config(path) if name.endswith(".json") else model_preset(name)
+
+
+def _families() -> list[dict[str, Any]]:
+    """The families of Hugging Face models that are read."""
+    from ratrain.describe.huggingface import FAMILIES
+
+    return [
+        {"model_type": family.name, "architecture": family.architecture, "says": family.says}
+        for family in FAMILIES.values()
+    ]
 
 
 def _list(rows: list[dict[str, Any]]) -> str:
@@ -63,6 +89,10 @@ def _list(rows: list[dict[str, Any]]) -> str:
             f"{row['name']:16}{format_count(row['params']):>9}{row['layers']:>8}{row['hidden']:>8}"
             f"{heads:>10}{row['vocab']:>9}  {row['position']}"
         )
+    untrained = [row["name"] for row in rows if row["not_trained"]]
+    lines += ["", f"planned and simulated, but not trained: {', '.join(untrained)}"]
+    lines += ["", "Hugging Face folders with these model_types are planned and trained:"]
+    lines += [f"  {family['model_type']:14}{family['says']}" for family in _families()]
     return "\n".join(lines)
 
 
@@ -72,6 +102,7 @@ def _details(model: dict[str, Any]) -> str:
     lines = [
         f"{model['name']}: {model['params']:,} parameters",
         f"source: {model['source']}",
+        f"not trained: {model['not_trained']}" if model["not_trained"] else "can be trained",
         f"FLOPs per token in sequences of {model['sequence_length']}; memory of one sequence, fp16",
         "",
         f"{'block':14}{'params':>10}{'FLOP fwd':>11}{'FLOP bwd':>11}"

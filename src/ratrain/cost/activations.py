@@ -18,14 +18,21 @@ def layer_activations(
 ) -> dict[str, int]:
     """Bytes by name of what the backward pass of one layer needs, on one of `tensor` ranks.
 
-    Gated MLP, tensor = 1: 2 S b (6h + 2 kv + 3f), where q = h. Tensor parallelism divides what
-    is between its two GEMMs; sequence parallelism divides the rest too.
+    Norms before attention and a gated MLP, tensor = 1: 2 S b (6h + 2 kv + 3f), where q = h. Tensor
+    parallelism divides what is between its two GEMMs; sequence parallelism divides the rest too.
     """
     whole = tensor if sequence_parallel else 1
     h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn
     mlp = {"gate": f, "up": f, "act": f} if model.gated_mlp else {"up": f, "act": f}
-    outside = {"input": h, "norm1_out": h, "residual": h, "norm2_out": h}
-    inside = {"q": q, "k": kv, "v": kv, "attention_out": q, **mlp}
+    outside, inside = {"input": h}, {"q": q, "k": kv, "v": kv, "attention_out": q, **mlp}
+    if not model.parallel_residual:
+        outside["residual"] = h
+    if model.norm_places != "after":
+        outside |= {"norm1_out": h, "norm2_out": h}
+    if model.norm_places != "before":  # what the norms behind attention and MLP read
+        outside |= {"attention_projected": h, "mlp_projected": h}
+    if model.qk_norm != "none":
+        inside |= {"q_projected": q, "k_projected": kv}
     element = ELEMENT_BYTES * sequence * micro_batch
     return {
         **{name: element * width // whole for name, width in outside.items()},

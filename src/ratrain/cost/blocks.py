@@ -17,6 +17,12 @@ from math import prod
 from typing import Literal
 
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.parameters import (
+    Shapes,
+    embedding_parameters,
+    head_parameters,
+    layer_parameters,
+)
 
 BlockKind = Literal["embedding", "layer", "head"]
 ELEMENT_BYTES = 2  # fp16 or bf16
@@ -90,7 +96,8 @@ class Block:
     def elementwise_bytes(self, tokens: int) -> int:
         """Bytes that the forward's element-wise passes read and write, each pass fused.
 
-        Layer: two norms (read, write: 2h each), two residual sums (two reads, write: 3h each),
+        Layer: two norms (read, write: 2h each; four where there are some before and after; those of
+        queries and keys alike), two residual sums (two reads, write: 3h each),
         gated MLP (two reads, write: 3f) or plain activation (read, write: 2f). Biases and rotary
         positions are fused into the GEMMs' and attention's own passes and not counted.
         Embedding: read and write h. Head: norm 2h, and cross-entropy, which reads the fp16
@@ -102,7 +109,7 @@ class Block:
         if self.kind == "head":
             return tokens * (ELEMENT_BYTES * 2 * h + 6 * self.model.vocab)
         mlp = 3 * f if self.model.gated_mlp else 2 * f
-        return ELEMENT_BYTES * tokens * (10 * h + mlp)
+        return ELEMENT_BYTES * tokens * (6 * h + 2 * _normalised(self.model) + mlp)
 
     def elementwise_backward_bytes(self, tokens: int) -> int:
         """Bytes of the backward's element-wise passes.
@@ -117,17 +124,25 @@ class Block:
         if self.kind == "head":
             return tokens * (ELEMENT_BYTES * 3 * h + 6 * self.model.vocab)
         mlp = 5 * f if self.model.gated_mlp else 3 * f
-        return ELEMENT_BYTES * tokens * (12 * h + mlp)
+        return ELEMENT_BYTES * tokens * (6 * h + 3 * _normalised(self.model) + mlp)
+
+
+def _normalised(model: ModelSpec) -> int:
+    """Elements of a token that a layer's norms read."""
+    norms = 4 if model.norm_places == "both" else 2
+    width = 0 if model.qk_norm == "none" else model.query_hidden + model.kv_hidden
+    return norms * model.hidden + width
 
 
 @lru_cache(maxsize=16)  # a job's are asked for by everything that has a cost
 def blocks(model: ModelSpec) -> tuple[Block, ...]:
     """The embedding, every layer, and the head, in the order of the forward pass."""
-    layer = _layer_tensors(model)
+    layer = _tensors(layer_parameters(model))
+    tied = "head.logits" if model.tied_embeddings else ""
     return (
-        Block("embedding", 0, _embedding_tensors(model), model),
+        Block("embedding", 0, _tensors(embedding_parameters(model)), model),
         *(Block("layer", index, layer, model) for index in range(model.layers)),
-        Block("head", 0, _head_tensors(model), model),
+        Block("head", 0, _tensors(head_parameters(model), tied), model),
     )
 
 
@@ -141,38 +156,5 @@ def total_params(model: ModelSpec) -> int:
     return sum(tensor.elements for tensor in held if not tensor.tied)
 
 
-def _embedding_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
-    tokens = Tensor("embedding.tokens", (model.vocab, model.hidden))
-    if model.position != "learned":
-        return (tokens,)
-    return (tokens, Tensor("embedding.positions", (model.max_positions, model.hidden)))
-
-
-def _head_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
-    logits = Tensor("head.logits", (model.vocab, model.hidden), tied=model.tied_embeddings)
-    return (*_norm("head.norm", model), logits)
-
-
-def _layer_tensors(model: ModelSpec) -> tuple[Tensor, ...]:
-    h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn
-    up = [("gate", f, h), ("up", f, h)] if model.gated_mlp else [("up", f, h)]
-    return (
-        *_norm("norm1", model),
-        *_linear("attention.q", q, h, model.qkv_bias),
-        *_linear("attention.k", kv, h, model.qkv_bias),
-        *_linear("attention.v", kv, h, model.qkv_bias),
-        *_linear("attention.output", h, q, model.output_bias),
-        *_norm("norm2", model),
-        *(t for name, out, into in up for t in _linear(f"mlp.{name}", out, into, model.mlp_bias)),
-        *_linear("mlp.down", h, f, model.mlp_bias),
-    )
-
-
-def _linear(name: str, out: int, into: int, bias: bool) -> tuple[Tensor, ...]:
-    weight = Tensor(f"{name}.weight", (out, into))
-    return (weight, Tensor(f"{name}.bias", (out,))) if bias else (weight,)
-
-
-def _norm(name: str, model: ModelSpec) -> tuple[Tensor, ...]:
-    weight = Tensor(f"{name}.weight", (model.hidden,))
-    return (weight,) if model.norm == "rms" else (weight, Tensor(f"{name}.bias", (model.hidden,)))
+def _tensors(shapes: Shapes, tied: str = "") -> tuple[Tensor, ...]:
+    return tuple(Tensor(name, shape, tied=name == tied) for name, shape in shapes)

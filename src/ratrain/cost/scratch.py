@@ -85,14 +85,51 @@ def compute_scratch_bytes(
     wider = gradient_bytes is not None and gradient_bytes > element_bytes
     if kind == "embedding":
         piece = min(PIECES[runs_on].product, rows * model.hidden) * 4 if wider else 0
-        return piece + 2 * gathered
+        return piece + 2 * gathered + _looked_up_bytes(model, sequence, rows, element_bytes)
     widest = model.ffn if kind == "layer" else model.vocab
     product = -(-max(widest, model.query_hidden) // tensor) * model.hidden
     piece = 2 * min(PIECES[runs_on].product, product) * element_bytes if wider else 0
     if kind == "head":
-        return rows * model.vocab * 4 // tensor + 3 * gathered + piece
+        chunk = min(PIECES[runs_on].product, rows * model.vocab)
+        capped = 2 * 4 * chunk if model.logit_softcap else 0
+        return rows * model.vocab * 4 // tensor + 3 * gathered + piece + capped
     sums = 0 if tensor == 1 else 3 * gathered or 2 * rows * model.hidden * element_bytes
-    return rows * (3 * model.ffn // tensor) * element_bytes + sums + piece
+    widths = max(3 * model.ffn // tensor * element_bytes, _attention_bytes(model, element_bytes))
+    between = 2 * model.hidden * element_bytes if model.parallel_residual else 0
+    capped = _capped_bytes(model, sequence, element_bytes, tensor)
+    return rows * (widths + between) + capped + sums + piece
+
+
+def _looked_up_bytes(model: ModelSpec, sequence: int, rows: int, element_bytes: int) -> int:
+    """Beside an embedding's gradient: the same scaled; of learned positions, in fp32."""
+    scaled = rows * model.hidden * element_bytes if model.scaled_embedding else 0
+    return scaled + (4 * sequence * model.hidden if model.position == "learned" else 0)
+
+
+def _attention_bytes(model: ModelSpec, element_bytes: int) -> int:
+    """Of one token, in attention's backward: gradients of queries, keys, values and of what they
+    make; where queries are normalised, their gradient before and behind the norm, which computes
+    three copies in fp32. Counted whole in a tensor group too."""
+    gradients = model.query_hidden + 2 * model.kv_hidden
+    if model.qk_norm == "none":
+        return (gradients + model.query_hidden) * element_bytes
+    copies = 2 * element_bytes + (12 if element_bytes == 2 else 4)
+    return gradients * element_bytes + max(model.query_hidden, model.kv_hidden) * copies
+
+
+def _capped_bytes(model: ModelSpec, sequence: int, element_bytes: int, tensor: int) -> int:
+    """Soft caps are no kernel's: of one sequence scores, their gradients, and what is capped."""
+    if model.attention_softcap is None:
+        return 0
+    return 3 * element_bytes * (model.heads // tensor) * sequence**2
+
+
+def masks_bytes(model: ModelSpec, sequence: int) -> int:
+    """Masks of S x S that attention keeps from one op to the next, and what they are made of: where
+    scores have a soft cap three of a byte; of a window one in fp32, and as many."""
+    if model.attention_softcap is not None:
+        return 3 * sequence**2
+    return 7 * sequence**2 if model.window is not None and model.window < sequence else 0
 
 
 def stored_scratch_bytes(

@@ -2,12 +2,34 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from dataclasses import asdict, dataclass, fields
+from typing import Annotated, Any, Literal
 
-from ratrain.describe.amounts import Heads, Layers, Name, Positions, WideWidth, Width
+from ratrain.describe.amounts import Fraction, Heads, Layers, Name, Positions, WideWidth, Width
 from ratrain.describe.strict import Rule
 from ratrain.errors import SpecError
+
+Positive = Annotated[float, Rule(low=1e-9, high=1e9)]
+Theta = Annotated[float, Rule(low=1e-6, high=1e15)]
+LayerIndex = Annotated[int, Rule(low=0, high=9_999)]
+
+
+@dataclass(frozen=True)
+class RopeScaling:
+    """How rotary angles are stretched for sequences longer than a model was first trained on, by
+    the names that Transformers gives the ways."""
+
+    kind: Name  # "linear", "llama3", "yarn", "longrope"; others cannot be trained
+    factor: Positive = 1.0
+    original_positions: Positions = 8192  # that the model was first trained on
+    low_frequency: Positive = 1.0  # llama3: waves longer than original_positions / this: stretched
+    high_frequency: Positive = 4.0  # llama3: those shorter than original_positions / this: not
+    beta_fast: Positive = 32.0  # yarn
+    beta_slow: Positive = 1.0  # yarn
+    rounded: bool = True  # yarn: the range between the two in whole dimensions
+    attention_factor: Positive = 1.0  # yarn, longrope: queries and keys are multiplied by it
+    short_factors: tuple[Positive, ...] = ()  # longrope: sequences up to original_positions
+    long_factors: tuple[Positive, ...] = ()  # longrope: longer ones
 
 
 @dataclass(frozen=True)
@@ -36,7 +58,19 @@ class ModelSpec:
     norm_head: bool = False  # Baichuan2: the rows of the head are L2-normalised
     parallel_residual: bool = False  # GPT-NeoX: attention and MLP read the same input
     norm_epsilon: Annotated[float, Rule(low=0, high=1)] = 1e-5
-    rope_theta: Annotated[float, Rule(low=1e-6, high=1e15)] = 10000.0
+    rope_theta: Theta = 10000.0
+    rope_scaling: RopeScaling | None = None
+    rotary_share: Fraction = 1.0  # GPT-NeoX, Phi: how much of each head is rotated
+    norm_places: Literal["before", "after", "both"] = "before"  # OLMo2: after; Gemma: both
+    norm_plus_one: bool = False  # Gemma: norms multiply by 1 + their weight
+    qk_norm: Literal["none", "head", "width"] = "none"  # Qwen3, Gemma3: head by head; OLMo2: whole
+    window: Positions | None = None  # tokens that a query reads, itself included
+    global_layers: tuple[LayerIndex, ...] = ()  # layers that read all tokens beside a window
+    local_rope_theta: Theta | None = None  # Gemma3: of layers with a window, whose angles are plain
+    attention_scale: Positive | None = None  # of scores; left out: 1 / sqrt(head_dim)
+    attention_softcap: Positive | None = None  # Gemma2: c tanh(score / c)
+    logit_softcap: Positive | None = None
+    scaled_embedding: bool = False  # Gemma: times sqrt(hidden)
 
     def __post_init__(self) -> None:
         if self.heads % self.kv_heads:
@@ -51,10 +85,35 @@ class ModelSpec:
         """Width of the keys (and of the values) of one token."""
         return self.kv_heads * self.head_dim
 
+    def window_of(self, layer: int) -> int | None:
+        """Tokens that a query of this layer reads; None: all before it."""
+        return None if layer in self.global_layers else self.window
+
     @property
     def query_hidden(self) -> int:
         """Width of the queries, and of the attention output, of one token."""
         return self.heads * self.head_dim
+
+
+ADDED = frozenset(
+    (
+        *("rope_scaling", "rotary_share", "norm_places", "norm_plus_one", "qk_norm", "window"),
+        *("global_layers", "local_rope_theta", "attention_scale", "attention_softcap"),
+        *("logit_softcap", "scaled_embedding"),
+    )
+)
+"""Fields that earlier versions did not have."""
+
+
+def identity(model: ModelSpec) -> dict[str, Any]:
+    """What a checkpoint's numbers depend on. Where they have their default, fields that earlier
+    versions did not have are left out, so that what those wrote is still the same model's."""
+    defaults = {field.name: field.default for field in fields(model)}
+    return {
+        name: value
+        for name, value in asdict(model).items()
+        if name != "source" and not (name in ADDED and value == defaults[name])
+    }
 
 
 def _nearest_divisor(number: int, wanted: int) -> int:

@@ -1,8 +1,9 @@
-"""x + attention(norm(x)): the first half of a layer as one differentiable function.
+"""x + attention(norm(x)): the first half of a layer as one differentiable function. Families put
+norms before attention, behind it, or both, and may normalise queries and keys.
 
 Kept for backward: x, norm out, q, k (turned), v, attention out, and three numbers or fewer a
-token, or the softmax where attention stores its scores. Weights are read again in backward; their
-gradients go to the `Weights`.
+token, or the softmax where attention stores its scores; what norms of queries, keys and attention's
+result read. Weights are read again in backward; their gradients go to the `Weights`.
 
 In a tensor group each rank has some of the heads. The output is complete: it is summed here. The
 gradient of x is this rank's part of a sum that is left to the caller; what norm's backward does
@@ -14,25 +15,30 @@ gathered for the products, and in backward x, since norm's backward then needs a
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, NamedTuple
 
 from torch import Tensor
 from torch.autograd import Function
 
-from ratrain.models.attention import FLASH, AttentionCore
+from ratrain.describe.model import ModelSpec
+from ratrain.models.attention import FLASH, AttentionCore, Scores
 from ratrain.models.linear import (
     accumulation_dtype,
     input_gradient,
     linear,
     linear_onto,
+    linear_summed,
     weight_gradient,
 )
-from ratrain.models.norm import part_norm_gradients, rms_norm
-from ratrain.models.positions import alibi_row, rotary_table, rotate_
-from ratrain.models.rows import Rows, by_rank, own_rows, summed
-from ratrain.models.shapes import LayerShape
-from ratrain.models.tensor_group import TensorGroup, divides_rows
+from ratrain.models.norm import Norm, norm_of
+from ratrain.models.positions import Rotary, alibi_row, rotary_of, rotary_table, rotate_
+from ratrain.models.rows import Rows, add_own, by_rank, own_rows, summed
+from ratrain.models.shapes import LayerShape, layer_shape
+from ratrain.models.stored_attention import REMADE
+from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing, division_of
 from ratrain.models.weights import Weights
+
+Q_NORM, K_NORM = "attention.q_norm", "attention.k_norm"
 
 
 @dataclass(frozen=True)
@@ -41,26 +47,105 @@ class AttentionPlan:
 
     shape: LayerShape
     length: int
-    rope_theta: float | None  # None: ALiBi
+    rotary: Rotary | None
+    alibi: bool
+    scores: Scores  # but for ALiBi's row
+    before: Norm | None
+    after: Norm | None
+    qk_norms: tuple[Norm, Norm] | None
+    whole_width: bool  # these are of all heads at once
     group: TensorGroup | None = None
     core: AttentionCore = FLASH
 
-    def turn_(self, x: Tensor, *, back: bool = False) -> None:
-        """Rotates queries or keys [batch, S, heads, d] in place, or their gradients back."""
-        if self.rope_theta is None:
+    def turn_(self, x: Tensor, *, first: int = 0, back: bool = False) -> None:
+        """Rotates queries or keys [batch, S, heads, d] in place, or their gradients back; the
+        first of them has position `first`."""
+        if self.rotary is None:
             return
-        cos, sin = rotary_table(self.length, x.shape[-1], self.rope_theta, x.device)
-        length = x.shape[1]
-        rotate_(x, cos[:length], -sin[:length] if back else sin[:length])
+        cos, sin = rotary_table(self.length, self.rotary, x.device)
+        here = slice(first, first + x.shape[1])
+        rotate_(x, cos[here], -sin[here] if back else sin[here])
 
-    def row(self, q: Tensor) -> Tensor | None:
-        """The ALiBi row for queries [batch, heads, S, d], or None."""
-        if self.rope_theta is not None:
-            return None
+    def scores_of(self, q: Tensor) -> Scores:
+        """How scores are made for queries [batch, heads, S, d]."""
+        if not self.alibi:
+            return self.scores
         dtype, division = accumulation_dtype(q.dtype), self.shape.division
         heads = self.shape.heads * division.degree
         row = alibi_row(self.length, heads, dtype, q.device)
-        return row[:, division.of(heads), :, : q.shape[2]]
+        return self.scores._replace(row=row[:, division.of(heads), :, : q.shape[2]])
+
+    def rows_of(self, x: Tensor) -> Tensor:
+        """Queries or keys [tokens, width] as the rows that their norms take."""
+        return x if self.whole_width else x.reshape(-1, self.shape.head_dim)
+
+
+def attention_plan(
+    spec: ModelSpec, layer: int, length: int, group: TensorGroup | None, core: AttentionCore
+) -> AttentionPlan:
+    """The plan of a model's layer."""
+    if spec.attention_softcap is not None and core is FLASH:
+        core = REMADE  # no kernel knows soft caps
+    epsilon, plus_one = spec.norm_epsilon, spec.norm_plus_one
+    qk_norms = Norm(Q_NORM, epsilon, plus_one=plus_one), Norm(K_NORM, epsilon, plus_one=plus_one)
+    return AttentionPlan(
+        shape=layer_shape(spec, division_of(group)),
+        length=length,
+        rotary=rotary_of(spec, layer),
+        alibi=spec.position == "alibi",
+        scores=Scores(
+            scale=spec.attention_scale,
+            softcap=spec.attention_softcap,
+            window=spec.window_of(layer),
+        ),
+        before=None if spec.norm_places == "after" else norm_of(spec, "norm1"),
+        after=None if spec.norm_places == "before" else norm_of(spec, "attention.norm"),
+        qk_norms=None if spec.qk_norm == "none" else qk_norms,
+        whole_width=spec.qk_norm == "width",
+        group=group,
+        core=core,
+    )
+
+
+class Projected(NamedTuple):
+    """Queries, keys and values [batch, heads, S, d], and what their norms read and made."""
+
+    q: Tensor
+    k: Tensor
+    v: Tensor
+    unnormed: tuple[Tensor | None, ...] = (None, None)
+    statistics: tuple[Tensor | None, ...] = (None, None)
+
+
+def projected(
+    weights: Weights, plan: AttentionPlan, inputs: Tensor, batch: tuple[int, int], first: int = 0
+) -> Projected:
+    """Queries, keys and values of tokens [batch x S, h], the first of each at position `first`."""
+    q, k, v = (linear(weights, f"attention.{name}", inputs) for name in "qkv")
+    made = Projected(q, k, v)
+    if plan.qk_norms is not None:
+        (normed_q, q_made), (normed_k, k_made) = (
+            norm.forward(weights, plan.rows_of(part))
+            for norm, part in zip(plan.qk_norms, (q, k), strict=True)
+        )
+        made = Projected(normed_q, normed_k, v, (q, k), (q_made, k_made))
+    q, k, v = (part.view(*batch, -1, plan.shape.head_dim) for part in made[:3])
+    plan.turn_(q, first=first)
+    plan.turn_(k, first=first)
+    return made._replace(q=q.transpose(1, 2), k=k.transpose(1, 2), v=v.transpose(1, 2))
+
+
+def onto_residual(
+    weights: Weights, plan: AttentionPlan, mixed: Tensor, flat: Tensor
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """(x + attention's result, complete; what the norm behind attention read, and made)."""
+    name, group = "attention.output", plan.group
+    if plan.after is None:
+        between = linear_onto(weights, name, mixed, flat, group)
+        return summed(by_rank(between, group), group), None, None
+    result = linear_summed(weights, name, mixed, group)
+    normed, statistics = plan.after.forward(weights, result)
+    return normed.add_(flat), result, statistics
 
 
 class AttentionBlock(Function):
@@ -71,60 +156,73 @@ class AttentionBlock(Function):
     def forward(
         ctx: Any, x: Tensor, weights: Weights, plan: AttentionPlan, batch: tuple[int, int]
     ) -> Tensor:
-        shape, group = plan.shape, plan.group
+        group = plan.group
         flat = own_rows(x, group)
-        normed, rstd = rms_norm(flat, weights["norm1.weight"], shape.epsilon)
+        normed, rstd = (flat, None) if plan.before is None else plan.before.forward(weights, flat)
         inputs = Rows(normed, group)
-        heads = (*batch, -1, shape.head_dim)
-        q, k, v = (linear(weights, f"attention.{name}", inputs.all()).view(heads) for name in "qkv")
+        q, k, v, unnormed, made = projected(weights, plan, inputs.all(), batch)
         inputs.let_go()
-        plan.turn_(q)
-        plan.turn_(k)
-        q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-        core = plan.core
-        forward = core.forward if ctx.needs_input_grad[0] else core.forward_alone
-        output, kept = forward(q, k, v, plan.row(q))
-        ctx.save_for_backward(x, normed, rstd, q, k, v, output, kept)
+        forward = plan.core.forward if ctx.needs_input_grad[0] else plan.core.forward_alone
+        output, kept = forward(q, k, v, plan.scores_of(q))
+        between, result, after = onto_residual(weights, plan, mixed_heads(output), flat)
+        ctx.save_for_backward(
+            *(x, normed, rstd, q, k, v, output, kept, result, after), *unnormed, *made
+        )
         ctx.weights, ctx.plan = weights, plan
-        between = linear_onto(weights, "attention.output", _mixed(output), flat, group)
-        between = summed(by_rank(between, group), group)
         return between if divides_rows(group) else between.view(x.shape)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, normed, rstd, q, k, v, output, kept = ctx.saved_tensors
+        x, normed, rstd, q, k, v, output, kept, result, after, *qk = ctx.saved_tensors
         weights: Weights = ctx.weights
         plan: AttentionPlan = ctx.plan
         group, flat = plan.group, own_rows(x, plan.group)
-        grad, weight = Rows(grads[0].flatten(0, -2), group), weights["norm1.weight"]
-        weight_gradient(weights, "attention.output", grad, Rows(_mixed(output)))
+        residual = grads[0].flatten(0, -2)
+        own = residual
+        if plan.after is not None:
+            own = plan.after.backward(weights, own, result, after, None, dividing(group))
+        grad = Rows(own, group)
+        weight_gradient(weights, "attention.output", grad, Rows(mixed_heads(output)))
         d_mixed = input_gradient(weights, "attention.output", grad.all())
         grad.let_go()
         heads = (q.shape[0], q.shape[2], -1, plan.shape.head_dim)
         d_out = d_mixed.view(heads).transpose(1, 2)
-        parts = plan.core.backward(d_out, q, k, v, output, kept, plan.row(q))
+        parts = plan.core.backward(d_out, q, k, v, output, kept, plan.scores_of(q))
         del d_mixed, d_out
         dq, dk, dv = (part.transpose(1, 2) for part in parts)
         plan.turn_(dq, back=True)
         plan.turn_(dk, back=True)
-        inputs = Rows(normed, group)
-        if divides_rows(group):
+        if plan.qk_norms is not None:
+            dq, dk = (
+                norm.backward(weights, plan.rows_of(d.flatten(2).flatten(0, 1)), *read, None, group)
+                for norm, d, read in zip(
+                    plan.qk_norms,
+                    (dq, dk),
+                    ((plan.rows_of(qk[0]), qk[2]), (plan.rows_of(qk[1]), qk[3])),
+                    strict=True,
+                )
+            )
+        inputs = Rows(normed.detach(), group)  # without a norm it is the input of the graph
+        if divides_rows(group) and plan.before is not None:
             flat = Rows(flat, group).all()
-            known, rstd = rms_norm(flat, weight, plan.shape.epsilon)
+            known, rstd = plan.before.forward(weights, flat)
             inputs = Rows(normed, group, known)
             del known
         d_normed: Tensor | None = None
+        tokens = q.shape[0] * q.shape[2]
         for name, part in zip("qkv", (dq, dk, dv), strict=True):
-            rows = part.reshape(flat.shape[0], -1)
+            rows = part.reshape(tokens, -1)
             weight_gradient(weights, f"attention.{name}", Rows(rows), inputs)
             d_normed = input_gradient(weights, f"attention.{name}", rows, d_normed)
         inputs.let_go()
         assert d_normed is not None
-        dx, d_weight = part_norm_gradients(d_normed, flat, rstd, weight, grad.own, group)
-        weights.add("norm1.weight", d_weight)
+        if plan.before is None:
+            dx = add_own(by_rank(d_normed, group), residual, group)
+        else:
+            dx = plan.before.part_backward(weights, d_normed, flat, rstd, residual, group)
         return dx.view(x.shape), None, None, None
 
 
-def _mixed(output: Tensor) -> Tensor:
+def mixed_heads(output: Tensor) -> Tensor:
     """Attention's output [batch, heads, S, d] with a row a token."""
     return output.transpose(1, 2).flatten(2).flatten(0, 1)

@@ -5,13 +5,9 @@ from __future__ import annotations
 from torch import Tensor
 from torch.nn import functional
 
-from ratrain.models.attention import composed_attention
-from ratrain.models.attention_block import AttentionPlan
-from ratrain.models.differentiable import differentiable
-from ratrain.models.linear import linear, linear_onto
-from ratrain.models.mlp_block import MlpBlock
-from ratrain.models.norm import rms_norm
-from ratrain.models.positions import rotary_table, rotate_
+from ratrain.models.attention import Scores
+from ratrain.models.attention_block import AttentionPlan, mixed_heads, onto_residual, projected
+from ratrain.models.stored_attention import capped_attention
 from ratrain.models.units import Layer
 from ratrain.models.weights import Weights
 
@@ -35,29 +31,33 @@ class KeptKeys:
 
 def layer_onward(layer: Layer, weights: Weights, x: Tensor, cache: KeptKeys) -> Tensor:
     """The layer's output for new tokens x [b, n, h]: any n where nothing is kept yet, else 1."""
-    plan, batch = layer.plan, x.shape[:2]
+    plan, batch = layer.plan, (x.shape[0], x.shape[1])
     flat = x.flatten(0, 1)
-    normed, _ = rms_norm(flat, weights["norm1.weight"], plan.shape.epsilon)
-    heads = (*batch, -1, plan.shape.head_dim)
-    q, k, v = (linear(weights, f"attention.{name}", normed).view(heads) for name in "qkv")
+    normed = flat if plan.before is None else plan.before.forward(weights, flat)[0]
     first = cache.length
-    if plan.rope_theta is not None:
-        table = rotary_table(plan.length, plan.shape.head_dim, plan.rope_theta, x.device)
-        cos, sin = (part[first : first + batch[1]] for part in table)
-        rotate_(q, cos, sin)
-        rotate_(k, cos, sin)
-    q, k, v = (part.transpose(1, 2) for part in (q, k, v))
-    keys, values = cache.append(k, v)
-    row = plan.row(keys)
-    output = composed_attention(q, keys, values, row) if first == 0 else _last(q, keys, values, row)
-    mixed = output.transpose(1, 2).reshape(flat.shape[0], -1)
-    between = linear_onto(weights, "attention.output", mixed, flat).view(x.shape)
-    return differentiable(MlpBlock, between, weights, plan.shape.epsilon, None)
+    made = projected(weights, plan, normed, batch, first)
+    keys, values = cache.append(made.k, made.v)
+    scores = plan.scores_of(keys)
+    if first == 0:
+        output, _ = plan.core.forward_alone(made.q, keys, values, scores)
+    else:
+        output = _last(made.q, keys, values, scores)
+    between = onto_residual(weights, plan, mixed_heads(output), flat)[0].view(x.shape)
+    return layer.second_half(weights, x, between)
 
 
-def _last(q: Tensor, keys: Tensor, values: Tensor, row: Tensor | None) -> Tensor:
-    """The last token's attention to all keys: nothing to mask."""
+def _last(q: Tensor, keys: Tensor, values: Tensor, scores: Scores) -> Tensor:
+    """The last token's attention to all keys, or to those of its window."""
+    window = slice(-scores.window if scores.window else None, None)
+    keys, values, row = keys[:, :, window], values[:, :, window], scores.row
+    if scores.softcap is not None:
+        return capped_attention(q, keys, values, scores)
     bias = None if row is None else (row - row[..., -1:]).to(q.dtype)
     return functional.scaled_dot_product_attention(
-        q, keys, values, attn_mask=bias, enable_gqa=keys.shape[1] != q.shape[1]
+        q,
+        keys,
+        values,
+        attn_mask=bias,
+        enable_gqa=keys.shape[1] != q.shape[1],
+        scale=scores.scale,
     )

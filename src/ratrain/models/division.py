@@ -45,6 +45,12 @@ def cut_dim(parameter: str) -> int | None:
 def check_divides(spec: ModelSpec, degree: int, place: str = "[layout] tensor") -> None:
     """Raises SpecError where `degree` ranks cannot share the model evenly; `place` names where the
     degree stands."""
+    if degree > 1 and spec.qk_norm == "width":
+        raise SpecError(
+            f"{spec.name} normalises queries and keys over all heads, which a tensor group divides",
+            place=place,
+            fix="use tensor = 1",
+        )
     counts = {
         "heads": spec.heads,
         "kv_heads": spec.kv_heads,

@@ -1,25 +1,31 @@
-"""The table of tokens, as a unit: its input is an empty tensor that only carries the graph.
+"""The table of tokens, as a unit: its input is an empty tensor that only carries the graph. Some
+families scale what they look up (Gemma), or add a vector learned for each position (GPT-2).
 
 In a tensor group each rank has some of the words; tokens of others' words give zeros, so that the
-sum of all ranks' outputs, left to the caller, is the embedding.
+sum of all ranks' outputs, left to the caller, is the embedding. Rank 0's has the positions.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
+from math import sqrt
 from typing import Any
 
+import torch
 from torch import Tensor
 from torch.autograd import Function
 from torch.nn import functional
 
+from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.division import Division
+from ratrain.models.linear import accumulation_dtype
 from ratrain.models.rows import Rows, by_rank, own_rows
-from ratrain.models.tensor_group import TensorGroup, division_of
+from ratrain.models.tensor_group import TensorGroup, division_of, leads
 from ratrain.models.weights import Weights
 
-TABLE = "embedding.tokens"
+TABLE, POSITIONS = "embedding.tokens", "embedding.positions"
 
 
 @dataclass(frozen=True)
@@ -27,6 +33,8 @@ class EmbeddingPlan:
     """Tokens are 0 .. `vocab` - 1; a rank of a group has some of the table's rows."""
 
     vocab: int
+    scale: float | None = None
+    learned: bool = False  # a vector for each position
     group: TensorGroup | None = None
 
     @property
@@ -34,9 +42,15 @@ class EmbeddingPlan:
         return division_of(self.group)
 
 
+def embedding_plan(spec: ModelSpec, group: TensorGroup | None) -> EmbeddingPlan:
+    """The plan of a model's embedding."""
+    scale = sqrt(spec.hidden) if spec.scaled_embedding else None
+    return EmbeddingPlan(spec.vocab, scale, spec.position == "learned", group)
+
+
 class Embed(Function):
-    """apply(empty, weights, tokens [b, S], plan) -> [b, S, h]; where the group divides rows, this
-    rank's part of all [t, rows, h]."""
+    """apply(empty, weights, tokens [b, S], plan, first) -> [b, S, h], of tokens the first of which
+    have position `first`; where the group divides rows, this rank's part of all [t, rows, h]."""
 
     @staticmethod
     def forward(
@@ -45,22 +59,19 @@ class Embed(Function):
         weights: Weights,
         tokens: Tensor,
         plan: EmbeddingPlan,
+        first: int = 0,
     ) -> Tensor:
         ctx.save_for_backward(tokens)
         ctx.weights, ctx.plan = weights, plan
-        table = weights[TABLE]
-        if plan.division.degree > 1:
-            _check_tokens(tokens, plan.vocab)
-            words, elsewhere = own_words(tokens, plan.vocab, plan.division)
-            vectors = functional.embedding(words, table)
-            return by_rank(vectors.masked_fill_(elsewhere.unsqueeze(-1), 0), plan.group)
-        try:
-            return functional.embedding(tokens, table)
-        except IndexError:
-            raise _out_of_range(tokens, plan.vocab) from None
+        vectors = _looked_up(weights[TABLE], tokens, plan)
+        if plan.scale is not None:
+            vectors.mul_(rounded(plan.scale, vectors.dtype))
+        if plan.learned and leads(plan.group):
+            vectors.add_(weights[POSITIONS][first : first + tokens.shape[1]])
+        return by_rank(vectors, plan.group)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[None, None, None, None, None]:
         (tokens,) = ctx.saved_tensors
         weights: Weights = ctx.weights
         plan: EmbeddingPlan = ctx.plan
@@ -68,6 +79,13 @@ class Embed(Function):
 
         def add() -> None:
             words, rows = tokens.flatten(), gradient.all()
+            if plan.learned:
+                positions = torch.arange(tokens.shape[1], device=tokens.device)
+                by_position = rows.view(*tokens.shape, -1)
+                wide = accumulation_dtype(rows.dtype)
+                weights.add_rows(POSITIONS, positions, by_position.sum(0, dtype=wide))
+            if plan.scale is not None:
+                rows = rows * rounded(plan.scale, rows.dtype)
             if plan.division.degree > 1:
                 words, elsewhere = own_words(words, plan.vocab, plan.division)
                 words, rows = words[~elsewhere], rows[~elsewhere]
@@ -75,7 +93,26 @@ class Embed(Function):
             weights.add_rows(TABLE, words, rows)
 
         weights.now_or_later(add)
-        return None, None, None, None
+        return None, None, None, None, None
+
+
+@lru_cache(maxsize=8)
+def rounded(scale: float, dtype: torch.dtype) -> float:
+    """A factor as Transformers has it: in the dtype of what it multiplies."""
+    return float(torch.tensor(scale, dtype=dtype))
+
+
+def _looked_up(table: Tensor, tokens: Tensor, plan: EmbeddingPlan) -> Tensor:
+    """The rows of tokens, [b, S, h]; zeros for those whose rows other ranks hold."""
+    if plan.division.degree > 1:
+        _check_tokens(tokens, plan.vocab)
+        words, elsewhere = own_words(tokens, plan.vocab, plan.division)
+        vectors = functional.embedding(words, table)
+        return vectors.masked_fill_(elsewhere.unsqueeze(-1), 0)
+    try:
+        return functional.embedding(tokens, table)
+    except IndexError:
+        raise _out_of_range(tokens, plan.vocab) from None
 
 
 def own_words(tokens: Tensor, vocab: int, division: Division) -> tuple[Tensor, Tensor]:

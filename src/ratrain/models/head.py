@@ -18,27 +18,36 @@ import torch
 from torch import Tensor
 from torch.autograd import Function
 
+from ratrain.describe.model import ModelSpec
 from ratrain.models.chunks import chunk_elements
 from ratrain.models.divided_loss import divided_losses
 from ratrain.models.embedding import own_words
 from ratrain.models.linear import accumulation_dtype
-from ratrain.models.norm import part_norm_gradients, rms_norm, row_lengths
+from ratrain.models.norm import Norm, norm_of, row_lengths
 from ratrain.models.rows import Rows, own_rows
+from ratrain.models.stored_attention import soft_cap_
 from ratrain.models.tensor_group import TensorGroup, divides_rows
 from ratrain.models.weights import Weights
 
-NORM, LOGITS = "head.norm.weight", "head.logits"
+NORM, LOGITS = "head.norm", "head.logits"
 IGNORED = -100  # a target that is not counted
 LEAST_LENGTH = 1e-12  # torch.nn.functional.normalize's
 
 
 @dataclass(frozen=True)
 class HeadPlan:
-    """`normalised`: the rows of the matrix count by direction alone (Baichuan2's NormHead)."""
+    """`normalised`: the rows of the matrix count by direction alone (Baichuan2's NormHead).
+    `softcap` c: logits are c tanh(logit / c) (Gemma 2)."""
 
-    epsilon: float
+    norm: Norm
     normalised: bool
+    softcap: float | None = None
     group: TensorGroup | None = None
+
+
+def head_plan(spec: ModelSpec, group: TensorGroup | None) -> HeadPlan:
+    """The plan of a model's head."""
+    return HeadPlan(norm_of(spec, NORM), spec.norm_head, spec.logit_softcap, group)
 
 
 class HeadLoss(Function):
@@ -46,7 +55,7 @@ class HeadLoss(Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weights: Weights, targets: Tensor, plan: HeadPlan) -> Tensor:
-        normed, rstd = rms_norm(own_rows(x, plan.group), weights[NORM], plan.epsilon)
+        normed, rstd = plan.norm.forward(weights, own_rows(x, plan.group))
         logits, inverse = _logits(Rows(normed, plan.group).all(), weights, plan)
         target_rows = _wanted(targets.flatten(), logits.shape[1], plan.group)
         losses, logsumexp = _losses(logits, target_rows, plan.group)
@@ -62,7 +71,9 @@ class HeadLoss(Function):
         group, flat = plan.group, own_rows(x, plan.group)
         lengthwise: Tensor | None = None if inverse is None else torch.zeros_like(inverse)
         target_rows = _wanted(targets.flatten(), logits.shape[1], group)
-        d_logits = _logits_gradient_(logits, target_rows, logsumexp, grads[0], inverse, lengthwise)
+        d_logits = _logits_gradient_(
+            logits, target_rows, logsumexp, grads[0], inverse, lengthwise, plan.softcap
+        )
         shortening: Tensor | None = None
         if inverse is not None and lengthwise is not None:
             # What would only lengthen a row leaves no trace in the logits: take it out.
@@ -70,21 +81,20 @@ class HeadLoss(Function):
         inputs = Rows(normed, group)
         if divides_rows(group):
             flat = Rows(flat, group).all()
-            known, rstd = rms_norm(flat, weights[NORM], plan.epsilon)
+            known, rstd = plan.norm.forward(weights, flat)
             inputs = Rows(normed, group, known)
             del known
         weights.add_product(LOGITS, Rows(d_logits), inputs, shortening)
         inputs.let_go()
         d_normed = d_logits @ weights[LOGITS]
-        dx, d_weight = part_norm_gradients(d_normed, flat, rstd, weights[NORM], None, group)
-        weights.add(NORM, d_weight)
+        dx = plan.norm.part_backward(weights, d_normed, flat, rstd, None, group)
         return dx.view(x.shape), None, None, None
 
 
 def head_logits(x: Tensor, weights: Weights, plan: HeadPlan) -> Tensor:
     """Logits [b, S, V] of the last layer's output, not differentiable."""
     with torch.no_grad():
-        normed, _ = rms_norm(x.flatten(0, 1), weights[NORM], plan.epsilon)
+        normed, _ = plan.norm.forward(weights, x.flatten(0, 1))
         return _logits(normed, weights, plan)[0].view(*x.shape[:2], -1)
 
 
@@ -92,6 +102,8 @@ def _logits(normed: Tensor, weights: Weights, plan: HeadPlan) -> tuple[Tensor, T
     """(logits [tokens, V], one over the length of each row of the matrix, or None)."""
     matrix = weights[LOGITS]
     logits = normed @ matrix.t()
+    if plan.softcap is not None:
+        soft_cap_(logits, plan.softcap)
     if not plan.normalised:
         return logits, None
     inverse = row_lengths(matrix).squeeze(1).clamp_min_(LEAST_LENGTH).reciprocal_()
@@ -147,8 +159,10 @@ def _logits_gradient_(
     grad: Tensor,
     inverse: Tensor | None,
     lengthwise: Tensor | None,
+    softcap: float | None,
 ) -> Tensor:
-    """grad (softmax(logits) - one hot), over `logits`; NormHead: times `inverse`, of the product.
+    """grad (softmax(logits) - one hot), over `logits`; NormHead: times `inverse`, of the product;
+    with a soft cap c times 1 - (logit / c)^2.
 
     `lengthwise` gains, for each row of the matrix, the sum over tokens of gradient x logit.
     """
@@ -164,6 +178,8 @@ def _logits_gradient_(
         if inverse is not None and lengthwise is not None:
             lengthwise.add_((gradient * logits[rows]).sum(0))
             gradient.mul_(inverse)
+        if softcap is not None:
+            gradient.addcmul_(gradient, logits[rows].to(dtype).div_(softcap).square_(), value=-1)
         logits[rows] = gradient
     return logits
 

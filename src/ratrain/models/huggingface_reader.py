@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, cast
@@ -13,7 +14,7 @@ from torch import Tensor
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface_config import check_config
-from ratrain.models.huggingface_names import Place, place_of
+from ratrain.models.huggingface_names import FileNames, Stored
 from ratrain.models.parameters import Parameter, UnitParameters
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.readers.files import exists, unreadable
@@ -40,10 +41,10 @@ def read_range(
     folder = Path(folder)
     check_config(folder, spec)
     files = tensor_files(folder)
-    flat = torch.zeros(end - begin)
+    flat, names = torch.zeros(end - begin), FileNames(spec)
     for parameter, low, high in layout.overlaps(begin, end):
-        place = place_of(spec, unit_name, parameter.name, parameter.whole_shape)
-        path = _file_of(place, layout, parameter, files, folder)
+        place = names.place_of(unit_name, parameter.name, parameter.whole_shape)
+        path, place = _file_of(place, layout, parameter, files, folder)
         at = parameter.offset + low - begin
         _read_rows(path, place, parameter, low, high, flat[at : at + high - low])
     return flat
@@ -54,12 +55,12 @@ def check_weights(folder: Path | str, spec: ModelSpec) -> None:
     not read."""
     folder = Path(folder)
     check_config(folder, spec)
-    files = tensor_files(folder)
+    files, names = tensor_files(folder), FileNames(spec)
     for unit in unit_names(spec):
         layout = unit_layout(spec, unit)
         for parameter in layout.parameters:
-            place = place_of(spec, unit, parameter.name, parameter.shape)
-            path = _file_of(place, layout, parameter, files, folder)
+            place = names.place_of(unit, parameter.name, parameter.shape)
+            path, place = _file_of(place, layout, parameter, files, folder)
             _entry(path, place)
 
 
@@ -79,13 +80,17 @@ def tensor_files(folder: Path) -> dict[str, Path]:
 
 
 def _file_of(
-    place: Place,
+    place: Stored,
     layout: UnitParameters,
     parameter: Parameter,
     files: dict[str, Path],
     folder: Path,
-) -> Path:
-    """The file that holds a parameter."""
+) -> tuple[Path, Stored]:
+    """The file that holds a parameter, and its place there. Files of a model without its head, as
+    GPT-2 is published, lack the first word of all names."""
+    bare = replace(place, tensor=place.tensor.partition(".")[2])
+    if place.tensor not in files and bare.tensor in files:
+        place = bare
     _check_no_bias(place, layout, parameter, files)
     path = files.get(place.tensor)
     if path is None:
@@ -94,15 +99,15 @@ def _file_of(
             place=str(folder),
             fix="use a folder with all of the model's weights",
         )
-    return path
+    return path, place
 
 
 def _read_rows(
-    path: Path, place: Place, parameter: Parameter, low: int, high: int, flat: Tensor
+    path: Path, place: Stored, parameter: Parameter, low: int, high: int, flat: Tensor
 ) -> None:
     """Elements low .. high of a parameter, read in chunks of whole rows of its part."""
     width = parameter.elements // parameter.shape[0]
-    first_row = place.first_row + parameter.window[0].start
+    start = parameter.window[0].start
     columns = parameter.window[1:]
     entry = _entry(path, place)
     with _open(path) as file:
@@ -110,12 +115,24 @@ def _read_rows(
         rows = max(1, CHUNK_BYTES // (width * _FLOATS[entry.dtype]))
         for row in range(low // width, -(-high // width), rows):
             last = min(row + rows, -(-high // width))
-            values = part[(slice(first_row + row, first_row + last), *columns)].reshape(-1)
+            values = _rows_of(part, place, slice(start + row, start + last), columns).reshape(-1)
             first, end = max(low, row * width), min(high, last * width)
             flat[first - low : end - low] = values[first - row * width : end - row * width]
 
 
-def _entry(path: Path, place: Place) -> TensorEntry:
+def _rows_of(part: Any, place: Stored, rows: slice, columns: tuple[slice, ...]) -> Tensor:
+    """Rows of a parameter, of these columns."""
+    pieces: list[Tensor] = []
+    for first, count in place.runs(rows.start, rows.stop):
+        run = slice(first, first + count)
+        if place.transposed:
+            pieces.append(part[(*columns, run)].t())
+        else:
+            pieces.append(part[(run, *columns)])
+    return pieces[0] if len(pieces) == 1 else torch.cat(pieces)
+
+
+def _entry(path: Path, place: Stored) -> TensorEntry:
     """What the file's header says of a tensor, its shape and dtype checked."""
     entry = _header(path).get(place.tensor)
     if entry is None:
@@ -163,7 +180,7 @@ def _open(path: Path) -> Any:
 
 
 def _check_no_bias(
-    place: Place, layout: UnitParameters, parameter: Parameter, files: dict[str, Path]
+    place: Stored, layout: UnitParameters, parameter: Parameter, files: dict[str, Path]
 ) -> None:
     """Files with a bias that the model leaves out would give other numbers, silently."""
     if len(parameter.shape) == 1 or not parameter.name.endswith(".weight"):

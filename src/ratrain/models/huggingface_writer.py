@@ -12,16 +12,12 @@ import safetensors.torch
 import torch
 from torch import Tensor
 
+from ratrain.describe.huggingface import config_of
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.huggingface_config import CONFIG
 from ratrain.models.huggingface_folder import with_dtype
-from ratrain.models.huggingface_names import (
-    EMBEDDING_TENSOR,
-    FileTensor,
-    config_of,
-    file_tensors,
-)
+from ratrain.models.huggingface_names import LOGITS, FileNames, FileTensor
 from ratrain.models.huggingface_reader import INDEX, SINGLE
 from ratrain.models.shapes import HEAD, unit_layout, unit_names
 
@@ -47,14 +43,15 @@ def write_model(
     folder = Path(folder)
     config = with_dtype(dict(config or config_of(spec)), str(dtype).removeprefix("torch."))
     require_no_weights(folder)
-    tensors = file_tensors(spec)
+    names = FileNames(spec)
+    tensors = names.tensors()
     files = _shards(tensors, dtype.itemsize, max_shard_bytes)
-    writer = _Writer(folder, tensors, files)
+    writer = _Writer(folder, tensors, files, names.embedding)
     for unit in unit_names(spec):
         flat = source(unit)
-        writer.take(_unit_tensors(spec, unit, flat, dtype, tensors))
+        writer.take(_unit_tensors(names, unit, flat, dtype, tensors))
         if unit == HEAD and spec.tied_embeddings:
-            writer.check_tied(_parameter(spec, HEAD, "head.logits", flat).to(dtype), spec)
+            writer.check_tied(_parameter(spec, HEAD, LOGITS, flat).to(dtype), spec)
     if len(set(files.values())) > 1:
         size = sum(tensor.elements for tensor in tensors) * dtype.itemsize
         _write_json(folder / INDEX, {"metadata": {"total_size": size}, "weight_map": files})
@@ -64,8 +61,10 @@ def write_model(
 class _Writer:
     """Tensors of the file being filled; a file is written when its last one has come."""
 
-    def __init__(self, folder: Path, tensors: list[FileTensor], files: dict[str, str]) -> None:
-        self._folder, self._files = folder, files
+    def __init__(
+        self, folder: Path, tensors: list[FileTensor], files: dict[str, str], embedding: str
+    ) -> None:
+        self._folder, self._files, self._embedding_tensor = folder, files, embedding
         self._last = {files[tensor.name]: tensor.name for tensor in tensors}
         self._held: dict[str, Tensor] = {}
         self._embedding = b""
@@ -73,7 +72,7 @@ class _Writer:
     def take(self, tensors: dict[str, Tensor]) -> None:
         for name, tensor in tensors.items():
             self._held[name] = tensor
-            if name == EMBEDDING_TENSOR:
+            if name == self._embedding_tensor:
                 self._embedding = _digest(tensor)
             file = self._files[name]
             if self._last[file] == name:
@@ -94,15 +93,20 @@ class _Writer:
 
 
 def _unit_tensors(
-    spec: ModelSpec, unit: str, flat: Tensor, dtype: torch.dtype, tensors: list[FileTensor]
+    names: FileNames, unit: str, flat: Tensor, dtype: torch.dtype, tensors: list[FileTensor]
 ) -> dict[str, Tensor]:
     """The file's tensors of one unit, copies in `dtype` on the CPU."""
     converted: dict[str, Tensor] = {}
-    for tensor in tensors:
-        if tensor.unit == unit:
-            parts = [_parameter(spec, unit, name, flat) for name in tensor.parameters]
-            whole = torch.cat(parts) if len(parts) > 1 else parts[0]
-            converted[tensor.name] = whole.to("cpu", dtype, copy=True)
+    for tensor in (tensor for tensor in tensors if tensor.unit == unit):
+        whole = torch.empty(tensor.shape, dtype=dtype)
+        for name in tensor.parameters:
+            values = _parameter(names.spec, unit, name, flat)
+            place = names.place_of(unit, name, tuple(values.shape))
+            into, row = whole.t() if place.transposed else whole, 0
+            for first, count in place.runs(0, values.shape[0]):
+                into[first : first + count] = values[row : row + count]
+                row += count
+        converted[tensor.name] = whole
     return converted
 
 

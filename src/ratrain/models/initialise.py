@@ -22,10 +22,12 @@ def initial_parameter(
     """One parameter in fp32, on the CPU.
 
     Matrices are normal with deviation 0.02; those that write onto the residual stream have
-    0.02 / sqrt(2 L), L layers (GPT-2). Norms are one, biases zero. A tied head is the embedding.
+    0.02 / sqrt(2 L), L layers (GPT-2). Norms are one (Gemma's, which add one, zero), biases zero. A
+    tied head is the embedding.
     """
     if len(shape) == 1:
-        return torch.zeros(shape) if param_name.endswith(".bias") else torch.ones(shape)
+        zero = param_name.endswith(".bias") or spec.norm_plus_one
+        return torch.zeros(shape) if zero else torch.ones(shape)
     if spec.tied_embeddings and unit_name == HEAD:
         unit_name, param_name = EMBEDDING, "embedding.tokens"
     generator = torch.Generator().manual_seed(_seed_of(seed, unit_name, param_name))

@@ -8,7 +8,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from ratrain.models.rows import Rows, by_rank
+from ratrain.models.rows import Rows, by_rank, summed
 from ratrain.models.tensor_group import TensorGroup, leads
 from ratrain.models.weights import Weights
 
@@ -39,6 +39,13 @@ def linear_onto(
     if not leads(group):
         return x @ weight
     output = torch.addmm(residual, x, weight)
+    return output.add_(weights[f"{name}.bias"]) if _biased(weights, name) else output
+
+
+def linear_summed(weights: Weights, name: str, x: Tensor, group: TensorGroup | None) -> Tensor:
+    """x W^T + b where each rank of a group has some columns of W: complete, of the rows that are to
+    be here."""
+    output = summed(by_rank(x @ weights[f"{name}.weight"].t(), group), group)
     return output.add_(weights[f"{name}.bias"]) if _biased(weights, name) else output
 
 

@@ -1,88 +1,154 @@
-"""x + down(silu(gate(norm(x))) up(norm(x))): the second half of a layer as one function.
+"""x + mlp(norm(x)): the second half of a layer as one function. The MLP is down(f(gate) up), or
+down(f(up)); families put norms before it, behind it, or both.
 
-Kept for backward: x, norm out, gate, up, their product, and one number a token.
+Kept for backward: x, norm out, gate, up, their product, what a norm behind the MLP reads, and a
+number or two a token.
 
 In a tensor group each rank has some of the f columns. The output is this rank's part of a sum that
 is left to the caller; the gradient of x is complete: it is summed here. Where the group divides
 rows, x and its gradient are this rank's own, and so is what the gradient of the output says.
+
+Where attention and MLP read the same input (GPT-NeoX), x is the layer's, the output is added `onto`
+attention's, and the gradient of x is left to the caller too, as a part.
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
 from typing import Any
 
-import torch
 from torch import Tensor
 from torch.autograd import Function
-from torch.nn import functional
 
-from ratrain.models import kernels
-from ratrain.models.linear import input_gradient, linear, linear_onto, weight_gradient
-from ratrain.models.norm import rms_norm, rms_norm_gradients
-from ratrain.models.rows import Rows, by_rank, own_rows, summed
-from ratrain.models.tensor_group import TensorGroup, divides_rows
+from ratrain.describe.model import ModelSpec
+from ratrain.models.activation import activated, activation_gradients_
+from ratrain.models.linear import (
+    input_gradient,
+    linear,
+    linear_onto,
+    linear_summed,
+    weight_gradient,
+)
+from ratrain.models.norm import Norm, norm_of
+from ratrain.models.rows import Rows, by_rank, own_rows, part_of, summed
+from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing
 from ratrain.models.weights import Weights
 
 
+@dataclass(frozen=True)
+class MlpPlan:
+    """What the block needs to know."""
+
+    activation: str
+    gated: bool
+    before: Norm | None
+    after: Norm | None
+    group: TensorGroup | None = None
+
+    @property
+    def widening(self) -> tuple[str, ...]:
+        """The matrices that read the norm's output."""
+        return ("mlp.gate", "mlp.up") if self.gated else ("mlp.up",)
+
+
+def mlp_plan(spec: ModelSpec, group: TensorGroup | None) -> MlpPlan:
+    """The plan of a model's layers."""
+    return MlpPlan(
+        activation=spec.activation,
+        gated=spec.gated_mlp,
+        before=None if spec.norm_places == "after" else norm_of(spec, "norm2"),
+        after=None if spec.norm_places == "before" else norm_of(spec, "mlp.norm"),
+        group=group,
+    )
+
+
 class MlpBlock(Function):
-    """apply(x [b, S, h], weights, epsilon, group) -> [b, S, h]; where the group divides rows, of
-    this rank's own x [rows, h] its part of all, [t, rows, h]. Backward may run once: it writes its
+    """apply(x [b, S, h], onto, weights, plan) -> [b, S, h]; where the group divides rows, of this
+    rank's own x [rows, h] its part of all, [t, rows, h]. `onto`: None, or what the output is added
+    to in place of x, which is then as `spread` makes it. Backward may run once: it writes its
     gradients over what was kept."""
 
     @staticmethod
     def forward(
-        ctx: Any, x: Tensor, weights: Weights, epsilon: float, group: TensorGroup | None
+        ctx: Any, x: Tensor, onto: Tensor | None, weights: Weights, plan: MlpPlan
     ) -> Tensor:
-        flat = x.flatten(0, -2)
-        normed, rstd = rms_norm(flat, weights["norm2.weight"], epsilon)
+        group = plan.group
+        flat = x.flatten(0, -2) if onto is None else own_rows(x, group)
+        normed, rstd = (flat, None) if plan.before is None else plan.before.forward(weights, flat)
         inputs = Rows(normed, group)
-        gate = linear(weights, "mlp.gate", inputs.all())
-        up = linear(weights, "mlp.up", inputs.all())
+        *gates, up = (linear(weights, name, inputs.all()) for name in plan.widening)
+        gate = gates[0] if gates else None
         inputs.let_go()
-        act = _gated(gate, up)
-        ctx.save_for_backward(x, normed, rstd, gate, up, act)
-        ctx.weights, ctx.group = weights, group
-        output = by_rank(linear_onto(weights, "mlp.down", act, flat, group), group)
+        act = activated(plan.activation, up, gate)
+        residual = flat if onto is None else onto.flatten(0, -2)
+        result, after = None, None
+        if plan.after is None:
+            output = by_rank(linear_onto(weights, "mlp.down", act, residual, group), group)
+        else:
+            result = linear_summed(weights, "mlp.down", act, group)
+            whole, after = plan.after.forward(weights, result)
+            output = part_of(whole.add_(residual), group)
+        ctx.save_for_backward(x, normed, rstd, gate, up, act, result, after)
+        ctx.weights, ctx.plan = weights, plan
+        ctx.onto_shape = None if onto is None else onto.shape
         return output if divides_rows(group) else output.view(x.shape)
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None, None]:
-        x, normed, rstd, gate, up, act = ctx.saved_tensors
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor | None, None, None]:
+        x, normed, rstd, gate, up, act, result, after = ctx.saved_tensors
         weights: Weights = ctx.weights
-        group: TensorGroup | None = ctx.group
-        grad, inputs = Rows(own_rows(grads[0], group), group), Rows(normed, group)
+        plan: MlpPlan = ctx.plan
+        group = plan.group
+        residual = own_rows(grads[0], group)
+        own = residual
+        if plan.after is not None:
+            own = plan.after.backward(weights, own, result, after, None, dividing(group))
+        grad = Rows(own, group)
+        inputs = Rows(normed.detach(), group)  # without a norm it is the input of the graph
         weight_gradient(weights, "mlp.down", grad, Rows(act))
         d_act = input_gradient(weights, "mlp.down", grad.all())
-        d_gate, d_up = _gated_gradients_(d_act, gate, up)
+        activation_gradients_(plan.activation, d_act, up, gate)
         del d_act
         grad.let_go()
-        weight_gradient(weights, "mlp.gate", Rows(d_gate), inputs)
-        weight_gradient(weights, "mlp.up", Rows(d_up), inputs)
-        d_normed = input_gradient(weights, "mlp.gate", d_gate)
-        d_normed = input_gradient(weights, "mlp.up", d_up, d_normed)
+        made = [up] if gate is None else [gate, up]
+        for name, gradient in zip(plan.widening, made, strict=True):
+            weight_gradient(weights, name, Rows(gradient), inputs)
+        d_normed: Tensor | None = None
+        for name, gradient in zip(plan.widening, made, strict=True):
+            d_normed = input_gradient(weights, name, gradient, d_normed)
+        assert d_normed is not None
+        if ctx.onto_shape is None:
+            inputs.let_go()
+            dx = _own_gradient(weights, plan, d_normed, x, rstd, residual)
+            return dx.view(x.shape), None, None, None
         inputs.let_go()
-        d_normed = summed(by_rank(d_normed, group), group)
-        weight = weights["norm2.weight"]
-        dx, d_weight = rms_norm_gradients(d_normed, x.flatten(0, -2), rstd, weight, grad.own)
-        if group is not None and group.divides_rows:
-            group.sum_(d_weight)  # of its own rows on each rank; else it is complete
-        weights.add("norm2.weight", d_weight)
-        return dx.view(x.shape), None, None, None
+        dx = _part_gradient(weights, plan, d_normed, own_rows(x, group), rstd)
+        return dx.view(x.shape), residual.view(ctx.onto_shape), None, None
 
 
-def _gated(gate: Tensor, up: Tensor) -> Tensor:
-    """silu(gate) up."""
-    if c := kernels.kernels_for(gate):
-        return kernels.gated(c, gate, up)
-    return functional.silu(gate).mul_(up)
+def _own_gradient(
+    weights: Weights,
+    plan: MlpPlan,
+    d_normed: Tensor,
+    x: Tensor,
+    rstd: Tensor,
+    residual: Tensor,
+) -> Tensor:
+    """The gradient of x, complete, of the rows that are here."""
+    group = plan.group
+    d_normed = summed(by_rank(d_normed, group), group)
+    if plan.before is None:
+        return d_normed.add_(residual)
+    flat = x.flatten(0, -2)
+    return plan.before.backward(weights, d_normed, flat, rstd, residual, dividing(group))
 
 
-def _gated_gradients_(d_act: Tensor, gate: Tensor, up: Tensor) -> tuple[Tensor, Tensor]:
-    """Gradients of gate and up where act = silu(gate) up, written over gate and up."""
-    if c := kernels.kernels_for(gate):
-        kernels.gated_gradients_(c, d_act, gate, up)
-        return gate, up
-    d_silu = d_act * up
-    torch.mul(functional.silu(gate), d_act, out=up)
-    torch.ops.aten.silu_backward.grad_input(d_silu, gate, grad_input=gate)
-    return gate, up
+def _part_gradient(
+    weights: Weights, plan: MlpPlan, d_normed: Tensor, flat: Tensor, rstd: Tensor
+) -> Tensor:
+    """This rank's part of the gradient of x, without the residual's."""
+    assert plan.before is not None
+    if divides_rows(plan.group):
+        flat = Rows(flat, plan.group).all()
+        rstd = plan.before.statistics(weights, flat)
+    return plan.before.part_backward(weights, d_normed, flat, rstd, None, plan.group)

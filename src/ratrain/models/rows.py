@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from torch import Tensor
 
-from ratrain.models.tensor_group import TensorGroup, divides_rows
+from ratrain.models.tensor_group import TensorGroup, divides_rows, leads
 
 
 class Rows:
@@ -50,6 +50,24 @@ def by_rank(part: Tensor, group: TensorGroup | None) -> Tensor:
     if group is None or not group.divides_rows:
         return part
     return part.view(group.division.degree, -1, part.shape[-1])
+
+
+def add_own(part: Tensor, complete: Tensor, group: TensorGroup | None) -> Tensor:
+    """Adds what is complete to a rank's part of a sum, in place, so that the sum has it once: in
+    rank 0's part, or where the group divides rows, of its own in each rank's."""
+    if group is not None and group.divides_rows:
+        part[group.division.rank].add_(complete)
+    elif leads(group):
+        part.add_(complete)
+    return part
+
+
+def part_of(complete: Tensor, group: TensorGroup | None) -> Tensor:
+    """What is complete, of the rows that are here, as a rank's part of a sum that gives it."""
+    if group is None:
+        return complete
+    shape = (group.division.degree, *complete.shape) if group.divides_rows else complete.shape
+    return add_own(complete.new_zeros(shape), complete, group)
 
 
 def summed(part: Tensor, group: TensorGroup | None) -> Tensor:

@@ -12,7 +12,7 @@ from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.cached import KeptKeys, layer_onward
 from ratrain.models.shapes import HEAD, unit_names
-from ratrain.models.units import Head, Layer, MicroBatch, unit_of
+from ratrain.models.units import Embedding, Head, Layer, unit_of
 from ratrain.models.weights import Weights
 
 
@@ -39,7 +39,7 @@ class Reader:
 
     def read(self, tokens: Tensor) -> Tensor:
         """Logits [b, V] of the token after the last; one token at a time after the first call."""
-        x, batch = torch.empty(0), MicroBatch(tokens, tokens)
+        x, first = torch.empty(0), self.length
         with torch.no_grad():
             for name, unit in self._units.items():
                 weights = self._weights[name]
@@ -49,8 +49,8 @@ class Reader:
                     if name not in self._kept:
                         self._kept[name] = KeptKeys(unit.plan, x)
                     x = layer_onward(unit, weights, x, self._kept[name])
-                else:
-                    x = unit.forward(weights, x, batch)
+                elif isinstance(unit, Embedding):
+                    x = unit.onward(weights, x, tokens, first)
         raise AssertionError("a model ends with a head")
 
 

@@ -53,3 +53,8 @@ def leads(group: TensorGroup | None) -> bool:
 def divides_rows(group: TensorGroup | None) -> bool:
     """Whether each rank has some of the tokens alone; not where there is no group."""
     return group is not None and group.divides_rows
+
+
+def dividing(group: TensorGroup | None) -> TensorGroup | None:
+    """The group, where each of its ranks has some of the tokens alone."""
+    return group if divides_rows(group) else None

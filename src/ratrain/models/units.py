@@ -10,13 +10,13 @@ from torch import Tensor
 from ratrain.describe.model import ModelSpec
 from ratrain.errors import SpecError
 from ratrain.models.attention import FLASH, AttentionCore
-from ratrain.models.attention_block import AttentionBlock, AttentionPlan
+from ratrain.models.attention_block import AttentionBlock, AttentionPlan, attention_plan
 from ratrain.models.differentiable import differentiable
-from ratrain.models.embedding import Embed, EmbeddingPlan
-from ratrain.models.head import HeadLoss, HeadPlan, head_logits
-from ratrain.models.mlp_block import MlpBlock
+from ratrain.models.embedding import Embed, EmbeddingPlan, embedding_plan
+from ratrain.models.head import HeadLoss, HeadPlan, head_logits, head_plan
+from ratrain.models.mlp_block import MlpBlock, MlpPlan, mlp_plan
 from ratrain.models.parameters import UnitParameters
-from ratrain.models.shapes import EMBEDDING, HEAD, layer_shape, unit_layout
+from ratrain.models.shapes import EMBEDDING, HEAD, unit_layout
 from ratrain.models.tensor_group import TensorGroup, division_of
 from ratrain.models.weights import Weights
 
@@ -53,15 +53,21 @@ class Embedding:
     plan: EmbeddingPlan
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
-        return differentiable(Embed, x, weights, batch.tokens, self.plan)
+        return self.onward(weights, x, batch.tokens, 0)
+
+    def onward(self, weights: Weights, x: Tensor, tokens: Tensor, first: int) -> Tensor:
+        """The same for tokens [b, n] of which the first of each sequence has position `first`."""
+        return differentiable(Embed, x, weights, tokens, self.plan, first)
 
 
 @dataclass(frozen=True)
 class Layer:
-    """[b, S, h] to [b, S, h]: attention, then MLP, each onto its input."""
+    """[b, S, h] to [b, S, h]: attention, then MLP, each onto its input; or both of one input."""
 
     layout: UnitParameters
     plan: AttentionPlan
+    mlp: MlpPlan
+    parallel: bool = False
 
     def forward(self, weights: Weights, x: Tensor, batch: MicroBatch) -> Tensor:
         sequences, length = batch.tokens.shape
@@ -71,9 +77,13 @@ class Layer:
                 place="layer",
                 fix="raise the sequence length, or shorten the sequences",
             )
-        plan = self.plan
-        between = differentiable(AttentionBlock, x, weights, plan, (sequences, length))
-        return differentiable(MlpBlock, between, weights, plan.shape.epsilon, plan.group)
+        between = differentiable(AttentionBlock, x, weights, self.plan, (sequences, length))
+        return self.second_half(weights, x, between)
+
+    def second_half(self, weights: Weights, x: Tensor, between: Tensor) -> Tensor:
+        """The layer's output, of its input and of attention's output onto it."""
+        given = (x, between) if self.parallel else (between, None)
+        return differentiable(MlpBlock, *given, weights, self.mlp)
 
 
 @dataclass(frozen=True)
@@ -104,9 +114,8 @@ def unit_of(
     division = division_of(group)
     layout = unit_layout(spec, name, division)
     if name == EMBEDDING:
-        return Embedding(layout, EmbeddingPlan(spec.vocab, group))
+        return Embedding(layout, embedding_plan(spec, group))
     if name == HEAD:
-        return Head(layout, HeadPlan(spec.norm_epsilon, spec.norm_head, group))
-    theta = spec.rope_theta if spec.position == "rope" else None
-    shape = layer_shape(spec, division)
-    return Layer(layout, AttentionPlan(shape, sequence_length, theta, group, core))
+        return Head(layout, head_plan(spec, group))
+    attention = attention_plan(spec, int(name), sequence_length, group, core)
+    return Layer(layout, attention, mlp_plan(spec, group), spec.parallel_residual)

@@ -99,7 +99,7 @@ def _require_measurable(request: LayersAsked) -> None:
     if request.device == "cuda" and not gpu_present():
         raise SpecError("torch sees no CUDA device", place="--device", fix="use --device cpu")
     from ratrain.models.division import check_divides
-    from ratrain.models.shapes import check_trainable
+    from ratrain.models.trainable import check_trainable
 
     check_trainable(request.model)
     check_divides(request.model, request.tensor)

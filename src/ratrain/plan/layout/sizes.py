@@ -22,6 +22,7 @@ from ratrain.cost.scratch import (
     compute_scratch_bytes,
     kernels_scratch_bytes,
     lanes_scratch_bytes,
+    masks_bytes,
     stored_scratch_bytes,
 )
 from ratrain.describe.device import DeviceKind
@@ -200,6 +201,7 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     )
     if block.kind == "layer" and stores_scores(job):
         compute += stored_scratch_bytes(model, length, element, layout.tensor)
+    compute += masks_bytes(model, length)
     if job.backward_sends:
         compute += buckets_scratch_bytes(model, block.kind, length, size, element)
     apart = trains_tied(job) and layout.pipeline > 1

@@ -11,7 +11,7 @@ from __future__ import annotations
 import gc
 import json
 from collections.abc import Callable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from hashlib import sha256
 from pathlib import Path
 from typing import Any
@@ -25,7 +25,7 @@ from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
-from ratrain.describe.model import ModelSpec
+from ratrain.describe.model import ModelSpec, identity
 from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
@@ -256,5 +256,4 @@ def _saved_holders(manifest: Manifest) -> dict[str, int]:
 
 def config_hash(model: ModelSpec) -> str:
     """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
-    body = {k: v for k, v in asdict(model).items() if k != "source"}
-    return sha256(json.dumps(body, sort_keys=True).encode()).hexdigest()
+    return sha256(json.dumps(identity(model), sort_keys=True).encode()).hexdigest()

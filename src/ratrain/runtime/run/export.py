@@ -10,6 +10,7 @@ from typing import Any
 from torch import Tensor
 
 from ratrain.corpus.tokenizer import BYTES, HuggingFaceTokenizer, Tokenizer, tokenizer_of
+from ratrain.describe.huggingface import config_of
 from ratrain.errors import SpecError
 from ratrain.models.huggingface import require_no_weights, write_model
 from ratrain.models.huggingface_folder import (
@@ -18,7 +19,6 @@ from ratrain.models.huggingface_folder import (
     copy_tokenizer,
     dtype_of,
 )
-from ratrain.models.huggingface_names import config_of
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.runtime.run.trained import TOKENIZER, TrainedModel, trained_model
 from ratrain.runtime.step.states import DTYPES

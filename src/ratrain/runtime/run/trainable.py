@@ -4,8 +4,7 @@ from __future__ import annotations
 
 from ratrain.describe.job import JobSpec
 from ratrain.errors import SpecError
-from ratrain.models.huggingface_config import check_attention
-from ratrain.models.shapes import check_trainable
+from ratrain.models.trainable import check_trainable
 
 
 def require_whole_periods(job: JobSpec, period: int, end_step: int) -> None:
@@ -30,8 +29,6 @@ def require_trainable(job: JobSpec) -> None:
     the weights that it names."""
     model = job.model
     check_trainable(model.spec)
-    if model.file is not None:
-        check_attention(model.file, model.spec)
     if job.train.weights is not None:
         from ratrain.models.huggingface_reader import check_weights  # loads torch
 

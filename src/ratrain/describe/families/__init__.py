@@ -1,0 +1,1 @@
+"""The families of Hugging Face models, one file each."""

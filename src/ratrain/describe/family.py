@@ -1,0 +1,43 @@
+"""What a family of models is: how its config.json reads, and where its files hold each parameter.
+
+What a family computes is said by the `ModelSpec` that its config becomes, field by field, so a
+family of known pieces is one file in `families/` and nothing else.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from ratrain.describe.model import ModelSpec
+from ratrain.readers.place import Place
+
+
+@dataclass(frozen=True)
+class Packed:
+    """A tensor that holds several of our matrices (or vectors), one below the other. `by_head`:
+    head by head, each with a piece of every one of them."""
+
+    tensor: str
+    of: tuple[str, ...]
+    by_head: bool = False
+
+
+@dataclass(frozen=True)
+class Family:
+    """A family of Hugging Face models.
+
+    `read` gives the fields of a ModelSpec but for its name and family, and raises SpecError; a
+    `head_dim` of None stands for hidden / heads. `write` gives the keys of a config.json, beside
+    what all have; what it cannot say is found by reading it again. `tensors` names, for each of our
+    modules ("attention.q"), theirs, "{}" being the layer's number.
+    """
+
+    name: str  # model_type
+    architecture: str
+    says: str  # which models belong to it
+    read: Callable[[Mapping[str, Any], Place], dict[str, Any]]
+    write: Callable[[ModelSpec], dict[str, Any]]
+    tensors: Mapping[str, str | Packed]
+    transposed: frozenset[str] = frozenset()  # modules whose files hold (inputs, outputs)

@@ -1,0 +1,64 @@
+"""The parameters of an embedding, a layer and a head: names and shapes, from a model's choices.
+
+Matrices are (outputs, inputs). Formulas count these, and training allocates them.
+"""
+
+from __future__ import annotations
+
+from ratrain.describe.model import ModelSpec
+
+Shapes = list[tuple[str, tuple[int, ...]]]
+
+
+def embedding_parameters(model: ModelSpec) -> Shapes:
+    """Those of the embedding."""
+    tokens = ("embedding.tokens", (model.vocab, model.hidden))
+    if model.position != "learned":
+        return [tokens]
+    return [tokens, ("embedding.positions", (model.max_positions, model.hidden))]
+
+
+def head_parameters(model: ModelSpec) -> Shapes:
+    """Those of the head, of which the last is the matrix that a tied model shares."""
+    return [*_norm("head.norm", model), ("head.logits", (model.vocab, model.hidden))]
+
+
+def layer_parameters(model: ModelSpec) -> Shapes:
+    """Those of each layer."""
+    h, q, kv, f = model.hidden, model.query_hidden, model.kv_hidden, model.ffn
+    before, after = model.norm_places != "after", model.norm_places != "before"
+    gate = _linear("mlp.gate", f, h, model.mlp_bias) if model.gated_mlp else []
+    return [
+        *(_norm("norm1", model) if before else []),
+        *_linear("attention.q", q, h, model.qkv_bias),
+        *_linear("attention.k", kv, h, model.qkv_bias),
+        *_linear("attention.v", kv, h, model.qkv_bias),
+        *_qk_norms(model),
+        *_linear("attention.output", h, q, model.output_bias),
+        *(_norm("attention.norm", model) if after else []),
+        *(_norm("norm2", model) if before else []),
+        *gate,
+        *_linear("mlp.up", f, h, model.mlp_bias),
+        *_linear("mlp.down", h, f, model.mlp_bias),
+        *(_norm("mlp.norm", model) if after else []),
+    ]
+
+
+def _qk_norms(model: ModelSpec) -> Shapes:
+    if model.qk_norm == "none":
+        return []
+    whole = model.qk_norm == "width"
+    return [
+        ("attention.q_norm.weight", (model.query_hidden if whole else model.head_dim,)),
+        ("attention.k_norm.weight", (model.kv_hidden if whole else model.head_dim,)),
+    ]
+
+
+def _linear(name: str, out: int, into: int, bias: bool) -> Shapes:
+    weight = (f"{name}.weight", (out, into))
+    return [weight, (f"{name}.bias", (out,))] if bias else [weight]
+
+
+def _norm(name: str, model: ModelSpec) -> Shapes:
+    weight = (f"{name}.weight", (model.hidden,))
+    return [weight] if model.norm == "rms" else [weight, (f"{name}.bias", (model.hidden,))]

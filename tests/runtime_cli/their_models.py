@@ -1,0 +1,124 @@
+"""Tiny random models of Transformers, at least one of every family that it has a class for."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from ratrain.describe.huggingface import load_config
+from ratrain.describe.model import ModelSpec
+from ratrain.models.huggingface import read_range
+from ratrain.models.shapes import unit_layout, unit_names
+
+SIZES: dict[str, Any] = {
+    "hidden_size": 32,
+    "num_hidden_layers": 3,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+    "intermediate_size": 48,
+    "vocab_size": 64,
+    "max_position_embeddings": 64,
+}
+"""Words and heads that two ranks can share."""
+GEMMA: dict[str, Any] = {**SIZES, "head_dim": 12}
+NO_TOKENS: dict[str, Any] = dict.fromkeys(("bos_token_id", "eos_token_id", "pad_token_id"))
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 16,
+}
+YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}
+LONG = {"rope_type": "longrope", "short_factor": [1.0, 1.5, 2.0], "long_factor": [2.0, 3.0, 9.0]}
+
+
+@dataclass(frozen=True)
+class Their:
+    """A model_type and the keys of its config."""
+
+    family: str
+    keys: dict[str, Any] = field(default_factory=dict[str, Any])
+
+
+THEIRS = {
+    "llama": Their("llama", {**SIZES, "attention_bias": True, "mlp_bias": True}),
+    "llama3": Their("llama", {**SIZES, "rope_scaling": LLAMA3, "rope_theta": 500.0}),
+    "linear": Their("llama", {**SIZES, "rope_scaling": {"rope_type": "linear", "factor": 4.0}}),
+    "yarn": Their("llama", {**SIZES, "rope_scaling": YARN}),
+    "mistral": Their("mistral", {**SIZES, "sliding_window": 7, "head_dim": 16}),
+    "qwen2": Their("qwen2", {**SIZES, "tie_word_embeddings": True}),
+    "qwen2 window": Their(
+        "qwen2",
+        {**SIZES, "use_sliding_window": True, "sliding_window": 5, "max_window_layers": 1},
+    ),
+    "qwen3": Their("qwen3", {**SIZES, "head_dim": 12, "rope_scaling": YARN}),
+    "phi3": Their("phi3", {**SIZES, "sliding_window": 9}),
+    "phi3 long": Their(
+        "phi3",
+        {
+            **SIZES,
+            "rope_scaling": LONG,
+            "partial_rotary_factor": 0.75,
+            "original_max_position_embeddings": 32,
+        },
+    ),
+    "gemma": Their("gemma", {**GEMMA, "hidden_activation": "gelu_pytorch_tanh"}),
+    "gemma2": Their(
+        "gemma2", {**GEMMA, "sliding_window": 6, "query_pre_attn_scalar": 5, "attention_bias": True}
+    ),
+    "gemma3": Their(
+        "gemma3_text",
+        {
+            **GEMMA,
+            "sliding_window": 6,
+            "sliding_window_pattern": 2,
+            "rope_scaling": {"rope_type": "linear", "factor": 8.0},
+            "final_logit_softcapping": 2.0,
+        },
+    ),
+    "olmo2": Their("olmo2", SIZES),
+    "gpt2": Their(
+        "gpt2", {"n_embd": 32, "n_layer": 3, "n_head": 4, "vocab_size": 64, "n_positions": 64}
+    ),
+    "gpt_neox": Their("gpt_neox", {**SIZES, "rotary_pct": 0.5}),
+    "gpt_neox in turn": Their("gpt_neox", {**SIZES, "use_parallel_residual": False}),
+}
+
+
+def their_model(name: str) -> Any:
+    """A random model in fp32, every parameter far from its initial value. Its attention is eager:
+    others know no soft caps."""
+    their = THEIRS[name]
+    config = AutoConfig.for_model(their.family, **their.keys, **NO_TOKENS)
+    torch.manual_seed(5)
+    model: Any = AutoModelForCausalLM.from_config(config, attn_implementation="eager")
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0.2, 0.3) if parameter.dim() == 1 else parameter.normal_(0, 0.2)
+    return model.float().eval()
+
+
+def written(name: str, folder: Path, dtype: torch.dtype = torch.float32) -> tuple[Any, ModelSpec]:
+    """A model, saved to a folder, and what its config.json describes."""
+    model = their_model(name).to(dtype)
+    model.save_pretrained(folder)
+    return model, load_config(folder / "config.json")
+
+
+def read_all(folder: Path, spec: ModelSpec) -> dict[str, torch.Tensor]:
+    """Every unit's flat buffer out of a folder."""
+    layouts = {name: unit_layout(spec, name) for name in unit_names(spec)}
+    return {
+        name: read_range(folder, spec, name, layout, 0, layout.size)
+        for name, layout in layouts.items()
+    }
+
+
+def relative(ours: torch.Tensor, theirs: torch.Tensor) -> float:
+    """Largest difference, in parts of the largest value."""
+    return float((ours - theirs).abs().max() / theirs.abs().max())
