@@ -53,12 +53,12 @@ def drawn(title: str) -> TimelinePanel:
     """A strategy's step as a panel."""
     case = case_of_file(JOB, PANELS[title])
     simulation = simulate(case.program, case.costs)
-    timeline = timeline_of(simulation, steps=1)
+    timeline = timeline_of(simulation, periods=1)
     step = one_step(timeline, timeline.spans[0].step)
     note = f"a step takes {format_time(simulation.step_time_s)}"
-    ops, run = Ops(case.program.table), simulation.run
-    times = op_times(ops, run.start_s, run.end_s)
-    return panel(title, note, step, ops.critical_path(times, run.steps - 1))
+    ops = Ops(case.program.table)
+    times = op_times(ops, simulation.run)
+    return panel(title, note, step, ops.critical_path(times, times.last))
 
 
 if __name__ == "__main__":

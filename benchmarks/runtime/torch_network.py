@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import os
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from datetime import timedelta
 from itertools import islice, product
 from pathlib import Path
@@ -27,7 +27,7 @@ from ratrain.runtime.rank.meeting import Meeting
 from ratrain.runtime.rank.mesh import connect_all
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
-from ratrain.runtime.step.circle import circles_of, exchanged
+from ratrain.runtime.step.circle import By, circles_of, combined, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.links import Links, Routes, message_channel, word_needs
@@ -270,8 +270,15 @@ class TorchNetwork:
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         return exchanged(self._circles[lane], values)
 
-    def exchange_bytes(self, body: bytes) -> list[bytes]:
-        return self._circles[Lane.DISK].exchange(body)
+    def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
+        return combined(self._circles[lane], values, by)
+
+    def barrier(self) -> None:
+        circle = self._circles[None]
+        circle.ask(b"", lambda heard: [b""] * len(heard))
+
+    def exchange_bytes(self, body: bytes, hearers: Collection[int] | None = None) -> list[bytes]:
+        return self._circles[Lane.DISK].exchange(body, hearers=hearers)
 
     @property
     def sent_bytes(self) -> None:

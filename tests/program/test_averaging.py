@@ -2,15 +2,20 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
+import numpy as np
 import pytest
-from hypothesis import HealthCheck, given, settings
+from hypothesis import HealthCheck, assume, given, settings
 from hypothesis import strategies as st
-from made import Case, cases, replica
+from made import Case, cases, replica, small
 
-from ratrain.program.kind import Kind, Lane
+from ratrain.errors import ProgramError
+from ratrain.program.actions import Action
+from ratrain.program.kind import Cost, Kind, Lane, Partners, Scope
 from ratrain.program.program import Program
+from ratrain.program.rules import RULES, declare, withdraw
 from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.strategies import Choices, apply_strategy, strategy
 from ratrain.program.text import read_text, write_text
@@ -67,3 +72,129 @@ def test_a_step_whose_tied_copies_are_not_summed_is_told() -> None:
     }
     rules = {finding.rule for finding in verify(replace(program, lanes=lanes)).findings}
     assert Rule.INCOMPLETE_GRADIENT in rules
+
+
+# ---- what replicas train apart they average, all of it, once --------------------------------
+
+
+def together(program: Program, rank: int, lane: Lane, place: int) -> list[tuple[int, Lane, int]]:
+    """(rank, lane, place) of all ops that happen together with one."""
+    table = program.table
+    rows = np.flatnonzero((table.rank == rank) & (table.lane == lane))
+    group = table.group[rows[place]]
+    row_of = [rows[place]] if group < 0 else np.flatnonzero(table.group == group).tolist()
+    found: list[tuple[int, Lane, int]] = []
+    for row in row_of:
+        of_lane = (table.rank == table.rank[row]) & (table.lane == table.lane[row])
+        place = int(np.searchsorted(np.flatnonzero(of_lane), row))
+        found.append((int(table.rank[row]), Lane(int(table.lane[row])), place))
+    return found
+
+
+def edited(
+    program: Program, places: list[tuple[int, Lane, int]], by: Callable[[Action], list[Action]]
+) -> Program:
+    """The program with each op at these places replaced."""
+    lanes = {key: list(actions) for key, actions in program.lanes.items()}
+    for rank, lane, place in sorted(places, reverse=True):
+        lanes[rank, lane][place : place + 1] = by(lanes[rank, lane][place])
+    return replace(program, lanes={key: tuple(actions) for key, actions in lanes.items()})
+
+
+def twice(action: Action) -> list[Action]:
+    return [action, action]
+
+
+def never(_: Action) -> list[Action]:
+    return []
+
+
+@st.composite
+def synchronised(draw: st.DrawFn) -> Program:
+    """Any program of replicas: with reduced gradients, or with averages, from the registries."""
+    tied = draw(st.booleans())
+    case, steps = draw(cases(4, tied=tied)), draw(st.integers(0, 3))
+    return averaged(case, steps) if steps else case.program
+
+
+@pytest.mark.slow
+@settings(
+    max_examples=100,
+    deadline=None,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.filter_too_much],
+)
+@given(synchronised(), st.data())
+def test_a_synchronising_op_that_is_dropped_or_doubled_is_found_on_one_rank_or_on_all(
+    program: Program, data: st.DataObject
+) -> None:
+    assert verify(program).sound
+    ops = [
+        (rank, lane, place)
+        for (rank, lane), actions in program.lanes.items()
+        for place, action in enumerate(actions)
+        if action.kind.synchronises
+    ]
+    assume(ops)
+    op = data.draw(st.sampled_from(ops))
+    kind = program.lanes[op[0], op[1]][op[2]].kind
+    everywhere = [place for place in together(program, *op) if place[1] is op[1]]
+    places = data.draw(st.sampled_from([[op], everywhere]))
+    by = data.draw(st.sampled_from([never, twice]))
+    try:
+        verdict = verify(edited(program, places, by))
+    except ProgramError:
+        return  # it cannot even be bound
+    assert not verdict.sound, (kind, by.__name__, len(places))
+    alone = program.table.states.units.holders[program.table.unit].max() == 1
+    if kind is Kind.AverageW:
+        found = [f for f in verdict.findings if f.rule is Rule.INCOMPLETE_SYNC]
+        assert {f.rank for f in found} == {rank for rank, _, _ in places} and not alone
+        assert all(f"on rank {f.rank} is " in f.message for f in found)
+
+
+def test_an_average_that_no_rank_makes_is_named_with_its_unit_and_the_fix() -> None:
+    setup = Setup((replica((1, 1), 4, 2, ends=True),))
+    program = apply_strategy(replace(strategy("1f1b"), sharding=0), setup, Choices(average_steps=3))
+    lane = program.lanes[1, Lane.REDUCE]
+    for change, words in (
+        (lane[1:], "is never averaged in a period of 3: add an AverageW of it"),
+        ((lane[0], *lane), "is averaged 2 times in a period of 3: keep the last one"),
+        (
+            (lane[0]._replace(step=1), *lane[1:]),
+            "is averaged in step 1 and updated in step 2: average it in the last step",
+        ),
+    ):
+        verdict = verify(replace(program, lanes={**program.lanes, (1, Lane.REDUCE): change}))
+        found = [f for f in verdict.findings if f.rule is Rule.INCOMPLETE_SYNC]
+        assert len(found) == 1 and found[0].rank == 1
+        assert found[0].message.startswith("unit [") and words in found[0].message, found
+
+
+def test_a_reduction_that_no_rank_makes_is_named_as_such() -> None:
+    program = small("1f1b")
+    lane = program.lanes[0, Lane.REDUCE]
+    fewer = tuple(action for action in lane if (action.kind, action.unit) != (Kind.GradSync, 2))
+    findings = verify(replace(program, lanes={**program.lanes, (0, Lane.REDUCE): fewer})).findings
+    assert any("before the gradients of all replicas are in it" in f.message for f in findings)
+
+
+def test_a_kind_of_one_s_own_that_averages_weights_is_counted() -> None:
+    own = declare(
+        "MyAverage", Lane.REDUCE, Scope.UNIT, RULES[Kind.AverageW], partners=Partners.HOLDERS,
+        cost=Cost.AVERAGE, renews=("optimizer", "view"), synchronises=("optimizer", "view"),
+    )  # fmt: skip
+    try:
+        setup = Setup((replica((1, 1), 4, 2, ends=True),))
+        program = apply_strategy(
+            replace(strategy("1f1b"), sharding=0), setup, Choices(average_steps=2)
+        )
+        lanes = {
+            key: tuple(a._replace(kind=own) if a.kind is Kind.AverageW else a for a in actions)
+            for key, actions in program.lanes.items()
+        }
+        assert verify(replace(program, lanes=lanes)).sound
+        lanes[0, Lane.REDUCE] = lanes[0, Lane.REDUCE][1:]
+        found = verify(replace(program, lanes=lanes)).findings
+        assert Rule.INCOMPLETE_SYNC in {finding.rule for finding in found}
+    finally:
+        withdraw(own)

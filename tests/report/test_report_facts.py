@@ -101,7 +101,8 @@ def test_the_critical_path_is_a_chain_that_ends_with_the_last_backward(
     timeline = timeline_of(simulation)
     step = one_step(timeline, max(span.step for span in timeline.spans))
     ops, run = Ops(program.table), simulation.run
-    hops = ops.critical_path(op_times(ops, run.start_s, run.end_s), run.steps - 1)
+    times = op_times(ops, run)
+    hops = ops.critical_path(times, times.last)
     last = max(s.end_s for s in step.spans if kind_of(s.word) in ("B", "W"))
     assert hops[-1].end_s == pytest.approx(last)
     assert hops[-1].kind in (Kind.B.name, Kind.W.name)
@@ -116,9 +117,9 @@ def test_each_op_of_the_critical_path_was_let_begin_by_the_one_before(seed: int)
     program = small("ratrain")
     simulation = simulate(program, random_costs(program.table, seed))
     table, run = program.table, simulation.run
-    n, first = len(table), simulation.window.step * len(table)
+    n, first = len(table), simulation.window.period * len(table)
     ops = Ops(table)
-    path = ops.critical_ops(op_times(ops, run.start_s, run.end_s), simulation.window.step)
+    path = ops.critical_ops(op_times(ops, run), simulation.window.period)
     assert len(path) > 10
     for before, op in pairwise(path):
         cause = int(run.cause[first + op])

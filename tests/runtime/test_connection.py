@@ -7,6 +7,7 @@ import socket
 import struct
 import threading
 import time
+import zlib
 from collections.abc import Callable, Generator
 
 import pytest
@@ -142,11 +143,12 @@ def test_a_damaged_table_of_words_is_refused(stranger: tuple[Connection, socket.
     end, far = stranger
     circle = Circle(1, 3, {0: end})
     word = struct.pack("!II", 4, 0)
-    for table in (b"", struct.pack("!I", 1 << 31), word * 2, word * 4, word * 3 + b"x"):
+    tables = (b"", struct.pack("!I", 1 << 31), word * 2, word * 4, word * 3 + b"x")
+    for table in (*map(zlib.compress, tables), zlib.compress(word * 3)[:-3], word * 3, b""):
         far.sendall(struct.pack("!4sQ", b"RATF", len(table)) + table)
         with pytest.raises(TransportError, match="a table that is damaged"):
             circle.exchange(b"")
-    unlike = struct.pack("!III", 8, 0, 0) + struct.pack("!I", 0) + word
+    unlike = zlib.compress(struct.pack("!III", 8, 0, 0) + struct.pack("!I", 0) + word)
     far.sendall(struct.pack("!4sQ", b"RATF", len(unlike)) + unlike)
     with pytest.raises(TransportError, match="a table that is damaged"):
         circle.exchange(b"four", same_size=True)

@@ -8,20 +8,22 @@ import threading
 import time
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from made import Case, cases, small
+from made import Case, cases, replica, small
 
 from ratrain.errors import Infeasible
 from ratrain.program.actions import Kind, Lane
 from ratrain.program.program import Program
-from ratrain.program.strategies import STRATEGIES
+from ratrain.program.setup import Setup
+from ratrain.program.strategies import STRATEGIES, Choices, apply_strategy, strategy
 from ratrain.program.verify import verify
 from ratrain.runtime.step.lanes import Lanes
-from ratrain.runtime.step.ledger import Ledger, Ledgers
+from ratrain.runtime.step.ledger import Ledger, Ledgers, ledgers_of
 from ratrain.runtime.step.schedule import HeldState, LocalOp, Schedule, schedule_of
 
 STEPS = 3
@@ -314,3 +316,23 @@ def test_the_last_steps_are_recorded_and_no_others() -> None:
     assert Counter(ran.step for ran in lanes.records()) == dict.fromkeys((3, 4), len(schedule.ops))
     for ran in lanes.records():
         assert ran.reached_s <= ran.start_s <= ran.end_s
+
+
+def test_a_period_begun_in_its_middle_runs_the_rest_of_it_and_then_whole_ones() -> None:
+    setup = Setup((replica((1, 1), 2, 2, ends=True),))
+    chosen = replace(strategy("1f1b"), sharding=0)
+    schedule = schedule_of(apply_strategy(chosen, setup, Choices(average_steps=3)), 0)
+    ran: list[tuple[int, int]] = []
+    lanes = Lanes(
+        schedule,
+        lambda op, step: ran.append((step, op.step)),
+        ledgers_of(schedule, limited=False),
+        timeout_s=10 * PATIENCE_S,
+    )
+    lanes.run(7, lambda _lane, step: step < 12)
+    assert {(7, 1), (8, 2), (9, 0), (10, 1), (11, 2)} == set(ran)
+    ran.clear()
+    lanes.run(12, lambda _lane, step: step < 14, ahead=1)  # two steps, the last of which averages
+    assert {(12, 1), (13, 2)} == set(ran)
+    counts = Counter(op.step for op in schedule.ops)
+    assert Counter(step for _, step in ran) == {1: counts[1], 2: counts[2]}

@@ -6,6 +6,7 @@ import itertools
 import json
 from io import StringIO
 from pathlib import Path
+from typing import Any
 
 import pytest
 from costs_made import random_costs
@@ -26,9 +27,9 @@ from ratrain.runtime.rank.progress import (
     plain_line,
     validation_line,
 )
+from ratrain.runtime.run.counted import counted_of
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records
-from ratrain.runtime.run.report import counted_rows
 from ratrain.runtime.run.resume import fresh_run, newest_run
 from ratrain.runtime.run.watch import Follower
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -104,11 +105,29 @@ def test_progress_shows_the_fullest_rank_and_the_time_left() -> None:
     assert progress.fullest.fraction == 0.5
 
 
+def counted_steps(rows: list[dict[str, Any]], period: int = 1) -> list[int]:
+    counted = counted_of(rows, None, period)
+    return [row["step"] for rows in counted.periods for row in rows] if counted else []
+
+
 def test_a_report_counts_the_last_half_without_the_first_two_steps() -> None:
     rows = [{"step": step, "time_s": float(step)} for step in range(10)]
-    assert [row["step"] for row in counted_rows(rows, None)] == [5, 6, 7, 8, 9]
-    assert [row["step"] for row in counted_rows(rows[:3], None)] == [2]
-    assert [row["step"] for row in counted_rows(rows[:1], None)] == [0]
+    assert counted_steps(rows) == [5, 6, 7, 8, 9]
+    assert counted_steps(rows[:3]) == [2]
+    assert counted_steps(rows[:1]) == [0]
+    assert counted_steps([]) == []
+
+
+def test_of_steps_between_averages_a_report_counts_whole_periods_and_their_means() -> None:
+    rows = [
+        {"step": step, "time_s": float(step), "step_time_s": 4.0 if step % 3 == 0 else 1.0}
+        for step in range(11)
+    ]
+    assert counted_steps(rows, 3) == [3, 4, 5, 6, 7, 8]
+    assert counted_steps(rows[4:], 3) == [6, 7, 8], "it began in the middle of a period"
+    whole, short = counted_of(rows, None, 3), counted_of(rows[:2], None, 3)
+    assert whole is not None and (whole.step_s, whole.slowest_s) == (2.0, 4.0)
+    assert short is not None and not short.whole and short.step_s == 1.0
 
 
 # ---- names of runs ----------------------------------------------------------------------

@@ -81,7 +81,7 @@ def test_the_items_of_a_peak_add_up_to_it(case: Case, seed: int) -> None:
 def test_the_memory_curve_peaks_at_the_peak_and_ends_where_it_began(case: Case, seed: int) -> None:
     simulation = simulated(case, seed, steps=2)
     table = simulation.program.table
-    curves = memory_curves(table, simulation.run, first_step=0, origin_s=0.0)
+    curves = memory_curves(table, simulation.run, first_period=0, origin_s=0.0)
     for rank, (time_s, size_bytes) in enumerate(curves):
         assert max(size_bytes) == simulation.run.peak_bytes[rank]
         assert size_bytes[0] == size_bytes[-1]
@@ -188,7 +188,7 @@ def test_what_is_over_its_budget_is_said_in_units_that_people_read() -> None:
 def test_a_timeline_has_the_last_steps_from_zero_and_their_memory() -> None:
     program = small("ratrain")
     simulation = simulate(program, random_costs(program.table, 1))
-    timeline = timeline_of(simulation, steps=2)
+    timeline = timeline_of(simulation, periods=2)
     assert len(timeline.spans) == 2 * len(program.table)
     assert {span.step for span in timeline.spans} == {0, 1}
     assert min(span.start_s for span in timeline.spans) == 0

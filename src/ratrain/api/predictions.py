@@ -32,7 +32,7 @@ class Prediction(Shown):
 
     @property
     def step_time_s(self) -> float:
-        """The steady step."""
+        """The steady step; the mean of a period, where replicas average their weights."""
         return self.simulation.step_time_s
 
     @property
@@ -62,13 +62,14 @@ class Prediction(Shown):
 
     @cached_property
     def timeline(self) -> Timeline:
-        """Every op of the last two steps, with its start and end."""
+        """Every op of the last two steps, or periods of several, with its start and end."""
         return timeline_of(self.simulation)
 
     def svg(self) -> str:
         """One step as a picture: a row for each rank."""
         last = one_step(self.timeline, max(span.step for span in self.timeline.spans))
-        return svg([Panel(self.built.job.name, last, self.step_time_s)])
+        title = self.built.job.name + self.simulation.drawn_step
+        return svg([Panel(title, last, self.step_time_s)])
 
     def save_trace(self, path: str | Path) -> Path:
         """Writes a trace that Perfetto (ui.perfetto.dev) opens."""

@@ -88,7 +88,8 @@ def command(
             write_whole(trace, perfetto_trace(spans))
         if svg:
             last = one_step(spans, max(span.step for span in spans.spans))
-            write_whole(svg, svg_of([Panel(job.stem, last, simulation.step_time_s)]))
+            title = job.stem + simulation.drawn_step
+            write_whole(svg, svg_of([Panel(title, last, simulation.step_time_s)]))
         if timeline:
             write_timeline(spans, timeline)
     if as_json:

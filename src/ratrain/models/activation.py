@@ -43,7 +43,7 @@ def activated(name: str, up: Tensor, gate: Tensor | None) -> Tensor:
     if gate is None:
         return _FUNCTIONS[kind].value(up)
     if kind == SILU and (c := kernels.kernels_for(gate)):
-        return kernels.gated(c, gate, up)
+        return c.gated(gate, up)
     return _FUNCTIONS[kind].value(gate).mul_(up)
 
 
@@ -55,7 +55,7 @@ def activation_gradients_(name: str, d_act: Tensor, up: Tensor, gate: Tensor | N
         function.gradient_(d_act, up)
         return
     if kind == SILU and (c := kernels.kernels_for(gate)):
-        kernels.gated_gradients_(c, d_act, gate, up)
+        c.gated_gradients_(d_act, gate, up)
         return
     d_value = d_act * up
     torch.mul(function.value(gate), d_act, out=up)

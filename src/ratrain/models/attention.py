@@ -2,8 +2,9 @@
 
 Tensors are [batch, heads, S, d] views of token-major memory. On a CPU torch's flash kernels take
 fewer key heads than query heads as they are, and an ALiBi row or a window's mask beside the causal
-one. Elsewhere forward is torch's scaled_dot_product_attention, and backward computes it again under
-autograd from the kept q, k, v; the kernel that torch picks there may want the whole mask for ALiBi.
+one; on a GPU they take 16 bits and the causal mask. Elsewhere forward is torch's
+scaled_dot_product_attention, and backward computes it again under autograd from the kept q, k, v;
+the kernel that torch picks there may want the whole mask for ALiBi.
 Scores with a soft cap are no kernel's: `stored_attention` computes them.
 """
 
@@ -21,6 +22,10 @@ from ratrain.models.linear import accumulation_dtype
 
 _CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
+_GPU = torch.ops.aten._scaled_dot_product_flash_attention.default
+_GPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
+_FLASH_SIZES = range(8, 257, 8)
+"""Of a head: others would have to be padded."""
 
 
 class Scores(NamedTuple):
@@ -42,6 +47,9 @@ def attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores = PLAIN) -> tuple[
         mask = _cpu_mask(q, scores)
         output, logsumexp = _CPU(q, k, v, 0.0, True, attn_mask=mask, scale=scores.scale)
         return output, logsumexp
+    if _is_flash(q, scores):
+        output, logsumexp, *_ = _GPU(q, k, v, 0.0, True, False, scale=scores.scale)
+        return output, logsumexp
     return composed_attention(q, k, v, scores), q.new_empty(0)
 
 
@@ -60,7 +68,19 @@ def attention_gradients(
         return _CPU_BACKWARD(
             grad, q, k, v, output, logsumexp, 0.0, True, attn_mask=mask, scale=scores.scale
         )
+    if _is_flash(q, scores):
+        length, nothing = q.shape[2], q.new_empty(0, dtype=torch.int64)
+        ends = None, None, length, length
+        random = 0.0, True, nothing, nothing  # no dropout; causal
+        return _GPU_BACKWARD(grad, q, k, v, output, logsumexp, *ends, *random, scale=scores.scale)
     return recomputed_gradients(grad, q, k, v, scores)
+
+
+def _is_flash(q: Tensor, scores: Scores) -> bool:
+    """Whether torch's flash kernels for GPUs take it: 16 bits, no mask but the causal one."""
+    plain = scores.row is None and scores.softcap is None and not _within(q.shape[2], scores.window)
+    narrow = q.dtype in (torch.float16, torch.bfloat16)
+    return q.device.type == "cuda" and plain and narrow and q.shape[-1] in _FLASH_SIZES
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, Scores], tuple[Tensor, Tensor]]

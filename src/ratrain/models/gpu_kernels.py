@@ -1,12 +1,10 @@
 """What a layer does between its products, on a GPU: each in one pass, in Triton.
 
-The same functions as `kernels.CpuKernels`, in fp32 whatever their inputs. Sums over rows are made
+The functions of `kernels.Kernels`, in fp32 whatever their inputs. Sums over rows are made
 program by program and then of the programs, in one order: the same bits each time.
 """
 
 from __future__ import annotations
-
-from typing import Any
 
 import torch
 import triton
@@ -22,8 +20,7 @@ _ELEMENTS = 1024
 class GpuKernels:
     """Functions of tensors on a GPU."""
 
-    @staticmethod
-    def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
+    def rms_norm(self, x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]:
         """(w x r, r) with r = 1 / sqrt(mean(x^2) + epsilon), one a row."""
         x = x.contiguous()
         rows, width = x.shape
@@ -34,9 +31,8 @@ class GpuKernels:
         )  # fmt: skip
         return out, rstd
 
-    @staticmethod
     def rms_norm_gradients(
-        grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, residual_grad: Tensor | None
+        self, grad: Tensor, x: Tensor, rstd: Tensor, weight: Tensor, residual_grad: Tensor | None
     ) -> tuple[Tensor, Tensor]:
         """(gradient of x, plus `residual_grad`; gradient of w)."""
         grad, x, rstd = grad.contiguous(), x.contiguous(), rstd.contiguous()
@@ -51,8 +47,7 @@ class GpuKernels:
         )  # fmt: skip
         return dx, parts.sum(0)
 
-    @staticmethod
-    def gated(gate: Tensor, up: Tensor) -> Tensor:
+    def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) up."""
         gate, up = gate.contiguous(), up.contiguous()
         out = torch.empty_like(gate)
@@ -60,8 +55,7 @@ class GpuKernels:
         _gate[(triton.cdiv(count, _ELEMENTS),)](gate, up, out, count, block=_ELEMENTS)
         return out
 
-    @staticmethod
-    def gated_gradients_(grad: Tensor, gate: Tensor, up: Tensor) -> None:
+    def gated_gradients_(self, grad: Tensor, gate: Tensor, up: Tensor) -> None:
         """The gradients of gate and up by that of silu(gate) up, written over gate and up."""
         grad = grad.contiguous()
         assert gate.is_contiguous()
@@ -69,10 +63,12 @@ class GpuKernels:
         count = gate.numel()
         _gate_gradients[(triton.cdiv(count, _ELEMENTS),)](grad, gate, up, count, block=_ELEMENTS)
 
-    @staticmethod
-    def rotate_(x: Tensor, cosines: Tensor, sines: Tensor) -> None:
-        """x [batch, S, heads, d] turned in place by angles [S, 1, d/2]: dimension i with i + d/2.
-        Any strides, where a head's numbers lie side by side."""
+    def rotates(self, x: Tensor) -> bool:
+        """Any strides, where a head's numbers lie side by side."""
+        return x.stride(-1) == 1
+
+    def rotate_(self, x: Tensor, cosines: Tensor, sines: Tensor) -> None:
+        """x [batch, S, heads, d] turned in place by angles [S, 1, d/2]: i with i + d/2."""
         batch, length, heads, size = x.shape
         cosines, sines = cosines.contiguous(), sines.contiguous()
         _rotate[(batch * length,)](
@@ -169,6 +165,3 @@ def _rotate(
     right = tl.load(first + half, mask=inside, other=0.0).to(tl.float32)
     tl.store(first, (left * cos - right * sin).to(x.dtype.element_ty), mask=inside)
     tl.store(first + half, (right * cos + left * sin).to(x.dtype.element_ty), mask=inside)
-
-
-GPU_KERNELS: Any = GpuKernels()

@@ -125,7 +125,7 @@ def rms_norm(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor, Tensor]
     x r is rounded to x's dtype before the product with w, as in Hugging Face's models.
     """
     if c := kernels.kernels_for(x):
-        return kernels.rms_norm(c, x, weight, epsilon)
+        return c.rms_norm(x, weight, epsilon)
     rstd = _reciprocal_deviation(x, epsilon)
     return (x * rstd).to(x.dtype).mul_(weight), rstd
 
@@ -134,7 +134,7 @@ def rms_norm_plus_one(x: Tensor, weight: Tensor, epsilon: float) -> tuple[Tensor
     """((1 + w) x r, r), rounded at the end, as in Gemma."""
     scale = weight.to(accumulation_dtype(x.dtype)) + 1
     if c := kernels.kernels_for(x):
-        return kernels.rms_norm(c, x, scale, epsilon)
+        return c.rms_norm(x, scale, epsilon)
     rstd = _reciprocal_deviation(x, epsilon)
     return (x * rstd).mul_(scale).to(x.dtype), rstd
 
@@ -151,7 +151,7 @@ def rms_norm_gradients(
     dx = r (w g - x r^2 mean(w g x)), dw = sum over rows of g x r.
     """
     if c := kernels.kernels_for(x):
-        return kernels.rms_norm_gradients(c, grad, x, rstd, weight, residual_grad)
+        return c.rms_norm_gradients(grad, x, rstd, weight, residual_grad)
     wide, wide_grad, scale = (t.to(rstd.dtype) for t in (x, grad, weight))
     scaled = (wide * rstd).mul_(wide_grad)  # g x r
     weight_grad = scaled.sum(0)

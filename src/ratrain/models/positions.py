@@ -97,8 +97,8 @@ def rotate_(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
     if x.shape[-1] > 2 * cos.shape[-1]:
         rotate_(x[..., : 2 * cos.shape[-1]], cos, sin)
         return x
-    if x.is_contiguous() and (c := kernels.kernels_for(x)):
-        kernels.rotate_(c, x, cos, sin)
+    if (c := kernels.kernels_for(x)) and c.rotates(x):
+        c.rotate_(x, cos, sin)
         return x
     wide = x.to(accumulation_dtype(x.dtype))  # x itself, unless it has 16 bits
     left, right = wide.chunk(2, dim=-1)

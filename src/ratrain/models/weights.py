@@ -18,6 +18,7 @@ from ratrain.models.chunks import CHUNK_ELEMENTS, chunk_elements
 from ratrain.models.parameters import Parameter, UnitParameters
 from ratrain.models.rows import Rows
 
+_ADD_WIDE = torch.ops.aten.addmm.dtype_out
 _ROWS = 8
 """Products of a multiple of this many rows have the bits of the whole in all libraries seen."""
 
@@ -152,6 +153,9 @@ def _add_product(into: Tensor, grad_output: Tensor, inputs: Tensor) -> None:
     """into += grad_output^T inputs."""
     if into.dtype == grad_output.dtype:
         torch.addmm(into, grad_output.t(), inputs, out=into)
+        return
+    if into.device.type == "cuda":  # 16-bit products that add up in fp32 as they are made
+        _ADD_WIDE(into, grad_output.t(), inputs, into.dtype, out=into)
         return
     for rows in _row_chunks(into):
         into[rows].add_(grad_output[:, rows].t() @ inputs)

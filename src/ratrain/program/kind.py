@@ -125,6 +125,7 @@ class Kind(int):
     picture_width: int
     needs_whole_gradient: bool
     renews: tuple[str, ...]
+    synchronises: tuple[str, ...]
     is_message: bool
     is_barrier: bool  # it does nothing but wait
     is_state_work: bool  # neither compute nor a message: it moves or changes states
@@ -186,11 +187,13 @@ def new_kind(
     picture_width: int = 0,
     needs_whole_gradient: bool = False,
     renews: tuple[str, ...] = (),
+    synchronises: tuple[str, ...] = (),
 ) -> Kind:
     """A further kind. `method`: of the runtime's `RankOps`, which runs it; "": it only waits.
     `picture_width`: its length in a drawn schedule. `needs_whole_gradient`: what it reads of a
-    gradient must hold every micro-batch. `renews`: the lasting families that it writes once. The
-    rule of what it uses is declared with it (`rules.declare`)."""
+    gradient must hold every micro-batch. `renews`: the lasting families that it writes once.
+    `synchronises`: the families whose states are alike on all ranks that hold the unit once its
+    ops there have ended. The rule of what it uses is declared with it (`rules.declare`)."""
     if name in _BY_NAME:
         raise ProgramError(f"the kind of op {name} is declared twice", fix="choose another name")
     kind = int.__new__(Kind, len(_KINDS))
@@ -198,7 +201,7 @@ def new_kind(
     kind.cost, kind.method = cost, method
     kind.waiting = waiting or _WAIT_OF_LANE.get(lane, Waiting.MESSAGE)
     kind.picture_width, kind.needs_whole_gradient = picture_width, needs_whole_gradient
-    kind.renews = renews
+    kind.renews, kind.synchronises = renews, synchronises
     _derive(kind)
     _KINDS.append(kind)
     _BY_NAME[name] = kind

@@ -4,7 +4,8 @@
 2. Every send has its receive, in the same order on both sides.
 3. Every unit sees every micro-batch forward, once; every gradient holds all of its micro-batches
    before it is reduced and before its update; every view and optimizer shard is renewed once a
-   step; a checkpoint has every unit, once.
+   step; a checkpoint has every unit, once. Where replicas hold a unit, its gradient is reduced,
+   once, before its update; or its weights are averaged, once, after their last update of a period.
 4. Two steps run to their end: no lane waits for ever, nothing is read after it is freed or
    overwritten while it is needed.
 5. Memory stays within the budget on every rank, whatever the timing (`bounds`).
@@ -21,6 +22,7 @@ import numpy as np
 from ratrain.errors import ProgramError
 from ratrain.program.binding import READ, WRITE
 from ratrain.program.bounds import PeakBound, peak_bounds
+from ratrain.program.coverage import unlike
 from ratrain.program.edges import FREE_EDGE, LANE_EDGE, OVERWRITE_EDGE, READ_EDGE
 from ratrain.program.family_groups import takes
 from ratrain.program.kind import Kind, Lane, Partners, kinds
@@ -48,6 +50,7 @@ class Rule(StrEnum):
     MISSING_FORWARD = "MissingForward"
     NOT_UPDATED = "NotUpdated"
     INCOMPLETE_SAVE = "IncompleteSave"
+    INCOMPLETE_SYNC = "IncompleteSync"
     DEADLOCK = "Deadlock"
     OVER_BUDGET = "OverBudget"
 
@@ -95,6 +98,7 @@ def verdict_on(table: Table, bounding: Bounding) -> Verdict:
         *_forwards(table),
         *_renewals(table),
         *_saves(table),
+        *_averages(table),
         *_partners(table),
         *_message_order(table),
         *_lane_order(table),
@@ -140,7 +144,10 @@ def _uses(table: Table) -> Iterator[Finding]:
             g = (state - states.start("gradient")) % len(states.units.rank)
             tied = table.setup.tied and states.units.tied_to[g] >= 0
             copy = " and the tied copy's gradient" if tied else ""
-            what = f"{verb} {states.name(state)} before all its micro-batches{copy} are in it"
+            due = "all its micro-batches"
+            if states.units.reduced[g] and uses.version[row] > states.units.micro_batches[g]:
+                due = "the gradients of all replicas"
+            what = f"{verb} {states.name(state)} before {due}{copy} are in it"
         yield _finding(table, rule, op, state, what)
     for rows, rule, verb in (
         (edges.written_twice, Rule.WRITTEN_TWICE, "writes"),
@@ -270,6 +277,16 @@ def _saves(table: Table) -> Iterator[Finding]:
             name = table.states.name(table.states.start("optimizer") + g).removeprefix("optimizer")
             message = f"{counts[g]} saves of unit {name} instead of one"
             yield Finding(Rule.INCOMPLETE_SAVE, int(units.rank[g]), int(last[g]), name, message)
+
+
+def _averages(table: Table) -> Iterator[Finding]:
+    """Units that replicas train apart and would end a period with unlike."""
+    states = table.states
+    for g, op, what in unlike(table):
+        name = states.name(states.start("optimizer") + g).removeprefix("optimizer")
+        rank = int(states.units.rank[g])
+        message = f"unit {name} on rank {rank} {what}"
+        yield Finding(Rule.INCOMPLETE_SYNC, rank, op, name, message)
 
 
 # ---- messages and collectives -----------------------------------------------------------

@@ -140,6 +140,7 @@ class _Prediction:
 
     step_time_s: NotNegative
     ranks: tuple[_RankTimes, ...]
+    period_step_times_s: tuple[NotNegative, ...] = ()  # earlier versions did not keep them
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,5 @@
-"""The critical path: the chain of ops, each waiting for the one before, that ends a step."""
+"""The critical path: the chain of ops, each waiting for the one before, that ends a step; of a
+program that spells out several, a period of them."""
 
 from __future__ import annotations
 
@@ -27,7 +28,7 @@ class CriticalPart:
 
 
 def critical_path(table: Table, run: Run, window: Window) -> tuple[CriticalPart, ...]:
-    """The path that ends at the steady step's boundary, back to the boundary before it."""
+    """The path that ends at the steady period's boundary, back to the boundary before it."""
     op, time_s = _path(table, run, window)
     changes = np.flatnonzero(np.diff(_rank_and_kind(table, op))) + 1
     return tuple(
@@ -60,9 +61,9 @@ def _rank_and_kind(table: Table, op: Ints) -> Ints:
 
 
 def _path(table: Table, run: Run, window: Window) -> tuple[Ints, Floats]:
-    """The path's ops in order, and how much of the step each takes."""
+    """The path's ops in order, and how much of the period each takes."""
     n = len(table)
-    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W)) + window.step * n
+    ends = np.flatnonzero(table.is_any(Kind.B, Kind.W)) + window.period * n
     node = int(ends[run.end_s[ends].argmax()])
     end_s = float(run.end_s[node])
     began_s = end_s - window.length_s

@@ -35,13 +35,14 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True)
 class Run:
-    """What the clock said. Node `step * ops + op` is an op of a step.
+    """What the clock said. Node `period * ops + op` is an op of a period: of a step, in most
+    programs.
 
     `start_seq` and `end_seq` number all beginnings and endings in the order in which they
     happened; `cause` is the node whose end let a node begin (-1: none).
     """
 
-    steps: int
+    periods: int
     start_s: Floats
     end_s: Floats
     start_seq: Ints
@@ -97,7 +98,8 @@ def run(
     compiled: bool = True,
     progress: Progress | None = None,
 ) -> Run:
-    """Runs `steps` copies of a program's step. A program that cannot finish is an error."""
+    """Runs `steps` copies of a program's step, or of its period where it spells out several. A
+    program that cannot finish is an error."""
     return run_nodes(nodes_of(table), costs, rates, steps, compiled=compiled, progress=progress)
 
 
@@ -176,7 +178,7 @@ def _run_compiled(
 
     def call() -> int:
         return c.ratrain_simulate(
-            *(c_long(len(nodes)), c_long(out.steps), *edges),
+            *(c_long(len(nodes)), c_long(out.periods), *edges),
             *(c_long(len(sizes)), address(nodes.group), address(sizes)),
             *(c_long(nodes.ranks), c_long(len(rates))),
             *(address(costs.fixed_s), address(costs.interrupt_s), address(costs.volume_bytes)),

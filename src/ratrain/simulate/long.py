@@ -147,7 +147,7 @@ def _extended(
     )
     return replace(
         longer,
-        window=replace(longer.window, length_s=line(before.step_time_s, after.step_time_s)),
+        window=replace(longer.window, steps_s=(line(before.step_time_s, after.step_time_s),)),
         ranks=ranks,
         extrapolated_path=_critical(before, after, longer, line),
         wall_time_s=before.wall_time_s + after.wall_time_s,

@@ -16,13 +16,13 @@ Curve = tuple[tuple[float, ...], tuple[int, ...]]
 
 
 def memory_curves(
-    table: Table, run: Run, first_step: int, origin_s: float, tier: str = DEVICE
+    table: Table, run: Run, first_period: int, origin_s: float, tier: str = DEVICE
 ) -> list[Curve]:
-    """Each rank's curve of a tier from the beginning of `first_step`, with times counted from
+    """Each rank's curve of a tier from the beginning of `first_period`, with times counted from
     origin_s."""
     born, freed, standing = memory_changes(table, tier)
     n = len(table)
-    op = np.tile(np.arange(n), run.steps)
+    op = np.tile(np.arange(n), run.periods)
     sequence = np.r_[run.start_seq, run.end_seq]
     change = np.r_[born[op], -freed[op]]
     time_s = np.r_[run.start_s, run.end_s]
@@ -33,7 +33,7 @@ def memory_curves(
     for number in range(table.setup.ranks):
         mine = order[(rank[order] == number) & (change[order] != 0)]
         level = standing[number] + np.cumsum(change[mine])
-        shown = time_s[mine] >= float(run.start_s[first_step * n :].min())
+        shown = time_s[mine] >= float(run.start_s[first_period * n :].min())
         earlier = level[~shown]
         start = int(earlier[-1]) if len(earlier) else int(standing[number])
         curves.append(

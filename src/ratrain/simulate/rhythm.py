@@ -34,7 +34,7 @@ def slowest_pace_s(base: Repeating, times: int, depth: int, table: Table, run: R
 
 def _starts(base: Repeating, times: int, table: Table, run: Run) -> list[Floats]:
     """For each lane with a middle, when its ops began: a row for each repetition."""
-    started_s = run.start_s[(run.steps - 1) * len(table) :]
+    started_s = run.start_s[(run.periods - 1) * len(table) :]
     lanes = table.rank * len(Lane) + table.lane
     starts: list[Floats] = []
     for (rank, lane), middle in base.middles.items():

@@ -23,12 +23,13 @@ from ratrain.timeline.timeline import MemoryCurve, Span, Timeline
 Vary = Callable[[Table, OpCosts], OpCosts]
 
 STEPS = 4
-"""Steps simulated: the first fills the pipeline, the last two tell whether it is steady."""
+"""Steps simulated, or periods of a program that spells out several steps: the first fills the
+pipeline, the last two tell whether it is steady."""
 
 
 @dataclass(frozen=True)
 class Simulation:
-    """A program's predicted step."""
+    """A program's predicted step: the mean of its period's."""
 
     program: Program
     verdict: Verdict
@@ -55,11 +56,21 @@ class Simulation:
 
     @property
     def step_time_s(self) -> float:
-        return self.window.length_s
+        return self.window.step_s
+
+    @property
+    def drawn_step(self) -> str:
+        """Which step of its period the last one is, to follow a title: "" where it is alone."""
+        steps = self.program.setup.period
+        return f" (step {steps} of {steps})" if steps > 1 else ""
+
+    @property
+    def steps_simulated(self) -> int:
+        return self.run.periods * self.program.setup.period
 
     @property
     def ops_simulated(self) -> int:
-        return len(self.program.table) * self.run.steps
+        return len(self.program.table) * self.run.periods
 
     @property
     def peak_bytes(self) -> int:
@@ -127,24 +138,25 @@ def step_time_s(program: Program, costs: Costs, *, steps: int = STEPS) -> float:
     """The step time of a program that is proved already, and nothing else."""
     table = program.table
     rates = costs.link_rate_bytes_per_s
-    return steady_window(table, run(table, costs_of_ops(table, costs), rates, steps)).length_s
+    return steady_window(table, run(table, costs_of_ops(table, costs), rates, steps)).step_s
 
 
-def timeline_of(simulation: Simulation, *, steps: int = 2) -> Timeline:
-    """The last steps of a simulation as a timeline, starting at zero."""
+def timeline_of(simulation: Simulation, *, periods: int = 2) -> Timeline:
+    """The last periods of a simulation as a timeline, starting at zero; most programs' are of one
+    step."""
     table, ran, n = simulation.program.table, simulation.run, len(simulation.program.table)
-    first = max(ran.steps - steps, 0)
+    first = max(ran.periods - periods, 0)
     origin_s = float(ran.start_s[first * n :].min())
     spans = tuple(
         Span(
-            step=step - first,
+            step=(period - first) * table.setup.period + int(table.step[op]),
             rank=int(table.rank[op]),
             lane=Lane(int(table.lane[op])).word,
             word=table.word(op),
-            start_s=float(ran.start_s[step * n + op]) - origin_s,
-            end_s=float(ran.end_s[step * n + op]) - origin_s,
+            start_s=float(ran.start_s[period * n + op]) - origin_s,
+            end_s=float(ran.end_s[period * n + op]) - origin_s,
         )
-        for step in range(first, ran.steps)
+        for period in range(first, ran.periods)
         for op in range(n)
     )
     return Timeline(

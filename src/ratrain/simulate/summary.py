@@ -20,6 +20,8 @@ _BAR = 24
 _NARROW_BAR = 16
 """Where every rank's own budget is printed too."""
 _SHOWN_RANKS = 16
+ALIKE_STEPS = 1e-3
+"""By how much, relative to the mean, steps of a period may differ and are not called different."""
 _RATED_OPS = 100_000
 """Ops from which on the simulator's speed is printed: with fewer, starting takes most time."""
 
@@ -43,6 +45,10 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
         "exposed_s": {kind.value: time_s for kind, time_s in simulation.exposed_s.items()},
         "tail_s": simulation.tail_s,
         "mean_tail_s": simulation.mean_tail_s,
+        "period": {
+            "steps": setup.period,
+            "slowest_step_s": simulation.window.slowest_s,
+        },
         "steady": simulation.window.steady,
         "devices": setup.devices,
         "simulated_ranks": setup.ranks,
@@ -61,7 +67,7 @@ def as_json(simulation: Simulation, tokens: int) -> dict[str, Any]:
             }
             for part in simulation.critical
         ],
-        "steps_simulated": simulation.run.steps,
+        "steps_simulated": simulation.steps_simulated,
         "ops_simulated": simulation.ops_simulated,
         "extrapolated_from_micro_batches": _extrapolated_from(simulation),
         "wall_time_s": simulation.wall_time_s,
@@ -111,6 +117,9 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     budget = setup.budget_bytes
     step = format_time(simulation.step_time_s)
     yield f"step {step}, {tokens / simulation.step_time_s:,.1f} tokens/s"
+    if setup.period > 1:
+        slowest_s = simulation.window.slowest_s
+        yield period_words(setup.period, slowest_s, simulation.step_time_s)
     memory = f"peak memory {format_bytes(simulation.peak_bytes)} per rank"
     by_rank = _budgets_differ(setup)
     if by_rank:
@@ -137,6 +146,13 @@ def _headline(simulation: Simulation, tokens: int) -> Iterator[str]:
     yield from wrapped(f"not overlapped with compute, on the worst rank: {waits or 'nothing'}")
     if simulation.bound is not None:
         yield from wrapped(bound_sentence(simulation.bound, simulation.step_time_s))
+
+
+def period_words(steps: int, slowest_s: float, mean_s: float) -> str:
+    """What a step's time is the mean of, where a program spells out several."""
+    mean = f"mean of a period of {steps} steps"
+    alike = slowest_s <= mean_s * (1 + ALIKE_STEPS)
+    return f"{mean}; the slowest takes {'no longer' if alike else format_time(slowest_s)}"
 
 
 def _budgets_differ(setup: Setup) -> bool:
@@ -235,16 +251,18 @@ def _footer(simulation: Simulation) -> Iterator[str]:
         fewer = _extrapolated_from(simulation)
         notice = f"times linearly extrapolated from {fewer:,} to {whole:,} micro-batches"
         yield f"{notice}; memory as proved"
-    ops, steps = simulation.ops_simulated, simulation.run.steps
+    ops, steps = simulation.ops_simulated, simulation.steps_simulated
     rate = ops / max(simulation.wall_time_s, 1e-9)
     speed = f" ({rate / 1e6:.1f} million ops/s)" if ops >= _RATED_OPS else ""
     yield (
         f"simulated {counted(ops, 'op')} of {counted(steps, 'step')} in "
         f"{format_time(simulation.wall_time_s)}{speed}"
     )
-    if steps == 1:
+    periods, several = simulation.run.periods, setup.period > 1
+    if periods == 1:
         yield "this step began with an empty pipeline; for a steady one simulate more (--steps)"
-    elif not simulation.window.steady and steps < 4:
+    elif not simulation.window.steady and periods < 4:
         yield "not steady yet: simulate more (--steps)"
     elif not simulation.window.steady:
-        yield "the last two steps differ, the longer one is shown; simulate more (--steps)"
+        two = "periods" if several else "steps"
+        yield f"the last two {two} differ, the longer one is shown; simulate more (--steps)"

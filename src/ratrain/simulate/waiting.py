@@ -14,8 +14,8 @@ from ratrain.simulate.engine import Run
 WAITS = tuple(Waiting)
 
 
-def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
-    """Seconds that each rank (row) waits in a step for each of `WAITS` (column).
+def waiting_times(table: Table, run: Run, period: int, lane: Ints) -> Floats:
+    """Seconds that each rank (row) waits in a period for each of `WAITS` (column).
 
     `lane` are the ops of the compute lanes. A wait is followed back along the causes of the op
     that ends it: while a transfer, a collective or an update of the same rank was under way, it
@@ -29,7 +29,7 @@ def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
     def add(rank: Ints, kind: Ints | int, time_s: Floats) -> None:
         waited_s[:] += np.bincount(rank * kinds + kind, weights=time_s, minlength=ranks * kinds)
 
-    node, free_s = lane + step * n, _free_since(table, run, step, lane)
+    node, free_s = lane + period * n, _free_since(table, run, period, lane)
     waited = run.start_s[node] > free_s
     node, free_s = node[waited], free_s[waited]
     rank, until_s, cause = table.rank[node % n], run.start_s[node], run.cause[node]
@@ -47,11 +47,11 @@ def waiting_times(table: Table, run: Run, step: int, lane: Ints) -> Floats:
     return waited_s.reshape(ranks, kinds)
 
 
-def _free_since(table: Table, run: Run, step: int, lane: Ints) -> Floats:
+def _free_since(table: Table, run: Run, period: int, lane: Ints) -> Floats:
     """When the compute lane of each op was last free before it."""
     rank = table.rank[lane]
     first = np.flatnonzero(np.diff(rank, prepend=-1))
     last = np.r_[first[1:] - 1, len(lane) - 1]
-    free_s = np.roll(run.end_s[lane + step * len(table)], 1)
-    free_s[first] = run.end_s[lane[last] + (step - 1) * len(table)] if step else 0.0
+    free_s = np.roll(run.end_s[lane + period * len(table)], 1)
+    free_s[first] = run.end_s[lane[last] + (period - 1) * len(table)] if period else 0.0
     return free_s

@@ -28,7 +28,7 @@ from ratrain.cost.scratch import (
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.units import format_bytes
+from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 
 
@@ -126,7 +126,8 @@ def gradients_in(schedule: ScheduleSpec) -> str:
 def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     """Which kinds of device compute in another dtype, but for those that a plan leaves idle, and
     how gradients and boundary tensors are sent, as lines of a headline: narrower than they are
-    computed, with error feedback, in buckets; none where there is nothing to say."""
+    computed, with error feedback, in buckets, or averages of weights in their place; none where
+    there is nothing to say."""
     schedule = job.schedule
     words = travel_words(
         schedule.dtype,
@@ -137,7 +138,9 @@ def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
     bucket = schedule.gradient_bucket_bytes
     buckets = [] if bucket is None else [f"gradients sent in buckets of {format_bytes(bucket)}"]
     dtypes = {kind: dtype for kind, dtype in job.dtypes.items() if kind not in idle}
-    return [*filter(None, (dtype_words(dtypes, schedule.dtype), words)), *buckets]
+    every = schedule.average_every
+    averages = [f"weights averaged every {counted(every, 'step')}"] if every else []
+    return [*filter(None, (dtype_words(dtypes, schedule.dtype), words)), *buckets, *averages]
 
 
 def gathered_bytes_per_param(job: JobSpec, kinds: Iterable[DeviceKind]) -> int:

@@ -24,7 +24,7 @@ class Critical:
 def critical_pieces(clock: OrderClock, timed: Timed) -> list[Critical]:
     """The pieces that end the last step of a run, back to where the step begins."""
     run, n = timed.run, len(clock)
-    begin, node = (run.steps - 1) * n, clock.last_node(run)
+    begin, node = (run.periods - 1) * n, clock.last_node(run)
     pieces: list[Critical] = []
     while node >= begin:
         here = clock.piece_of_node.get(node - begin)

@@ -20,7 +20,8 @@ k backwards after its last forward:
 
 The tail of stage s (reduce, update, gather after its last backward) is exposed where it outlasts
 the time until the stage's first forward of the next step: tail(s) - ramp(s). It hides beneath one
-micro-batch's backward and forward, or beneath as many as an order takes layer by layer.
+micro-batch's backward and forward, or beneath as many as an order takes layer by layer. Where
+replicas average their weights every H steps, averages stand for reductions in one tail of H.
 
 Not modelled: links shared between a message and a collective in the ramps; what updates beside
 compute take from it; interleaved stages wait for each other only in the ramp.
@@ -36,6 +37,7 @@ import numpy as np
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, feed_back, reduced_bytes_per_param, update
+from ratrain.cost.precision import SAVED_BYTES
 from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
 from ratrain.plan.layout.gradient_groups import data_half, widened
@@ -140,7 +142,9 @@ class _Pace:
             gather = half(weight_bytes * params)
             reduce = half(reduced_bytes * params, wider)
             buckets = bucket_count(group.job, params)
-            if buckets:
+            if schedule.average_every is not None:
+                reduce = half(SAVED_BYTES * params)
+            elif buckets:
                 reduce = sent_in_buckets(half, reduced_bytes * params, buckets)
             if data and group.job.schedule.error_feedback:
                 reduce = reduce.plus(feed_back(params, device))
@@ -313,8 +317,12 @@ class _Pace:
     @cached_property
     def tail_s(self) -> Floats:
         """Rows x stages: from the last backward until the next step's first forward may begin."""
+        return self._tail_s(np.where(self.group.sharding == 0, 2, 1)[:, None])
+
+    def _tail_s(self, two: Ints) -> Floats:
+        """The same where reductions take so many halves of a transfer: 0, none is made."""
         group, strategy = self.group, self.group.strategy
-        layers, two = group.layers, np.where(group.sharding == 0, 2, 1)[:, None]
+        layers = group.layers
         reduces = two * self._total("reduce_s")
         owners = np.where(group.sharding > 0, self.data, 1)[:, None]
         updates = self._total("update_s") / owners + self._total("launch_s")
@@ -385,9 +393,22 @@ class _Pace:
         busiest = times.argmax(axis=1)
         rows = np.arange(len(group))
         pipe_s = times[rows, busiest] - self._hidden_sums_s[rows, busiest]
-        tail_s = np.maximum((self.tail_s - ramp[:, : self.ranks]).max(axis=1), 0.0)
+        tail_s = self._exposed_tail_s(ramp[:, : self.ranks])
         slot_s = slots[rows, busiest]
         return Estimate(pipe_s + tail_s, slot_s, pipe_s - m * slot_s, tail_s, busiest)
+
+    def _exposed_tail_s(self, ramp: Floats) -> Floats:
+        """For each row what the tails take beyond the ramps; the mean over a period's steps, of
+        which one ends with averages and the others with updates alone."""
+
+        def beyond(tail_s: Floats) -> Floats:
+            return np.maximum((tail_s - ramp).max(axis=1), 0.0)
+
+        steps = self.group.job.schedule.average_every or 1
+        if steps == 1:
+            return beyond(self.tail_s)
+        alone_s = beyond(self._tail_s(np.zeros_like(self.group.sharding)[:, None]))
+        return (beyond(self.tail_s) + (steps - 1) * alone_s) / steps
 
     def _one_f_one_b(
         self, f: Floats, b: Floats, u: Floats, early: Floats, hop: Floats, ramp: Floats

@@ -25,4 +25,5 @@ declare(
     cost=Cost.AVERAGE,
     method="average_weights",
     renews=("optimizer", "view"),
+    synchronises=("optimizer", "view"),
 )

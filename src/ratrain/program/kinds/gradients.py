@@ -103,6 +103,7 @@ declare(
     cost=Cost.REDUCE,
     method="grad_sync",
     needs_whole_gradient=True,
+    synchronises=("gradient", "shard"),
 )
 declare(
     "UpdateShard",
@@ -122,4 +123,5 @@ declare(
     partners=Partners.HOLDERS,
     cost=Cost.GATHER,
     method="prefetch_view",
+    synchronises=("view",),
 )

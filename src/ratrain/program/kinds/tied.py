@@ -26,4 +26,5 @@ declare(
     partners=Partners.TIED,
     cost=Cost.TIE,
     method="tie_sync",
+    synchronises=("gradient",),
 )

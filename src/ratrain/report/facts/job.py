@@ -79,13 +79,13 @@ def contents_of_job(
         chosen, shares = candidate_of(case.job, case.placement, program.setup), []
     several = isinstance(chosen, UnevenPlan) or len(kinds_of(case.job)) > 1
     kinds = kind_parts(chosen, simulation) if several else ()
-    timeline = timeline_of(simulation, steps=1)
+    timeline = timeline_of(simulation, periods=1)
     step = one_step(timeline, max(span.step for span in timeline.spans))
     ops = Ops(program.table)
     note = f"a step takes {format_time(simulation.step_time_s)} as simulated"
-    run = simulation.run
-    times = op_times(ops, run.start_s, run.end_s)
-    panels = (panel("predicted", note, step, ops.critical_path(times, run.steps - 1)),)
+    times = op_times(ops, simulation.run)
+    title = "predicted" + simulation.drawn_step
+    panels = (panel(title, note, step, ops.critical_path(times, times.last)),)
     kind = "plan" if path.suffix == ".json" else "job"
     job, setup = case.job, program.setup
     sets = [word for text in overrides for word in ("--set", text)]
@@ -258,7 +258,18 @@ def times_of_simulation(simulation: Simulation) -> Times:
         None,
         tuple(KindTime(kind, name, mean_s[kind], None) for kind, name in KIND_NAMES.items()),
         ranks,
-        ("Means over ranks of the steady step, as simulated.",),
+        (_means_words(simulation),),
+    )
+
+
+def _means_words(simulation: Simulation) -> str:
+    steps = simulation.program.setup.period
+    if steps == 1:
+        return "Means over ranks of the steady step, as simulated."
+    slowest = format_time(simulation.window.slowest_s)
+    return (
+        f"Means over ranks and over the {steps} steps of a period, as simulated; the slowest step "
+        f"takes {slowest}."
     )
 
 
@@ -284,7 +295,7 @@ def _memory(simulation: Simulation, times: OpTimes, tier: str) -> Memory:
     program, run = simulation.program, simulation.run
     setup = program.setup
     ranks = chosen_ranks(range(setup.ranks), CURVES)
-    memory_curves = curves(program, times, run.steps - 1, ranks, "predicted", tier=tier)
+    memory_curves = curves(program, times, times.last, ranks, "predicted", tier=tier)
     peak_bytes = peaks(memory_curves)
     if tier == DEVICE:
         peak_bytes |= {rank: int(size) for rank, size in enumerate(run.peak_bytes)}

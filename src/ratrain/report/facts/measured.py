@@ -29,7 +29,7 @@ from ratrain.runtime.run.kind_names import KIND_NAMES, kind_names
 from ratrain.runtime.run.merge import merge_records
 from ratrain.runtime.run.report import prediction_of, simulated_kinds
 from ratrain.runtime.run_folder import RunFolder, RunSpec
-from ratrain.timeline.compare import one_step, step_times
+from ratrain.timeline.compare import one_step
 from ratrain.timeline.picture import chosen_ranks
 from ratrain.timeline.timeline import Timeline, read_timeline
 
@@ -84,9 +84,19 @@ class Measured:
         return steps.index(self.difference.step - 1)
 
     @cached_property
+    def predicted_place(self) -> int | None:
+        """The index, among the predicted steps, of the step that is shown."""
+        if self.predicted is None or self.predicted_times is None:
+            return None
+        if self.difference is None:
+            return self.predicted_times.last
+        steps = sorted({span.step for span in self.predicted.spans})
+        return steps.index(self.difference.predicted_step)
+
+    @cached_property
     def predicted_path(self) -> tuple[Hop, ...]:
-        times = self.predicted_times
-        return () if times is None else self.ops.critical_path(times, len(times.start_s) - 1)
+        times, place = self.predicted_times, self.predicted_place
+        return () if times is None or place is None else self.ops.critical_path(times, place)
 
     @cached_property
     def measured_path(self) -> tuple[Hop, ...]:
@@ -134,19 +144,10 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
     step = report["step_time_s"]
     if step["measured"] is None:
         return None
-    predicted, ran = _predicted_ranks(measured), _measured_ranks(measured)
-    ranks = sorted({*predicted, *ran})
     typical = report["kinds_step"]
-    which = f"step {typical['step']}, {format_time(typical['step_time_s'])}" if typical else ""
-    notes = [
-        f"Means over ranks. Measured in {which}: for each rank from its last compute op of the "
-        "step before to its last compute op of this one."
-    ]
-    if not typical or not ran:
-        notes = [
-            "Means over ranks. No two successive steps were recorded, so the measured waits come "
-            "from the run's metrics."
-        ]
+    predicted, ran = _predicted_ranks(measured), _measured_ranks(measured, typical)
+    ranks = sorted({*predicted, *ran})
+    notes = [_means_words(typical)] if typical and ran else [_unrecorded(report["period"]["steps"])]
     names = kind_names(report["facts"])
     return Times(
         step["predicted"],
@@ -160,6 +161,27 @@ def times_of(measured: Measured, report: dict[str, Any]) -> Times | None:
     )
 
 
+def _means_words(typical: dict[str, Any]) -> str:
+    last, steps = typical["step"], typical["steps"]
+    time = format_time(typical["step_time_s"])
+    if steps == 1:
+        return (
+            f"Means over ranks. Measured in step {last}, {time}: for each rank from its last "
+            "compute op of the step before to its last compute op of this one."
+        )
+    return (
+        f"Means over ranks and over the steps of a period. Measured in steps {last - steps + 1} to "
+        f"{last}, {time} each: for each rank from its last compute op before them to its last one."
+    )
+
+
+def _unrecorded(period: int) -> str:
+    what = "two successive steps were" if period == 1 else f"whole period of {period} steps was"
+    return (
+        f"Means over ranks. No {what} recorded, so the measured waits come from the run's metrics."
+    )
+
+
 def _predicted_ranks(measured: Measured) -> dict[int, dict[str, float]]:
     body = measured.prediction
     if body is None:
@@ -170,14 +192,15 @@ def _predicted_ranks(measured: Measured) -> dict[int, dict[str, float]]:
     }
 
 
-def _measured_ranks(measured: Measured) -> dict[int, dict[str, float]]:
+def _measured_ranks(
+    measured: Measured, typical: dict[str, Any] | None
+) -> dict[int, dict[str, float]]:
     """Seconds of each kind by program rank; the mean over the ranks that do the same work."""
-    recorded, difference = measured.recorded, measured.difference
-    step = None if difference is None else difference.step - 1
-    if recorded is None or step is None or step not in step_times(recorded):
+    recorded = measured.recorded
+    if recorded is None or typical is None:
         return {}
-    seats = measured.spec.seats
-    rows = measured_kinds(measured.program, seats, recorded, step)
+    seats, last = measured.spec.seats, typical["step"] - 1
+    rows = measured_kinds(measured.program, seats, recorded, last, typical["steps"])
     of_rank: dict[int, list[dict[str, float]]] = {}
     for seat, row in zip(seats.all(), rows, strict=True):
         of_rank.setdefault(seat.program_rank, []).append(row)
@@ -226,8 +249,9 @@ def _curves(measured: Measured) -> list[MemoryCurve]:
         measured.measured_times,
         measured.measured_place,
     )
-    if predicted is not None:
-        memory_curves += curves(program, predicted, len(predicted.start_s) - 1, ranks, "predicted")
+    predicted_place = measured.predicted_place
+    if predicted is not None and predicted_place is not None:
+        memory_curves += curves(program, predicted, predicted_place, ranks, "predicted")
     if ran is not None and place is not None:
         memory_curves += curves(program, ran, place, ranks, "measured")
     return memory_curves

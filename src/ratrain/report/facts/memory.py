@@ -12,6 +12,7 @@ from ratrain.program.units import Ints
 from ratrain.report.contents import MemoryCurve
 from ratrain.report.facts.ops import Floats, Ops, OpTimes
 from ratrain.report.groups import group_of
+from ratrain.simulate.engine import Run
 from ratrain.simulate.memory import family_levels
 
 CURVES = 16
@@ -89,9 +90,20 @@ def _grouped(names: Mapping[int, str], levels: Ints) -> dict[str, Ints]:
     return groups
 
 
-def op_times(ops: Ops, start_s: Floats, end_s: Floats) -> OpTimes:
-    """The times of a simulated run's ops, which stand in one row after the other."""
-    return OpTimes(start_s.reshape(-1, len(ops.table)), end_s.reshape(-1, len(ops.table)))
+def op_times(ops: Ops, run: Run) -> OpTimes:
+    """The times of a simulated run's ops, which stand in one row after the other. The last step has
+    a row of its own: of a program that spells out several, those before it share theirs."""
+    table = ops.table
+    last = table.step == table.setup.period - 1
+
+    def rows(time_s: Floats) -> Floats:
+        periods = time_s.reshape(run.periods, len(table))
+        if last.all():
+            return periods
+        parts = [np.where(each, periods[-1], np.nan) for each in (~last, last)]
+        return np.vstack([periods[:-1], *parts])
+
+    return OpTimes(rows(run.start_s), rows(run.end_s))
 
 
 def by_group(families: Mapping[str, int]) -> dict[str, int]:

@@ -21,10 +21,16 @@ Floats = npt.NDArray[np.float64]
 
 @dataclass(frozen=True)
 class OpTimes:
-    """When each op of a table ran, as steps x ops; not a number where it did not."""
+    """When each op of a table ran, as steps x ops; not a number where it did not. Of a period of
+    several steps each has its own ops."""
 
     start_s: Floats
     end_s: Floats
+
+    @property
+    def last(self) -> int:
+        """The last step's row."""
+        return len(self.start_s) - 1
 
     def origin_s(self, table: Table, step: int) -> float:
         """When the first compute op of a step begins."""
@@ -93,11 +99,13 @@ class Ops:
         meets = self._members.of(group) if group >= 0 else np.array([node])
         inside = np.concatenate([self._inside.of(int(member)) for member in meets])
         across = np.concatenate([self._across.of(int(member)) for member in meets])
-        inside, across = inside[~np.isnan(end_s[inside])], across[~np.isnan(ended_s[across])]
+        # Of a period's ops some waited for are of the step before: those did not run in this one.
+        before = np.concatenate([inside, across])
+        inside, before = inside[~np.isnan(end_s[inside])], before[~np.isnan(ended_s[before])]
         if not len(inside):
             return -1
         latest = int(inside[end_s[inside].argmax()])
-        before_s = ended_s[across].max() if len(across) else -np.inf
+        before_s = ended_s[before].max() if len(before) else -np.inf
         return latest if end_s[latest] >= before_s else -1
 
     @cached_property

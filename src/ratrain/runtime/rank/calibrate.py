@@ -31,6 +31,7 @@ from ratrain.runtime.rank.calibrate_links import (
 )
 from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.seats import Seat, Seats
+from ratrain.runtime.step.circle import summed
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import Sizes
 from ratrain.runtime.step.schedule import Schedule
@@ -52,18 +53,18 @@ def calibrate(
     """This rank's calibration. All ranks must call it together: they time links in pairs."""
     joined = sizes.of_joined(max(member.joined for _, member in schedule.held))
     batch = _random_batch(joined.boundary, vocab, states.device)
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     group = network.tensor_group(Lane.COMPUTE)
     rows = joined.rows_of(group)
     units, busy = with_processors(
         lambda: unit_times(schedule, states, train, rows, batch, allocator, group, device)
     )
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     views = [unit.shard_view if unit.view is None else unit.view for unit in states.units]
     between_s = between_ops_s(schedule, views, train.timeout_s, device)
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     processor = Processor(processor_share(torch.get_num_threads() + 1), busy)
-    network.exchange(None, torch.zeros(1))
+    network.barrier()
     beside = torch.get_num_threads() if processor.computes else 0
     ends = (states, network, seats, seat, beside, prod(sizes.boundary))
     divides_rows = schedule.program.setup.sequence_parallel
@@ -71,7 +72,7 @@ def calibrate(
     backward, arrival_back = message_times(Lane.SEND_B, -1, *ends, divides_rows=divides_rows)
     collective = collective_times(states, network)
     gather = gather_times(states, network)
-    exchange_s = median_s(lambda: network.exchange(Lane.UPDATE, torch.zeros(8)))
+    exchange_s = median_s(lambda: network.combine(Lane.UPDATE, torch.zeros(8), summed))
     tensor = tensor_times(states.device, network)
     return Calibration(
         seat.program_rank,
@@ -90,10 +91,9 @@ def calibrate(
 
 
 def gathered(calibration: Calibration, network: Network) -> list[Calibration]:
-    """All ranks' calibrations, by world rank."""
-    return [
-        read_calibration(body) for body in network.exchange_bytes(write_calibration(calibration))
-    ]
+    """All ranks' calibrations, by world rank: on rank 0, which predicts; elsewhere none."""
+    bodies = network.exchange_bytes(write_calibration(calibration), hearers=(0,))
+    return [read_calibration(body) for body in bodies]
 
 
 def _random_batch(boundary: tuple[int, int, int], vocab: int, device: torch.device) -> MicroBatch:

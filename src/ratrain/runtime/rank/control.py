@@ -1,17 +1,20 @@
 """One round of control a step: losses and times to every rank, and agreement on when to stop.
 
-The round goes beside the program, over a channel of its own, a few hundred bytes a step. No lane
-begins a step before the round of the step before last has ended, so every rank stops behind the
-same step, whoever asked for it.
+The round goes beside the program, over a channel of its own: every rank reports to rank 0, which
+has all reports and answers each rank with one that stands for all of them, some 300 bytes a rank
+and step. No lane begins a step before the round of the step before last has ended, so every rank
+stops behind the same step, whoever asked for it.
 """
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
-from dataclasses import dataclass, fields
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import astuple, dataclass, replace
+from math import isnan
 
 import torch
+from torch import Tensor
 
 from ratrain.program.kind import Lane
 from ratrain.runtime.step.network import Network
@@ -41,10 +44,13 @@ class RankReport:
 
 
 Round = tuple[RankReport, ...]
+"""Of a step: on rank 0 every rank's report, by rank; elsewhere one for all of them (`in_one`)."""
 
 
 class Control:
-    """The rounds of one rank. `on_round` is called with every round, in order of steps."""
+    """The rounds of one rank. `on_round` is called with every round, in order of steps, and with
+    the tokens that count in the step after the next one on the rank's group; `groups`: the group of
+    each world rank."""
 
     def __init__(
         self,
@@ -53,11 +59,14 @@ class Control:
         first_step: int,
         end_step: int,
         period: int,
-        on_round: Callable[[int, Round], None],
+        groups: Sequence[int],
+        on_round: Callable[[int, Round, int], None],
         fail: Callable[[BaseException], None],
     ) -> None:
         self._network = network
         self._end, self._period = end_step, period
+        self._groups = groups
+        self._heard: Round = ()  # on rank 0
         self._on_round = on_round
         self._fail = fail
         self._next = first_step
@@ -114,10 +123,10 @@ class Control:
                     if self._failed:
                         return
                     own_report = self._posted.pop(step)
-                reports = self._exchange(own_report)
-                self._on_round(step, reports)
+                answer = self._answered(own_report)
+                self._on_round(step, self._heard or (answer,), int(answer.counted_ahead))
                 with self._changed:
-                    if any(report.stop for report in reports):
+                    if answer.stop:
                         # No lane can be further than the step after this one; a period that has
                         # begun is finished.
                         ends = -(-(step + 2) // self._period) * self._period
@@ -128,8 +137,54 @@ class Control:
             self.abandon()
             self._fail(error)
 
-    def _exchange(self, report: RankReport) -> Round:
-        names = [field.name for field in fields(RankReport)]
-        values = torch.tensor([getattr(report, name) for name in names], dtype=torch.float64)
-        rows = self._network.exchange(None, values)
-        return tuple(RankReport(*row.tolist()) for row in rows)
+    def _answered(self, report: RankReport) -> RankReport:
+        """The report that stands for all, for this rank."""
+        values = torch.tensor(astuple(report), dtype=torch.float64)
+        return RankReport(*self._network.combine(None, values, self._answers).tolist())
+
+    def _answers(self, rows: list[Tensor]) -> list[Tensor]:
+        self._heard = reports = tuple(RankReport(*row.tolist()) for row in rows)
+        ahead = sums_of_groups([report.counted_ahead for report in reports], self._groups)
+        together = in_one(reports)
+        return [
+            torch.tensor(astuple(replace(together, counted_ahead=each)), dtype=torch.float64)
+            for each in ahead
+        ]
+
+
+def sums_of_groups(counts: Sequence[float], groups: Sequence[int]) -> list[float]:
+    """For each rank the sum of what its group's ranks count; NaN: nothing."""
+    sums = dict.fromkeys(groups, 0.0)
+    for group, count in zip(groups, counts, strict=True):
+        sums[group] += 0.0 if isnan(count) else count
+    return [sums[group] for group in groups]
+
+
+def in_one(reports: Round) -> RankReport:
+    """One report that stands for all, in what is shown of a step: their sums, the longest step, the
+    fullest rank, and the one that waits longest for its part of it."""
+
+    def total(values: Iterable[float]) -> float:
+        return sum(value for value in values if not isnan(value))
+
+    def waits(report: RankReport) -> float:
+        waited_s = report.reduce_s + report.gather_s + report.update_s
+        return waited_s / (report.step_time_s or 1.0)
+
+    waiting = max(reports, key=waits)
+    fullest = max(reports, key=lambda r: r.allocated_peak_bytes or r.ledger_peak_bytes)
+    step_time_s = max(report.step_time_s for report in reports)
+    longer = step_time_s / (waiting.step_time_s or 1.0)
+    return replace(
+        waiting,
+        loss_sum=total(report.loss_sum for report in reports),
+        counted=total(report.counted for report in reports),
+        step_time_s=step_time_s,
+        reduce_s=waiting.reduce_s * longer,
+        gather_s=waiting.gather_s * longer,
+        update_s=waiting.update_s * longer,
+        ledger_peak_bytes=fullest.ledger_peak_bytes,
+        allocated_peak_bytes=fullest.allocated_peak_bytes,
+        skipped_updates=total(report.skipped_updates for report in reports),
+        stop=max(report.stop for report in reports),
+    )

@@ -37,9 +37,11 @@ itself."""
 @dataclass(frozen=True)
 class Prediction:
     """A simulated step of a program's ranks, and its timeline. `least_s`: what no order of the same
-    work takes less than; None for a program that is long or has several steps."""
+    work takes less than; None for a program that is long or has several steps.
+    `steps_s`: each of these steps."""
 
     step_time_s: float
+    steps_s: tuple[float, ...]
     least_s: float | None
     ranks: tuple[RankTimes, ...]
     timeline: Timeline
@@ -61,6 +63,7 @@ def write_prediction(
     write_timeline(prediction.timeline, folder.predicted)
     body = {
         "step_time_s": prediction.step_time_s,
+        "period_step_times_s": prediction.steps_s,
         "least_s": prediction.least_s,
         "ranks": [_parts(program, times, calibrations) for times in prediction.ranks],
         "bound_bytes": [bound.total_bytes for bound in verdict.bounds],
@@ -123,6 +126,7 @@ def _of_folded(whole: Unfolded, simulation: Simulation, least_s: float | None) -
     timeline = timeline_of(simulation)
     return Prediction(
         simulation.step_time_s,
+        simulation.window.steps_s,
         least_s,
         tuple(replace(simulation.ranks[rank], rank=folded) for rank, folded in shown.items()),
         replace(

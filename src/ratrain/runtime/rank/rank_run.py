@@ -229,7 +229,7 @@ def _train(
     run.run()
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
-    network.exchange(None, torch.zeros(1))  # no rank leaves while another still communicates
+    network.barrier()  # no rank leaves while another still communicates
     voice.say(f"done: step {run.end_step} of {stand.spec.end_step}")
 
 
@@ -313,4 +313,4 @@ def _calibrate(
             element_bytes,
             agrees=agrees,
         )
-    network.exchange(None, torch.zeros(1))
+    network.barrier()

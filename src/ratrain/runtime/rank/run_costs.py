@@ -373,6 +373,6 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         Cost.GATHER: gathered,
         Cost.AVERAGE: averaged,
         Cost.TIE: tied,
-        Cost.NORM: fixed_work(measured.zero + 2 * measured.exchange_s),
+        Cost.NORM: fixed_work(measured.zero + measured.exchange_s),
         Cost.SAVE: fixed_work(measured.zero),
     }

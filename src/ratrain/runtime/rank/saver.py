@@ -116,7 +116,9 @@ class CheckpointSaver:
         body = {"record": record.as_json(), "now_s": time.time()}
         replies = [
             as_table(*parse_json(row, "a rank's record"))[0]
-            for row in self._network.exchange_bytes(json.dumps(body).encode())
+            for row in self._network.exchange_bytes(
+                json.dumps(body).encode(), hearers=self._company.disks
+            )
         ]
         if self._keeps:
             self._require_owned()

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
 import torch
+from torch import Tensor
 
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device, Memory
@@ -17,7 +18,7 @@ from ratrain.models.units import Unit, unit_of
 from ratrain.program.kind import Lane
 from ratrain.program.program import Program
 from ratrain.program.replicas import Recovery
-from ratrain.runtime.rank.control import Control, RankReport, Round
+from ratrain.runtime.rank.control import Control, RankReport, Round, sums_of_groups
 from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats
@@ -42,6 +43,8 @@ from ratrain.runtime.step.states import (
 )
 
 NAN = float("nan")
+MOST_RECORDED = 64
+"""Steps of a period that are recorded whole, at most."""
 _NEIGHBOURS = (Lane.RECV_F, Lane.RECV_B, Lane.SEND_F, Lane.SEND_B, Lane.TENSOR)
 
 
@@ -57,27 +60,24 @@ class Begin:
 
 
 class CountedTokens:
-    """How many tokens divide a step's loss, for the few steps that ops may be in: those that count
-    on these ranks' replicas."""
+    """How many tokens divide a step's loss, for the few steps that ops may be in."""
 
-    def __init__(self, ranks: Sequence[int]) -> None:
-        self._ranks = ranks
+    def __init__(self) -> None:
         self._by_step: dict[int, int] = {}
 
-    def take(self, step: int, reported: Sequence[float]) -> None:
-        """What each rank reported of a step, by rank; NaN: nothing."""
-        counts = [reported[rank] for rank in self._ranks]
-        self._by_step[step] = int(sum(count for count in counts if count == count))
+    def take(self, step: int, count: int) -> None:
+        self._by_step[step] = count
         self._by_step.pop(step - 4, None)
 
     def of(self, step: int) -> int:
         return self._by_step[step]
 
 
-def _dividing(seats: Seats, seat: Seat, averages: bool) -> list[int]:
-    """The ranks whose tokens a rank's loss is divided by: all, since replicas share each gradient;
-    where they average weights instead they train alone in between, on their own tokens."""
-    return [other.world_rank for other in seats.all() if not averages or other.data == seat.data]
+def _dividing(seats: Seats, averages: bool) -> list[int]:
+    """For each rank its group, whose tokens its loss is divided by: all ranks, since replicas share
+    each gradient; where they average weights instead they train alone in between, on their own
+    tokens."""
+    return [seat.data if averages else 0 for seat in seats.all()]
 
 
 def _numbers(spec: RunSpec) -> list[Numbers]:
@@ -117,7 +117,8 @@ class RankRun:
         self.holders = setup.holders
         self._budget_bytes = setup.budget_of(seat.program_rank)
         self.sizes = self._sizes()
-        self._counted = CountedTokens(_dividing(spec.seats, seat, setup.averages))
+        self._groups = _dividing(spec.seats, setup.averages)
+        self._counted = CountedTokens()
         self.schedule: Schedule = schedule_of(program, seat.program_rank)
         self.ledgers = ledgers_of(self.schedule)
         self.ledger = self.ledgers.device
@@ -206,13 +207,14 @@ class RankRun:
         first = self._begin.step
         for step in (first, first + 1):
             own_count = torch.tensor([self._counted_here(step)], dtype=torch.float64)
-            counts = self._network.exchange(None, own_count)
-            self._counted.take(step, [float(row[0]) for row in counts])
+            count = self._network.combine(None, own_count, self._sums_of_groups)
+            self._counted.take(step, int(count))
         control = Control(
             self._network,
             first_step=first,
             end_step=self._spec.end_step,
             period=self.schedule.period,
+            groups=self._groups,
             on_round=self._take,
             fail=self._fail,
         )
@@ -225,7 +227,7 @@ class RankRun:
             ]
             if len(tier_budgets) == len(self.ledgers.others):
                 self._allocator.limit(self._budget_bytes + sum(tier_budgets))
-        self.lanes.record_last(self._spec.record_steps)
+        self.lanes.record_last(self._recorded_steps())
         try:
             while first < self._spec.end_step:
                 self._run_segment(first, control)
@@ -239,12 +241,25 @@ class RankRun:
             control.abandon()
 
     def _run_segment(self, first: int, control: Control) -> None:
-        """Steps up to the next validation, or to the end."""
+        """Steps up to the next validation, or to the end. Where the run ends between two averages
+        its last steps are a period of their own: the last ones of the program's, which average."""
         interval = self._job.train.validate_every if self._validation else 0
         upto = (first // interval + 1) * interval if interval else self._spec.end_step
+        rest, ahead = self._spec.end_step % self.schedule.period, 0
+        if first < self._spec.end_step - rest:
+            upto = min(upto, self._spec.end_step - rest)
+        elif rest:
+            ahead = self.schedule.period - rest
         self._segment = first, min(upto, self._spec.end_step)
         self._step_began_s = time.perf_counter()
-        self.lanes.run(first, self._gate, failed=control.abandon)
+        self.lanes.run(first, self._gate, ahead=ahead, failed=control.abandon)
+
+    def _recorded_steps(self) -> int:
+        """As many as were asked for; where it is not too long, at least a whole period, the step
+        before it, and a shorter one behind it."""
+        period = self.schedule.period
+        needed = period + 1 + self._spec.end_step % period if 1 < period <= MOST_RECORDED else 0
+        return max(self._spec.record_steps, needed)
 
     def _is_validated(self, step: int) -> bool:
         interval = self._job.train.validate_every
@@ -293,10 +308,14 @@ class RankRun:
             "resident_bytes": resident_bytes(),
         }
 
-    def _take(self, step: int, reports: Round) -> None:
+    def _take(self, step: int, reports: Round, counted_ahead: int) -> None:
         """A control round: it ends before any lane begins the step after the next one."""
-        self._counted.take(step + 2, [report.counted_ahead for report in reports])
+        self._counted.take(step + 2, counted_ahead)
         self._on_round(step, reports)
+
+    def _sums_of_groups(self, rows: list[Tensor]) -> list[Tensor]:
+        sums = sums_of_groups([float(row) for row in rows], self._groups)
+        return [torch.tensor([each], dtype=torch.float64) for each in sums]
 
     def _counted_here(self, step: int) -> float:
         """What of this rank's replica counts; NaN where another rank of the replica reports it."""

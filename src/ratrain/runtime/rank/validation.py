@@ -9,6 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 import torch
+from torch import Tensor
 
 from ratrain.describe.train import TrainSpec
 from ratrain.devices import Device
@@ -91,6 +92,12 @@ class Validation:
         self._ops.losses.clear()
         self._held.clear()  # nothing else is under way: these are tensors that were sent
         self._share.batches.forget()
-        all_sums = self._network.exchange(Lane.UPDATE, torch.tensor(own_sums, dtype=torch.float64))
-        total, tokens = (sum(float(row[column]) for row in all_sums) for column in (0, 1))
+        sums = torch.tensor(own_sums, dtype=torch.float64)
+        total, tokens = self._network.combine(Lane.UPDATE, sums, _summed_columns).tolist()
         return Validated(total / max(1.0, tokens), int(tokens))
+
+
+def _summed_columns(rows: list[Tensor]) -> list[Tensor]:
+    """Each of the sums of all ranks, added in their order, for each rank."""
+    columns = zip(*(row.tolist() for row in rows), strict=True)
+    return [torch.tensor([sum(column) for column in columns], dtype=torch.float64)] * len(rows)

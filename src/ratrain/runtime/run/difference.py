@@ -7,7 +7,7 @@ from typing import Any
 
 from ratrain.errors import TimelineError
 from ratrain.runtime.run.merge import merge_records
-from ratrain.runtime.run.report import typical_of
+from ratrain.runtime.run.report import predicted_steps_s, typical_of
 from ratrain.runtime.run_files import read_prediction
 from ratrain.runtime.run_folder import RunFolder
 from ratrain.runtime.seats import Seats
@@ -33,6 +33,7 @@ class RunDifference:
     play the same part the first one is shown."""
 
     step: int  # counted from 1, as metrics are shown
+    predicted_step: int  # of the predicted timeline: the same step of a period
     predicted: Timeline
     measured: Timeline
     ops: Comparison
@@ -80,9 +81,9 @@ def difference_of(
         )
     lengths = step_times(measured)
     chosen = typical_of(folder, measured) if step is None else step - 1
-    last = max(span.step for span in predicted.spans)
     ours = one_step(measured, chosen, ranks=first_members(spec.seats))
-    theirs = one_step(predicted, last)
+    like = _like(predicted, ours)
+    theirs = one_step(predicted, like)
     try:
         ops = compare(theirs, ours)
     except TimelineError as error:
@@ -91,14 +92,23 @@ def difference_of(
             place=str(folder.predicted),
             fix=_PREDICT_AGAIN,
         ) from None
+    steps_s = predicted_steps_s(read_prediction(folder.path / "prediction.json", 0))
     return RunDifference(
         step=chosen + 1,
+        predicted_step=like,
         predicted=theirs,
         measured=ours,
         ops=ops,
-        predicted_step_s=read_prediction(folder.path / "prediction.json", 0)["step_time_s"],
+        predicted_step_s=steps_s[like % len(steps_s)],
         measured_step_s=lengths.get(chosen),
     )
+
+
+def _like(predicted: Timeline, ours: Timeline) -> int:
+    """The last predicted step with ops of ours: of a period's steps each has words of its own."""
+    words = {span.word for span in ours.spans}
+    steps = [span.step for span in predicted.spans]
+    return max((span.step for span in predicted.spans if span.word in words), default=max(steps))
 
 
 def as_json(difference: RunDifference) -> dict[str, Any]:

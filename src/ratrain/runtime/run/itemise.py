@@ -13,6 +13,7 @@ from dataclasses import dataclass, field
 from statistics import fmean
 
 from ratrain.errors import TimelineError
+from ratrain.program.edges import EdgeList
 from ratrain.program.kind import Kind, Lane
 from ratrain.program.program import Program
 from ratrain.runtime.seats import Seats
@@ -31,7 +32,7 @@ ops nothing is awaited, or a save."""
 
 _RECORD_AGAIN = "train a few more steps: `ratrain train JOB --resume --steps N` records them"
 _Node = tuple[int, int]
-"""(step, row of the program's table)."""
+"""(step of the run, row of the program's table)."""
 
 
 @dataclass
@@ -44,33 +45,41 @@ class _Rank:
 
 @dataclass(frozen=True)
 class _Waits:
-    """The table's rows that a row waits for on its own rank, in its step and the one before."""
+    """The table's rows that a row waits for on its own rank, in its period and the one before; and
+    how many steps before its own each of them runs."""
 
-    inside: dict[int, list[int]]
-    across: dict[int, list[int]]
+    inside: dict[int, list[tuple[int, int]]]
+    across: dict[int, list[tuple[int, int]]]
 
     def of(self, node: _Node) -> list[_Node]:
         step, op = node
-        inside = [(step, earlier) for earlier in self.inside.get(op, ())]
-        return inside + [(step - 1, earlier) for earlier in self.across.get(op, ())]
+        awaited = (*self.inside.get(op, ()), *self.across.get(op, ()))
+        return [(step - before, earlier) for earlier, before in awaited]
 
 
 def measured_kinds(
-    program: Program, seats: Seats, measured: Timeline, step: int
+    program: Program, seats: Seats, measured: Timeline, step: int, steps: int = 1
 ) -> list[dict[str, float]]:
-    """Seconds of each of `KINDS` in a step, by world rank; the step before must be there too. They
-    add up to the time between the ends of the two steps' last compute ops."""
-    ranks = _ranks(program, seats, measured)
+    """Seconds of each of `KINDS` in a step, by world rank; of several `steps`, of which this is the
+    last, the mean. The step before must be there too. They add up to the time between the ends of
+    the last compute ops of that one and of the last."""
+    ranks, steps_of_period = _ranks(program, seats, measured)
     waits = _waits(program)
     kinds: list[dict[str, float]] = []
     for seat in seats.all():
-        lane = _compute_lane(program, seat.program_rank)
+        lane, rank = _compute_lane(program, seat.program_rank), ranks[seat.world_rank]
         if not lane and _serves_none(program, seat.program_rank):
             kinds.append({})
             continue
-        _require_recorded(program, ranks[seat.world_rank], lane, step, seat.world_rank)
-        row = _step(program, ranks[seat.world_rank], waits, lane, step)
-        kinds.append({kind: row[kind] for kind in KINDS})
+        seconds: dict[str, float] = defaultdict(float)
+        for each in range(step - steps + 1, step + 1):
+            ops, before = (
+                [op for op in lane if program.table.step[op] == steps_of_period.get(of)]
+                for of in (each, each - 1)
+            )
+            _require_recorded(program, rank, ops, before, each, seat.world_rank)
+            _step(program, rank, waits, ops, (each, rank.end_s[each - 1, before[-1]]), seconds)
+        kinds.append({kind: seconds[kind] / steps for kind in KINDS})
     # A rank that computes nothing waits for the others all the time.
     whole_s = fmean(sum(row.values()) for row in kinds if row)
     return [row or {kind: whole_s * (kind == "stages") for kind in KINDS} for row in kinds]
@@ -83,12 +92,19 @@ def _serves_none(program: Program, rank: int) -> bool:
 
 
 def _require_recorded(
-    program: Program, rank: _Rank, lane: Sequence[int], step: int, world_rank: int
+    program: Program,
+    rank: _Rank,
+    lane: Sequence[int],
+    before: Sequence[int],
+    step: int,
+    world_rank: int,
 ) -> None:
     """A TimelineError where an op of the step, or the last one before it, was not recorded."""
-    needed = [*((step, op) for op in lane), *([(step - 1, lane[-1])] if lane else [])]
+    needed = [*((step, op) for op in lane), *((step - 1, op) for op in before[-1:])]
     missing = [node for node in needed if node not in rank.end_s]
-    problem = "the program has no op of this rank" if not lane else ""
+    problem = ""
+    if not lane or not before:
+        problem = f"no compute op of step {step if before else step - 1} was recorded"
     if missing:
         step_missing, op = missing[0]
         problem = f"{program.table.word(op)} of step {step_missing} was not recorded"
@@ -97,18 +113,22 @@ def _require_recorded(
 
 
 def _step(
-    program: Program, rank: _Rank, waits: _Waits, lane: Sequence[int], step: int
-) -> dict[str, float]:
-    """One rank's step, from its last compute op of the step before to that of this one."""
-    seconds: dict[str, float] = defaultdict(float)
-    free_s = rank.end_s[step - 1, lane[-1]]
+    program: Program,
+    rank: _Rank,
+    waits: _Waits,
+    lane: Sequence[int],
+    began: tuple[int, float],
+    seconds: dict[str, float],
+) -> None:
+    """Adds up one rank's step, from its last compute op of the step before to that of this one.
+    `began`: the step, and when that op ended."""
+    step, free_s = began
     for op in lane:
         node = step, op
         _divide(program, rank, waits, node, free_s, seconds)
         kind = "recovery" if program.table.kind[op] == Kind.R else "compute"
         seconds[kind] += rank.end_s[node] - rank.start_s[node]
         free_s = rank.end_s[node]
-    return seconds
 
 
 def _divide(
@@ -137,14 +157,17 @@ def _divide(
     seconds[late] += max(until_s - free_s, 0.0)
 
 
-def _ranks(program: Program, seats: Seats, measured: Timeline) -> list[_Rank]:
+def _ranks(
+    program: Program, seats: Seats, measured: Timeline
+) -> tuple[list[_Rank], dict[int, int]]:
+    """Every world rank's ops, and which step of the program's period each step of the run was."""
     table = program.table
+    steps_of_period: dict[int, int] = {}
     rows = {
         (int(table.rank[op]), Lane(int(table.lane[op])).word, table.word(op)): op
         for op in range(len(table))
     }
     parts = [seat.program_rank for seat in seats.all()]
-    period = program.setup.period
     ranks = [_Rank() for _ in parts]
     for span in measured.spans:
         op = rows.get((parts[span.rank], span.lane, span.word))
@@ -154,27 +177,28 @@ def _ranks(program: Program, seats: Seats, measured: Timeline) -> list[_Rank]:
                 place=f"rank {span.rank}, step {span.step}",
                 fix=_RECORD_AGAIN,
             )
-        node = span.step // period, op
+        steps_of_period[span.step] = int(table.step[op])
+        node = span.step, op
         ranks[span.rank].start_s[node] = span.start_s
         ranks[span.rank].end_s[node] = span.end_s
-    return ranks
+    return ranks, steps_of_period
 
 
 def _waits(program: Program) -> _Waits:
     table = program.table
 
-    def same_rank(source: Sequence[int], target: Sequence[int]) -> dict[int, list[int]]:
-        awaited: dict[int, list[int]] = defaultdict(list)
-        for source_op, target_op in zip(source, target, strict=True):
-            if table.rank[source_op] == table.rank[target_op]:
-                awaited[target_op].append(source_op)
+    def same_rank(edges: EdgeList, before: int) -> dict[int, list[tuple[int, int]]]:
+        awaited: dict[int, list[tuple[int, int]]] = defaultdict(list)
+        steps = (before + table.step[edges.target] - table.step[edges.source]).tolist()
+        on_rank = (table.rank[edges.source] == table.rank[edges.target]).tolist()
+        rows = zip(edges.source.tolist(), edges.target.tolist(), steps, on_rank, strict=True)
+        for source, target, earlier, same in rows:
+            if same:
+                awaited[target].append((source, earlier))
         return awaited
 
-    inside, across = table.edges.inside, table.edges.across
-    return _Waits(
-        same_rank(inside.source.tolist(), inside.target.tolist()),
-        same_rank(across.source.tolist(), across.target.tolist()),
-    )
+    edges, period = table.edges, table.setup.period
+    return _Waits(same_rank(edges.inside, 0), same_rank(edges.across, period))
 
 
 def _compute_lane(program: Program, rank: int) -> list[int]:

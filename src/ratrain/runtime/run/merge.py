@@ -21,7 +21,7 @@ from ratrain.runtime.seats import Seat, Seats, holders_of
 from ratrain.runtime.step.cells import peers_at, peers_at_other_end
 from ratrain.timeline.timeline import Span, Timeline, write_timeline
 
-_RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)")
+_RECEIVE = re.compile(r"(\d+)RECV_([FB])(\d+)(@\d+)?")
 _UNIT = re.compile(r"(\d+)(?:\.(\d+))?(.+)")
 _TIE = Kind.TieSync.name
 _COLLECTIVES = (Lane.REDUCE.word, Lane.GATHER.word)
@@ -98,7 +98,7 @@ class _Partners:
     def meeting(self, op: _Ran) -> str:
         """A unit has a place of its own in each replica's words, so a collective is called by the
         unit's name; a sum of tied copies has another word at each end."""
-        if op.word.endswith(_TIE):
+        if op.word.partition("@")[0].endswith(_TIE):
             return _TIE
         unit = self._unit_of(op) if op.lane in _COLLECTIVES else None
         return " ".join(unit) if unit else op.word
@@ -109,9 +109,10 @@ class _Partners:
         tensor = seat.division.rank
         received = _RECEIVE.fullmatch(op.word)
         if received is not None:
-            stage, way, micro_batch = received.groups()
+            stage, way, micro_batch, of_period = received.groups()
             source = int(stage) + (1 if way == "B" else -1)
-            return f"{source}SEND_{way}{micro_batch}", self._senders(seat, source)
+            sent = f"{source}SEND_{way}{micro_batch}{of_period or ''}"
+            return sent, self._senders(seat, source)
         if meeting == _TIE:
             return meeting, [seat.world_rank, *peers_at_other_end(self._seats, seat)]
         if op.lane == Lane.TENSOR.word:

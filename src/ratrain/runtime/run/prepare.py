@@ -136,7 +136,7 @@ def prepare_run(request: RunRequest, progress: Progress | None = None) -> Prepar
     sizes = micro_batches_of(case) if isinstance(case, UnevenCase) else ()
     seats = seats_of(setup, _members(case))
     _require_fit(verdict, setup, str(layout_source))
-    require_whole_periods(case.job, setup.period, request.steps or job.train.steps)
+    require_whole_periods(case.job, setup.period)
     if job.data is not None and job.data.validation:
         validation = forward_only(case.program)
         _require_fit(verify(validation), validation.setup, str(layout_source))

@@ -14,6 +14,7 @@ from ratrain.runtime.ownership import Claim, claim_run
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
 from ratrain.runtime.run.resume import require_run, resume_run
+from ratrain.runtime.run.trainable import rest_words
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 Say = Callable[[str], None]
@@ -48,7 +49,8 @@ class Launcher:
         require_own_folder(folder, Path(prepared.spec.job_path), job_files)  # leave no claim in it
         claim = self._claimed(path)
         write_run(prepared, folder, job_files)
-        words = (prepared.seating(), prepared.proof())
+        period, end_step = prepared.proved.program.setup.period, prepared.spec.end_step
+        words = (prepared.seating(), prepared.proof(), rest_words(period, 0, end_step))
         for line in (*prepared.case.headline(), *chain(*words)):
             self.say(line)
         self.say(f"run {path}")
@@ -66,6 +68,8 @@ class Launcher:
             self.say(f"{name} is damaged: skipped")
         for change in resumed.changes:
             self.say(f"changed since the run began: {change}")
+        for line in rest_words(folder.read_setup().period, resumed.step, resumed.spec.end_step):
+            self.say(line)
         if not resumed.finished:
             resumed.require_same_data(self.tokenise(resumed.job))
             folder.write_spec(resumed.spec, folder.kept_program())

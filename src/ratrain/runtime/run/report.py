@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
-from statistics import fmean, median
+from statistics import fmean
 from typing import Any
 
 from ratrain.checkpoint.listing import listed
@@ -12,7 +12,8 @@ from ratrain.errors import ProgramError, SpecError, TimelineError
 from ratrain.readers.files import exists
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.rank.metrics import Row
-from ratrain.runtime.run.facts import Attempt, attempts, read_facts
+from ratrain.runtime.run.counted import Counted, counted_of, whole_periods
+from ratrain.runtime.run.facts import attempts, read_facts
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records, write_measured
 from ratrain.runtime.run_files import read_prediction, read_records
@@ -21,7 +22,6 @@ from ratrain.timeline.compare import step_times, typical_step
 from ratrain.timeline.timeline import Timeline
 
 FORMAT = "ratrain report 1"
-WARM_UP_STEPS = 2
 
 _SIMULATED = {
     "reduce": ("reduce",),
@@ -35,14 +35,17 @@ _SIMULATED = {
 def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, Any]:
     """The report of the run's last attempt. The step time is the median of the last half of its
     steps, without its first two. Kinds are means over ranks, of the recorded step whose
-    length is nearest to it. `recorded` is what `merge_records` gives, where it is at hand."""
+    length is nearest to it. Where replicas average their weights once a period, periods stand for
+    steps, and times are means over their steps. `recorded` is what `merge_records` gives, where it
+    is at hand."""
     spec, facts = folder.read_spec(), read_facts(folder)
     recorded = recorded or merge_records(folder, spec)
     rows, last = folder.read_metrics(), attempts(folder)[-1:]
     _require_agreement(folder, spec, facts, rows)
-    counted = counted_rows(rows, last[0] if last else None)
+    period = folder.read_setup().period
+    counted = counted_of(rows, last[0] if last else None, period)
     predicted = prediction_of(folder, spec)
-    typical = _typical(recorded, counted)
+    typical = _typical(recorded, counted, period)
     memory = [_memory(folder, spec, facts, rows, rank) for rank in range(spec.seats.world_size)]
     return {
         "format": FORMAT,
@@ -57,13 +60,19 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "steps": {
             "done": rows[-1]["step"] + 1 if rows else 0,
             "end": spec.end_step,
-            "counted": [counted[0]["step"] + 1, counted[-1]["step"] + 1] if counted else None,
+            "counted": counted.steps if counted else None,
         },
         "loss": {"first": rows[0]["loss"], "last": rows[-1]["loss"]} if rows else None,
         "validation": _validation(rows),
         "skipped_updates": sum(row.get("skipped_updates_before", 0) for row in rows),
         "step_time_s": _step_times(counted, predicted),
-        "tokens_per_s": median(row["tokens_per_s"] for row in counted) if counted else None,
+        "period": {
+            "steps": period,
+            "whole": counted.whole if counted else None,
+            "slowest_predicted_s": max(predicted_steps_s(predicted)) if predicted else None,
+            "slowest_measured_s": counted.slowest_s if counted else None,
+        },
+        "tokens_per_s": counted.tokens_per_s if counted else None,
         "kinds": _kinds(folder, spec, counted, predicted, recorded, typical),
         "kinds_step": typical,
         "memory": memory,
@@ -131,17 +140,16 @@ def write_report(folder: RunFolder) -> dict[str, Any]:
     return body
 
 
-def counted_rows(rows: Sequence[Row], attempt: Attempt | None) -> list[Row]:
-    """The steps that stand for the run: the last half, without the first two of the attempt."""
-    attempted = [row for row in rows if attempt is None or row["time_s"] >= attempt.began_s]
-    return attempted[max(WARM_UP_STEPS, len(attempted) // 2) :] or attempted[-1:]
+def predicted_steps_s(predicted: dict[str, Any]) -> list[float]:
+    """Each step of a period; runs of before kept their mean alone."""
+    return predicted.get("period_step_times_s") or [predicted["step_time_s"]]
 
 
-def _step_times(counted: Sequence[Row], predicted: dict[str, Any] | None) -> dict[str, Any]:
-    times = [row["step_time_s"] for row in counted]
+def _step_times(counted: Counted | None, predicted: dict[str, Any] | None) -> dict[str, Any]:
+    times = counted.step_times_s if counted else []
     times_json = {
         "predicted": predicted["step_time_s"] if predicted else None,
-        "measured": median(times) if times else None,
+        "measured": counted.step_s if counted else None,
         "fastest": min(times, default=None),
         "slowest": max(times, default=None),
     }
@@ -151,7 +159,7 @@ def _step_times(counted: Sequence[Row], predicted: dict[str, Any] | None) -> dic
 def _kinds(
     folder: RunFolder,
     spec: RunSpec,
-    counted: Sequence[Row],
+    counted: Counted | None,
     predicted: dict[str, Any] | None,
     recorded: Timeline | None,
     typical: dict[str, Any] | None,
@@ -173,36 +181,46 @@ def typical_of(folder: RunFolder, recorded: Timeline) -> int:
     """The recorded step, counted from 0, whose length is nearest to the median that is reported:
     the one step that report, page and `ratrain timeline` show."""
     last = attempts(folder)[-1:]
-    return _nearest(recorded, counted_rows(folder.read_metrics(), last[0] if last else None))
+    period = folder.read_setup().period
+    return _nearest(recorded, counted_of(folder.read_metrics(), last[0] if last else None, period))
 
 
-def _nearest(recorded: Timeline, counted: Sequence[Row]) -> int:
-    return typical_step(recorded, _median_s(counted) if counted else None)
+def _nearest(recorded: Timeline, counted: Counted | None) -> int:
+    return typical_step(recorded, counted.step_s if counted else None)
 
 
-def _typical(recorded: Timeline | None, counted: Sequence[Row]) -> dict[str, Any] | None:
-    """The recorded step whose length is nearest to the median that is reported, and its length;
-    None where none was recorded with the one before it."""
+def _typical(
+    recorded: Timeline | None, counted: Counted | None, period: int
+) -> dict[str, Any] | None:
+    """The recorded step whose length is nearest to the median that is reported, and its length; of
+    programs of several steps the last recorded period: its last step, its steps and their mean
+    length. None where none was recorded with the step before it."""
     lengths = step_times(recorded) if recorded is not None else {}
     if recorded is None or not lengths:
         return None
-    step = _nearest(recorded, counted)
-    return {"step": step + 1, "step_time_s": lengths[step]}
+    steps = (_nearest(recorded, counted),)
+    if period > 1:
+        whole = whole_periods(sorted(lengths), period, lambda step: step)
+        if not whole:
+            return None
+        steps = whole[-1]
+    mean_s = fmean(lengths[step] for step in steps)
+    return {"step": steps[-1] + 1, "steps": len(steps), "step_time_s": mean_s}
 
 
 def _measured_kinds(
     folder: RunFolder,
     spec: RunSpec,
-    counted: Sequence[Row],
+    counted: Counted | None,
     timeline: Timeline | None,
     typical: dict[str, Any] | None,
 ) -> dict[str, float]:
-    """From the ops of a typical recorded step. A run that did not come to its end has recorded
-    none: then from the metrics, which give a wait to the lane that ended last."""
+    """From the ops of a typical recorded step, or period. A run that did not come to its end has
+    recorded none: then from the metrics, which give a wait to the lane that ended last."""
     if timeline is not None and typical is not None:
-        step = typical["step"] - 1
+        step, steps = typical["step"] - 1, typical["steps"]
         try:
-            ranks = measured_kinds(folder.read_program(), spec.seats, timeline, step)
+            ranks = measured_kinds(folder.read_program(), spec.seats, timeline, step, steps)
         except ProgramError as error:
             place = f"{folder.program}, {error.place}"
             raise ProgramError(error.what, place=place, fix=error.fix) from error
@@ -210,14 +228,14 @@ def _measured_kinds(
             place = f"{folder.path / 'ranks'}, {error.place}"
             raise TimelineError(error.what, place=place, fix=error.fix) from error
         return {kind: fmean(rank[kind] for rank in ranks) for kind in KINDS}
-    if not counted:
+    if counted is None:
         return {}
 
     def mean(row: Row, kind: str) -> float:
         return fmean(rank.get(f"{kind}_s") or 0.0 for rank in row["ranks"])
 
-    medians = {kind: median(mean(row, kind) for row in counted) for kind in KINDS[:-1]}
-    return {**medians, "other": _median_s(counted) - sum(medians.values())}
+    medians = {kind: counted.mean(lambda row, kind=kind: mean(row, kind)) for kind in KINDS[:-1]}
+    return {**medians, "other": counted.step_s - sum(medians.values())}
 
 
 def _predicted_kinds(spec: RunSpec, predicted: dict[str, Any] | None) -> dict[str, float]:
@@ -234,10 +252,6 @@ def simulated_kinds(rank: dict[str, Any], step_s: float) -> dict[str, float]:
     kinds = {kind: _simulated(rank, kind) for kind in KINDS[:-1]}
     rest_s = step_s - sum(kinds.values())
     return {**kinds, "other": rest_s if abs(rest_s) > 1e-9 else 0.0}
-
-
-def _median_s(counted: Sequence[Row]) -> float:
-    return median(row["step_time_s"] for row in counted)
 
 
 def _simulated(rank: dict[str, Any], kind: str) -> float:

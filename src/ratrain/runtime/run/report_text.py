@@ -59,14 +59,24 @@ def _times(report: dict[str, Any]) -> Iterator[str]:
         yield _row(
             "  " + names[kind["kind"]], kind["predicted_s"], kind["measured_s"], kind["ratio"]
         )
-    yield f"{report['tokens_per_s']:,.0f} tokens/s. {_counted(step, *counted)}"
+    counted_steps = _counted(step, report["period"], *counted)
+    yield from wrapped(f"{report['tokens_per_s']:,.0f} tokens/s. {counted_steps}")
     yield f"The indented rows are means over ranks{_of_step(report['kinds_step'])}."
     if step["predicted"] is None:
         yield "No prediction: the run was not calibrated."
 
 
-def _counted(step: dict[str, Any], first: int, last: int) -> str:
+def _counted(step: dict[str, Any], period: dict[str, Any], first: int, last: int) -> str:
     """Which steps stand for the run."""
+    if period["steps"] > 1:
+        what = f"median of periods of {period['steps']} steps, each the mean of its steps, from"
+        if not period["whole"]:
+            what = f"mean of less than a period of {period['steps']} steps,"
+        predicted, measured = (period[f"slowest_{of}_s"] for of in ("predicted", "measured"))
+        return (
+            f"Step: {what} {first} to {last}. The slowest step of a period: predicted "
+            f"{_time(predicted)}, measured {_time(measured)}."
+        )
     if first == last:
         return f"Step {first} alone: {format_time(step['measured'])}."
     return (
@@ -79,7 +89,11 @@ def _of_step(typical: dict[str, Any] | None) -> str:
     """Which step the times of kinds are from."""
     if typical is None:
         return ""
-    return f", in step {typical['step']} ({format_time(typical['step_time_s'])})"
+    last, steps = typical["step"], typical["steps"]
+    time = format_time(typical["step_time_s"])
+    if steps == 1:
+        return f", in step {last} ({time})"
+    return f" and steps {last - steps + 1} to {last} ({time})"
 
 
 def _row(name: str, predicted: float | None, measured: float | None, ratio: float | None) -> str:

@@ -78,7 +78,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     if spec.scales_losses:
         _require_same_overflow(job, original["train"].get("overflow", "step"))
     end_step = _end_step(request, spec, current, original)
-    require_whole_periods(job, program.setup.period, end_step)
+    require_whole_periods(job, program.setup.period)
     newest = latest(folder.checkpoints, skip_damaged=True)
     spec = replace(
         spec,

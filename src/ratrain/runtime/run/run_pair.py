@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
-from statistics import median
 from typing import Any
 
 from ratrain.checkpoint.comparison import Difference, compare
@@ -12,8 +11,8 @@ from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import Checkpoint, open_checkpoint
 from ratrain.errors import SpecError
 from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.run.counted import counted_of
 from ratrain.runtime.run.facts import attempts
-from ratrain.runtime.run.report import counted_rows
 from ratrain.runtime.run_folder import RunFolder
 
 LOSS_TOLERANCE = 1e-4
@@ -147,8 +146,10 @@ def _problem(opened: tuple[Checkpoint, Checkpoint] | None) -> str:
 
 def _median_s(folder: RunFolder, rows: list[Row]) -> float:
     last = attempts(folder)[-1:]
-    counted = counted_rows(rows, last[0] if last else None) or rows
-    return median(row["step_time_s"] for row in counted)
+    period = folder.read_setup().period
+    counted = counted_of(rows, last[0] if last else None, period) or counted_of(rows, None, period)
+    assert counted is not None, "rows are asked for first"
+    return counted.step_s
 
 
 def _common_checkpoint(first: RunFolder, second: RunFolder) -> tuple[Checkpoint, Checkpoint] | None:

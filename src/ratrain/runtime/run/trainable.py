@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.lines import wrapped
+from ratrain.describe.units import counted
 from ratrain.errors import SpecError
 from ratrain.models.trainable import check_trainable
 
 
-def require_whole_periods(job: JobSpec, period: int, end_step: int) -> None:
+def require_whole_periods(job: JobSpec, period: int) -> None:
     """Raises SpecError where a run whose replicas average their weights every few steps would
-    end, validate or save between two averages, when they are not alike."""
+    validate or save between two averages, when they are not alike."""
     limits = {
-        "[train] steps": end_step,
         "[train] validate_every": job.train.validate_every,
         "[checkpoint] every": job.checkpoint.every,
     }
@@ -22,6 +23,18 @@ def require_whole_periods(job: JobSpec, period: int, end_step: int) -> None:
                 place=f"{job.path} {name}",
                 fix=f"use a multiple of {period}",
             )
+
+
+def rest_words(period: int, first_step: int, end_step: int) -> list[str]:
+    """What becomes of steps behind the last whole period of a run, as lines; none where there are
+    none."""
+    rest = min(end_step % period, end_step - first_step)
+    if rest < 1:
+        return []
+    return wrapped(
+        f"the last {counted(rest, 'step')} of {end_step} are a shorter period: replicas average "
+        "their weights after it too"
+    )
 
 
 def require_trainable(job: JobSpec) -> None:

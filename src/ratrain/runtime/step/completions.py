@@ -8,16 +8,18 @@ from __future__ import annotations
 
 import threading
 from collections import defaultdict
+from collections.abc import Collection
 
 from ratrain.program.kind import Lane
 from ratrain.runtime.step.schedule import LocalOp
 
 
 class Completions:
-    """Counts ends of ops; `stop` ends all waiting."""
+    """Counts ends of ops; `stop` ends all waiting. Ops that have `ended` count once: those of
+    a period's steps that are left out at the beginning."""
 
-    def __init__(self, ops: int) -> None:
-        self._ended = [0] * ops
+    def __init__(self, ops: int, ended: Collection[int] = ()) -> None:
+        self._ended = [int(number in ended) for number in range(ops)]
         self._ended_s = [0.0] * ops
         self._lock = threading.Lock()
         self._bell = {lane: threading.Condition(self._lock) for lane in Lane}

@@ -82,13 +82,22 @@ class Lanes:
         self._kept_steps = 0
         self._times = StepTimes()
 
-    def run(self, first_step: int, gate: Gate, *, failed: Callable[[], None] | None = None) -> None:
-        """Runs steps from `first_step`, where a period begins, until the gate says no; raises what
-        any lane raised. `failed` is called when a lane fails: it must wake lanes that wait in the
-        gate. May be called again, when all ranks have ended the steps before."""
-        self._first_step = first_step
+    def run(
+        self,
+        first_step: int,
+        gate: Gate,
+        *,
+        ahead: int = 0,
+        failed: Callable[[], None] | None = None,
+    ) -> None:
+        """Runs steps from `first_step` until the gate says no; raises what any lane raised. Step n
+        is the program's step `n + ahead` of a period; where that is not its first, the steps
+        before it are left out. `failed` is called when a lane fails: it must wake lanes that wait
+        in the gate. May be called again, when the steps before have ended."""
+        self._first_step, self._ahead = first_step, ahead
         self._failed = failed
-        self._completions = Completions(len(self._schedule.ops))
+        left_out = self._schedule.before(first_step + ahead)
+        self._completions = Completions(len(self._schedule.ops), left_out)
         if self._failure is not None:
             raise self._failure
         others = [lane for lane in self._schedule.lanes if lane is not Lane.COMPUTE]
@@ -131,7 +140,7 @@ class Lanes:
                 while gate(lane, step):
                     oldest = step - self._kept_steps
                     self._records[lane] = [ran for ran in self._records[lane] if ran.step > oldest]
-                    for op in self._schedule.of_step(lane, step):
+                    for op in self._schedule.of_step(lane, step + self._ahead):
                         self._one(op, step, stream)
                     step += 1
         except Stopped:
@@ -141,7 +150,8 @@ class Lanes:
 
     def _one(self, op: LocalOp, step: int, stream: Stream) -> None:
         reached_s = time.perf_counter()
-        turn = (step - self._first_step) // self._schedule.period
+        period = self._schedule.period
+        turn = (step + self._ahead) // period - (self._first_step + self._ahead) // period
         if not self._completions.wait(op, turn):
             raise Stopped
         if self._meet is not None:

@@ -11,7 +11,7 @@ Each lane has connections of its own, so that lanes do not wait for each other.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import NamedTuple, Protocol
 
 from torch import Tensor
@@ -21,6 +21,7 @@ from ratrain.models.division import Division
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
+from ratrain.runtime.step.circle import By
 from ratrain.runtime.step.collective import Tensors
 from ratrain.runtime.step.unlike_views import UnlikeView
 
@@ -86,8 +87,18 @@ class Network(Protocol):
         """Every world rank's values, by rank; `None`: the control channel."""
         ...
 
-    def exchange_bytes(self, body: bytes) -> list[bytes]:
-        """Every world rank's bytes, by rank, over the disk lane's channel."""
+    def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
+        """What rank 0 makes of every rank's flat values, for this rank: `by` is called there alone,
+        and gives values for each rank. `None`: the control channel."""
+        ...
+
+    def barrier(self) -> None:
+        """Waits, on the control channel, until all ranks have come here."""
+        ...
+
+    def exchange_bytes(self, body: bytes, hearers: Collection[int] | None = None) -> list[bytes]:
+        """Every world rank's bytes, by rank, over the disk lane's channel; none to ranks that are
+        not among the `hearers`."""
         ...
 
     @property

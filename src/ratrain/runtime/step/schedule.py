@@ -107,8 +107,12 @@ class Schedule:
         return self.program.setup.period
 
     def of_step(self, lane: Lane, step: int) -> tuple[LocalOp, ...]:
-        """A lane's ops of a step, counted from the run's beginning."""
+        """A lane's ops of a step, counted from where a period begins."""
         return self._by_step.get((lane, step % self.period), ())
+
+    def before(self, step: int) -> frozenset[int]:
+        """The ops of the steps of a period before this one."""
+        return frozenset(op.number for op in self.ops if op.step < step % self.period)
 
     @cached_property
     def _by_step(self) -> dict[tuple[Lane, int], tuple[LocalOp, ...]]:

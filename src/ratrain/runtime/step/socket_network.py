@@ -8,7 +8,7 @@ program's proof of memory has it, though the bytes may be on their way before.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import TypeVar
 
 import torch
@@ -20,7 +20,7 @@ from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
 from ratrain.runtime.step.cells import Cell, cells_with, gathers_from, parts_of_group, peers_at
-from ratrain.runtime.step.circle import circles_of, exchanged
+from ratrain.runtime.step.circle import By, circles_of, combined, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
@@ -184,8 +184,15 @@ class SocketNetwork:
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         return exchanged(self._circles[lane], values)
 
-    def exchange_bytes(self, body: bytes) -> list[bytes]:
-        return self._circles[Lane.DISK].exchange(body)
+    def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
+        return combined(self._circles[lane], values, by)
+
+    def barrier(self) -> None:
+        circle = self._circles[None]
+        circle.ask(b"", lambda heard: [b""] * len(heard))
+
+    def exchange_bytes(self, body: bytes, hearers: Collection[int] | None = None) -> list[bytes]:
+        return self._circles[Lane.DISK].exchange(body, hearers=hearers)
 
     @property
     def sent_bytes(self) -> int:

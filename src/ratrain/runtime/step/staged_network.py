@@ -7,7 +7,7 @@ for the stream of the lane that asks for it, and for no other.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 
 import torch
@@ -18,6 +18,7 @@ from ratrain.models.division import Division
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
+from ratrain.runtime.step.circle import By
 from ratrain.runtime.step.collective import Tensors
 from ratrain.runtime.step.network import Copy, Network
 from ratrain.runtime.step.unlike_views import UnlikeView
@@ -100,8 +101,14 @@ class StagedNetwork:
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
         return self._inner.exchange(lane, values.cpu())
 
-    def exchange_bytes(self, body: bytes) -> list[bytes]:
-        return self._inner.exchange_bytes(body)
+    def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
+        return self._inner.combine(lane, values.cpu(), by)
+
+    def barrier(self) -> None:
+        self._inner.barrier()
+
+    def exchange_bytes(self, body: bytes, hearers: Collection[int] | None = None) -> list[bytes]:
+        return self._inner.exchange_bytes(body, hearers)
 
     @property
     def sent_bytes(self) -> int | None:

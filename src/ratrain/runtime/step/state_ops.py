@@ -14,6 +14,7 @@ from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
 from ratrain.runtime.step.buckets import Buckets, Span
+from ratrain.runtime.step.circle import summed
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
@@ -150,8 +151,8 @@ class StateOps:
     def clip_norm(self, op: LocalOp, step: int) -> None:
         """The global norm: each part's sum of squares, added in the order of units and parts."""
         squares = torch.stack([self._square(unit) for unit in self._states.units]).cpu()
-        total = sum(float(value) for row in self._exchanged(squares) for value in row)
-        self.gradient_norm[step] = self.clipping.settle(step, total)
+        total = self._network.combine(Lane.UPDATE, squares, summed)
+        self.gradient_norm[step] = self.clipping.settle(step, float(total))
 
     def _square(self, unit: UnitState) -> Tensor:
         """The sum of squares of what this rank counts of its share of a unit's gradient: a tied
@@ -164,13 +165,6 @@ class StateOps:
             for part in self._reduced(unit, piece).split(elements):
                 total = total + part.double().square().sum()
         return total
-
-    def _exchanged(self, squares: Tensor) -> list[list[float]]:
-        """All ranks' sums, padded to one length for the exchange."""
-        longest = self._network.exchange(Lane.UPDATE, torch.tensor([len(squares)]))
-        padded = torch.zeros(int(max(longest)), dtype=torch.float64)
-        padded[: len(squares)] = squares
-        return [row.tolist() for row in self._network.exchange(Lane.UPDATE, padded)]
 
     def update_shard(self, op: LocalOp, step: int) -> None:
         unit = self.unit(op)

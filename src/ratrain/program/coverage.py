@@ -1,0 +1,49 @@
+"""Whether replicas end a period alike: what they train apart, they must average, all of it, once.
+
+Versions of states do not tell: each replica's weights have an order of their own, with averages or
+without. Where gradients are reduced instead they do: an update reads the version that its
+reduction writes, and two reductions would write it twice (`verify._uses`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+
+import numpy as np
+
+from ratrain.program.kind import kinds
+from ratrain.program.table import Table
+from ratrain.program.units import Ints
+
+TRAINED = "optimizer"
+"""The family of what training leaves of a unit: weights in full, and moments."""
+
+
+def unlike(table: Table) -> Iterator[tuple[int, int, str]]:
+    """(unit, op or -1, what is wrong) of units that replicas hold and do not average just once a
+    period, as the last that happens to them."""
+    if not table.setup.averages or table.setup.forward_only:
+        return
+    units, steps = table.states.units, table.setup.period
+    synchronising = _ops(table, [TRAINED in kind.synchronises for kind in kinds()])
+    counts = np.bincount(table.unit[synchronising], minlength=len(units.rank))
+    shared = units.holders > 1
+    last = np.full(len(counts), -1, dtype=np.int64)
+    last[table.unit[synchronising]] = synchronising
+    for g in np.flatnonzero(shared & (counts == 0)).tolist():
+        yield g, -1, f"is never averaged in a period of {steps}: add an AverageW of it"
+    for g in np.flatnonzero(shared & (counts > 1)).tolist():
+        what = f"is averaged {counts[g]} times in a period of {steps}: keep the last one"
+        yield g, int(last[g]), what
+    renewed = np.full(len(counts), -1, dtype=np.int64)
+    updates = _ops(table, [TRAINED in kind.renews for kind in kinds()])
+    np.maximum.at(renewed, table.unit[updates], table.step[updates])
+    early = shared & (counts == 1) & (table.step[last] < renewed)
+    for g in np.flatnonzero(early).tolist():
+        what = f"is averaged in step {table.step[last[g]]} and updated in step {renewed[g]}"
+        yield g, int(last[g]), f"{what}: average it in the last step of the period"
+
+
+def _ops(table: Table, chosen: list[bool]) -> Ints:
+    """The ops of chosen kinds, which have numbers in the order of `kinds`."""
+    return np.flatnonzero(np.array(chosen)[table.kind])
