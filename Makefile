@@ -18,13 +18,14 @@ test: lint
 	.venv/bin/pytest -n 2 --dist loadfile -m "not slow"
 
 test-all: lint
-	.venv/bin/pytest
+	.venv/bin/pytest -n 2 --dist loadfile
 
-# Jobs drawn at random on real processes, half a minute each, and what takes long of the manual:
-# make soak JOBS=20 FIRST=100
+# Every case of the matrices, of which .ci/run draws a share. Then jobs drawn at random on real
+# processes, half a minute each, and what takes long of the manual: make soak JOBS=20 FIRST=100
 JOBS ?= 150
 FIRST ?= 0
 soak: .venv/ready-to-test
+	.venv/bin/pytest -n 2 --dist loadfile -m matrix
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
 	RATRAIN_SOAK=1 .venv/bin/pytest tests/manual

@@ -17,6 +17,8 @@ settings.register_profile("by-hand", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "by-hand")
 
+pytest_plugins = ["matrix_share"]
+
 ROOT = Path(__file__).parents[1]
 
 

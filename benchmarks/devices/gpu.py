@@ -2,11 +2,12 @@
 
     python benchmarks/devices/gpu.py OUT.json [--quick]
 
-A decoder of 0.78 billion parameters in bf16 with fp32 master weights, sequences of 2,048 tokens, one
-rank; every contestant in a process of its own, on the same shapes, after warm-up. Peers keep fp32
-weights and compute under autocast (FSDP2: bf16 copies of them). Model FLOPs are 6 x parameters x
-tokens and attention's 12 x layers x hidden x sequence x tokens / 2, over the device's dense bf16
-peak as its data sheet has it (989 TFLOP/s: H100 and H200).
+A decoder of 0.78 billion parameters in bf16 with fp32 master weights, sequences of 2,048 tokens, on
+one rank; every contestant in a process of its own, on the same shapes, after warm-up. Peers keep
+fp32 weights and compute under autocast (FSDP2: bf16 copies of them); they may sum in any order,
+RATrain repeats its bits. Model FLOPs are 6 x parameters x tokens and attention's 6 x layers x
+hidden x sequence x tokens, over the device's dense bf16 peak as its data sheet has it (989 TFLOP/s:
+H100 and H200).
 """
 
 from __future__ import annotations
@@ -24,7 +25,8 @@ from typing import Any
 
 ROOT = Path(__file__).parents[2]
 PEAK_FLOPS = 989e12
-STEPS, KEPT = 14, 8
+STEPS, KEPT = 12, 7
+PEERS = ("eager", "compile", "fsdp2", "fsdp2 compile")
 MODEL = {
     "architectures": ["LlamaForCausalLM"],
     "model_type": "llama",
@@ -167,7 +169,8 @@ def peer(kind: str) -> None:
     from transformers import LlamaConfig, LlamaForCausalLM
 
     torch.manual_seed(0)
-    model = LlamaForCausalLM(LlamaConfig(**MODEL, attn_implementation="sdpa")).cuda()
+    build: Any = LlamaForCausalLM
+    model = build(LlamaConfig(**MODEL)).cuda()
     compiled, sharded = "compile" in kind, "fsdp2" in kind
     if sharded:
         import torch.distributed as dist
@@ -201,19 +204,40 @@ def peer(kind: str) -> None:
     print(json.dumps({"s": median(took_s[-KEPT:]), "peak": torch.cuda.max_memory_allocated()}))
 
 
-def peers(kinds: list[str]) -> dict[str, Any]:
-    """Each contestant's figures, or what went wrong."""
-    found: dict[str, Any] = {}
-    for kind in kinds:
-        done = subprocess.run(
-            [sys.executable, __file__, "--peer", kind], capture_output=True, text=True
-        )
-        if done.returncode:
-            found[kind] = {"error": done.stderr[-1500:]}
+def contestant(kind: str) -> dict[str, Any]:
+    """A peer's figures, or what went wrong."""
+    done = subprocess.run(
+        [sys.executable, __file__, "--peer", kind], capture_output=True, text=True
+    )
+    if done.returncode:
+        return {"error": done.stderr[-1500:]}
+    figures = json.loads(done.stdout.splitlines()[-1])
+    return {**figures, "utilisation": utilisation(figures["s"])}
+
+
+def show(path: Path) -> None:
+    """A table of figures that were kept."""
+    figures = json.loads(path.read_text())
+    print(f"{figures['gpu']}, torch {figures['torch']}, {figures['parameters']:,} parameters")
+    for kind in ("alone", *PEERS):
+        row = figures.get(kind, {"error": "not run"})
+        if "error" in row:
+            print(f"  {kind:14} {row['error'][-200:]}")
             continue
-        figures = json.loads(done.stdout.splitlines()[-1])
-        found[kind] = {**figures, "utilisation": utilisation(figures["s"])}
-    return found
+        peak = row.get("peak") or row["memory"][0]["allocated_peak_bytes"]
+        used = f"{row['utilisation']:.1%} of peak"
+        print(f"  {kind:14} {row['s'] * 1e3:7.1f} ms  {used}  {peak / 1e9:.1f} GB allocated")
+    for name in ("alone", "shared"):
+        if name in figures:
+            step = figures[name]["report"]["step_time_s"]
+            proved = max(memory["size_bytes"] for memory in figures[name]["memory"])
+            predicted, measured = (f"{step[key] * 1e3:.1f} ms" for key in ("predicted", "measured"))
+            said = f"predicted {predicted}, measured {measured}"
+            print(f"  {name}: {said}; proved {proved / 1e9:.2f} GB a rank")
+    if "shared" in figures:
+        shared = figures["shared"]
+        again, apart = shared["four_twice_identical"], shared["largest_difference"]
+        print(f"  shared: identical again {again}; a loss is at most {apart:.2g} from one rank's")
 
 
 def alone(folder: Path, **changes: Any) -> dict[str, Any]:
@@ -257,10 +281,14 @@ def main() -> None:
     asked = argparse.ArgumentParser(description=__doc__)
     asked.add_argument("out", nargs="?", type=Path)
     asked.add_argument("--peer")
+    asked.add_argument("--show", type=Path, metavar="JSON")
     asked.add_argument("--quick", action="store_true", help="no peers, fewer steps")
     given = asked.parse_args()
     if given.peer:
         peer(given.peer)
+        return
+    if given.show:
+        show(given.show)
         return
     import torch
 
@@ -279,9 +307,9 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as place:
         folder = Path(place)
         keep("alone", alone(folder, steps=6 if given.quick else STEPS))
-        keep("shared", shared(folder, steps=6 if given.quick else STEPS))
-    if not given.quick:
-        keep("peers", peers(["eager", "compile", "fsdp2", "fsdp2 compile"]))
+        for kind in [] if given.quick else PEERS:
+            keep(kind, contestant(kind))
+        keep("shared", shared(folder, steps=6))
 
 
 if __name__ == "__main__":

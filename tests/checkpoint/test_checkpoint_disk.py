@@ -104,7 +104,7 @@ def test_a_disk_without_room_for_another_file_leaves_earlier_checkpoints_whole(
     used = 3 + len(list(first.iterdir()))  # the root, checkpoints/ and step 1 with its files
     messages = messages_until_it_fits(disk, lambda room: resize(f"nr_inodes={used + room}"))
     assert len(messages) >= 3
-    assert set(messages) == {"the disk is full"}
+    assert set(messages) == {"the disk takes no more files: all its inodes are used"}
 
 
 def test_a_rank_whose_folder_another_rank_gave_up_is_told_so(tmp_path: Path) -> None:

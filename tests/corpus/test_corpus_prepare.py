@@ -16,7 +16,7 @@ import pytest
 from corpus_made import save_to_disk, write_lines
 
 from ratrain.corpus.prepare import default_cache, prepare
-from ratrain.corpus.store import INDEX, TOKENS, open_store
+from ratrain.corpus.store import INDEX, TOKENS, TokenStore, open_store
 from ratrain.describe.train import DataSpec
 from ratrain.errors import SpecError
 
@@ -42,6 +42,10 @@ def left_in(cache: Path) -> list[str]:
     return sorted(path.name for path in cache.iterdir() if path.suffix != ".lock")
 
 
+def tokens_of(store: TokenStore) -> list[int]:
+    return store.read(0, len(store)).tolist()
+
+
 # ---- what is made -----------------------------------------------------------------------
 
 
@@ -53,7 +57,7 @@ def test_every_format_gives_the_same_tokens(tmp_path: Path) -> None:
         (tmp_path / f"{number}.txt").write_text(text)
     for files in ("a.jsonl", "a.parquet", "saved", "?.txt"):
         store = prepare(DataSpec((files,)), tmp_path).store
-        assert store.tokens.tolist() == STREAM
+        assert tokens_of(store) == STREAM
         assert (store.index.documents, store.index.dtype) == (4, "uint16")
 
 
@@ -62,7 +66,7 @@ def test_a_hugging_face_tokenizer_gives_its_ids_and_its_end(
 ) -> None:
     made = prepare(DataSpec(data.files, tokenizer_file.name), tmp_path)
     expected = [i for text in TEXTS for i in (*made.tokenizer.encode(text), made.tokenizer.end_id)]
-    assert made.store.tokens.tolist() == expected
+    assert tokens_of(made.store) == expected
 
 
 def test_progress_goes_up_to_the_bytes_of_all_files(tmp_path: Path) -> None:
@@ -117,8 +121,8 @@ def test_changed_files_are_tokenised_anew_and_an_open_store_keeps_what_it_had(
     write_lines(tmp_path / "a.jsonl", ["other"])
     after = prepare(data, tmp_path)
     assert after.made_because == "its files changed"
-    assert after.store.tokens.tolist() == [*b"other", END]
-    assert before.store.tokens.tolist() == STREAM
+    assert tokens_of(after.store) == [*b"other", END]
+    assert tokens_of(before.store) == STREAM
     assert left_in(own_cache) == [after.store.folder.name]
 
 
@@ -210,7 +214,20 @@ def test_a_damaged_store_is_named_and_made_anew(
         open_store(folder)
     made = prepare(data, tmp_path)
     assert message in made.made_because
-    assert made.store.tokens.tolist() == STREAM
+    assert tokens_of(made.store) == STREAM
+
+
+def test_tokens_that_are_cut_while_they_are_read_are_named_and_made_anew(
+    tmp_path: Path, data: DataSpec
+) -> None:
+    store = prepare(data, tmp_path).store
+    path = store.folder / TOKENS
+    os.truncate(path, 10)
+    assert store.read(0, 5).tolist() == STREAM[:5]
+    with pytest.raises(SpecError, match=f"ends after 10 of {2 * len(STREAM)} bytes") as error:
+        store.read(3, 9)
+    assert error.value.place == str(path)
+    assert tokens_of(prepare(data, tmp_path).store) == STREAM
 
 
 def test_an_altered_token_is_found_by_reading_them_all(tmp_path: Path, data: DataSpec) -> None:

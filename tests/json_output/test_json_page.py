@@ -35,7 +35,7 @@ Words = list[str]
 QUICK: dict[str, list[Words]] = {
     "error": [["simulate", "nothing.toml"], ["simulat"], ["plan"]],
     "init cluster": [["init", "cluster", "here.toml"]],
-    "models": [["models"], ["models", "tiny-llama"]],
+    "models": [["models"], ["models", "llama-3.1-8b"]],
     "clusters": [
         ["clusters"],
         *(

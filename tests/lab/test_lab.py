@@ -112,6 +112,7 @@ def test_every_link_is_as_fast_as_its_file_says() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("rate", ["20Mbit/s", "100Mbit/s", "200Mbit/s", "1Gbit/s"])
 def test_a_slow_port_passes_what_tcp_hands_it_without_cutting_it_into_packets(rate: str) -> None:
     with Lab(cluster(device(), host(), link("room", rate)), 2) as lab:

@@ -80,6 +80,7 @@ def test_a_bound_is_never_above_the_step_of_its_plan(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", [31000, 31001, 31002, 41000])
 def test_looking_at_every_plan_from_a_slower_step_comes_to_the_same_best(
     seed: int, exhaustive: Any, tmp_path: Path
@@ -93,6 +94,7 @@ def test_looking_at_every_plan_from_a_slower_step_comes_to_the_same_best(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", [51001, 51002, 51003, 51004, 71021, 71122, 103020])
 def test_the_plan_of_seven_or_eight_devices_is_within_one_percent_of_every_plan(
     seed: int, exhaustive: Any

@@ -86,6 +86,7 @@ def test_a_random_job_and_its_plan_file_have_the_same_program_and_step_to_the_bi
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("first", range(100, 136, 12))
 def test_so_have_many_random_jobs_of_whom_replicas_differ_in_several(
     first: int, clusters: Any, tmp_path: Path

@@ -59,6 +59,7 @@ def test_the_pick_is_within_one_percent_of_trying_everything() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(600)
 @pytest.mark.parametrize("case", EXHAUSTIVE[1:], ids=lambda case: case[0])
 def test_the_pick_is_within_one_percent_on_more_clusters(case) -> None:
@@ -66,6 +67,7 @@ def test_the_pick_is_within_one_percent_on_more_clusters(case) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(300)
 @pytest.mark.parametrize("row", SMALLEST, ids=lambda row: row.model)
 def test_the_plan_fits_and_is_no_slower_than_the_papers_layout(row) -> None:

@@ -78,6 +78,7 @@ def test_a_short_step_takes_as_long_as_its_whole_program(tmp_path: Path, level: 
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("link", ["100Mbit/s", "1Gbit/s", "10Gbit/s"])
 def test_a_long_step_whose_middle_is_left_out_is_within_two_percent(
     tmp_path: Path, link: str

@@ -607,6 +607,7 @@ def test_replicas_that_begin_in_one_host_and_then_part_are_drafted(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("seed", range(6))
 def test_the_plan_is_within_one_percent_of_every_plan_there_is(seed: int, exhaustive: Any) -> None:

@@ -66,6 +66,7 @@ def test_random_plans_are_sound_or_refused_with_a_place_and_a_fix() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("thousand", range(1, 11))
 def test_ten_thousand_more_are_too(thousand: int) -> None:
     seen = Counter(check(seed) for seed in range(1000 * thousand, 1000 * (thousand + 1)))

@@ -104,6 +104,7 @@ def range_of(chromium: Browser) -> str:
     )
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", ["run", "job", "mixed", "unequal"])
 @pytest.mark.parametrize("width", [400, 800, 1600])
 @pytest.mark.parametrize("dark", [False, True], ids=["light", "dark"])

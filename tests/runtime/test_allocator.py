@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import os
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
 import pytest
+from cli_runs import ratrain, write_job
 
-from ratrain.runtime.rank.__main__ import allocator_library
+import ratrain as package
+from ratrain.runtime.rank.preload import allocator_library
 
 TENSOR_BYTES = 64 << 20
 COUNTS = """
@@ -116,3 +120,30 @@ print(json.dumps([before, seen()]))
     )
     assert after[0] == pytest.approx(before[0], abs=1 << 18)
     assert 0 < after[2] < 8 * 20 * 110_000
+
+
+@pytest.mark.slow
+def test_a_checkout_in_a_folder_with_a_space_counts_too_and_one_without_the_library_says_so(
+    tmp_path: Path,
+) -> None:
+    checkout = tmp_path / "two words" / "ratrain"
+    shutil.copytree(Path(package.__file__).parent, checkout)
+    (tmp_path / "job").mkdir()
+    write_job(tmp_path / "job", steps=2)
+    words = ("train", "job.toml", "--no-calibrate", "--run")
+
+    def trained(run: str) -> tuple[str, list[int | None]]:
+        ran = ratrain(tmp_path / "job", *words, run, PYTHONPATH=str(checkout.parent))
+        assert ran.status == 0, ran.err
+        row = json.loads((tmp_path / "job" / run / "metrics.jsonl").read_text().splitlines()[-1])
+        return ran.out, [rank["allocated_peak_bytes"] for rank in row["ranks"]]
+
+    said, allocated = trained("counted")
+    assert all(allocated)
+    assert "not counted" not in said
+    assert "ld.so" not in (tmp_path / "job/counted/logs/rank-00000.log").read_text()
+    for library in checkout.glob("runtime/step/allocator_c.*.so"):
+        library.unlink()
+    said, allocated = trained("uncounted")
+    assert allocated == [None, None]
+    assert "what ranks allocated was not counted, and so was not held to the budget" in said

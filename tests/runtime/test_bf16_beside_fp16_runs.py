@@ -49,6 +49,7 @@ def alone(setting: Setting) -> Setting:
     )
 
 
+@pytest.mark.matrix
 @SENT
 @pytest.mark.parametrize(
     "where",
@@ -65,6 +66,7 @@ def test_ranks_of_bf16_and_fp16_train_as_one_process_of_fp32_does(
     assert result.loss_scales == {1024.0}, "no step overflowed"
 
 
+@pytest.mark.matrix
 @SENT
 @pytest.mark.parametrize("where", [GROUP, BOTH, ALL_THREE, DEGREES], ids=str)
 def test_every_schedule_level_and_timing_of_bf16_and_fp16_has_the_same_bits(
@@ -85,6 +87,7 @@ def test_every_schedule_level_and_timing_of_bf16_and_fp16_has_the_same_bits(
     assert not train(crew, setting, tmp_path / "late", delays=3).differences(first)
 
 
+@pytest.mark.matrix
 @SENT
 @pytest.mark.parametrize("collective", ["ring", "hierarchical"])
 def test_every_collective_and_level_of_bf16_and_fp16_has_the_sums_that_it_says(
@@ -100,6 +103,7 @@ def test_every_collective_and_level_of_bf16_and_fp16_has_the_sums_that_it_says(
         assert_held(other)
 
 
+@pytest.mark.matrix
 @SENT
 @pytest.mark.parametrize("sharding", [0, 2, 3])
 @pytest.mark.parametrize("silent", [FIRST_HALF, SECOND_HALF], ids=["first", "second"])
@@ -113,6 +117,7 @@ def test_a_replica_has_the_bits_of_its_own_16_bits_beside_one_whose_tokens_do_no
     assert not mixed.differences(train(crew, alike, tmp_path / "alike"))
 
 
+@pytest.mark.matrix
 @SENT
 @pytest.mark.parametrize(
     "changes",
@@ -139,6 +144,7 @@ def test_bf16_beside_fp16_goes_with_what_else_a_job_asks_for(
     assert_held(result)
 
 
+@pytest.mark.matrix
 @SENT
 @pytest.mark.parametrize("where", [PIPELINE, GROUP, ALL_THREE], ids=str)
 def test_a_step_that_overflows_in_fp16_is_skipped_by_all_ranks_which_scale_alike(

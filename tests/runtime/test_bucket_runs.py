@@ -43,6 +43,7 @@ CHOICES = [
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("setting", CHOICES, ids=str)
 def test_buckets_give_the_bits_of_whole_gradients_in_less_memory(
     setting: Setting, crew: Crew, tmp_path: Path

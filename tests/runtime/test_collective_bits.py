@@ -107,6 +107,7 @@ def test_any_group_sums_in_the_order_that_is_said_and_gathers_every_part(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("hosts", UNEVEN, ids=str)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_states_of_several_pieces_are_summed_and_gathered(
@@ -187,6 +188,7 @@ def test_sums_of_16_bit_gradients_cross_in_fp32_and_gathers_do_not() -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("hosts", [*UNEVEN, (0,) * 4 + (1,) * 4, tuple(range(8))], ids=str)
 @pytest.mark.parametrize("name", ["ring", "hierarchical"])

@@ -35,6 +35,7 @@ def direct(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> Result:
     return train(crew, PAIRS, tmp_path_factory.mktemp("direct"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("hosts", [2, 3], ids="{} a host".format)
 @pytest.mark.parametrize("name", ALGORITHMS)
 def test_every_collective_trains_to_the_same_losses_within_its_bound(
@@ -72,6 +73,7 @@ def test_two_replicas_have_the_same_bits_by_every_collective(crew: Crew, tmp_pat
     assert not any(result.differences(results[0]) for result in results[1:])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changed",
     [

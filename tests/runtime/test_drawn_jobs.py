@@ -76,6 +76,7 @@ RUN: dict[str, Callable[[DrawnJob], bool]] = {
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("case", RUN)
 def test_a_drawn_job_trains_and_resumes_with_the_numbers_of_an_uninterrupted_run(

@@ -68,6 +68,7 @@ def at_the_end(folder: RunFolder) -> Callable[[], bool]:
 MOMENTS = [at_once, before_the_first_step, between_steps, while_saving, at_the_end]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("moment", MOMENTS)
 def test_a_killed_rank_is_named_and_the_run_goes_on_with_the_same_bits(
     moment: Callable[[RunFolder], Callable[[], bool]], undisturbed: RunFolder, tmp_path: Path

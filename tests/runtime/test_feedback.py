@@ -196,6 +196,7 @@ def test_one_replica_sends_nothing_and_keeps_nothing(tmp_path: Path) -> None:
 # ---- runs --------------------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     "choices",

@@ -134,6 +134,7 @@ def half(tmp_path_factory: pytest.TempPathFactory) -> RunFolder:
     return folder
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     ("setting", "holders"),

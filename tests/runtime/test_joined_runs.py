@@ -31,6 +31,7 @@ def joining(replicas: tuple[Unlike, ...], **changes: Any) -> Setting:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("replicas", "changes"),
     [

@@ -42,6 +42,7 @@ def members(at: tuple[Serving, Degrees], name: str = "ratrain", **changes: Any) 
     return replace(setting, **changes)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("at", "changes"),
     [

@@ -40,6 +40,7 @@ def compare(crew: Crew, setting: Setting, folder: Path) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("serving", "changes"),
     [
@@ -66,6 +67,7 @@ def test_members_train_as_one_process_does(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("serving", [ONE_TWO, CROSSED, IDLE], ids=str)
 def test_every_schedule_and_timing_of_one_assignment_has_the_same_bits(
     serving: tuple[tuple[str, ...], ...], crew: Crew, tmp_path: Path

@@ -81,6 +81,7 @@ def reduced_elsewhere(rank: int, world: int, kind: str) -> list[str]:
     return reduced(rank, world, kind, alias=False)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 @pytest.mark.parametrize("work", [reduced_in_place, reduced_elsewhere])
@@ -111,6 +112,7 @@ def gathered(rank: int, world: int, kind: str) -> list[str]:
     return wrong
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_a_gather_gives_every_replica_all_parts(crew: Crew, world: int, kind: str) -> None:
@@ -134,6 +136,7 @@ def exchanged_bytes(rank: int, world: int, kind: str) -> list[list[bytes]]:
     return [network.exchange_bytes(body) for body in bodies]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_an_exchange_gives_every_rank_all_values_by_rank(crew: Crew, world: int, kind: str) -> None:
@@ -141,6 +144,7 @@ def test_an_exchange_gives_every_rank_all_values_by_rank(crew: Crew, world: int,
     assert crew.ask(world, exchanged, kind) == [[expected] * 3] * world
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_bytes_of_any_length_are_exchanged(crew: Crew, world: int, kind: str) -> None:
@@ -191,6 +195,7 @@ def passed_on(rank: int, world: int, kind: str) -> list[float]:
     return times["forward"] + times["back"]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("world", WORLDS)
 def test_messages_of_each_direction_arrive_in_the_order_they_were_sent(
@@ -205,6 +210,7 @@ def test_messages_of_each_direction_arrive_in_the_order_they_were_sent(
 # ---- who is who -----------------------------------------------------------------------------
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tensor", [1, 2, 3])
 @pytest.mark.parametrize(("pipeline", "data"), [(1, 1), (3, 1), (1, 4), (2, 2), (4, 3)])
 def test_every_process_has_one_part_and_all_of_its_groups(

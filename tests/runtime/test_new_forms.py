@@ -21,6 +21,7 @@ def assert_same(first: Result, second: Result) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "setting",
     [
@@ -74,6 +75,7 @@ def test_inputs_in_host_memory_change_no_bit_and_keep_both_bounds(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("masked", "tied"),
     [(False, False), (True, False), (False, True)],

@@ -54,6 +54,7 @@ def test_another_schedule_goes_on_bit_by_bit(whole: RunFolder, tmp_path: Path) -
     assert_same_end(folder, whole)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", [(1, 1), (4, 1), (1, 4)], ids=["p1d1", "p4d1", "p1d4"])
 def test_another_layout_goes_on_with_the_same_numbers(
     layout: tuple[int, int], whole: RunFolder, tmp_path: Path

@@ -87,6 +87,7 @@ def usual(crew: Crew, tmp_path_factory: pytest.TempPathFactory) -> dict[tuple[in
     }
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "p{}d{}".format(*layout))
 def test_every_strategy_gives_the_same_bits(
     layout: tuple[int, int],
@@ -119,6 +120,7 @@ def test_the_depth_of_a_pipeline_changes_no_bit(usual: dict[tuple[int, int], Res
         assert not usual[deep].differences(usual[flat])
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", [(1, 1), (2, 2)], ids=["p1d1", "p2d2"])
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_a_run_agrees_with_plain_torch(
@@ -163,6 +165,7 @@ def test_every_token_that_counts_weighs_the_same_in_every_layout(
     assert not results[0].differences(results[4]), "the depth of a pipeline changes no bit"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("dtype", "gradient_dtype"),
     [("fp32", "fp32"), ("bf16", "fp32"), ("fp16", "fp32"), ("bf16", "bf16")],
@@ -267,6 +270,7 @@ def test_the_first_update_is_a_whole_one_however_many_steps_overflowed_before(
         assert moved == pytest.approx(learning_rate(job.train, skipped), rel=0.05), unit
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(6))
 def test_no_timing_changes_a_bit(
     seed: int, crew: Crew, usual: dict[tuple[int, int], Result], tmp_path: Path

@@ -27,6 +27,7 @@ MIXED = Unlike((2, 2), 8, recovery="selective")
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_selective_recovery_gives_the_bits_of_keeping_all_in_less_memory(
     dtype: str, crew: Crew, tmp_path: Path

@@ -57,6 +57,7 @@ def assert_held(result: Result) -> None:
         assert 0 < peak <= bound
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     "changes",
@@ -105,6 +106,7 @@ def test_divided_sequences_train_in_sixteen_bits(dtype: str, six: Crew, tmp_path
     assert_held(result)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(("replicas", "changes"), UNLIKE, ids=["1+2", "2+3", "2+1 beside 2"])
 def test_stages_of_unlike_degrees_pass_their_own_parts_on(

@@ -17,6 +17,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 PLAIN = Setting("ratrain", pipeline=4)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "setting",
     [

@@ -59,6 +59,7 @@ def assert_near(actual: Result, expected: Result) -> None:
             assert off <= 1e-5 * largest, f"{unit}/{kind}: by {off:g} of {largest:g}"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("tensor", [2, 4])
 @pytest.mark.parametrize("name", ["tensor-parallel-heavy", "ratrain", "zb-h1"])
 def test_a_tensor_group_gives_one_rank_s_numbers(
@@ -85,6 +86,7 @@ def test_grouped_keys_are_shared_out_with_their_queries(crew: Crew, tmp_path: Pa
     assert_near(train(crew, replace(setting, tensor=2), tmp_path / "group"), alone)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("name", LAYOUTS)
 def test_every_strategy_gives_the_same_bits(name: str, crew: Crew, tmp_path: Path) -> None:
     usual = train(crew, replace(GENTLE, tensor=2).at(LAYOUTS[name]), tmp_path / "usual")
@@ -137,6 +139,7 @@ def test_lower_precision_gives_the_same_bits_at_every_level_and_schedule(
         assert result.norms == results[0].norms, str(setting)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(3))
 def test_no_timing_changes_a_bit_nor_outgrows_the_proof(
     seed: int, crew: Crew, tmp_path: Path

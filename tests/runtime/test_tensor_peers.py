@@ -69,6 +69,7 @@ def gathered(rank: int, world_size: int) -> list[list[float]]:
     return [values.tolist() for values in peers.gather(torch.tensor([rank + 0.5]))]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("degree", [2, 3, 4])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_adds_up_in_the_order_of_ranks_on_every_rank(
@@ -77,6 +78,7 @@ def test_a_sum_adds_up_in_the_order_of_ranks_on_every_rank(
     assert all(map(all, crew.ask(degree, summed, SIZES, dtype)))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("degree", [2, 3])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_sum_whose_rows_are_divided_has_the_same_bits(

@@ -41,6 +41,7 @@ def copies(result: Result, folder: Path) -> list[tuple[bytes, bytes]]:
     ]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "p{}d{}".format(*layout))
 @pytest.mark.parametrize("clip_norm", [None, 0.5])
 def test_a_tied_run_agrees_with_plain_torch_and_keeps_its_copies_equal(
@@ -86,6 +87,7 @@ def test_every_strategy_gives_a_tied_model_the_same_bits(
             assert embedding == head, str(setting)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("layout", LAYOUTS, ids=lambda layout: "p{}d{}".format(*layout))
 def test_copies_stay_equal_in_lower_precision(
@@ -127,6 +129,7 @@ def numbers(seed: int, elements: int, dtype: torch.dtype) -> Tensor:
     return torch.randn(elements, generator=torch.Generator().manual_seed(seed)).to(dtype)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("elements", [1, 262_144, 1_000_003])
 def test_both_ends_of_each_replica_get_the_rounded_sum_piece_by_piece(
@@ -140,6 +143,7 @@ def test_both_ends_of_each_replica_get_the_rounded_sum_piece_by_piece(
         assert torch.equal(sums[data], expected)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("seed", range(3))
 def test_no_timing_changes_a_bit_of_a_tied_run(seed: int, crew: Crew, tmp_path: Path) -> None:
     usual = train(crew, TIED.at((2, 2)), tmp_path / "usual")

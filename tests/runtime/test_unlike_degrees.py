@@ -43,6 +43,7 @@ def unlike(replicas: tuple[Unlike, ...], name: str = "ratrain", **changes: Any) 
     return replace(ALONE, name=name, unlike=replicas, **changes)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     ("replicas", "changes"),
@@ -88,6 +89,7 @@ def test_every_schedule_and_timing_of_unlike_degrees_has_the_same_bits(
     assert not late.differences(first)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_views_gathered_for_every_use_at_unlike_degrees_change_no_bit(
@@ -190,6 +192,7 @@ def test_tied_ends_of_one_degree_add_up_around_a_stage_of_another(
     assert_as_alone(result, alone, moment1=2e-6)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     ("replicas", "changes"),
@@ -218,6 +221,7 @@ def test_tied_ends_of_unlike_degrees_train_as_one_process_does(
         assert embedding == head
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("dtype", ["fp32", "bf16", "fp16"])
 def test_every_schedule_of_tied_ends_of_unlike_degrees_has_the_same_bits(

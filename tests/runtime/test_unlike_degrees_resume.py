@@ -105,6 +105,7 @@ def test_a_killed_run_of_unlike_degrees_goes_on_with_the_same_bits(
     assert_same_end(folder, whole)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("setting", "other"), [(REGULAR, REPLICAS), (REPLICAS, WIDE), (REPLICAS, STAGES)], ids=str
 )
@@ -120,6 +121,7 @@ def test_a_checkpoint_goes_on_from_and_to_unlike_degrees(
     assert len(ours) == STEPS and ours[HALF] != ours[HALF - 1]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("other", [REGULAR, WIDE, STAGES, REPLICAS], ids=str)
 def test_every_layout_reads_the_same_tensors_from_a_checkpoint_of_unlike_degrees(
     other: Setting, whole: RunFolder, regular: RunFolder, five: Crew, tmp_path: Path

@@ -24,6 +24,7 @@ OTHERS = Setting("1f1b", dtype="bf16", loss_scale=1024.0, overflow="unit", learn
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changes",
     [
@@ -53,6 +54,7 @@ def test_buckets_of_unlike_dtypes_give_the_bits_of_whole_gradients_in_less_memor
     assert sum(result.bounds) < sum(whole.bounds)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize("dtype", ["bf16", "fp16"])
 @pytest.mark.parametrize("other", ["old", "older"])
 def test_averaged_weights_of_unlike_dtypes_are_the_mean_of_replicas_that_trained_alone(
@@ -78,6 +80,7 @@ def test_averaged_weights_of_unlike_dtypes_are_the_mean_of_replicas_that_trained
     assert all(p <= b for p, b in zip(together.ledger_peaks, together.bounds, strict=True))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "other",
     [

@@ -48,6 +48,7 @@ def assert_held(result: Result) -> None:
     assert all(0 < p <= b for p, b in zip(result.ledger_peaks, result.bounds, strict=True))
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     "setting", [PIPELINE, PIPELINE_BACK, GROUP, BOTH, DEPTHS, DEGREES, MEMBERS, NARROWER], ids=str
@@ -60,6 +61,7 @@ def test_ranks_of_unlike_dtypes_train_as_one_process_of_fp32_does(
     assert_held(result)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("sharding", [0, 2, 3])
 @pytest.mark.parametrize("silent", [FIRST_HALF, SECOND_HALF], ids=["first", "second"])
@@ -74,6 +76,7 @@ def test_a_replica_has_the_bits_of_its_own_dtype_beside_one_whose_tokens_do_not_
     assert not mixed.differences(train(crew, replace(alike, dtypes=named), tmp_path / "alike"))
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("layout", [(2, 1), (1, 2), (2, 2)], ids=str)
 def test_kinds_that_all_compute_in_fp32_have_the_bits_of_an_fp32_job_that_sends_in_bf16(
@@ -86,6 +89,7 @@ def test_kinds_that_all_compute_in_fp32_have_the_bits_of_an_fp32_job_that_sends_
     assert_held(result)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("setting", [GROUP, BOTH, DEPTHS, DEGREES], ids=str)
 def test_every_schedule_level_and_timing_of_unlike_dtypes_has_the_same_bits(
@@ -107,6 +111,7 @@ def test_every_schedule_level_and_timing_of_unlike_dtypes_has_the_same_bits(
     assert not train(crew, setting, tmp_path / "late", delays=3).differences(first)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("collective", ["ring", "hierarchical", "auto"])
 @pytest.mark.parametrize("old", [(0,), (1,)], ids=str)
@@ -124,6 +129,7 @@ def test_every_collective_and_level_of_unlike_dtypes_has_the_sums_that_it_says(
         assert_held(other)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     "changes",

@@ -29,6 +29,7 @@ def by_layer(together: int, replicas: tuple[Unlike, ...], **changes: Any) -> Set
     return replace(ALONE, name="ratrain", skeleton=order, unlike=replicas, **changes)
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "setting",
     [

@@ -73,6 +73,7 @@ def test_a_replica_of_two_stages_and_one_of_one_train_as_one_process_does(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("replicas", "changes"),
     [
@@ -134,6 +135,7 @@ def test_replicas_of_three_and_two_stages_train_as_one_process_does(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "replicas",
     [OTHER_CUTS, OTHER_DEPTHS, OTHER_SHARES, OTHER_SIZES],
@@ -164,6 +166,7 @@ def test_each_replica_recovers_in_its_own_way_and_no_bit_changes(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changes",
     [

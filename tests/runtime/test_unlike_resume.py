@@ -106,6 +106,7 @@ def test_another_schedule_goes_on_bit_by_bit_from_unlike_replicas(
     assert_same_end(folder, whole)
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize(
     ("setting", "other"), [(REGULAR, DEPTHS), (DEPTHS, REGULAR), (DEPTHS, CUTS)], ids=str
@@ -122,6 +123,7 @@ def test_a_checkpoint_goes_on_from_and_to_unlike_replicas(
     assert len(ours) == STEPS and ours[HALF] != ours[HALF - 1]
 
 
+@pytest.mark.matrix
 @slow
 @pytest.mark.parametrize("other", [REGULAR, REGULAR.at((1, 1)), DEPTHS, CUTS], ids=str)
 def test_every_layout_reads_the_same_tensors_from_a_checkpoint_of_unlike_replicas(

@@ -46,6 +46,7 @@ def assert_bits_of_1f1b(setting: Setting, crew: Crew, folder: Path) -> Result:
     return split
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "setting",
     [
@@ -67,6 +68,7 @@ def test_it_has_the_bits_of_1f1b_and_the_numbers_of_one_process(
     assert_as_alone(split, train(crew, replace(alone, network="sockets"), tmp_path / "alone"))
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "changes",
     [

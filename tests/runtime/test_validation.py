@@ -70,6 +70,7 @@ def test_every_layout_validates_alike_and_as_plain_torch_does(crew: Crew, tmp_pa
     assert results[0].validated == results[3].validated, "the depth of a pipeline changes no bit"
 
 
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "setting",
     [

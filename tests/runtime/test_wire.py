@@ -124,6 +124,7 @@ BOUNDARIES = [(1, 2), (3, 1), (2, 2)]
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("layout", BOUNDARIES, ids=lambda at: "p{}d{}".format(*at))
 def test_every_schedule_gives_the_same_bits_under_the_same_wire_types(
     layout: tuple[int, int], crew: Crew, tmp_path: Path
@@ -140,6 +141,7 @@ def test_every_schedule_gives_the_same_bits_under_the_same_wire_types(
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     "choices",
     [
@@ -198,6 +200,7 @@ WIDE = (("hidden_size", 256), ("intermediate_size", 512), ("num_hidden_layers", 
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("layout", "key", "sharding", "expected"),
     [

@@ -10,9 +10,11 @@ from pathlib import Path
 
 from ratrain.describe.units import format_bytes
 from ratrain.errors import CheckpointError
+from ratrain.readers.files import NO_MORE_FILES, takes_no_more_files
 
 FULL = (errno.ENOSPC, errno.EDQUOT)
 FIX_FULL = "free that much or more, or keep fewer checkpoints ([checkpoint] keep)"
+FIX_FILES = "remove files that are not needed, or keep fewer checkpoints ([checkpoint] keep)"
 
 
 @contextmanager
@@ -38,6 +40,8 @@ def told(place: Path, doing: str, missing_bytes: Callable[[], int] = lambda: 0) 
 
 def full(folder: Path, missing_bytes: int) -> CheckpointError:
     """The error of a full disk; `missing_bytes` is 0 where it is not known."""
+    if takes_no_more_files(folder):
+        return CheckpointError(NO_MORE_FILES, place=str(folder), fix=FIX_FILES)
     lack = f": at least {format_bytes(missing_bytes)} missing" if missing_bytes > 0 else ""
     return CheckpointError(f"the disk is full{lack}", place=str(folder), fix=FIX_FULL)
 
@@ -56,17 +60,6 @@ def write_at(fd: int, data: memoryview, offset: int) -> None:
     while len(data):
         count = os.pwrite(fd, data, offset)
         data, offset = data[count:], offset + count
-
-
-def read_at(fd: int, data: memoryview, offset: int) -> int:
-    """Fills `data` from the file; returns the bytes read, fewer only where the file ends."""
-    read = 0
-    while read < len(data):
-        count = os.preadv(fd, [data[read:]], offset + read)
-        if not count:
-            break
-        read += count
-    return read
 
 
 def sync_folder(folder: Path) -> None:

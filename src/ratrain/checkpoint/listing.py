@@ -14,7 +14,6 @@ from hashlib import sha256
 from pathlib import Path
 
 from ratrain.checkpoint.best import read_best
-from ratrain.checkpoint.disk import read_at
 from ratrain.checkpoint.folder import (
     PARTIAL,
     REMOVING,
@@ -26,7 +25,7 @@ from ratrain.checkpoint.folder import (
 )
 from ratrain.checkpoint.manifest import NAME, Damage, Manifest, RankRecord, parse
 from ratrain.errors import CannotResume, CheckpointError, SpecError
-from ratrain.readers.files import exists, read_bytes
+from ratrain.readers.files import exists, read_at, read_bytes
 from ratrain.readers.limits import TIMELINE_BYTES
 
 

@@ -17,11 +17,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.checkpoint.disk import read_at
 from ratrain.checkpoint.entries import BLOCK_BYTES, ELEMENT_BYTES
 from ratrain.checkpoint.listing import absent, damaged, read_manifest
 from ratrain.checkpoint.manifest import Manifest, RankRecord, StoredEntry
 from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
+from ratrain.readers.files import read_at
 
 Array = NDArray[Any]
 

@@ -19,6 +19,7 @@ _FULL = (errno.ENOSPC, errno.EDQUOT)
 def as_error(error: BaseException) -> RatrainError:
     """Errors of the command line, the system and RATrain itself, in one form."""
     if isinstance(error, RatrainError):
+        error.place = error.place or _verb()  # of a library, or of a program made here
         return error
     if isinstance(error, click.ClickException):
         return _usage(error)

@@ -34,7 +34,11 @@ def command(section: str | None, as_json: bool) -> None:
     from ratrain.reproduce.ratrain_paper import ASSUMED, ROWS, SECTIONS
 
     if section is not None and section not in SECTIONS:
-        raise SpecError(f"unknown section {section!r}", fix=nearest(section, list(SECTIONS)))
+        raise SpecError(
+            f"unknown section {section!r}",
+            place="SECTION",
+            fix=nearest(section, list(SECTIONS)),
+        )
     names = [section] if section else list(SECTIONS)
     rows: list[Row] = []
     total = sum(ROWS[name] for name in names)

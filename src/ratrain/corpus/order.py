@@ -34,13 +34,21 @@ class SampleOrder:
 
     def __post_init__(self) -> None:
         if not 1 <= self.samples < 1 << 62:
-            raise SpecError(f"{self.samples} samples cannot be ordered", fix="give more tokens")
+            raise SpecError(
+                f"{self.samples} samples cannot be ordered",
+                place="[data] files",
+                fix="give more tokens",
+            )
 
     def at(self, positions: ArrayLike) -> NDArray[np.int64]:
         """The sample at each position of the stream; positions count from 0 over all epochs."""
         stream_positions = np.asarray(positions, np.int64)
         if stream_positions.size and stream_positions.min() < 0:
-            raise SpecError(f"position {stream_positions.min()} is before the first sample")
+            raise SpecError(
+                f"position {stream_positions.min()} is before the first sample",
+                place="positions",
+                fix="count from 0",
+            )
         places = stream_positions % self.samples
         if not self.shuffle or self.samples == 1:
             return places

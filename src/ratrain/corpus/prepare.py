@@ -89,7 +89,11 @@ def default_cache() -> Path:
     try:
         root = Path(cache_folder) if Path(cache_folder).is_absolute() else Path.home() / ".cache"
     except RuntimeError as error:
-        raise SpecError("the user has no home folder", fix="choose a cache folder") from error
+        raise SpecError(
+            "the user has no home folder to cache tokens in",
+            place="XDG_CACHE_HOME",
+            fix="set it to a folder",
+        ) from error
     return root / "ratrain" / "corpus"
 
 

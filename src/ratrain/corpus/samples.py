@@ -44,7 +44,11 @@ class Samples:
 
     def __post_init__(self) -> None:
         if self.sequence_length < 1 or self.sequences < 1:
-            raise SpecError("a batch needs at least one sequence of one token")
+            raise SpecError(
+                "a batch needs at least one sequence of one token",
+                place="[batch] sequences",
+                fix="write 1 or more, and a sequence_length of 1 or more",
+            )
         if self.count < 1:
             raise SpecError(
                 f"{len(self.store):,} tokens are too few for one sample of "
@@ -69,7 +73,9 @@ class Samples:
         if step < 0 or count < 1 or not 0 <= replica_offset <= self.sequences - count:
             raise SpecError(
                 f"step {step} has no sequences {replica_offset} to {replica_offset + count - 1}; "
-                f"a step has {self.sequences}"
+                f"a step has {self.sequences}",
+                place="[batch] sequences",
+                fix="ask for sequences of the batch",
             )
         first = step * self.sequences + replica_offset
         return self.at(np.arange(first, first + count, dtype=np.int64))
@@ -84,7 +90,7 @@ class Samples:
         rows = np.empty((len(indices), self.sequence_length + 1), np.int64)
         for row, index in zip(rows, indices.tolist(), strict=True):
             start = index * self.sequence_length
-            row[:] = self.store.tokens[start : start + self.sequence_length + 1]
+            row[:] = self.store.read(start, start + self.sequence_length + 1)
         self._check(rows)
         return Batch(rows[:, :-1].copy(), rows[:, 1:].copy())
 

@@ -1,4 +1,4 @@
-"""Prepared tokens on disk: `tokens.bin`, memory-mapped, and the `index.json` that vouches for it.
+"""Prepared tokens on disk: `tokens.bin`, and the `index.json` that vouches for it.
 
 tokens.bin is every document's ids in order, each document followed by the end id, as
 little-endian uint16 (vocabularies up to 65,536) or uint32. index.json carries the SHA-256 of
@@ -12,7 +12,7 @@ import json
 import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import IO, Annotated, Any, Literal, cast
+from typing import Annotated, Any, BinaryIO, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -21,7 +21,7 @@ from ratrain.corpus.sources import Source
 from ratrain.describe.amounts import FileName
 from ratrain.describe.strict import Rule, load
 from ratrain.errors import SpecError
-from ratrain.readers.files import read_open
+from ratrain.readers.files import read_at, read_open, unreadable
 from ratrain.readers.json import as_table, parse_json
 from ratrain.readers.limits import JSON_BYTES
 
@@ -68,20 +68,39 @@ class Index:
 
 @dataclass(frozen=True)
 class TokenStore:
-    """A prepared folder, open for reading."""
+    """A prepared folder, open for reading. `file`: tokens.bin, as it was when it was opened,
+    whatever takes its name; it is read, not mapped: where a mapped file is cut, the process that
+    looks there ends without a word (SIGBUS)."""
 
     folder: Path
     index: Index
-    tokens: TokenArray  # memory-mapped
+    file: BinaryIO
 
     def __len__(self) -> int:
         return self.index.tokens
 
+    def read(self, start: int, stop: int) -> TokenArray:
+        """The tokens from `start` to `stop`; a SpecError where the file was cut meanwhile."""
+        tokens = np.empty(stop - start, np.dtype(self.index.dtype).newbyteorder("<"))
+        path, size = self.folder / TOKENS, tokens.itemsize
+        try:
+            read_bytes = read_at(self.file.fileno(), tokens.data.cast("B"), start * size)
+        except OSError as error:
+            raise unreadable(path, error) from error
+        if read_bytes < tokens.nbytes:
+            raise SpecError(
+                f"ends after {start * size + read_bytes:,} of {self.index.size_bytes:,} bytes: it "
+                "was cut while it was in use",
+                place=str(path),
+                fix="start again, which tokenises its text anew",
+            )
+        return tokens
+
     def verify(self) -> None:
         """Read every token; a SpecError where they are not those that were written."""
         digest = hashlib.sha256()
-        for start in range(0, len(self.tokens), READ_TOKENS):
-            digest.update(self.tokens[start : start + READ_TOKENS].tobytes())
+        for start in range(0, len(self), READ_TOKENS):
+            digest.update(self.read(start, min(start + READ_TOKENS, len(self))).tobytes())
         if digest.hexdigest() != self.index.sha256:
             raise SpecError(
                 "the tokens differ from those written",
@@ -111,8 +130,9 @@ def open_store(folder: Path) -> TokenStore:
         try:
             with os.fdopen(os.open(INDEX, os.O_RDONLY, dir_fd=handle), "rb") as file:
                 index = read_index(read_open(file, JSON_BYTES), str(folder / INDEX))
-            with os.fdopen(os.open(TOKENS, os.O_RDONLY, dir_fd=handle), "rb") as file:
-                return TokenStore(folder, index, _mapped(file, index, str(folder / TOKENS)))
+            tokens = os.fdopen(os.open(TOKENS, os.O_RDONLY, dir_fd=handle), "rb", buffering=0)
+            _require_whole(tokens, index, str(folder / TOKENS))
+            return TokenStore(folder, index, tokens)
         finally:
             os.close(handle)
     except OSError as error:
@@ -121,14 +141,13 @@ def open_store(folder: Path) -> TokenStore:
         ) from error
 
 
-def _mapped(file: IO[bytes], index: Index, place: str) -> TokenArray:
+def _require_whole(file: BinaryIO, index: Index, place: str) -> None:
     size_bytes = os.fstat(file.fileno()).st_size
     if size_bytes != index.size_bytes or not size_bytes:
+        file.close()
         raise SpecError(
             f"{size_bytes:,} bytes instead of {index.size_bytes:,}", place=place, fix=REMAKE
         )
-    dtype = np.dtype(index.dtype).newbyteorder("<")
-    return cast("TokenArray", np.memmap(cast("Any", file), dtype=dtype, mode="r"))
 
 
 def write_index(index: Index) -> bytes:

@@ -43,7 +43,11 @@ BACKENDS: dict[str, Backend] = {}
 def declare_backend(backend: Backend) -> None:
     """Makes a backend known by its name."""
     if backend.name in BACKENDS:
-        raise SpecError(f"the backend {backend.name} is declared twice", fix="choose another name")
+        raise SpecError(
+            f"the backend {backend.name} is declared twice",
+            place=f"backend {backend.name}",
+            fix="choose another name",
+        )
     BACKENDS[backend.name] = backend
 
 

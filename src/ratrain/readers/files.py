@@ -32,6 +32,8 @@ _MARKS = (
     (codecs.BOM_UTF16_BE, "UTF-16"),
 )
 _MARKED = {mark[:2] for mark, _ in _MARKS}
+NO_MORE_FILES = "the disk takes no more files: all its inodes are used"
+REMOVE_FILES = "remove files that are not needed, or choose another disk"
 _MOST_NEIGHBOURS = 10_000
 _CHUNK_BYTES = 1 << 18
 
@@ -64,6 +66,17 @@ def read_open(file: BinaryIO, most_bytes: int) -> bytes:
         chunks.append(chunk)
         remaining -= len(chunk)
     return chunks[0] if len(chunks) == 1 else b"".join(chunks)
+
+
+def read_at(fd: int, data: memoryview, offset: int) -> int:
+    """Fills `data` from the file; returns the bytes read, fewer only where the file ends."""
+    read = 0
+    while read < len(data):
+        count = os.preadv(fd, [data[read:]], offset + read)
+        if not count:
+            break
+        read += count
+    return read
 
 
 def read_text(path: Path, most_bytes: int = JSON_BYTES) -> str:
@@ -172,14 +185,26 @@ def unwritable(path: Path | str, error: OSError, problem: str = "cannot be writt
         errno.EROFS: "choose a place that can be written to",
         errno.ENAMETOOLONG: "use a shorter name",
         errno.ENXIO: "start the pipe's reader first, or give a file",
+        errno.EFBIG: "raise the largest size of a file (`ulimit -f`), or choose another disk",
         errno.ENOSPC: "free some space, or choose another disk",
         errno.EDQUOT: "free some space, or choose another disk",
     }
+    if error.errno == errno.ENOSPC and takes_no_more_files(Path(path)):
+        return SpecError(f"{problem}: {NO_MORE_FILES}", place=str(path), fix=REMOVE_FILES)
     return SpecError(
         f"{problem}: {error.strerror or error}",
         place=str(path),
         fix=fixes.get(error.errno or 0, "choose another place"),
     )
+
+
+def takes_no_more_files(path: Path) -> bool:
+    """Whether the disk that a path is on has used up its inodes, whatever space is left."""
+    try:
+        status = os.statvfs(next(folder for folder in (path, *path.parents) if exists(folder)))
+    except (OSError, StopIteration):
+        return False
+    return status.f_files > 0 and status.f_favail == 0
 
 
 def inside(folder: Path, name: object, place: str) -> Path:

@@ -26,6 +26,15 @@ def read_json_lines(
 ) -> Iterator[tuple[dict[str, Any], Place]]:
     """Each line's table and its place; blank lines are none. With `half` a line that ends too
     early, as a killed process may leave it, is passed over. `finite`: see `parse_json`."""
+    for number, line in numbered_lines(path):
+        check_line(line, str(path), number)
+        if line.strip() and not (half and is_half(line)):
+            yield parse_line(line, str(path), number, finite=finite)
+
+
+def numbered_lines(path: Path) -> Iterator[tuple[int, bytes]]:
+    """The lines of a file and their numbers from 1, whatever they hold; one that is too long comes
+    in parts, the first of which `check_line` refuses."""
     check_name(path)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -37,16 +46,12 @@ def read_json_lines(
             while remaining > 0 and (line := file.readline(min(remaining, LINE_BYTES + 1))):
                 remaining -= len(line)
                 number += 1
-                check_line(line, str(path), number)
-                if number == 1:
-                    line = line.removeprefix(codecs.BOM_UTF8)
-                if line.strip() and not (half and _is_half(line)):
-                    yield parse_line(line, str(path), number, finite=finite)
+                yield number, line.removeprefix(codecs.BOM_UTF8) if number == 1 else line
     except OSError as error:
         raise unreadable(path, error) from error
 
 
-def _is_half(line: bytes) -> bool:
+def is_half(line: bytes) -> bool:
     """Whether a line is the beginning of one of JSON, and no more."""
     try:
         json.loads(line)

@@ -9,6 +9,7 @@ status tells. When one has ended, the others lose their connections and the laun
 from __future__ import annotations
 
 import json
+import os
 import sys
 import time
 from dataclasses import asdict, dataclass
@@ -17,6 +18,7 @@ from pathlib import Path
 from ratrain.describe.amounts import Message, Note
 from ratrain.describe.strict import load
 from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError, SpecError
+from ratrain.readers.files import unwritable
 from ratrain.readers.json import read_json_table
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.run_folder import RunFolder
@@ -80,6 +82,9 @@ def worded(error: BaseException, rank: int) -> Failure:
     if any(phrase in low for phrase in ("closed by peer", "connection re", "broken pipe")):
         problem = f"rank {rank} lost its connection to another rank"
         return Failure(rank, problem, fix="check why that rank ended", order=CONSEQUENCE)
+    if isinstance(error, OSError) and isinstance(error.filename, (str, bytes)):
+        path = os.fsdecode(error.filename)
+        return worded(unwritable(path, error, "the system does not allow it"), rank)
     return Failure(rank, f"{type(error).__name__}: {text}")
 
 

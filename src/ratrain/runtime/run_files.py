@@ -229,11 +229,12 @@ def read_records(path: Path, rank: int) -> dict[str, Any]:
 def read_metrics(path: Path) -> Iterator[dict[str, Any]]:
     """The rows of metrics.jsonl; a half-written last line is left out."""
     for row, place in read_json_lines(path, half=True, finite=False):
-        _check_row(row, place)
+        check_row(row, place)
         yield row
 
 
-def _check_row(row: dict[str, Any], place: Place) -> None:
+def check_row(row: dict[str, Any], place: Place) -> None:
+    """A SpecError where a line of metrics.jsonl is not one of them."""
     _require(_is_whole(row.get("step"), _MOST_STEPS), "is not a step number", place.at("step"))
     if "validation_loss" in row and "loss" not in row:
         _check_validation(row, place)

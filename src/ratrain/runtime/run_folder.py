@@ -296,7 +296,10 @@ class RunFolder:
         return self.path / "notes.txt"
 
     def add_note(self, line: str) -> None:
-        with self.notes.open("a") as file:
+        """A line for the user, once however often the run is resumed."""
+        if self.notes.exists() and line in files.read_text(self.notes).splitlines():
+            return
+        with self.notes.open("a", encoding="utf-8") as file:
             file.write(line + "\n")
 
     def rank_file(self, rank: int, kind: str) -> Path:

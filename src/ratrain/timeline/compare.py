@@ -61,6 +61,7 @@ def compare(first: Timeline, second: Timeline) -> Comparison:
     if not common:
         raise TimelineError(
             "the two timelines have no op in common",
+            place="timelines",
             fix="compare timelines of the same program",
         )
     ops = tuple(OpDifference(*key, spans[key], other_spans[key]) for key in common)

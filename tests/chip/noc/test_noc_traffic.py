@@ -11,6 +11,7 @@ from ratrain.errors import SpecError
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize(
     ("size", "flits", "accepted"),
     [(4, 1, 0.594), (4, 16, 0.478), (8, 1, 0.325), (8, 16, 0.245)],

@@ -63,7 +63,9 @@ class PlanStage:
             missing = next((key for key, value in of_one.items() if value is None), None)
             if missing is not None:
                 raise SpecError(
-                    f'the key "{missing}" is missing', fix=f'add "{missing}": {_SAMPLES[missing]}'
+                    f'the key "{missing}" is missing',
+                    place=missing,
+                    fix=f'add "{missing}": {_SAMPLES[missing]}',
                 )
             return
         unwanted = next((key for key, value in of_one.items() if value is not None), None)

@@ -83,7 +83,11 @@ def _job_of_run(facts: dict[str, Any], spec: RunSpec, folder: Path) -> JobSpec:
     }
     changed = [key for key, value in current.items() if facts[key] != value]
     if changed:
-        raise SpecError(f"{job.path} has a different {changed[0]} now than when the run started")
+        raise SpecError(
+            f"has a different {changed[0]} now than when the run started",
+            place=str(job.path),
+            fix="use the job that the run was made from",
+        )
     layout = LayoutSpec(
         facts["pipeline"],
         facts["data"],

@@ -13,7 +13,6 @@ import os
 import signal
 import sys
 from dataclasses import dataclass
-from importlib.util import find_spec
 from pathlib import Path
 
 from ratrain.cost.scratch import KERNELS
@@ -23,6 +22,7 @@ from ratrain.errors import SpecError
 from ratrain.readers.json import read_json, read_json_table
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.environment import LAUNCHER
+from ratrain.runtime.rank.preload import allocator_library, forget_held, preload
 
 _READY = "RATRAIN_RANK_READY"
 _PR_SET_PDEATHSIG = 1
@@ -47,6 +47,7 @@ def main(folder: Path) -> None:
         _end_with_launcher()
         _enter_lab(folder, rank)
         _begin_again(folder, settings)
+    forget_held(os.environ)
     from ratrain.runtime.rank.rank_run import run_rank
 
     os._exit(run_rank(folder, rank))
@@ -104,21 +105,12 @@ def _begin_again(folder: Path, settings: _Wanted) -> None:
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")
     environment.setdefault("MALLOC_MMAP_THRESHOLD_", str(16 << 20))
     environment.setdefault("MALLOC_TRIM_THRESHOLD_", str(64 << 20))
-    preload = allocator_library() if settings.allocator else None
-    if preload is not None:
-        before = environment.get("LD_PRELOAD", "")
-        environment["LD_PRELOAD"] = f"{preload}:{before}" if before else str(preload)
+    library = allocator_library() if settings.allocator else None
+    if library is not None:
+        preload(library, environment)
     # -P: no file of the folder where a run was started counts as a module.
     arguments = [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder)]
     os.execve(sys.executable, arguments, environment)
-
-
-def allocator_library() -> Path | None:
-    """The library of `allocator.c`, found without importing torch."""
-    package = find_spec("ratrain.runtime.step")
-    roots = list(package.submodule_search_locations or []) if package else []
-    libraries = [path for root in roots for path in Path(root).glob("allocator_c.*.so")]
-    return libraries[0] if libraries else None
 
 
 if __name__ == "__main__":

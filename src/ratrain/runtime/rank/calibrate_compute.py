@@ -24,8 +24,8 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
-_UPDATED = 1 << 20
-"""Elements of the piece on which the optimizer is timed."""
+_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25}
+"""Elements of the piece on which the optimizer is timed: a few of what it takes at once."""
 
 
 def unit_times(
@@ -102,7 +102,7 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
     linearly extrapolated to the whole."""
     if states.gradient_dtype == states.wire.gradients:
         return 0.0
-    count = min(_UPDATED, unit.padded)
+    count = min(_UPDATED[device.place.type], unit.padded)
     wire, residual = states.wire.gradients, None
     if unit.residual is not None:
         residual = Residual(torch.zeros(count, device=states.device))
@@ -122,7 +122,7 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
 def _update_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
     """The optimizer on copies of a piece of the largest part, linearly extrapolated to all."""
     part = max(unit.parts, key=lambda part: part.end - part.begin)
-    count = min(_UPDATED, part.end - part.begin)
+    count = min(_UPDATED[device.place.type], part.end - part.begin)
     copies = [tensor[:count].clone() for tensor in (part.weights, part.moment1, part.moment2)]
     piece = OwnedPart(0, count, count, *copies)
     gradient = torch.zeros(count, dtype=torch.float32, device=part.weights.device)

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from typing import Any, Protocol
 
 from ratrain.describe.job import JobSpec
+from ratrain.readers.files import unwritable
 from ratrain.readers.json_lines import end_last_line
 from ratrain.runtime.rank.control import RankReport, Round
 from ratrain.runtime.rank.validation import Validated
@@ -88,15 +89,19 @@ class MetricsLog:
     """Appends to the metrics file; a line is written whole. `charts` get each row too."""
 
     def __init__(self, folder: RunFolder, charts: Sequence[Tracker] = ()) -> None:
-        self._file = folder.metrics.open("a", buffering=1, encoding="utf-8")
-        end_last_line(folder.metrics)
+        self._path = folder.metrics
+        self._file = self._path.open("a", buffering=1, encoding="utf-8")
+        end_last_line(self._path)
         self._charts = charts
         self._one_at_a_time = threading.Lock()
 
     def write(self, row: Row) -> None:
         """A step's line, or its validation's; from any thread."""
         with self._one_at_a_time:
-            self._file.write(json.dumps(row) + "\n")
+            try:
+                self._file.write(json.dumps(row) + "\n")
+            except OSError as error:
+                raise unwritable(self._path, error) from error
             for chart in self._charts:
                 chart.write(row)
 

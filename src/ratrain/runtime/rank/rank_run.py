@@ -26,6 +26,7 @@ from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.environment import launch_of
 from ratrain.runtime.failures import status_of, tell
+from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.agreement import Reading, agree, read_run
 from ratrain.runtime.rank.beginning import Together, begun, config_hash
@@ -120,6 +121,8 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
     with ExitStack() as closing:
         log: MetricsLog | None = None
         if rank == 0:
+            if stand.claim.is_mine:  # else the launcher did it
+                _note(stand, set_damage_aside(folder))
             log = MetricsLog(folder, own_trackers(folder.path))
             closing.callback(log.close)
 
@@ -134,6 +137,12 @@ def _run(folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice) -> None:
             voice.show(row)
 
         _train(stand, device, meeting, network, on_round, keep_row)
+
+
+def _note(stand: Stand, lines: list[str]) -> None:
+    for line in lines:
+        stand.voice.say(line)
+        stand.folder.add_note(line)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:
@@ -182,6 +191,8 @@ def _train(
     round, `on_validated` what validation adds to the metrics."""
     folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
     allocator = memory_of(device)
+    if rank == 0 and stand.spec.allocator and not allocator.counts:
+        voice.say("what ranks allocate is neither counted nor limited: see the report")
     identity = identity_of(stand.data.prepared)
     batches = _batches(stand, device)
     best = read_best(folder.path)
@@ -209,6 +220,8 @@ def _train(
 
     together = Together(rank, stand.company, meeting.everybody)
     run = begun(folder, stand.job, stand.spec, identity, together, built)
+    if rank == 0 and stand.claim.is_mine:
+        _note(stand, lost_steps(folder, run.first_step))
     meeting.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
     meeting.circle.close()
     _calibrate(stand, run, network, allocator, device)

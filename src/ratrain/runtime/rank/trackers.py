@@ -14,6 +14,7 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
 
+from ratrain.readers.files import unwritable
 from ratrain.runtime.environment import FOLLOWED
 from ratrain.runtime.rank.metrics import Row, Tracker, exposed_fraction, is_validation
 
@@ -70,7 +71,8 @@ class TensorBoard:
         folder.mkdir(parents=True, exist_ok=True)
         name = f"events.out.tfevents.{time.time_ns() // 1000}.{socket.gethostname()}.{os.getpid()}"
         records = import_module("tensorboard.summary.writer.record_writer")
-        self._records: Any = records.RecordWriter((folder / name).open("xb"))
+        self._path = folder / name
+        self._records: Any = records.RecordWriter(self._path.open("xb"))
         self._event: Any = import_module("tensorboard.compat.proto.event_pb2").Event
         self._summary: Any = import_module("tensorboard.compat.proto.summary_pb2").Summary
         self._add(self._event(wall_time=time.time(), file_version="brain.Event:2"))
@@ -88,8 +90,11 @@ class TensorBoard:
 
     def _add(self, event: Any) -> None:
         """Written at once: a run that is killed has all of its curve."""
-        self._records.write(event.SerializeToString())
-        self._records.flush()
+        try:
+            self._records.write(event.SerializeToString())
+            self._records.flush()
+        except OSError as error:
+            raise unwritable(self._path, error) from error
 
 
 class WeightsAndBiases:

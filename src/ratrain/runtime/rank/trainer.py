@@ -355,7 +355,9 @@ class RankRun:
             gather_s=waited[Lane.GATHER],
             update_s=waited[Lane.UPDATE],
             ledger_peak_bytes=float(self.ledger.peak.size_bytes),
-            allocated_peak_bytes=float(self._allocator.peak_bytes),
+            allocated_peak_bytes=float(self._allocator.peak_bytes)
+            if self._allocator.counts
+            else NAN,
             resident_bytes=float(resident_bytes()),
             sent_bytes=NAN if sent_bytes is None else float(sent_bytes),
             gradient_norm=self.ops.gradient_norm.pop(step - 1, NAN),

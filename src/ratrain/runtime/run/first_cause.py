@@ -4,12 +4,21 @@ from __future__ import annotations
 
 import signal
 from collections.abc import Sequence
+from pathlib import Path
 
 from ratrain.checkpoint.disk import free_bytes
 from ratrain.checkpoint.listing import latest
 from ratrain.describe.units import format_bytes
-from ratrain.errors import CannotResume, CheckpointError, RatrainError, RunFailed, SavedElsewhere
+from ratrain.errors import (
+    CannotResume,
+    CheckpointError,
+    RatrainError,
+    RunFailed,
+    SavedElsewhere,
+    SpecError,
+)
 from ratrain.lab.cluster import Lab
+from ratrain.readers.files import NO_MORE_FILES, REMOVE_FILES, read_text, takes_no_more_files
 from ratrain.runtime.failures import CAUSE, ENDED, Failure, read_failure
 from ratrain.runtime.run.processes import RankEnd
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -57,7 +66,11 @@ def _failure(folder: RunFolder, spec: RunSpec, end: RankEnd, lab: Lab | None) ->
         return Failure(rank, f"rank {rank} stalled: its process had been stopped")
     path = folder.rank_file(rank, "failure")
     if path.exists():
-        return read_failure(path)
+        try:
+            return read_failure(path)
+        except SpecError as error:
+            problem = f"rank {rank} ended, and what it said of it cannot be read: {error.what}"
+            return Failure(rank, problem, place=error.place, fix=f"see {folder.log(rank)}")
     return _killed(spec, end, lab) if end.status < 0 else _silent(folder, rank, end.status)
 
 
@@ -82,4 +95,18 @@ def _silent(folder: RunFolder, rank: int, code: int) -> Failure:
             place=str(folder.path),
             fix="free some space",
         )
-    return Failure(rank, f"rank {rank} ended with status {code} without a message")
+    if takes_no_more_files(folder.path):
+        problem = f"rank {rank} ended: {NO_MORE_FILES}"
+        return Failure(rank, problem, place=str(folder.path), fix=REMOVE_FILES)
+    last = _last_line(folder.log(rank))
+    problem = f"rank {rank} ended with status {code} and left no message; its log ends: {last}"
+    return Failure(rank, problem, place=str(folder.log(rank)))
+
+
+def _last_line(log: Path) -> str:
+    """Of what a rank printed."""
+    try:
+        lines = read_text(log).split("\n")
+    except SpecError as error:
+        return error.what
+    return next((line for line in reversed(lines) if line.strip()), "nothing")

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import IO
 
 from ratrain.errors import RunFailed
+from ratrain.readers.files import unwritable
 from ratrain.runtime.environment import ADDRESS, FOLLOWED, LAUNCHER, LISTENER, PORT
 from ratrain.runtime.run_folder import RunFolder
 
@@ -133,8 +134,11 @@ def _start(
 ) -> subprocess.Popen[bytes]:
     """In a session of its own, so that Ctrl-C in a terminal is for the launcher alone."""
     with ExitStack() as stack:
-        log: IO[bytes] = stack.enter_context(folder.log(rank).open("ab", buffering=0))
-        log.write(time.strftime("--- started %Y-%m-%d %H:%M:%S\n").encode())
+        try:
+            log: IO[bytes] = stack.enter_context(folder.log(rank).open("ab", buffering=0))
+            log.write(time.strftime("--- started %Y-%m-%d %H:%M:%S\n").encode())
+        except OSError as error:
+            raise unwritable(folder.log(rank), error) from error
         return subprocess.Popen(
             [sys.executable, "-P", "-m", "ratrain.runtime.rank", str(folder.path)],
             env=environment,

@@ -10,6 +10,7 @@ from pathlib import Path
 
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
+from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim, claim_run
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
@@ -68,6 +69,9 @@ class Launcher:
             self.say(f"{name} is damaged: skipped")
         for change in resumed.changes:
             self.say(f"changed since the run began: {change}")
+        for line in (*set_damage_aside(folder), *lost_steps(folder, resumed.step)):
+            self.say(line)
+            folder.add_note(line)
         for line in rest_words(folder.read_setup().period, resumed.step, resumed.spec.end_step):
             self.say(line)
         if not resumed.finished:

@@ -119,8 +119,19 @@ def _memory(report: dict[str, Any]) -> Iterator[str]:
     items = sorted(grouped(worst["bound_items"]).items(), key=lambda item: -item[1])
     parts = ", ".join(f"{group_name(key)} {format_bytes(size)}" for key, size in items)
     yield from wrapped(f"rank {worst['rank']} at its peak: {parts}")
+    yield from _uncounted(rows)
     yield from _products(rows)
     yield from _beyond_the_proof(rows)
+
+
+def _uncounted(rows: list[dict[str, Any]]) -> Iterator[str]:
+    """That the budget was not held, where nothing stood before the allocator."""
+    if all(row["allocated_peak_bytes"] is None for row in rows):
+        yield from wrapped(
+            "what ranks allocated was not counted, and so was not held to the budget: the library "
+            "that does both was not loaded. It is built where there is a C compiler (`pip install "
+            "-e .` again); what kept it from loading is in logs/"
+        )
 
 
 def _products(rows: list[dict[str, Any]]) -> Iterator[str]:

@@ -79,7 +79,7 @@ def compare_runs(
     opened = _common_checkpoint(first, second)
     problem = _problem(opened)
     return RunPair(
-        losses=loss_difference(*rows),
+        losses=loss_difference(*rows, place=str(second.metrics)),
         checkpoint_step=opened[0].manifest.meta.step if opened else None,
         weights=compare(*opened, progress) if opened and not problem else None,
         problem=problem,
@@ -89,12 +89,14 @@ def compare_runs(
     )
 
 
-def loss_difference(first: list[Row], second: list[Row]) -> LossDifference:
-    """The losses of steps that both have."""
+def loss_difference(first: list[Row], second: list[Row], place: str) -> LossDifference:
+    """The losses of steps that both have; `place`: where an error says it is wrong."""
     second_by_step = {row["step"]: row for row in second}
     pairs = [(row, second_by_step[row["step"]]) for row in first if row["step"] in second_by_step]
     if not pairs:
-        raise SpecError("the two runs have no step in common", fix="compare runs of one job")
+        raise SpecError(
+            "the two runs have no step in common", place=place, fix="compare runs of one job"
+        )
     unlike = [(a, b) for a, b in pairs if a["loss_bits"] != b["loss_bits"]]
     return LossDifference(
         steps=len(pairs),

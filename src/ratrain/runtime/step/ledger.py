@@ -94,6 +94,7 @@ class Ledger:
             raise Infeasible(
                 f"views and optimizer alone take {self._total:,} bytes of {tier}, the budget is "
                 f"{budget_bytes:,}",
+                place="[schedule] memory_budget",
                 fix="plan again with this budget",
             )
 

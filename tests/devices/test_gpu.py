@@ -1,0 +1,180 @@
+"""Training on a GPU. Skipped where there is none; `scripts/gpu_check.sh` runs it where there is."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ratrain.devices import gpus_here
+from ratrain.models import activation, kernels, norm, positions
+
+ROOT = Path(__file__).parents[2]
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.slow,
+    pytest.mark.skipif(not gpus_here(), reason="no GPU"),
+]
+
+JOB = """
+[model]
+name = "small-llama"
+sequence_length = 256
+
+[cluster]
+name = "{cluster}"
+devices = {devices}
+
+[batch]
+sequences = 16
+micro_batch = 2
+
+[layout]
+pipeline = {pipeline}
+data = {data}
+tensor = {tensor}
+
+[schedule]
+name = "{schedule}"
+dtype = "{dtype}"
+gradient_dtype = "fp32"
+memory_budget = "4GB"
+
+[train]
+steps = {steps}
+learning_rate = 1e-3
+clip_norm = 1.0
+share_gpu = true
+
+[data]
+files = ["{text}"]
+
+[checkpoint]
+every = 3
+"""
+
+
+def ratrain(*words: str) -> subprocess.CompletedProcess[str]:
+    """A verb, typed."""
+    start = "from ratrain.cli.start import main; main()"
+    source = os.pathsep.join([str(ROOT / "src"), os.environ.get("PYTHONPATH", "")])
+    return subprocess.run(
+        [sys.executable, "-c", start, *words],
+        env={**os.environ, "PYTHONPATH": source},
+        capture_output=True,
+        text=True,
+    )
+
+
+def trained(folder: Path, name: str, *words: str, **said: Any) -> Path:
+    """The folder of a run that went well."""
+    text = folder / "text.txt"
+    text.write_text(
+        "\n".join(f"{number} bottles on the wall, {number - 1} left" for number in range(9000))
+    )
+    filled = {
+        "cluster": ROOT / "examples/clusters/one-gpu.toml",
+        "devices": 1,
+        "pipeline": 1,
+        "data": 1,
+        "tensor": 1,
+        "schedule": "ratrain",
+        "dtype": "bf16",
+        "steps": 6,
+        "text": text,
+        **said,
+    }
+    filled["devices"] = filled["pipeline"] * filled["data"] * filled["tensor"]
+    job, run = folder / f"{name}.toml", folder / name
+    job.write_text(JOB.format(**filled))
+    done = ratrain("train", str(job), "--run", str(run), "--no-calibrate", *words)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return run
+
+
+def losses(run: Path) -> list[str]:
+    """The bits of each step's loss."""
+    rows = [json.loads(line) for line in (run / "metrics.jsonl").read_text().splitlines()]
+    return [row["loss_bits"] for row in rows if "loss_bits" in row]
+
+
+def values(run: Path) -> list[float]:
+    return [float.fromhex(bits) for bits in losses(run)]
+
+
+GRID = {"pipeline": 2, "data": 2}
+
+
+def test_a_run_on_a_gpu_gives_the_same_bits_again(tmp_path: Path) -> None:
+    assert losses(trained(tmp_path, "once")) == losses(trained(tmp_path, "again"))
+
+
+def test_ranks_that_share_a_gpu_give_the_losses_of_one(tmp_path: Path) -> None:
+    one, four = trained(tmp_path, "one"), trained(tmp_path, "four", **GRID)
+    assert values(four) == pytest.approx(values(one), rel=2e-3)  # bf16, other orders of sums
+    assert losses(four) == losses(trained(tmp_path, "four-again", **GRID))
+
+
+def test_a_gpu_computes_what_the_cpu_computes_in_fp32(tmp_path: Path) -> None:
+    on_gpu = trained(tmp_path, "gpu", dtype="fp32", steps=3)
+    on_cpu = trained(tmp_path, "cpu", "--device", "cpu", dtype="fp32", steps=3)
+    assert values(on_gpu) == pytest.approx(values(on_cpu), rel=1e-4)
+
+
+def test_a_resumed_run_has_the_bits_of_an_undisturbed_one(tmp_path: Path) -> None:
+    whole = trained(tmp_path, "whole", **GRID)
+    trained(tmp_path, "parts", "--steps", "3", **GRID)
+    job, run = tmp_path / "parts.toml", tmp_path / "parts"
+    done = ratrain("train", str(job), "--run", str(run), "--resume", "--steps", "6")
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert losses(run) == losses(whole)
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        {"schedule": "baseline-1f1b", **GRID},
+        {"schedule": "pe-zero", **GRID},
+        {"schedule": "ratrain", "pipeline": 2, "tensor": 2},
+        {"schedule": "ratrain", "pipeline": 4, "dtype": "fp16"},
+    ],
+    ids=["1f1b", "pe-zero", "tensor", "fp16"],
+)
+def test_no_more_is_allocated_than_was_proved(tmp_path: Path, said: dict[str, Any]) -> None:
+    run = trained(tmp_path, "run", **said)
+    for path in (run / "ranks").glob("records-*.json"):
+        memory = json.loads(path.read_text())["memory"]
+        assert 0 < memory["allocated_peak_bytes"] <= memory["size_bytes"], memory
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_kernels_of_gpus_compute_what_torch_computes(
+    dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def drawn(*shape: int) -> torch.Tensor:
+        generator = torch.Generator("cuda").manual_seed(len(shape))
+        return torch.randn(*shape, generator=generator, device="cuda").to(dtype)
+
+    def computed() -> list[torch.Tensor]:
+        x, weight, grad = drawn(33, 200), drawn(200), drawn(33, 200)
+        normed, rstd = norm.rms_norm(x, weight, 1e-5)
+        gradients = norm.rms_norm_gradients(grad, x, rstd, weight, x)
+        up, gate = drawn(17, 300), drawn(17, 300).neg()
+        value = activation.activated("silu", up, gate)
+        activation.activation_gradients_("silu", drawn(17, 300), up, gate)
+        turns = torch.linspace(0, 3, 11 * 8, device="cuda").view(11, 1, 8)
+        turned = positions.rotate_(drawn(2, 11, 3, 16), turns.cos(), turns.sin())
+        return [normed, rstd, *gradients, value, up, gate, turned]
+
+    assert kernels.kernels_for(drawn(2, 2)) is not None
+    fused = computed()
+    monkeypatch.setattr(kernels, "kernels_for", lambda _: None)
+    tolerance = 1e-5 if dtype == torch.float32 else 2e-2
+    for mine, plain in zip(fused, computed(), strict=True):
+        torch.testing.assert_close(mine.float(), plain.float(), rtol=tolerance, atol=tolerance * 5)

@@ -1,0 +1,69 @@
+"""A share of each matrix: the same for one commit, every test in each, every case soon."""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from matrix_share import drawn
+
+CASES = [f"tests/some.py::test_it[{n}]" for n in range(24)]
+COMMITS = [f"{n:040x}" for n in range(2000)]
+TESTS = """
+import pytest
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("n", range(20))
+def test_many(n):
+    assert n >= 0
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("n", range(3))
+def test_few(n):
+    assert n >= 0
+
+@pytest.mark.parametrize("n", range(2))
+def test_not_a_matrix(n):
+    assert n >= 0
+"""
+
+
+def test_a_commit_draws_one_in_so_many_cases_rounded_up_and_another_commit_draws_anew() -> None:
+    assert drawn(CASES, 5, COMMITS[0]) == drawn(CASES[::-1], 5, COMMITS[0])
+    assert drawn(CASES, 5, COMMITS[0]) != drawn(CASES, 5, COMMITS[1])
+    for share, size in ((1, 24), (5, 5), (10, 3), (24, 1), (100, 1)):
+        assert len(drawn(CASES, share, COMMITS[0])) == size
+
+
+def test_a_case_is_left_out_ten_times_in_a_row_as_seldom_as_the_module_says() -> None:
+    draws = [drawn(CASES, 6, commit) for commit in COMMITS]
+    tens = [set[str]().union(*draws[n : n + 10]) for n in range(0, len(draws), 10)]
+    left_out = sum(len(CASES) - len(ten) for ten in tens) / (len(CASES) * len(tens))
+    assert abs(left_out - (5 / 6) ** 10) < 0.02
+    assert all(len(set[str]().union(*draws[n : n + 60])) == 24 for n in range(0, 1800, 60))
+
+
+@pytest.mark.slow
+def test_pytest_runs_the_share_and_says_how_many_cases_it_left_out(tmp_path: Path) -> None:
+    (tmp_path / "test_made.py").write_text(TESTS)
+    (tmp_path / "pytest.ini").write_text("[pytest]\n")
+    said = [
+        subprocess.run(
+            [sys.executable, "-m", "pytest", "-p", "matrix_share", *words, "-c", "pytest.ini", "."],
+            cwd=tmp_path,
+            env={"PYTHONPATH": str(Path(__file__).parent), "PATH": ""},
+            capture_output=True,
+            text=True,
+            check=True,
+        ).stdout
+        for words in ([], ["--share", "5", "--draw", "abc", "-n", "2"])
+    ]
+    assert "25 passed" in said[0]
+    assert "drawn" not in said[0]
+    assert re.search(r"\b7 passed", said[1])
+    assert "one in 5 cases of each, drawn by abc" in said[1]
+    assert "18 cases of matrices were not drawn" in said[1]
