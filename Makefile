@@ -1,5 +1,5 @@
 # Two commands a newcomer needs: `make run` and `make test`. Each sets up all it needs first.
-.PHONY: run reproduce test test-all soak lint clean lock
+.PHONY: run reproduce test test-all soak docs lint clean lock
 
 RATRAIN = .venv/bin/ratrain
 SOURCES = pyproject.toml setup.py requirements.lock scripts/setup.sh scripts/install.py scripts/import_once.py \
@@ -21,13 +21,19 @@ test-all: lint
 	.venv/bin/pytest -n 2 --dist loadfile
 
 # Every case of the matrices, of which .ci/run draws a share. Then jobs drawn at random on real
-# processes, half a minute each: make soak JOBS=20 FIRST=100
+# processes, half a minute each, and what takes long of the manual: make soak JOBS=20 FIRST=100
 JOBS ?= 150
 FIRST ?= 0
 soak: .venv/ready-to-test
 	.venv/bin/pytest -n 2 --dist loadfile -m matrix
 	.venv/bin/python tests/runtime/soak.py --jobs $(JOBS) --first $(FIRST)
 	.venv/bin/python tests/runtime/soak.py --unequal --jobs $(JOBS) --first $(FIRST)
+	RATRAIN_SOAK=1 .venv/bin/pytest tests/manual
+
+# The manual as a site, in build/site. A link that leads nowhere is an error.
+docs: .venv/ready-for-docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs --quiet build --strict
+	@echo "built build/site/index.html"
 
 lint: .venv/ready-to-test
 	.venv/bin/ruff check .
@@ -39,6 +45,9 @@ lint: .venv/ready-to-test
 
 .venv/ready-to-test: .venv/ready $(COMPILED)
 	@./scripts/setup.sh test
+
+.venv/ready-for-docs: .venv/ready requirements-docs.lock
+	@./scripts/setup.sh docs
 
 lock: .venv/ready
 	./scripts/lock.sh

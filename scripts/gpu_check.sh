@@ -3,7 +3,7 @@
 # tests marked `gpu`, then one GPU beside its peers. Its own Python must have torch 2.11 or newer with
 # CUDA and triton; what else is missing comes from wheels in a folder.
 #   scripts/gpu_check.sh [OUT] [WHEELS]
-# Leaves OUT/gpu.json, with which docs/gpu.md is brought up to date.
+# Leaves OUT/gpu.json, with which docs/tutorials/one-gpu.md is brought up to date.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 out=${1:-gpu-check} wheels=${2:-}

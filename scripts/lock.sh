@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Writes both lock files anew from pyproject.toml: requirements.lock (what running needs) and
-# requirements-test.lock (what tests need besides). Needs `uv` (pip install uv).
+# Writes the lock files anew from pyproject.toml: requirements.lock (what running needs),
+# requirements-test.lock (what tests need besides) and requirements-docs.lock (what the manual's site
+# needs besides running). Needs `uv` (pip install uv).
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -15,5 +16,7 @@ compile() { # prints the pins of its arguments, sorted
 compile pyproject.toml --extra train - <<<'setuptools>=77' >requirements.lock.new
 compile pyproject.toml --extra train --extra dev --constraint requirements.lock.new - <<<'mypy' >all.new
 LC_ALL=C comm -13 requirements.lock.new all.new >requirements-test.lock
+compile pyproject.toml --extra train --extra docs --constraint all.new >docs.new
+LC_ALL=C comm -13 requirements.lock.new docs.new >requirements-docs.lock
 mv requirements.lock.new requirements.lock
-rm all.new
+rm all.new docs.new

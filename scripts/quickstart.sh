@@ -55,5 +55,5 @@ cat <<END
                                why this layout, and what binds
   $ratrain profile -o here.toml
                                measure this machine, to plan for it
-README.md lists more; docs/train.md explains the figures above.
+README.md lists more; docs/how-to/train.md explains the figures above.
 END

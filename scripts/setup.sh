@@ -2,6 +2,7 @@
 # Makes .venv on a fresh Debian or Ubuntu machine. Safe to run again: what is there stays.
 #   scripts/setup.sh         what running needs
 #   scripts/setup.sh test    and what tests need, after the above
+#   scripts/setup.sh docs    and what builds the manual as a site
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -60,4 +61,14 @@ set_up_to_test() {
     say "Ready to test after $((SECONDS / 60)):$(printf %02d $((SECONDS % 60)))"
 }
 
-if [ "${1:-run}" = test ]; then set_up_to_test; else set_up_to_run; fi
+set_up_for_docs() {
+    say "Installing what the manual's site needs ($(wc -l <requirements-docs.lock) packages):"
+    .venv/bin/python scripts/install.py requirements-docs.lock
+    touch .venv/ready-for-docs
+}
+
+case "${1:-run}" in
+test) set_up_to_test ;;
+docs) set_up_for_docs ;;
+*) set_up_to_run ;;
+esac

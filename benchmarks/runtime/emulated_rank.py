@@ -31,6 +31,7 @@ def main(case_path: Path, run: Path) -> int:
     from ratrain.models.weights import Weights
     from ratrain.runtime.rank import trainer
     from ratrain.runtime.rank.rank_run import run_rank
+    from ratrain.runtime.rank.stop import StopRequests
 
     class Sleep(torch.autograd.Function):
         @staticmethod
@@ -62,7 +63,7 @@ def main(case_path: Path, run: Path) -> int:
         return Sleeping(unit_layout(spec, name), name, spec.hidden, emulation)
 
     trainer.unit_of = unit_of  # pyright: ignore[reportPrivateImportUsage]
-    return run_rank(run, int(os.environ["RANK"]))
+    return run_rank(run, int(os.environ["RANK"]), StopRequests())
 
 
 if __name__ == "__main__":

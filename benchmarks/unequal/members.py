@@ -3,8 +3,8 @@
     python benchmarks/unequal/members.py --json before.json     # of one version of the planner
     python benchmarks/unequal/members.py --against before.json  # of another: who is faster, and how
 
-Clusters are those of `exhaustive.py`, 98 of up to 6 devices as in docs/planner.md, and some of 7
-and 8. Steps are simulated, none is measured.
+Clusters are those of `exhaustive.py`, 98 of up to 6 devices as in docs/notes/planner.md, and some
+of 7 and 8. Steps are simulated, none is measured.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ratrain.plan.layout.jobs import load_job_to_plan
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
 
 DRAWN = ((31, 3, 4, 60), (11, 3, 5, 24), (41, 3, 6, 14))
-"""Seed, fewest and most devices, and number of clusters: the 98 of docs/planner.md."""
+"""Seed, fewest and most devices, and number of clusters: the 98 of docs/notes/planner.md."""
 LARGER = 71
 
 

@@ -1,6 +1,6 @@
 """RATrain: a training step is a program over states, planned, proved, simulated and run.
 
-In a notebook or a script (docs/python.md):
+In a notebook or a script (docs/how-to/python.md):
 
     import ratrain
 

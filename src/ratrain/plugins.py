@@ -3,13 +3,13 @@ adds to.
 
 An installed package says so with an entry point of the group `ratrain.plugins`: a module, which
 declares when it is imported, or a function without arguments, which declares when it is called
-(docs/plugins.md). They are loaded once per process, at the first use of a name that RATrain does
-not know itself, and whenever names are listed: what is built in works, and stays quick, whatever
-else is installed.
+(docs/how-to/plugins.md). They are loaded once per process, at the first use of a name that RATrain
+does not know itself, and whenever names are listed: what is built in works, and stays quick,
+whatever else is installed.
 
-Modules that are not installed (docs/extending.md) are named in the environment, which every process
-of a run inherits, and are imported before anything else. A job file cannot name them: a file that
-somebody is given must not choose what code runs.
+Modules that are not installed (docs/how-to/extending.md) are named in the environment, which every
+process of a run inherits, and are imported before anything else. A job file cannot name them: a
+file that somebody is given must not choose what code runs.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""docs/python.md: its cells, as a reader runs them."""
+"""docs/how-to/python.md: its cells, as a reader runs them."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-PAGE = Path(__file__).parents[2] / "docs" / "python.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "python.md"
 CELL = re.compile(r"^```python\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 

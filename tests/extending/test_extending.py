@@ -1,5 +1,5 @@
 """A skeleton, a pass, a kind of op, a family, a device and a collective of somebody's own: the
-files of docs/extending.md, each through text, verifier, bounds, simulator and planner."""
+files of docs/how-to/extending.md, each through text, verifier, bounds, simulator and planner."""
 
 from __future__ import annotations
 

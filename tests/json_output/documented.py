@@ -1,4 +1,4 @@
-"""docs/json.md as data, and the keys of a JSON document."""
+"""docs/reference/json.md as data, and the keys of a JSON document."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-PAGE = Path(__file__).parents[2] / "docs" / "json.md"
+PAGE = Path(__file__).parents[2] / "docs" / "reference" / "json.md"
 _SECTION = re.compile(r"^## `([a-z ]+)`\n(.*?)(?=^## |\Z)", re.MULTILINE | re.DOTALL)
 _ROW = re.compile(r"^\| ((?:`[^`]+` ?)+) \| (.+) \|$", re.MULTILINE)
 

@@ -1,4 +1,4 @@
-"""docs/json.md and what `--json` prints, verb by verb."""
+"""docs/reference/json.md and what `--json` prints, verb by verb."""
 
 from __future__ import annotations
 

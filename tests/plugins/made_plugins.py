@@ -8,13 +8,13 @@ import subprocess
 import sys
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "plugins.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "plugins.md"
 FILE = re.compile(r"^```\w+\n# (\S+)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 
 
 def install_from_page(folder: Path) -> Path:
-    """Builds the package of docs/plugins.md and installs it with pip; the folder that a path must
-    have to find it."""
+    """Builds the package of docs/how-to/plugins.md and installs it with pip; the folder that a path
+    must have to find it."""
     source, site = folder / "ratrain-eager", folder / "site"
     for name, text in FILE.findall(PAGE.read_text()):
         path = source / name

@@ -1,5 +1,5 @@
-"""Packages of others that bring schedules, passes and clusters: the one of docs/plugins.md, built
-and installed, and broken ones."""
+"""Packages of others that bring schedules, passes and clusters: the one of docs/how-to/plugins.md,
+built and installed, and broken ones."""
 
 from __future__ import annotations
 

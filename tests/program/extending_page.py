@@ -1,11 +1,11 @@
-"""The files that docs/extending.md shows."""
+"""The files that docs/how-to/extending.md shows."""
 
 from __future__ import annotations
 
 import re
 from pathlib import Path
 
-PAGE = Path(__file__).parents[2] / "docs" / "extending.md"
+PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
 MODULES = ("waves", "offload_most", "weight_average", "halving")
 """What the page names in RATRAIN_EXTENSIONS; the family comes with the kind of op."""
 

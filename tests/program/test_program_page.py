@@ -12,7 +12,7 @@ from typing import Any
 from ratrain.program.kind import kind_names
 from ratrain.program.verify import Rule
 
-PAGE = Path(__file__).parents[2] / "docs" / "program.md"
+PAGE = Path(__file__).parents[2] / "docs" / "explanation" / "program.md"
 
 
 def test_the_worked_example_prints_what_the_page_shows() -> None:

@@ -108,7 +108,7 @@ def test_no_published_row_is_left_out() -> None:
 
 @pytest.mark.slow
 def test_the_page_shows_every_row_as_it_would_be_trained() -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "notes" / "reproduction.md").read_text()
     for row in SECTIONS["as-trained"]():
         assert row.ours is not None
         assert f"{row.ours:.2f} {'GB' if row.unit == 'GB' else 'x'}" in page
@@ -127,7 +127,7 @@ def test_the_page_shows_every_row_as_it_would_be_trained() -> None:
 def test_the_first_table_of_the_page_has_the_figures_that_are_printed(
     section: str, unit: str, form: str
 ) -> None:
-    page = (Path(__file__).parents[2] / "docs" / "reproduction.md").read_text()
+    page = (Path(__file__).parents[2] / "docs" / "notes" / "reproduction.md").read_text()
     table = page[page.index("| what |") : page.index("## What is assumed")].replace("|", " ")
     figures = table.split()
     for row in rows(section).values():

@@ -1,4 +1,4 @@
-"""The skeleton, the pass and the kind of op of docs/extending.md, on real processes."""
+"""The skeleton, the pass and the kind of op of docs/how-to/extending.md, on real processes."""
 
 from __future__ import annotations
 

@@ -85,8 +85,8 @@ class Job(Shown):
 
 
 def load_job(path: str | Path, *overrides: str) -> Job:
-    """The job of a TOML file (docs/describe.md). Whatever is wrong with it is one `RatrainError`
-    that names the line, the key and the smallest fix.
+    """The job of a TOML file (docs/reference/describe.md). Whatever is wrong with it is one
+    `RatrainError` that names the line, the key and the smallest fix.
 
     `overrides` are values in place of the file's, as `--set` has them:
     `load_job("job.toml", "train.steps=10", "cluster.devices=8")`.

@@ -1,8 +1,8 @@
 """One rank's file, written tensor by tensor straight from the buffers that hold them.
 
 Checksums are SHA-256: a processor with SHA instructions computes it faster than disks write
-(docs/checkpoints.md has figures), and it runs in a thread beside the write. Memory beyond the
-caller's buffers: none that grows with them.
+(docs/notes/checkpoints.md has figures), and it runs in a thread beside the write. Memory beyond
+the caller's buffers: none that grows with them.
 """
 
 from __future__ import annotations

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
 def command(section: str | None, as_json: bool) -> None:
     """Simulate the RATrain paper's evaluation with one mt3000 preset and nothing tuned per row;
-    print the published value, ours, and the difference. docs/reproduction.md explains the
+    print the published value, ours, and the difference. docs/notes/reproduction.md explains the
     differences.
 
     SECTION is main, ablation, memory, as-trained, scale-out, planner or

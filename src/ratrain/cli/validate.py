@@ -18,7 +18,7 @@ def command(tables: tuple[str, ...], rows: bool, as_json: bool) -> None:
     Your own table is a CSV file with one run per line: iter_s (or iter_ms), gpus, gbs, and any of
     mbs, tp, pp, dp, model, layers, hidden, heads, vocab, sequence, recompute,
     sequence_parallel, vstage_layers, cluster. A run on unequal devices names a plan file in the
-    column plan instead. docs/accuracy.md explains each.
+    column plan instead. docs/explanation/accuracy.md explains each.
 
     With --rows, a star marks the rows that were used for calibration.
 

@@ -33,8 +33,8 @@ product for each of qkv, output, gate and up, down. A head: norm, logits, loss."
 SPLIT_SHARE = 0.03
 """Part of a backward by which it takes longer in two halves: weight gradients find their inputs out
 of the caches, and the next forward its weights. Measured on a core of a processor: 1.2 to 2.8 % of
-forward and backward, which is 2 to 4 % of backward (docs/planner.md, "Compute order"). Not added
-where a kernel model says the times: those were fitted to halves that ran by themselves."""
+forward and backward, which is 2 to 4 % of backward (docs/notes/planner.md, "Compute order"). Not
+added where a kernel model says the times: those were fitted to halves that ran by themselves."""
 
 OPTIMIZER_BYTES_PER_PARAM = 28
 """Mixed-precision Adam touches 28 bytes per parameter: reads a 2-byte gradient, 4-byte master

@@ -34,29 +34,27 @@ Coefficient = Annotated[float, Rule(low=-1e6, high=1e6)]  # GB/s
 class SizePoint:
     """What messages of one size were seen to reach on a link."""
 
-    size_bytes: SizeBytes
-    bandwidth_bytes_per_s: RateBytesPerS
+    size_bytes: SizeBytes  # of a message
+    bandwidth_bytes_per_s: RateBytesPerS  # what messages of that size reached
 
 
 @dataclass(frozen=True)
 class Link:
-    """A link: time = latency + bytes / bandwidth, per direction.
+    """A link: time = latency + bytes / bandwidth, per direction."""
 
-    `shared_by` "host": all devices of a host share one such link; "device": each has its own.
-    `overhead_s` is LogP's o: compute time that the sender's cores spend driving one message.
-    `by_size`: the bandwidth of messages by size, in place of one; `bandwidth_bytes_per_s` is then
-    that of messages beyond the largest. `log_quadratic` says the same as a, b and c of a fit
-    a x^2 + b x + c in GB/s, x the binary logarithm of the message's MB.
-    """
-
-    latency_s: TimeS
+    latency_s: TimeS  # one way
+    # in each direction; of messages beyond the largest of `by_size`
     bandwidth_bytes_per_s: RateBytesPerS
-    source: str = NOT_STATED
+    source: str = NOT_STATED  # where the figures come from
+    # "host": all devices of a host share one such link; "device": each has its own
     shared_by: Literal["device", "host"] = "device"
+    # LogP's o: compute time that the sender's cores spend driving one message
     overhead_s: TimeS = 0.0
-    overhead_source: Note = ""
+    overhead_source: Note = ""  # where that comes from
     collective_s: TimeS = 0.0  # what starting a collective costs, whatever its group
-    by_size: tuple[SizePoint, ...] = ()
+    by_size: tuple[SizePoint, ...] = ()  # the bandwidth of messages by their size
+    # the same as a, b and c of a fit a x^2 + b x + c in GB/s, x the binary logarithm of the
+    # message's MB
     log_quadratic: tuple[Coefficient, ...] = ()
 
     def __post_init__(self) -> None:
@@ -162,11 +160,11 @@ class HostKind:
     """`count` equal hosts in one room; "any" is as many as a job asks for."""
 
     name: Name
-    device: Name
-    devices: Count
-    count: Count | Literal["any"]
-    room: Name = "room"
-    site: Name = "site"
+    device: Name  # the name of a [[device]]
+    devices: Count  # in each of these hosts
+    count: Count | Literal["any"]  # how many hosts; "any": as many as a job asks for
+    room: Name = "room"  # hosts of one room have the link `room`
+    site: Name = "site"  # rooms of one site have the link `site`, sites the link `world`
     links: Links = field(default_factory=FrozenMap[Link])  # in place of the cluster's
 
 
@@ -187,11 +185,13 @@ class Device:
 class ClusterSpec:
     """Device kinds, hosts in order, and the link of each level."""
 
-    name: Name
-    device: tuple[DeviceKind, ...]
-    host: tuple[HostKind, ...]
+    name: Name  # what jobs call it, of a plugin's
+    device: tuple[DeviceKind, ...]  # the kinds
+    host: tuple[HostKind, ...]  # in order: devices are numbered host by host
+    # by level, from the inside out: chip, host, room, site, world; one left out is as the next
+    # outer one
     links: Links
-    source: str = NOT_STATED
+    source: str = NOT_STATED  # where the file comes from
 
     def __post_init__(self) -> None:
         kinds = [kind.name for kind in self.device]

@@ -29,38 +29,35 @@ class Tier:
     """One level of memory of a device; the first tier is the one the budget is about."""
 
     name: Name
-    capacity_bytes: SizeBytes
-    bandwidth_bytes_per_s: RateBytesPerS
-    source: str = NOT_STATED
+    capacity_bytes: SizeBytes  # of the first tier: the budget of a job that names none
+    bandwidth_bytes_per_s: RateBytesPerS  # of a copy, bytes read and written
+    source: str = NOT_STATED  # where the figures come from
 
 
 @dataclass(frozen=True)
 class Rate:
     """FLOP/s of one dtype: the nominal peak and what operators were seen to reach."""
 
-    dtype: Name
-    peak_flops: RateFlops
-    gemm_flops: RateFlops
-    source: str = NOT_STATED
+    dtype: Name  # fp32, bf16, fp16, ...
+    peak_flops: RateFlops  # nominal
+    gemm_flops: RateFlops  # what products reached
+    source: str = NOT_STATED  # where the figures come from
     attention_flops: RateFlops | None = None  # left out: as GEMM
 
 
 @dataclass(frozen=True)
 class KernelModel:
-    """How a GPU's kernel library and its host behave: products by shape, passes counted.
-
-    `processors` run one tile of a product each; `half_depth` is the k at which a product reaches
-    half of its rate; `host_s` is what the host needs to start one kernel; `lockstep` is how
-    sharply the slower of host and device decides in a tensor group; `activation_passes`
-    is how often the forward reads or writes the MLP's width for its activation (2: fused). See
+    """How a GPU's kernel library and its host behave: products by shape, passes counted. See
     cost.gpu_layer.
     """
 
-    processors: Count
+    processors: Count  # that each run one tile of a product
+    # the depth k at which a product reaches half of its rate
     half_depth: Annotated[float, Rule(low=0, high=1e9)]
-    host_s: TimeS
-    attention: Literal["stored", "flash"]
-    source: str = NOT_STATED
+    host_s: TimeS  # what the host needs to start one kernel
+    attention: Literal["stored", "flash"]  # whether its attention keeps scores
+    source: str = NOT_STATED  # where the figures come from
+    # how often forward reads or writes the MLP's width for its activation (2: fused)
     activation_passes: Annotated[float, Rule(low=2, high=1000)] = 2.0
     optimizer_bytes_per_param: BytesPerParam = 28.0  # traffic of one update
     reduce_bytes_per_param: BytesPerParam | None = None  # left out: as weights
@@ -68,7 +65,9 @@ class KernelModel:
     blocking_sends: bool = False  # compute waits for each message between stages
     whole_sends: bool = False  # each rank of a tensor group sends all of it, not a part to gather
     blocking_sums: bool = False  # compute waits for the sums of its tensor group
-    lockstep: Annotated[float, Rule(low=1, high=1000)] | None = None  # left out: the slower alone
+    # how sharply the slower of host and device decides in a tensor group; left out: the slower
+    # alone
+    lockstep: Annotated[float, Rule(low=1, high=1000)] | None = None
 
 
 @dataclass(frozen=True)
@@ -79,8 +78,10 @@ class LabSpec:
     `overhead_bytes`: what an interpreter with torch takes before it holds any state.
     """
 
-    cpus: Annotated[float, Rule(low=0.01, high=100_000)] = 1.0
-    overhead_bytes: SizeBytes = 600_000_000
+    cpus: Annotated[float, Rule(low=0.01, high=100_000)] = 1.0  # cores' worth of time
+    overhead_bytes: SizeBytes = (
+        600_000_000  # 600MB: beyond the first tier, for interpreter and torch's code
+    )
 
 
 @dataclass(frozen=True)
@@ -93,10 +94,12 @@ class Driving:
     a processor that is about 1 / share; with a processor to spare it is 0.
     """
 
-    per_message_s: TimeS = 0.0
-    per_byte_s: TimeS = 0.0
+    per_message_s: TimeS = 0.0  # processor time of each message sent or received
+    per_byte_s: TimeS = 0.0  # the same of each of its bytes
+    # seconds that compute stands still for each of those: about 1 / share of a processor, 0 with
+    # one to spare
     stall: Annotated[float, Rule(low=0, high=1000)] = 1.0
-    source: str = NOT_STATED
+    source: str = NOT_STATED  # where the figures come from
 
     @property
     def lost_beside(self) -> float:
@@ -118,16 +121,19 @@ class DeviceKind:
     """
 
     name: Name
-    tiers: tuple[Tier, ...]
-    launch_s: TimeS
+    tiers: tuple[Tier, ...]  # of memory, the accelerator's own first
+    launch_s: TimeS  # what starting an operator costs
+    # the part of the first tier's bandwidth that element-wise work reaches
     memory_efficiency: Fraction
-    launch_source: str = NOT_STATED
-    memory_efficiency_source: str = NOT_STATED
-    rates: tuple[Rate, ...] = ()
+    launch_source: str = NOT_STATED  # where that comes from
+    memory_efficiency_source: str = NOT_STATED  # where that comes from
+    rates: tuple[Rate, ...] = ()  # FLOP/s by dtype
+    # measured times of blocks, in place of what follows from rates
     layer_profile: tuple[LayerProfile, ...] = ()
-    devices_per_chip: Count = 1
+    devices_per_chip: Count = 1  # devices that share the link `chip`
     kernels: KernelModel | None = None  # left out: one rate for products of every shape
     lab: LabSpec | None = None  # left out: a lab cannot stand in for it
+    # left out: other processors than those that compute move its bytes
     driving: Driving = BY_OTHERS
     runs_on: Literal["cpu", "cuda"] = "cpu"  # what torch calls the devices that ranks compute on
 

@@ -75,30 +75,28 @@ class ClusterChoice:
 
 @dataclass(frozen=True)
 class Batch:
-    """Sequences in a step over all replicas, and sequences in one micro-batch of one replica."""
+    """Sequences in a step over all replicas, and in one micro-batch of one replica."""
 
-    sequences: Sequences
-    micro_batch: Count = 1
+    sequences: Sequences  # in a step, over all replicas
+    micro_batch: Count = 1  # sequences of one micro-batch of one replica
 
 
 @dataclass(frozen=True)
 class LayoutSpec:
-    """Degrees of each axis. `virtual` is the number of stages each rank holds.
+    """Degrees of each axis; left out: the planner finds them."""
 
-    `layers` is "equal", "balanced", or one number per virtual stage in order. `joined`: how many
-    micro-batches each stage computes at once; left out: one.
-    `sequence_parallel`: outside of the products that a tensor group divides, its ranks divide
-    the sequence (arXiv 2205.05198); its degree is the tensor degree.
-    """
-
-    pipeline: Count
-    data: Count = 1
-    tensor: Count = 1
-    virtual: Count = 1
+    pipeline: Count  # stages that follow each other on ranks of their own
+    data: Count = 1  # replicas
+    tensor: Count = 1  # ranks that divide each unit's matrices
+    virtual: Count = 1  # stages that each rank holds
+    # one number for each virtual stage in order, or how they are divided
     layers: tuple[Annotated[int, Rule(low=0, high=10_000)], ...] | Literal["equal", "balanced"] = (
         "equal"
     )
+    # outside of the products that a tensor group divides, its ranks divide the sequence (arXiv
+    # 2205.05198)
     sequence_parallel: bool = False
+    # micro-batches that each stage computes at once; left out: one
     joined: tuple[Annotated[int, Rule(low=1, high=10_000)], ...] = ()
 
     @property
@@ -114,51 +112,52 @@ class LayoutSpec:
 
 @dataclass(frozen=True)
 class ScheduleSpec:
-    """The strategy and its options; which names exist is the program room's to say.
+    """The strategy and its options; which names exist is the program room's to say."""
 
-    `recovery`: which stages of forward-side recovery keep their activations; "auto": as many as
-    fit; "selective": all keep theirs but attention's scores, in any strategy. `recover_heads`:
-    whether backward-time recovery computes the head again; left out: as the strategy says.
-    `recovery_buffer`: units recovered at once. `sequence_parallel`: what a search may choose;
-    default: either. `replicas`: "identical" holds a search to replicas as a layout has them;
-    "any", or left out: they may differ. `attention`: "stored" keeps attention's scores for
-    backward, which makes them again otherwise. `skeleton` and `passes` replace the strategy's own;
-    `backend` is what executes the program. `average_every`: replicas update alone and average their
-    weights every that many steps, which changes what training means; left out: they share every
-    gradient. `collective`: by
-    which algorithm replicas reduce and gather (`cost.algorithms`); "auto": the fastest one for each
-    unit in its place; left out: the backend's own. `dtypes`: by the name of a device kind the dtype
-    that it computes in, where that is not `dtype`; beside a `dtype` of 16 bits, in which all send.
-    `gradient_dtype`: in which the gradients of a step's micro-batches add up; fp32, or `dtype`
-    itself (of a kind that computes in other 16 bits, those), for half of the memory.
-    `gradient_wire`, `boundary_wire`: in which gradients, and activations between stages and their
-    gradients, are sent; left out: in `dtype`.
-    `error_feedback`: each rank adds what rounding took away from the gradient that it last sent to
-    the next one. `gradient_bucket_bytes`: gradients are sent in buckets of this size while backward
-    makes them, and are never whole; left out: whole, unless nothing else fits."""
-
+    # a named combination of order and passes: `ratrain schedules JOB` lists them
     name: Name = "ratrain"
-    without: tuple[Name, ...] = ()
-    skeleton: FileName | None = None  # a name, or the path of a CSV file
-    passes: tuple[Name, ...] | None = None
-    backend: Name = "torch"
+    without: tuple[Name, ...] = ()  # passes of it that are left out
+    # the compute order, in place of the strategy's: a name, or the path of a CSV file
+    skeleton: FileName | None = None
+    passes: tuple[Name, ...] | None = None  # in place of the strategy's own
+    backend: Name = "torch"  # what executes the program
+    # replicas update alone and average their weights every so many steps, which changes what
+    # training means; left out: they share every gradient
     average_every: Period | None = None
-    memory_budget_bytes: SizeBytes | None = None
-    recovery_buffer: Count = 2
+    memory_budget_bytes: SizeBytes | None = None  # of each rank; left out: its device's first tier
+    recovery_buffer: Count = 2  # layers recomputed at once
+    # whether a rank adds up its part of a gradient, or all of it
     gradient_accumulation: Literal["sharded", "local", "auto"] = "auto"
+    # activation recomputation. "auto": as little as fits; "selective": attention's scores alone,
+    # in any strategy
     recovery: Literal["auto", "keep-all", "selective", "exempt-last", "everywhere"] = "auto"
+    # whether recovery at backward computes the head again; left out: as the strategy says
     recover_heads: bool | None = None
+    # stage of ZeRO: 1 the optimizer, 2 gradients too, 3 also weights; left out: the strategy's
     sharding: Annotated[int, Rule(low=0, high=3)] | None = None
-    sequence_parallel: bool | None = None
+    sequence_parallel: bool | None = None  # what a search may choose; left out: either
+    # "identical" holds a search to replicas as a layout has them; "any", or left out: they may
+    # differ
     replicas: Literal["any", "identical"] | None = None
+    # "stored" keeps attention's scores for backward, which makes them again otherwise
     attention: Literal["flash", "stored"] = "flash"
+    # by which algorithm replicas reduce and gather; "auto": the fastest for each unit in its
+    # place; left out: the backend's own
     collective: Name | None = None
-    dtype: Name = "fp16"
+    dtype: Name = "fp16"  # in which ranks compute and send: fp32, bf16 or fp16
+    # by the name of a device kind the dtype that it computes in, where that is not `dtype`; beside
+    # a `dtype` of 16 bits, in which all send
     dtypes: FrozenMap[Name] = _NO_DTYPES
+    # in which the gradients of a step's micro-batches add up: fp32, or `dtype` itself (of a kind
+    # that computes in other 16 bits, those), for half of the memory
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
-    gradient_wire: WireType | None = None
+    gradient_wire: WireType | None = None  # in which gradients are sent; left out: `dtype`
+    # in which activations between stages, and their gradients, are sent; left out: `dtype`
     boundary_wire: WireType | None = None
+    # each rank adds what rounding took away from the gradient that it last sent to the next one
     error_feedback: bool = False
+    # gradients are sent in buckets of this size while backward makes them, and are never whole;
+    # left out: whole, unless nothing else fits
     gradient_bucket_bytes: SizeBytes | None = None
 
     @property

@@ -38,14 +38,14 @@ _PLAIN = ScheduleSpec()
 
 @dataclass(frozen=True)
 class _ModelTable:
-    name: FileName
-    sequence_length: Tokens
+    name: FileName  # a preset (`ratrain models`), or the path of a Hugging Face config.json
+    sequence_length: Tokens  # tokens
 
 
 @dataclass(frozen=True)
 class _ClusterTable:
-    name: FileName
-    devices: Devices
+    name: FileName  # a preset (`ratrain clusters`), or the path of a cluster file
+    devices: Devices  # how many of it the job takes, the first ones
 
 
 @dataclass(frozen=True)

@@ -1,7 +1,7 @@
 """A layer profile: how long a device took for a layer, an embedding or a head, as measured.
 
 Each entry holds the times of one shape at one sequence length, tensor degree and dtype, for one
-micro-batch size or several. docs/describe.md, "Layer profile", explains the keys.
+micro-batch size or several. docs/reference/describe.md, "Layer profile", explains the keys.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ BlockName = Literal["layer", "embedding", "head"]
 @dataclass(frozen=True)
 class BlockShape:
     """What a block's time depends on: of a layer its widths and heads; of an embedding or a head
-    `hidden` and `vocab`. `kv_heads` left out: as `heads`; `head_dim`: hidden / heads."""
+    `hidden` and `vocab`."""
 
-    hidden: Width
-    ffn: WidthOrNone = 0
-    heads: HeadsOrNone = 0
-    kv_heads: HeadsOrNone = 0
-    head_dim: WidthOrNone = 0
-    gated_mlp: bool = True
-    vocab: WidthOrNone = 0
+    hidden: Width  # width
+    ffn: WidthOrNone = 0  # the MLP's width, of a layer
+    heads: HeadsOrNone = 0  # of a layer
+    kv_heads: HeadsOrNone = 0  # left out: as `heads`
+    head_dim: WidthOrNone = 0  # left out: hidden / heads
+    gated_mlp: bool = True  # of a layer
+    vocab: WidthOrNone = 0  # of an embedding or a head
 
     def __str__(self) -> str:
         if self.vocab:
@@ -72,24 +72,25 @@ class BlockCase:
 class MeasuredTime:
     """Forward and backward of one micro-batch; the backward without recomputation."""
 
-    micro_batch: Count
+    micro_batch: Count  # sequences
     forward_s: TimeS
-    backward_s: TimeS
+    backward_s: TimeS  # without recomputation
 
 
 @dataclass(frozen=True)
 class LayerProfile:
-    """Times of one block by micro-batch size. `sums`: whether they include the all-reduces of the
-    tensor group. `update_s`: one optimizer step on the rank's parameters of the block."""
+    """Times of one block by micro-batch size. `update_s`: one optimizer step on the rank's
+    parameters of the block."""
 
     shape: BlockShape
-    sequence: Tokens
-    times: tuple[MeasuredTime, ...]
-    source: str = NOT_STATED
-    block: BlockName = "layer"
-    tensor: Count = 1
+    sequence: Tokens  # tokens
+    times: tuple[MeasuredTime, ...]  # by micro-batch
+    source: str = NOT_STATED  # where it was measured
+    block: BlockName = "layer"  # what was measured
+    tensor: Count = 1  # degree of the tensor group
     dtype: Name = "fp16"
     sequence_parallel: bool = False
+    # "included": the group's all-reduces are in the times
     sums: Literal["apart", "included"] = "apart"
     update_s: TimeS | None = None  # left out: priced by the memory's bandwidth
 

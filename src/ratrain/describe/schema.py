@@ -105,10 +105,20 @@ def _rule(hint: Any) -> Rule | None:
 
 @cache
 def _comments(kind: type[Any]) -> dict[str, str]:
-    """The comment behind each field in the source; none where the source is not there."""
+    """The comment behind each field in the source, or above it; none where the source is not
+    there."""
     try:
         lines = inspect.getsource(kind).splitlines()
     except (OSError, TypeError):
         return {}
-    matches = (_FIELD.match(line) for line in lines)
-    return {match[1]: match[2] for match in matches if match and match[2]}
+    found: dict[str, str] = {}
+    above: list[str] = []
+    for line in lines:
+        if line.startswith("    # "):
+            above.append(line.removeprefix("    # "))
+            continue
+        field = _FIELD.match(line)
+        if field and (comment := field[2] or " ".join(above)):
+            found[field[1]] = comment
+        above = []
+    return found

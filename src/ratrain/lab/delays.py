@@ -21,7 +21,7 @@ MOST_ON_THE_WAY_BYTES = 256 << 20
 """What a lab holds in flight, of all its links together."""
 
 RELAY_BYTES_PER_S = 500e6
-"""4 Gbit/s: what one relay carries with a core to itself, and some room (docs/lab.md)."""
+"""4 Gbit/s: what one relay carries with a core to itself, and some room (docs/how-to/lab.md)."""
 
 _SPARE_BYTES = 4 << 20
 _BUFFERS_PER_ROUND_TRIP = 4  # the kernel counts a packet as up to twice its bytes, at either end

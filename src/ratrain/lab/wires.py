@@ -260,6 +260,6 @@ def run(*command: str, text: str = "") -> str:
         raise Infeasible(
             f"`{' '.join(command)}` failed: {done.stderr.strip() or done.returncode}",
             place="this machine's network",
-            fix="docs/lab.md says what a lab needs",
+            fix="docs/how-to/lab.md says what a lab needs",
         )
     return done.stdout

@@ -36,7 +36,7 @@ class AttentionTime:
 
     @property
     def forward_flops(self) -> float:
-        """Two products of 2 s^2 d for each head, half of it causal (docs/costs-blocks.md)."""
+        """Two products of 2 s^2 d for each head, half of it causal (docs/notes/costs-blocks.md)."""
         return 2 * self.sequences * self.heads * self.tokens**2 * self.head_dim
 
     @property

@@ -1,6 +1,6 @@
 """The RATrain paper's evaluation through the simulator: one mt3000 preset, no knob per row.
 
-Where the paper is silent, `ASSUMED` says what is assumed; docs/reproduction.md says why.
+Where the paper is silent, `ASSUMED` says what is assumed; docs/notes/reproduction.md says why.
 """
 
 from __future__ import annotations

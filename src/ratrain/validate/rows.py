@@ -1,6 +1,6 @@
 """A measured run, and how tables of them are read: the project's own and a user's.
 
-A user's table is a CSV file with one run a line. docs/accuracy.md lists the columns.
+A user's table is a CSV file with one run a line. docs/explanation/accuracy.md lists the columns.
 """
 
 from __future__ import annotations

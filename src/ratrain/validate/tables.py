@@ -54,7 +54,7 @@ def vtrain_multi() -> tuple[MeasuredRun, ...]:
 
 
 def vtrain_single() -> tuple[MeasuredRun, ...]:
-    """The same inside a host. Activations are taken to be kept: see docs/accuracy.md."""
+    """The same inside a host. Activations are taken to be kept: see docs/notes/accuracy.md."""
     fixed = {
         "layers": "24",
         "hidden": "2048",

@@ -36,10 +36,10 @@ ALL, NONE = "all", "none"
 class PlanMember:
     """One of those that hold a stage together: a device, or a tensor group of one kind."""
 
-    devices: str
-    tensor: Count
+    devices: str  # "0-1, 4": numbers in the cluster's order
+    tensor: Count  # degree of its tensor group
     serves: Annotated[str, Rule(high=100_000)]  # micro-batches: "0-5, 8", "all" or "none"
-    recovery: Mode = "none"
+    recovery: Mode = "none"  # activation recomputation
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -47,12 +47,13 @@ class PlanStage:
     """Consecutive layers on one group of devices, or on several members; embedding and head stand
     on the ends."""
 
+    # of all replicas of its entry: "0-15, 32" counts them in the cluster's order
     devices: str | None = None
-    tensor: Count | None = None
-    layers: Annotated[int, Rule(low=0, high=10_000)]
-    micro_batch: Count
-    recovery: Mode | None = None
-    sharding: Annotated[int, Rule(low=0, high=3)]
+    tensor: Count | None = None  # each group of so many consecutive devices belongs to one replica
+    layers: Annotated[int, Rule(low=0, high=10_000)]  # embedding and head stand on the ends
+    micro_batch: Count  # sequences that it computes at once
+    recovery: Mode | None = None  # activation recomputation
+    sharding: Annotated[int, Rule(low=0, high=3)]  # stage of ZeRO, the same in all stages
     offload: Name | None = None  # the tier that activations or states wait in: cannot run yet
     members: tuple[PlanMember, ...] | None = None  # in place of devices, tensor and recovery
 
@@ -103,9 +104,9 @@ class PlanReplica:
     `micro_batches` are of the size of the stage whose `micro_batch` is the smallest: the others
     compute several of them at once."""
 
-    count: Count
-    micro_batches: Count
-    stages: tuple[PlanStage, ...]
+    count: Count  # replicas that behave alike
+    micro_batches: Count  # of the size of the stage whose `micro_batch` is the smallest
+    stages: tuple[PlanStage, ...]  # in order
 
     @property
     def micro_batch(self) -> int:
@@ -140,18 +141,22 @@ class Plan:
     format: Literal["ratrain plan 1"]
     model: PlanModel
     cluster: PlanCluster
-    sequences: Sequences
-    dtype: Name
-    schedule: Name
-    skeleton: FileName
-    without: tuple[Name, ...]
+    sequences: Sequences  # in a step, over all replicas
+    dtype: Name  # in which ranks compute and send
+    schedule: Name  # the strategy
+    skeleton: FileName  # the compute order, or the path of a file with one
+    without: tuple[Name, ...]  # passes of the strategy that are left out
     accumulation: Literal["local", "sharded"]
-    recovery_buffer: Count
+    recovery_buffer: Count  # layers recomputed at once
+    # whether updates overlap with later backwards; must agree with `schedule` and `without`
     prefetch: bool
+    # `count` x `micro_batches` x `micro_batch` of all of them is `sequences`
     replicas: tuple[PlanReplica, ...]
-    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: all there is
+    memory_budget_bytes: Annotated[int, Rule("bytes", low=1)] | None = (
+        None  # left out: all there is
+    )
     backend: Name = "torch"
-    passes: tuple[Name, ...] | None = None  # None: the schedule's own
+    passes: tuple[Name, ...] | None = None  # left out: the schedule's own
     average_every: Period | None = None
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
@@ -160,12 +165,12 @@ class Plan:
     attention: Literal["flash", "stored"] = "flash"
     gradient_dtype: Literal["fp32", "bf16", "fp16"] = "fp32"
     dtypes: FrozenMap[Name] = _NO_DTYPES  # of device kinds that compute in another
-    gradient_wire: WireType | None = None  # None: as dtype
+    gradient_wire: WireType | None = None  # left out: as dtype
     boundary_wire: WireType | None = None
     error_feedback: bool = False
-    gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # None: whole
+    gradient_bucket_bytes: Annotated[int, Rule("bytes", low=1)] | None = None  # left out: whole
     collective: Name | None = None
-    predicted: Predicted | None = None
+    predicted: Predicted | None = None  # for people; nothing reads it
 
 
 def load_plan(path: Path | str) -> Plan:

@@ -6,5 +6,5 @@ belongs to which receive), `findings`, `work` and `weights` (what is wrong howev
 schedule stops), `buffers` (receive buffers), `check` (all of it), `words` and `figures` (how it is
 told), `mended` and `repair` (a schedule in which nothing is wrong).
 
-docs/checker.md says under which model this proves what.
+docs/how-to/checker.md says under which model this proves what.
 """

@@ -197,8 +197,8 @@ def _beyond_the_proof(rows: list[dict[str, Any]]) -> Iterator[str]:
     if beyond[rank] > 0:
         yield from wrapped(
             f"rank {rank} allocated {format_bytes(beyond[rank])} more than is proved: a library "
-            "of this machine takes memory that no proof counts (docs/runtime.md, The budget). "
-            "Please report it, with report.json"
+            "of this machine takes memory that no proof counts "
+            "(docs/explanation/runtime.md, The budget). Please report it, with report.json"
         )
 
 

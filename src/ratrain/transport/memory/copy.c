@@ -1,7 +1,7 @@
 /* Copies between mappings of 4 KiB pages, four pages at a time and past the cache.
  *
  * The C library copies 256 KiB out of such a mapping with one string instruction, which waits for
- * the address of each page in turn: 4 GB/s where this does 11 (docs/transport.md). */
+ * the address of each page in turn: 4 GB/s where this does 11 (docs/notes/transport.md). */
 
 #include <stdint.h>
 #include <string.h>
