@@ -33,12 +33,14 @@ KERNEL = {
     "lab/wires.py",
     "profile/doubt.py",
     "profile/quota.py",
+    "runtime/devices_here.py",
     "runtime/host.py",
+    "runtime/memory_here.py",
     "runtime/run/processes.py",
     "runtime/step/process.py",
     "transport/wire/nics.py",
 }
-"""These read what the kernel says of processes and networks, in /proc and /sys."""
+"""These read what the kernel says of processes, devices and networks, in /proc and /sys."""
 OWN = {
     "corpus/sample_text.py": READS,
     "report/page.py": READS,

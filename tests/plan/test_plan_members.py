@@ -106,7 +106,7 @@ BOTH = member("0", "0-2"), member("1", "3-5")
         (shared(8), "no members", "stages.0] members"),
         (shared(8, {"devices": "0", "tensor": 1}), 'the key "serves" is missing', "members] 0"),
         ({"layers": 8, "micro_batch": 1, "sharding": 2, "tensor": 1, "recovery": "none"},
-         'the key "devices" is missing', "stages] 0"),
+         'the key "devices" is missing', "stages.0] devices"),
     ],
 )  # fmt: skip
 def test_members_that_contradict_themselves_are_refused_by_their_place(

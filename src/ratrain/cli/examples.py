@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import tomllib
 from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -11,6 +9,10 @@ from typing import Any, cast
 
 from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
+from ratrain.readers import files
+from ratrain.readers.json import read_json
+from ratrain.readers.toml import read_toml
+from ratrain.readers.writing import write_whole
 
 FOLDER = Path(__file__).parents[1] / "examples"
 _SUFFIXES = (".toml", ".json", ".py")
@@ -42,27 +44,27 @@ def write_example(name: str, folder: Path) -> list[Path]:
         raise SpecError(
             f"there is no example {name!r}", place="ratrain init example", fix=nearest(name, names)
         )
-    files = list(dict.fromkeys(_with_references(FOLDER / name)))
-    targets = [folder / file.relative_to(FOLDER) for file in files]
-    for file, target in zip(files, targets, strict=True):
-        if target.exists() and target.read_bytes() != file.read_bytes():
+    sources = list(dict.fromkeys(_with_references(FOLDER / name)))
+    targets = [folder / file.relative_to(FOLDER) for file in sources]
+    for file, target in zip(sources, targets, strict=True):
+        if target.exists() and files.read_bytes(target) != files.read_bytes(file):
             raise SpecError(
                 "already exists, and is another file",
                 place=str(target),
                 fix="choose another folder with -o",
             )
-    for file, target in zip(files, targets, strict=True):
+    for file, target in zip(sources, targets, strict=True):
         target.parent.mkdir(parents=True, exist_ok=True)
-        target.write_bytes(file.read_bytes())
+        write_whole(target, files.read_text(file))
     return targets
 
 
 def _about(path: Path) -> str:
     """Its leading comment; of a file that can hold none, what it is."""
     if path.suffix == ".json":
-        model = json.loads(path.read_text(encoding="utf-8"))["model"]["name"]
+        model = read_json(path)[0]["model"]["name"]
         return f"A plan file: {model}, on devices that differ."
-    lines = path.read_text(encoding="utf-8").lstrip('"#').splitlines()
+    lines = files.read_text(path).lstrip('"#').splitlines()
     first = [lines[0]]
     for line in lines[1:]:
         if not line.startswith("#"):
@@ -82,12 +84,11 @@ def _with_references(file: Path) -> Iterator[Path]:
 
 def _texts(file: Path) -> Iterator[str]:
     """All texts among a file's values."""
-    text = file.read_text(encoding="utf-8")
     body: Any = None
     if file.suffix == ".toml":
-        body = tomllib.loads(text)
+        body = read_toml(file)[0]
     elif file.suffix == ".json":
-        body = json.loads(text)
+        body = read_json(file)[0]
     values: list[Any] = [body]
     while values:
         value = values.pop()

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import tomllib
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -67,9 +66,12 @@ def _anchored(override: str) -> str:
     key, equals, value = override.partition("=")
     if key.strip() not in _FILES or not equals:
         return override
+    from ratrain.errors import SpecError
+    from ratrain.readers.toml import parse_toml
+
     try:
-        named: object = tomllib.loads(f"value = {value}")["value"]
-    except tomllib.TOMLDecodeError:
+        named: object = parse_toml(f"value = {value}", override)[0]["value"]
+    except SpecError:
         named = value.strip()
     if isinstance(named, list):
         names = cast("list[object]", named)
