@@ -48,8 +48,10 @@ def missing_here(
 
 def is_called(gpu: str, kind: str) -> bool:
     """Whether a kind of device, "a100-80g-sxm", is the GPU "NVIDIA A100-SXM4-80GB": by the first
-    word that has a model's number, else by the whole name."""
+    word that has a model's number, else by the whole name. One that is called "gpu" is any."""
     ours, theirs = _words(kind), _words(gpu)
+    if ours == ["gpu"]:
+        return True
     model = next((word for word in ours if _MODEL_NUMBER.match(word)), None)
     return model in theirs if model else "".join(ours) in "".join(theirs)
 

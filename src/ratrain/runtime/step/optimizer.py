@@ -40,7 +40,6 @@ class OwnedPart:
         """One AdamW step; `gradient` is multiplied by `scale` first. `step` counts from 0 and says
         the learning rate; `updates` were done before this one: the moments' bias is theirs."""
         rate = learning_rate(spec, step)
-        done = torch.full((), float(updates), device=self.weights.device)
         for chunk, decays in self._chunks():
             part = gradient[chunk].float()  # fp32 gradients are not copied
             if scale != 1.0:
@@ -51,7 +50,7 @@ class OwnedPart:
                 [self.moment1[chunk]],
                 [self.moment2[chunk]],
                 [],
-                [done],
+                [torch.full((), float(updates), device=part.device)],  # which it counts up
                 fused=True,
                 amsgrad=False,
                 beta1=spec.beta1,
