@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 HEART = (("program", "edges_c"), ("program", "walk_c"), ("simulate", "engine_c"))
 """The parts that building, proving and simulating programs stand on."""
-SLOWER = "planning, proving and simulating take up to 45 times as long (docs/install.md)"
+SLOWER = "planning, proving and simulating take up to 45 times as long (docs/how-to/install.md)"
 _absent: set[tuple[str, str]] = set()
 """What was asked for in this process, and is not there."""
 

@@ -155,12 +155,12 @@ def far(errors: list[float]) -> str:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("claim", [gpus, held_out, peaks, paper], ids=lambda claim: claim.__name__)
-def test_the_readme_states_the_mean_and_the_worst_error(claim: Callable[[], str]) -> None:
-    assert_stands("README.md", claim())
+def test_the_limits_state_the_mean_and_the_worst_error(claim: Callable[[], str]) -> None:
+    assert_stands("docs/explanation/limits.md", claim())
 
 
 @pytest.mark.slow
 def test_the_page_on_accuracy_shows_what_validate_prints() -> None:
-    shown = (ROOT / "docs/accuracy.md").read_text().partition("    $ ratrain validate\n")[2]
+    shown = (ROOT / "docs/notes/accuracy.md").read_text().partition("    $ ratrain validate\n")[2]
     block = [line[4:] for line in re.split(r"\n(?! {4})", shown)[0].splitlines()]
     assert printed("validate").splitlines()[: len(block)] == block

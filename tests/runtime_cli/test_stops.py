@@ -28,7 +28,7 @@ def test_every_exit_status_is_in_the_table_of_the_manual_with_whether_to_start_a
     kinds = [kind for kind in vars(errors).values() if isinstance(kind, type)]
     used = {kind.exit_code for kind in kinds if issubclass(kind, RatrainError)}
     assert used < set(numbers) and numbers == sorted(set(numbers))
-    page = (DOCS / "exit-codes.md").read_text()
+    page = (DOCS / "reference" / "exit-codes.md").read_text()
     rows = [f"| {each.number} | {each.meaning} | {each.again} |" for each in EXIT_STATUSES]
     assert "\n".join(rows) in page
 
