@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ from ratrain.cli.main import ratrain
 from ratrain.describe.huggingface import load_config
 from ratrain.errors import SpecError
 from ratrain.models.trainable import check_trainable
+from ratrain.plan import load_job
+from ratrain.runtime.run.trainable import doubts
 
 SMALL = Path(__file__).parents[2] / "examples" / "small.toml"
 
@@ -54,3 +57,12 @@ def test_what_can_be_trained_is_not_spoken_of() -> None:
     rows = [line.split() for line in printed("models").splitlines() if line.strip()]
     trains = {row[0]: row[-1] for row in rows}
     assert trains["qwen2.5-32b"] == "yes" and trains["megatron-15b"] == "no"
+
+
+def test_a_vocabulary_that_tokens_hardly_use_and_too_long_sequences_are_spoken_of() -> None:
+    job = load_job(SMALL)
+    model = job.model.spec
+    assert doubts(job, model.vocab) == []
+    assert f"{model.vocab:,} words" in " ".join(doubts(job, 257))
+    longer = replace(job.model, sequence_length=model.max_positions + 1)
+    assert "positions" in " ".join(doubts(replace(job, model=longer), model.vocab))

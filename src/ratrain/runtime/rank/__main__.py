@@ -82,7 +82,6 @@ def _enter_lab(folder: Path, rank: int) -> None:
     place = place_from_env({VARIABLE: json.dumps(read_json(places)[0][rank])})
     if place is not None:
         enter(place)
-        os.environ["GLOO_SOCKET_IFNAME"] = place.interface
 
 
 def _wanted(folder: Path) -> _Wanted | None:
@@ -101,8 +100,6 @@ def _begin_again(folder: Path, settings: _Wanted) -> None:
     environment["OMP_NUM_THREADS"] = str(settings.threads)
     environment.setdefault("ONEDNN_PRIMITIVE_CACHE_CAPACITY", str(KERNELS))  # as scratch counts
     environment.setdefault("THP_MEM_ALLOC_ENABLE", "1")  # large pages: fewer faults a step
-    # torch's own record of the last 2,000 transfers: megabytes that no budget knows of.
-    environment.setdefault("TORCH_FR_BUFFER_SIZE", "0")
     # MKL keeps the buffers of a product for the next one, 2 to 5 MB a thread on Intel processors:
     # in no proof. It is as fast without, where the C library keeps blocks of their size.
     environment.setdefault("MKL_DISABLE_FAST_MM", "1")

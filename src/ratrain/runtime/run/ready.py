@@ -17,7 +17,7 @@ from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
 from ratrain.runtime.run.resume import fresh_run, require_run, resume_run
 from ratrain.runtime.run.source import Source
-from ratrain.runtime.run.trainable import rest_words
+from ratrain.runtime.run.trainable import doubts, rest_words
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 RUNS = Path("runs")
@@ -65,6 +65,8 @@ class Launcher:
             prepared = replace(prepared, spec=source.spec(prepared.spec))
         self._require_machine(job, prepared.spec, prepared.peak_bytes)
         data = self.tokenise(job)
+        for line in doubts(job, data.tokenizer.vocab_size):
+            self.say(line)
         if source is not None:
             source.require_data(data, job)
         stem = (job.path or Path(prepared.spec.job_path)).stem

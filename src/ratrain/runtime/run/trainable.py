@@ -38,6 +38,24 @@ def rest_words(period: int, first_step: int, end_step: int) -> list[str]:
     )
 
 
+def doubts(job: JobSpec, words: int) -> list[str]:
+    """What can be trained and is hardly meant, as lines. `words`: of the tokenizer."""
+    model, length = job.model.spec, job.model.sequence_length
+    lines: list[str] = []
+    if 4 * words < model.vocab:
+        lines += wrapped(
+            f"note: tokens of [data] tokenizer {job.data.tokenizer if job.data else ''!r} have "
+            f"{words:,} of the model's {model.vocab:,} words: the rest of its embedding and head "
+            "is trained for nothing"
+        )
+    if length > model.max_positions:
+        lines += wrapped(
+            f"note: sequences of {length:,} tokens are longer than the {model.max_positions:,} "
+            f"positions that {model.name} is made for"
+        )
+    return lines
+
+
 def require_trainable(job: JobSpec) -> None:
     """Raises SpecError where the torch models cannot compute the job's model, or cannot begin from
     the weights that it names."""
