@@ -2,25 +2,23 @@
 
 from __future__ import annotations
 
-import sys
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ratrain.cli import completion
 from ratrain.cli.jobs import set_values
-from ratrain.cli.json_output import print_json
-from ratrain.cli.mistakes import fitted_to_terminal
 from ratrain.cli.options import MOST_STEPS, PATH, Whole
+from ratrain.cli.prepared_run import show_commands
+from ratrain.cli.run_report import show_report
 from ratrain.errors import SAVED_NOT_FINISHED
 
 if TYPE_CHECKING:
     from ratrain.corpus.prepare import Prepared
     from ratrain.describe.job import JobSpec
-    from ratrain.runtime.run.hosts import RunHost
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher, ReadyRun
     from ratrain.runtime.run.source import Source
@@ -209,14 +207,14 @@ def command(
             job_folder = written_job.parent if written_job else None
             ready = _new(launcher, request, run, job_folder, begin)
         if prepare_only:
-            _show_command(ready, as_json)
+            show_commands(ready, as_json)
             return 0
         stopped = False
         if ready.step < ready.spec.end_step:
             stopped = _train(ready, _lab_wanted(ready, lab, resume), restarts, as_json)
         else:
             _say(f"already finished at step {ready.step}; to train further, give a larger --steps")
-        _report(ready, as_json)
+        show_report(ready.folder, as_json)
         return SAVED_NOT_FINISHED if stopped else 0
 
 
@@ -320,91 +318,3 @@ def _train(ready: ReadyRun, lab: bool, restarts: int, as_json: bool) -> bool:
     if ending.stopped:
         _say(f"stopped after step {ending.step}; continue with --resume")
     return ending.stopped
-
-
-def _report(ready: ReadyRun, as_json: bool) -> None:
-    from ratrain.cli.progress import progress
-    from ratrain.runtime.run.report import write_report
-    from ratrain.runtime.run.report_text import report_text
-
-    with progress("writing the report"):
-        report = write_report(ready.folder)
-    with progress("writing the page"):
-        page = _write_page(ready.folder.path)
-    if as_json:
-        print_json("train", {**report, "page": str(page) if page else None})
-        return
-    click.echo("\n".join(["", *report_text(report)]))
-    if page is not None:
-        click.echo(f"page         {page}")
-
-
-def _write_page(run: Path) -> Path | None:
-    """Writes report.html; a run that has trained is not failed by a page that cannot be made."""
-    from ratrain.errors import RatrainError
-    from ratrain.report.page import write_page
-    from ratrain.report.read import contents_of, page_path
-
-    path = page_path(run)
-    try:
-        write_page(contents_of(run), path)
-    except (RatrainError, OSError) as error:
-        _say(f"no page was written: {error}")
-        return None
-    return path
-
-
-def _show_command(ready: ReadyRun, as_json: bool) -> None:
-    from ratrain.runtime.run.hosts import files_of, hosts_of
-    from ratrain.runtime.run.launch import folder_note
-    from ratrain.runtime.run.session import torchrun_command
-
-    run, world_size = ready.folder.path, ready.spec.seats.world_size
-    hosts = hosts_of(ready.job, ready.spec)
-    files = files_of(ready.job, ready.folder, ready.spec.overrides)
-    lines = torchrun_command(run, world_size)
-    if as_json:
-        body: dict[str, Any] = {
-            "run": str(run),
-            "world_size": world_size,
-            "command": "\n".join(lines[:3]),
-            "hosts": [vars(host) for host in hosts],
-            "files": [str(path) for path in files],
-        }
-        print_json("train", body)
-        return
-    note = folder_note(run, ready.job.checkpoint.disks)
-    click.echo("\n".join([*_launch_lines(run, hosts), *lines]))
-    click.echo(fitted_to_terminal(note, sys.stdout))
-    click.echo("The ranks also read:")
-    for path in files:
-        click.echo(f"  {path}")
-
-
-def _launch_lines(run: Path, hosts: list[RunHost]) -> list[str]:
-    """What to type on which host, and which have nothing to do."""
-    from ratrain.describe.ranges import write_ranges
-
-    used = [host for host in hosts if host.ranks]
-    first = next(host.name for host in used if 0 in host.ranks)
-    width = max(len(host.name) for host in used)
-    lines = [
-        f"ratrain launch {run.resolve()}",
-        "starts all hosts from here, over ssh; or, on each:",
-    ]
-    for host in used:
-        at = f" --at {first}=ADDRESS" if len(used) > 1 else ""
-        lines.append(
-            f"  {host.name:<{width}}  ratrain launch {run.resolve()} --host {host.name}{at}"
-        )
-        lines.append(
-            f"  {'':<{width}}    rank{'s' * (len(host.ranks) > 1)} "
-            f"{write_ranges(host.ranks)} on {host.device}"
-        )
-    idle = [host.name for host in hosts if not host.ranks]
-    if idle:
-        lines.append(f"idle: {', '.join(idle)}")
-    if len(used) > 1:
-        lines.append(f"ADDRESS: where the others reach {first}; left out: {first}")
-    lines.append("or with torchrun, on hosts of your own:")
-    return lines
