@@ -40,7 +40,7 @@ USES = {
     "schema": Use("schema job", "additionalProperties", document=True),
     "data": Use("data job.toml --sample 1 --verify", "position 0: sample"),
     "init job": Use("init job job-{out}.toml", r"try it: ratrain train", slow=True),
-    "init example": Use("init example small.toml -o {out}", "try it: ratrain simulate"),
+    "init example": Use("init example small.toml -o {out}-examples", "try it: ratrain simulate"),
     "init cluster": Use("init cluster cluster-{out}.toml", r"show it", slow=True),
     "plan": Use(f"plan {SMALL}", r"simulated; .* in all"),
     "explain": Use(f"explain {SMALL}", "Plans that were simulated"),
