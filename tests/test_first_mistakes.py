@@ -8,8 +8,11 @@ from subprocess import run
 import pytest
 from cli_runs import ratrain_arguments
 
+from ratrain.describe.presets import load_cluster
 from ratrain.describe.units import format_long_time
+from ratrain.errors import SpecError
 
+FOUR_MACHINES = Path(__file__).parents[1] / "examples" / "clusters" / "four-machines.toml"
 SMALL = Path(__file__).parents[1] / "examples" / "small.toml"
 
 
@@ -31,6 +34,24 @@ def failed(*words: str) -> str:
 )
 def test_a_name_of_another_trainer_leads_to_ours(value: str, fix: str) -> None:
     assert fix in failed("simulate", str(SMALL), "--set", value)
+
+
+@pytest.mark.parametrize(
+    ("line", "fix"),
+    [
+        ("", 'add count = 1 or count = "any"'),
+        ('count = "4"', "write count = 4"),
+        ("count = 4.0", "write count = 4"),
+        ("count = true", "write a whole number, as in count = 1"),
+        ('count = "Any"', 'did you mean "any"?'),
+    ],
+)
+def test_the_count_of_hosts_is_a_number_or_any(tmp_path: Path, line: str, fix: str) -> None:
+    text = FOUR_MACHINES.read_text()
+    (tmp_path / "lab.toml").write_text(text.replace("count = 2", line))
+    with pytest.raises(SpecError) as wrong:
+        load_cluster(tmp_path / "lab.toml")
+    assert fix in str(wrong.value)
 
 
 def test_an_option_that_is_like_no_other_is_not_taken_for_one() -> None:

@@ -132,6 +132,24 @@ def test_a_search_tries_the_order_and_names_it_and_a_plan_file_keeps_it() -> Non
     assert predicted_s(again) == pytest.approx(best.step_s)
 
 
+@pytest.mark.parametrize(
+    ("model", "devices", "sequences", "tokens"),
+    [("tiny-llama", 2, 8, 64), ("small-llama", 3, 3, 16)],
+    ids=["whole models are the fastest four", "too slow with backward whole"],
+)
+def test_a_search_finds_the_pipeline_that_is_the_fastest_in_this_order_alone(
+    model: str, devices: int, sequences: int, tokens: int
+) -> None:
+    spec = job(model, "cpu-lab", devices, sequences, tokens, None)
+    spec = replace(spec, schedule=replace(spec.schedule, dtype="fp32"))
+    by_hand = [
+        case_of(replace(spec, layout=LayoutSpec(devices), batch=replace(spec.batch, micro_batch=n)))
+        for n in (1, 2, 4)
+        if sequences % n == 0
+    ]
+    assert search_layouts(spec).best.step_s <= min(map(predicted_s, by_hand)) * 1.001
+
+
 @st.composite
 def jobs(draw: st.DrawFn) -> JobSpec:
     """Pipelines with all that a job may combine with an order, and little memory or much."""

@@ -196,8 +196,8 @@ class _Loader:
                 except _Wrong:
                     continue
             elif field.required and key not in misspelt:
-                sample = place.written(key, sample_of(field.hint))
-                self._told(f'the key "{key}" is missing', place, f"add {sample}")
+                samples = [place.written(key, sample) for sample in samples_of(field.hint)]
+                self._told(f'the key "{key}" is missing', place, f"add {' or '.join(samples)}")
         return values
 
     def _told(self, what: str, place: Place, fix: str) -> _Wrong:
@@ -229,12 +229,13 @@ class _Loader:
         return self._plain(hint, value, place, rule)
 
     def _union(self, hint: Any, value: Any, place: Place, rule: Rule) -> Any:
-        """The branch whose shape the value has; with none, the last branch gives the error."""
+        """The branch whose shape the value has; with none, the one that was meant says so."""
         if value is None and type(None) in get_args(hint):
             return None
         branches = [branch for branch in get_args(hint) if branch is not type(None)]
+        words = get_origin(branches[-1]) is Literal
         for branch in branches[:-1]:
-            if _has_shape(branch, value):
+            if _has_shape(branch, value) or (words and _is_meant(branch, value)):
                 return self._convert(branch, value, place, rule)
         return self._convert(branches[-1], value, place, rule)
 
@@ -400,6 +401,12 @@ def sample_of(hint: Any) -> str:
     return {str: _TEXT, bool: "false", **numbers}.get(hint, _NO_SAMPLE)
 
 
+def samples_of(hint: Any) -> list[str]:
+    """A value of each kind that the hint allows: a number, or a word in its place."""
+    branches = get_args(hint) if get_origin(hint) in (Union, types.UnionType) else (hint,)
+    return [sample_of(branch) for branch in branches if branch is not type(None)]
+
+
 @cache
 def fields_of(kind: type[Any]) -> dict[str, Field]:
     """The fields of a dataclass by the file's keys, in their order."""
@@ -441,6 +448,12 @@ def _has_shape(hint: Any, value: Any) -> bool:
     if origin is tuple:
         return isinstance(value, list)
     return isinstance(hint, type) and isinstance(value, hint) and not isinstance(value, bool)
+
+
+def _is_meant(hint: Any, value: Any) -> bool:
+    """Whether a value should be a whole number: its text is one, or it is no text."""
+    plain = hint.__origin__ if get_origin(hint) is Annotated else hint
+    return plain is int and (not isinstance(value, str) or bool(_mended(value, int)))
 
 
 def _given(field: Field, table: Mapping[str, Any]) -> bool:

@@ -51,8 +51,11 @@ PROVED = 10
 PROVED_AT_LEAST = 5
 PROVED_OPS = 1_000_000
 """Ops simulated of whole programs, after which no further one is begun."""
-SPLIT = 4
-"""Of the fastest plans simulated so many are tried in orders that split backward."""
+SPLIT = 12
+"""Pipelines tried at most in orders that split backward, those of the least estimates."""
+FILLED = 2 / 3
+"""Part of a pipeline's waits that such an order fills, where a forward and either half of backward
+take equally long: what is waited for is a forward, a backward and a gradient of weights less."""
 COMPARED = 3
 """Plans of all devices that are proved, where the best leaves some idle."""
 REFINED = 12
@@ -146,7 +149,7 @@ def search_layouts(job: JobSpec, progress: Progress | None = None) -> Search:
         [*refined, *ranked[: 4 * SIMULATED]], key=lambda entry: (entry[0], len(entry[1].group))
     )
     simulated = sorted(_simulated(rows, progress), key=lambda tried: tried.step_s)
-    simulated = sorted([*_split(simulated), *simulated], key=lambda tried: tried.step_s)
+    simulated = sorted([*_split(rows, simulated), *simulated], key=lambda tried: tried.step_s)
     gaps = [abs(tried.gap) for tried in simulated]
     shown = sorted(_proved(simulated), key=lambda tried: tried.step_s)
     return Search(
@@ -309,27 +312,48 @@ def _simulated(rows: list[Entry], progress: Progress | None) -> Iterator[Tried]:
             yield Tried(plan, estimate_s, step_s)
 
 
-def _split(simulated: Sequence[Tried]) -> Iterator[Tried]:
-    """The fastest plans in orders that split backward, where these gain enough over all of them."""
-    for tried in simulated[:SPLIT]:
-        plan = tried.candidate
-        if any(mode.again for mode in plan.recovery):
+def _split(rows: Sequence[Entry], simulated: Sequence[Tried]) -> Iterator[Tried]:
+    """Pipelines in orders that split backward, where these gain enough over every plan simulated.
+    They need not be among these: with backward whole they may have been too slow for that."""
+    if not simulated:
+        return
+    bar_s = best_s = simulated[0].step_s * (1 - WORTH_SPLIT)
+    seen: set[object] = set()
+    for entry in rows:
+        _, checked, row = entry
+        key = _same_program(checked, row)
+        if len(seen) >= SPLIT:
+            return
+        if key in seen or _filled_s(entry) > best_s:
             continue
-        for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
-            split = replace(
-                plan,
-                job=in_split_order(plan.job, name),
-                strategy=replace(plan.strategy, skeleton=name),
-            )
+        for split in _in_split_orders(candidate(checked.group, row, checked.recovery[row])):
             sharded = split.mode.sharded_gradients
-            row = check(group_of_layout(split.job, split.strategy, split.placement, sharded))
-            if not row.fits.all():
+            fit = check(group_of_layout(split.job, split.strategy, split.placement, sharded))
+            if not fit.fits.all():
                 continue
+            seen.add(key)
             step_s, _ = timed(
                 split.job, split.placement, split.strategy, split.setup, split.choices
             )
-            if step_s is not None and step_s <= simulated[0].step_s * (1 - WORTH_SPLIT):
-                yield Tried(split, float(row.step_s[0]), step_s)
+            if step_s is not None and step_s <= bar_s:
+                best_s = min(best_s, step_s)
+                yield Tried(split, float(fit.step_s[0]), step_s)
+
+
+def _filled_s(entry: Entry) -> float:
+    """About what a row's step takes where weight gradients fill the waits of its pipeline."""
+    estimate_s, checked, _ = entry
+    waits, micro_batches = checked.group.layout.pipeline - 1, checked.group.micro_batches
+    return estimate_s * (1 - FILLED * waits / (micro_batches + waits))
+
+
+def _in_split_orders(plan: Candidate) -> Iterator[Candidate]:
+    """A plan in each order that splits backward and may be tried on it."""
+    if any(mode.again for mode in plan.recovery):
+        return
+    for name in split_orders_tried(plan.job, plan.strategy, plan.layout):
+        strategy = replace(plan.strategy, skeleton=name)
+        yield replace(plan, job=in_split_order(plan.job, name), strategy=strategy)
 
 
 def _proved(simulated: Iterable[Tried]) -> Iterator[Tried]:
