@@ -301,7 +301,7 @@ def test_what_the_page_adds_trains_through_the_command_line(tmp_path: Path) -> N
     job.write_text(job.read_text() + further)
     environment = {**os.environ, "PYTHONPATH": str(folder), EXTENSIONS: ",".join(MODULES)}
     script = "from ratrain.cli.main import main; main()"
-    command = [sys.executable, "-c", script, "train", str(job), "--json"]
+    command = [sys.executable, "-c", script, "train", str(job), "--json", "--emulate"]
     run = subprocess.run(
         command, env=environment, capture_output=True, text=True, check=False, cwd=folder
     )

@@ -14,7 +14,7 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 SINGLE = "pyproject.toml", "setup.py", "README.md", "LICENSE"
-FEWER = "--set", "batch.sequences=512"
+FEWER = "--set", "batch.sequences=2048"
 NEEDED = "click", "numpy", "numpy.libs", "rich", "pygments", "markdown_it", "mdurl"
 """The packages that the wheel asks for, and theirs."""
 

@@ -55,7 +55,9 @@ class Latest:
 def listed(folder: Path) -> tuple[Listed, ...]:
     """The checkpoints under their final names, oldest first, whole or damaged."""
     steps = sorted((step, path) for path in children(folder) if (step := step_of(path)) is not None)
-    return tuple(_look(path, step) for step, path in steps)
+    looked = [_look(path, step) for step, path in steps]
+    # One that a run removes meanwhile is not damaged: it is gone.
+    return tuple(each for each in looked if each.manifest is not None or exists(each.path))
 
 
 def listed_at(path: Path) -> tuple[Listed, ...]:

@@ -25,5 +25,6 @@ def device_kinds(job: JobSpec, spec: RunSpec) -> list[str]:
     """Of each world rank."""
     if job.train.device != "auto":
         return [job.train.device] * spec.seats.world_size
-    members = job.cluster.members()
-    return [members[number].kind.runs_on for number in spec.device_numbers]
+    runs_on = [member.kind.runs_on for member in job.cluster.members()]
+    # A run keeps its plan where its cluster file has become smaller.
+    return [runs_on[number] if number < len(runs_on) else "cpu" for number in spec.device_numbers]

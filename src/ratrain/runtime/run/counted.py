@@ -9,7 +9,7 @@ from itertools import groupby
 from statistics import fmean, median
 from typing import TypeVar
 
-from ratrain.runtime.rank.metrics import Row
+from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.facts import Attempt
 
 T = TypeVar("T")

@@ -32,7 +32,8 @@ def require_machine(
     memory is too small for them; of a job that insists on CPU processes says the latter.
     `peak_bytes`: proven, of each program rank."""
     members, insists = job.cluster.members(), job.train.device == "cpu"
-    kinds = [members[number].kind for number in spec.device_numbers]
+    # The cluster file may have changed since the run began: what it no longer has is not known.
+    kinds = [members[number].kind for number in spec.device_numbers if number < len(members)]
     place = f"{job.path} [cluster]"
     if job.train.device == "auto" and not all(kind.is_processor for kind in kinds):
         gpus = gpu_names()
