@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from click.testing import CliRunner
 
+from ratrain.cli.main import ratrain
 from ratrain.devices import CPU, DEVICE_KINDS, device_of_kind, gpus_here
 from ratrain.errors import SpecError
 
@@ -27,3 +29,11 @@ def test_work_of_the_cpu_is_done_when_its_call_returns() -> None:
     with device_of_kind("cpu", 3).stream("compute") as stream:
         stream.finish()
     CPU.mark().wait()
+
+
+@pytest.mark.skipif(gpus_here() > 0, reason="this host has a GPU")
+def test_a_run_for_a_gpu_that_is_not_there_is_refused_before_it_is_planned() -> None:
+    words = ["train", "examples/quickstart.toml", "--device", "cuda"]
+    ran = CliRunner().invoke(ratrain, words)
+    assert isinstance(ran.exception, SpecError)
+    assert "GPU" in ran.exception.what or "CUDA" in ran.exception.what

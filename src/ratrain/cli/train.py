@@ -179,6 +179,10 @@ def command(
         raise click.UsageError("--restart-data goes with --from")
     if emulate and device not in (None, "cpu"):
         raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
+    if device == "cuda" and not prepare_only:
+        from ratrain.devices import require_gpu
+
+        require_gpu(0)  # before anything is planned for it
     overrides += (EMULATED,) if emulate else ()
     overrides += (f"train.device={device}",) if device else ()
     overrides += ("train.share_gpu=true",) if share_gpu else ()

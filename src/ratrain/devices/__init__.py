@@ -6,7 +6,7 @@ was given: an op is over then, on every kind of device alike.
 
 from ratrain.devices.cpu import CPU
 from ratrain.devices.device import Device, Mark, Memory, Stream
-from ratrain.devices.kinds import DEVICE_KINDS, device_of_kind, gpus_here
+from ratrain.devices.kinds import DEVICE_KINDS, device_of_kind, gpus_here, require_gpu
 
 __all__ = [
     "CPU",
@@ -17,4 +17,5 @@ __all__ = [
     "Stream",
     "device_of_kind",
     "gpus_here",
+    "require_gpu",
 ]

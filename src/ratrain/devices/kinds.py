@@ -47,7 +47,7 @@ def require_gpu(number: int) -> None:
     if not here and torch.version.cuda is None:
         problem, fix = "this build of torch has no CUDA", "install one that has, or --device cpu"
     elif not here:
-        problem, fix = "torch finds no GPU on this host (nvidia-smi?)", "or choose --device cpu"
+        problem, fix = "torch finds no GPU on this host", "look at `nvidia-smi`, or --device cpu"
     else:
         problem = f"GPU {number} is wanted, this host has {here}"
         fix = "give the host fewer ranks, or let them share GPUs: --share-gpu"
