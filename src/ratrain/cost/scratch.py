@@ -38,9 +38,6 @@ PIECES = {
     "cuda": Pieces(1 << 25, 1 << 24, 1 << 24),
 }
 """By what ranks compute on."""
-_GPU_PROCESSORS = 160
-"""Flash attention's backward on a GPU divides its work among as many programs as there are
-processors, at most so many on those of 2026; sums in one order need a place for each."""
 UPDATE_ELEMENTS = PIECES["cpu"].update
 NARROWED_ELEMENTS = PIECES["cpu"].narrowed
 """On a CPU."""

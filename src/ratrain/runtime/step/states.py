@@ -222,6 +222,7 @@ class RankStates:
     gathered: list[Tensor]
     buckets: Buckets | None  # for gradients that leave while backward makes them
     held: HeldStates
+    _kept: dict[int, Tensor] | None = None  # gradients that stay in place
 
     def complete(self, network: Network) -> None:
         """Fills what this rank holds and others own, from them. All ranks call this together, once
@@ -234,7 +235,23 @@ class RankStates:
                 unit.complete_view(network)
 
     def new_gradient(self, unit: UnitState) -> Tensor:
-        return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
+        """Zeros for the sum of a unit's gradients over micro-batches."""
+        if self._kept is None:
+            return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
+        return self.kept_gradient(unit).zero_()
+
+    def keep_gradients(self) -> None:
+        """From now on each unit's gradient is in the same memory in every step."""
+        self._kept = {}
+
+    def kept_gradient(self, unit: UnitState) -> Tensor:
+        """That memory."""
+        assert self._kept is not None
+        index = unit.local.index
+        if index not in self._kept:
+            size, dtype = unit.padded, self.gradient_dtype
+            self._kept[index] = torch.empty(size, dtype=dtype, device=self.device)
+        return self._kept[index]
 
     def new_shard(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of what this rank owns of a unit's gradients."""
