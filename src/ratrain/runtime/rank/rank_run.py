@@ -126,7 +126,7 @@ def _run(
         context.job.train.timeout_s,
         context.spec.hosts,
     )
-    rows = StepRows(context.job, context.program.setup.budget_bytes)
+    rows = StepRows(context.job, context.program.setup.budget_bytes, context.spec.episode)
     with ExitStack() as closing:
         metrics: MetricsLog | None = None
         if rank == 0:
