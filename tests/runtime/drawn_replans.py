@@ -13,6 +13,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
+from crew import Crew
 from drawn_jobs import (
     REFUSED,
     Outcome,
@@ -27,7 +28,9 @@ from drawn_jobs import (
 )
 from drawn_unequal import MOST_RANKS, draw_unequal
 from runs_made import Setting, write_job, write_text
+from training import train
 
+from ratrain.errors import RatrainError
 from ratrain.runtime.run_folder import RunFolder
 
 STEPS, KEPT = 4, 2
@@ -86,6 +89,42 @@ def draw_replan(seed: int) -> DrawnReplan:
     return DrawnReplan(seed, _cut(first), _cut(second))
 
 
+def run_replan_in_crew(crew: Crew, drawn: DrawnReplan, folder: Path) -> Outcome:
+    """The same on ranks that are there already, without the command line: seconds a pair. Begins
+    know nothing of residuals and of scales that have changed."""
+    model = (*dict(drawn.first.model, vocab_size=360).items(),)  # of `Setting.samples` and more
+    first, second = (
+        replace(each, error_feedback=None, timeout_s=120.0, model=model)
+        for each in (drawn.first, drawn.second)
+    )
+    try:
+        whole = train(crew, first, folder / "first", saves=True)
+    except RatrainError as error:
+        return Outcome(str(error), compared_to_plain=False)
+    saved = folder / "first" / "run" / "checkpoints" / f"step-{KEPT:08d}"
+    try:
+        after = train(crew, second, folder / "second", checkpoint=saved)
+    except RatrainError as error:
+        return Outcome(str(error), compared_to_plain=False)
+    expected, ours = whole.losses[KEPT:], after.losses
+    if list(map(float.fromhex, ours)) != pytest.approx(
+        list(map(float.fromhex, expected)), rel=tolerance_of(drawn)
+    ):
+        raise Wrong(f"other losses after another plan:\n{ours}\n{expected}")
+    if drawn.same_sums and ours != expected:
+        raise Wrong(f"other bits, though sums have one order:\n{ours}\n{expected}")
+    return Outcome("", compared_to_plain=ours == expected)
+
+
+def tolerance_of(drawn: DrawnReplan) -> float:
+    """Relative, of each step's loss, by the narrowest dtype of both plans."""
+    of_both = [
+        (each.dtype, *dict(each.dtypes).values(), each.gradient_wire, each.boundary_wire)
+        for each in (drawn.first, drawn.second)
+    ]
+    return narrowest_tolerance(*of_both[0], *of_both[1])
+
+
 def _cut(setting: Setting) -> Setting:
     return replace(setting, steps=STEPS, every=KEPT, keep=20)
 
@@ -127,11 +166,9 @@ def run_replan(drawn: DrawnReplan, folder: Path) -> Outcome:
     episodes = [row.get("episode", 0) for row in rows]
     if episodes != [0] * KEPT + [1] * (STEPS - KEPT):
         raise Wrong(f"steps are of episodes {episodes}")
-    kinds = (drawn.first.dtype, *dict(drawn.first.dtypes).values())
-    tolerance = narrowest_tolerance(*kinds, drawn.first.gradient_wire, drawn.first.boundary_wire)
     ours = {row["step"]: row["loss"] for row in rows}
     theirs = {step: row["loss"] for step, row in expected.items()}
-    if ours != pytest.approx(theirs, rel=tolerance):
+    if ours != pytest.approx(theirs, rel=tolerance_of(drawn)):
         raise Wrong(f"other losses after another plan:\n{ours}\n{theirs}")
     same = all(row["loss_bits"] == expected[row["step"]]["loss_bits"] for row in rows)
     if drawn.same_sums and not same:
