@@ -16,7 +16,7 @@ from ratrain.plan import PUBLIC
 
 SOURCE = Path(__file__).parents[1] / "src" / "ratrain"
 ORDER = (
-    ("errors", "compiled", "data", "proof", "plugins", "controls", "extras"),
+    ("errors", "compiled", "data", "proof", "ranges", "plugins", "controls", "extras"),
     ("readers",),
     ("describe",),
     ("cost",),
@@ -33,7 +33,7 @@ ORDER = (
 )
 """From the ground up; a room may import those below it, and itself."""
 
-LOW = ("errors", "compiled", "proof", "controls", "readers", "describe", "timeline")
+LOW = ("errors", "compiled", "proof", "ranges", "controls", "readers", "describe", "timeline")
 ONLY = {
     "chip": LOW,
     "transport": LOW,

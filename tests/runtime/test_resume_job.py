@@ -80,8 +80,8 @@ def test_what_the_job_says_otherwise_is_told_and_what_a_run_keeps_is_told_too(
     changed = replace(PLANNED, planned=False, every=2, dtype="bf16")
     assert resumed(folder, changed).changes == (
         "[checkpoint] every is 2, was 0",
-        "[layout] was added; a run's program cannot change",
-        "[schedule] dtype is 'bf16', was 'fp32'; a run's program cannot change",
+        "[layout] was added; the program stays as it is without --replan",
+        "[schedule] dtype is 'bf16', was 'fp32'; the program stays as it is without --replan",
     )
     assert folder.read_spec().dtype == "fp32"
 

@@ -26,19 +26,24 @@ from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import unit_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.actions import Kind
+from ratrain.program.program import Program
+from ratrain.runtime.rank.beginning import config_hash
 from ratrain.runtime.rank.control import Round
+from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.metrics import loss_of
+from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder, share_of
-from ratrain.runtime.seats import Seats
+from ratrain.runtime.seats import Seats, parts_of_units
 from ratrain.runtime.step.allocator import Allocator
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.links import routes_of
+from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import UnitState
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
+from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
 
 Floats = npt.NDArray[np.float32]
 Buffers = tuple[Floats, Floats, Floats]
@@ -97,15 +102,17 @@ def train(
     folder: Path,
     delays: int | None = None,
     checkpoint: Path | None = None,
+    *,
+    saves: bool = False,
 ) -> Result:
     """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank.
-    `checkpoint`: where it begins."""
+    `checkpoint`: where it begins. `saves`: it saves as its job says, in `folder`/run."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
     plan = write_plan(folder, setting)
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
     ranks: list[RankResult] = crew.ask(
-        setting.world_size, train_rank, setting, folder, delays, checkpoint
+        setting.world_size, train_rank, setting, folder, delays, checkpoint, saves
     )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
@@ -179,6 +186,7 @@ def train_rank(
     folder: Path,
     delays: int | None,
     checkpoint: Path | None = None,
+    saves: bool = False,
 ) -> RankResult:
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
@@ -225,6 +233,8 @@ def train_rank(
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
     run.complete()
+    if saves:
+        run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
     began_bytes = network.sent_bytes or 0
     run.run()
     return RankResult(
@@ -238,6 +248,39 @@ def train_rank(
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
         validated,
         (network.sent_bytes or 0) - began_bytes,
+    )
+
+
+def _saver(
+    folder: Path,
+    job: JobSpec,
+    program: Program,
+    seats: Seats,
+    rank: int,
+    run: RankRun,
+    network: Network,
+) -> CheckpointSaver:
+    spec = job.model.spec
+    alone = (0,) * seats.world_size
+    return CheckpointSaver(
+        SaveSpec(
+            folder,
+            job.checkpoint.every,
+            0,
+            job.checkpoint.keep,
+            spec.name,
+            config_hash(spec),
+            stored_sizes(spec, parts_of_units(program.setup)),
+            {},
+        ),
+        rank,
+        Membership(("here",) * len(alone), alone, alone),
+        run.states,
+        network,
+        state_after=run.ops.clipping.state_after,
+        is_last=run.is_last,
+        require_owned=lambda: None,
+        saved=lambda _: None,
     )
 
 

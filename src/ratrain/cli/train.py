@@ -102,6 +102,12 @@ _COMMAND = "ratrain train"
 @click.option("--share-gpu", is_flag=True, help="Let several ranks of a host compute on one GPU.")
 @click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
 @click.option(
+    "--replan",
+    is_flag=True,
+    help="With --resume: go on with another program, made anew from the job (layout, schedule, "
+    "cluster, sharding) or from --plan.",
+)
+@click.option(
     "--restarts",
     type=Whole(0, 1_000_000),
     metavar="N",
@@ -136,6 +142,7 @@ def command(
     device: str | None,
     share_gpu: bool,
     resume: bool,
+    replan: bool,
     restarts: int,
     no_calibrate: bool,
     prepare_only: bool,
@@ -165,6 +172,7 @@ def command(
       ratrain train job.toml --lab
       ratrain train job.toml --device cuda
       ratrain train job.toml --resume
+      ratrain train job.toml --run runs/job --resume --replan --plan other.json
       ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
@@ -177,6 +185,8 @@ def command(
         raise click.UsageError("--from begins a new run, --resume continues one: give one of them")
     if restart_data and source is None:
         raise click.UsageError("--restart-data goes with --from")
+    if replan and not resume:
+        raise click.UsageError("--replan goes with --resume; a new run is planned anyway")
     if emulate and device not in (None, "cpu"):
         raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
     if device == "cuda" and not prepare_only:
@@ -202,6 +212,7 @@ def command(
             threads=threads,
             calibrate=not no_calibrate,
             overrides=overrides,
+            replans=replan,
         )
         launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
         if resume:
@@ -276,7 +287,8 @@ def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> Ready
     if run is None:
         name = request.schedule or load_job(request.job_path, request.overrides).schedule.name
         run = newest_run(RUNS, f"{request.job_path.stem}-{name}")
-        request = replace(request, schedule=None)  # it has named the folder
+        if not request.replans:
+            request = replace(request, schedule=None)  # it has named the folder
     return launcher.resumed(request, run)
 
 

@@ -69,6 +69,7 @@ class RunRequest:
     calibrate: bool = True
     record_steps: int = 8
     overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
+    replans: bool = False  # a run that resumes gets another program: the job's, or the plan's
 
 
 @dataclass(frozen=True)
