@@ -25,7 +25,7 @@ class Backend:
     bucket_bytes: int | None  # an unreduced gradient leaves in pieces of this size; None: whole
     checks_overflow: bool  # fp16 waits for the norm of all gradients before any update
     saves: bool  # checkpoints are ops of the program
-    ties: bool  # tied embeddings are two copies whose gradients are added up
+    copies_tied: bool  # a rank with both ends of a tied matrix holds two copies of it, not one
     divides_vectors: bool  # a tensor group divides vectors too, not matrices alone
     keeps_scores: bool  # attention's scores are kept where a device's kernels say so, else where a
     # job does
@@ -73,7 +73,7 @@ declare_backend(
         bucket_bytes=None,
         checks_overflow=True,
         saves=True,
-        ties=True,
+        copies_tied=True,
         divides_vectors=False,
         keeps_scores=False,
         divides_sequences=True,
@@ -88,14 +88,14 @@ declare_backend(
     Backend(
         "described",
         "a framework that is only described, for published runs: it cannot train, and scratch "
-        "memory, overflow checks, checkpoints and tied copies are left out",
+        "memory, overflow checks and checkpoints are left out",
         trains=False,
         dtypes=("fp32", "bf16", "fp16", "fp8"),
         counts_scratch=False,
         bucket_bytes=BUCKET_BYTES,
         checks_overflow=False,
         saves=False,
-        ties=False,
+        copies_tied=False,
         divides_vectors=True,
         keeps_scores=True,
         divides_sequences=True,

@@ -13,6 +13,7 @@ from ratrain.plan.layout.sizes import (
     blocks_of_stages,
     boundary_bytes,
     gathered_bytes_per_param,
+    held_params,
     sent_boundary_bytes,
 )
 from ratrain.plan.layout.transfers import stage_message
@@ -84,6 +85,7 @@ def _places_of_class(
         selective = mode is Recovery.SELECTIVE
         reduced = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
         for block in parts:
+            params = held_params(job, block, layout.pipeline) / layout.tensor
             key = (pipeline, block.kind, selective)
             if key not in known:
                 known[key] = placed_times(
@@ -96,9 +98,9 @@ def _places_of_class(
                     device=kind,
                     layout=layout,
                     times=known[key],
-                    params=block.params / layout.tensor,
-                    view_bytes=view_bytes[pipeline] * block.params / layout.tensor,
-                    reduced_bytes=reduced * block.params / layout.tensor,
+                    params=params,
+                    view_bytes=view_bytes[pipeline] * params,
+                    reduced_bytes=reduced * params,
                     boundary_bytes=boundary,
                     previous=previous,
                     following=following,
