@@ -220,12 +220,12 @@ class _Pace:
         if self.ranks == 1:
             none = np.zeros((self.stages, 3))
             return none, none
-        hops = placement.hops(self.alike)
+        hops, whole = placement.hops(self.alike), self.group.job.backend.whole_sends
         times: list[tuple[float, float, float]] = []
         for source, target in hops.examples:
             link = placement.stage_link(source, target, self.alike.members)
             device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
-            sent = stage_message(sent_bytes, link, device, placement, target)
+            sent = stage_message(sent_bytes, link, device, placement, target, whole=whole)
             taken_s = message_loss(device).driven(sent).driving_s, message_loss(receiver).of(sent)
             times.append((sent.alone_s(link.bandwidth_bytes_per_s), *taken_s))
         every = np.array(times)[hops.which]

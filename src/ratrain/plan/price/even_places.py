@@ -57,7 +57,8 @@ def _places_of_class(
         here, there = rank_of[source], rank_of[target]
         link = placement.stage_link(here, there, alike.members)
         kind = placement.kind(alike.kinds[here])
-        message = stage_message(sent, link, kind, placement, there)
+        whole = job.backend.whole_sends
+        message = stage_message(sent, link, kind, placement, there, whole=whole)
         return (StageMessage(base + there, link, message),)
 
     def other_end(pipeline: int) -> OtherEnd | None:

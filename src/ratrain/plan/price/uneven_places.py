@@ -262,7 +262,8 @@ class _Places:
         device, inside = self._groups(number, here)[0][0].kind, self.sums_link(number, there)
         layout, degrees = replica.layout_of(here), (replica.tensor[here], replica.tensor[there])
         if degrees[0] == degrees[1]:
-            sent = group_message(size_bytes, link, device, layout, inside)
+            whole = self._plan.job.backend.whole_sends
+            sent = group_message(size_bytes, link, device, layout, inside, whole=whole)
         else:
             divided = replica.layout_of(there).sequence_parallel
             over = None if divided else inside
