@@ -84,9 +84,8 @@ class LayoutCase(Case):
             fix += "repeated middle folded; `verify` and `simulate` take the job as it is"
             raise ProgramError(error.what, place=place, fix=fix) from None
 
-    @cached_property
-    def costs(self) -> Costs:
-        return costs_of(self.job, self.placement, self.proved.short.setup)
+    def _costs_of(self, job: JobSpec) -> Costs:
+        return costs_of(job, self.placement, self.proved.short.setup)
 
     @property
     def activations(self) -> str:
@@ -112,7 +111,7 @@ class LayoutCase(Case):
         return candidate_of_setup(self.job, self.placement, self.strategy, setup)
 
     def unit_places(self) -> list[UnitPlace]:
-        return even_places(self.job, self.placement, self.proved.program.setup)
+        return even_places(self.settled_job, self.placement, self.proved.program.setup)
 
     def standing(self) -> Standing:
         return standing_of_placement(self.placement, self.job.cluster.members())
@@ -172,7 +171,7 @@ class LayoutCase(Case):
         if self.layout.data == 1:
             return []
         groups = [data_group(self.placement, rank) for rank in range(self.layout.pipeline)]
-        return collective_words(self.job, (group.hosts for group in groups))
+        return collective_words(self.settled_job, (group.hosts for group in groups))
 
     def headline(self) -> list[str]:
         job, layout = self.job, self.layout
