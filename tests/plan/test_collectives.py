@@ -6,7 +6,7 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import Phase, given, settings
 from hypothesis import strategies as st
 from random_jobs import job
 
@@ -109,7 +109,7 @@ def busy_clusters(draw: st.DrawFn) -> tuple[ClusterSpec, int]:
     st.sampled_from(["torch", "described"]),
     st.sampled_from([1, 2]),
 )
-@settings(max_examples=25)
+@settings(max_examples=25, phases=(Phase.explicit, Phase.generate))  # shrinking takes minutes
 def test_auto_is_never_slower_than_what_it_can_choose_from(
     of_devices: tuple[ClusterSpec, int], schedule: str, backend: str, pipeline: int
 ) -> None:
