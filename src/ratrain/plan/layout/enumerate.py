@@ -210,7 +210,7 @@ def _groups(
 ) -> Iterator[Group]:
     pipeline, data = degrees.pipeline, degrees.data
     skeleton = SKELETONS[chosen.skeleton]
-    modes = modes_of(job, chosen, data)
+    modes = modes_of(job, chosen, data, pipeline)
     placement: Placement | None = None
     for virtual in _virtual(skeleton, pipeline):
         if pipeline * virtual > job.model.spec.layers:
@@ -250,7 +250,9 @@ def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
     return VIRTUAL if skeleton.chunks and pipeline > 1 else (1,)
 
 
-def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
+def modes_of(
+    job: JobSpec, chosen: Strategy, data: int, pipeline: int | None = None
+) -> tuple[StateMode, ...]:
     """The state modes that the job leaves open. Where they come to the same, the first is kept."""
     if data == 1:
         return (StateMode(chosen.sharding, False),)
@@ -262,7 +264,7 @@ def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]
         for mode in STATE_MODES
         if (mode.sharding != 2 or mode.sharded_gradients or asked == 2)
         and asked in (None, mode.sharding)
-        and not (mode.sharded_gradients and trains_tied(job))
+        and not (mode.sharded_gradients and trains_tied(job, pipeline))
         and (gradients == "auto" or (gradients == "sharded") == mode.sharded_gradients)
         and (mode.sharded_gradients or not job.backward_sends)
     )

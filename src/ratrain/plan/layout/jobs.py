@@ -128,9 +128,9 @@ def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
     return replace(strategy, sharding=0)
 
 
-def require_tieable(job: JobSpec) -> None:
+def require_tieable(job: JobSpec, pipeline: int | None = None) -> None:
     """Refuses sharded gradients where both copies of a tied matrix need whole ones."""
-    if trains_tied(job) and job.schedule.gradient_accumulation == "sharded":
+    if trains_tied(job, pipeline) and job.schedule.gradient_accumulation == "sharded":
         raise SpecError(
             f"{job.model.spec.name} ties its embedding and its head: adding their gradients takes "
             "whole gradients, which sharded accumulation does not keep",

@@ -168,9 +168,20 @@ def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
     return probabilities_bytes(model, sequence, size, layout.tensor, element_bytes=element)
 
 
-def trains_tied(job: JobSpec) -> bool:
-    """Whether embedding and head are one matrix of which the backend keeps two copies."""
-    return job.backend.ties and job.model.spec.tied_embeddings
+def trains_tied(job: JobSpec, pipeline: int | None = None) -> bool:
+    """Whether embedding and head are one matrix of which there are two copies; `pipeline`: ranks of
+    a replica, those of the job's layout if not given. Where neither is known there may be some."""
+    if pipeline is None and job.layout is not None:
+        pipeline = job.layout.pipeline
+    return job.model.spec.tied_embeddings and (job.backend.copies_tied or pipeline != 1)
+
+
+def held_params(job: JobSpec, block: Block, pipeline: int) -> int:
+    """Parameters that a block holds, on all ranks of its tensor group, in replicas of so many
+    pipeline ranks: a tied head has none of the matrix where there is one copy alone."""
+    if trains_tied(job, pipeline):
+        return block.params
+    return block.params - sum(tensor.elements for tensor in block.tensors if tensor.tied)
 
 
 def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
@@ -179,7 +190,7 @@ def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     whole = 0
     if not job.backend.divides_vectors and layout.tensor > 1:
         whole = sum(tensor.elements for tensor in block.tensors if len(tensor.shape) == 1)
-    return whole - (-(block.params - whole) // layout.tensor)
+    return whole - (-(held_params(job, block, layout.pipeline) - whole) // layout.tensor)
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
