@@ -11,6 +11,7 @@ from typing import Any
 from ratrain.cost.algorithms import ALGORITHMS
 from ratrain.plan.price.durations import OWN_COSTS
 from ratrain.plan.price.trial import proof, short_form
+from ratrain.plan.search.moves import MOVES
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
 from ratrain.program.kind import kinds
@@ -24,6 +25,7 @@ TABLES: tuple[dict[str, Any] | Registry[Any], ...] = (
     FAMILIES,
     OWN_COSTS,
     ALGORITHMS,
+    MOVES,
 )
 
 
