@@ -83,6 +83,7 @@ PROGRAM_KEYS = (
     ProgramKey("schedule", "average_every", decided=True),
     ProgramKey("train", "clip_norm", matters=_is_given),
     ProgramKey("train", "overflow"),
+    ProgramKey("train", "optimizer"),
     ProgramKey("schedule", "recover_heads", decided=True),
     ProgramKey("schedule", "collective", meant=lambda job: job.collective),
     ProgramKey("schedule", "attention"),

@@ -14,7 +14,16 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from ratrain.describe import units
-from ratrain.describe.strict import SAMPLES, Field, FrozenMap, Rule, bounds_of, fields_of
+from ratrain.describe.strict import (
+    SAMPLES,
+    Field,
+    FrozenMap,
+    Further,
+    Rule,
+    bounds_of,
+    fields_of,
+    further_of,
+)
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _UNITS = {
@@ -35,15 +44,36 @@ def schema_of(kind: type[Any], title: str) -> dict[str, Any]:
 def _dataclass(kind: type[Any]) -> dict[str, Any]:
     fields = fields_of(kind)
     comments = _comments(kind)
+    properties = {key: _field(kind, each, comments) for key, each in fields.items()}
+    if further := further_of(kind):
+        for key, each in _further(further[1]).items():
+            properties.setdefault(key, each)
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {key: _field(kind, each, comments) for key, each in fields.items()},
+        "properties": properties,
         "required": [key for key, each in fields.items() if each.required],
         "additionalProperties": False,
     }
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
         schema["description"] = inspect.cleandoc(kind.__doc__)
     return schema
+
+
+def _further(further: Further) -> dict[str, Any]:
+    """Keys that another key of the table brings, with the names of those that bring them."""
+    found: dict[str, Any] = {}
+    for name, kind in further.all().items():
+        for key, each in fields_of(kind).items():
+            schema = _field(kind, each, _comments(kind))
+            before = found.setdefault(key, {**schema, "description": "of"})
+            if before.get("default") != schema.get("default"):
+                before.pop("default", None)
+            said = f"{name}: {schema.get('description', '')}"
+            before["description"] = f"{before['description']} {said};".replace("of ", "", 1)
+    return {
+        key: {**schema, "description": schema["description"].rstrip(";")}
+        for key, schema in found.items()
+    }
 
 
 def _field(kind: type[Any], field: Field, comments: dict[str, str]) -> dict[str, Any]:

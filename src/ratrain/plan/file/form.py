@@ -160,6 +160,7 @@ class Plan:
     average_every: Period | None = None
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
+    optimizer: Name = "adamw"
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"
