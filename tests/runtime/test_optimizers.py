@@ -15,7 +15,7 @@ from ratrain.cost.scratch import PIECES
 from ratrain.describe.optimizers import OPTIMIZERS, Matrix
 from ratrain.describe.optimizers.adamw8bit import BLOCK
 from ratrain.describe.train import TrainSpec
-from ratrain.runtime.step.optimizer import OwnedPart
+from ratrain.runtime.step.optimizer import OwnedPart, learning_rate
 
 SHAPES = (("mlp.up.weight", (48, 32)), ("mlp.down.weight", (32, 48)), ("norm1.weight", (64,)))
 RATE, DECAY, STEPS = 1e-2, 0.1, 5
@@ -122,6 +122,16 @@ def test_lion_steps_by_the_sign_of_its_momentum() -> None:
         momentum = 0.99 * momentum + 0.01 * gradient
         torch.testing.assert_close(part.weights, weights)
         torch.testing.assert_close(part.states[0].values(), momentum)
+
+
+def test_wsd_stays_and_falls_in_the_last_steps_alone() -> None:
+    spec = TrainSpec(
+        steps=20, warmup_steps=2, learning_rate=1.0, rate_schedule="wsd", final_rate=0.0
+    )
+    rates = [learning_rate(spec, step) for step in range(21)]
+    assert rates[:2] == [0.5, 1.0]
+    assert rates[2:16] == [1.0] * 14
+    assert rates[16:] == pytest.approx([0.75, 0.5, 0.25, 0.0, 0.0])
 
 
 @given(st.integers(0, 1 << 30), st.integers(1, 300), st.floats(-30, 30))

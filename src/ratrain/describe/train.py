@@ -9,6 +9,7 @@ from typing import Annotated, Any, Literal
 from ratrain.describe.amounts import (
     Count,
     FileName,
+    Fraction,
     Name,
     Natural,
     NotNegative,
@@ -41,9 +42,11 @@ class TrainSpec:
 
     steps: Steps = 100  # the run's length, and that of the learning rate's schedule
     learning_rate: Positive = 3e-4  # the highest, after the warm-up
-    rate_schedule: Literal["constant", "linear", "cosine"] = "cosine"  # how it falls
+    # how it falls: at once from the warm-up on, or ("wsd") in the last part of the steps alone
+    rate_schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     warmup_steps: Natural = 0  # linear, from zero
     final_rate: Part = 0.1  # of the learning rate, at the last step; not for "constant"
+    decay_part: Fraction = 0.2  # of the steps, the last ones, in which "wsd" falls linearly
     weight_decay: NotNegative = 0.1  # of matrices; vectors (norms, biases) do not decay
     # "adamw", "adamw-8bit", "sgd", "lion" or one of a plugin's; it brings keys of its own
     optimizer: Name = "adamw"

@@ -86,9 +86,11 @@ def learning_rate(spec: TrainSpec, step: int) -> float:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     if spec.rate_schedule == "constant":
         return spec.learning_rate
-    done = (step - spec.warmup_steps) / max(1, spec.steps - 1 - spec.warmup_steps)
-    done = min(done, 1.0)
-    left = 1 - done if spec.rate_schedule == "linear" else (1 + cos(pi * done)) / 2
+    first = spec.warmup_steps
+    if spec.rate_schedule == "wsd":  # warm up, stay, decay: Hu et al. 2024, arXiv 2404.06395
+        first = max(first, spec.steps - 1 - round(spec.decay_part * spec.steps))
+    done = min(max(0.0, (step - first) / max(1, spec.steps - 1 - first)), 1.0)
+    left = (1 + cos(pi * done)) / 2 if spec.rate_schedule == "cosine" else 1 - done
     return spec.learning_rate * (spec.final_rate + (1 - spec.final_rate) * left)
 
 
