@@ -10,8 +10,8 @@ from ratrain.errors import CheckpointError
 WEIGHTS = "weights"
 """The kind of a unit's master weights; its optimizer names the others."""
 
-OPTIMIZER, USUAL_OPTIMIZER = "optimizer", "adamw"
-"""The key of a manifest's state that names it; where it is not there (of earlier versions)."""
+OPTIMIZER = "optimizer"
+"""The key of a manifest's state that names it; earlier versions had none but AdamW."""
 
 ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes of an element, by the name that safetensors gives the type."""

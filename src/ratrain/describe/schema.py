@@ -60,20 +60,20 @@ def _dataclass(kind: type[Any]) -> dict[str, Any]:
 
 
 def _further(further: Further) -> dict[str, Any]:
-    """Keys that another key of the table brings, with the names of those that bring them."""
+    """Keys that another key of the table brings; their descriptions name those that bring them."""
     found: dict[str, Any] = {}
+    said: dict[str, dict[str, list[str]]] = {}
     for name, kind in further.all().items():
         for key, each in fields_of(kind).items():
             schema = _field(kind, each, _comments(kind))
-            before = found.setdefault(key, {**schema, "description": "of"})
-            if before.get("default") != schema.get("default"):
-                before.pop("default", None)
-            said = f"{name}: {schema.get('description', '')}"
-            before["description"] = f"{before['description']} {said};".replace("of ", "", 1)
-    return {
-        key: {**schema, "description": schema["description"].rstrip(";")}
-        for key, schema in found.items()
-    }
+            said.setdefault(key, {}).setdefault(schema.pop("description", ""), []).append(name)
+            if found.setdefault(key, schema).get("default") != schema.get("default"):
+                found[key].pop("default", None)
+    for key, schema in found.items():
+        schema["description"] = "; ".join(
+            f"{', '.join(n)}: {text}" for text, n in said[key].items()
+        )
+    return found
 
 
 def _field(kind: type[Any], field: Field, comments: dict[str, str]) -> dict[str, Any]:
@@ -137,10 +137,12 @@ def _rule(hint: Any) -> Rule | None:
 def _comments(kind: type[Any]) -> dict[str, str]:
     """The comment behind each field in the source, or above it; none where the source is not
     there."""
-    try:
-        lines = inspect.getsource(kind).splitlines()
-    except (OSError, TypeError):
-        return {}
+    lines: list[str] = []
+    for each in reversed(kind.__mro__[:-1]):  # a dataclass' own fields after those it inherits
+        try:
+            lines += inspect.getsource(each).splitlines()
+        except (OSError, TypeError):
+            continue
     found: dict[str, str] = {}
     above: list[str] = []
     for line in lines:

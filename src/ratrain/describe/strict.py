@@ -210,7 +210,10 @@ class _Loader:
             keys.update(dict.fromkeys(fields_of(part)))
         for key in table:
             if self._strict and key not in keys:
-                self._told("unknown key", place.at(key), nearest(key, keys))
+                others = further[1].all() if further else {}
+                of = [name for name, part in others.items() if key in fields_of(part)]
+                what = f"unknown key (it is one of {', '.join(of)})" if of else "unknown key"
+                self._told(what, place.at(key), nearest(key, keys))
                 misspelt.update(_near(key, keys))
         for key, field in known.items():
             if key in table:

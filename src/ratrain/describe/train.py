@@ -19,7 +19,13 @@ from ratrain.describe.amounts import (
     Steps,
     TimeS,
 )
-from ratrain.describe.optimizers import OPTIMIZERS, AdamKeys, Optimizer, optimizer_named
+from ratrain.describe.optimizers import (
+    OPTIMIZERS,
+    USUAL_OPTIMIZER,
+    AdamKeys,
+    Optimizer,
+    optimizer_named,
+)
 from ratrain.describe.strict import FURTHER, Further, Rule
 from ratrain.errors import SpecError
 
@@ -28,7 +34,7 @@ LossScale = Annotated[float, Rule(low=1e-12, high=1e18)]
 
 def _keys_of(table: Mapping[str, Any]) -> type[Any]:
     """The keys of the optimizer that a table names; of one that is not known, the usual ones."""
-    name = str(table.get("optimizer", "adamw"))
+    name = str(table.get("optimizer", USUAL_OPTIMIZER))
     return OPTIMIZERS[name].keys if name in OPTIMIZERS else AdamKeys
 
 
@@ -48,8 +54,9 @@ class TrainSpec:
     final_rate: Part = 0.1  # of the learning rate, at the last step; not for "constant"
     decay_part: Fraction = 0.2  # of the steps, the last ones, in which "wsd" falls linearly
     weight_decay: NotNegative = 0.1  # of matrices; vectors (norms, biases) do not decay
-    # "adamw", "adamw-8bit", "sgd", "lion" or one of a plugin's; it brings keys of its own
-    optimizer: Name = "adamw"
+    # "adamw", "adamw-8bit", "sgd", "lion", "adafactor", "muon" or one of a plugin's; it brings keys
+    # of its own
+    optimizer: Name = USUAL_OPTIMIZER
     # the optimizer's own keys, which stand in the same table
     keys: Any = field(default=None, metadata={FURTHER: Further(_keys_of, _all_keys)})
     clip_norm: Positive | None = None  # left out: no clipping, and no barrier for it

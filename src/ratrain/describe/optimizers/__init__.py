@@ -4,6 +4,7 @@ from ratrain.describe.optimizers import adafactor, adamw, adamw8bit, lion, muon,
 from ratrain.describe.optimizers.adamw import AdamKeys
 from ratrain.describe.optimizers.optimizer import (
     OPTIMIZERS,
+    USUAL_OPTIMIZER,
     Held,
     Matrix,
     Optimizer,
@@ -20,6 +21,7 @@ BUILT_IN = (adamw, adamw8bit, sgd, lion, adafactor, muon)
 __all__ = [
     "BUILT_IN",
     "OPTIMIZERS",
+    "USUAL_OPTIMIZER",
     "AdamKeys",
     "Held",
     "Matrix",

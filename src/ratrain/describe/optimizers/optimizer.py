@@ -140,6 +140,8 @@ class Optimizer:
         return 4 * (1 + len(self.states))
 
 
+USUAL_OPTIMIZER = "adamw"
+"""What a job without [train] optimizer has, and a checkpoint that names none."""
 OPTIMIZERS: Registry[Optimizer] = Registry("optimizer")
 
 

@@ -49,7 +49,7 @@ from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words, data_group
 from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
-from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, travels
+from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, optimizer_words, travels
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.even_places import even_places
@@ -190,6 +190,7 @@ class LayoutCase(Case):
             *order_words(job.schedule, self.strategy),
             f"activations {self.activations}",
             *travels(job),
+            *optimizer_words(job),
             *self._collectives(),
             *measured_words(job, layout),
         )

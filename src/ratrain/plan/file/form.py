@@ -19,6 +19,7 @@ from typing import Annotated, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
 from ratrain.describe.job import WireType
+from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.describe.strict import FrozenMap, Rule, load
 from ratrain.errors import SpecError
 from ratrain.readers.json import as_table, parse_json, read_json_table
@@ -160,7 +161,7 @@ class Plan:
     average_every: Period | None = None
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
-    optimizer: Name = "adamw"
+    optimizer: Name = USUAL_OPTIMIZER
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"

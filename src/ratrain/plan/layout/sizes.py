@@ -28,7 +28,7 @@ from ratrain.cost.scratch import (
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
-from ratrain.describe.optimizers import Matrix
+from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix
 from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 
@@ -128,6 +128,12 @@ def _name_of(block: Block) -> str:
 def gradients_in(schedule: ScheduleSpec) -> str:
     """What to add where gradients are spoken of: " in fp32"; nothing where all is in fp32."""
     return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
+
+
+def optimizer_words(job: JobSpec) -> list[str]:
+    """The optimizer as a line of a headline, where it is not the usual one."""
+    usual = job.train.optimizer == USUAL_OPTIMIZER
+    return [] if usual else [f"optimizer {job.train.optimizer}: {job.train.rule.doc}"]
 
 
 def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:

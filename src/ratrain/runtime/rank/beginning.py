@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ratrain.checkpoint.entries import OPTIMIZER, USUAL_OPTIMIZER
+from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
 from ratrain.checkpoint.reader import open_checkpoint
@@ -27,6 +27,7 @@ from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holde
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec, identity
+from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
