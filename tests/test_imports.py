@@ -50,6 +50,7 @@ ABOVE_ALL = ("runtime", "report", "api", "cli")
 """The rooms of the line that may import those beside it too."""
 
 TORCH_ROOMS = ("runtime", "models", "devices")
+OPTIMIZERS = SOURCE / "describe" / "optimizers"
 TORCH_ADAPTERS = ("transport", "profile")
 """The rooms that may import torch too, lazily, inside a function."""
 
@@ -85,13 +86,13 @@ def room_of(path: Path) -> str:
 
 @cache
 def imports(path: Path) -> list[tuple[str, int, bool]]:
-    """(module, line, whether it is inside a function) of every import: lazy ones, and those for
-    type checkers only, count as well."""
+    """(module, line, whether it is inside a function or for types alone) of every import: those
+    count as well."""
     tree = ast.parse(path.read_text(encoding="utf-8"))
     lazy = {
         id(inner)
         for node in ast.walk(tree)
-        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef) or _is_for_types(node)
         for inner in ast.walk(node)
     }
     modules: list[tuple[str, int, bool]] = []
@@ -104,6 +105,15 @@ def imports(path: Path) -> list[tuple[str, int, bool]]:
             names = [f"{module}.{alias.name}" for alias in node.names]
             modules += [(name, node.lineno, id(node) in lazy) for name in names]
     return modules
+
+
+def _is_for_types(node: ast.AST) -> bool:
+    """Whether a node is `if TYPE_CHECKING:`, which never runs."""
+    return (
+        isinstance(node, ast.If)
+        and isinstance(node.test, ast.Name)
+        and node.test.id == "TYPE_CHECKING"
+    )
 
 
 def module_of(path: Path) -> str:
@@ -149,8 +159,8 @@ def test_torch_is_imported_only_where_tensors_live(path: Path) -> None:
     room = room_of(path)
     for module, line, lazy in imports(path):
         if module.split(".")[0] in ("torch", "triton", "transformers"):
-            adapter = room in TORCH_ADAPTERS and lazy
-            assert room in TORCH_ROOMS or adapter, f"{path}:{line} imports {module}"
+            adapter = room in TORCH_ADAPTERS or OPTIMIZERS in path.parents
+            assert room in TORCH_ROOMS or (adapter and lazy), f"{path}:{line} imports {module}"
 
 
 def test_every_room_has_a_place() -> None:

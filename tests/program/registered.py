@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.cost.algorithms import ALGORITHMS
+from ratrain.describe.optimizers import OPTIMIZERS
 from ratrain.plan.price.durations import OWN_COSTS
 from ratrain.plan.price.trial import proof, short_form
 from ratrain.plan.search.moves import MOVES
@@ -26,6 +27,7 @@ TABLES: tuple[dict[str, Any] | Registry[Any], ...] = (
     OWN_COSTS,
     ALGORITHMS,
     MOVES,
+    OPTIMIZERS,
 )
 
 

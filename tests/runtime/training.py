@@ -16,7 +16,6 @@ from crew import Crew, network_among
 from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
-from ratrain.checkpoint.entries import KINDS
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec
@@ -46,8 +45,8 @@ from ratrain.runtime.step.states import UnitState
 from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
 
 Floats = npt.NDArray[np.float32]
-Buffers = tuple[Floats, Floats, Floats]
-"""Weights and two moments."""
+Buffers = tuple[Floats, ...]
+"""Weights and the optimizer's states: of AdamW, two moments."""
 
 
 @dataclass(frozen=True)
@@ -140,9 +139,10 @@ def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Bu
     """Units put together from their owners' parts. What several ranks hold must be the same on all
     of them, bit by bit: views of one dtype, and what every rank of a tensor group has whole."""
     spec, units = job.model.spec, dict[str, Buffers]()
+    kinds = 1 + len(job.train.rule.states)
     for name in dict.fromkeys(name for rank in ranks for name in rank.parts):
         size = unit_layout(spec, name).size
-        filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in KINDS]
+        filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in range(kinds)]
         views = {rank.dtype: (np.zeros(size, np.float32), np.zeros(size, bool)) for rank in ranks}
         for seat, rank in zip(seats.all(), ranks, strict=True):
             layout = unit_layout(spec, name, seat.division)
@@ -153,8 +153,7 @@ def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Bu
                 _place(spec, name, layout, 0, rank.views[name][: layout.size], *views[rank.dtype])
         for parameter in unit_layout(spec, name).parameters:
             assert all(known[parameter.offset : parameter.end].all() for _, known in filled)
-        weights, moment1, moment2 = (whole for whole, _ in filled)
-        units[name] = weights, moment1, moment2
+        units[name] = tuple(whole for whole, _ in filled)
     return units
 
 
@@ -306,10 +305,8 @@ def _parts(unit: UnitState) -> list[tuple[int, Buffers]]:
         end = min(share.stop, unit.unit.layout.size)
         if part.begin <= share.start < min(end, part.end):
             at = slice(share.start - part.begin, end - part.begin)
-            weights, moment1, moment2 = (
-                _numpy(buffer[at]) for buffer in (part.weights, part.moment1, part.moment2)
-            )
-            parts.append((share.start, (weights, moment1, moment2)))
+            buffers = (part.weights, *(state.values() for state in part.states))
+            parts.append((share.start, tuple(_numpy(buffer[at]) for buffer in buffers)))
     return parts
 
 

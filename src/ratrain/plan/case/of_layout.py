@@ -48,9 +48,9 @@ from ratrain.plan.layout.candidate import Candidate, setup_of
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words, data_group
-from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
+from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
-from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, travels
+from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, optimizer_words, travels
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.even_places import even_places
@@ -191,6 +191,7 @@ class LayoutCase(Case):
             *order_words(job.schedule, self.strategy),
             f"activations {self.activations}",
             *travels(job),
+            *optimizer_words(job),
             *self._collectives(),
             *measured_words(job, layout),
         )
@@ -291,6 +292,9 @@ def case_as_asked(job: JobSpec) -> LayoutCase:
     if job.schedule.gradient_accumulation == "sharded" and chosen.sharding < 2:
         raise no_shards(job, chosen.sharding)
     require_tieable(job)
+    shards = layout.data > 1 and chosen.sharding > 0
+    where = f"{file} [layout] tensor" if layout.tensor > 1 else f"{file} [schedule] sharding"
+    require_whole(job, tensor=layout.tensor, shards=shards, place=where)
     require_bucketable(job, chosen)
     if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
         raise SpecError(

@@ -34,7 +34,7 @@ from ratrain.plan.file.members import share_text
 from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words
-from ratrain.plan.layout.sizes import gradients_in, travels
+from ratrain.plan.layout.sizes import gradients_in, optimizer_words, travels
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.uneven_places import uneven_costs, uneven_unit_places
 from ratrain.simulate.costs import Costs
@@ -190,6 +190,7 @@ class UnevenCase(Case):
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *order_words(job.schedule, self.plan.strategy),
             *travels(job, self._idle_kinds),
+            *optimizer_words(job),
             *collective_words(self.settled_job, ()),
         ]
         first_rank = setup.first_rank

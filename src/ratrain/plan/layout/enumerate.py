@@ -257,6 +257,8 @@ def modes_of(
     if data == 1:
         return (StateMode(chosen.sharding, False),)
     asked, gradients = job.schedule.sharding, job.schedule.gradient_accumulation
+    if job.train.rule.whole and asked is None:
+        asked = 0  # its matrices are not divided
     if job.schedule.average_every is not None:
         asked = chosen.sharding  # replicas that train independently hold all of their states
     return tuple(
@@ -282,8 +284,8 @@ def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], b
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
     """Degrees that divide heads and every host's devices, so that no group leaves its host; where
     the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
-    to update are whole."""
-    if job.train.overflow == "unit":
+    to update are whole, and so are those of an optimizer that needs whole matrices."""
+    if job.train.overflow == "unit" or job.train.rule.whole:
         return [1]
     hosts: dict[int, int] = {}
     for device in devices:

@@ -139,6 +139,20 @@ def require_tieable(job: JobSpec, pipeline: int | None = None) -> None:
         )
 
 
+def require_whole(job: JobSpec, *, tensor: int, shards: bool, place: str) -> None:
+    """Refuses to divide matrices that the optimizer must see whole: among a tensor group, or where
+    it `shards` states."""
+    if not job.train.rule.whole or (tensor == 1 and not shards):
+        return
+    by = f"a tensor group of {tensor}" if tensor > 1 else "sharded states"
+    fix = "set tensor = 1" if tensor > 1 else "set [schedule] sharding = 0"
+    raise SpecError(
+        f"the optimizer {job.train.optimizer} needs whole matrices, which {by} would divide",
+        place=place,
+        fix=f'{fix}, or use [train] optimizer = "adamw"',
+    )
+
+
 def no_shards(job: JobSpec, level: int) -> SpecError:
     """The error of a job that wants gradients sharded where they are not."""
     return SpecError(

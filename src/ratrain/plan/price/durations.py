@@ -16,7 +16,7 @@ from ratrain.cost.collectives import (
     tree_all_reduce,
 )
 from ratrain.cost.compute import BlockTimes, update
-from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES
+from ratrain.cost.precision import RESIDUAL_BYTES
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
@@ -107,7 +107,7 @@ def costs_of_places(
     priced[Cost.UPDATE] = _updates(setup, units, ports)
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
-    saving = _saves(setup, units, ports)
+    saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
     priced[Cost.COPY_INPUT] = _copies(units, ports)
     if setup.tied:
@@ -199,7 +199,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
         return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
 
     def average(unit: UnitPlace, _link: Link) -> Transfer:
-        sent = _half_of(unit)(SAVED_BYTES * unit.params).times(2)
+        sent = _half_of(unit)(job.train.rule.saved_bytes * unit.params).times(2)
         return reduction_loss(unit.device).driven(sent)
 
     def reduced(unit: UnitPlace, _link: Link) -> Transfer:
@@ -298,10 +298,10 @@ def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports)
     return _work_of(transfers, links, peers)
 
 
-def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """A checkpoint: the master weights and moments that a rank owns, and all of its residuals,
-    through its disk (the tier of that name; nothing where the device has none). Where every replica
-    has all weights and moments, one of them writes all. Not modelled: several devices of a host on
+def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports, of_parameter: int) -> Work:
+    """A checkpoint: the master weights and states that a rank owns, `of_parameter` bytes, and all
+    of its residuals, through its disk (the tier of that name; nothing where the device has none).
+    Where every replica has all of them, one writes all. Not modelled: several devices of a host on
     one disk."""
     transfers: list[Transfer] = []
     links: list[int] = []
@@ -310,7 +310,7 @@ def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
         disk = tiers.get("disk")
         residual_bytes = RESIDUAL_BYTES if setup.error_feedback and unit.group else 0
         saved_bytes = (
-            SAVED_BYTES * unit.params / _owners(setup, unit) + residual_bytes * unit.params
+            of_parameter * unit.params / _owners(setup, unit) + residual_bytes * unit.params
         )
         size_bytes = saved_bytes if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))

@@ -37,7 +37,6 @@ import numpy as np
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
-from ratrain.cost.precision import SAVED_BYTES
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
 from ratrain.plan.layout.gradient_groups import data_half
 from ratrain.plan.layout.placement import ReplicaClass
@@ -147,7 +146,7 @@ class _Pace:
             gather = half(weight_bytes * params)
             reduce = NOTHING
             if schedule.average_every is not None:
-                reduce = half(SAVED_BYTES * params)
+                reduce = half(group.job.train.rule.saved_bytes * params)
             elif data:  # as where states are sharded: `tail_s` counts it twice where they are not
                 size_bytes = reduced_bytes * params
                 reduce = reduction(group.job, half, params, size_bytes, device, owners=self.data)

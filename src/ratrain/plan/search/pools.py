@@ -126,7 +126,7 @@ class PoolLinks:
 
 def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
     """Degrees that divide the model and that a host of the pool has room for."""
-    if job.train.overflow == "unit":
+    if job.train.overflow == "unit" or job.train.rule.whole:
         return [1]
     model = job.model.spec
     counts = {model.heads, model.kv_heads}

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
 from ratrain.checkpoint.reader import open_checkpoint
@@ -26,7 +27,8 @@ from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holde
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec, identity
-from ratrain.errors import CheckpointError, SavedElsewhere
+from ratrain.describe.optimizers import USUAL_OPTIMIZER
+from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
@@ -153,6 +155,7 @@ def _built(
     # A model without a name is called after its folder, which may have been moved.
     renamed = replace(model, name=meta.model)
     checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degrees))
+    require_optimizer(job, checkpoint.manifest, str(path))
     if not spec.data_from or meta.step > spec.data_from:  # else another run's, of another text
         require_same(meta.state, data, job.path, path)
     parts = StoredParts(
@@ -173,6 +176,19 @@ def _built(
     except CheckpointError as error:
         error.what = f"{path.name}: {error.what}"
         return None, error
+
+
+def require_optimizer(job: JobSpec, manifest: Manifest, place: str) -> None:
+    """Refuses a checkpoint that holds the states of another optimizer."""
+    began = manifest.meta.state.get(OPTIMIZER, USUAL_OPTIMIZER)
+    if began != job.train.optimizer:
+        raise CannotResume(
+            f"holds the states of the optimizer {began}, and [train] optimizer is "
+            f"{job.train.optimizer!r}",
+            place=place,
+            fix=f'write optimizer = "{began}", or begin from its weights alone: `ratrain export` '
+            "them, and name their folder in [train] weights",
+        )
 
 
 def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:

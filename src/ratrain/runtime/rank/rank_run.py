@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ratrain.checkpoint.best import read_best
+from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.folder import step_name
 from ratrain.corpus.held_out import HeldOut
 from ratrain.corpus.identity import KEY, identity_of
@@ -300,7 +301,8 @@ def _save_spec(context: RankContext, identity: dict[str, Any]) -> SaveSpec:
         model=job.model.spec.name,
         config_hash=config_hash(job.model.spec),
         unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
-        state={KEY: identity},
+        optimizer=job.train.rule,
+        state={KEY: identity, OPTIMIZER: job.train.optimizer},
     )
 
 
@@ -336,7 +338,10 @@ def _calibrate(
     if context.seat.world_rank == 0:
         wire = run.states.wire
         element_bytes = ElementBytes(
-            _computed_bytes(context), wire.gradients.itemsize, wire.boundaries.itemsize
+            _computed_bytes(context),
+            wire.gradients.itemsize,
+            wire.boundaries.itemsize,
+            context.job.train.rule.saved_bytes,
         )
         agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
         write_prediction(

@@ -132,6 +132,7 @@ class RankRun:
             _numbers(spec),
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
             device,
+            job.train.rule,
             lambda unit: Collectives(*spec.collectives_of(unit)),
         )
         timeout_s = job.train.timeout_s

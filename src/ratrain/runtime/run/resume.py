@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,10 +13,9 @@ from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import combined
+from ratrain.describe.program_keys import changed
 from ratrain.errors import SpecError
 from ratrain.plan import load_job
-from ratrain.program.actions import Kind
-from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.run.facts import read_facts, settings_of
@@ -138,9 +138,7 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     stored = folder.kept_program()
     program = stored.short if isinstance(stored, Repeating) else stored  # it has every kind of op
     require_tied(job.model.spec, program)
-    _require_clipping(job, program)
-    if spec.scales_losses:
-        _require_same_overflow(job, original["train"].get("overflow", "step"))
+    _require_same_keys(job, original["train"])
     end_step = _end_step(request, spec, current, original)
     require_whole_periods(job, program.setup.period)
     newest = latest(folder.checkpoints, skip_damaged=True)
@@ -163,25 +161,16 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     )
 
 
-def _require_clipping(job: JobSpec, program: Program) -> None:
-    """Refuses to clip in a run whose program has no op for it."""
-    kinds = {action.kind for lane in program.lanes.values() for action in lane}
-    if job.train.clip_norm is not None and Kind.ClipNorm not in kinds:
+def _require_same_keys(job: JobSpec, began: dict[str, Any]) -> None:
+    """Refuses keys of [train] that the run's program depends on, and that the job has otherwise."""
+    for key, before in changed(began, job):
+        said = f"without {key.file_key}" if before is None else f"with {key.file_key} = "
         raise SpecError(
-            "the run started without clipping, and its program has no op for it",
-            place=f"{job.path} [train] clip_norm",
-            fix="remove it, or add --replan to go on with another program",
-        )
-
-
-def _require_same_overflow(job: JobSpec, began: str) -> None:
-    """Refuses another rule of what an overflow skips: the program waits for all gradients or does
-    not, and gradients are scaled back accordingly."""
-    if job.train.overflow != began:
-        raise SpecError(
-            f'the run began with overflow = "{began}", and its program is made for that',
-            place=f"{job.path} [train] overflow",
-            fix=f'set it to "{began}", or add --replan to go on with another program',
+            f"the run began {said}{'' if before is None else json.dumps(before)}, and its program "
+            "cannot change",
+            place=f"{job.path} [{key.table}] {key.file_key}",
+            fix=("remove it" if before is None else f"set it to {json.dumps(before)}")
+            + ", or add --replan to go on with another program",
         )
 
 

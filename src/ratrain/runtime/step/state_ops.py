@@ -129,9 +129,9 @@ class StateOps:
             self._network.add_copies(tied_gradients(unit))
 
     def average_weights(self, op: LocalOp, step: int) -> None:
-        """Master weights and moments become their mean over the replicas, and the view follows."""
+        """Master weights and states become their mean over the replicas, and the view follows."""
         unit = self.unit(op)
-        for buffer in unit.averaged:
+        for buffer in unit.averaged():
             unit.reduce(self._network, buffer)
             for share in unit.shares:
                 buffer[share] /= unit.replicas
