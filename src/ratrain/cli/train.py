@@ -95,7 +95,7 @@ _COMMAND = "ratrain train"
 @click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda"]),
+    type=click.Choice(["cpu", "cuda", "deferred"]),
     help="What ranks compute on. [default: the job's [train] device, else what its cluster file "
     "says: cpu where it says nothing]",
 )

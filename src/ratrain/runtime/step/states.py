@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
@@ -233,6 +233,18 @@ class RankStates:
             if unit.dtypes and unit.view is not None:
                 unit.complete_view(network)
 
+    def named(self) -> Iterator[tuple[Tensor | None, str]]:
+        """What is there all the time, and what it is; weights that are a view are called one."""
+        for unit in self.units:
+            for part in unit.parts:
+                yield part.weights, f"master weights of {unit.name}"
+                yield part.moment1, f"first moments of {unit.name}"
+                yield part.moment2, f"second moments of {unit.name}"
+            yield unit.view, f"view of {unit.name}"
+            yield unit.shard_view, f"shard of the view of {unit.name}"
+        for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
+            yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
+
     def new_gradient(self, unit: UnitState) -> Tensor:
         return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
 
@@ -258,7 +270,7 @@ def rank_states(
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
-    held = HeldStates()
+    held = HeldStates(device)
     units = [
         _unit_state(
             held,
@@ -298,9 +310,12 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
-    return RankStates(
+    states = RankStates(
         units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held
     )
+    for tensor, words in states.named():
+        device.name(tensor, words)
+    return states
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
