@@ -5,6 +5,7 @@ freed memory is NaN; two accesses that nothing orders are an error that names bo
 for who writes schedules, passes, kinds of ops or kernels.
 """
 
+from ratrain.devices.deferred.backend import register
 from ratrain.devices.deferred.device import SEED, Deferred
 
-__all__ = ["SEED", "Deferred"]
+__all__ = ["SEED", "Deferred", "register"]

@@ -35,6 +35,21 @@ def register() -> torch.library.Library:
     return library
 
 
+@cache
+def require_backward() -> None:
+    """Refuses a process whose autograd has its threads already: it has none for this device."""
+    with torch.enable_grad():
+        leaf = torch.zeros((), device=torch.device(NAME, 0), requires_grad=True)
+        try:
+            torch.autograd.grad(leaf * 1, leaf)
+        except RuntimeError as error:
+            raise SpecError(
+                "autograd's threads of this process know no device deferred",
+                place="[train] device",
+                fix="make the device before this process' first backward",
+            ) from error
+
+
 def _empty(size: Sequence[int], *, dtype: torch.dtype | None = None, **_: Any) -> Tensor:
     strides, elements = list[int](), 1
     for length in reversed(size):

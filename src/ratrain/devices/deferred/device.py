@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 import torch
 
-from ratrain.devices.deferred.backend import register
+from ratrain.devices.deferred.backend import register, require_backward
 from ratrain.devices.deferred.clocks import Access, Place
 from ratrain.devices.deferred.memory import Pool
 from ratrain.devices.deferred.queue import Lane, Mark, Queue
@@ -56,7 +56,6 @@ class Deferred:
 
     kind = NAME
     words = "deferred, which finds missing order"
-    place = torch.device("cpu")
 
     def __init__(self, number: int = 0, seed: int | None = None) -> None:
         register()
@@ -66,6 +65,7 @@ class Deferred:
         self.own_memory = Pool(self.queue)
         self._states: dict[int, Place] = {}
         use(Operators(self.queue, self.own_memory))
+        require_backward()
 
     @contextmanager
     def stream(self, lane: str) -> Generator[DeferredStream]:
