@@ -147,7 +147,7 @@ def test_an_operator_that_fails_later_names_its_op(device: Deferred) -> None:
 
     with pytest.raises(IndexError) as failed:
         on_lane(device, "compute", Op("0F0"), work)
-    assert "in 0F0 of step 0, on lane compute" in failed.value.__notes__
+    assert "in 0F0 of step 1, on lane compute" in failed.value.__notes__
 
 
 # ---- what it finds --------------------------------------------------------------------------
@@ -161,8 +161,8 @@ def test_two_lanes_that_nothing_orders_are_named(device: Deferred) -> None:
         on_lane(device, "reduce", Op("0.3GradSync"), lambda: gradient * 2)
     told = str(found.value)
     assert "gradient of layer 3" in told
-    assert "0.3B1 of step 0 writes it (aten.add_.Tensor), on lane compute" in told
-    assert "0.3GradSync of step 0 reads it (aten.mul.Tensor), on lane reduce" in told
+    assert "0.3B1 of step 1 writes it (aten.add_.Tensor), on lane compute" in told
+    assert "0.3GradSync of step 1 reads it (aten.mul.Tensor), on lane reduce" in told
 
 
 def test_an_op_that_waits_for_the_other_is_in_order(device: Deferred) -> None:
@@ -189,7 +189,7 @@ def test_lanes_that_only_read_or_are_in_other_bytes_need_no_order(device: Deferr
 
 def test_states_that_ops_declare_need_order_too(device: Deferred) -> None:
     on_lane(device, "update", Op("ClipNorm", [(5, True)]), lambda: None)
-    with pytest.raises(MissingOrder, match="state 5: ClipNorm of step 0 writes it, on lane update"):
+    with pytest.raises(MissingOrder, match="state 5: ClipNorm of step 1 writes it, on lane update"):
         on_lane(device, "compute", Op("0F0", [(5, False)]), lambda: None)
 
 
@@ -200,8 +200,8 @@ def test_memory_that_another_lane_still_uses_is_not_freed(device: Deferred) -> N
     with pytest.raises(MissingOrder) as found:
         on_lane(device, "compute", Op("0F1"), held.clear)
     told = str(found.value)
-    assert "output of layer 3" in told and "0F1 of step 0 frees it, on lane compute" in told
-    assert "SEND_F0 of step 0 reads it" in told
+    assert "output of layer 3" in told and "0F1 of step 1 frees it, on lane compute" in told
+    assert "SEND_F0 of step 1 reads it" in told
 
 
 def test_memory_is_freed_behind_who_used_it(device: Deferred) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field
 from typing import NamedTuple
 
-from ratrain.devices.deferred.queue import Lane
+from ratrain.devices.deferred.queue import Lane, no_op
 from ratrain.errors import MissingOrder
 
 FIX = (
@@ -48,7 +48,7 @@ class Place:
 
     def words(self) -> str:
         name = self.name or "memory"
-        return name if self.made_by is None else f"{name} that {self.made_by()} made"
+        return name if self.made_by in (None, no_op) else f"{name} that {self.made_by()} made"
 
     def access(self, access: Access) -> MissingOrder | None:
         """Notes an access; what it was not kept apart from, if anything."""

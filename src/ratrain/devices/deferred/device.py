@@ -15,6 +15,8 @@ from ratrain.devices.deferred.queue import Lane, Mark, Queue
 from ratrain.devices.deferred.tensor import NAME, DeferredTensor, Operators, use
 from ratrain.devices.device import DeclaredOp
 from ratrain.devices.device import Mark as AnyMark
+from ratrain.errors import SpecError
+from ratrain.readers.numbers import is_number
 
 SEED = "RATRAIN_DEFERRED_SEED"
 """The environment variable that says which random order; each rank has its own."""
@@ -34,7 +36,7 @@ class DeferredStream:
         queue.dawdle()
         for mark in after:
             mark.wait()
-        lane.doing = lambda: f"{op.word} of step {step}"
+        lane.doing = lambda: f"{op.word} of step {step + 1}"
         with queue.lock:
             at = queue.give(None)
             for number, writes in op.uses:
@@ -60,8 +62,7 @@ class Deferred:
     def __init__(self, number: int = 0, seed: int | None = None) -> None:
         register()
         self.place = torch.device(NAME, 0)
-        base = int(os.environ.get(SEED, "0")) if seed is None else seed
-        self.queue = Queue(base * 1000 + number)
+        self.queue = Queue(f"{_seed() if seed is None else seed} {number}")
         self.own_memory = Pool(self.queue)
         self._states: dict[int, Place] = {}
         use(Operators(self.queue, self.own_memory))
@@ -97,3 +98,10 @@ class Deferred:
             self.queue.mark(lane).wait()
         self._states.clear()
         self.queue.raise_missing()
+
+
+def _seed() -> int:
+    given = os.environ.get(SEED, "0")
+    if not is_number(given):
+        raise SpecError(f"{given!a} is not a whole number", place=SEED, fix=f"{SEED}=1")
+    return int(given)

@@ -20,8 +20,9 @@ DEFAULT = "default"
 """The lane of the thread that made the device, while it is in no other."""
 
 
-def _nothing() -> str:
-    return "before the first op"
+def no_op() -> str:
+    """What a lane is doing ahead of its first op."""
+    return "no op"
 
 
 @dataclass(eq=False)
@@ -37,7 +38,7 @@ class Lane:
     given: int = 0
     ran: int = 0
     seen: dict[str, int] = field(default_factory=dict[str, int])
-    doing: Callable[[], str] = _nothing
+    doing: Callable[[], str] = no_op
 
     def learn(self, seen: dict[str, int]) -> None:
         """What another lane has seen is seen here from now on."""
@@ -70,11 +71,11 @@ class Mark:
 class Queue:
     """All lanes of a device; `seed` says in which order they run."""
 
-    def __init__(self, seed: int, *, delays: bool = True) -> None:
+    def __init__(self, seed: str) -> None:
         self.lock = threading.RLock()
         self.lanes: dict[str, Lane] = {}
         self.missing: list[MissingOrder] = []
-        self._chance, self._delays = random.Random(seed), delays
+        self._chance = random.Random(seed)
         self._of_thread = threading.local()
         self._home_thread, self._home = threading.get_ident(), self.lane(DEFAULT)
 
@@ -100,7 +101,7 @@ class Queue:
         """Puts work into this thread's lane; its number there."""
         lane = self.here
         with self.lock:
-            return lane.give(work or _nothing)
+            return lane.give(work or no_op)
 
     def mark(self, lane: Lane | None = None) -> Mark:
         with self.lock:
@@ -120,7 +121,7 @@ class Queue:
 
     def dawdle(self) -> None:
         """Sometimes lets other lanes go first."""
-        if self._delays and self._chance.random() < 0.2:
+        if self._chance.random() < 0.2:
             time.sleep(self._chance.random() / 1000)
 
     def _turn(self) -> None:

@@ -237,11 +237,11 @@ class RankStates:
         """What is there all the time, and what it is; weights that are a view are called one."""
         for unit in self.units:
             for part in unit.parts:
-                yield part.weights, f"master weights of {unit.name}"
-                yield part.moment1, f"first moments of {unit.name}"
-                yield part.moment2, f"second moments of {unit.name}"
-            yield unit.view, f"view of {unit.name}"
-            yield unit.shard_view, f"shard of the view of {unit.name}"
+                yield part.weights, f"master weights of unit {unit.name}"
+                yield part.moment1, f"first moments of unit {unit.name}"
+                yield part.moment2, f"second moments of unit {unit.name}"
+            yield unit.view, f"view of unit {unit.name}"
+            yield unit.shard_view, f"shard of the view of unit {unit.name}"
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
             yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
 
