@@ -5,10 +5,12 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 
 from crew import Crew
 from made import named_skeletons
+from registered import declared_inside
 from runs_made import Setting, Unlike
 from training import RankResult, Result, train, train_rank
 
@@ -23,6 +25,8 @@ RANKS = 4
 SHORT = Setting(steps=2, sequences=4, timeout_s=30)
 WIDE = (("num_key_value_heads", 4),)
 TIED = (("tie_word_embeddings", True),)
+PAGE = ("average_family", "weight_average")
+"""Of docs/how-to/extending.md: a family of states, and a kind of op that keeps them."""
 OFFLOADING = ("forward-recovery", "layerwise-state-pipeline", "update-prefetch", "offload-inputs")
 
 
@@ -125,6 +129,19 @@ def without(schedule: Schedule, wait: Wait) -> Schedule:
     left = tuple(other for other in getattr(op, name) if other != wait.awaited)
     ops[wait.op] = replace(op, **{name: left})
     return replace(schedule, ops=tuple(ops))
+
+
+def train_with_page(
+    rank: int, size: int, setting: Setting, folder: Path, seed: int
+) -> RankResult | str:
+    """A rank of a run that uses the modules of a folder; what it said where it failed."""
+    with declared_inside(folder / "page"):
+        for name in PAGE:
+            import_module(name)
+        try:
+            return train_rank(rank, size, setting, folder, None, None, partial(deferred, seed=seed))
+        except Exception as error:
+            return f"{type(error).__name__}: {error}"
 
 
 def train_without(

@@ -5,25 +5,32 @@ from __future__ import annotations
 
 import random
 from collections.abc import Generator
+from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 
 import numpy as np
 import pytest
 from crew import Crew
 from deferred_runs import (
+    OFFLOADING,
+    PAGE,
     RANKS,
     SETTINGS,
     SHORT,
     Wait,
     make_first,
     run_put_off,
+    train_with_page,
     train_without,
     waits_of,
     without,
 )
+from extending_page import write_files
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from made import Case, cases, small
+from registered import declared_inside
 from runs_made import Setting, write_job
 from training import Result, train
 
@@ -188,7 +195,7 @@ def test_a_run_that_lacks_a_wait_says_which_ops_lack_it(
     setting: Setting = random.Random(seed).choice(
         [SETTINGS[name] for name in ("ratrain", "zb-h1", "buckets", "level 3, local", "1f1b")]
     )
-    job = write_job(tmp_path, setting)
+    job = write_job(tmp_path, replace(setting, files=("none.txt",)))
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False))
     write_run(prepared, RunFolder(tmp_path / "run"))
     program = RunFolder(tmp_path / "run").read_program()
@@ -196,4 +203,30 @@ def test_a_run_that_lacks_a_wait_says_which_ops_lack_it(
     answers = putting_off.ask(setting.world_size, train_without, setting, tmp_path, wait, seed)
     ops = schedule_of(program, 0).ops
     assert "MissingOrder" in answers[0], (ops[wait.awaited].word, ops[wait.op].word, answers[0])
-    assert SHORT.steps > 1  # waits for the step before come up
+
+
+@slow
+@pytest.mark.parametrize("forgets", [False, True], ids=["as written", "forgets a read"])
+def test_a_kind_of_your_own_that_forgets_what_it_reads_is_named(
+    forgets: bool, putting_off: Crew, tmp_path: Path
+) -> None:
+    """The weight average of docs/how-to/extending.md, without its first line of reading."""
+    page = write_files(tmp_path / "page")
+    read = '    b.reads(ops, b.at_step_end("optimizer", ops))\n'
+    text = (page / "weight_average.py").read_text()
+    assert read in text
+    (page / "weight_average.py").write_text(text.replace(read, "") if forgets else text)
+    setting = replace(SHORT, pipeline=2, steps=4, passes=(*OFFLOADING[:3], "weight-average"))
+    with declared_inside(page):
+        for name in PAGE:
+            import_module(name)
+        job = write_job(tmp_path, replace(setting, files=("none.txt",)))
+        prepared = prepare_run(RunRequest(job, threads=1, calibrate=False))
+        write_run(prepared, RunFolder(tmp_path / "run"))
+    told = putting_off.ask(2, train_with_page, setting, tmp_path, 3)
+    if not forgets:
+        assert not [each for each in told if isinstance(each, str)]
+        return
+    (found, *_) = [each for each in told if str(each).startswith("MissingOrder")]
+    assert "AddToAverage" in found and "UpdateShard" in found
+    assert "on lane offload" in found and "on lane update" in found

@@ -106,8 +106,9 @@ def train(
     plan = write_plan(folder, setting)
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
+    device = () if make_device is None else (make_device,)
     ranks: list[RankResult] = crew.ask(
-        setting.world_size, train_rank, setting, folder, delays, checkpoint, make_device
+        setting.world_size, train_rank, setting, folder, delays, checkpoint, *device
     )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
