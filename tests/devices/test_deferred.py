@@ -38,7 +38,7 @@ def on_lane(
     def run() -> None:
         try:
             with device.stream(lane) as stream:
-                stream.begin(op, 0, after, lambda number: f"state {number}")
+                stream.begin(op, 0, lambda: after, lambda number: f"state {number}")
                 work()
                 ends.append(stream.finish())
         except BaseException as error:

@@ -17,6 +17,10 @@ class Mark(Protocol):
         ...
 
 
+Marks = Callable[[], Iterable[Mark]]
+"""Called by devices that want to know them."""
+
+
 class DeclaredOp(Protocol):
     """An op, and what its kind says that it does."""
 
@@ -33,10 +37,10 @@ class Stream(Protocol):
     """Work that one lane has given the device, done in order."""
 
     def begin(
-        self, op: DeclaredOp, step: int, after: Iterable[Mark], state: Callable[[int], str], /
+        self, op: DeclaredOp, step: int, after: Marks, state: Callable[[int], str], /
     ) -> None:
-        """An op begins. The host has waited until `after` was reached; nothing else orders what
-        the op does with other lanes. `state`: a state's name for people."""
+        """An op begins. The host has waited until the marks of `after` were reached; nothing else
+        orders what the op does with other lanes. `state`: a state's name for people."""
         ...
 
     def finish(self) -> Mark:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 
 import torch
@@ -13,8 +13,7 @@ from ratrain.devices.deferred.clocks import Access, Place
 from ratrain.devices.deferred.memory import Pool
 from ratrain.devices.deferred.queue import Lane, Mark, Queue
 from ratrain.devices.deferred.tensor import NAME, DeferredTensor, Operators, use
-from ratrain.devices.device import DeclaredOp
-from ratrain.devices.device import Mark as AnyMark
+from ratrain.devices.device import DeclaredOp, Marks
 from ratrain.errors import SpecError
 from ratrain.readers.numbers import is_number
 
@@ -28,13 +27,11 @@ class DeferredStream:
     def __init__(self, device: Deferred, lane: Lane) -> None:
         self._device, self._lane = device, lane
 
-    def begin(
-        self, op: DeclaredOp, step: int, after: Iterable[AnyMark], state: Callable[[int], str]
-    ) -> None:
+    def begin(self, op: DeclaredOp, step: int, after: Marks, state: Callable[[int], str]) -> None:
         """An op begins behind these marks, and accesses the states that it declares."""
         queue, lane = self._device.queue, self._lane
         queue.dawdle()
-        for mark in after:
+        for mark in after():
             mark.wait()
         lane.doing = lambda: f"{op.word} of step {step + 1}"
         with queue.lock:

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ratrain.devices import CPU, Device, Stream
 from ratrain.program.kind import Kind, Lane
@@ -64,7 +65,7 @@ class Lanes:
         meet: Meet | None = None,
         stop: Callable[[], None] | None = None,
     ) -> None:
-        self._schedule = schedule
+        self._schedule, self._state_name = schedule, schedule.program.table.states.name
         self._execute = execute
         self._meet = meet
         self._stop = stop  # wakes lanes that wait in an op for another lane
@@ -155,7 +156,7 @@ class Lanes:
         turn = (step + self._ahead) // period - (self._first_step + self._ahead) // period
         if not self._completions.wait(op, turn):
             raise Stopped
-        stream.begin(op, step, self._completions.behind(op, turn), self._schedule.state_name)
+        stream.begin(op, step, partial(self._completions.behind, op, turn), self._state_name)
         if self._meet is not None:
             self._meet(op)
         self._ledger.take(op.births, op.word, self._timeout_s)

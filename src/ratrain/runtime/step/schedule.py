@@ -7,7 +7,7 @@ of states. Nothing is ordered that the program does not order.
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
 from functools import cached_property
 
@@ -103,11 +103,6 @@ class Schedule:
         for op in self.ops:
             lanes[op.lane].append(op)
         return {lane: tuple(ops) for lane, ops in lanes.items()}
-
-    @property
-    def state_name(self) -> Callable[[int], str]:
-        """A state's name for people, by its number."""
-        return self.program.table.states.name
 
     @property
     def period(self) -> int:
