@@ -105,7 +105,7 @@ def test_new_and_freed_memory_is_nan(device: Deferred) -> None:
 @pytest.mark.usefixtures("device")
 def test_a_tensor_of_the_host_is_refused_as_on_a_gpu() -> None:
     with pytest.raises(RuntimeError, match="expected all tensors to be on the same device"):
-        torch.ones(4, device=PLACE) + torch.ones(4)
+        torch.add(torch.ones(4, device=PLACE), torch.ones(4))
     with pytest.raises(TypeError, match="copy it to host memory"):
         torch.ones(4, device=PLACE).numpy()
 
