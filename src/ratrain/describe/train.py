@@ -44,7 +44,7 @@ class TrainSpec:
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
     device: Literal["auto", "cpu", "cuda", "deferred"] = (
-        "auto"  # what ranks compute on; as the cluster says
+        "auto"  # of ranks; auto: as the cluster says
     )
     share_gpu: bool = False  # several ranks of a host may compute on one GPU
 
