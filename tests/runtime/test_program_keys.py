@@ -9,7 +9,6 @@ from dataclasses import fields, replace
 from pathlib import Path
 
 import pytest
-from ratrain.runtime.rank.meeting import Everybody
 from runs_made import Setting, write_job, write_text
 from test_agreement import together
 
@@ -24,6 +23,7 @@ from ratrain.plan.file.writing import plan_of, write_plan
 from ratrain.plan.search.misfit import planned
 from ratrain.readers.place import Place
 from ratrain.runtime.rank.agreement import agree, read_run
+from ratrain.runtime.rank.rendezvous import Everybody
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run.resume import resume_run
 from ratrain.runtime.run_folder import RunFolder

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -19,7 +20,7 @@ from torch import Tensor
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec
-from ratrain.devices import CPU
+from ratrain.devices import CPU, Device
 from ratrain.models.division import Division
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import unit_layout
@@ -36,7 +37,7 @@ from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder, share_of
 from ratrain.runtime.seats import Seats, parts_of_units
-from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.links import routes_of
 from ratrain.runtime.step.network import Network
@@ -103,15 +104,18 @@ def train(
     checkpoint: Path | None = None,
     *,
     saves: bool = False,
+    make_device: Callable[[int], Device] | None = None,
 ) -> Result:
     """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank.
-    `checkpoint`: where it begins. `saves`: it saves as its job says, in `folder`/run."""
+    `checkpoint`: where it begins. `saves`: it saves as its job says, in `folder`/run.
+    `make_device`: a rank's device; left out, the CPU."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
     plan = write_plan(folder, setting)
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
+    device = () if make_device is None else (make_device,)
     ranks: list[RankResult] = crew.ask(
-        setting.world_size, train_rank, setting, folder, delays, checkpoint, saves
+        setting.world_size, train_rank, setting, folder, delays, checkpoint, saves, *device
     )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
@@ -186,19 +190,20 @@ def train_rank(
     delays: int | None,
     checkpoint: Path | None = None,
     saves: bool = False,
+    make_device: Callable[[int], Device] | None = None,
 ) -> RankResult:
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
     spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
-    seat = spec.seats.seat(rank)
+    seat, device = spec.seats.seat(rank), CPU if make_device is None else make_device(rank)
     begins, share = share_of(spec, program.setup, seat.data)
     size, first = spec.micro_batch_of(seat.data), setting.first + begins
     losses: list[str] = []
     norms: list[float] = []
     validated: list[tuple[int, str, int]] = []
     held_out = HeldOutShare(
-        ReplicaBatches(setting.held_out_samples, begins, share, size, CPU.place),
+        ReplicaBatches(setting.held_out_samples, begins, share, size, device.place),
         setting.held_out_batches,
     )
 
@@ -209,7 +214,7 @@ def train_rank(
         spec.seats,
         seat,
         routes_of(program.setup, spec.seats),
-        setting.network,
+        setting.network if make_device is None else "staged",
         timeout_s=setting.timeout_s,
         hosts=spec.hosts,
     )
@@ -219,12 +224,12 @@ def train_rank(
         spec,
         seat,
         network,
-        ReplicaBatches(setting.samples, first, share, size, CPU.place),
+        ReplicaBatches(setting.samples, first, share, size, device.place),
         _begin(job, seat.division, checkpoint),
-        device=CPU,
+        device=device,
         on_round=heard,
         stop_asked=lambda: False,
-        allocator=Allocator(),
+        allocator=memory_of(device),
         held_out=held_out if setting.validate_every else None,
         validated=lambda step, validation: validated.append(
             (step, validation.loss.hex(), validation.tokens)
@@ -326,4 +331,4 @@ def _watch(run: RankRun, norms: list[float], seed: int | None) -> None:
 
 
 def _numpy(tensor: Tensor) -> Floats:
-    return tensor.detach().float().numpy().copy()
+    return tensor.detach().float().cpu().numpy().copy()

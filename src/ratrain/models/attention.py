@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn import functional
 
 from ratrain.models import kernels
+from ratrain.models.chunks import CPU_KERNELS
 from ratrain.models.linear import accumulation_dtype
 
 _CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
@@ -43,7 +44,7 @@ PLAIN = Scores()
 def attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores = PLAIN) -> tuple[Tensor, Tensor]:
     """(attention output, log of the sum of exponents: one a query and head; empty where it is not
     needed)."""
-    if q.device.type == "cpu":
+    if q.device.type in CPU_KERNELS:
         mask = _cpu_mask(q, scores)
         output, logsumexp = _CPU(q, k, v, 0.0, True, attn_mask=mask, scale=scores.scale)
         return output, logsumexp
@@ -64,7 +65,7 @@ def attention_gradients(
     scores: Scores = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
-    if q.device.type == "cpu":
+    if q.device.type in CPU_KERNELS:
         mask = _cpu_mask(q, scores)
         return _CPU_BACKWARD(
             grad, q, k, v, output, logsumexp, 0.0, True, attn_mask=mask, scale=scores.scale

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from ratrain.compiled import library
+from ratrain.models.chunks import CPU_KERNELS
 
 if TYPE_CHECKING:
     from ratrain.models.gpu_kernels import GpuKernels
@@ -93,9 +94,13 @@ def kernels_for(x: Tensor) -> Kernels | None:
     """What `x` is computed with; None: torch."""
     if x.device.type == "cuda":
         return kernels_for_gpu(x)
-    if x.dtype != torch.float32 or x.device.type != "cpu" or torch.get_num_threads() > 1:
-        return None
-    return _built()
+    on_cpu = x.device.type in CPU_KERNELS and torch.get_num_threads() == 1
+    built = _built() if on_cpu and x.dtype == torch.float32 else None
+    if built is None or x.device.type == "cpu":
+        return built
+    from ratrain.models.queued_kernels import queued
+
+    return queued(built)
 
 
 class CpuKernels:

@@ -15,7 +15,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from ratrain.models.chunks import CHUNK_ELEMENTS, chunk_elements
+from ratrain.models.chunks import CHUNK_ELEMENTS, CPU_KERNELS, chunk_elements
 from ratrain.models.parameters import Parameter, UnitParameters
 from ratrain.models.rows import Rows
 
@@ -225,7 +225,7 @@ def _add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
     whole = gradient.dtype == into.dtype
     for part in [slice(None)] if whole else _row_chunks(gradient):
         wide = gradient[part].to(into.dtype)
-        if into.device.type == "cpu":
+        if into.device.type in CPU_KERNELS:
             into.index_add_(0, rows[part], wide)
         else:  # sorts the rows first: the same order of sums each time, where index_add_ races
             into.index_put_((rows[part],), wide, accumulate=True)

@@ -250,6 +250,18 @@ class RankStates:
             if unit.dtypes and unit.view is not None:
                 unit.complete_view(network)
 
+    def named(self) -> Iterator[tuple[Tensor | None, str]]:
+        """What is there all the time, and what it is; weights that are a view are called one."""
+        for unit in self.units:
+            for part in unit.parts:
+                yield part.weights, f"master weights of unit {unit.name}"
+                yield part.moment1, f"first moments of unit {unit.name}"
+                yield part.moment2, f"second moments of unit {unit.name}"
+            yield unit.view, f"view of unit {unit.name}"
+            yield unit.shard_view, f"shard of the view of unit {unit.name}"
+        for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
+            yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
+
     def new_gradient(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of a unit's gradients over micro-batches."""
         if self._kept is None:
@@ -292,7 +304,7 @@ def rank_states(
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
-    held = HeldStates()
+    held = HeldStates(device)
     units = [
         _unit_state(
             held,
@@ -333,9 +345,12 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
-    return RankStates(
+    states = RankStates(
         units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held
     )
+    for tensor, words in states.named():
+        device.name(tensor, words)
+    return states
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
