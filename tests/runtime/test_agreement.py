@@ -151,7 +151,7 @@ def settled(folders: list[Path], disks: str) -> list[Any]:
     company = Company(tuple(f"host-{rank}" for rank in hosts), hosts, hosts)
 
     def work(rank: int, everybody: Everybody) -> tuple[Company, Tenancy]:
-        tenant = Tenancy(RunFolder(folders[rank]), rank)
+        tenant = Tenancy(RunFolder(folders[rank]), rank, "torchrun")
         try:
             settled = tenant.settle(company, everybody, disks=disks, say=lambda _: None)
         except RatrainError:

@@ -15,8 +15,6 @@ from ratrain.cli.options import PATH
 if TYPE_CHECKING:
     from ratrain.runtime.run.hosts import RunHost
 
-PORT = 29500
-
 
 @click.command()
 @click.argument("run", type=PATH)
@@ -35,7 +33,7 @@ PORT = 29500
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    default=PORT,
+    default=29500,
     show_default=True,
     help="At which the host of rank 0 is met by all ranks.",
 )

@@ -32,6 +32,7 @@ from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
 from ratrain.runtime.rank.door import Door, call
+from ratrain.runtime.rank.whereabouts import tell, told
 from ratrain.runtime.step.circle import Circle
 from ratrain.runtime.step.connection import Connection
 
@@ -92,6 +93,8 @@ class _Host:
         with _meeting_listener(self._launch) as listener:
             host = listener.getsockname()[0]
             door = Door(listener, self._key, self._answer, self._came)
+            if self._launch.told_in is not None:
+                tell(self._launch.told_in, listener.getsockname()[:2])
             try:
                 end_s = time.monotonic() + self._patience_s
                 self._wait(end_s)
@@ -99,6 +102,8 @@ class _Host:
                     self._wait(end_s)
             finally:
                 door.close()
+                if self._launch.told_in is not None:
+                    self._launch.told_in.unlink(missing_ok=True)
         doorstep = listen(host)
         attempt = secrets.token_bytes(16)
         book = (doorstep.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
@@ -223,7 +228,9 @@ class _Guest:
         deadline_s = time.monotonic() + min(left_s, _CALL_S)
         source = (launch.own_address, 0) if launch.own_address else None
         sock = socket.create_connection(
-            (launch.address, launch.port), timeout=min(left_s, _CALL_S), source_address=source
+            told(launch.told_in) or (launch.address, launch.port),
+            timeout=min(left_s, _CALL_S),
+            source_address=source,
         )
         listener: socket.socket | None = None
         try:
@@ -300,7 +307,12 @@ def _meeting_listener(launch: Launch) -> socket.socket:
                 place="MASTER_ADDR",
                 fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
             )
-        return listen(str(host), launch.port)
+        try:
+            return listen(str(host), launch.port)
+        except OSError:
+            if launch.told_in is None:
+                raise
+            return listen(str(host))  # another job has the port: the file says which it is
     except OSError as error:
         raise RunFailed(
             f"cannot listen at {address}, port {launch.port}: {error.strerror or error}",

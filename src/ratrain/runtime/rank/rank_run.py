@@ -21,10 +21,11 @@ from ratrain.corpus.of_job import JobData
 from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device, Memory
+from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
-from ratrain.runtime.environment import launch_of
+from ratrain.runtime.environment import COMMAND, launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
@@ -41,6 +42,7 @@ from ratrain.runtime.rank.prediction import write_prediction
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.seating import seated
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
 from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
@@ -77,23 +79,24 @@ class Stand:
     voice: Voice
 
 
-def run_rank(path: Path, rank: int, requests: StopRequests) -> int:
-    """Runs a rank; the exit status. What went wrong is in the folder's failure file. `requests` to
-    stop come from signals."""
+def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
+    """Runs the rank of a process; the exit status. What went wrong is in the folder's failure file.
+    `requests` to stop come from signals."""
     folder = RunFolder(path)
-    tenancy, voice = Tenancy(folder, rank), Voice(rank)
+    tenancy = Tenancy(folder, place.rank, os.environ.get(COMMAND) or place.words)
+    voice = Voice(place)
     if tenancy.settled:
-        _forget_failure(folder, rank)
+        _forget_failure(folder, place.rank)
     try:
         requests.tell(lambda: voice.speaks)
-        finished = _run(folder, rank, tenancy, voice, requests)
+        finished = _run(folder, tenancy, voice, requests)
         requests.ignore()
         return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
         requests.end_at_once()
         if not isinstance(error, RatrainError):
             traceback.print_exc()
-        status = tell(folder, rank, error) if tenancy.settled else status_of(error)
+        status = tell(folder, voice.rank, error) if tenancy.settled else status_of(error)
         voice.fail(folder, error)
         return status
     finally:
@@ -105,17 +108,19 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
     folder.rank_file(rank, "failure").unlink(missing_ok=True)
 
 
-def _run(
-    folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice, requests: StopRequests
-) -> bool:
+def _run(folder: RunFolder, tenancy: Tenancy, voice: Voice, requests: StopRequests) -> bool:
     """Whether the last step was done."""
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
-    meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
+    launch, secret = launch_of(os.environ, folder.path), _secret(folder, reading)
+    meeting = meet(launch, secret, timeout_s)
+    if launch.place is not None:
+        meeting = seated(meeting, launch, folder, reading, secret, timeout_s)
+    rank = tenancy.rank = voice.rank = meeting.rank
     meeting.circle.wait_up_to(TOKENISING_S)
     stand = _agreed(folder, rank, reading, meeting, tenancy, voice)
     meeting.circle.wait_up_to(timeout_s)
-    device = own_device(stand.job, stand.spec, rank, os.environ)
+    device = own_device(stand.job, stand.spec, rank, stand.company.host)
     torch.set_num_threads(stand.spec.threads)
     network = network_of(
         stand.program,
