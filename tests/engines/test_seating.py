@@ -8,7 +8,7 @@ from collections import Counter
 import pytest
 
 from ratrain.engines.seating import Arrival, PlannedRank, seats
-from ratrain.errors import RunFailed
+from ratrain.errors import Infeasible
 
 UNEQUAL = [
     PlannedRank(0, "old"),
@@ -34,7 +34,7 @@ def test_kinds_that_come_in_another_order_are_seated_as_planned() -> None:
 def test_kinds_that_are_not_the_plans_are_refused_by_name() -> None:
     arrived = hosts("a", "b", "c", "d", a="new", b="new", c="new", d="old")
     with pytest.raises(
-        RunFailed, match=r"2 on old, 2 on new; .*3 on new \(a, b, c\); 1 on old \(d\)"
+        Infeasible, match=r"2 on old, 2 on new; .*3 on new \(a, b, c\); 1 on old \(d\)"
     ):
         seats(UNEQUAL, arrived)
 

@@ -203,13 +203,13 @@ def command(
             calibrate=not no_calibrate,
             overrides=overrides,
         )
-        launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
+        launcher = Launcher(_COMMAND, _say, prepare_data, owning, starts_here=not prepare_only)
         if resume:
             ready = _resumed(launcher, request, run)
         else:
             begin = source_of(source, restarts_data=restart_data) if source else None
             job_folder = written_job.parent if written_job else None
-            ready = _new(launcher, request, run, job_folder, begin)
+            ready = new_run(launcher, request, run, job_folder, begin)
         if prepare_only:
             show_commands(ready, as_json)
             return 0
@@ -250,7 +250,7 @@ def _written_job(
     return written_job(folder, files, overrides, schedule, made_by="ratrain train --model --data")
 
 
-def _new(
+def new_run(
     launcher: Launcher,
     request: RunRequest,
     run: Path | None,
@@ -280,7 +280,7 @@ def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> Ready
     return launcher.resumed(request, run)
 
 
-def _prepare_data(job: JobSpec) -> Prepared:
+def prepare_data(job: JobSpec) -> Prepared:
     """Tokenises once what every rank reads; returns it."""
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
-from ratrain.errors import RunFailed
+from ratrain.errors import Infeasible
 
 
 @dataclass(frozen=True)
@@ -124,7 +124,7 @@ def _gathered(keys: Iterable[object]) -> list[list[int]]:
     return list(numbers.values())
 
 
-def _refusal(planned: Sequence[PlannedRank], arrivals: Sequence[Arrival]) -> RunFailed:
+def _refusal(planned: Sequence[PlannedRank], arrivals: Sequence[Arrival]) -> Infeasible:
     wanted = _gathered(rank.kind for rank in planned)
     came = _gathered(arrival.kinds for arrival in arrivals)
     plan_words = ", ".join(f"{len(ranks)} on {planned[ranks[0]].kind}" for ranks in wanted)
@@ -133,7 +133,7 @@ def _refusal(planned: Sequence[PlannedRank], arrivals: Sequence[Arrival]) -> Run
         f"({', '.join(dict.fromkeys(arrivals[rank].host for rank in ranks))})"
         for ranks in came
     )
-    return RunFailed(
+    return Infeasible(
         f"the plan has ranks {plan_words}; started were {host_words}",
         place="kinds of hosts",
         fix="ask the engine for the plan's hosts (`ratrain launch ENGINE JOB` writes that), or "

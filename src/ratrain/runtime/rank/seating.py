@@ -18,7 +18,7 @@ from ratrain.checkpoint.listing import listed
 from ratrain.describe.job import JobSpec
 from ratrain.engines.places import Place, kinds_of
 from ratrain.engines.seating import Arrival, PlannedRank, seats
-from ratrain.errors import RatrainError, RunFailed
+from ratrain.errors import Infeasible
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.agreement import Reading
 from ratrain.runtime.rank.meeting import Meeting, meet, told_by_all
@@ -43,7 +43,7 @@ def seated(
     answer = told_by_all(meeting.everybody(json.dumps(answer)))[0]
     if "refused" in answer:
         what, place, fix = answer["refused"]
-        raise RunFailed(what, place=place, fix=fix)
+        raise Infeasible(what, place=place, fix=fix)
     seat_of: list[int] = answer["seats"]
     if seat_of == sorted(seat_of):
         return meeting
@@ -110,7 +110,7 @@ def _answer(told: list[dict[str, Any]], reading: Reading) -> dict[str, Any]:
     ]
     try:
         return {"seats": seats(planned_ranks(job, spec), arrivals)}
-    except RatrainError as error:
+    except Infeasible as error:
         return {"refused": [error.what, error.place, error.fix]}
 
 

@@ -1,4 +1,4 @@
-"""`ratrain launch`: a prepared run on the hosts of its cluster."""
+"""`ratrain launch RUN`: a prepared run on the hosts of its cluster."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from ratrain.runtime.run.hosts import RunHost
 
 
-@click.command()
+@click.command("hosts")
 @click.argument("run", type=PATH)
 @click.option(
     "--host",
