@@ -63,7 +63,7 @@ class Launch:
         return self.ranks_here == self.world_size
 
     @property
-    def meeting_place(self) -> str:
+    def rendezvous_address(self) -> str:
         return f"{self.address}, port {self.port}"
 
 

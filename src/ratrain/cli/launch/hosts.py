@@ -89,9 +89,9 @@ def command(
     first = next(each.name for each in hosts if 0 in each.ranks)
     if host is not None and not as_json:
         ranks = host_called(hosts, host).ranks
-        meeting = address_of[first], port
+        rendezvous = address_of[first], port
         return run_host_ranks(
-            folder, ranks, spec.seats.world_size, meeting, follow_input=follow_input
+            folder, ranks, spec.seats.world_size, rendezvous, follow_input=follow_input
         )
     commands = [
         HostCommand(each.name, address_of[each.name], words)

@@ -25,7 +25,7 @@ from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
 from ratrain.readers.json import as_table, parse_json
-from ratrain.runtime.rank.company import Company
+from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.slots import Slots
@@ -56,7 +56,7 @@ class CheckpointSaver:
         self,
         spec: SaveSpec,
         rank: int,
-        company: Company,
+        membership: Membership,
         states: RankStates,
         network: Network,
         *,
@@ -65,8 +65,8 @@ class CheckpointSaver:
         require_owned: Callable[[], None],
         saved: Callable[[int], None],
     ) -> None:
-        self._spec, self._rank, self._company, self._states = spec, rank, company, states
-        self._keeps, self._saved = company.keeps(rank), saved
+        self._spec, self._rank, self._membership, self._states = spec, rank, membership, states
+        self._keeps, self._saved = membership.keeps(rank), saved
         self._network, self._is_last = network, is_last
         self._state_after, self._require_owned = state_after, require_owned
         self._writer: ShardWriter | None = None
@@ -117,7 +117,7 @@ class CheckpointSaver:
         replies = [
             as_table(*parse_json(row, "a rank's record"))[0]
             for row in self._network.exchange_bytes(
-                json.dumps(body).encode(), hearers=self._company.disks
+                json.dumps(body).encode(), hearers=self._membership.disks
             )
         ]
         if self._keeps:
@@ -126,7 +126,7 @@ class CheckpointSaver:
                 (RankRecord.of_json(row["record"]) for row in replies),
                 key=lambda record: record.file,
             )
-            spread = self._company.spread(self._rank)
+            spread = self._membership.spread(self._rank)
             seal(
                 self._partial,
                 Manifest(self._meta(step), replies[0]["now_s"], tuple(records), spread),
@@ -153,7 +153,7 @@ class CheckpointSaver:
     def _everywhere(self) -> None:
         """Waits for the other disks: none shows a checkpoint before all have their part, or removes
         an old one before all show the new one."""
-        if len(self._company.disks) > 1:
+        if len(self._membership.disks) > 1:
             self._network.exchange_bytes(b"")
 
     def _meta(self, step: int) -> Meta:

@@ -1,7 +1,7 @@
 """The ranks of an engine become those of the program, before anything else is settled.
 
 All say on which host they are, of which kind it is, and what lies on its disk. Rank 0 of the engine
-gives the seats (`engines/seating.py`); where they are not in the engine's order the ranks meet once
+gives the seats (`engines/seating.py`); where they are not in the engine's order the ranks join once
 more, by their new numbers.
 """
 
@@ -21,47 +21,47 @@ from ratrain.engines.seating import Arrival, PlannedRank, seats
 from ratrain.errors import Infeasible
 from ratrain.runtime.environment import Launch
 from ratrain.runtime.rank.agreement import Reading
-from ratrain.runtime.rank.meeting import Meeting, meet, told_by_all
+from ratrain.runtime.rank.rendezvous import Rendezvous, join, told_by_all
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
 
 def seated(
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     launch: Launch,
     folder: RunFolder,
     reading: Reading,
     secret: bytes,
     patience_s: float,
-) -> Meeting:
-    """The meeting of the ranks by their seats. All ranks of an engine call this together."""
+) -> Rendezvous:
+    """The rendezvous of the ranks by their seats. All ranks of an engine call this together."""
     assert launch.place is not None
     own_words = _own_words(launch.place, folder, reading)
-    told = told_by_all(meeting.everybody(json.dumps(own_words)))
+    told = told_by_all(rendezvous.everybody(json.dumps(own_words)))
     answer: dict[str, Any] = {}
-    if meeting.rank == 0:
+    if rendezvous.rank == 0:
         answer = _answer(told, reading)
-    answer = told_by_all(meeting.everybody(json.dumps(answer)))[0]
+    answer = told_by_all(rendezvous.everybody(json.dumps(answer)))[0]
     if "refused" in answer:
         what, place, fix = answer["refused"]
         raise Infeasible(what, place=place, fix=fix)
     seat_of: list[int] = answer["seats"]
     if seat_of == sorted(seat_of):
-        return meeting
+        return rendezvous
     first = seat_of.index(0)
-    address, port = meeting.book[first]
-    listener = meeting.listener.detach() if meeting.rank == first else None
+    address, port = rendezvous.book[first]
+    listener = rendezvous.listener.detach() if rendezvous.rank == first else None
     again = replace(
         launch,
-        rank=seat_of[meeting.rank],
+        rank=seat_of[rendezvous.rank],
         address=address,
         port=port,
         listener=listener,
         told_in=None,
     )
-    meeting.circle.close()
+    rendezvous.broadcast.close()
     if listener is None:
-        meeting.listener.close()
-    return meet(again, secret, patience_s)
+        rendezvous.listener.close()
+    return join(again, secret, patience_s)
 
 
 def _own_words(place: Place, folder: RunFolder, reading: Reading) -> dict[str, Any]:

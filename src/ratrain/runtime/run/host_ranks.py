@@ -34,13 +34,13 @@ def run_host_ranks(
     folder: RunFolder,
     ranks: Sequence[int],
     world_size: int,
-    meeting: tuple[str, int],
+    rendezvous: tuple[str, int],
     *,
     follow_input: bool,
 ) -> int:
-    """Runs some ranks of a run to their end; the exit status. `meeting`: the address and port at
+    """Runs some ranks of a run to their end; the exit status. `rendezvous`: the address and port at
     which rank 0 is met. `follow_input`: orders come on standard input."""
-    environment = base_environment(world_size, *meeting)
+    environment = base_environment(world_size, *rendezvous)
     del environment[FOLLOWED]
     environment |= {COMMAND: "ratrain launch", "LOCAL_WORLD_SIZE": str(len(ranks))}
     with _relayed() as output:

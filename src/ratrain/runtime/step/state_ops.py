@@ -13,8 +13,8 @@ from ratrain.cost.scratch import PIECES
 from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
+from ratrain.runtime.step.broadcast import summed
 from ratrain.runtime.step.buckets import Buckets, Span
-from ratrain.runtime.step.circle import summed
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network

@@ -22,7 +22,7 @@ _PAUSE_S = 0.05
 _MOST_LINES = 20
 
 
-class Door:
+class HandshakeListener:
     """Takes callers until it is closed. `answer` makes our words from a caller's, or raises
     `HandshakeFailed`; `came` gets the caller's words and its socket. Both are called one caller at
     a time."""
@@ -41,7 +41,7 @@ class Door:
         self._told: set[str] = set()
         self._closed = False
         self._wake, self._waker = os.pipe()
-        self._thread = threading.Thread(target=self._accept, name="door", daemon=True)
+        self._thread = threading.Thread(target=self._accept, name="handshakes", daemon=True)
         self._thread.start()
 
     def close(self) -> None:
@@ -62,7 +62,7 @@ class Door:
             poll.poll()
             try:
                 caller, address = self._listener.accept()
-            except BlockingIOError:  # the caller has gone again, or the door is being closed
+            except BlockingIOError:  # the caller has gone again, or this is being closed
                 continue
             except OSError:  # this process has too many files open: some callers will end
                 time.sleep(_PAUSE_S)
@@ -109,7 +109,7 @@ class Door:
 
 
 def call(sock: socket.socket, key: bytes, message: bytes, deadline_s: float) -> bytes:
-    """The other side: proves the secret to a door, sends `message`, and returns the door's."""
+    """The other side: proves the secret to a listener, sends `message`, and returns its words."""
     head, nonce = proof.read_banner(sock, deadline_s)
     if head[:6] != HEAD[:6]:
         raise HandshakeFailed("the process that answers there is not a rank of a run")

@@ -18,7 +18,7 @@ from ratrain.errors import TransportError
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.connection import Connection, Leaving, move
-from ratrain.runtime.step.links import CIRCLES, Links
+from ratrain.runtime.step.links import BROADCASTS, Links
 
 MAX_WORDS = 64 << 20
 """Of one rank. A rank's record of its part of a checkpoint is the longest: a few hundred bytes per
@@ -31,8 +31,8 @@ By = Callable[[list[Tensor]], Sequence[Tensor]]
 """The same of values: flat, as long on each rank as they are there."""
 
 
-class Circle:
-    """One rank's place. `connections`, by rank: rank 0's to all others, the others' to rank 0."""
+class Broadcast:
+    """One rank's end. `connections`, by rank: rank 0's to all others, the others' to rank 0."""
 
     def __init__(self, rank: int, world_size: int, connections: Mapping[int, Connection]) -> None:
         self._rank, self._world_size = rank, world_size
@@ -105,23 +105,25 @@ def _write(heard: Sequence[bytes]) -> bytes:
     return zlib.compress(b"".join(_LENGTH.pack(len(words)) + words for words in heard), 1)
 
 
-def circles_of(seats: Seats, seat: Seat, links: Links) -> dict[Lane | None, Circle]:
-    """The circle of each lane that sends something to all ranks."""
+def broadcasts_of(seats: Seats, seat: Seat, links: Links) -> dict[Lane | None, Broadcast]:
+    """The broadcast of each lane that sends something to all ranks."""
     peers = range(1, seats.world_size) if seat.world_rank == 0 else range(1)
     return {
-        lane: Circle(seat.world_rank, seats.world_size, {peer: links[peer, name] for peer in peers})
-        for lane, name in CIRCLES.items()
+        lane: Broadcast(
+            seat.world_rank, seats.world_size, {peer: links[peer, name] for peer in peers}
+        )
+        for lane, name in BROADCASTS.items()
     }
 
 
-def combined(circle: Circle, values: Tensor, by: By) -> Tensor:
+def combined(broadcast: Broadcast, values: Tensor, by: By) -> Tensor:
     """What rank 0 makes of every rank's flat values, for this rank."""
 
     def answer(heard: list[bytes]) -> list[bytes]:
         rows = [torch.frombuffer(bytearray(words), dtype=values.dtype) for words in heard]
         return [row.numpy().tobytes() for row in by(rows)]
 
-    words = circle.ask(values.numpy().tobytes(), answer)
+    words = broadcast.ask(values.numpy().tobytes(), answer)
     return torch.frombuffer(bytearray(words), dtype=values.dtype)
 
 
@@ -131,7 +133,7 @@ def summed(rows: list[Tensor]) -> list[Tensor]:
     return [torch.tensor([total], dtype=rows[0].dtype)] * len(rows)
 
 
-def exchanged(circle: Circle, values: Tensor) -> list[Tensor]:
+def exchanged(broadcast: Broadcast, values: Tensor) -> list[Tensor]:
     """Every rank's values, by rank; they have one shape and type on all ranks."""
-    rows = circle.exchange(values.numpy().tobytes(), same_size=True)
+    rows = broadcast.exchange(values.numpy().tobytes(), same_size=True)
     return [torch.frombuffer(bytearray(row), dtype=values.dtype).view(values.shape) for row in rows]

@@ -1,6 +1,6 @@
 """What ranks print on stderr where `ratrain train` does not show the run.
 
-Of each host the first rank speaks, of an engine that shows all hosts as one text rank 0: who is
+Of each host the first rank prints, of an engine that shows all hosts as one text rank 0: who is
 there, where the run begins, a line every few seconds with rate and time left, what was saved, how
 it ended. A rank that fails by itself always says so.
 """
@@ -29,8 +29,8 @@ _LINGER_S = 5.0
 that one at once. It may hear of the loss from rank 0 alone, which looks for words itself before."""
 
 
-class Voice:
-    """One rank's. `speaks`: whether it is the one that reports on the run."""
+class RankLog:
+    """One rank's. `prints`: whether it is the one that reports on the run."""
 
     def __init__(self, place: Place) -> None:
         self.rank = place.rank  # the engine's, until this rank has its seat
@@ -41,15 +41,15 @@ class Voice:
         self._last_s = 0.0
 
     @property
-    def speaks(self) -> bool:
+    def prints(self) -> bool:
         return self._first and not self._followed and not (self._merged and self.rank)
 
-    def stands(self, first_on_host: bool) -> None:
+    def set_first_on_host(self, first_on_host: bool) -> None:
         """From now on it is known whether this rank is the first on its host."""
         self._first = first_on_host
 
     def say(self, line: str) -> None:
-        if self.speaks:
+        if self.prints:
             _print(line)
 
     def begin(self, first_step: int, end_step: int, best: tuple[int, float] | None = None) -> None:
@@ -61,7 +61,7 @@ class Voice:
 
     def show(self, row: Row) -> None:
         """A step's figures, where it is time for a line."""
-        if not self.speaks or self._meter is None:
+        if not self.prints or self._meter is None:
             return
         progress = self._meter.take(row)
         if progress is None:
@@ -76,7 +76,7 @@ class Voice:
         self._last_s = began_s = time.monotonic()
 
         def report(done: int, total: int) -> None:
-            if not self.speaks or not done or not self._is_time():
+            if not self.prints or not done or not self._is_time():
                 return
             took_s = time.monotonic() - began_s
             _print(

@@ -11,7 +11,7 @@ from ratrain.describe.ranges import write_ranges
 
 
 @dataclass(frozen=True)
-class Company:
+class Membership:
     """All tuples are by world rank. A host, and a disk, is called by its first rank."""
 
     names: tuple[str, ...]  # of the rank's host
@@ -28,7 +28,7 @@ class Company:
         """The first rank of each disk."""
         return sorted(set(self.disk))
 
-    def speaks(self, rank: int) -> bool:
+    def logs(self, rank: int) -> bool:
         """Whether a rank is the first on its host, which reports on the run."""
         return self.host[rank] == rank
 

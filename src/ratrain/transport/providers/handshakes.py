@@ -37,7 +37,7 @@ class Side:
     end: End | None
 
 
-class Meeting:
+class Handshakes:
     """What connections that were accepted and those that were opened have in common."""
 
     def __init__(

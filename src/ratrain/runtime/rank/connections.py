@@ -14,8 +14,8 @@ from collections.abc import Collection
 
 from ratrain.errors import HandshakeFailed, RunFailed, SpecError
 from ratrain.readers.json import parse_json
-from ratrain.runtime.rank.door import Door, call
-from ratrain.runtime.rank.meeting import Meeting
+from ratrain.runtime.rank.handshake import HandshakeListener, call
+from ratrain.runtime.rank.rendezvous import Rendezvous
 from ratrain.runtime.step.connection import Connection
 from ratrain.runtime.step.links import Links, Need
 
@@ -24,21 +24,21 @@ _DIAL_S = 20.0
 _PAUSE_S = 0.1
 
 
-def connect_all(meeting: Meeting, needs: Collection[Need], patience_s: float) -> Links:
+def connect_all(rendezvous: Rendezvous, needs: Collection[Need], patience_s: float) -> Links:
     """A connection for each need. All ranks of the attempt call this together. `patience_s`: how
     long each connection then waits for a silent peer."""
-    expected = {need for need in needs if need[0] > meeting.rank}
-    came = _Arrivals(expected)
-    door = Door(meeting.listener, meeting.key, came.answer, came.take)
+    expected = {need for need in needs if need[0] > rendezvous.rank}
+    arrivals = _Arrivals(expected)
+    listener, key = rendezvous.listener, rendezvous.key
+    handshakes = HandshakeListener(listener, key, arrivals.answer, arrivals.take)
     try:
-        dialled = {need: _dial(meeting, need) for need in needs if need[0] < meeting.rank}
-        sockets = {**dialled, **came.all(meeting, patience_s)}
+        dialled = {need: _dial(rendezvous, need) for need in needs if need[0] < rendezvous.rank}
+        sockets = {**dialled, **arrivals.all(rendezvous, patience_s)}
     finally:
-        door.close()
-        meeting.listener.close()
-    return {
-        need: Connection(sock, meeting.rank, need[0], patience_s) for need, sock in sockets.items()
-    }
+        handshakes.close()
+        listener.close()
+    rank = rendezvous.rank
+    return {need: Connection(sock, rank, need[0], patience_s) for need, sock in sockets.items()}
 
 
 class _Arrivals:
@@ -66,15 +66,15 @@ class _Arrivals:
             self._came[need] = sock
             self._changed.notify_all()
 
-    def all(self, meeting: Meeting, patience_s: float) -> dict[Need, socket.socket]:
+    def all(self, rendezvous: Rendezvous, patience_s: float) -> dict[Need, socket.socket]:
         """Waits for the last of them."""
         with self._changed:
             if not self._changed.wait_for(lambda: not self._missing, max(patience_s, _DIAL_S)):
                 late = sorted({peer for peer, _ in self._missing})
                 raise RunFailed(
-                    f"rank {meeting.rank} waited {patience_s:g} s for connections from rank"
+                    f"rank {rendezvous.rank} waited {patience_s:g} s for connections from rank"
                     f"{'s' if len(late) > 1 else ''} {', '.join(map(str, late))}",
-                    place=f"rank {meeting.rank}",
+                    place=f"rank {rendezvous.rank}",
                     fix="check that the machines can reach each other on all ports",
                 )
             return self._came
@@ -84,31 +84,31 @@ class _Arrivals:
         return self._expected - self._came.keys()
 
 
-def _dial(meeting: Meeting, need: Need) -> socket.socket:
-    """The connection; strangers who crowd the peer's door may make it take several calls."""
-    address, port = meeting.book[need[0]]
+def _dial(rendezvous: Rendezvous, need: Need) -> socket.socket:
+    """The connection; strangers who crowd the peer's listener may make it take several calls."""
+    address, port = rendezvous.book[need[0]]
     end_s = time.monotonic() + _DIAL_S
     while True:
         try:
-            return _call(meeting, need, end_s)
+            return _call(rendezvous, need, end_s)
         except (OSError, HandshakeFailed) as error:
             if time.monotonic() < end_s - _PAUSE_S:
                 time.sleep(_PAUSE_S)
                 continue
             reason = error.what if isinstance(error, HandshakeFailed) else error.strerror or error
             raise RunFailed(
-                f"rank {meeting.rank} cannot reach rank {need[0]} at {address}, port {port}: "
+                f"rank {rendezvous.rank} cannot reach rank {need[0]} at {address}, port {port}: "
                 f"{reason}",
-                place=f"rank {meeting.rank}",
+                place=f"rank {rendezvous.rank}",
                 fix="check that the machines can reach each other on all ports",
             ) from error
 
 
-def _call(meeting: Meeting, need: Need, end_s: float) -> socket.socket:
+def _call(rendezvous: Rendezvous, need: Need, end_s: float) -> socket.socket:
     left_s = max(end_s - time.monotonic(), _PAUSE_S)
-    sock = socket.create_connection(meeting.book[need[0]], timeout=left_s)
+    sock = socket.create_connection(rendezvous.book[need[0]], timeout=left_s)
     try:
-        call(sock, meeting.key, json.dumps([meeting.rank, need[1]]).encode(), end_s)
+        call(sock, rendezvous.key, json.dumps([rendezvous.rank, need[1]]).encode(), end_s)
     except BaseException:
         sock.close()
         raise
@@ -117,7 +117,7 @@ def _call(meeting: Meeting, need: Need, end_s: float) -> socket.socket:
 
 def _read(message: bytes) -> Need:
     try:
-        (peer, channel), _ = parse_json(message, "a rank's greeting")
+        (peer, channel), _ = parse_json(message, "a rank's first message")
         return int(peer), str(channel)
     except (SpecError, ValueError, TypeError) as error:
         raise HandshakeFailed("the message does not name a rank and a channel") from error

@@ -20,8 +20,8 @@ from uuid import uuid4
 
 from ratrain.errors import RatrainError, RunFailed, RunTaken
 from ratrain.runtime.ownership import Claim, Say, claim_run, inherited
-from ratrain.runtime.rank.company import Company
-from ratrain.runtime.rank.meeting import Everybody, told_by_all
+from ratrain.runtime.rank.membership import Membership
+from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.run_folder import RunFolder
 
 _APPEARS_S = 2.0
@@ -29,7 +29,7 @@ _APPEARS_S = 2.0
 _LOOK_S = 0.1
 
 
-class Tenancy:
+class FolderLock:
     """What a rank may do in the run's folder: nothing, until it is known to be ours."""
 
     def __init__(self, folder: RunFolder, rank: int, command: str) -> None:
@@ -49,10 +49,12 @@ class Tenancy:
         assert self._claim is not None
         return self._claim
 
-    def settle(self, company: Company, everybody: Everybody, *, disks: str, say: Say) -> Company:
-        """The company with its disks. All ranks call this together, when they have met. `disks` is
-        what the job allows: "shared" or "per-host"."""
-        settled = replace(company, disk=self._disks(company, everybody))
+    def settle(
+        self, membership: Membership, everybody: Everybody, *, disks: str, say: Say
+    ) -> Membership:
+        """The membership with its disks. All ranks call this together, when they have
+        joined. `disks` is what the job allows: "shared" or "per-host"."""
+        settled = replace(membership, disk=self._disks(membership, everybody))
         if len(settled.disks) > 1 and disks == "shared":
             raise self._unshared(settled)
         self._claim_all(settled, everybody, say)
@@ -66,13 +68,13 @@ class Tenancy:
         if self._claim is not None and self._claim.is_mine:
             self._claim.release()
 
-    def _disks(self, company: Company, everybody: Everybody) -> tuple[int, ...]:
+    def _disks(self, membership: Membership, everybody: Everybody) -> tuple[int, ...]:
         """For each rank the first one that shares its disk."""
         name = everybody(uuid4().hex)[0]
         own_probe = self._probe(name, self.rank)
         problem = ""
         try:
-            if company.speaks(self.rank):
+            if membership.logs(self.rank):
                 own_probe.parent.mkdir(parents=True, exist_ok=True)
                 own_probe.touch()
         except OSError as error:
@@ -80,11 +82,13 @@ class Tenancy:
         for rank, reported in enumerate(everybody(problem)):
             if reported:
                 raise RunFailed(
-                    f"{company.place(rank)} cannot write to the run's folder: {reported}",
+                    f"{membership.place(rank)} cannot write to the run's folder: {reported}",
                     place=str(self._folder.path),
                     fix="let all hosts write to it",
                 )
-        first_rank = self._first_seen([(rank, self._probe(name, rank)) for rank in company.hosts])
+        first_rank = self._first_seen(
+            [(rank, self._probe(name, rank)) for rank in membership.hosts]
+        )
         seen_by_all = tuple(int(reply) for reply in everybody(str(first_rank)))
         with suppress(OSError):
             own_probe.unlink(missing_ok=True)
@@ -102,31 +106,33 @@ class Tenancy:
                 return first_rank
             time.sleep(_LOOK_S)
 
-    def _unshared(self, company: Company) -> RunFailed:
-        rank_apart = company.disks[1]
+    def _unshared(self, membership: Membership) -> RunFailed:
+        rank_apart = membership.disks[1]
         return RunFailed(
-            f"{company.place(rank_apart)} and {company.place(0)} each have their own folder of "
-            "this name: a file that one has just created does not appear for the other",
+            f"{membership.place(rank_apart)} and {membership.place(0)} each have their own folder "
+            "of this name: a file that one has just created does not appear for the other",
             place=str(self._folder.path),
             fix="put the run's folder on a disk that all hosts share; or let each host save its "
             'part to its own disk: disks = "per-host" in the job\'s [checkpoint]',
         )
 
-    def _claim_all(self, company: Company, everybody: Everybody, say: Say) -> None:
+    def _claim_all(self, membership: Membership, everybody: Everybody, say: Say) -> None:
         own_answer: dict[str, Any] = {}
-        if company.keeps(self.rank):
+        if membership.keeps(self.rank):
             try:
                 self._claim = self._claim or claim_run(self._folder.path, self._command, say)
                 own_answer = {"number": self._claim.number, "token": self._claim.token}
             except RatrainError as error:
                 own_answer = {"refused": [error.what, error.place, error.fix]}
         answers = told_by_all(everybody(json.dumps(own_answer)))
-        for keeper in company.disks:
+        for keeper in membership.disks:
             if "refused" in answers[keeper]:
                 problem, place, fix = answers[keeper]["refused"]
-                on_host = f"on host {company.names[keeper]} " if len(company.disks) > 1 else ""
+                on_host = (
+                    f"on host {membership.names[keeper]} " if len(membership.disks) > 1 else ""
+                )
                 raise RunTaken(on_host + problem, place=place, fix=fix)
-        own_claim = answers[company.disk[self.rank]]
+        own_claim = answers[membership.disk[self.rank]]
         self._claim = self._claim or Claim(
             self._folder.path, own_claim["number"], own_claim["token"]
         )

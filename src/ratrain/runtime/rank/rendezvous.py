@@ -31,14 +31,14 @@ from ratrain.errors import HandshakeFailed, RunFailed, SpecError, TransportError
 from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
-from ratrain.runtime.rank.door import Door, call
+from ratrain.runtime.rank.handshake import HandshakeListener, call
 from ratrain.runtime.rank.whereabouts import tell, told
-from ratrain.runtime.step.circle import Circle
+from ratrain.runtime.step.broadcast import Broadcast
 from ratrain.runtime.step.connection import Connection
 
 REACH_S = 60.0
 """How long a rank looks for rank 0: ranks must start within this time of each other."""
-_KNOCK_S = 0.25
+_RETRY_S = 0.25
 _CALL_S = 5.0
 _LONGER_S = 1.0
 """More than rank 0 waits: it knows which rank did not come."""
@@ -53,46 +53,46 @@ Everybody = Callable[[str], list[str]]
 
 
 @dataclass(frozen=True)
-class Meeting:
+class Rendezvous:
     """All ranks of an attempt. `key`: of their connections; `book`: where each listens; `listener`:
-    this rank's own; `circle`: for words to everybody while the run is set up."""
+    this rank's own; `broadcast`: for words to everybody while the run is set up."""
 
     rank: int
     world_size: int
     key: bytes
     book: tuple[tuple[str, int], ...]
     listener: socket.socket
-    circle: Circle
+    broadcast: Broadcast
 
     def everybody(self, text: str) -> list[str]:
         """Every rank's words, by rank."""
-        return [reply.decode() for reply in self.circle.exchange(text.encode())]
+        return [reply.decode() for reply in self.broadcast.exchange(text.encode())]
 
 
-def meet(launch: Launch, secret: bytes, patience_s: float) -> Meeting:
+def join(launch: Launch, secret: bytes, patience_s: float) -> Rendezvous:
     """Returns when all ranks of this attempt are there. `patience_s`: how long to wait for that,
     and later on for words."""
-    key = derived(secret, b"ratrain meeting")
+    key = derived(secret, b"ratrain rendezvous")
     if launch.rank == 0:
-        return _Host(launch, key, patience_s).meet()
-    return _Guest(launch, key, patience_s).meet()
+        return _RankZero(launch, key, patience_s).join()
+    return _OtherRank(launch, key, patience_s).join()
 
 
-class _Host:
+class _RankZero:
     """Rank 0's side."""
 
     def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
         self._launch, self._key, self._patience_s = launch, key, patience_s
         self._changed = threading.Condition(threading.RLock())
-        self._guests: dict[int, Connection] = {}
+        self._joined: dict[int, Connection] = {}
         self._addresses: dict[int, tuple[str, int]] = {}
         self._asks = False
 
-    def meet(self) -> Meeting:
+    def join(self) -> Rendezvous:
         world_size = self._launch.world_size
-        with _meeting_listener(self._launch) as listener:
+        with _rendezvous_listener(self._launch) as listener:
             host = listener.getsockname()[0]
-            door = Door(listener, self._key, self._answer, self._came)
+            handshakes = HandshakeListener(listener, self._key, self._answer, self._take)
             if self._launch.told_in is not None:
                 tell(self._launch.told_in, listener.getsockname()[:2])
             try:
@@ -101,18 +101,18 @@ class _Host:
                 while not self._all_answer():
                     self._wait(end_s)
             finally:
-                door.close()
+                handshakes.close()
                 if self._launch.told_in is not None:
                     self._launch.told_in.unlink(missing_ok=True)
-        doorstep = listen(host)
+        own_listener = listen(host)
         attempt = secrets.token_bytes(16)
-        book = (doorstep.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
+        book = (own_listener.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
         body = json.dumps({"attempt": attempt.hex(), "book": book}).encode()
-        for guest in self._guests.values():
-            guest.patience_s = self._patience_s
-            guest.send(body)
-        circle = Circle(0, world_size, self._guests)
-        return Meeting(0, world_size, derived(self._key, attempt), book, doorstep, circle)
+        for other in self._joined.values():
+            other.patience_s = self._patience_s
+            other.send(body)
+        broadcast = Broadcast(0, world_size, self._joined)
+        return Rendezvous(0, world_size, derived(self._key, attempt), book, own_listener, broadcast)
 
     @property
     def _others(self) -> range:
@@ -120,60 +120,60 @@ class _Host:
 
     def _wait(self, end_s: float) -> None:
         with self._changed:
-            while len(self._guests) < len(self._others):
+            while len(self._joined) < len(self._others):
                 if time.monotonic() > end_s:
-                    missing = [rank for rank in self._others if rank not in self._guests]
-                    raise _nobody_came(self._launch, missing, self._patience_s)
+                    missing = [rank for rank in self._others if rank not in self._joined]
+                    raise _ranks_missing(self._launch, missing, self._patience_s)
                 self._changed.wait(_LOOK_S)
                 self._forget_the_gone()
 
     def _all_answer(self) -> bool:
-        """Whether all guests are ranks that still wait; those that are not are forgotten."""
-        guests = dict(self._guests)
+        """Whether all that joined are ranks that still wait; others are forgotten."""
+        joined = dict(self._joined)
         self._asks = True
-        for guest in guests.values():
+        for other in joined.values():
             with suppress(TransportError):
-                guest.send(b"")
-        for rank, guest in guests.items():
+                other.send(b"")
+        for rank, other in joined.items():
             try:
-                guest.receive(memoryview(b""))
+                other.receive(memoryview(b""))
             except TransportError:
                 self._forget(rank)
         self._asks = False
-        return len(self._guests) == len(self._others)
+        return len(self._joined) == len(self._others)
 
     def _forget_the_gone(self) -> None:
-        """A guest that speaks before it is asked is no rank, and one that ended is none now."""
+        """Another rank that speaks before it is asked is none, nor is one that has ended."""
         if self._asks:
             return
         poll = select.poll()
-        for guest in self._guests.values():
-            poll.register(guest.fd, select.POLLIN)
+        for other in self._joined.values():
+            poll.register(other.fd, select.POLLIN)
         disconnected = {fd for fd, _ in poll.poll(0)}
-        for rank, guest in list(self._guests.items()):
-            if guest.fd in disconnected:
+        for rank, other in list(self._joined.items()):
+            if other.fd in disconnected:
                 self._forget(rank)
 
     def _forget(self, rank: int) -> None:
         with self._changed:
-            self._guests.pop(rank).close()
+            self._joined.pop(rank).close()
 
     def _answer(self, message: bytes) -> bytes:
         rank, _ = self._read(message)
         with self._changed:
             self._forget_the_gone()
-            if rank in self._guests:
+            if rank in self._joined:
                 raise HandshakeFailed(f"rank {rank} has already connected")
         return b"{}"
 
-    def _came(self, message: bytes, guest: socket.socket) -> None:
+    def _take(self, message: bytes, other: socket.socket) -> None:
         rank, port = self._read(message)
         with self._changed:
-            if rank in self._guests:
-                guest.close()
+            if rank in self._joined:
+                other.close()
                 return
-            self._addresses[rank] = guest.getpeername()[0], port
-            self._guests[rank] = Connection(guest, 0, rank, _ANSWER_S)
+            self._addresses[rank] = other.getpeername()[0], port
+            self._joined[rank] = Connection(other, 0, rank, _ANSWER_S)
             self._changed.notify_all()
 
     def _read(self, message: bytes) -> tuple[int, int]:
@@ -191,22 +191,22 @@ class _Host:
         return rank, port
 
 
-class _Guest:
+class _OtherRank:
     """The side of any other rank."""
 
     def __init__(self, launch: Launch, key: bytes, patience_s: float) -> None:
         self._launch, self._key = launch, key
         self._patience_s = patience_s
 
-    def meet(self) -> Meeting:
+    def join(self) -> Rendezvous:
         reach_s = time.monotonic() + min(self._patience_s, REACH_S)
         end_s = time.monotonic() + self._patience_s + _LONGER_S
-        welcomed = False
+        accepted = False
         while True:
             try:
-                sock, listener = self._call(end_s if welcomed else reach_s)
+                sock, listener = self._call(end_s if accepted else reach_s)
                 try:
-                    welcomed = True
+                    accepted = True
                     return self._listen_to(sock, listener, end_s)
                 except (TransportError, OSError):
                     sock.close()
@@ -216,15 +216,15 @@ class _Guest:
                 if self._has_no_loopback(error):
                     raise self._without_loopback(error) from error
                 now_s = time.monotonic()
-                if welcomed and now_s > end_s - _KNOCK_S:
-                    raise _nobody_came(self._launch, [], self._patience_s) from error
-                if not welcomed and now_s > reach_s - _KNOCK_S:
+                if accepted and now_s > end_s - _RETRY_S:
+                    raise _ranks_missing(self._launch, [], self._patience_s) from error
+                if not accepted and now_s > reach_s - _RETRY_S:
                     raise self._unreached(error) from error
-            time.sleep(_KNOCK_S)
+            time.sleep(_RETRY_S)
 
     def _call(self, end_s: float) -> tuple[socket.socket, socket.socket]:
         """A connection to rank 0, which knows us, and our own listener."""
-        launch, left_s = self._launch, max(end_s - time.monotonic(), _KNOCK_S)
+        launch, left_s = self._launch, max(end_s - time.monotonic(), _RETRY_S)
         deadline_s = time.monotonic() + min(left_s, _CALL_S)
         source = (launch.own_address, 0) if launch.own_address else None
         sock = socket.create_connection(
@@ -245,9 +245,9 @@ class _Guest:
             raise
         return sock, listener
 
-    def _listen_to(self, sock: socket.socket, listener: socket.socket, end_s: float) -> Meeting:
+    def _listen_to(self, sock: socket.socket, listener: socket.socket, end_s: float) -> Rendezvous:
         launch = self._launch
-        left_s = max(end_s - time.monotonic(), _KNOCK_S)
+        left_s = max(end_s - time.monotonic(), _RETRY_S)
         upwards = Connection(sock, launch.rank, 0, left_s)
         message = b""
         while not message:
@@ -257,9 +257,9 @@ class _Guest:
         body = _body(message)
         attempt, book = bytes.fromhex(str(body.get("attempt"))), _book(body, launch.world_size)
         upwards.patience_s = self._patience_s
-        circle = Circle(launch.rank, launch.world_size, {0: upwards})
+        broadcast = Broadcast(launch.rank, launch.world_size, {0: upwards})
         key = derived(self._key, attempt)
-        return Meeting(launch.rank, launch.world_size, key, book, listener, circle)
+        return Rendezvous(launch.rank, launch.world_size, key, book, listener, broadcast)
 
     def _has_no_loopback(self, error: Exception) -> bool:
         """Whether no later call can succeed either: this machine does not even reach itself."""
@@ -268,7 +268,7 @@ class _Guest:
 
     def _without_loopback(self, error: Exception) -> RunFailed:
         return RunFailed(
-            f"rank 0 was not reached at {self._launch.meeting_place}: {error}",
+            f"rank 0 was not reached at {self._launch.rendezvous_address}: {error}",
             place=f"rank {self._launch.rank}",
             fix="bring this machine's loopback interface up: ip link set lo up",
         )
@@ -279,7 +279,7 @@ class _Guest:
             reason = error.strerror or reason
         launch = self._launch
         return RunFailed(
-            f"rank 0 was not reached at {launch.meeting_place}: {reason}, for "
+            f"rank 0 was not reached at {launch.rendezvous_address}: {reason}, for "
             f"{min(self._patience_s, REACH_S):g} s",
             place=f"rank {launch.rank}",
             fix="check that rank 0 runs, that MASTER_ADDR is its machine's address on every "
@@ -293,7 +293,7 @@ def _named(address: str, host: str) -> str:
     return address if address == host else f"{address} ({host})"
 
 
-def _meeting_listener(launch: Launch) -> socket.socket:
+def _rendezvous_listener(launch: Launch) -> socket.socket:
     """Where the others come to: inherited from the launcher, or opened here."""
     if launch.listener is not None:
         return socket.socket(fileno=launch.listener)
@@ -353,13 +353,13 @@ def told_by_all(texts: Sequence[str]) -> list[dict[str, Any]]:
 
 def _body(data: bytes) -> dict[str, Any]:
     try:
-        body, _ = as_table(*parse_json(data, "a rank's greeting"))
+        body, _ = as_table(*parse_json(data, "a rank's first message"))
     except SpecError as error:
         raise HandshakeFailed(f"the message is not a JSON object: {error.what}") from error
     return body
 
 
-def _nobody_came(launch: Launch, missing: list[int], patience_s: float) -> RunFailed:
+def _ranks_missing(launch: Launch, missing: list[int], patience_s: float) -> RunFailed:
     awaited = f"rank{'s' if len(missing) > 1 else ''} {', '.join(map(str, missing))}"
     return RunFailed(
         f"waited {patience_s:g} s for {awaited if missing else f'all {launch.world_size} ranks'}",

@@ -18,10 +18,10 @@ from ratrain import proof
 from ratrain.errors import HandshakeFailed, RatrainError, RunFailed, SpecError
 from ratrain.proof import derived
 from ratrain.runtime.environment import Launch, launch_of
-from ratrain.runtime.rank import meeting
-from ratrain.runtime.rank.door import call
-from ratrain.runtime.rank.meeting import Meeting, meet
-from ratrain.runtime.rank.mesh import connect_all
+from ratrain.runtime.rank import rendezvous
+from ratrain.runtime.rank.connections import connect_all
+from ratrain.runtime.rank.handshake import call
+from ratrain.runtime.rank.rendezvous import Rendezvous, join
 from ratrain.runtime.seats import Seats
 from ratrain.runtime.step.links import all_needs
 
@@ -43,19 +43,19 @@ class Place:
         handle = os.dup(self.listener.fileno()) if rank == 0 else None
         return Launch(rank, self.world_size, *self.address, handle)
 
-    def meet(
+    def join(
         self,
         ranks: list[int],
         patience_s: float = 20,
         before: Callable[[int], None] = lambda _: None,
-    ) -> dict[int, Meeting | RatrainError]:
+    ) -> dict[int, Rendezvous | RatrainError]:
         """What each rank has after they met, or its error."""
-        results: dict[int, Meeting | RatrainError] = {}
+        results: dict[int, Rendezvous | RatrainError] = {}
 
         def come(rank: int) -> None:
             before(rank)
             try:
-                results[rank] = meet(self.launch(rank), SECRET, patience_s)
+                results[rank] = join(self.launch(rank), SECRET, patience_s)
             except RatrainError as error:
                 results[rank] = error
 
@@ -73,14 +73,14 @@ def place() -> Generator[Place]:
         yield Place(listener)
 
 
-def assert_met(results: dict[int, Meeting | RatrainError], world_size: int = 3) -> bytes:
+def assert_met(results: dict[int, Rendezvous | RatrainError], world_size: int = 3) -> bytes:
     """The key that all of them have."""
-    met = [member for member in results.values() if isinstance(member, Meeting)]
+    met = [member for member in results.values() if isinstance(member, Rendezvous)]
     assert len(met) == world_size, results
     assert len({member.key for member in met}) == 1 and len({member.book for member in met}) == 1
     words: dict[int, list[str]] = {}
 
-    def speak(member: Meeting) -> None:
+    def speak(member: Rendezvous) -> None:
         words[member.rank] = member.everybody(f"I am {member.rank}")
 
     threads = [threading.Thread(target=speak, args=(member,)) for member in met]
@@ -91,7 +91,7 @@ def assert_met(results: dict[int, Meeting | RatrainError], world_size: int = 3) 
     assert all(heard == [f"I am {rank}" for rank in range(world_size)] for heard in words.values())
     for member in met:
         member.listener.close()
-        member.circle.close()
+        member.broadcast.close()
     return met[0].key
 
 
@@ -102,20 +102,20 @@ def test_the_ranks_of_an_attempt_meet_and_every_attempt_has_a_key_of_its_own(
     def late(rank: int) -> None:
         time.sleep(0.1 * (rank == late_rank))
 
-    keys = {assert_met(place.meet([0, 1, 2], before=late)) for _attempt in range(3)}
+    keys = {assert_met(place.join([0, 1, 2], before=late)) for _attempt in range(3)}
     assert len(keys) == 3
 
 
 @pytest.mark.slow
 def test_an_attempt_that_was_cut_short_disturbs_none_after_it(place: Place) -> None:
     for ranks in ([0, 1], [1, 2], [0]):
-        assert all(isinstance(result, RunFailed) for result in place.meet(ranks, 0.4).values())
-    assert_met(place.meet([0, 1, 2]))
+        assert all(isinstance(result, RunFailed) for result in place.join(ranks, 0.4).values())
+    assert_met(place.join([0, 1, 2]))
 
 
 @pytest.mark.slow
 def test_rank_0_names_those_that_did_not_come(place: Place) -> None:
-    results = place.meet([0, 2], 0.5)
+    results = place.join([0, 2], 0.5)
     assert "rank 0: waited 0.5 s for rank 1" in str(results[0])
     assert "rank 2: waited 0.5 s for all 3 ranks" in str(results[2])
 
@@ -123,12 +123,12 @@ def test_rank_0_names_those_that_did_not_come(place: Place) -> None:
 def test_a_rank_0_that_is_not_there_is_named_after_a_bounded_time(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(meeting, "REACH_S", 0.6)
+    monkeypatch.setattr(rendezvous, "REACH_S", 0.6)
     message = (
         r"rank 1: rank 0 was not reached at 127.0.0.1, port 1: Connection refused, for 0.6 s\n"
     )
     with pytest.raises(RunFailed, match=message):
-        meet(Launch(1, 2, "127.0.0.1", 1), SECRET, 3600)
+        join(Launch(1, 2, "127.0.0.1", 1), SECRET, 3600)
 
 
 def test_something_else_that_answers_is_not_taken_for_rank_0(
@@ -140,20 +140,20 @@ def test_something_else_that_answers_is_not_taken_for_rank_0(
                 with stranger.accept()[0] as caller, suppress(OSError):
                     caller.sendall(b"HTTP/1.1 400 Bad Request\r\n" + b" " * 40)
 
-    monkeypatch.setattr(meeting, "REACH_S", 0.6)
+    monkeypatch.setattr(rendezvous, "REACH_S", 0.6)
     with socket.create_server(("127.0.0.1", 0)) as stranger:
         threading.Thread(target=answer_wrongly, daemon=True).start()
         port = stranger.getsockname()[1]
         with pytest.raises(
             RunFailed, match=f"port {port}: the process that answers there is not a rank of a run"
         ):
-            meet(Launch(1, 2, "127.0.0.1", port), SECRET, 3600)
+            join(Launch(1, 2, "127.0.0.1", port), SECRET, 3600)
 
 
 # ---- strangers ------------------------------------------------------------------------------
 
 
-KEY = derived(SECRET, b"ratrain meeting")
+KEY = derived(SECRET, b"ratrain rendezvous")
 
 
 def greet(sock: socket.socket, key: bytes, **words: object) -> bytes:
@@ -162,7 +162,7 @@ def greet(sock: socket.socket, key: bytes, **words: object) -> bytes:
 
 def wrong_secret(sock: socket.socket) -> None:
     with pytest.raises(HandshakeFailed):
-        greet(sock, derived(bytes(32), b"ratrain meeting"), rank=1, world_size=3, port=9)
+        greet(sock, derived(bytes(32), b"ratrain rendezvous"), rank=1, world_size=3, port=9)
 
 
 def garbage(sock: socket.socket) -> None:
@@ -230,7 +230,7 @@ def test_ranks_meet_whatever_a_stranger_says_before_them(
     disturbed = threading.Event()
     thread = threading.Thread(target=disturb)
     thread.start()
-    assert_met(place.meet([0, 1, 2], before=before))
+    assert_met(place.join([0, 1, 2], before=before))
     thread.join()
 
 
@@ -239,7 +239,7 @@ def test_callers_who_say_nothing_keep_no_rank_waiting(place: Place) -> None:
         for _ in range(300):
             stack.enter_context(socket.create_connection(place.address))
         began_s = time.monotonic()
-        assert_met(place.meet([0, 1, 2]))
+        assert_met(place.join([0, 1, 2]))
         assert time.monotonic() - began_s < 4
 
 
@@ -275,16 +275,16 @@ def recorded(server: tuple[str, int]) -> Generator[tuple[tuple[str, int], list[b
 def test_what_a_rank_said_once_opens_nothing_a_second_time(place: Place) -> None:
     place.world_size = 2
     with recorded(place.address) as (relay, recorded_bytes):
-        results: list[Meeting] = []
+        results: list[Rendezvous] = []
         through = replace(place.launch(1), address=relay[0], port=relay[1])
-        guest = threading.Thread(target=lambda: results.append(meet(through, SECRET, 20)))
-        guest.start()
-        results.append(meet(place.launch(0), SECRET, 20))
-        guest.join()
+        other = threading.Thread(target=lambda: results.append(join(through, SECRET, 20)))
+        other.start()
+        results.append(join(place.launch(0), SECRET, 20))
+        other.join()
     assert len(results) == 2 and recorded_bytes
     for result in results:
         result.listener.close()
-        result.circle.close()
+        result.broadcast.close()
 
     def replay() -> None:
         with socket.create_connection(place.address, timeout=5) as sock:
@@ -298,7 +298,7 @@ def test_what_a_rank_said_once_opens_nothing_a_second_time(place: Place) -> None
     ended = threading.Event()
     replaying = threading.Thread(target=replay)
     replaying.start()
-    outcome = place.meet([0], patience_s=0.8)
+    outcome = place.join([0], patience_s=0.8)
     replaying.join()
     assert ended.is_set() and not any(answers), "the replay was let in"
     assert "waited 0.8 s for rank 1" in str(outcome[0])
@@ -313,7 +313,7 @@ def test_a_refused_stranger_stands_in_the_log_once_and_nothing_secret_does(
                 with socket.create_connection(place.address) as sock:
                     wrong_secret(sock)
 
-    assert_met(place.meet([0, 1, 2], before=before))
+    assert_met(place.join([0, 1, 2], before=before))
     shown = capsys.readouterr().out
     assert shown.count("a client without our secret was refused") == 1
     assert "127.0.0.1" in shown and SECRET.hex() not in shown
@@ -328,10 +328,10 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
 ) -> None:
     seats = Seats(pipeline, data, (0,) * data, (0,), tensor)
     place.world_size = seats.world_size
-    met = place.meet(list(range(seats.world_size)))
+    met = place.join(list(range(seats.world_size)))
     heard: dict[int, dict[tuple[int, str], str]] = {}
 
-    def link(member: Meeting) -> None:
+    def link(member: Rendezvous) -> None:
         needs = all_needs(seats, seats.seat(member.rank), grid_routes(seats, tied=True))
         assert len(needs) == len(set(needs))
         links = connect_all(member, needs, 20)
@@ -340,9 +340,9 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
         heard[member.rank] = {
             need: connection.receive_bytes(100).decode() for need, connection in links.items()
         }
-        member.circle.close()
+        member.broadcast.close()
 
-    met_all = [member for member in met.values() if isinstance(member, Meeting)]
+    met_all = [member for member in met.values() if isinstance(member, Rendezvous)]
     threads = [threading.Thread(target=link, args=(member,)) for member in met_all]
     for thread in threads:
         thread.start()
@@ -358,17 +358,17 @@ def test_every_pair_of_ranks_gets_the_connections_it_needs_and_then_nobody_liste
             socket.create_connection(address, timeout=2)
 
 
-def test_a_crowd_at_a_rank_s_door_delays_its_connections_and_stops_none(
+def test_a_crowd_at_a_rank_s_listener_delays_its_connections_and_stops_none(
     place: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(proof.Callers.__init__, "__defaults__", (4,))
     seats = Seats(2, 1, (0,), (0,))
     place.world_size = 2
-    met = place.meet([0, 1])
+    met = place.join([0, 1])
     ended = threading.Event()
 
     first = met[0]
-    assert isinstance(first, Meeting)
+    assert isinstance(first, Rendezvous)
     address = first.book[0]
 
     def crowd() -> None:
@@ -384,7 +384,7 @@ def test_a_crowd_at_a_rank_s_door_delays_its_connections_and_stops_none(
     links: list[object] = []
 
     def link(member: object) -> None:
-        assert isinstance(member, Meeting)
+        assert isinstance(member, Rendezvous)
         needs = all_needs(seats, seats.seat(member.rank), grid_routes(seats, tied=True))
         links.append(connect_all(member, needs, 20))
 
@@ -410,9 +410,9 @@ TORCHRUN = {
 
 
 def test_ranks_meet_beside_torchrun_s_own_store_and_where_the_user_says() -> None:
-    assert launch_of(TORCHRUN).meeting_place == "10.0.0.1, port 29501"
+    assert launch_of(TORCHRUN).rendezvous_address == "10.0.0.1, port 29501"
     alone = {**TORCHRUN, "TORCHELASTIC_USE_AGENT_STORE": "False"}
-    assert launch_of(alone).meeting_place == "10.0.0.1, port 29500"
+    assert launch_of(alone).rendezvous_address == "10.0.0.1, port 29500"
     assert launch_of({**TORCHRUN, "RATRAIN_PORT": "7000"}).port == 7000
 
 
@@ -437,4 +437,4 @@ def test_an_address_that_other_machines_do_not_reach_is_refused() -> None:
     with pytest.raises(
         SpecError, match=r"MASTER_ADDR: localhost \((127|::1)(.|\n)*loopback(.|\n)*RATRAIN_ADDRESS"
     ):
-        meet(launch, SECRET, 1)
+        join(launch, SECRET, 1)
