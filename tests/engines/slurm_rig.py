@@ -239,7 +239,16 @@ PartitionName=high Nodes=n[1-4] MaxTime=INFINITE PriorityTier=10 PreemptMode=OFF
 
     def _daemon(self, name: str, words: Sequence[str]) -> None:
         """In a process tree of its own, which ends with its first process."""
-        tree = ["unshare", "--pid", "--fork", "--mount-proc", "--kill-child"]
+        tree = [
+            "setpriv",
+            "--pdeathsig",
+            "KILL",
+            "unshare",
+            "--pid",
+            "--fork",
+            "--mount-proc",
+            "--kill-child",
+        ]
         with (self.folder / f"{name}.out").open("wb") as output:
             self._daemons[name] = subprocess.Popen(
                 [*tree, *words],

@@ -22,6 +22,16 @@ SLURM = {
 }
 """A task of a het job whose first group is on n3: SLURM_NODEID of n1 is 1 there."""
 SEEN = {
+    "Ray": {
+        "RATRAIN_RAY": "01000000",
+        "RATRAIN_RAY_ATTEMPT": "1",
+        "RATRAIN_RAY_NODE": "a1b2",
+        "RATRAIN_RAY_FIRST": "10.0.0.1",
+        "RANK": "3",
+        "WORLD_SIZE": "4",
+        "LOCAL_RANK": "1",
+        "LOCAL_WORLD_SIZE": "2",
+    },
     "torchrun": {
         "RANK": "3",
         "WORLD_SIZE": "4",
@@ -71,6 +81,7 @@ def test_each_engine_is_recognised_and_says_where_a_process_is() -> None:
     assert set(SEEN) == set(ENGINES)
     places = {name: place_of(environ) for name, environ in SEEN.items()}
     assert [shown(place) for place in places.values()] == [
+        ("Ray", 3, 4, 2, 1),
         ("torchrun", 3, 4, 2, 1),
         ("Slurm", 2, 4, 1, 0),
         ("Open MPI", 3, 4, 2, 1),
@@ -80,7 +91,8 @@ def test_each_engine_is_recognised_and_says_where_a_process_is() -> None:
         ("Kubernetes", 3, 4, 1, 0),
     ]
     likely = {name: place.likely_address for name, place in places.items() if place.likely_address}
-    assert likely == {"Slurm": "n3", "SkyPilot": "10.0.0.1", "dstack": "10.0.0.1"}
+    first = "10.0.0.1"
+    assert likely == {"Ray": first, "Slurm": "n3", "SkyPilot": first, "dstack": first}
     assert places["Slurm"].mark == "Slurm-3.0-2" and places["Slurm"].peer == "n2"
 
 

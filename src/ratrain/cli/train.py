@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -168,6 +169,7 @@ def command(
       ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
+    from ratrain.engines.allocation import require_one_host
     from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
@@ -179,6 +181,8 @@ def command(
         raise click.UsageError("--restart-data goes with --from")
     if emulate and device not in (None, "cpu"):
         raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
+    if not prepare_only:
+        require_one_host(os.environ, str(job or "JOB"))
     if device == "cuda" and not prepare_only:
         from ratrain.devices import require_gpu
 

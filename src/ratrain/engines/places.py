@@ -210,6 +210,23 @@ def _indexed_rank(environ: Environ) -> int | None:
 
 
 ENGINES.declare(
+    "Ray",  # the children of our own actors there
+    Engine(
+        ("RATRAIN_RAY", "RANK"),
+        rank="RANK",
+        world_size="WORLD_SIZE",
+        ranks_here="LOCAL_WORLD_SIZE",
+        local_rank="LOCAL_RANK",
+        address="",
+        port="",
+        likely_address="RATRAIN_RAY_FIRST",
+        host="RATRAIN_RAY_NODE",
+        job="RATRAIN_RAY",
+        attempt="RATRAIN_RAY_ATTEMPT",
+        merges=True,
+    ),
+)
+ENGINES.declare(
     "torchrun",  # and whoever else sets what it sets
     Engine(
         ("RANK", "WORLD_SIZE"),

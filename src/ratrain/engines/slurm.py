@@ -13,6 +13,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 
 from ratrain.engines.groups import HostGroup, Launchable
+from ratrain.engines.statuses import START_AGAIN, STOPPED
 
 _SCRIPT = """\
 #!/bin/bash
@@ -25,13 +26,13 @@ while :; do
     {srun}
     status=$?
     case $status in
-        75 | 138 | 140 | 143) # stopped by preemption, the time limit or a person
+        {stopped}) # stopped by preemption, the time limit or a person
             [ -e {stop} ] && exit $status # by a person: leave it so
-            [ "$(squeue -h -j $SLURM_JOB_ID -o %T)" = RUNNING ] || exit $status
+            squeue -h -j $SLURM_JOB_ID -o %T | grep -qvx RUNNING && exit $status # cancelled
             scontrol requeue $SLURM_JOB_ID && sleep 120
             exit $status
             ;;
-        5 | 8 | 134 | 135 | 137 | 139)
+        {again})
             again=$((again + 1))
             [ $again -gt {restarts} ] && exit $status
             echo "ranks ended with $status; starting them again ($again of {restarts})" >&2
@@ -71,6 +72,8 @@ def script(run: Launchable, batch: Batch) -> str:
         srun=_srun(run),
         stop=shlex.quote(f"{run.run}/stop-requested"),
         restarts=batch.restarts,
+        stopped=" | ".join(map(str, STOPPED)),
+        again=" | ".join(map(str, START_AGAIN)),
     )
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrain.cli.launch.hosts import command as hosts
+from ratrain.cli.launch.ray import command as ray
 from ratrain.cli.launch.slurm import command as slurm
 
 
@@ -31,5 +32,5 @@ def command() -> None:
     """
 
 
-for _verb in (hosts, slurm):
+for _verb in (hosts, slurm, ray):
     command.add_command(_verb)

@@ -35,14 +35,14 @@ class RankLog:
     def __init__(self, place: Place) -> None:
         self.rank = place.rank  # the engine's, until this rank has its seat
         self._followed = bool(os.environ.get(FOLLOWED))
-        self._merged = place.merges
+        self.for_all_hosts = place.merges  # whether it is read as one text
         self._first = not (place.rank if place.local_rank is None else place.local_rank)
         self._meter: ProgressMeter | None = None
         self._last_s = 0.0
 
     @property
     def prints(self) -> bool:
-        return self._first and not self._followed and not (self._merged and self.rank)
+        return self._first and not self._followed and not (self.for_all_hosts and self.rank)
 
     def set_first_on_host(self, first_on_host: bool) -> None:
         """From now on it is known whether this rank is the first on its host."""

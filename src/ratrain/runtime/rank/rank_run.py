@@ -179,7 +179,7 @@ def _agreed(
     reading = reading.with_data(log.counting("tokenising"))
     membership = agree(folder, reading, rendezvous.everybody)
     log.set_first_on_host(membership.logs(rank))
-    log.say(membership.words(rank))
+    log.say(membership.words(rank, all_hosts=log.for_all_hosts))
     spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
     assert spec is not None and job is not None and program is not None and data is not None
     membership = lock.settle(
@@ -239,9 +239,12 @@ def _train(
     run = begun(folder, context.job, context.spec, identity, together, built)
     if rank == 0 and context.claim.is_mine:
         _note(context, lost_steps(folder, run.first_step))
-    rendezvous.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
+    # From here on a rank that is silent for the job's timeout is taken for lost. Where an engine
+    # starts ranks again, what was timed before is still good: our own launcher removes it.
+    is_timed = bool(run.first_step and folder.predicted.exists())
+    if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
+        _calibrate(context, run, network, allocator, device)
     rendezvous.broadcast.close()
-    _calibrate(context, run, network, allocator, device)
     saver = CheckpointSaver(
         _save_spec(context, identity),
         rank,
