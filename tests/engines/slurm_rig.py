@@ -114,9 +114,13 @@ class Slurm:
             time.sleep(0.2)
         return state
 
-    def start_now(self, number: str) -> None:
-        """A job that was requeued need not wait its two minutes."""
-        self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+    def start_now(self, number: str, timeout_s: float = 90) -> None:
+        """A job that was queued again need not wait its two minutes."""
+        end_s = time.monotonic() + timeout_s
+        while self.state(number) == "PENDING":
+            assert time.monotonic() < end_s, self.job(number)
+            self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+            time.sleep(0.5)
 
     def lose(self, host: str) -> None:
         """A node is gone with all that runs there."""

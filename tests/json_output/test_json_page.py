@@ -80,7 +80,9 @@ SLOW: dict[str, list[Words]] = {
         ["train", "job.toml", "--run", "other", "--schedule", "gpipe", "--no-calibrate"],
         ["train", "job.toml", "--run", "prepared", "--prepare-only"],
     ],
-    "launch": [["launch", "first"]],
+    "launch hosts": [["launch", "first"]],
+    "launch slurm": [["launch", "slurm", "first"]],
+    "launch kubernetes": [["launch", "kubernetes", "first", "--image", "registry.example/x:1"]],
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
     "sample": [["sample", "first", "--prompt", "line "]],
@@ -137,6 +139,7 @@ def test_every_verb_has_a_section_and_is_tried() -> None:
     verbs = set(leaves(ratrain))
     assert {verb.partition(" ")[0] for verb in verbs} == set(VERBS)
     verbs -= {"schema"}  # what it prints is a JSON schema, and nothing around it
+    verbs -= {"rank", "launch ray"}  # what they print is what ranks say
     assert set(documented()) == {*verbs, "error"}
     assert {*QUICK, *SLOW, *LAB, *APART} == {*verbs, "error"}
 

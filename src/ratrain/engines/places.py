@@ -22,8 +22,8 @@ Environ = Mapping[str, str]
 Value = str | Callable[[Environ], str | int | None]
 KIND = "RATRAIN_KIND"
 """A user's choice, for each host: its kind of device, as the job's cluster file calls it."""
-WORLD, FIRST = "RATRAIN_WORLD_SIZE", "RATRAIN_FIRST_RANK"
-"""Of a Kubernetes job: how many ranks a run has; the rank of the pod with index 0."""
+WORLD, FIRST, JOB = "RATRAIN_WORLD_SIZE", "RATRAIN_FIRST_RANK", "RATRAIN_JOB"
+"""Of a Kubernetes job: how many ranks a run has; the rank of the pod with index 0; its name."""
 _MOST_RANKS = 1 << 20
 _LAST_PORT = 65534  # torchrun's ranks meet at the port after MASTER_PORT
 _ASK_S = 20.0
@@ -310,7 +310,6 @@ ENGINES.declare(
         ranks_here=lambda _: 1,
         local_rank=lambda _: 0,
         host="HOSTNAME",
-        job="RATRAIN_JOB",
-        attempt="JOBSET_RESTART_ATTEMPT",
+        job=JOB,
     ),
 )

@@ -5,6 +5,7 @@ from __future__ import annotations
 import click
 
 from ratrain.cli.launch.hosts import command as hosts
+from ratrain.cli.launch.kubernetes import command as kubernetes
 from ratrain.cli.launch.ray import command as ray
 from ratrain.cli.launch.slurm import command as slurm
 
@@ -32,5 +33,5 @@ def command() -> None:
     """
 
 
-for _verb in (hosts, slurm, ray):
+for _verb in (hosts, slurm, ray, kubernetes):
     command.add_command(_verb)

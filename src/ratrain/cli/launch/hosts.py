@@ -109,7 +109,7 @@ def command(
             {"host": each.host, "address": each.target, "command": shlex.join(each.words)}
             for each in commands
         ]
-        print_json("launch", {"run": str(folder.path), "hosts": body})
+        print_json("launch hosts", {"run": str(folder.path), "hosts": body})
         return 0
     followed = [
         HostCommand(each.host, each.target, [*each.words, "--follow-input"]) for each in commands
