@@ -2,7 +2,13 @@
 
 from __future__ import annotations
 
+import json
+import os
+import subprocess
+
 import pytest
+from documented import documented
+from engine_jobs import ratrain
 from hypothesis import given
 from hypothesis import strategies as st
 
@@ -147,3 +153,14 @@ def test_lists_of_hosts_are_read_as_slurm_writes_them() -> None:
 def test_a_list_of_numbered_hosts_has_each_of_them(numbers: list[int], digits: int) -> None:
     names = [f"{number:0{digits}d}" for number in numbers]
     assert hosts(f"n[{','.join(names)}]-ib") == [f"n{name}-ib" for name in names]
+
+
+def test_a_process_s_place_is_printed_with_json() -> None:
+    environ = {key: value for key, value in os.environ.items() if not key.startswith("RATRAIN")}
+    command = ratrain("rank", "run", "--json")
+    ended = subprocess.run(
+        command, env={**environ, **SEEN["Slurm"]}, capture_output=True, check=True
+    )
+    body = json.loads(ended.stdout)
+    keys = {key.path for key in documented()["rank"]}
+    assert set(body) - {"schema"} == keys and body["mark"] == "Slurm-3.0-2"

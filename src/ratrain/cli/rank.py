@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import os
+from dataclasses import asdict
 from pathlib import Path
 
 import click
 
+from ratrain.cli.json_output import print_json
 from ratrain.cli.options import PATH
 
 
 @click.command()
 @click.argument("run", type=PATH)
-def command(run: Path) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print this process's place, start nothing.")
+def command(run: Path, as_json: bool) -> int:
     """Run this process's rank of RUN, which `ratrain train JOB --prepare-only` or
     `ratrain launch ENGINE JOB` has made.
 
@@ -35,6 +38,9 @@ def command(run: Path) -> int:
     from ratrain.runtime.run_folder import RunFolder
 
     place, folder = place_of(os.environ), RunFolder(run.resolve())
+    if as_json:
+        print_json("rank", {**asdict(place), "mark": place.mark})
+        return 0
     if place.per_host:
         return run_share(folder, place)
     main(folder.path)

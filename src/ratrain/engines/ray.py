@@ -150,6 +150,20 @@ class RayRun:
         self._ray.get(starting)
 
 
+def bundles_of(run: Launchable) -> list[dict[str, object]]:
+    """What each host of the plan is asked for, and the kind of node."""
+    hosts = [group for group in run.groups for _ in range(group.hosts)]
+    kind = run.kinds > 1
+    return [
+        {
+            "resources": _needs(run, host),
+            LABEL: host.kind if kind else None,
+            "ranks": host.ranks_each,
+        }
+        for host in hosts
+    ]
+
+
 def ended(run: RayRun, tick_s: float = 0.3) -> list[int]:
     """How all ranks ended; those that go on long after another has failed are not waited for."""
     failed_s: float | None = None

@@ -71,10 +71,10 @@ def command(
     every host under the same path; the command again resumes from the latest checkpoint.
 
     \b
-    Examples:
-      ratrain launch /shared/run
-      ratrain launch /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
-      ratrain launch /shared/run --host oak --at birch=10.0.0.1
+    Examples (the word hosts may be left out):
+      ratrain launch hosts /shared/run
+      ratrain launch hosts /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
+      ratrain launch hosts /shared/run --host oak --at birch=10.0.0.1
     """
     from ratrain.plan import load_job
     from ratrain.runtime.run.host_ranks import run_host_ranks

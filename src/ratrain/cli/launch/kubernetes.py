@@ -53,7 +53,7 @@ def command(
 
     \b
     Example:
-      ratrain launch kubernetes job.toml --run /runs/first --image registry.example/ratrain:1
+      ratrain launch kubernetes /runs/first --image registry.example/ratrain:1
     """
     from ratrain.engines.kubernetes import Pods, manifest
     from ratrain.readers.writing import write_whole

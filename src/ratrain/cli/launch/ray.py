@@ -6,6 +6,7 @@ from typing import Any
 
 import click
 
+from ratrain.cli.json_output import print_json
 from ratrain.cli.launch.prepared import Asked, launchable, run_options
 from ratrain.cli.options import Whole
 
@@ -22,7 +23,8 @@ from ratrain.cli.options import Whole
     show_default=True,
     help="How often ranks are started again after a failure.",
 )
-def command(address: str | None, restarts: int, **asked: Any) -> int:
+@click.option("--json", "as_json", is_flag=True, help="Print what it asks Ray for, start nothing.")
+def command(address: str | None, restarts: int, as_json: bool, **asked: Any) -> int:
     """Run JOB, or the prepared RUN, on a Ray cluster, to its end.
 
     Each host of the plan is a bundle of one placement group, as large as its ranks need. Of
@@ -35,9 +37,13 @@ def command(address: str | None, restarts: int, **asked: Any) -> int:
       ratrain launch ray job.toml --run /shared/run
       ratrain launch ray /shared/run --address 10.0.0.1:6379 --restarts 10
     """
-    from ratrain.engines.ray import connect, ray_module
+    from ratrain.engines.ray import bundles_of, connect, ray_module
     from ratrain.runtime.run.on_ray import run_on_ray
 
+    if as_json:
+        run = launchable(Asked(**asked))
+        print_json("launch ray", {"run": run.run, "ranks": run.ranks, "bundles": bundles_of(run)})
+        return 0
     ray_module()  # before anything is planned for it
     run = launchable(Asked(**asked))
     connect(address)

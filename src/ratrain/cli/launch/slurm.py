@@ -55,7 +55,7 @@ def command(
     \b
     Examples:
       ratrain launch slurm job.toml --run /shared/run
-      ratrain launch slurm job.toml --run /shared/run --submit -- --partition=low --time=4:00:00
+      ratrain launch slurm /shared/run --submit -- --partition=low --time=4:00:00
     """
     from ratrain.engines.slurm import Batch, script
     from ratrain.readers.writing import write_whole
