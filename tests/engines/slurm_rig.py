@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import os
 import re
+import shlex
 import shutil
 import signal
 import subprocess
@@ -22,50 +23,60 @@ NODES = ("n1", "n2", "n3", "n4")
 HEAD = "head"
 NETWORK = "10.98.77"
 GRACE_S = 30
-TOOLS = ("slurmctld", "slurmd", "srun", "sbatch", "munged", "ip", "nsenter", "unshare")
+TOOLS = ("slurmctld", "slurmd", "srun", "sbatch", "munged")
+HOST_TOOLS = ("ip", "nsenter", "unshare", "setpriv")
 CPUS = 2
 _UP_S = 60.0
+_SETTLES_S = 4.0
 
 
-def missing() -> str:
+def missing(tools: Sequence[str] = (*TOOLS, *HOST_TOOLS)) -> str:
     """Why there can be no Slurm here; "" where there can."""
     path = os.environ.get("PATH", "") + ":/usr/sbin:/sbin"
-    absent = [tool for tool in TOOLS if shutil.which(tool, path=path) is None]
+    absent = [tool for tool in tools if shutil.which(tool, path=path) is None]
     if os.geteuid() != 0:
         return "needs root for network namespaces"
     return f"{', '.join(absent)} not installed (apt: slurm-wlm, munge, iproute2)" if absent else ""
 
 
-class Slurm:
-    """The controller and its nodes, until `close`."""
+def missing_hosts() -> str:
+    """Why there can be no hosts here; "" where there can."""
+    return missing(HOST_TOOLS)
 
-    def __init__(self, folder: Path, *, node_timeout_s: int = 30) -> None:
+
+class Hosts:
+    """Four hosts and a head, until `close`."""
+
+    def __init__(self, folder: Path) -> None:
         self.folder = folder
         self.environment = {
             **{k: v for k, v in os.environ.items() if not k.startswith(("SLURM_", "RATRAIN_"))},
-            "SLURM_CONF": str(folder / "slurm.conf"),
             "PATH": os.environ.get("PATH", "") + ":/usr/sbin:/sbin",
             "PYTHONPATH": os.pathsep.join(sys.path),
         }
         self._mark = f"rs{os.getpid() % 10000}"
-        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
         try:
             self._connect()
-            self._configure(node_timeout_s)
-            self._start()
         except BaseException:
             self.close()
             raise
 
     def on(self, host: str, *words: str) -> list[str]:
         """`words` as a command on a host, or on the head."""
+        return [*self._entered(host), *words]
+
+    def shell(self, host: str) -> str:
+        """What runs the words behind it on a host, for a shell."""
+        return shlex.join(self._entered(host))
+
+    def _entered(self, host: str) -> list[str]:
         within = (
             f"hostname {host}; mount --bind {self.folder}/hosts /etc/hosts; "
             f"mkdir -p {self.folder}/disk-{host} /mnt; "
             f'mount --bind {self.folder}/disk-{host} /mnt; exec "$@"'
         )
         network = f"--net=/run/netns/{self._mark}-{host}"
-        return ["nsenter", network, "unshare", "--uts", "--mount", "sh", "-c", within, "sh", *words]
+        return ["nsenter", network, "unshare", "--uts", "--mount", "sh", "-c", within, "sh"]
 
     def run(
         self, *words: str, timeout: float = 120, check: bool = True, cwd: Path | None = None
@@ -94,51 +105,7 @@ class Slurm:
             cwd=cwd or self.folder,
         )
 
-    def submit(self, *words: str) -> str:
-        """Submits with sbatch; the job's number."""
-        return self.run("sbatch", "--parsable", *words).stdout.strip()
-
-    def job(self, number: str) -> dict[str, str]:
-        """What the controller says of a job."""
-        told = self.run("scontrol", "show", "job", "-o", number, check=False).stdout
-        return dict(re.findall(r"(\w+)=(\S*)", told.splitlines()[0] if told else ""))
-
-    def state(self, number: str) -> str:
-        return self.job(number).get("JobState", "")
-
-    def wait_state(self, number: str, *states: str, timeout_s: float = 90) -> str:
-        """Waits for a job to be in one of the states."""
-        end_s = time.monotonic() + timeout_s
-        while (state := self.state(number)) not in states:
-            assert time.monotonic() < end_s, (number, state, self.job(number))
-            time.sleep(0.2)
-        return state
-
-    def start_now(self, number: str, timeout_s: float = 90) -> None:
-        """A job that was queued again need not wait its two minutes."""
-        end_s = time.monotonic() + timeout_s
-        while self.state(number) == "PENDING":
-            assert time.monotonic() < end_s, self.job(number)
-            self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
-            time.sleep(0.5)
-
-    def lose(self, host: str) -> None:
-        """A node is gone with all that runs there."""
-        self._daemons.pop(host).kill()
-
-    def clear(self) -> None:
-        """Ends all jobs, and waits for their nodes."""
-        self.run("scancel", "--user=root", check=False)
-        end_s = time.monotonic() + 60
-        while self.run("squeue", "-h", check=False).stdout.strip() and time.monotonic() < end_s:
-            time.sleep(0.2)
-
     def close(self) -> None:
-        for daemon in reversed(list(self._daemons.values())):
-            with suppress(ProcessLookupError):
-                daemon.send_signal(signal.SIGKILL)  # --kill-child: its whole tree ends
-        for daemon in self._daemons.values():
-            daemon.wait()
         for host in (HEAD, *NODES):
             subprocess.run(["ip", "netns", "del", f"{self._mark}-{host}"], check=False)
 
@@ -162,6 +129,70 @@ class Slurm:
         hosts = [(f"{NETWORK}.{number}", host) for number, host in enumerate(NODES, start=1)]
         table = [("127.0.0.1", "localhost"), (f"{NETWORK}.254", HEAD), *hosts]
         (self.folder / "hosts").write_text("".join(f"{a} {name}\n" for a, name in table))
+
+
+class Slurm(Hosts):
+    """A controller on the head and a node on each host, until `close`."""
+
+    def __init__(self, folder: Path, *, node_timeout_s: int = 30) -> None:
+        self._daemons: dict[str, subprocess.Popen[bytes]] = {}
+        super().__init__(folder)
+        self.environment["SLURM_CONF"] = str(folder / "slurm.conf")
+        try:
+            self._configure(node_timeout_s)
+            self._start()
+        except BaseException:
+            self.close()
+            raise
+
+    def submit(self, *words: str) -> str:
+        """Submits with sbatch; the job's number."""
+        return self.run("sbatch", "--parsable", *words).stdout.strip()
+
+    def job(self, number: str) -> dict[str, str]:
+        """What the controller says of a job."""
+        told = self.run("scontrol", "show", "job", "-o", number, check=False).stdout
+        return dict(re.findall(r"(\w+)=(\S*)", told.splitlines()[0] if told else ""))
+
+    def state(self, number: str) -> str:
+        return self.job(number).get("JobState", "")
+
+    def wait_state(self, number: str, *states: str, timeout_s: float = 90) -> str:
+        """Waits for a job to be in one of the states."""
+        end_s = time.monotonic() + timeout_s
+        while (state := self.state(number)) not in states:
+            assert time.monotonic() < end_s, (number, state, self.job(number))
+            time.sleep(0.2)
+        return state
+
+    def start_now(self, number: str, timeout_s: float = 90) -> None:
+        """A job that was queued again need not wait its two minutes. A moment it must: nodes still
+        take its new start for the old one, and Slurm gives it up ("credential revoked")."""
+        time.sleep(_SETTLES_S)
+        end_s = time.monotonic() + timeout_s
+        while self.state(number) == "PENDING":
+            assert time.monotonic() < end_s, self.job(number)
+            self.run("scontrol", "update", f"JobId={number}", "StartTime=now", check=False)
+            time.sleep(0.5)
+
+    def lose(self, host: str) -> None:
+        """A node is gone with all that runs there."""
+        self._daemons.pop(host).kill()
+
+    def clear(self) -> None:
+        """Ends all jobs, and waits for their nodes."""
+        self.run("scancel", "--user=root", check=False)
+        end_s = time.monotonic() + 60
+        while self.run("squeue", "-h", check=False).stdout.strip() and time.monotonic() < end_s:
+            time.sleep(0.2)
+
+    def close(self) -> None:
+        for daemon in reversed(list(self._daemons.values())):
+            with suppress(ProcessLookupError):
+                daemon.send_signal(signal.SIGKILL)  # --kill-child: its whole tree ends
+        for daemon in self._daemons.values():
+            daemon.wait()
+        super().close()
 
     def _configure(self, node_timeout_s: int) -> None:
         folder = self.folder

@@ -103,32 +103,27 @@ def test_a_preempted_run_is_queued_again_and_goes_on_with_the_same_losses(
     assert losses(run) == losses(undisturbed)
 
 
-def test_a_warning_of_the_time_limit_saves_and_queues_again(slurm: Slurm, tmp_path: Path) -> None:
+@pytest.mark.matrix
+@pytest.mark.parametrize("how", ["USR1", "scancel", "a file"])
+def test_a_job_that_is_stopped_has_saved_and_is_queued_again_for_the_time_limit_alone(
+    slurm: Slurm, tmp_path: Path, how: str
+) -> None:
     run = long_run(tmp_path, "run", steps=2000)
     job = submitted(slurm, run.path)
     wait_until(lambda: steps_done(run) > 3, "the first steps")
-    slurm.run("scancel", "--signal=USR1", job)
-    slurm.wait_state(job, "PENDING")
-    assert slurm.job(job)["Restarts"] == "1" and listed(run.checkpoints)
-
-
-def test_scancel_saves_and_nothing_is_queued_again(slurm: Slurm, tmp_path: Path) -> None:
-    run = long_run(tmp_path, "run", steps=2000)
-    job = submitted(slurm, run.path)
-    wait_until(lambda: steps_done(run) > 3, "the first steps")
-    slurm.run("scancel", job)
-    wait_until(lambda: not slurm.run("squeue", "-h").stdout.strip(), "the end of the job")
-    assert slurm.state(job) == "CANCELLED" and slurm.job(job)["Restarts"] == "0"
+    if how == "USR1":  # what --signal sends before the limit
+        slurm.run("scancel", "--signal=USR1", job)
+        slurm.wait_state(job, "PENDING")
+    elif how == "scancel":
+        slurm.run("scancel", job)
+        slurm.wait_state(job, "CANCELLED")
+    else:
+        run.stop_request.touch()
+        slurm.wait_state(job, "FAILED")
+        assert slurm.job(job)["ExitCode"] == "75:0"
+    assert slurm.job(job)["Restarts"] == ("1" if how == "USR1" else "0")
+    wait_until(lambda: not rank_processes(run), "the end of the ranks")
     assert max(checkpoint.step for checkpoint in listed(run.checkpoints)) == steps_done(run)
-
-
-def test_a_person_s_stop_leaves_the_job_ended(slurm: Slurm, tmp_path: Path) -> None:
-    run = long_run(tmp_path, "run", steps=2000)
-    job = submitted(slurm, run.path)
-    wait_until(lambda: steps_done(run) > 3, "the first steps")
-    run.stop_request.touch()
-    slurm.wait_state(job, "FAILED")
-    assert slurm.job(job)["ExitCode"] == "75:0" and listed(run.checkpoints)
 
 
 def test_a_killed_rank_comes_back_inside_the_job(slurm: Slurm, tmp_path: Path) -> None:

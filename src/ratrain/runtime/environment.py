@@ -10,6 +10,7 @@ import re
 import socket
 from collections.abc import Mapping
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 
 from ratrain.engines.places import Place, place_of
@@ -36,6 +37,8 @@ ADDRESS = "RATRAIN_ADDRESS"
 """A user's choice, for each host: its address for the other ranks."""
 
 _LOOPBACK = "127.0.0.1"
+_ELSEWHERE = "192.0.2.1"
+"""An address that nobody has (RFC 5737)."""
 _LAST_PORT = 65535
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set to "True" by torchrun, whose store then listens at MASTER_PORT itself."""
@@ -75,7 +78,7 @@ def launch_of(environ: Mapping[str, str], run: Path | None = None) -> Launch:
     ours = LAUNCHER in environ
     told_in: Path | None = None
     if not address and place.mark and run is not None:
-        address, port = place.likely_address or own_address(place.peer), place.likely_port or 0
+        address, port = place.likely_address or own_address(place), place.likely_port or 0
         told_in = run / "owner" / f"rendezvous-{_file_name(place.mark)}.json"
     if environ.get(PORT):
         port = _chosen_port(environ)
@@ -89,20 +92,29 @@ def launch_of(environ: Mapping[str, str], run: Path | None = None) -> Launch:
         "127.0.0.1" if place.ranks_here == place.world_size and not ours else address,
         port,
         _listener(environ),
-        environ.get(ADDRESS) or (own_address(place.peer) if told_in else None),
+        environ.get(ADDRESS) or (own_address(place) if told_in and not place.rank else None),
         place.ranks_here,
         told_in,
         None if ours else place,
     )
 
 
-def own_address(peer: str) -> str:
-    """The address of this host from which it reaches another one; "127.0.0.1" where there is no
-    other, and where its name is not known here."""
-    if not peer:
+def own_address(place: Place) -> str:
+    """The address of this host for the ranks on others: that from which it reaches another host
+    of the job; where none is known, that of its name, else that of its way to the world."""
+    if place.ranks_here == place.world_size:
         return _LOOPBACK
+    for other in (place.peer, socket.gethostname(), _ELSEWHERE):
+        address = _address_towards(other) if other else _LOOPBACK
+        if not ip_address(address.partition("%")[0]).is_loopback:
+            return address
+    return _LOOPBACK
+
+
+def _address_towards(other: str) -> str:
+    """From which this host reaches another one; its loopback where it does not."""
     try:
-        family, kind, _, _, where = socket.getaddrinfo(peer, 9, type=socket.SOCK_DGRAM)[0]
+        family, kind, _, _, where = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
         with socket.socket(family, kind) as probe:
             probe.connect(where)  # nothing is sent
             return str(probe.getsockname()[0])

@@ -278,6 +278,14 @@ class _OtherRank:
         if isinstance(error, OSError):
             reason = error.strerror or reason
         launch = self._launch
+        if launch.told_in is not None and told(launch.told_in) is None:
+            return RunFailed(
+                f"rank 0 has not written where it listens for {min(self._patience_s, REACH_S):g} "
+                f"s, and does not answer at {launch.rendezvous_address}",
+                place=str(launch.told_in),
+                fix="check that rank 0 runs, and that all hosts share the run's folder; where they "
+                "do not, set MASTER_ADDR and MASTER_PORT on all of them",
+            )
         return RunFailed(
             f"rank 0 was not reached at {launch.rendezvous_address}: {reason}, for "
             f"{min(self._patience_s, REACH_S):g} s",
