@@ -43,6 +43,7 @@ ONLY = {
     "checkpoint": LOW,
     "models": LOW,
     "devices": LOW,
+    "engines": (*LOW, "plugins"),
 }
 """Rooms beside the line: what each may import."""
 

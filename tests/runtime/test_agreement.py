@@ -151,7 +151,7 @@ def settled(folders: list[Path], disks: str) -> list[Any]:
     membership = Membership(tuple(f"host-{rank}" for rank in hosts), hosts, hosts)
 
     def work(rank: int, everybody: Everybody) -> tuple[Membership, FolderLock]:
-        lock = FolderLock(RunFolder(folders[rank]), rank)
+        lock = FolderLock(RunFolder(folders[rank]), rank, "torchrun")
         try:
             settled = lock.settle(membership, everybody, disks=disks, say=lambda _: None)
         except RatrainError:

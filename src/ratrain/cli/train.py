@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -176,6 +177,7 @@ def command(
       ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
+    from ratrain.engines.allocation import require_one_host
     from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
     from ratrain.runtime.run.ready import Launcher
@@ -189,6 +191,8 @@ def command(
         raise click.UsageError("--replan goes with --resume; a new run is planned anyway")
     if emulate and device not in (None, "cpu"):
         raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
+    if not prepare_only:
+        require_one_host(os.environ, str(job or "JOB"))
     if device == "cuda" and not prepare_only:
         from ratrain.devices import require_gpu
 
@@ -214,13 +218,13 @@ def command(
             overrides=overrides,
             replans=replan,
         )
-        launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
+        launcher = Launcher(_COMMAND, _say, prepare_data, owning, starts_here=not prepare_only)
         if resume:
             ready = _resumed(launcher, request, run)
         else:
             begin = source_of(source, restarts_data=restart_data) if source else None
             job_folder = written_job.parent if written_job else None
-            ready = _new(launcher, request, run, job_folder, begin)
+            ready = new_run(launcher, request, run, job_folder, begin)
         if prepare_only:
             show_commands(ready, as_json)
             return 0
@@ -261,7 +265,7 @@ def _written_job(
     return written_job(folder, files, overrides, schedule, made_by="ratrain train --model --data")
 
 
-def _new(
+def new_run(
     launcher: Launcher,
     request: RunRequest,
     run: Path | None,
@@ -292,7 +296,7 @@ def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> Ready
     return launcher.resumed(request, run)
 
 
-def _prepare_data(job: JobSpec) -> Prepared:
+def prepare_data(job: JobSpec) -> Prepared:
     """Tokenises once what every rank reads; returns it."""
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job

@@ -10,7 +10,6 @@ Which ranks share a disk is found out with files that each host's first rank mak
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Sequence
 from contextlib import suppress
@@ -20,7 +19,6 @@ from typing import Any
 from uuid import uuid4
 
 from ratrain.errors import RatrainError, RunFailed, RunTaken
-from ratrain.runtime.environment import COMMAND
 from ratrain.runtime.ownership import Claim, Say, claim_run, inherited
 from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
@@ -34,8 +32,9 @@ _LOOK_S = 0.1
 class FolderLock:
     """What a rank may do in the run's folder: nothing, until it is known to be ours."""
 
-    def __init__(self, folder: RunFolder, rank: int) -> None:
-        self._folder, self._rank = folder, rank
+    def __init__(self, folder: RunFolder, rank: int, command: str) -> None:
+        self._folder, self._command = folder, command  # which the owner is called
+        self.rank = rank  # the engine's, until this rank has its seat
         self._claim = inherited(folder.path)
         self._settled = self._claim is not None
 
@@ -72,10 +71,10 @@ class FolderLock:
     def _disks(self, membership: Membership, everybody: Everybody) -> tuple[int, ...]:
         """For each rank the first one that shares its disk."""
         name = everybody(uuid4().hex)[0]
-        own_probe = self._probe(name, self._rank)
+        own_probe = self._probe(name, self.rank)
         problem = ""
         try:
-            if membership.logs(self._rank):
+            if membership.logs(self.rank):
                 own_probe.parent.mkdir(parents=True, exist_ok=True)
                 own_probe.touch()
         except OSError as error:
@@ -102,7 +101,7 @@ class FolderLock:
         """The lowest rank whose file is seen here."""
         end_s = time.monotonic() + _APPEARS_S
         while True:
-            first_rank = next((rank for rank, path in probes if path.exists()), self._rank)
+            first_rank = next((rank for rank, path in probes if path.exists()), self.rank)
             if first_rank == probes[0][0] or time.monotonic() > end_s:
                 return first_rank
             time.sleep(_LOOK_S)
@@ -119,11 +118,9 @@ class FolderLock:
 
     def _claim_all(self, membership: Membership, everybody: Everybody, say: Say) -> None:
         own_answer: dict[str, Any] = {}
-        if membership.keeps(self._rank):
+        if membership.keeps(self.rank):
             try:
-                self._claim = self._claim or claim_run(
-                    self._folder.path, os.environ.get(COMMAND, "torchrun"), say
-                )
+                self._claim = self._claim or claim_run(self._folder.path, self._command, say)
                 own_answer = {"number": self._claim.number, "token": self._claim.token}
             except RatrainError as error:
                 own_answer = {"refused": [error.what, error.place, error.fix]}
@@ -135,7 +132,7 @@ class FolderLock:
                     f"on host {membership.names[keeper]} " if len(membership.disks) > 1 else ""
                 )
                 raise RunTaken(on_host + problem, place=place, fix=fix)
-        own_claim = answers[membership.disk[self._rank]]
+        own_claim = answers[membership.disk[self.rank]]
         self._claim = self._claim or Claim(
             self._folder.path, own_claim["number"], own_claim["token"]
         )

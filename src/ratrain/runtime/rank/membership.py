@@ -40,15 +40,22 @@ class Membership:
         """A rank for people: with its host where there are several."""
         return f"rank {rank}" + (f" on host {self.names[rank]}" if len(self.hosts) > 1 else "")
 
-    def words(self, rank: int) -> str:
-        """Who is here, for people on a rank's host."""
-        neighbours = [other for other, host in enumerate(self.host) if host == self.host[rank]]
+    def words(self, rank: int, *, all_hosts: bool = False) -> str:
+        """Who is here, for people on a rank's host, or for those who see all hosts at once."""
+        count = len(self.names)
         if len(self.hosts) == 1:
-            return f"{len(neighbours)} rank{'s' * (len(neighbours) > 1)} on host {self.names[rank]}"
+            return f"{count} rank{'s' * (count > 1)} on host {self.names[rank]}"
+        if all_hosts:
+            where = (f"{write_ranges(self._on(host))} on {self.names[host]}" for host in self.hosts)
+            return f"{count} ranks on {len(self.hosts)} hosts: {', '.join(where)}"
+        own_ranks = self._on(self.host[rank])
         return (
-            f"{len(self.names)} ranks on {len(self.hosts)} hosts; {self.names[rank]} has "
-            f"rank{'s' * (len(neighbours) > 1)} {write_ranges(neighbours)}"
+            f"{count} ranks on {len(self.hosts)} hosts; {self.names[rank]} has "
+            f"rank{'s' * (len(own_ranks) > 1)} {write_ranges(own_ranks)}"
         )
+
+    def _on(self, host: int) -> list[int]:
+        return [rank for rank, of_rank in enumerate(self.host) if of_rank == host]
 
     def spread(self, rank: int) -> Spread | None:
         """Where a checkpoint's files lie, seen from a rank's disk; None: all on one."""

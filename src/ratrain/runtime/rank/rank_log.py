@@ -1,7 +1,8 @@
 """What ranks print on stderr where `ratrain train` does not show the run.
 
-Of each host the first rank prints: who is there, where the run begins, a line every few seconds
-with rate and time left, what was saved, how it ended. A rank that fails by itself always says so.
+Of each host the first rank prints, of an engine that shows all hosts as one text rank 0: who is
+there, where the run begins, a line every few seconds with rate and time left, what was saved, how
+it ended. A rank that fails by itself always says so.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ import time
 from collections.abc import Callable
 
 from ratrain.describe.units import clock_of
+from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
 from ratrain.runtime.environment import FOLLOWED
 from ratrain.runtime.failures import CAUSE, Failure, first_told, worded
@@ -28,18 +30,19 @@ that one at once. It may hear of the loss from rank 0 alone, which looks for wor
 
 
 class RankLog:
-    """One rank's. `prints`: whether it is the one of its host that reports on the run."""
+    """One rank's. `prints`: whether it is the one that reports on the run."""
 
-    def __init__(self, rank: int) -> None:
-        self._rank = rank
+    def __init__(self, place: Place) -> None:
+        self.rank = place.rank  # the engine's, until this rank has its seat
         self._followed = bool(os.environ.get(FOLLOWED))
-        self._first = os.environ.get("LOCAL_RANK", str(rank)) == "0"
+        self.for_all_hosts = place.merges  # whether it is read as one text
+        self._first = not (place.rank if place.local_rank is None else place.local_rank)
         self._meter: ProgressMeter | None = None
         self._last_s = 0.0
 
     @property
     def prints(self) -> bool:
-        return self._first and not self._followed
+        return self._first and not self._followed and not (self.for_all_hosts and self.rank)
 
     def set_first_on_host(self, first_on_host: bool) -> None:
         """From now on it is known whether this rank is the first on its host."""
@@ -86,7 +89,7 @@ class RankLog:
     def fail(self, folder: RunFolder, error: BaseException) -> None:
         """Why this rank ends, where that is news; of a rank that only lost another one, the first
         on the host says it, with the other's own words where these are found."""
-        failure = worded(error, self._rank)
+        failure = worded(error, self.rank)
         if self._followed:
             return
         if failure.order != CAUSE and not self._first:

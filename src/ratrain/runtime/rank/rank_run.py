@@ -22,10 +22,11 @@ from ratrain.corpus.of_job import JobData
 from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
 from ratrain.devices import Device, Memory
+from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
-from ratrain.runtime.environment import launch_of
+from ratrain.runtime.environment import COMMAND, launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
@@ -44,6 +45,7 @@ from ratrain.runtime.rank.rendezvous import Rendezvous, join
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.seating import seated
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
@@ -78,23 +80,24 @@ class RankContext:
     log: RankLog
 
 
-def run_rank(path: Path, rank: int, requests: StopRequests) -> int:
-    """Runs a rank; the exit status. What went wrong is in the folder's failure file. `requests` to
-    stop come from signals."""
+def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
+    """Runs the rank of a process; the exit status. What went wrong is in the folder's failure file.
+    `requests` to stop come from signals."""
     folder = RunFolder(path)
-    lock, log = FolderLock(folder, rank), RankLog(rank)
+    lock = FolderLock(folder, place.rank, os.environ.get(COMMAND) or place.words)
+    log = RankLog(place)
     if lock.settled:
-        _forget_failure(folder, rank)
+        _forget_failure(folder, place.rank)
     try:
         requests.tell(lambda: log.prints)
-        finished = _run(folder, rank, lock, log, requests)
+        finished = _run(folder, lock, log, requests)
         requests.ignore()
         return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
         requests.end_at_once()
         if not isinstance(error, RatrainError):
             traceback.print_exc()
-        status = tell(folder, rank, error) if lock.settled else status_of(error)
+        status = tell(folder, log.rank, error) if lock.settled else status_of(error)
         log.fail(folder, error)
         return status
     finally:
@@ -106,17 +109,19 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
     folder.rank_file(rank, "failure").unlink(missing_ok=True)
 
 
-def _run(
-    folder: RunFolder, rank: int, lock: FolderLock, log: RankLog, requests: StopRequests
-) -> bool:
+def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopRequests) -> bool:
     """Whether the last step was done."""
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
-    rendezvous = join(launch_of(os.environ), _secret(folder, reading), timeout_s)
+    launch, secret = launch_of(os.environ, folder.path), _secret(folder, reading)
+    rendezvous = join(launch, secret, timeout_s)
+    if launch.place is not None:
+        rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)
+    rank = lock.rank = log.rank = rendezvous.rank
     rendezvous.broadcast.wait_up_to(TOKENISING_S)
     context = _agreed(folder, rank, reading, rendezvous, lock, log)
     rendezvous.broadcast.wait_up_to(timeout_s)
-    device = own_device(context.job, context.spec, rank, os.environ)
+    device = own_device(context.job, context.spec, rank, context.membership.host)
     torch.set_num_threads(context.spec.threads)
     network = network_of(
         context.program,
@@ -175,7 +180,7 @@ def _agreed(
     reading = reading.with_data(log.counting("tokenising"))
     membership = agree(folder, reading, rendezvous.everybody)
     log.set_first_on_host(membership.logs(rank))
-    log.say(membership.words(rank))
+    log.say(membership.words(rank, all_hosts=log.for_all_hosts))
     spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
     assert spec is not None and job is not None and program is not None and data is not None
     membership = lock.settle(
@@ -235,9 +240,12 @@ def _train(
     run = begun(folder, context.job, context.spec, identity, together, built)
     if rank == 0 and context.claim.is_mine:
         _note(context, lost_steps(folder, run.first_step))
-    rendezvous.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
+    # From here on a rank that is silent for the job's timeout is taken for lost. Where an engine
+    # starts ranks again, what was timed before is still good: our own launcher removes it.
+    is_timed = bool(run.first_step and folder.predicted.exists())
+    if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
+        _calibrate(context, run, network, allocator, device)
     rendezvous.broadcast.close()
-    _calibrate(context, run, network, allocator, device)
     saver = CheckpointSaver(
         _save_spec(context, identity),
         rank,

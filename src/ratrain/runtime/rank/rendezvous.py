@@ -32,6 +32,7 @@ from ratrain.proof import derived
 from ratrain.readers.json import as_table, parse_json
 from ratrain.runtime.environment import ADDRESS, PORT, Launch
 from ratrain.runtime.rank.handshake import HandshakeListener, call
+from ratrain.runtime.rank.whereabouts import tell, told
 from ratrain.runtime.step.broadcast import Broadcast
 from ratrain.runtime.step.connection import Connection
 
@@ -92,6 +93,8 @@ class _RankZero:
         with _rendezvous_listener(self._launch) as listener:
             host = listener.getsockname()[0]
             handshakes = HandshakeListener(listener, self._key, self._answer, self._take)
+            if self._launch.told_in is not None:
+                tell(self._launch.told_in, listener.getsockname()[:2])
             try:
                 end_s = time.monotonic() + self._patience_s
                 self._wait(end_s)
@@ -99,6 +102,8 @@ class _RankZero:
                     self._wait(end_s)
             finally:
                 handshakes.close()
+                if self._launch.told_in is not None:
+                    self._launch.told_in.unlink(missing_ok=True)
         own_listener = listen(host)
         attempt = secrets.token_bytes(16)
         book = (own_listener.getsockname()[:2], *(self._addresses[rank] for rank in self._others))
@@ -223,7 +228,9 @@ class _OtherRank:
         deadline_s = time.monotonic() + min(left_s, _CALL_S)
         source = (launch.own_address, 0) if launch.own_address else None
         sock = socket.create_connection(
-            (launch.address, launch.port), timeout=min(left_s, _CALL_S), source_address=source
+            told(launch.told_in) or (launch.address, launch.port),
+            timeout=min(left_s, _CALL_S),
+            source_address=source,
         )
         listener: socket.socket | None = None
         try:
@@ -271,6 +278,14 @@ class _OtherRank:
         if isinstance(error, OSError):
             reason = error.strerror or reason
         launch = self._launch
+        if launch.told_in is not None and told(launch.told_in) is None:
+            return RunFailed(
+                f"rank 0 has not written where it listens for {min(self._patience_s, REACH_S):g} "
+                f"s, and does not answer at {launch.rendezvous_address}",
+                place=str(launch.told_in),
+                fix="check that rank 0 runs, and that all hosts share the run's folder; where they "
+                "do not, set MASTER_ADDR and MASTER_PORT on all of them",
+            )
         return RunFailed(
             f"rank 0 was not reached at {launch.rendezvous_address}: {reason}, for "
             f"{min(self._patience_s, REACH_S):g} s",
@@ -300,7 +315,12 @@ def _rendezvous_listener(launch: Launch) -> socket.socket:
                 place="MASTER_ADDR",
                 fix=f"give an address of this machine's network; or set {ADDRESS} to it here",
             )
-        return listen(str(host), launch.port)
+        try:
+            return listen(str(host), launch.port)
+        except OSError:
+            if launch.told_in is None:
+                raise
+            return listen(str(host))  # another job has the port: the file says which it is
     except OSError as error:
         raise RunFailed(
             f"cannot listen at {address}, port {launch.port}: {error.strerror or error}",

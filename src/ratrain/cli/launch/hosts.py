@@ -1,4 +1,4 @@
-"""`ratrain launch`: a prepared run on the hosts of its cluster."""
+"""`ratrain launch RUN`: a prepared run on the hosts of its cluster."""
 
 from __future__ import annotations
 
@@ -15,10 +15,8 @@ from ratrain.cli.options import PATH
 if TYPE_CHECKING:
     from ratrain.runtime.run.hosts import RunHost
 
-PORT = 29500
 
-
-@click.command()
+@click.command("hosts")
 @click.argument("run", type=PATH)
 @click.option(
     "--host",
@@ -35,7 +33,7 @@ PORT = 29500
 @click.option(
     "--port",
     type=click.IntRange(1, 65535),
-    default=PORT,
+    default=29500,
     show_default=True,
     help="At which the host of rank 0 is met by all ranks.",
 )
@@ -73,10 +71,10 @@ def command(
     every host under the same path; the command again resumes from the latest checkpoint.
 
     \b
-    Examples:
-      ratrain launch /shared/run
-      ratrain launch /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
-      ratrain launch /shared/run --host oak --at birch=10.0.0.1
+    Examples (the word hosts may be left out):
+      ratrain launch hosts /shared/run
+      ratrain launch hosts /shared/run --at birch=10.0.0.1 --rsh "ssh -l ada"
+      ratrain launch hosts /shared/run --host oak --at birch=10.0.0.1
     """
     from ratrain.plan import load_job
     from ratrain.runtime.run.host_ranks import run_host_ranks
@@ -111,7 +109,7 @@ def command(
             {"host": each.host, "address": each.target, "command": shlex.join(each.words)}
             for each in commands
         ]
-        print_json("launch", {"run": str(folder.path), "hosts": body})
+        print_json("launch hosts", {"run": str(folder.path), "hosts": body})
         return 0
     followed = [
         HostCommand(each.host, each.target, [*each.words, "--follow-input"]) for each in commands
