@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.listing import listed, none_whole, read_manifest
 from ratrain.checkpoint.manifest import Manifest
 from ratrain.checkpoint.reader import open_checkpoint
@@ -26,13 +27,14 @@ from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holde
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec, identity
-from ratrain.errors import CheckpointError, SavedElsewhere
+from ratrain.describe.optimizers import USUAL_OPTIMIZER
+from ratrain.errors import CannotResume, CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.runtime.rank.company import Company
-from ratrain.runtime.rank.meeting import Everybody, told_by_all
+from ratrain.runtime.rank.membership import Membership
+from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.step.states import Source
@@ -49,7 +51,7 @@ class Together:
     """The ranks that look for a beginning, seen from one of them."""
 
     rank: int
-    company: Company
+    membership: Membership
     everybody: Everybody
 
     def agreed(self, problem: CheckpointError | None) -> list[str]:
@@ -62,7 +64,7 @@ class Together:
         answers = told_by_all(self.everybody(json.dumps(own_answer)))
         for rank, answer in enumerate(answers):
             if answer["elsewhere"]:
-                message = f"{self.company.place(rank)} cannot resume: {answer['what']}"
+                message = f"{self.membership.place(rank)} cannot resume: {answer['what']}"
                 raise SavedElsewhere(message, place=answer["place"], fix=answer["fix"])
         return [answer["what"] for answer in answers if "what" in answer]
 
@@ -83,7 +85,7 @@ def begun(
         run, problem = _built(path, job, spec, data, division, build)
         problems_told = together.agreed(problem)
         if run is not None and not problems_told:
-            if together.company.keeps(together.rank):
+            if together.membership.keeps(together.rank):
                 _note(folder, path, problems)
                 _note_residuals(folder, path, spec.error_feedback, run.holders)
             run.complete()
@@ -102,14 +104,14 @@ def begun(
 def candidates(folder: RunFolder, together: Together) -> tuple[list[Path], list[str]]:
     """The checkpoints that are whole on every disk, newest first; what is wrong with the others."""
     own_lists: dict[str, dict[str, str]] = {"whole": {}, "damaged": {}}
-    if together.company.keeps(together.rank):
+    if together.membership.keeps(together.rank):
         for checkpoint in listed(folder.checkpoints):
             if checkpoint.manifest is not None:
                 own_lists["whole"][checkpoint.path.name] = checkpoint.manifest.identity
             else:
                 own_lists["damaged"][checkpoint.path.name] = checkpoint.problem
     all_lists = told_by_all(together.everybody(json.dumps(own_lists)))
-    disks = {together.company.names[rank]: all_lists[rank] for rank in together.company.disks}
+    disks = {together.membership.names[rank]: all_lists[rank] for rank in together.membership.disks}
     names = {name for disk in disks.values() for kind in disk.values() for name in kind}
     paths: list[Path] = []
     problems: list[str] = []
@@ -153,6 +155,7 @@ def _built(
     # A model without a name is called after its folder, which may have been moved.
     renamed = replace(model, name=meta.model)
     checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degrees))
+    require_optimizer(job, checkpoint.manifest, str(path))
     if not spec.data_from or meta.step > spec.data_from:  # else another run's, of another text
         require_same(meta.state, data, job.path, path)
     parts = StoredParts(
@@ -173,6 +176,19 @@ def _built(
     except CheckpointError as error:
         error.what = f"{path.name}: {error.what}"
         return None, error
+
+
+def require_optimizer(job: JobSpec, manifest: Manifest, place: str) -> None:
+    """Refuses a checkpoint that holds the states of another optimizer."""
+    began = manifest.meta.state.get(OPTIMIZER, USUAL_OPTIMIZER)
+    if began != job.train.optimizer:
+        raise CannotResume(
+            f"holds the states of the optimizer {began}, and [train] optimizer is "
+            f"{job.train.optimizer!r}",
+            place=place,
+            fix=f'write optimizer = "{began}", or begin from its weights alone: `ratrain export` '
+            "them, and name their folder in [train] weights",
+        )
 
 
 def _loss_scale(job: JobSpec, state: Mapping[str, Any]) -> float:

@@ -16,7 +16,7 @@ from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.errors import CannotResume, SpecError
 from ratrain.readers.numbers import is_number
-from ratrain.runtime.rank.beginning import config_hash
+from ratrain.runtime.rank.beginning import config_hash, require_optimizer
 from ratrain.runtime.run.facts import read_facts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 
@@ -64,6 +64,7 @@ class Source:
                 place="--from",
                 fix="train that model, or a new run with [train] weights",
             )
+        require_optimizer(job, self.checkpoint.manifest, "--from")
         if self.restarts_data:
             return
         here = {"sequence_length": job.model.sequence_length, "sequences": job.batch.sequences}
