@@ -24,7 +24,7 @@ PLACE = torch.device("deferred", 0)
 class Op:
     """An op that declares nothing but its word."""
 
-    def __init__(self, word: str, uses: Iterable[tuple[int, bool]] = ()) -> None:
+    def __init__(self, word: str, uses: Iterable[tuple[int, bool, bool]] = ()) -> None:
         self.word, self.uses = word, tuple(uses)
 
 
@@ -188,9 +188,20 @@ def test_lanes_that_only_read_or_are_in_other_bytes_need_no_order(device: Deferr
 
 
 def test_states_that_ops_declare_need_order_too(device: Deferred) -> None:
-    on_lane(device, "update", Op("ClipNorm", [(5, True)]), lambda: None)
+    on_lane(device, "update", Op("ClipNorm", [(5, True, False)]), lambda: None)
     with pytest.raises(MissingOrder, match="state 5: ClipNorm of step 1 writes it, on lane update"):
-        on_lane(device, "compute", Op("0F0", [(5, False)]), lambda: None)
+        on_lane(device, "compute", Op("0F0", [(5, False, False)]), lambda: None)
+
+
+def test_a_state_that_is_read_before_its_birth_or_behind_its_end_is_named(device: Deferred) -> None:
+    with pytest.raises(MissingOrder, match=r"0F0 of step 1 uses state 5, which no op has made yet"):
+        on_lane(device, "compute", Op("0F0", [(5, False, True)]), lambda: None)
+    device = Deferred()
+    born, freed = Op("born", [(5, True, False)]), Op("freed", [(5, False, True), (5, True, True)])
+    end = on_lane(device, "compute", born, lambda: None)
+    end = on_lane(device, "compute", freed, lambda: None, [end])
+    with pytest.raises(MissingOrder, match=r"0B0 of step 1 uses state 5, which .* has freed"):
+        on_lane(device, "update", Op("0B0", [(5, False, True)]), lambda: None, [end])
 
 
 def test_memory_that_another_lane_still_uses_is_not_freed(device: Deferred) -> None:

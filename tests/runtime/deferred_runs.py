@@ -16,7 +16,7 @@ from training import RankResult, Result, train, train_rank
 
 from ratrain.devices.deferred import Deferred, register
 from ratrain.program.replicas import Recovery
-from ratrain.program.strategies import FURTHER_PASSES, PASSES, STRATEGIES
+from ratrain.program.strategies import PASSES, STRATEGIES
 from ratrain.runtime.rank import trainer
 from ratrain.runtime.step.schedule import Schedule
 
@@ -49,14 +49,8 @@ def _settings() -> Iterator[tuple[str, Setting]]:
             yield f"skeleton {name}", _at(replace(SHORT, skeleton=name), 2, 1)
     for name in PASSES:
         yield f"without {name}", _at(replace(SHORT, without=(name,)), 2, 2)
-    for name in FURTHER_PASSES:
-        passes = (*OFFLOADING[:3], name)
-        recovery = "everywhere" if name == "offload-inputs" else "auto"
-        level = 3 if name == "gather-once" else None
-        yield (
-            f"pass {name}",
-            _at(replace(SHORT, passes=passes, recovery=recovery, sharding=level), 2, 2),
-        )
+    offload = replace(SHORT, passes=OFFLOADING, recovery="everywhere")
+    yield "pass offload-inputs", _at(offload, 2, 2)  # gather-once is a part of pe-zero
     for mode in Recovery:
         recovery = {"none": "keep-all", "forward": "everywhere", "backward": "everywhere"}
         name = "backward-checkpoint" if mode is Recovery.BACKWARD else "ratrain"
@@ -139,7 +133,9 @@ def train_with_page(
         for name in PAGE:
             import_module(name)
         try:
-            return train_rank(rank, size, setting, folder, None, None, make_device=partial(deferred, seed=seed))
+            return train_rank(
+                rank, size, setting, folder, None, make_device=partial(deferred, seed=seed)
+            )
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
@@ -152,7 +148,9 @@ def train_without(
     if rank == wait.rank:
         trainer.schedule_of = lambda *given: without(whole(*given), wait)
     try:
-        return train_rank(rank, size, setting, folder, None, None, make_device=partial(deferred, seed=seed))
+        return train_rank(
+            rank, size, setting, folder, None, make_device=partial(deferred, seed=seed)
+        )
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

@@ -121,7 +121,7 @@ def all_waits(program: Program) -> list[Wait]:
 def assert_found(program: Program, wait: Wait, seed: int) -> None:
     """Without a wait, two ops are named that it kept apart: its own two, or others behind them."""
     schedule = schedule_of(program, wait.rank)
-    with pytest.raises(MissingOrder, match="nothing orders two accesses of"):
+    with pytest.raises(MissingOrder):
         play(without(schedule, wait), seed)
 
 

@@ -236,11 +236,15 @@ def train_rank(
         ),
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
-    run.complete()
-    if saves:
-        run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
-    began_bytes = network.sent_bytes or 0
-    run.run()
+    try:
+        run.complete()
+        if saves:
+            run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
+        began_bytes = network.sent_bytes or 0
+        run.run()
+    except BaseException:
+        network.close()  # the others do not wait for it
+        raise
     return RankResult(
         losses,
         norms,

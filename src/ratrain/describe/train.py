@@ -66,9 +66,7 @@ class TrainSpec:
     weights: FileName | None = None  # a Hugging Face folder to start from; left out: random
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
-    device: Literal["auto", "cpu", "cuda", "deferred"] = (
-        "auto"  # of ranks; auto: as the cluster says
-    )
+    device: Literal["auto", "cpu", "cuda", "deferred"] = "auto"  # auto: as the cluster says
     graphs: bool = True  # on a GPU: compute is recorded and replayed
     share_gpu: bool = False  # several ranks of a host may compute on one GPU
 

@@ -28,8 +28,9 @@ class DeclaredOp(Protocol):
     def word(self) -> str: ...
 
     @property
-    def uses(self) -> Iterable[tuple[int, bool]]:
-        """(the number of a state, whether it is written or freed)."""
+    def uses(self) -> Iterable[tuple[int, bool, bool]]:
+        """(the number of a state, whether it is written or freed, whether an op must have made it
+        before)."""
         ...
 
 

@@ -42,6 +42,7 @@ class Place:
 
     name: str = ""
     made_by: Callable[[], str] | None = None
+    exists: bool = False  # of a state that ops make and free
     accesses: dict[tuple[str, bool, int, int], Access] = field(
         default_factory=dict[tuple[str, bool, int, int], Access]
     )
@@ -64,6 +65,20 @@ class Place:
                 del self.accesses[key]
         self.accesses[access.lane.name, access.writes, access.low, access.high] = access
         return found
+
+    def declared(self, access: Access, *, must_exist: bool) -> MissingOrder | None:
+        """Notes what an op declares to do with a state."""
+        existed, self.exists = (
+            self.exists,
+            (access.writes and not must_exist) or (self.exists and not access.writes),
+        )
+        if must_exist and not existed:
+            return MissingOrder(
+                f"{access.op()} uses {self.name}, which no op has made yet or another has freed, "
+                f"on lane {access.lane.name}",
+                fix=FIX,
+            )
+        return self.access(access)
 
     def free(self, lane: Lane, owner: Lane) -> MissingOrder | None:
         """Ends all accesses: the memory goes back to its owner's pool, whose next operators may

@@ -36,11 +36,13 @@ class DeferredStream:
         lane.doing = lambda: f"{op.word} of step {step + 1}"
         with queue.lock:
             at = queue.give(None)
-            for number, writes in op.uses:
+            for number, writes, must_exist in op.uses:
                 place = self._device.place_of(number, state)
-                found = place.access(Access(lane, at, writes, 0, 1, "", lane.doing))
+                access = Access(lane, at, writes, 0, 1, "", lane.doing)
+                found = place.declared(access, must_exist=must_exist)
                 if found is not None:
                     queue.missing.append(found)
+        queue.raise_missing()
 
     def finish(self) -> Mark:
         """Lets the device work until this lane is done; raises an order that is missing."""

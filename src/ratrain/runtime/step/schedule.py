@@ -65,7 +65,7 @@ class LocalOp:
     renews: tuple[Key, ...]  # slots that it fills afresh: what was in them is read by nobody more
     transit: int  # the slot for an unreduced gradient that it uses; -1: none
     gathered: int  # the slot for a gathered view that it uses; -1: none
-    uses: tuple[tuple[int, bool], ...]  # states by their number; whether it writes or frees them
+    uses: tuple[tuple[int, bool, bool], ...]  # as `ratrain.devices.device.DeclaredOp` has them
 
 
 @dataclass(frozen=True)
@@ -202,7 +202,7 @@ class _OpUses:
     reads: dict[str, Key] = field(default_factory=dict[str, Key])
     writes: dict[str, Key] = field(default_factory=dict[str, Key])
     slots: dict[str, int] = field(default_factory=dict[str, int])
-    all: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
+    all: list[tuple[int, bool, bool]] = field(default_factory=list[tuple[int, bool, bool]])
 
     @property
     def renews(self) -> tuple[Key, ...]:
@@ -231,7 +231,7 @@ def _uses(table: Table, number: Ints, local_unit: Mapping[int, int]) -> dict[int
         size_bytes = int(states.size_bytes[state])
         held = HeldState(family.name, size_bytes, family.tier, index)
         mode = int(uses.mode[row])
-        op.all.append((state, mode != READ))
+        op.all.append((state, mode != READ, mode != WRITE and not states.persistent[state]))
         if mode == READ:
             op.reads[family.name] = held.key
         elif mode == WRITE:

@@ -250,13 +250,13 @@ class RankStates:
             if unit.dtypes and unit.view is not None:
                 unit.complete_view(network)
 
-    def named(self) -> Iterator[tuple[Tensor | None, str]]:
+    def named(self) -> Iterator[tuple[object, str]]:
         """What is there all the time, and what it is; weights that are a view are called one."""
         for unit in self.units:
             for part in unit.parts:
                 yield part.weights, f"master weights of unit {unit.name}"
-                yield part.moment1, f"first moments of unit {unit.name}"
-                yield part.moment2, f"second moments of unit {unit.name}"
+                for number, state in enumerate(part.states):
+                    yield state, f"optimizer state {number} of unit {unit.name}"
             yield unit.view, f"view of unit {unit.name}"
             yield unit.shard_view, f"shard of the view of unit {unit.name}"
         for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
