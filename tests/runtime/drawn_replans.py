@@ -27,7 +27,7 @@ from drawn_jobs import (
     require,
 )
 from drawn_unequal import MOST_RANKS, draw_unequal
-from runs_made import Setting, write_job, write_text
+from runs_made import LENGTH, Setting, write_job, write_text
 from training import train
 
 from ratrain.errors import RatrainError
@@ -94,7 +94,7 @@ def run_replan_in_crew(crew: Crew, drawn: DrawnReplan, folder: Path) -> Outcome:
     know nothing of residuals and of scales that have changed."""
     model = (*dict(drawn.first.model, vocab_size=360).items(),)  # of `Setting.samples` and more
     first, second = (
-        replace(each, error_feedback=None, timeout_s=120.0, model=model)
+        replace(each, error_feedback=None, sequence_length=LENGTH, model=model)
         for each in (drawn.first, drawn.second)
     )
     try:
