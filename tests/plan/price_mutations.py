@@ -154,9 +154,11 @@ class _Planter(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
-        if number and node.value not in (0, 1, -1) and self._is_it(node, f"{node.value} doubled"):
-            return ast.copy_location(ast.Constant(node.value * 2), node)
+        value = node.value
+        if not isinstance(value, int | float) or isinstance(value, bool) or value in (0, 1):
+            return node
+        if self._is_it(node, f"{value} doubled"):
+            return ast.copy_location(ast.Constant(value * 2), node)
         return node
 
     def _is_it(self, node: ast.expr, what: str) -> bool:
