@@ -154,9 +154,11 @@ class _Planter(ast.NodeTransformer):
         return node
 
     def visit_Constant(self, node: ast.Constant) -> ast.AST:
-        number = isinstance(node.value, int | float) and not isinstance(node.value, bool)
-        if number and node.value not in (0, 1, -1) and self._is_it(node, f"{node.value} doubled"):
-            return ast.copy_location(ast.Constant(node.value * 2), node)
+        value = node.value
+        if not isinstance(value, int | float) or isinstance(value, bool) or value in (0, 1):
+            return node
+        if self._is_it(node, f"{value} doubled"):
+            return ast.copy_location(ast.Constant(value * 2), node)
         return node
 
     def _is_it(self, node: ast.expr, what: str) -> bool:
@@ -206,14 +208,14 @@ class _Finder(importlib.abc.MetaPathFinder, importlib.abc.Loader):
         exec(compile(planted, str(self._path), "exec"), module.__dict__)
 
 
-def is_caught(mistake: Mistake | None, limit_s: int) -> tuple[bool, str]:
+def is_caught(mistake: Mistake | None, tests: Sequence[str], limit_s: int) -> tuple[bool, str]:
     """Whether a test fails with the mistake (None: with none), and which or why. A mistake that
     makes the tests run for too long is caught: nobody would wait for them."""
     reading, writing = os.pipe()
     child = os.fork()
     if not child:
         os.close(reading)
-        os.write(writing, _tested(mistake).encode()[:4000])
+        os.write(writing, _tested(mistake, tests).encode()[:4000])
         os._exit(0)
     os.close(writing)
     ends = time.monotonic() + limit_s
@@ -231,7 +233,7 @@ def is_caught(mistake: Mistake | None, limit_s: int) -> tuple[bool, str]:
     return said != "passed", said or "the process died"
 
 
-def _tested(mistake: Mistake | None) -> str:
+def _tested(mistake: Mistake | None, tests: Sequence[str]) -> str:
     """ "passed", or the first test that failed."""
     import pytest
 
@@ -239,10 +241,9 @@ def _tested(mistake: Mistake | None) -> str:
         sys.meta_path.insert(0, _Finder(mistake))
     os.chdir(HERE)
     said = io.StringIO()
-    there = [test for test in TESTS if (HERE / test).exists()]
     options = ("-x", "-q", "-m", "not slow and not matrix", "-p", "no:cacheprovider", "--no-header")
     with redirect_stdout(said), redirect_stderr(said):
-        status = pytest.main([*options, "--hypothesis-seed=0", "--tb=no", *there])
+        status = pytest.main([*options, "--hypothesis-seed=0", "--tb=no", *tests])
     if status == 0:
         return "passed"
     failed = [line for line in said.getvalue().splitlines() if line.startswith(("FAILED", "ERROR"))]
@@ -253,7 +254,10 @@ def _options() -> argparse.Namespace:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--count", type=int, default=200)
-    parser.add_argument("--limit", type=int, default=120, help="seconds of one mistake's tests")
+    parser.add_argument(
+        "--tests", nargs="*", default=TESTS, help="files of tests, fewer are faster"
+    )
+    parser.add_argument("--limit", type=int, default=300, help="seconds of one mistake's tests")
     parser.add_argument("--minutes", type=float, default=60, help="stop after so many in all")
     parser.add_argument("--survivors", action="store_true", help="list what was not caught")
     return parser.parse_args()
@@ -265,7 +269,7 @@ def _run(chosen: Sequence[Mistake], options: argparse.Namespace) -> Iterator[tup
         if time.monotonic() - began > 60 * options.minutes:
             print(f"{options.minutes:g} minutes are over", file=sys.stderr)
             return
-        caught, said = is_caught(mistake, options.limit)
+        caught, said = is_caught(mistake, options.tests, options.limit)
         mark = "caught  " if caught else "SURVIVED"
         if not caught or not options.survivors:
             print(f"{number:4} {mark} {mistake.file}:{mistake.line} {mistake.what}")
@@ -278,7 +282,7 @@ def main() -> int:
     sys.path.insert(0, str(SOURCE))
     for module in ("hypothesis.strategies", "numpy", "pytest"):
         importlib.import_module(module)  # once, for all that are forked
-    caught, said = is_caught(None, options.limit)
+    caught, said = is_caught(None, options.tests, options.limit)
     if caught:
         print(f"the tests fail without any mistake: {said}", file=sys.stderr)
         return 2

@@ -6,7 +6,9 @@ from functools import cache
 from pathlib import Path
 
 import pytest
+from click.testing import CliRunner
 
+from ratrain.cli.reproduce import command
 from ratrain.reproduce.published import MAIN, SCALE_OUT, SMALLEST
 from ratrain.reproduce.ratrain_paper import SECTIONS, Row
 
@@ -133,3 +135,33 @@ def test_the_first_table_of_the_page_has_the_figures_that_are_printed(
     for row in rows(section).values():
         if row.unit == unit and row.ours is not None and row.label != "qwen2.5-32b tuned":
             assert form.format(row.ours) in figures, row.label
+
+
+@pytest.mark.parametrize(
+    ("table", "label", "is_fit"),
+    [
+        ("main", "qwen2.5-32b ratrain", True),
+        ("main", "baichuan2-13b backward-checkpoint / ratrain", True),
+        ("main", "qwen2.5-32b zero3-heavy / ratrain", False),
+        ("main", "qwen2.5-32b tuned / ratrain", False),
+        ("ablation", "tail without layerwise-state-pipeline", False),
+        ("ablation", "step without forward-recovery", True),
+        ("memory", "llama-2-7b on 8", True),
+        ("memory", "llama-2-7b on 4", False),
+        ("scale-out", "512 clusters, efficiency", True),
+        ("scale-out", "512 clusters", False),
+        ("planner", "llama-2-7b, 2048 sequences", True),
+        ("as-trained", "llama-2-70b on 96, gradients whole, proven peak", False),
+    ],
+)
+def test_a_row_says_whether_anything_was_chosen_by_it(table: str, label: str, is_fit: bool) -> None:
+    assert bool(Row(table, label, "s", 1.0, 1.0).fit) is is_fit
+
+
+@pytest.mark.slow
+def test_rows_that_are_fits_are_marked_and_scored_apart() -> None:
+    ran = CliRunner().invoke(command, ["memory"])
+    assert "* llama-2-7b on 8 [GB]" in ran.output
+    assert "  llama-2-7b on 4 [GB]" in ran.output
+    assert "4 fits, marked *: mean error 1.5%, bias +0.3%" in ran.output
+    assert "worst +2.4%: memory, llama-2-70b on 96" in ran.output

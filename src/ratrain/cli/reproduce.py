@@ -48,7 +48,7 @@ def command(section: str | None, as_json: bool) -> None:
             rows.append(row)
             report(len(rows), total)
     if as_json:
-        body = [{**asdict(row), "difference": row.difference} for row in rows]
+        body = [{**asdict(row), "difference": row.difference, "fit": row.fit} for row in rows]
         print_json("reproduce", {"rows": body, "assumed": list(ASSUMED)})
         return
     title = ""
@@ -57,6 +57,9 @@ def command(section: str | None, as_json: bool) -> None:
             title = row.table
             click.echo(f"\n{title:<47}{'published':>11}{'ours':>11}{'difference':>11}")
         click.echo(_line(row))
+    click.echo()
+    for text in _scores(rows):
+        click.echo(text)
     click.echo("\nassumed where the paper is silent:")
     for text in ASSUMED:
         click.echo(_wrapped(text))
@@ -74,14 +77,41 @@ def _line(row: Row) -> str:
 
     difference = "" if row.difference is None else f"{100 * row.difference:+.1f} %"
     label = f"{row.label} [{row.unit}]"
-    line = f"  {label:<45}{number(row.published):>11}{number(row.ours):>11}{difference:>11}"
+    mark = "*" if row.fit else " "
+    numbers = f"{number(row.published):>11}{number(row.ours):>11}{difference:>11}"
+    line = f"{mark} {label:<45}{numbers}"
     if len(label) > 45:
-        line = (
-            f"  {label}\n{'':47}{number(row.published):>11}{number(row.ours):>11}{difference:>11}"
-        )
+        line = f"{mark} {label}\n{'':47}{numbers}"
     if row.note:
         line += "\n" + fill(row.note, 78, initial_indent="      ", subsequent_indent="      ")
     return line
+
+
+def _scores(rows: list[Row]) -> list[str]:
+    """How far off predictions are, and rows marked as fits, with what was chosen by them."""
+    from ratrain.validate.score import Pair, score
+
+    lines: list[str] = []
+    for fits, name in ((False, "predictions"), (True, "fits, marked *")):
+        pairs = [
+            Pair(f"{row.table}, {row.label}", row.published, row.ours)
+            for row in rows
+            if bool(row.fit) is fits and row.published is not None and row.ours is not None
+        ]
+        if not pairs:
+            continue
+        of_all = score(pairs)
+        lines.append(
+            f"{of_all.rows} {name}: mean error {of_all.mean_error:.1%}, bias {of_all.bias:+.1%}"
+        )
+        lines.append(f"  worst {of_all.worst.error:+.1%}: {of_all.worst.label}")
+    reasons: dict[str, list[str]] = {}
+    for row in rows:
+        if row.fit:
+            reasons.setdefault(row.fit, []).append(row.table)
+    for why, tables in reasons.items():
+        lines.append(_wrapped(f"{', '.join(dict.fromkeys(tables))}: {why}"))
+    return lines
 
 
 def _wrapped(text: str) -> str:

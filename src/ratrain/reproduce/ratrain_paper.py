@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from re import match
 from typing import Literal
 
 from ratrain.describe.backends import BUCKET_BYTES
@@ -70,12 +71,35 @@ class Row:
     note: str = ""
 
     @property
+    def fit(self) -> str:
+        """What was chosen by looking at this row; "" for a prediction."""
+        for table, pattern, why in FITS:
+            if table == self.table and self.published is not None and match(pattern, self.label):
+                return why
+        return ""
+
+    @property
     def difference(self) -> float | None:
         """(ours - published) / published."""
         if self.published is None or self.ours is None:
             return None
         return self.ours / self.published - 1
 
+
+_ASSUMPTIONS = "256 clusters, equal layers and recovery of whole stages were kept because of it"
+FITS: tuple[tuple[str, str, str], ...] = (
+    ("main", r"\S+ (ratrain|backward-checkpoint)( / ratrain)?$", _ASSUMPTIONS),
+    ("ablation", r"step without forward-recovery$", _ASSUMPTIONS),
+    ("sensitivity", r".* as assumed$", _ASSUMPTIONS),
+    (
+        "memory",
+        r".* on (8|16|64|96)$",
+        "2-byte gradients, split and buffer were kept because of it",
+    ),
+    ("scale-out", r".*efficiency$", "36 us of compute a message were fitted to it"),
+    ("planner", r".*", "its batch is the one of a few that comes nearest"),
+)
+"""(table, pattern of labels, what was chosen by looking at such a row)."""
 
 Section = Callable[[], Iterator[Row]]
 
