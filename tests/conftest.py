@@ -7,6 +7,7 @@ is right.
 from __future__ import annotations
 
 import os
+import signal
 import tomllib
 from pathlib import Path
 
@@ -16,6 +17,9 @@ from hypothesis import settings
 settings.register_profile("by-hand", deadline=None)
 settings.register_profile("ci", derandomize=True, deadline=None)
 settings.load_profile("ci" if os.environ.get("CI") else "by-hand")
+
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:  # as in `make test &`: children inherit that
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 
 pytest_plugins = ["matrix_share"]
 
