@@ -66,6 +66,7 @@ def drawn(cases: list[str], share: int, draw: str) -> set[str]:
     return set(by_lot[: -(-len(cases) // share)])
 
 
+@pytest.hookimpl(trylast=True)  # of those that `-m` leaves
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave the cases out that were not drawn."""
     share: int = config.option.share

@@ -90,6 +90,7 @@ COMMANDS = [
 
 
 @pytest.mark.slow
+@pytest.mark.matrix
 @pytest.mark.parametrize("command", COMMANDS, ids=lambda c: " ".join(Path(w).name for w in c))
 def test_every_line_fits_eighty_columns_and_json_parses(
     ratrain: Terminal, command: list[str | Path]
