@@ -12,7 +12,6 @@ import gc
 import json
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +24,7 @@ from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.checkpoint.residuals import begun_with, is_residual, residual_holders
 from ratrain.corpus.identity import require_same
 from ratrain.describe.job import JobSpec
-from ratrain.describe.model import ModelSpec, identity
+from ratrain.describe.model import config_hash
 from ratrain.errors import CheckpointError, SavedElsewhere
 from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
@@ -254,8 +253,3 @@ def _saved_holders(manifest: Manifest) -> dict[str, int]:
         if is_residual(kind):
             saved[unit_of_stored(stored)] = residual_holders([kind])
     return saved
-
-
-def config_hash(model: ModelSpec) -> str:
-    """Of what a checkpoint's numbers depend on: the model, not its layout over ranks."""
-    return sha256(json.dumps(identity(model), sort_keys=True).encode()).hexdigest()
