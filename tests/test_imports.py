@@ -230,7 +230,7 @@ def test_a_job_is_planned_proved_simulated_and_reported_without_torch(
 
 
 def test_a_run_is_launched_and_reported_without_torch() -> None:
-    """Its ranks import it, for a second or two and 200 MB each; the launcher has no tensors."""
+    """Its ranks import it, which takes each a second or two; the launcher has no tensors."""
     with_tensors = ("export", "trained")
     modules = [
         f"ratrain.runtime.run.{path.stem}"
