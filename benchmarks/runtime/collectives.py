@@ -45,19 +45,19 @@ def rank(folder: Path, by: str, hosts: tuple[int, ...], size_bytes: int) -> Figu
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
-    from ratrain.runtime.rank.meeting import meet
     from ratrain.runtime.rank.networks import connected
+    from ratrain.runtime.rank.rendezvous import join
     from ratrain.runtime.seats import Seats
     from ratrain.runtime.step.links import Routes
     from ratrain.runtime.step.socket_network import SocketNetwork
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    meeting = meet(launch, read_secret(folder / "secret"), 60)
+    rendezvous = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(1, len(hosts), (0,) * len(hosts), (0,))
     holders = tuple(range(len(hosts)))
     seat, routes = seats.seat(launch.rank), Routes((), (holders,))
-    network = connected(seats, seat, routes, meeting, 60.0, hosts)
+    network = connected(seats, seat, routes, rendezvous, 60.0, hosts)
     assert isinstance(network, SocketNetwork)
     part = size_bytes // 4 // len(hosts) // 64 * 64
     flat = torch.ones(part * len(hosts))

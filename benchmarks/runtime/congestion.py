@@ -65,8 +65,8 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     import torch
 
     from ratrain.runtime.environment import launch_of
-    from ratrain.runtime.rank.meeting import meet
     from ratrain.runtime.rank.networks import connected
+    from ratrain.runtime.rank.rendezvous import join
     from ratrain.runtime.seats import Seats
     from ratrain.runtime.step import connection
     from ratrain.runtime.step.links import Routes
@@ -77,12 +77,12 @@ def rank(folder: Path, group: Group, congestion: str) -> list[float]:
     connection.choose_congestion = chosen
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    meeting = meet(launch, read_secret(folder / "secret"), 60)
+    rendezvous = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(1, group.replicas, (0,) * group.replicas, (0,))
     seat = seats.seat(launch.rank)
     holders = tuple(seats.world_rank(0, data, 0) for data in range(group.replicas))
     routes = Routes(set(), (holders,))
-    network = connected(seats, seat, routes, meeting, 60.0)
+    network = connected(seats, seat, routes, rendezvous, 60.0)
     elements = group.unit_bytes // 4 // group.replicas * group.replicas
     units = [torch.ones(elements) for _ in range(UNITS)]
 

@@ -26,7 +26,7 @@ from typing import Any, cast
 from torch import Tensor
 
 from ratrain.runtime.rank.control import Control, RankReport
-from ratrain.runtime.step.circle import By, Circle, combined
+from ratrain.runtime.step.broadcast import Broadcast, By, combined
 from ratrain.runtime.step.connection import Connection
 
 PATIENCE_S = 120.0
@@ -34,35 +34,35 @@ STEPS = 5
 
 
 class Rounds:
-    """What control needs of a rank's network: its circle."""
+    """What control needs of a rank's network: its broadcast."""
 
-    def __init__(self, circle: Circle) -> None:
-        self._circle = circle
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast = broadcast
 
     def combine(self, _lane: object, values: Tensor, by: By) -> Tensor:
-        return combined(self._circle, values, by)
+        return combined(self._broadcast, values, by)
 
 
-def circles(ranks: int) -> tuple[list[Circle], list[Connection]]:
-    """Every rank's circle, and all ends of their connections."""
+def broadcasts(ranks: int) -> tuple[list[Broadcast], list[Connection]]:
+    """Every rank's broadcast, and all ends of their connections."""
     upper: dict[int, Connection] = {}
     lower: list[Connection] = []
     for rank in range(1, ranks):
         ends = socket.socketpair()
         upper[rank] = Connection(ends[0], 0, rank, PATIENCE_S)
         lower.append(Connection(ends[1], rank, 0, PATIENCE_S))
-    others = [Circle(rank, ranks, {0: end}) for rank, end in enumerate(lower, 1)]
-    return [Circle(0, ranks, upper), *others], [*upper.values(), *lower]
+    others = [Broadcast(rank, ranks, {0: end}) for rank, end in enumerate(lower, 1)]
+    return [Broadcast(0, ranks, upper), *others], [*upper.values(), *lower]
 
 
 def rounds(ranks: int, steps: int = STEPS) -> tuple[int, float]:
     """Bytes that all ranks send, and seconds, for one step's round."""
-    made, ends = circles(ranks)
+    made, ends = broadcasts(ranks)
     problems: list[BaseException] = []
     report = RankReport(**dict.fromkeys((field.name for field in fields(RankReport)), 0.0))
     controls = [
         Control(
-            cast("Any", Rounds(circle)),
+            cast("Any", Rounds(broadcast)),
             first_step=0,
             end_step=steps,
             period=1,
@@ -70,7 +70,7 @@ def rounds(ranks: int, steps: int = STEPS) -> tuple[int, float]:
             on_round=lambda *_: None,
             fail=problems.append,
         )
-        for circle in made
+        for broadcast in made
     ]
     began_s = time.perf_counter()
     for step in range(steps):

@@ -44,14 +44,14 @@ def rank(folder: Path, kind: str) -> Figures:
 
     from ratrain.program.kind import Lane
     from ratrain.runtime.environment import launch_of
-    from ratrain.runtime.rank.meeting import meet
     from ratrain.runtime.rank.networks import connected
+    from ratrain.runtime.rank.rendezvous import join
     from ratrain.runtime.seats import Seats
     from ratrain.runtime.step.links import Routes
 
     torch.set_num_threads(1)
     launch = launch_of(os.environ)
-    meeting = meet(launch, read_secret(folder / "secret"), 60)
+    rendezvous = join(launch, read_secret(folder / "secret"), 60)
     seats = Seats(PIPELINE, DATA, (0,) * DATA, (0,))
     seat = seats.seat(launch.rank)
     groups = [
@@ -60,9 +60,9 @@ def rank(folder: Path, kind: str) -> Figures:
     ]
     holders, routes = groups[seat.pipeline], Routes({(0, 1)}, tuple(groups))
     if kind == "sockets":
-        network = connected(seats, seat, routes, meeting, 60.0)
+        network = connected(seats, seat, routes, rendezvous, 60.0)
     else:
-        network = gloo_network(folder, seats, seat, routes, meeting, 60.0)
+        network = gloo_network(folder, seats, seat, routes, rendezvous, 60.0)
 
     def message(tensor: torch.Tensor) -> None:
         if seat.pipeline == 0:

@@ -23,11 +23,11 @@ from ratrain.cost.algorithms import DIRECT
 from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
-from ratrain.runtime.rank.meeting import Meeting
-from ratrain.runtime.rank.mesh import connect_all
+from ratrain.runtime.rank.connections import connect_all
+from ratrain.runtime.rank.rendezvous import Rendezvous
 from ratrain.runtime.seats import Holders, Seat, Seats
+from ratrain.runtime.step.broadcast import By, broadcasts_of, combined, exchanged
 from ratrain.runtime.step.cells import cells_with, gathers_from, parts_of_group, peers_at
-from ratrain.runtime.step.circle import By, circles_of, combined, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.links import Links, Routes, message_channel, word_needs
@@ -41,17 +41,17 @@ T = TypeVar("T")
 
 
 def gloo_network(
-    folder: Path, seats: Seats, seat: Seat, routes: Routes, meeting: Meeting, timeout_s: float
+    folder: Path, seats: Seats, seat: Seat, routes: Routes, rendezvous: Rendezvous, timeout_s: float
 ) -> TorchNetwork:
     """A rank's network over gloo, whose ranks meet through a file in the folder."""
-    links = connect_all(meeting, word_needs(seats, seat, routes.hops), timeout_s)
-    if meeting.book[0][0].startswith("127."):
+    links = connect_all(rendezvous, word_needs(seats, seat, routes.hops), timeout_s)
+    if rendezvous.book[0][0].startswith("127."):
         os.environ.setdefault("GLOO_SOCKET_IFNAME", "lo")
     dist.init_process_group(
         "gloo",
-        store=FileStore(str(folder / "store"), meeting.world_size),
-        rank=meeting.rank,
-        world_size=meeting.world_size,
+        store=FileStore(str(folder / "store"), rendezvous.world_size),
+        rank=rendezvous.rank,
+        world_size=rendezvous.world_size,
         timeout=timedelta(seconds=timeout_s),
     )
     hosts = (0,) * seats.world_size
@@ -75,7 +75,7 @@ class TorchNetwork:
         timeout_s: float,
     ) -> None:
         self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
-        self._circles = circles_of(seats, seat, links)
+        self._broadcasts = broadcasts_of(seats, seat, links)
         self._divides_rows = routes.divides_rows
         self._timeout = timedelta(seconds=timeout_s)
         self._message: dict[Lane, dist.ProcessGroup] = {}
@@ -268,17 +268,17 @@ class TorchNetwork:
         return received, exchange(self._copies, [peer], [sent], [received])
 
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        return exchanged(self._circles[lane], values)
+        return exchanged(self._broadcasts[lane], values)
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
-        return combined(self._circles[lane], values, by)
+        return combined(self._broadcasts[lane], values, by)
 
     def barrier(self) -> None:
-        circle = self._circles[None]
-        circle.ask(b"", lambda heard: [b""] * len(heard))
+        broadcast = self._broadcasts[None]
+        broadcast.ask(b"", lambda heard: [b""] * len(heard))
 
     def exchange_bytes(self, body: bytes, hearers: Collection[int] | None = None) -> list[bytes]:
-        return self._circles[Lane.DISK].exchange(body, hearers=hearers)
+        return self._broadcasts[Lane.DISK].exchange(body, hearers=hearers)
 
     @property
     def sent_bytes(self) -> None:

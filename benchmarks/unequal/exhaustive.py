@@ -29,8 +29,8 @@ from random_clusters import Cluster, Kind, random_cluster, write_job
 
 from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.layout.jobs import load_job
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.every_plan import every_plan
-from ratrain.plan.search.mixes import Draft
 
 __all__ = ["Cluster", "Kind", "compare", "random_cluster", "write_job"]
 

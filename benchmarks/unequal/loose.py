@@ -17,7 +17,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.search.clock import STEPS, Holders, StageClock, StageProgram, UnitSums
-from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.parts import Part
 from ratrain.plan.search.pools import Pool, PoolLinks, Post, pools_of
 from ratrain.plan.search.stages import Seconds, Stages

@@ -27,7 +27,7 @@ from random_clusters import Cluster, Kind, write_job
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
 from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.mixes import Draft, shared
+from ratrain.plan.search.draft import Draft, shared
 from ratrain.plan.search.parts import Part, part_of
 from ratrain.plan.search.pools import Post, pools_of
 from ratrain.plan.search.stages import Stages

@@ -105,6 +105,10 @@ class ProgramError(RatrainError):
     exit_code = 4
 
 
+class MissingOrder(ProgramError):
+    """Nothing orders two accesses of a state or of its memory; names both."""
+
+
 class TimelineError(RatrainError):
     """A timeline file is damaged, or two timelines do not describe the same program."""
 

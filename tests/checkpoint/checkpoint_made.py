@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ratrain.checkpoint.entries import KINDS, Entry
+from ratrain.checkpoint.entries import Entry
 from ratrain.checkpoint.folder import begin, commit, rank_path
 from ratrain.checkpoint.manifest import Meta, RankRecord
 from ratrain.checkpoint.reader import Checkpoint
@@ -21,6 +21,10 @@ MODEL, CONFIG = "tiny", "c0ffee"
 
 Division = Sequence[Sequence[Entry]]
 """What each rank writes."""
+
+
+KINDS = ("weights", "moment1", "moment2")
+"""What AdamW has in a checkpoint."""
 
 
 def contents(step: int, unit: str, kind: str, size: int) -> NDArray[np.float32]:

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from checkpoint_made import (
     CONFIG,
+    KINDS,
     MODEL,
     UNITS,
     Division,
@@ -26,7 +27,7 @@ from hypothesis import strategies as st
 from safetensors import safe_open
 
 from ratrain.checkpoint.comparison import compare
-from ratrain.checkpoint.entries import KINDS, Entry, clipped
+from ratrain.checkpoint.entries import Entry, clipped
 from ratrain.checkpoint.folder import begin, commit, rank_path
 from ratrain.checkpoint.manifest import Meta, RankRecord, parse, render
 from ratrain.checkpoint.reader import open_checkpoint

@@ -306,6 +306,40 @@ def test_sailors_network_fits_become_links_between_zones(folder: Path, say: Say)
     assert cluster.link(devices[0], devices[1]).log_quadratic == (-0.7, 26.0, 82.0)
 
 
+@pytest.mark.parametrize("is_known", [True, False])
+def test_sailors_links_between_nodes_of_two_kinds_are_read_or_said_to_be_missing(
+    folder: Path, say: Say, is_known: bool
+) -> None:
+    def mixed(table: dict[str, Any]) -> None:
+        gh, a100 = [[["GH-96", 4, "z"]], 4], [[["A100-40", 4, "z"]], 4]
+        table["pipeline_list"][0]["tmp_per_stage"] = [[gh], [a100]]
+
+    edit(folder / "sailor/plan.json", mixed)
+    shutil.copyfile(folder / "sailor/profile.json", folder / "a100.json")
+    types = json.loads((folder / "sailor/basic_cluster_config.json").read_text())
+    counts = {gpu: str(types[gpu]["gpus_per_node"]) for gpu in ("GH-96", "A100-40")}
+    rates = {("GH-96", "GH-96"): 9e9, ("A100-40", "A100-40"): 8e9}
+    if is_known:
+        rates |= {("GH-96", "A100-40"): 2e9, ("A100-40", "GH-96"): 1e9}
+    table: dict[str, Any] = {"z": {}}
+    for (source, target), rate in rates.items():
+        fit = [[0.0, 0.0, rate / 1e9], rate]
+        of_source = table["z"].setdefault(source, {}).setdefault(counts[source], {"z": {}})
+        of_source["z"][target] = {counts[target]: fit}
+    (folder / "between.json").write_text(json.dumps(table))
+    words = ("--profile", "A100-40=a100.json", "--like", "A100-40=a100-deepspeed")
+    body = converted(say, "sailor", *words, "--between", "between.json")
+    cluster = load_cluster(Path("out/cluster.toml"))
+    devices = cluster.devices(body["devices"])
+    gh = next(device for device in devices if device.kind.name == "GH-96")
+    a100 = next(device for device in devices if device.kind.name == "A100-40")
+    ways = cluster.link(gh, a100), cluster.link(a100, gh)
+    rates_read = [link.bandwidth_bytes_per_s for link in ways]
+    assert rates_read == ([2e9, 1e9] if is_known else [8e9, 8e9])
+    said = [sentence for sentence in body["differs"] if "no bandwidth from" in sentence]
+    assert len(said) == (0 if is_known else 2)
+
+
 def test_metis_numbers_gpus_by_the_plans_sequence_of_kinds(say: Say) -> None:
     converted(say, "metis")
     cluster = load_cluster(Path("out/cluster.toml"))

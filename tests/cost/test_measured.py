@@ -10,13 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from ratrain.cost.blocks import blocks
-from ratrain.cost.compute import block_times, update
+from ratrain.cost.compute import block_times, case_of_block, update
 from ratrain.cost.gpu_layer import Execution
-from ratrain.cost.measured import Unmeasured, how_read
+from ratrain.cost.measured import Unmeasured, how_read, measured
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import LayerProfile, MeasuredTime, shape_of
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.describe.profiles import profile_names
+from ratrain.errors import SpecError
 
 LLAMA = model_preset("llama-2-7b")
 LAYER = blocks(LLAMA)[1]
@@ -50,6 +51,43 @@ def test_a_measured_micro_batch_takes_the_measured_time() -> None:
     )
     assert (times.forward_s, times.backward_s) == (0.5, 1.25)
     assert 0 < times.weight_gradient_s < times.input_gradient_s
+
+
+def test_of_one_measured_micro_batch_the_fixed_part_does_not_grow() -> None:
+    device = with_entry(entry({2: (0.5, 1.25)}, fixed_s=0.1))
+    times = block_times(LAYER, device, micro_batch=6, sequence=2048, dtype="fp16")
+    assert times.forward_s == pytest.approx(0.1 + 3 * 0.4)
+    assert times.backward_s == pytest.approx(0.1 + 3 * 1.15)
+
+
+@pytest.mark.parametrize(
+    ("sizes", "fixed_s", "says"),
+    [
+        ({1: (0.5, 1.0), 2: (0.9, 1.8)}, 0.1, "several micro-batches say by themselves"),
+        ({1: (0.5, 1.0)}, 0.6, "longer than a whole pass"),
+    ],
+)
+def test_a_fixed_part_that_cannot_be_is_refused(
+    sizes: dict[int, tuple[float, float]], fixed_s: float, says: str
+) -> None:
+    with pytest.raises(SpecError, match=says):
+        entry(sizes, fixed_s=fixed_s)
+
+
+@pytest.mark.parametrize(("block", "ratio"), [(0, 1.5), (1, 2.0), (-1, 2.0)])
+def test_a_backward_that_was_not_measured_follows_from_the_forward_and_is_said(
+    block: int, ratio: float
+) -> None:
+    part = blocks(LLAMA)[block]
+    profile = LayerProfile(
+        shape_of(LLAMA, part.kind), 2048, (MeasuredTime(1, 0.5),), "test", part.kind
+    )
+    device = with_entry(profile)
+    times = block_times(part, device, micro_batch=1, sequence=2048, dtype="fp16")
+    assert times.backward_s == pytest.approx(ratio * 0.5)
+    known = measured(device, case_of_block(part, 2048, 1, "fp16"), 1, LLAMA.name)
+    assert known is not None
+    assert f"backward not measured: {ratio:g} times forward" in known.how
 
 
 @pytest.mark.parametrize(

@@ -170,3 +170,54 @@ def test_links_without_measurements_are_priced_as_ever() -> None:
     link = cluster_preset("mt3000").links["room"]
     assert link.size_s(1e6) == 0
     assert link.points == ()
+
+
+PAIRS = """
+name = "pairs"
+[[device]]
+name = "d"
+launch = "1us"
+memory_efficiency = 0.9
+tiers = [{name = "memory", capacity = "16GB", bandwidth = "1TB/s"}]
+rates = [{dtype = "fp16", peak = "10TFLOP/s", gemm = "8TFLOP/s"}]
+[[host]]
+name = "a"
+device = "d"
+devices = 1
+count = 2
+[host.to.b]
+latency = "1ms"
+bandwidth = "1GB/s"
+[[host]]
+name = "b"
+device = "d"
+devices = 1
+count = 1
+[host.links.room]
+latency = "20us"
+bandwidth = "5GB/s"
+[links.room]
+latency = "10us"
+bandwidth = "10GB/s"
+"""
+
+
+def test_a_link_between_two_sorts_of_hosts_counts_both_ways_before_those_of_levels(
+    tmp_path: Path,
+) -> None:
+    path = tmp_path / "pairs.toml"
+    path.write_text(PAIRS)
+    cluster = load_cluster(path)
+    first, second, third = cluster.devices(3)
+    rates = [
+        cluster.link(*pair).bandwidth_bytes_per_s
+        for pair in ((first, third), (third, first), (first, second))
+    ]
+    assert rates == [1e9, 1e9, 10e9]
+
+
+def test_a_link_to_an_unknown_host_is_refused_with_the_nearest_name(tmp_path: Path) -> None:
+    path = tmp_path / "pairs.toml"
+    path.write_text(PAIRS.replace("host.to.b", "host.to.c"))
+    with pytest.raises(SpecError, match=r'unknown host "c"(.|\n)*valid: b'):
+        load_cluster(path)

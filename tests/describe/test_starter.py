@@ -67,7 +67,9 @@ def test_a_job_to_begin_with_loads_and_names_every_value(folder: Path) -> None:
     keys = keys_of(text)
     for table, kind in TABLES.items():
         units = ("_bytes", "_s")
-        names = {field.name for field in fields(kind)}
+        names = {field.name for field in fields(kind) if field.name != "keys"}
+        if kind is TrainSpec:
+            names |= {field.name for field in fields(TrainSpec().keys)}
         plain = {
             re.sub(f"({'|'.join(units)})$", "", n) if n not in keys[table] else n for n in names
         }

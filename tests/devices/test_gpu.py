@@ -115,6 +115,18 @@ def test_a_run_on_a_gpu_gives_the_same_bits_again(tmp_path: Path) -> None:
     assert losses(trained(tmp_path, "once")) == losses(trained(tmp_path, "again"))
 
 
+@pytest.mark.parametrize("schedule", ["ratrain", "1f1b"])
+def test_recorded_ops_give_the_bits_of_those_launched_one_by_one(
+    tmp_path: Path, schedule: str
+) -> None:
+    said = {"dtype": "bf16", "schedule": schedule, "steps": 7}
+    runs = [
+        trained(tmp_path, f"graphs-{graphs}", "--set", f"train.graphs={graphs}", **said)
+        for graphs in ("true", "false")
+    ]
+    assert losses(runs[0]) == losses(runs[1])
+
+
 def test_ranks_that_share_a_gpu_give_the_losses_of_one(tmp_path: Path) -> None:
     one, four = trained(tmp_path, "one"), trained(tmp_path, "four", **GRID)
     assert values(four) == pytest.approx(values(one), rel=2e-3)  # bf16, other orders of sums

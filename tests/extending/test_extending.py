@@ -11,8 +11,10 @@ from collections.abc import Generator
 from dataclasses import replace
 from importlib import import_module
 from pathlib import Path
+from typing import Any
 
 import pytest
+import torch
 from click.testing import CliRunner
 from extending_page import MODULES, files_of_page, write_files
 from registered import declared_inside
@@ -21,6 +23,8 @@ from ratrain.cli.main import ratrain
 from ratrain.cost.algorithms import ALGORITHMS, Group, half, of_messages
 from ratrain.describe.cluster import Link
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec
+from ratrain.describe.optimizers import Step
+from ratrain.describe.train import TrainSpec
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.case.of_layout import LayoutCase, case_of, case_of_candidate
 from ratrain.plan.file.form import parse_plan
@@ -292,19 +296,49 @@ def test_the_group_of_a_stage_knows_hosts_and_links(page: Path) -> None:
     assert (group.inside.bandwidth_bytes_per_s, group.across.bandwidth_bytes_per_s) == (50e9, 125e6)
 
 
+def test_an_optimizer_is_in_the_bill_and_updates_as_torch_s(page: Path) -> None:
+    job = load_job(page / "mine.toml")
+    assert job.train.optimizer == "adamax" and job.train.keys.beta2 == 0.999
+    held = [unit.optimizer_bytes for m in case_of(job).program.setup.members for unit in m.units]
+    usual = replace(job, train=TrainSpec(optimizer="sgd"))
+    half = [unit.optimizer_bytes for m in case_of(usual).program.setup.members for unit in m.units]
+    assert held == [2 * size_bytes for size_bytes in half]
+    weights, leaf = torch.ones(64), torch.nn.Parameter(torch.ones(64))
+    states = tuple(state.hold(torch.zeros(64), ()) for state in job.train.rule.states)
+    theirs = torch.optim.Adamax([leaf], lr=1e-2)
+    for number in range(3):
+        leaf.grad = torch.randn(64)
+        step = Step(rate=1e-2, updates=number, weight_decay=0.0)
+        job.train.rule.update(weights, leaf.grad.clone(), states, job.train.keys, step)
+        theirs.step()
+    torch.testing.assert_close(weights, leaf.detach())
+
+
 @pytest.mark.slow
 def test_what_the_page_adds_trains_through_the_command_line(tmp_path: Path) -> None:
     folder = write_files(tmp_path)
     (folder / "text.txt").write_text("to be or not to be, that is the question. " * 400)
-    further = '\n[train]\nsteps = 3\n\n[data]\nfiles = ["text.txt"]\n'
+    further = '\n[data]\nfiles = ["text.txt"]\n'
     job = folder / "mine.toml"
     job.write_text(job.read_text() + further)
     environment = {**os.environ, "PYTHONPATH": str(folder), EXTENSIONS: ",".join(MODULES)}
     script = "from ratrain.cli.main import main; main()"
-    command = [sys.executable, "-c", script, "train", str(job), "--json", "--emulate"]
-    run = subprocess.run(
-        command, env=environment, capture_output=True, text=True, check=False, cwd=folder
-    )
-    assert run.returncode == 0, run.stderr
-    report = json.loads(run.stdout)
-    assert report["steps"]["done"] == 3
+
+    def trained(*more: str) -> dict[str, Any]:
+        command = [sys.executable, "-c", script, "train", str(job), "--json", "--emulate", *more]
+        run = subprocess.run(
+            command, env=environment, capture_output=True, text=True, check=False, cwd=folder
+        )
+        assert run.returncode == 0, run.stderr
+        return json.loads(run.stdout)
+
+    assert trained("--run", "first")["steps"]["done"] == 3
+    other = ("layout.data=1", "layout.pipeline=4", "layout.virtual=1", "cluster.devices=4")
+    plain = (*other, "schedule.skeleton=1f1b", "schedule.passes=[]")
+    said = [word for each in plain for word in ("--set", each)]
+    trained("--from", "first@2", "--steps", "3", "--run", "again", *said)
+    losses = [
+        [json.loads(line)["loss"] for line in (folder / run / "metrics.jsonl").open()]
+        for run in ("first", "again")
+    ]
+    assert losses[1] == pytest.approx(losses[0][2:], rel=1e-5)

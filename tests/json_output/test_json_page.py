@@ -80,7 +80,10 @@ SLOW: dict[str, list[Words]] = {
         ["train", "job.toml", "--run", "other", "--schedule", "gpipe", "--no-calibrate"],
         ["train", "job.toml", "--run", "prepared", "--prepare-only"],
     ],
-    "launch": [["launch", "first"]],
+    "launch hosts": [["launch", "first"]],
+    "launch slurm": [["launch", "slurm", "first"]],
+    "launch ray": [["launch", "ray", "first"]],
+    "launch kubernetes": [["launch", "kubernetes", "first", "--image", "registry.example/x:1"]],
     "timeline": [["timeline", "first"]],
     "compare": [["compare", "first", "other"]],
     "sample": [["sample", "first", "--prompt", "line "]],
@@ -98,7 +101,7 @@ LAB: dict[str, list[Words]] = {
     "lab run": [["lab", "run", "lab-mixed", "--devices", "2", "--", "true"]],
     "lab clean": [["lab", "clean"]],
 }
-APART = ("net serve", "profile")
+APART = ("net serve", "profile", "rank")
 """Verbs with a test of their own."""
 
 

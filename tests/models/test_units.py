@@ -19,6 +19,7 @@ from ratrain.cost.blocks import blocks, total_params
 from ratrain.describe.model import ModelSpec
 from ratrain.describe.presets import model_names, model_preset
 from ratrain.errors import SpecError
+from ratrain.models import linear
 from ratrain.models.attention import (
     Scores,
     attention,
@@ -28,6 +29,7 @@ from ratrain.models.attention import (
 )
 from ratrain.models.parameters import ALIGN
 from ratrain.models.positions import alibi_row, alibi_slopes
+from ratrain.models.rows import Rows
 from ratrain.models.sample import next_logits
 from ratrain.models.shapes import unit_layout, unit_names
 from ratrain.models.trainable import trains
@@ -56,6 +58,44 @@ def test_matrices_come_first_and_every_parameter_is_aligned() -> None:
     assert layout.size % ALIGN == 0
     ends = [p.end for p in layout.parameters]
     assert all(a <= b.offset for a, b in zip(ends, layout.parameters[1:], strict=False))
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_matrices_that_are_one_product_give_the_same_gradients(
+    monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    spec, batch = MODELS[name], batch_of(MODELS[name])
+    apart, stacked = (running(spec, dtype=torch.float64) for _ in range(2))
+    apart.loss(batch).backward()
+    monkeypatch.setattr(linear, "STACKING", ("cpu",))
+    stacked.loss(batch).backward()
+    for unit, gradient in apart.gradients.items():
+        torch.testing.assert_close(stacked.gradients[unit], gradient, rtol=1e-9, atol=1e-9)
+
+
+@pytest.mark.parametrize("later", [False, True])
+def test_gradients_side_by_side_are_added_to_matrices_one_below_another(
+    monkeypatch: pytest.MonkeyPatch, later: bool
+) -> None:
+    monkeypatch.setattr(linear, "STACKING", ("cpu",))
+    layout, names = unit_layout(LLAMA, "0"), ("attention.q", "attention.k", "attention.v")
+    rows = [layout.by_name[f"{name}.weight"].shape[0] for name in names]
+    x, grad = torch.randn(6, LLAMA.hidden), torch.randn(6, sum(rows))
+    gradients = [torch.zeros(layout.size) for _ in range(2)]
+    parts = grad.split(rows, 1)
+    assert linear.side_by_side(parts) is not None
+    assert linear.side_by_side([part.clone() for part in parts]) is None
+    assert linear.side_by_side((parts[1], parts[0])) is None
+    for place, together in zip(gradients, (parts, [part.clone() for part in parts]), strict=True):
+        weights = Weights(layout)
+        weights.attach_view(torch.ones(layout.size))
+        weights.attach_gradient(place)
+        deferred = weights.defer() if later else []
+        linear.weight_gradients(weights, names, together, Rows(x))
+        weights.stop_deferring()
+        Weights.play(deferred)
+    torch.testing.assert_close(*gradients)
+    assert gradients[0].any()
 
 
 @pytest.mark.parametrize("name", model_names())

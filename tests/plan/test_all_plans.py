@@ -14,7 +14,7 @@ import pytest
 
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job
-from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.parts import Part, part_of
 from ratrain.plan.search.pools import Shape, used_of
 from ratrain.plan.search.trial import timed

@@ -8,7 +8,6 @@ import pytest
 from random_jobs import job
 
 from ratrain.cost.blocks import blocks
-from ratrain.cost.collectives import message
 from ratrain.cost.measured import Unmeasured
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -16,8 +15,6 @@ from ratrain.describe.layer_profile import BlockName, LayerProfile, MeasuredTime
 from ratrain.describe.presets import cluster_preset, model_preset
 from ratrain.plan.case.of_layout import case_of
 from ratrain.plan.layout.enumerate import groups_of
-from ratrain.plan.layout.placement import place
-from ratrain.plan.layout.transfers import stage_message
 from ratrain.plan.search.layouts import search_layouts
 from ratrain.plan.words.tables import search_text
 from ratrain.simulate.simulate import simulate
@@ -86,21 +83,6 @@ def test_where_nothing_is_measured_the_search_says_what_to_measure() -> None:
     spec = measured_job(LAYERS, rates=False)
     with pytest.raises(Unmeasured, match="ratrain profile --layers small-llama"):
         search_layouts(spec)
-
-
-@pytest.mark.parametrize("whole", [False, True])
-def test_software_that_sends_whole_messages_sends_all_and_gathers_nothing(whole: bool) -> None:
-    base = job("gpt-22b", "a100-80g-dgx", 16, 16)
-    kind = base.cluster.spec.device[0]
-    assert kind.kernels is not None
-    kind = replace(kind, kernels=replace(kind.kernels, whole_sends=whole))
-    layout = LayoutSpec(2, 1, 8)
-    placement = place(replace(base, layout=layout), layout)
-    link = placement.stage_link(0, 1, (0,))
-    sent = stage_message(8_000_000, link, kind, placement, 1)
-    assert sent.volume_bytes == (8_000_000 if whole else 1_000_000)
-    plain_s = message(sent.volume_bytes, link).latency_s
-    assert (sent.latency_s == plain_s) is whole
 
 
 def test_reductions_are_as_wide_as_the_software_makes_them() -> None:

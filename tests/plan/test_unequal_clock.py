@@ -16,7 +16,7 @@ from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
 from ratrain.plan.search.clock import StageClock
-from ratrain.plan.search.mixes import Draft, shared
+from ratrain.plan.search.draft import Draft, shared
 from ratrain.plan.search.parts import part_of
 from ratrain.plan.search.pools import Post, pools_of
 from ratrain.plan.search.stages import Stages

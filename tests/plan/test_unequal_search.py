@@ -7,7 +7,7 @@ import sys
 from collections.abc import Iterator
 from dataclasses import replace
 from importlib import import_module
-from itertools import permutations, product
+from itertools import product
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -27,15 +27,15 @@ from ratrain.plan.file.writing import write_plan
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import load_job, strategy_of
 from ratrain.plan.price.kind_speed import least_step_s
-from ratrain.plan.search.aligned import Route, common_order, cut_alike, moved_alike, route_of
-from ratrain.plan.search.changes import in_other_division
-from ratrain.plan.search.effort import effort_of
+from ratrain.plan.search.aligned import cut_alike, moved_alike
+from ratrain.plan.search.beam import seeds
+from ratrain.plan.search.draft import Draft, draft_of, shares_of
 from ratrain.plan.search.every_plan import EveryPlan, every_plan
-from ratrain.plan.search.leaders import Leaders
-from ratrain.plan.search.mixes import Draft, draft_of, drafts, shares_of
+from ratrain.plan.search.moves import MOVES, changed
 from ratrain.plan.search.on_devices import file_of_plan, plans_of
-from ratrain.plan.search.parts import Part, layers_moved, part_of, recut, steps_s
-from ratrain.plan.search.pools import ALL_ORDERS, MOST_BLOCKS, Post, pools_of, shapes_of
+from ratrain.plan.search.parts import Part, layers_moved, part_of, recut
+from ratrain.plan.search.pools import Post, pools_of
+from ratrain.plan.search.space import Space
 from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import timed
 from ratrain.plan.search.unequal import searchable
@@ -43,7 +43,7 @@ from ratrain.plan.words.unequal import every_text
 from ratrain.program.replicas import Recovery
 from ratrain.simulate.long import simulate_proved
 
-LEVEL_1 = StateMode(1, False)
+LOCAL, LEVEL_1 = StateMode(0, False), StateMode(1, False)
 BENCHMARKS = Path(__file__).parents[2] / "benchmarks" / "unequal"
 EXAMPLES = Path(__file__).parents[2] / "examples"
 MODES = (Recovery.NONE, Recovery.FORWARD, Recovery.BACKWARD)
@@ -58,9 +58,17 @@ def three_kinds(folder: Path) -> JobSpec:
 
 
 def all_drafts(stages: Stages, size: int) -> list[Draft]:
-    shapes = shapes_of(stages.job, stages.pools)
-    mixes = effort_of(stages.job.cluster.devices).mixes
-    return list(drafts(stages, shapes, size, (LEVEL_1, StateMode(1, False)), mixes))
+    """The seeds in micro-batches of a size, and what every move makes of them."""
+    space = Space(stages, (LEVEL_1, LOCAL))
+    begun = [
+        draft
+        for draft in seeds(space, divided=False, state=LEVEL_1)
+        if all(part.micro_batch == size for part in draft.parts)
+    ]
+    made = {draft.key: draft for draft in begun}
+    for draft in begun:
+        made |= {other.key: other for other in changed(space, draft)}
+    return list(made.values())
 
 
 def parts_of(stages: Stages, *shapes: tuple[int, ...], size: int = 1) -> list[Part]:
@@ -73,32 +81,6 @@ def parts_of(stages: Stages, *shapes: tuple[int, ...], size: int = 1) -> list[Pa
 
 
 # ---- shapes, cuts and shares ---------------------------------------------------------------
-
-
-def test_every_order_of_two_and_two_devices_is_a_shape() -> None:
-    pools = pools_of(job("small-llama", "lab-mixed", 4, 24).cluster.members())
-    shapes = shapes_of(job("small-llama", "lab-mixed", 4, 24), pools)
-    assert len(shapes) == len(set(shapes)) == 2 + 4 + 6 + 6
-
-
-def test_where_orders_are_too_many_each_pool_keeps_its_posts_together(tmp_path: Path) -> None:
-    spec = load_job(job_file(tmp_path, a=(40, 4), b=(30, 4), c=(20, 4), d=(10, 4)))
-    model = replace(spec.model.spec, layers=16)
-    spec = replace(spec, model=replace(spec.model, spec=model))
-    shapes = shapes_of(spec, pools_of(spec.cluster.members()))
-    assert len(shapes) > ALL_ORDERS
-    for shape in shapes:
-        runs = [post for post, before in zip(shape, (None, *shape), strict=False) if post != before]
-        assert len({post.pool for post in runs}) == len(runs)
-
-
-def test_a_tensor_group_stays_in_a_host(tmp_path: Path) -> None:
-    spec = job("tiny-llama", "mixed-sites", 12, 24)
-    for shape in shapes_of(spec, pools_of(spec.cluster.members())):
-        assert all(post.tensor in (1, 2) for post in shape)
-    alone = load_job(job_file(tmp_path, fast=(40, 2), slow=(10, 2)))
-    for shape in shapes_of(alone, pools_of(alone.cluster.members())):
-        assert {post.tensor for post in shape} == {1}
 
 
 def cuts(layers: int, count: int) -> Iterator[tuple[int, ...]]:
@@ -132,24 +114,6 @@ def test_parts_recut_together_are_those_that_no_single_move_makes_faster(tmp_pat
                 assert other is None or other.step_s(micro_batches) >= step_s * (1 - 1e-9)
     unmoved = recut(stages, made, len(parts), LEVEL_1, 24)
     assert [part.layers for part in unmoved] == [part.layers for part in made]
-
-
-def test_parts_timed_together_take_what_each_takes_alone(tmp_path: Path) -> None:
-    stages = stages_of(three_kinds(tmp_path))
-    parts = parts_of(stages, (0,), (0, 1), (2, 0), (1, 0, 2), (2, 1, 0, 0), (1,), size=2)
-    for micro_batches in (1, 2, 3, 24):
-        assert steps_s(parts, micro_batches) == [part.step_s(micro_batches) for part in parts]
-
-
-def test_the_last_of_the_leaders_is_that_of_families_and_of_drafts() -> None:
-    leaders = Leaders(families=2, drafts=3)
-    for family, time_s in (("a", 5.0), ("a", 4.0), ("a", 6.0)):
-        leaders.add(family, time_s)
-    assert leaders.last_s == float("inf")
-    leaders.add("b", 9.0)
-    assert leaders.last_s == 9.0  # the second family, behind the third draft
-    leaders.add("b", 3.0)
-    assert leaders.last_s == 5.0  # the third draft, behind both families
 
 
 def test_layers_follow_speed_and_not_memory() -> None:
@@ -204,18 +168,6 @@ def two_kinds(folder: Path, fast: int, slow: int) -> JobSpec:
     return load_job(job_file(folder, sequences=48, fast=(40, fast), slow=(15, slow)))
 
 
-def test_on_many_devices_shapes_are_few_and_bundles_fill_the_cluster(tmp_path: Path) -> None:
-    spec = load_job(job_file(tmp_path, a=(40, 16), b=(30, 16), c=(20, 16), d=(10, 16)))
-    spec = replace(spec, batch=replace(spec.batch, sequences=256))
-    stages = stages_of(spec)
-    shapes = shapes_of(spec, stages.pools)
-    assert len(shapes) == len(set(shapes)) <= MOST_BLOCKS
-    made = all_drafts(stages, 1)
-    devices = [sum(len(part.shape) for part in draft.parts) for draft in made]
-    assert max(devices) == 64
-    assert max(len(draft.parts) for draft in made) > 8
-
-
 @pytest.mark.slow
 def test_plans_of_many_devices_are_no_slower_than_alike_ones_and_the_same_each_time(
     tmp_path: Path,
@@ -242,20 +194,6 @@ def test_replicas_that_go_through_two_hosts_alike_may_be_cut_at_the_same_layers(
     assert not list(cut_alike(stages, made[0], LEVEL_1)), "they are cut so already"
     crossed = parts_of(stages, (0, 1), (1, 0, 1))
     assert not list(cut_alike(stages, crossed, LEVEL_1)), "no layer may stay in one pool"
-
-
-def test_orders_of_hosts_have_all_in_common_or_where_they_begin_or_nothing() -> None:
-    near, pools = {0, 1}, range(3)
-    orders = [tuple(order) for size in (1, 2, 3) for order in permutations(pools, size)]
-    for order, other in product(orders, repeat=2):
-        common = common_order(order, other, near)
-        assert common == common_order(other, order, near)
-        assert (route_of(common) is Route.WHOLE) == (order == other)
-        begun = order[0] == other[0] and order[0] in near
-        assert (route_of(common) is Route.UNLIKE) == (order != other and not begun)
-        for third in orders:  # a mix grows part by part, in any order
-            longer = common_order(common, third, near)
-            assert longer == common_order(order, common_order(other, third, near), near)
 
 
 def test_a_layer_moves_from_one_host_to_another_in_all_replicas_at_once(tmp_path: Path) -> None:
@@ -499,6 +437,10 @@ def test_a_job_that_asks_for_sequence_parallelism_gets_unequal_replicas_that_hav
     assert 2 in degrees
 
 
+def in_other_division(stages: Stages, draft: Draft) -> Draft | None:
+    return next(MOVES["sequences"].changes(Space(stages, (LEVEL_1,)), draft), None)
+
+
 def test_drafts_are_tried_with_sequence_parallelism_and_cost_what_their_programs_do(
     tmp_path: Path,
 ) -> None:
@@ -596,18 +538,6 @@ def test_pipelines_cross_between_two_hosts_so_that_reductions_stay_inside_them(
     assert {replica.layout.layers for replica in replicas} == {(2, 2)}
     assert {replica.kinds for replica in replicas} == {("kind-0", "kind-1")}
     assert sorted(replica.tensor for replica in replicas) == [(1, 1), (1, 2)]
-
-
-def test_replicas_that_begin_in_one_host_and_then_part_are_drafted(
-    exhaustive: Any, tmp_path: Path
-) -> None:
-    """Though by levels, which say nothing of reductions, many mixes come before them."""
-    cluster = exhaustive.random_cluster(Random(103020), 8, 7)
-    assert [kind.one_host for kind in cluster.kinds] == [False, False, True]
-    stages = stages_of(load_job(exhaustive.write_job(tmp_path, cluster)))
-    wanted = {part.shape for part in parts_of(stages, (2, 0, 0), (2, 0, 1), (2, 1))}
-    drafted = [{part.shape for part in draft.parts} for draft in all_drafts(stages, 1)]
-    assert wanted in drafted
 
 
 @pytest.mark.slow

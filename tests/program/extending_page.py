@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 PAGE = Path(__file__).parents[2] / "docs" / "how-to" / "extending.md"
-MODULES = ("waves", "offload_most", "weight_average", "halving")
+MODULES = ("waves", "offload_most", "weight_average", "halving", "turned", "adamax")
 """What the page names in RATRAIN_EXTENSIONS; the family comes with the kind of op."""
 
 

@@ -9,8 +9,10 @@ from pathlib import Path
 from typing import Any
 
 from ratrain.cost.algorithms import ALGORITHMS
+from ratrain.describe.optimizers import OPTIMIZERS
 from ratrain.plan.price.durations import OWN_COSTS
 from ratrain.plan.price.trial import proof, short_form
+from ratrain.plan.search.moves import MOVES
 from ratrain.plugins import Registry
 from ratrain.program.families import FAMILIES
 from ratrain.program.kind import kinds
@@ -24,6 +26,8 @@ TABLES: tuple[dict[str, Any] | Registry[Any], ...] = (
     FAMILIES,
     OWN_COSTS,
     ALGORITHMS,
+    MOVES,
+    OPTIMIZERS,
 )
 
 

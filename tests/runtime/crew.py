@@ -16,8 +16,8 @@ from typing import Any
 import torch
 
 from ratrain.runtime.environment import Launch
-from ratrain.runtime.rank.meeting import Meeting, meet
 from ratrain.runtime.rank.networks import connected
+from ratrain.runtime.rank.rendezvous import Rendezvous, join
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.links import Routes
 from ratrain.runtime.step.network import Network
@@ -76,7 +76,7 @@ class Crew:
         return [result for _, result in answers]
 
 
-_meeting: Meeting | None = None
+_rendezvous: Rendezvous | None = None
 """In a member, while it works: the ranks that were asked."""
 
 
@@ -91,8 +91,8 @@ def network_among(
 ) -> Network:
     """A member's network among those that were asked; "staged": as of a device with memory of its
     own."""
-    assert _meeting is not None
-    network = connected(seats, seat, routes, _meeting, timeout_s, hosts)
+    assert _rendezvous is not None
+    network = connected(seats, seat, routes, _rendezvous, timeout_s, hosts)
     return StagedNetwork(network, Staging(pinned=False)) if kind == "staged" else network
 
 
@@ -109,16 +109,16 @@ def grid_routes(seats: Seats, *, tied: bool = False) -> Routes:
 def _member(
     rank: int, listener: socket.socket | None, port: int, secret: bytes, end: Connection
 ) -> None:
-    global _meeting
+    global _rendezvous
     torch.set_num_threads(1)
     while True:
         world_size, work, given = end.recv()
         handle = None if listener is None else os.dup(listener.fileno())
         try:
             launch = Launch(rank, world_size, "127.0.0.1", port, handle)
-            _meeting = meet(launch, secret, PATIENCE_S)
+            _rendezvous = join(launch, secret, PATIENCE_S)
             result = work(rank, world_size, *given)
-            _meeting.everybody("")  # no rank leaves while another still communicates
+            _rendezvous.everybody("")  # no rank leaves while another still communicates
             end.send(("", result))
         except BaseException:
             end.send((traceback.format_exc(), None))

@@ -294,17 +294,17 @@ def run_job(drawn: DrawnJob, folder: Path) -> Outcome:
     write_text(folder / "text.txt", seed=drawn.seed)
     job = write_job(folder, replace(drawn.setting, files=("text.txt",)))
     whole, cut = RunFolder(folder / "whole"), RunFolder(folder / "cut")
-    plan = _plan(folder, drawn.setting)
+    plan = plan_options(folder, drawn.setting)
     flags = [*plan, *([] if drawn.calibrate else ["--no-calibrate"])]
-    ran = _ratrain(folder, "train", job, "--run", whole.path, *flags)
+    ran = ratrain(folder, "train", job, "--run", whole.path, *flags)
     if ran.status in REFUSED:
-        return Outcome(_refusal(ran, whole), compared_to_plain=False)
-    _require(ran.status == 0, ran)
+        return Outcome(refusal_of(ran, whole), compared_to_plain=False)
+    require(ran.status == 0, ran)
     _check_report(whole, drawn)
     _cut_short(drawn, job, cut, plan)
     resumed = ("train", job, "--run", cut.path, "--resume", "--no-calibrate")
-    ran = _ratrain(folder, *resumed, "--steps", drawn.setting.steps)
-    _require(ran.status == 0, ran)
+    ran = ratrain(folder, *resumed, "--steps", drawn.setting.steps)
+    require(ran.status == 0, ran)
     _check_same(whole, cut)
     if drawn.sibling is not None:
         _check_sibling(drawn.sibling, whole, folder)
@@ -322,7 +322,7 @@ def _arguments(folder: Path, arguments: tuple[object, ...]) -> tuple[list[str], 
     return [sys.executable, "-c", code, *map(str, arguments), "--threads", "1"], environment
 
 
-def _ratrain(folder: Path, *arguments: object) -> _Ran:
+def ratrain(folder: Path, *arguments: object) -> _Ran:
     command, environment = _arguments(folder, arguments)
     done = subprocess.run(
         command, env=environment, capture_output=True, text=True, timeout=LIMIT_S, check=False
@@ -330,7 +330,7 @@ def _ratrain(folder: Path, *arguments: object) -> _Ran:
     return _Ran(done.returncode, done.stderr)
 
 
-def _plan(folder: Path, setting: Setting) -> list[object]:
+def plan_options(folder: Path, setting: Setting) -> list[object]:
     """The options with which a job is run by the plan file that its setting has, if it has one."""
     plan = write_plan(folder, setting)
     return [] if plan is None else ["--plan", plan]
@@ -351,8 +351,8 @@ def _cut_short(drawn: DrawnJob, job: Path, run: RunFolder, plan: list[object]) -
             process.kill()
             process.wait()
     ended_first = steps_done(run) >= drawn.setting.steps
-    _require(status in (expected, *((0,) if ended_first else ())), _Ran(status, log.read_text()))
-    _require(not ranks_of(run), _Ran(status, "ranks are left behind"))
+    require(status in (expected, *((0,) if ended_first else ())), _Ran(status, log.read_text()))
+    require(not ranks_of(run), _Ran(status, "ranks are left behind"))
 
 
 def _disturb(drawn: DrawnJob, run: RunFolder, process: subprocess.Popen[bytes]) -> int:
@@ -376,17 +376,17 @@ def _disturb(drawn: DrawnJob, run: RunFolder, process: subprocess.Popen[bytes]) 
 # ---- judging ------------------------------------------------------------------------------------
 
 
-def _require(holds: bool, ran: _Ran) -> None:
+def require(holds: bool, ran: _Ran) -> None:
     if not holds:
         raise Wrong(f"status {ran.status}\n{ran.err[-3000:]}")
 
 
-def _refusal(ran: _Ran, run: RunFolder) -> str:
+def refusal_of(ran: _Ran, run: RunFolder) -> str:
     """The message of a refused job: one, with its fix, and nothing left behind."""
     lines = [line for line in ran.err.splitlines() if not line.startswith("tokenise")]
-    _require(not run.path.exists(), ran)
-    _require(len(lines) >= 1 and lines[0].startswith("error: "), ran)
-    _require("Traceback" not in ran.err and sum("fix:" in line for line in lines) <= 1, ran)
+    require(not run.path.exists(), ran)
+    require(len(lines) >= 1 and lines[0].startswith("error: "), ran)
+    require("Traceback" not in ran.err and sum("fix:" in line for line in lines) <= 1, ran)
     return "\n".join(lines)
 
 
@@ -416,12 +416,12 @@ def _check_sibling(setting: Setting, whole: RunFolder, folder: Path) -> None:
     beside = folder / "sibling"
     job = write_job(beside, replace(setting, files=("../text.txt",)))
     run = RunFolder(beside / "run")
-    plan = _plan(beside, setting)
-    ran = _ratrain(folder, "train", job, "--run", run.path, "--no-calibrate", *plan)
+    plan = plan_options(beside, setting)
+    ran = ratrain(folder, "train", job, "--run", run.path, "--no-calibrate", *plan)
     if ran.status in REFUSED:
-        _refusal(ran, run)
+        refusal_of(ran, run)
         return
-    _require(ran.status == 0, ran)
+    require(ran.status == 0, ran)
     _check_same(whole, run)
 
 
@@ -430,20 +430,20 @@ def _check_moved(setting: Setting, step: int, whole: RunFolder, folder: Path) ->
     moved = folder / "moved"
     job = write_job(moved, replace(setting, files=("../text.txt",)))
     run = RunFolder(moved / "run")
-    plan = _plan(moved, setting)
-    ran = _ratrain(folder, "train", job, "--run", run.path, "--prepare-only", *plan)
+    plan = plan_options(moved, setting)
+    ran = ratrain(folder, "train", job, "--run", run.path, "--prepare-only", *plan)
     if setting.unlike and ran.status in REFUSED:
-        _refusal(ran, run)
+        refusal_of(ran, run)
         return
-    _require(ran.status == 0, ran)
+    require(ran.status == 0, ran)
     saved = [checkpoint for checkpoint in listed(whole.checkpoints) if checkpoint.step >= step]
     shutil.copytree(saved[0].path, run.checkpoints / saved[0].path.name)
-    ran = _ratrain(folder, "train", job, "--run", run.path, "--resume", "--no-calibrate")
-    _require(ran.status == 0, ran)
+    ran = ratrain(folder, "train", job, "--run", run.path, "--resume", "--no-calibrate")
+    require(ran.status == 0, ran)
     ours = {row["step"]: row["loss"] for row in run.read_metrics()}
     theirs = {row["step"]: row["loss"] for row in whole.read_metrics() if row["step"] in ours}
     computed = (setting.dtype, *dict(setting.dtypes).values())
-    tolerance = _tolerance(*computed, setting.gradient_wire, setting.boundary_wire)
+    tolerance = narrowest_tolerance(*computed, setting.gradient_wire, setting.boundary_wire)
     if len(ours) != setting.steps - saved[0].step or ours != pytest.approx(theirs, rel=tolerance):
         raise Wrong(f"other losses on another layout:\n{ours}\n{theirs}")
 
@@ -452,7 +452,7 @@ TOLERANCE = {"fp32": 1e-5, "bf16": 0.02, "fp16": 0.02}
 """Relative, of each step's loss, by the narrowest dtype that a run computes or sends in."""
 
 
-def _tolerance(*dtypes: str | None) -> float:
+def narrowest_tolerance(*dtypes: str | None) -> float:
     return max(TOLERANCE[dtype] for dtype in dtypes if dtype)
 
 
@@ -465,7 +465,7 @@ def _compare_to_plain(run: RunFolder, job: JobSpec, cache: Path) -> bool:
     ours = [row["loss"] for row in run.read_metrics()]
     schedule = job.schedule
     computed = (schedule.dtype, *schedule.dtypes.values())
-    tolerance = _tolerance(*computed, schedule.gradient_wire, schedule.boundary_wire)
+    tolerance = narrowest_tolerance(*computed, schedule.gradient_wire, schedule.boundary_wire)
     if ours != pytest.approx(losses, rel=tolerance):
         raise Wrong(f"other losses than plain torch:\n{ours}\n{losses}")
     return True

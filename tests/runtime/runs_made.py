@@ -150,6 +150,7 @@ class Setting:
     loss_scale: float = 65536.0
     overflow: str = "step"
     learning_rate: float = 1e-2
+    optimizer: str | None = None
     steps: int = 3
     end_step: int | None = None
     sequences: int = 8
@@ -291,6 +292,7 @@ def write_job(folder: Path, setting: Setting) -> Path:
     train = {
         "steps": setting.steps,
         "learning_rate": setting.learning_rate,
+        "optimizer": setting.optimizer,
         "clip_norm": setting.clip_norm,
         "loss_scale": setting.loss_scale,
         "overflow": setting.overflow if setting.overflow != "step" else None,

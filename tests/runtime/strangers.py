@@ -22,7 +22,7 @@ from typing import Any
 from ratrain import proof
 from ratrain.errors import TransportError
 from ratrain.proof import derived
-from ratrain.runtime.rank.door import call
+from ratrain.runtime.rank.handshake import call
 
 Port = tuple[int, str, int]
 """Process, address, port."""
@@ -72,7 +72,7 @@ class Crime:
 
 def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], None]]:
     """What is done over one connection each."""
-    meeting = derived(secret, b"ratrain meeting")
+    rendezvous = derived(secret, b"ratrain rendezvous")
 
     def says(data: bytes) -> Callable[[socket.socket], None]:
         return lambda sock: sock.sendall(data)
@@ -91,7 +91,7 @@ def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], N
         """What was said in one session, said again in another, to another nonce."""
         recorder = _Recorder(sock)
         with suppress(TransportError):
-            call(recorder, meeting, honest, time.monotonic() + ANSWER_S)  # type: ignore[arg-type]
+            call(recorder, rendezvous, honest, time.monotonic() + ANSWER_S)  # type: ignore[arg-type]
         with socket.create_connection(sock.getpeername()[:2], timeout=3) as again:
             proof.read(again, proof.BANNER_BYTES, time.monotonic() + ANSWER_S)
             again.sendall(b"".join(recorder.said))
@@ -108,13 +108,13 @@ def attacks(bomb: bytes, secret: bytes) -> dict[str, Callable[[socket.socket], N
         "HTTP": says(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n"),
         "endless words": says(b"\xff\xff" + bytes(100_000)),
         "a pickle as words": proves(bytes(32), bomb),
-        "a wrong secret": proves(derived(bytes(32), b"ratrain meeting"), honest),
+        "a wrong secret": proves(derived(bytes(32), b"ratrain rendezvous"), honest),
         "a replay": replays,
-        "stolen secret, a pickle as words": proves(meeting, bomb),
-        "stolen secret, deep words": proves(meeting, deep),
-        "stolen secret, a huge frame": proves(meeting, honest, huge + bomb),
+        "stolen secret, a pickle as words": proves(rendezvous, bomb),
+        "stolen secret, deep words": proves(rendezvous, deep),
+        "stolen secret, a huge frame": proves(rendezvous, honest, huge + bomb),
         "stolen secret, a pickle as frame": proves(
-            meeting, honest, b"RATF" + struct.pack("!Q", len(bomb)) + bomb
+            rendezvous, honest, b"RATF" + struct.pack("!Q", len(bomb)) + bomb
         ),
     }
 

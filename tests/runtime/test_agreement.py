@@ -17,12 +17,12 @@ from runs_made import Setting, write_text
 from ratrain.corpus import prepare
 from ratrain.errors import RatrainError, RunFailed, RunTaken
 from ratrain.runtime.ownership import claim_run
-from ratrain.runtime.rank import tenancy
+from ratrain.runtime.rank import folder_lock
 from ratrain.runtime.rank.agreement import agree, read_run
 from ratrain.runtime.rank.beginning import Together, candidates
-from ratrain.runtime.rank.company import Company
-from ratrain.runtime.rank.meeting import Everybody
-from ratrain.runtime.rank.tenancy import Tenancy
+from ratrain.runtime.rank.folder_lock import FolderLock
+from ratrain.runtime.rank.membership import Membership
+from ratrain.runtime.rank.rendezvous import Everybody
 from ratrain.runtime.run_folder import RunFolder
 
 
@@ -68,7 +68,7 @@ def copies(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> list[Path]:
 def agreed(copies: list[Path], monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """How the ranks of two hosts agree."""
 
-    def work(rank: int, everybody: Everybody) -> Company:
+    def work(rank: int, everybody: Everybody) -> Membership:
         folder = RunFolder(copies[rank] / "run")
         return agree(folder, read_run(folder).with_data(None), everybody)
 
@@ -148,37 +148,37 @@ def settled(folders: list[Path], disks: str) -> list[Any]:
     """How ranks, each on a host of its own, settle whose their folders are."""
     count = len(folders)
     hosts = tuple(range(count))
-    company = Company(tuple(f"host-{rank}" for rank in hosts), hosts, hosts)
+    membership = Membership(tuple(f"host-{rank}" for rank in hosts), hosts, hosts)
 
-    def work(rank: int, everybody: Everybody) -> tuple[Company, Tenancy]:
-        tenant = Tenancy(RunFolder(folders[rank]), rank)
+    def work(rank: int, everybody: Everybody) -> tuple[Membership, FolderLock]:
+        lock = FolderLock(RunFolder(folders[rank]), rank, "torchrun")
         try:
-            settled = tenant.settle(company, everybody, disks=disks, say=lambda _: None)
+            settled = lock.settle(membership, everybody, disks=disks, say=lambda _: None)
         except RatrainError:
-            tenant.close()
-            assert not tenant.settled
+            lock.close()
+            assert not lock.settled
             raise
-        return settled, tenant
+        return settled, lock
 
     return together(count, work)
 
 
 @pytest.fixture(autouse=True)
 def _hasty(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(tenancy, "_APPEARS_S", 0.3)
+    monkeypatch.setattr(folder_lock, "_APPEARS_S", 0.3)
 
 
 def test_ranks_find_out_which_of_them_share_a_disk(tmp_path: Path) -> None:
     a, b = tmp_path / "a", tmp_path / "b"
     ends = settled([a, b, a, b, b], "per-host")
-    for company, tenant in ends:
-        assert company.disk == (0, 1, 0, 1, 1) and company.disks == [0, 1]
-        tenant.claim.require()
+    for membership, lock in ends:
+        assert membership.disk == (0, 1, 0, 1, 1) and membership.disks == [0, 1]
+        lock.claim.require()
     spread = ends[3][0].spread(3)
     assert spread.disks == ("host-0", "host-1") and spread.here == 1
     assert spread.host_of("rank-00002.safetensors") == "host-0"
-    for _, tenant in ends:
-        tenant.close()
+    for _, lock in ends:
+        lock.close()
     for folder in (a, b):
         claim_run(folder, "the next").release()
         assert not list((folder / "owner").glob("seen-*"))
@@ -186,12 +186,14 @@ def test_ranks_find_out_which_of_them_share_a_disk(tmp_path: Path) -> None:
 
 def test_a_shared_folder_is_one_disk_and_has_one_owner(tmp_path: Path) -> None:
     ends = settled([tmp_path] * 3, "shared")
-    assert all(company.disk == (0, 0, 0) and company.spread(1) is None for company, _ in ends)
-    assert [tenant.claim.is_mine for _, tenant in ends] == [True, False, False]
+    assert all(
+        membership.disk == (0, 0, 0) and membership.spread(1) is None for membership, _ in ends
+    )
+    assert [lock.claim.is_mine for _, lock in ends] == [True, False, False]
     refused = settled([tmp_path] * 2, "shared")
     assert all(isinstance(end, RunTaken) and "`torchrun`" in end.what for end in refused)
-    for _, tenant in ends:
-        tenant.close()
+    for _, lock in ends:
+        lock.close()
 
 
 def test_disks_that_should_be_one_are_refused_by_all_ranks_alike(tmp_path: Path) -> None:
@@ -226,11 +228,11 @@ def test_ranks_resume_from_what_is_whole_on_every_disk(tmp_path: Path) -> None:
     shutil.copytree(a, b)
     save(a, 120)
     save(b, 110, state={"tokens": -1})
-    company = Company(("birch", "oak", "oak"), (0, 1, 1), (0, 1, 1))
+    membership = Membership(("birch", "oak", "oak"), (0, 1, 1), (0, 1, 1))
 
     def work(rank: int, everybody: Everybody) -> tuple[list[Path], list[str]]:
         folder = RunFolder(a if rank == 0 else b)
-        return candidates(folder, Together(rank, company, everybody))
+        return candidates(folder, Together(rank, membership, everybody))
 
     for rank, (paths, problems) in enumerate(together(3, work)):
         run = a if rank == 0 else b

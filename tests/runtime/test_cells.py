@@ -12,8 +12,9 @@ from torch import Tensor
 
 from ratrain.plan.layout.transfers import most_cells
 from ratrain.program.kind import Lane
+from ratrain.ranges import part_of
 from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.cells import cells, part_of, peers
+from ratrain.runtime.step.cells import cells, peers
 from ratrain.runtime.step.links import Routes, all_needs, parts_channel
 from ratrain.runtime.step.socket_network import SocketNetwork
 

@@ -8,6 +8,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from ratrain.describe.optimizers import Plain
 from ratrain.describe.train import TrainSpec
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.optimizer import LossScale, OwnedPart, learning_rate
@@ -22,8 +23,8 @@ def gradient(step: int) -> torch.Tensor:
 
 def owned() -> OwnedPart:
     """Random weights, all of them decaying; moments are zero."""
-    zeros = torch.zeros(ELEMENTS), torch.zeros(ELEMENTS)
-    return OwnedPart(0, ELEMENTS, ELEMENTS, gradient(-1), *zeros)
+    zeros = Plain(torch.zeros(ELEMENTS)), Plain(torch.zeros(ELEMENTS))
+    return OwnedPart(0, ELEMENTS, ELEMENTS, gradient(-1), zeros)
 
 
 def trained(overflows: list[bool], cut: int) -> tuple[OwnedPart, dict[str, float]]:
@@ -49,8 +50,8 @@ def plainly_trained(overflows: list[bool]) -> torch.Tensor:
     weights = gradient(-1)
     optimizer = torch.optim.AdamW(
         [weights],
-        betas=(SPEC.beta1, SPEC.beta2),
-        eps=SPEC.epsilon,
+        betas=(SPEC.keys.beta1, SPEC.keys.beta2),
+        eps=SPEC.keys.epsilon,
         weight_decay=SPEC.weight_decay,
         fused=True,
     )

@@ -13,7 +13,7 @@ from collections.abc import Callable, Generator
 import pytest
 
 from ratrain.errors import DeadlineExceeded, PeerDown, RatrainError, TransportError
-from ratrain.runtime.step.circle import Circle
+from ratrain.runtime.step.broadcast import Broadcast
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
 
 Ends = tuple[Connection, Connection]
@@ -141,17 +141,17 @@ def test_what_is_no_frame_is_refused(
 
 def test_a_damaged_table_of_words_is_refused(stranger: tuple[Connection, socket.socket]) -> None:
     end, far = stranger
-    circle = Circle(1, 3, {0: end})
+    broadcast = Broadcast(1, 3, {0: end})
     word = struct.pack("!II", 4, 0)
     tables = (b"", struct.pack("!I", 1 << 31), word * 2, word * 4, word * 3 + b"x")
     for table in (*map(zlib.compress, tables), zlib.compress(word * 3)[:-3], word * 3, b""):
         far.sendall(struct.pack("!4sQ", b"RATF", len(table)) + table)
         with pytest.raises(TransportError, match="a table that is damaged"):
-            circle.exchange(b"")
+            broadcast.exchange(b"")
     unlike = zlib.compress(struct.pack("!III", 8, 0, 0) + struct.pack("!I", 0) + word)
     far.sendall(struct.pack("!4sQ", b"RATF", len(unlike)) + unlike)
     with pytest.raises(TransportError, match="a table that is damaged"):
-        circle.exchange(b"four", same_size=True)
+        broadcast.exchange(b"four", same_size=True)
 
 
 @pytest.mark.parametrize("part", [b"", b"RATF\0\0", struct.pack("!4sQ", b"RATF", 1000) + bytes(9)])

@@ -14,7 +14,7 @@ from torch import Tensor
 from ratrain.runtime.rank.control import Control, RankReport, Round, in_one, sums_of_groups
 from ratrain.runtime.rank.metrics import loss_of
 from ratrain.runtime.rank.rows import exposed_fraction
-from ratrain.runtime.step.circle import By, Circle, combined
+from ratrain.runtime.step.broadcast import Broadcast, By, combined
 from ratrain.runtime.step.connection import Connection
 
 T = TypeVar("T")
@@ -26,26 +26,26 @@ QUIET = RankReport(**dict.fromkeys((field.name for field in fields(RankReport)),
 class Rounds:
     """What control needs of a rank's network."""
 
-    def __init__(self, circle: Circle) -> None:
-        self._circle = circle
+    def __init__(self, broadcast: Broadcast) -> None:
+        self._broadcast = broadcast
 
     def combine(self, _lane: object, values: Tensor, by: By) -> Tensor:
-        return combined(self._circle, values, by)
+        return combined(self._broadcast, values, by)
 
 
-def circles(ranks: int) -> tuple[list[Circle], list[Connection]]:
+def broadcasts(ranks: int) -> tuple[list[Broadcast], list[Connection]]:
     pairs = [socket.socketpair() for _ in range(1, ranks)]
     upper = {rank: Connection(a, 0, rank, PATIENCE_S) for rank, (a, _) in enumerate(pairs, 1)}
     lower = [Connection(b, rank, 0, PATIENCE_S) for rank, (_, b) in enumerate(pairs, 1)]
-    others = [Circle(rank, ranks, {0: end}) for rank, end in enumerate(lower, 1)]
-    return [Circle(0, ranks, upper), *others], [*upper.values(), *lower]
+    others = [Broadcast(rank, ranks, {0: end}) for rank, end in enumerate(lower, 1)]
+    return [Broadcast(0, ranks, upper), *others], [*upper.values(), *lower]
 
 
-def on_all(made: Sequence[Circle], work: Callable[[int, Circle], T]) -> list[T]:
+def on_all(made: Sequence[Broadcast], work: Callable[[int, Broadcast], T]) -> list[T]:
     answers: dict[int, T] = {}
     threads = [
-        threading.Thread(target=lambda r=rank, c=circle: answers.update({r: work(r, c)}))
-        for rank, circle in enumerate(made)
+        threading.Thread(target=lambda r=rank, c=broadcast: answers.update({r: work(r, c)}))
+        for rank, broadcast in enumerate(made)
     ]
     for thread in threads:
         thread.start()
@@ -58,12 +58,12 @@ def rounds_of(
     reports: Sequence[RankReport], groups: Sequence[int]
 ) -> tuple[list[tuple[Round, int]], list[int], int]:
     """What each rank hears in one round, where each then ends, and the bytes sent by all."""
-    made, ends = circles(len(reports))
+    made, ends = broadcasts(len(reports))
     heard: dict[int, tuple[Round, int]] = {}
     problems: list[BaseException] = []
     controls = [
         Control(
-            cast("Any", Rounds(circle)),
+            cast("Any", Rounds(broadcast)),
             first_step=0,
             end_step=1,
             period=1,
@@ -71,7 +71,7 @@ def rounds_of(
             on_round=lambda _, reports, ahead, rank=rank: heard.update({rank: (reports, ahead)}),
             fail=problems.append,
         )
-        for rank, circle in enumerate(made)
+        for rank, broadcast in enumerate(made)
     ]
     for control, report in zip(controls, reports, strict=True):
         control.post(0, report)
@@ -110,10 +110,10 @@ def test_tokens_of_a_group_are_counted_for_each_of_its_ranks() -> None:
 
 
 def test_whoever_asks_to_stop_stops_all_behind_the_same_step() -> None:
-    made, ends = circles(3)
+    made, ends = broadcasts(3)
     controls = [
         Control(
-            cast("Any", Rounds(circle)),
+            cast("Any", Rounds(broadcast)),
             first_step=0,
             end_step=50,
             period=4,
@@ -121,7 +121,7 @@ def test_whoever_asks_to_stop_stops_all_behind_the_same_step() -> None:
             on_round=lambda *_: None,
             fail=lambda _: None,
         )
-        for circle in made
+        for broadcast in made
     ]
     for step in range(8):
         for rank, control in enumerate(controls):
@@ -139,13 +139,13 @@ def test_what_a_round_sends_grows_with_the_ranks_and_not_with_their_square() -> 
 
 
 def test_words_to_some_ranks_reach_these_alone_and_a_table_is_compressed() -> None:
-    made, ends = circles(40)
+    made, ends = broadcasts(40)
     words = [b"the same words of every rank, " * 20 + bytes([rank]) for rank in range(40)]
-    heard = on_all(made, lambda rank, circle: circle.exchange(words[rank], hearers=(0, 7)))
+    heard = on_all(made, lambda rank, broadcast: broadcast.exchange(words[rank], hearers=(0, 7)))
     assert heard[0] == heard[7] == words
     assert all(not row for rank, row in enumerate(heard) if rank not in (0, 7))
     sent = sum(end.sent_bytes for end in ends)
-    assert on_all(made, lambda rank, circle: circle.exchange(words[rank])) == [words] * 40
+    assert on_all(made, lambda rank, broadcast: broadcast.exchange(words[rank])) == [words] * 40
     whole = sum(map(len, words))
     assert sum(end.sent_bytes for end in ends) - sent < 8 * whole, "not 40 times"
     for end in ends:

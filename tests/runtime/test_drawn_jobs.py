@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from drawn_jobs import MOST_PROCESSES, DrawnJob, draw, run_job
+from drawn_replans import draw_replan, run_replan
 from drawn_unequal import MOST_RANKS, draw_unequal
 from runs_made import write_job, write_plan, write_text
 
@@ -89,4 +90,21 @@ def test_a_drawn_job_trains_and_resumes_with_the_numbers_of_an_uninterrupted_run
         folder = tmp_path / str(seed)
         folder.mkdir()
         if not run_job(drawn, folder).refusal:
+            return
+
+
+REPLANS = {"the same sums": 0, "from stages that differ": 1, "to stages that differ": 2}
+
+
+@pytest.mark.slow
+@pytest.mark.matrix
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize("first", REPLANS.values(), ids=REPLANS)
+def test_a_drawn_run_goes_on_with_another_plan_and_the_losses_of_one_left_alone(
+    first: int, tmp_path: Path
+) -> None:
+    for seed in itertools.count(first, 3):
+        folder = tmp_path / str(seed)
+        folder.mkdir()
+        if not run_replan(draw_replan(seed), folder).refusal:
             return

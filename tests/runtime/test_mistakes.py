@@ -95,7 +95,8 @@ def test_a_run_folder_that_cannot_be_written_is_named(tmp_path: Path) -> None:
 
 
 def test_a_folder_that_is_no_run_is_named(tmp_path: Path) -> None:
-    ended = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)], RANK="0")
+    alone = {"RANK": "0", "WORLD_SIZE": "1"}
+    ended = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)], **alone)
     assert ended.returncode == 1 and "is not a run's folder" in ended.stderr
     assert str(tmp_path) in ended.stderr and "Traceback" not in ended.stderr
 
@@ -142,8 +143,8 @@ def test_a_program_that_exceeds_the_budget_is_refused_before_anything_runs(tmp_p
 
 def test_a_rank_without_a_launcher_says_so(tmp_path: Path) -> None:
     ended = run_alone([sys.executable, "-m", "ratrain.runtime.rank", str(tmp_path)])
-    assert ended.returncode == 1
-    assert ended.stderr.startswith("RANK is not set") and "torchrun" in ended.stderr
+    assert ended.returncode == 2
+    assert "no engine has started this process" in ended.stderr and "torchrun" in ended.stderr
     assert "Traceback" not in ended.stderr
 
 

@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from ratrain.cost.scratch import PIECES
+from ratrain.describe.optimizers import Plain
 from ratrain.describe.train import TrainSpec
 from ratrain.runtime.step.optimizer import OwnedPart
 
@@ -27,11 +28,12 @@ def test_an_update_piece_by_piece_is_that_of_the_whole(decaying: int) -> None:
             {"params": whole[1:], "weight_decay": 0.0},
         ],
         lr=SPEC.learning_rate,
-        betas=(SPEC.beta1, SPEC.beta2),
-        eps=SPEC.epsilon,
+        betas=(SPEC.keys.beta1, SPEC.keys.beta2),
+        eps=SPEC.keys.epsilon,
         fused=True,
     )
-    part = OwnedPart(0, size, decaying, weights, torch.zeros(size), torch.zeros(size))
+    zeros = Plain(torch.zeros(size)), Plain(torch.zeros(size))
+    part = OwnedPart(0, size, decaying, weights, zeros)
     for step, gradient in enumerate(gradients):
         part.update(gradient.clone(), SPEC, step, step, 1.0)
         for parameter, piece in zip(

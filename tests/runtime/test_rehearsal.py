@@ -70,6 +70,7 @@ def rehearsal(setting: Setting, rank: int, folder: Path) -> tuple[Watched, Sched
         [Numbers(torch.float32, torch.float32)] * seats.world_size,
         Wire(torch.float32, torch.float32),
         CPU,
+        reading.job.train.rule,
     )
     tokens = torch.randint(VOCAB, (1, LENGTH))
     boundary = 1, LENGTH, model.spec.hidden

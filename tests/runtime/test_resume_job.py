@@ -53,7 +53,7 @@ def test_a_run_of_a_plan_file_resumes_with_the_plan_s_own_choices(tmp_path: Path
         (replace(PLANNED, sequences=16), r"\[batch\] sequences is 16, the run has 8"),
         (replace(PLANNED, micro_batch=2), r"\[batch\] micro_batch is 2, the run has 1"),
         (replace(PLANNED, sequence_length=8), r"\[model\] sequence_length is 8, the run has 16"),
-        (replace(PLANNED, clip_norm=1.0), r"started without clipping"),
+        (replace(PLANNED, clip_norm=1.0), r"began without clip_norm"),
     ],
     ids=["sequences", "micro-batch", "sequence length", "clipping"],
 )
@@ -80,8 +80,8 @@ def test_what_the_job_says_otherwise_is_told_and_what_a_run_keeps_is_told_too(
     changed = replace(PLANNED, planned=False, every=2, dtype="bf16")
     assert resumed(folder, changed).changes == (
         "[checkpoint] every is 2, was 0",
-        "[layout] was added; a run's program cannot change",
-        "[schedule] dtype is 'bf16', was 'fp32'; a run's program cannot change",
+        "[layout] was added; the program stays as it is without --replan",
+        "[schedule] dtype is 'bf16', was 'fp32'; the program stays as it is without --replan",
     )
     assert folder.read_spec().dtype == "fp32"
 

@@ -82,9 +82,9 @@ def from_namespace(
 
 
 @contextmanager
-def held_before_the_meeting(folder: RunFolder, run: Callable[[], None]) -> Generator[list[int]]:
+def held_before_the_rendezvous(folder: RunFolder, run: Callable[[], None]) -> Generator[list[int]]:
     """While the block runs, rank 1 is stopped before it has met the others, who wait for it; all
-    their doors are open. Then the run goes on to its end."""
+    they listen. Then the run goes on to its end."""
     problems: list[BaseException] = []
 
     def work() -> None:
@@ -98,15 +98,19 @@ def held_before_the_meeting(folder: RunFolder, run: Callable[[], None]) -> Gener
     try:
         wait_until(lambda: 1 in ranks_of(folder))
         os.kill(ranks_of(folder)[1], signal.SIGSTOP)
-        doors: dict[int, int] = {}
+        listening_pids: dict[int, int] = {}
 
-        def all_doors_open() -> bool:
-            doors.clear()
-            doors.update((rank, pid) for rank, pid in ranks_of(folder).items() if rank != 1)
-            return len(doors) == 3 and all(listening([pid]) for pid in doors.values())
+        def all_listen() -> bool:
+            listening_pids.clear()
+            listening_pids.update(
+                (rank, pid) for rank, pid in ranks_of(folder).items() if rank != 1
+            )
+            return len(listening_pids) == 3 and all(
+                listening([pid]) for pid in listening_pids.values()
+            )
 
-        wait_until(all_doors_open)
-        yield [doors[rank] for rank in (0, 2, 3)]
+        wait_until(all_listen)
+        yield [listening_pids[rank] for rank in (0, 2, 3)]
     finally:
         with suppress(KeyError, ProcessLookupError):
             os.kill(ranks_of(folder)[1], signal.SIGCONT)
@@ -141,7 +145,7 @@ def test_strangers_on_this_machine_and_on_others_disturb_no_run(
     bomb = pickle.dumps(Crime(str(crime)))
     with (
         namespace("rat-stranger", 41) as here,
-        held_before_the_meeting(folder, lambda: start(folder)) as pids,
+        held_before_the_rendezvous(folder, lambda: start(folder)) as pids,
     ):
         ports = listening([*pids, os.getpid()])
         assert {address for _, address, _ in ports} == {"127.0.0.1"}
@@ -171,7 +175,7 @@ def test_strangers_in_a_lab_s_network_disturb_no_run(
         def run() -> None:
             launch(folder, spec, claim=claim, lab=lab, restarts=0, tick=lambda: None)
 
-        with held_before_the_meeting(folder, run) as pids:
+        with held_before_the_rendezvous(folder, run) as pids:
             ports = listening(pids)
             places = {place.address: place.namespace for place in lab.places}
             assert {address for _, address, _ in ports} <= set(places)

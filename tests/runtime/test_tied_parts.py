@@ -39,6 +39,7 @@ def exchanged(folder: Path, setting: Setting) -> dict[tuple[int, int], list[tupl
             [Numbers(torch.float32, torch.float32)] * spec.seats.world_size,
             Wire(torch.float32, torch.float32),
             CPU,
+            job.train.rule,
         )
         for unit in states.units:
             if unit.name in ("e", "h"):

@@ -23,7 +23,6 @@ from launched import (
 from runs_made import Setting, Unlike
 from training import train
 
-from ratrain.checkpoint.entries import KINDS
 from ratrain.checkpoint.listing import listed
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.errors import RunFailed
@@ -49,6 +48,8 @@ REPLICAS = replace(
 WIDE = replace(REGULAR, pipeline=1, tensor=2, unlike=())
 
 pytestmark = pytest.mark.slow
+
+KINDS = ("weights", "moment1", "moment2")
 
 
 @pytest.fixture(scope="module")

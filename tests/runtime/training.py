@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import product
@@ -16,33 +17,37 @@ from crew import Crew, network_among
 from runs_made import Setting, beginning, write_job, write_plan
 from torch import Tensor
 
-from ratrain.checkpoint.entries import KINDS
 from ratrain.checkpoint.reader import open_checkpoint
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import ModelSpec
-from ratrain.devices import CPU
+from ratrain.devices import CPU, Device
 from ratrain.models.division import Division
 from ratrain.models.parameters import UnitParameters
 from ratrain.models.shapes import unit_layout
 from ratrain.plan.layout.jobs import load_job
 from ratrain.program.actions import Kind
+from ratrain.program.program import Program
+from ratrain.runtime.rank.beginning import config_hash
 from ratrain.runtime.rank.control import Round
+from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.metrics import loss_of
+from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare
 from ratrain.runtime.run.prepare import RunRequest, prepare_run, write_run
 from ratrain.runtime.run_folder import RunFolder, share_of
-from ratrain.runtime.seats import Seats
-from ratrain.runtime.step.allocator import Allocator
+from ratrain.runtime.seats import Seats, parts_of_units
+from ratrain.runtime.step.allocator import memory_of
 from ratrain.runtime.step.batches import ReplicaBatches
 from ratrain.runtime.step.links import routes_of
+from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.schedule import LocalOp
 from ratrain.runtime.step.states import UnitState
-from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees
+from ratrain.runtime.step.tensor_parts import StoredParts, stored_degrees, stored_sizes
 
 Floats = npt.NDArray[np.float32]
-Buffers = tuple[Floats, Floats, Floats]
-"""Weights and two moments."""
+Buffers = tuple[Floats, ...]
+"""Weights and the optimizer's states: of AdamW, two moments."""
 
 
 @dataclass(frozen=True)
@@ -97,15 +102,20 @@ def train(
     folder: Path,
     delays: int | None = None,
     checkpoint: Path | None = None,
+    *,
+    saves: bool = False,
+    make_device: Callable[[int], Device] | None = None,
 ) -> Result:
     """A run of a setting. `delays`: a seed of sleeps before ops, on every lane of every rank.
-    `checkpoint`: where it begins."""
+    `checkpoint`: where it begins. `saves`: it saves as its job says, in `folder`/run.
+    `make_device`: a rank's device; left out, the CPU."""
     job = write_job(folder, replace(setting, files=("none.txt",)))
     plan = write_plan(folder, setting)
     prepared = prepare_run(RunRequest(job, threads=1, calibrate=False, plan_path=plan))
     write_run(prepared, RunFolder(folder / "run"))
+    device = () if make_device is None else (make_device,)
     ranks: list[RankResult] = crew.ask(
-        setting.world_size, train_rank, setting, folder, delays, checkpoint
+        setting.world_size, train_rank, setting, folder, delays, checkpoint, saves, *device
     )
     assert all(rank.losses == ranks[0].losses for rank in ranks)
     assert all(rank.validated == ranks[0].validated for rank in ranks)
@@ -133,9 +143,10 @@ def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Bu
     """Units put together from their owners' parts. What several ranks hold must be the same on all
     of them, bit by bit: views of one dtype, and what every rank of a tensor group has whole."""
     spec, units = job.model.spec, dict[str, Buffers]()
+    kinds = 1 + len(job.train.rule.states)
     for name in dict.fromkeys(name for rank in ranks for name in rank.parts):
         size = unit_layout(spec, name).size
-        filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in KINDS]
+        filled = [(np.zeros(size, np.float32), np.zeros(size, bool)) for _ in range(kinds)]
         views = {rank.dtype: (np.zeros(size, np.float32), np.zeros(size, bool)) for rank in ranks}
         for seat, rank in zip(seats.all(), ranks, strict=True):
             layout = unit_layout(spec, name, seat.division)
@@ -146,8 +157,7 @@ def _joined(ranks: list[RankResult], seats: Seats, job: JobSpec) -> dict[str, Bu
                 _place(spec, name, layout, 0, rank.views[name][: layout.size], *views[rank.dtype])
         for parameter in unit_layout(spec, name).parameters:
             assert all(known[parameter.offset : parameter.end].all() for _, known in filled)
-        weights, moment1, moment2 = (whole for whole, _ in filled)
-        units[name] = weights, moment1, moment2
+        units[name] = tuple(whole for whole, _ in filled)
     return units
 
 
@@ -179,19 +189,21 @@ def train_rank(
     folder: Path,
     delays: int | None,
     checkpoint: Path | None = None,
+    saves: bool = False,
+    make_device: Callable[[int], Device] | None = None,
 ) -> RankResult:
     """One rank of `train`."""
     run_folder = RunFolder(folder / "run")
     spec, program = run_folder.read_spec(), run_folder.read_program()
     job = load_job(spec.job_path)
-    seat = spec.seats.seat(rank)
+    seat, device = spec.seats.seat(rank), CPU if make_device is None else make_device(rank)
     begins, share = share_of(spec, program.setup, seat.data)
     size, first = spec.micro_batch_of(seat.data), setting.first + begins
     losses: list[str] = []
     norms: list[float] = []
     validated: list[tuple[int, str, int]] = []
     held_out = HeldOutShare(
-        ReplicaBatches(setting.held_out_samples, begins, share, size, CPU.place),
+        ReplicaBatches(setting.held_out_samples, begins, share, size, device.place),
         setting.held_out_batches,
     )
 
@@ -202,7 +214,7 @@ def train_rank(
         spec.seats,
         seat,
         routes_of(program.setup, spec.seats),
-        setting.network,
+        setting.network if make_device is None else "staged",
         timeout_s=setting.timeout_s,
         hosts=spec.hosts,
     )
@@ -212,12 +224,12 @@ def train_rank(
         spec,
         seat,
         network,
-        ReplicaBatches(setting.samples, first, share, size, CPU.place),
+        ReplicaBatches(setting.samples, first, share, size, device.place),
         _begin(job, seat.division, checkpoint),
-        device=CPU,
+        device=device,
         on_round=heard,
         stop_asked=lambda: False,
-        allocator=Allocator(),
+        allocator=memory_of(device),
         held_out=held_out if setting.validate_every else None,
         validated=lambda step, validation: validated.append(
             (step, validation.loss.hex(), validation.tokens)
@@ -225,6 +237,8 @@ def train_rank(
     )
     _watch(run, norms, delays if delays is None else delays * 1000 + rank)
     run.complete()
+    if saves:
+        run.save_with(_saver(run_folder.path, job, program, spec.seats, rank, run, network))
     began_bytes = network.sent_bytes or 0
     run.run()
     return RankResult(
@@ -238,6 +252,39 @@ def train_rank(
         sum(ledger.peak.size_bytes for ledger in run.ledgers.others.values()),
         validated,
         (network.sent_bytes or 0) - began_bytes,
+    )
+
+
+def _saver(
+    folder: Path,
+    job: JobSpec,
+    program: Program,
+    seats: Seats,
+    rank: int,
+    run: RankRun,
+    network: Network,
+) -> CheckpointSaver:
+    spec = job.model.spec
+    alone = (0,) * seats.world_size
+    return CheckpointSaver(
+        SaveSpec(
+            folder,
+            job.checkpoint.every,
+            0,
+            job.checkpoint.keep,
+            spec.name,
+            config_hash(spec),
+            stored_sizes(spec, parts_of_units(program.setup)),
+            {},
+        ),
+        rank,
+        Membership(("here",) * len(alone), alone, alone),
+        run.states,
+        network,
+        state_after=run.ops.clipping.state_after,
+        is_last=run.is_last,
+        require_owned=lambda: None,
+        saved=lambda _: None,
     )
 
 
@@ -263,10 +310,8 @@ def _parts(unit: UnitState) -> list[tuple[int, Buffers]]:
         end = min(share.stop, unit.unit.layout.size)
         if part.begin <= share.start < min(end, part.end):
             at = slice(share.start - part.begin, end - part.begin)
-            weights, moment1, moment2 = (
-                _numpy(buffer[at]) for buffer in (part.weights, part.moment1, part.moment2)
-            )
-            parts.append((share.start, (weights, moment1, moment2)))
+            buffers = (part.weights, *(state.values() for state in part.states))
+            parts.append((share.start, tuple(_numpy(buffer[at]) for buffer in buffers)))
     return parts
 
 
@@ -286,4 +331,4 @@ def _watch(run: RankRun, norms: list[float], seed: int | None) -> None:
 
 
 def _numpy(tensor: Tensor) -> Floats:
-    return tensor.detach().float().numpy().copy()
+    return tensor.detach().float().cpu().numpy().copy()

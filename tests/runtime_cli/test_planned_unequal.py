@@ -143,8 +143,8 @@ def test_a_resumed_run_says_that_a_changed_cluster_and_layout_do_not_change_its_
     resumed = ratrain(tmp_path, *first, "--resume", "--steps", "4")
     assert resumed.status == 0, resumed.err
     words = " ".join(resumed.err.split())
-    assert "[cluster] devices is 2, was 3; a run's program cannot change" in words
-    assert "[layout] was added; a run's program cannot change" in words
+    assert "[cluster] devices is 2, was 3; the program stays as it is without --replan" in words
+    assert "[layout] was added; the program stays as it is without --replan" in words
     assert len(losses(tmp_path / "run")) == 4
 
 

@@ -50,7 +50,11 @@ USES = {
     "verify": Use(f"verify {SMALL}", "sound: ", slow=True),
     "simulate": Use(f"simulate {SMALL} --picture", "fits", slow=True),
     "train": Use("train job.toml --steps 6", "run +runs/job-ratrain", slow=True, bars=2),
-    "launch": Use("launch runs/job-ratrain --json", "laptop-1", slow=True, document=True),
+    "launch hosts": Use("launch runs/job-ratrain --json", "laptop-1", slow=True, document=True),
+    "launch slurm": Use("launch slurm runs/job-ratrain", "submit it: sbatch", slow=True),
+    "launch kubernetes": Use(
+        "launch kubernetes runs/job-ratrain --image r/x:1", "kubectl apply", slow=True
+    ),
     "timeline": Use("timeline runs/job-ratrain", "largest differences", slow=True),
     "compare": Use(
         "compare runs/job-ratrain runs/job-ratrain-2", "identical bit by bit", slow=True

@@ -253,7 +253,7 @@ def test_a_provider_that_no_side_shares_is_an_error_and_never_another_provider()
 def test_without_leave_to_read_the_senders_memory_shm_sends_through_the_socket(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("ratrain.transport.providers.meeting.can_read", lambda _: False)
+    monkeypatch.setattr("ratrain.transport.providers.handshakes.can_read", lambda _: False)
     with near("shm") as engine, Engine(Config(SECRET, "b", providers=("shm",))) as b:
         source = np.random.default_rng(1).integers(0, 256, 5 << 20, np.uint8)
         target = np.zeros_like(source)

@@ -38,6 +38,7 @@ def train(
     steps: int | None = None,
     plan: Plan | str | Path | None = None,
     resume: Run | str | Path | None = None,
+    replan: bool = False,
     begin_from: Run | str | Path | None = None,
     restart_data: bool = False,
     threads: int | None = None,
@@ -60,6 +61,7 @@ def train(
     steps: train up to this step. Left out: the job's.
     plan: one of `ratrain.plan(job)`, or a plan file, in place of the job's layout and schedule.
     resume: a run, or its folder, to continue from its latest checkpoint.
+    replan: with `resume`: go on with another program, made from the job as it is now or `plan`.
     begin_from: a run, its folder, or "FOLDER@STEP": the new run has that checkpoint's weights,
         optimizer state and place in the text, in the job's own layout and schedule.
     restart_data: with `begin_from`: read the text anew.
@@ -79,6 +81,10 @@ def train(
         raise SpecError(
             "begins a new run, and resume continues one", place="begin_from", fix="give one of them"
         )
+    if replan and resume is None:
+        raise SpecError(
+            "goes with resume", place="replan", fix="give a run to resume, or leave it out"
+        )
     job = job_of(job)
     path = require_file(job)
     notes: list[str] = []
@@ -93,6 +99,7 @@ def train(
             threads=threads,
             calibrate=calibrate,
             overrides=(*job.overrides, *([EMULATED] if emulate else [])),
+            replans=replan,
         )
         launcher = Launcher(_COMMAND, _quiet, _tokenised, owning)
         if resume is None:

@@ -7,8 +7,11 @@ from dataclasses import dataclass
 
 from ratrain.errors import CheckpointError
 
-KINDS = ("weights", "moment1", "moment2")
-"""What the trainer keeps of every unit: master weights and the moments of AdamW."""
+WEIGHTS = "weights"
+"""The kind of a unit's master weights; its optimizer names the others."""
+
+OPTIMIZER = "optimizer"
+"""The key of a manifest's state that names it; earlier versions had none but AdamW."""
 
 ELEMENT_BYTES = {"F32": 4, "BF16": 2, "F16": 2}
 """Bytes of an element, by the name that safetensors gives the type."""

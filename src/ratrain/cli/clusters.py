@@ -10,6 +10,7 @@ import click
 
 from ratrain.cli import completion
 from ratrain.cli.json_output import print_json
+from ratrain.cli.options import PATH
 
 if TYPE_CHECKING:
     from ratrain.describe.cluster import ClusterSpec, Link
@@ -19,15 +20,32 @@ if TYPE_CHECKING:
 
 @click.command()
 @click.argument("name", required=False, shell_complete=completion.clusters)
+@click.option(
+    "--from",
+    "engine",
+    type=click.Choice(["slurm", "ray", "kubernetes"]),
+    help="Write a cluster file of this engine's nodes.",
+)
+@click.option(
+    "-o", "--output", type=PATH, metavar="FILE", help="With --from. [default: ENGINE.toml]"
+)
 @click.option("--json", "as_json", is_flag=True, help="Print JSON; keys name their unit.")
-def command(name: str | None, as_json: bool) -> None:
+def command(name: str | None, engine: str | None, output: Path | None, as_json: bool) -> None:
     """List the clusters and device profiles, or show one with the source of every constant.
 
-    NAME is a preset, a device profile, or the path of a cluster file (.toml).
+    NAME is a preset, a device profile, or the path of a cluster file (.toml). With --from,
+    asks an engine for its nodes and writes them as a cluster file, by kind.
 
     \b
-    Example: ratrain clusters mt3000
+    Examples:
+      ratrain clusters mt3000
+      ratrain clusters --from slurm
     """
+    if engine is not None:
+        if name is not None or as_json:
+            raise click.UsageError("--from writes a file: give no NAME and no --json with it")
+        _write_from(engine, output or Path(f"{engine}.toml"))
+        return
     from ratrain.describe.presets import cluster_names, cluster_preset, load_cluster
     from ratrain.describe.profiles import profile_names
     from ratrain.describe.tables import as_json as plain
@@ -47,6 +65,15 @@ def command(name: str | None, as_json: bool) -> None:
         print_json("clusters", plain(cluster))
     else:
         click.echo(_details(cluster))
+
+
+def _write_from(engine: str, file: Path) -> None:
+    from ratrain.cli.starting import require_new, write_new
+    from ratrain.engines.clusters import SOURCES
+
+    require_new(file)
+    write_new(file, SOURCES[engine]())
+    click.echo(f"wrote {file}: its first lines say what to measure")
 
 
 def _list(clusters: list[ClusterSpec]) -> str:

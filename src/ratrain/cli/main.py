@@ -42,6 +42,7 @@ VERBS: dict[str, str] = {
     "simulate": "predict a job's step: time, memory, where the time goes",
     "train": "train a job, and compare it with its prediction",
     "launch": "start a prepared run on the hosts of its cluster",
+    "rank": "run one rank of a run, started by srun, mpirun or torchrun",
     "report": "write a run, a plan or a job as an HTML page",
     "timeline": "one step of a run, predicted and measured, op by op",
     "compare": "compare two runs bit by bit: losses, weights; step times",

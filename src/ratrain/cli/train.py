@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from contextlib import ExitStack
 from pathlib import Path
 from tempfile import TemporaryDirectory
@@ -95,12 +96,18 @@ _COMMAND = "ratrain train"
 @click.option("--restart-data", is_flag=True, help="With --from: read the text anew.")
 @click.option(
     "--device",
-    type=click.Choice(["cpu", "cuda"]),
-    help="What ranks compute on. [default: the job's [train] device, else what its cluster file "
-    "says: cpu where it says nothing]",
+    type=click.Choice(["cpu", "cuda", "deferred"]),
+    help="What ranks compute on; deferred is a CPU that finds missing order. [default: the job's "
+    "[train] device, else what its cluster file says: cpu where it says nothing]",
 )
 @click.option("--share-gpu", is_flag=True, help="Let several ranks of a host compute on one GPU.")
 @click.option("--resume", is_flag=True, help="Resume from the latest checkpoint.")
+@click.option(
+    "--replan",
+    is_flag=True,
+    help="With --resume: go on with another program, made anew from the job (layout, schedule, "
+    "cluster, sharding) or from --plan.",
+)
 @click.option(
     "--restarts",
     type=Whole(0, 1_000_000),
@@ -136,6 +143,7 @@ def command(
     device: str | None,
     share_gpu: bool,
     resume: bool,
+    replan: bool,
     restarts: int,
     no_calibrate: bool,
     prepare_only: bool,
@@ -165,9 +173,11 @@ def command(
       ratrain train job.toml --lab
       ratrain train job.toml --device cuda
       ratrain train job.toml --resume
+      ratrain train job.toml --run runs/job --resume --replan --plan other.json
       ratrain train other-layout.toml --from runs/job-ratrain@400
       ratrain train --model ~/models/SmolLM-135M --data notes.jsonl --steps 200
     """
+    from ratrain.engines.allocation import require_one_host
     from ratrain.extras import require_package
     from ratrain.runtime.run.machine_check import EMULATED
     from ratrain.runtime.run.prepare import RunRequest
@@ -179,8 +189,12 @@ def command(
         raise click.UsageError("--from begins a new run, --resume continues one: give one of them")
     if restart_data and source is None:
         raise click.UsageError("--restart-data goes with --from")
+    if replan and not resume:
+        raise click.UsageError("--replan goes with --resume; a new run is planned anyway")
     if emulate and device not in (None, "cpu"):
         raise click.UsageError(f"--emulate is --device cpu, and not --device {device}")
+    if not prepare_only:
+        require_one_host(os.environ, str(job or "JOB"))
     if device == "cuda" and not prepare_only:
         from ratrain.devices import require_gpu
 
@@ -204,14 +218,15 @@ def command(
             threads=threads,
             calibrate=not no_calibrate,
             overrides=overrides,
+            replans=replan,
         )
-        launcher = Launcher(_COMMAND, _say, _prepare_data, owning, starts_here=not prepare_only)
+        launcher = Launcher(_COMMAND, _say, prepare_data, owning, starts_here=not prepare_only)
         if resume:
             ready = _resumed(launcher, request, run)
         else:
             begin = source_of(source, restarts_data=restart_data) if source else None
             job_folder = written_job.parent if written_job else None
-            ready = _new(launcher, request, run, job_folder, begin)
+            ready = new_run(launcher, request, run, job_folder, begin)
         if prepare_only:
             show_commands(ready, as_json)
             return 0
@@ -252,7 +267,7 @@ def _written_job(
     return written_job(folder, files, overrides, schedule, made_by="ratrain train --model --data")
 
 
-def _new(
+def new_run(
     launcher: Launcher,
     request: RunRequest,
     run: Path | None,
@@ -278,11 +293,12 @@ def _resumed(launcher: Launcher, request: RunRequest, run: Path | None) -> Ready
     if run is None:
         name = request.schedule or load_job(request.job_path, request.overrides).schedule.name
         run = newest_run(RUNS, f"{request.job_path.stem}-{name}")
-        request = replace(request, schedule=None)  # it has named the folder
+        if not request.replans:
+            request = replace(request, schedule=None)  # it has named the folder
     return launcher.resumed(request, run)
 
 
-def _prepare_data(job: JobSpec) -> Prepared:
+def prepare_data(job: JobSpec) -> Prepared:
     """Tokenises once what every rank reads; returns it."""
     from ratrain.cli.progress import progress
     from ratrain.corpus.of_job import data_of_job

@@ -8,7 +8,7 @@ between machines that of level "site". Where no machine is mixed, machines of on
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from itertools import groupby
 
 from ratrain.describe.cluster import ClusterSpec, HostKind, Link
@@ -19,7 +19,8 @@ from ratrain.describe.strict import FrozenMap
 @dataclass(frozen=True)
 class Machine:
     """A machine: the kind of each GPU by number, the link inside it, to others of its site, and to
-    other sites. Its link to another machine is the slower of both."""
+    other sites. Its link to another machine is the slower of both, unless it is in `to` by that
+    one's name, which machines of several kinds do not have."""
 
     name: str
     kinds: tuple[str, ...]
@@ -27,6 +28,7 @@ class Machine:
     between: Link | None = None  # None: there is no other machine
     far: Link | None = None
     site: str = "site"
+    to: FrozenMap[Link] = field(default_factory=FrozenMap[Link])
 
 
 def cluster_of(
@@ -62,6 +64,7 @@ def _hosts(machine: Machine, mixed: bool) -> list[HostKind]:
             room,
             machine.site,
             FrozenMap[Link](dict(links)),
+            machine.to,
         )
         for number, (kind, devices) in enumerate(runs)
     ]
@@ -69,15 +72,12 @@ def _hosts(machine: Machine, mixed: bool) -> list[HostKind]:
 
 def _sort(host: HostKind) -> tuple[object, ...]:
     """What hosts that are counted together have in common."""
-    return host.device, host.devices, host.room, host.site, host.links
+    return host.device, host.devices, host.room, host.site, host.links, host.to
 
 
 def _counted(alike: list[HostKind]) -> HostKind:
-    first = alike[0]
-    return HostKind(
-        first.name, first.device, first.devices, len(alike), first.room, first.site, first.links
-    )
+    return replace(alike[0], count=len(alike))
 
 
 def _without_links(host: HostKind) -> HostKind:
-    return HostKind(host.name, host.device, host.devices, host.count, host.room, host.site)
+    return replace(host, links=FrozenMap[Link]())

@@ -19,7 +19,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
-from ratrain.cost.collectives import NOTHING, Transfer, ring_half
+from ratrain.cost.collectives import NO_LOSS, NOTHING, Loss, Transfer, ring_half
 from ratrain.describe.cluster import Link
 from ratrain.errors import SpecError
 
@@ -120,13 +120,15 @@ declare_algorithm("hierarchical", hierarchical)
 class Group:
     """A group of ranks on its links. `link` is the one between hosts (the one inside, where the
     group is on one host) as its ring sees it: a part of it, where groups share it. `sharing`:
-    groups that use a host's own link at once."""
+    groups that use a host's own link at once. `loss`: what a reduction takes from the compute of
+    the device that loses most by it."""
 
     hosts: Hosts
     link: Link
     across: Link
     inside: Link
     sharing: float = 1.0
+    loss: Loss = NO_LOSS
 
 
 def half(name: str, size_bytes: float, group: Group, widened: float = 1.0) -> Transfer:
@@ -141,11 +143,14 @@ def half(name: str, size_bytes: float, group: Group, widened: float = 1.0) -> Tr
 
 
 def fastest(size_bytes: float, group: Group, widened: float = 1.0) -> str:
-    """The algorithm that takes the least time alone; of equals, one that sums in the order of the
-    ranks."""
-    rate = group.link.bandwidth_bytes_per_s
-    names = (DIRECT, *(name for name in ALGORITHMS if name != DIRECT))
-    return min(names, key=lambda name: half(name, size_bytes, group, widened).alone_s(rate))
+    """The algorithm that takes the least time alone, with what driving it takes from compute; of
+    equals, one that sums in the order of the ranks."""
+
+    def time_s(name: str) -> float:
+        sent = group.loss.driven(half(name, size_bytes, group, widened))
+        return sent.alone_s(group.link.bandwidth_bytes_per_s) + sent.driving_s
+
+    return min((DIRECT, *(name for name in ALGORITHMS if name != DIRECT)), key=time_s)
 
 
 def of_messages(

@@ -79,6 +79,9 @@ class Loss(NamedTuple):
         return replace(transfer, driving_s=transfer.driving_s + self.of(transfer))
 
 
+NO_LOSS = Loss(0.0, 0.0)
+
+
 def message_loss(device: DeviceKind) -> Loss:
     """Of a message, at either end."""
     driving = device.driving

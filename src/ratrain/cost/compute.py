@@ -46,7 +46,8 @@ it is 28 as well: reads 4 x 4, writes 3 x 4."""
 class BlockTimes:
     """Seconds of one micro-batch of a block on one rank. `sums_inside`: the all-reduces of its
     tensor group are part of them. `update_s`: measured, of the whole rank's parameters. `split_s`:
-    what backward takes more as two ops, of its halves."""
+    what backward takes more as two ops, of its halves. `update_moves`: what an update moves beside
+    one of AdamW; `update_flops_s`: what its products take, of the whole rank's parameters."""
 
     forward_s: float
     input_gradient_s: float
@@ -54,6 +55,8 @@ class BlockTimes:
     sums_inside: bool = False
     update_s: float | None = None
     split_s: float = 0.0
+    update_moves: float = 1.0
+    update_flops_s: float = 0.0
 
     @property
     def backward_s(self) -> float:
@@ -159,11 +162,12 @@ def update(times: BlockTimes, params: float, owners: int, device: DeviceKind) ->
     """One optimizer step on a rank's share of a block's parameters: what starting it takes, and
     the bytes that it moves through the device's memory. A measured time holds the memory."""
     if times.update_s is not None:
-        moved_bytes = times.update_s * device.memory.bandwidth_bytes_per_s
-        return Transfer(0.0, moved_bytes / owners, 0.0)
+        moved_bytes = times.update_s * times.update_moves * device.memory.bandwidth_bytes_per_s
+        return Transfer(times.update_flops_s, moved_bytes / owners, 0.0)
     kernels = device.kernels
     moved = kernels.optimizer_bytes_per_param if kernels else OPTIMIZER_BYTES_PER_PARAM
-    return Transfer(device.launch_s, moved * params / owners, 0.0)
+    moved_bytes = moved * times.update_moves * params / owners
+    return Transfer(device.launch_s + times.update_flops_s, moved_bytes, 0.0)
 
 
 def feed_back(params: float, device: DeviceKind) -> Transfer:

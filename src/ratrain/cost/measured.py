@@ -1,7 +1,8 @@
 """A block's time as a layer profile has it: read off, between measured micro-batches, or beyond.
 
     t(b) = on the line through the two measured micro-batches around b;
-           outside of them on the line through the nearest two; with only one, in proportion to b
+           outside of them on the line through the nearest two; with only one, what of it is not
+           fixed in proportion to b
 
 A larger micro-batch never takes less: a time above that of a larger one is noise, and counts as
 that. Below the smallest measured one, the line is held to no less than its share of the smallest.
@@ -19,8 +20,12 @@ from functools import lru_cache
 from itertools import accumulate
 
 from ratrain.describe.device import DeviceKind
-from ratrain.describe.layer_profile import BlockCase, LayerProfile
+from ratrain.describe.layer_profile import BlockCase, BlockName, LayerProfile
 from ratrain.errors import SpecError
+
+BACKWARD_OF_FORWARD: dict[BlockName, float] = {"layer": 2.0, "embedding": 1.5, "head": 2.0}
+"""How many forwards a backward takes that was not measured: by FLOPs, of an embedding by bytes
+(cost.blocks)."""
 
 
 @dataclass(frozen=True)
@@ -47,11 +52,18 @@ def measured(device: DeviceKind, case: BlockCase, micro_batch: int, model: str) 
         return None
     times = sorted(entry.times, key=lambda time: time.micro_batch)
     sizes = [time.micro_batch for time in times]
+    ratio = BACKWARD_OF_FORWARD[entry.block]
+    backward_s = [
+        ratio * time.forward_s if time.backward_s is None else time.backward_s for time in times
+    ]
+    how = how_read(sizes, micro_batch)
+    if any(time.backward_s is None for time in times):
+        how += f", backward not measured: {ratio:g} times forward"
     return Measured(
-        _at(sizes, _never_less([time.forward_s for time in times]), micro_batch),
-        _at(sizes, _never_less([time.backward_s for time in times]), micro_batch),
+        _at(sizes, _never_less([time.forward_s for time in times]), micro_batch, entry.fixed_s),
+        _at(sizes, _never_less(backward_s), micro_batch, entry.fixed_s),
         entry,
-        how_read(sizes, micro_batch),
+        how,
     )
 
 
@@ -116,9 +128,9 @@ def _never_less(times_s: Sequence[float]) -> list[float]:
     return list(accumulate(reversed(times_s), min))[::-1]
 
 
-def _at(sizes: Sequence[int], times_s: Sequence[float], size: int) -> float:
+def _at(sizes: Sequence[int], times_s: Sequence[float], size: int, fixed_s: float = 0.0) -> float:
     if len(sizes) == 1:
-        return times_s[0] * size / sizes[0]
+        return fixed_s + (times_s[0] - fixed_s) * size / sizes[0]
     after = min(max(bisect_left(sizes, size), 1), len(sizes) - 1)
     slope = (times_s[after] - times_s[after - 1]) / (sizes[after] - sizes[after - 1])
     on_line = times_s[after] + slope * (size - sizes[after])

@@ -1,8 +1,8 @@
 """Bytes of an element by dtype: weights, gradients, optimizer, activations, what is sent.
 
-fp16 and bf16 are mixed precision: 2-byte weights, and 12 bytes of fp32 master weight and two
-moments a parameter (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). In fp32 the weights
-are their own master, so 8 bytes of moments remain.
+fp16 and bf16 are mixed precision: 2-byte weights, and 4 bytes of fp32 master weight a parameter
+beside what the optimizer keeps (Rajbhandari et al. 2020, arXiv 1910.02054, section 3.1). In fp32
+the weights are their own master.
 
 A step's micro-batches add up in fp32 unless a job asks for the 16 bits of its dtype: 4 bytes or 2
 for a gradient. Published systems differ, so what reproduces one says which: Rajbhandari et al.
@@ -21,18 +21,16 @@ from dataclasses import dataclass
 
 @dataclass(frozen=True)
 class Precision:
-    """Bytes that a parameter takes as weight, gradient and optimizer state, and that an
-    activation's element takes."""
+    """Bytes that a parameter takes as weight, gradient and master weight, and that an activation's
+    element takes."""
 
     weight_bytes: int
     gradient_bytes: int
-    optimizer_bytes: int
+    master_bytes: int
     element_bytes: int
 
 
 FP32 = "fp32"
-SAVED_BYTES = 12
-"""Bytes of a parameter in a checkpoint, whatever the dtype: fp32 master weight and two moments."""
 RESIDUAL_BYTES = 4
 """Bytes of a parameter's residual (error feedback), in memory and in a checkpoint: gradients that
 are sent narrower than they add up add up in fp32."""
@@ -78,5 +76,5 @@ def precision_of(dtype: str, gradient_dtype: str = FP32) -> Precision:
     """The precision of a dtype whose gradients add up in another; a dtype that is not known here
     is counted as 16 bits."""
     if dtype == FP32:
-        return Precision(4, 4, 8, 4)
-    return Precision(2, 4 if gradient_dtype == FP32 else 2, 12, 2)
+        return Precision(4, 4, 0, 4)
+    return Precision(2, 4 if gradient_dtype == FP32 else 2, 4, 2)

@@ -37,10 +37,8 @@ PIECES = {
     "cpu": Pieces(PRODUCT_ELEMENTS, 1 << 18, 1 << 18),
     "cuda": Pieces(1 << 25, 1 << 24, 1 << 24),
 }
+PIECES["deferred"] = PIECES["cpu"]
 """By what ranks compute on."""
-_GPU_PROCESSORS = 160
-"""Flash attention's backward on a GPU divides its work among as many programs as there are
-processors, at most so many on those of 2026; sums in one order need a place for each."""
 UPDATE_ELEMENTS = PIECES["cpu"].update
 NARROWED_ELEMENTS = PIECES["cpu"].narrowed
 """On a CPU."""
@@ -179,16 +177,25 @@ def lanes_scratch_bytes(
     narrow_boundaries: bool = False,
     unlike_views: bool = False,
     runs_on: str = "cpu",
+    copies: int = 2,
+    whole: int = 0,
 ) -> int:
     """What the lanes beside compute hold: two pieces from each peer of a reduction and the piece's
-    sum (on the same lane, at another time: two pieces of a tied matrix' other copy), and the
-    optimizer's widened gradient, scaled; and what the sums of a tensor group hold, inside compute
-    and beside it: a piece from each peer, and the piece's sum in fp32. Where boundary tensors
-    travel narrower than they are, each of the four message lanes has a 2-byte piece of one. Where a
-    view is gathered in unlike dtypes, the lane of gathers has a 2-byte piece of what leaves."""
+    sum (on the same lane, at another time: two pieces of a tied matrix' other copy); what an update
+    makes of a piece of the optimizer's (`copies`: the widened gradient, the same scaled, and what
+    the optimizer makes besides; `whole`: elements of its largest piece, where it takes matrices
+    whole); and what the sums of a tensor group hold, inside compute and
+    beside it: a piece from each peer, and the piece's sum in fp32. Where boundary tensors travel
+    narrower than they are, each of the four message lanes has a 2-byte piece of one. Where a view
+    is gathered in unlike dtypes, the lane of gathers has a 2-byte piece of what leaves."""
     reduction = reduction_chunks(data)
     sums = 2 * (tensor - 1 + 2) if tensor > 1 else 0
     pieces = max(reduction, 2 if tied else 0) + sums
     at_once = PIECES[runs_on]
     rounded = (4 * narrow_boundaries + unlike_views) * 2 * at_once.narrowed
-    return pieces * CHUNK_BYTES + 2 * 4 * at_once.update + rounded + SMALL_THINGS_BYTES
+    return (
+        pieces * CHUNK_BYTES
+        + copies * 4 * max(at_once.update, whole)
+        + rounded
+        + SMALL_THINGS_BYTES
+    )

@@ -8,8 +8,10 @@ for op. A third-party package may `declare_backend`.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from functools import cache
 
+from ratrain.describe.strict import nearest
 from ratrain.errors import SpecError
 
 
@@ -25,7 +27,7 @@ class Backend:
     bucket_bytes: int | None  # an unreduced gradient leaves in pieces of this size; None: whole
     checks_overflow: bool  # fp16 waits for the norm of all gradients before any update
     saves: bool  # checkpoints are ops of the program
-    ties: bool  # tied embeddings are two copies whose gradients are added up
+    copies_tied: bool  # a rank with both ends of a tied matrix holds two copies of it, not one
     divides_vectors: bool  # a tensor group divides vectors too, not matrices alone
     keeps_scores: bool  # attention's scores are kept where a device's kernels say so, else where a
     # job does
@@ -34,6 +36,7 @@ class Backend:
     sums_in_compute: bool  # a tensor group's sums inside a unit are part of its compute ops
     collective: str  # of replicas, where a job names none
     widens_sums: bool  # 16-bit gradients that are summed in part travel on in fp32
+    whole_sends: bool = False  # each rank of a tensor group sends the whole boundary tensor
     fills_buckets: bool = False  # backward fills buckets that leave beside it, where a job asks
 
 
@@ -51,13 +54,42 @@ def declare_backend(backend: Backend) -> None:
     BACKENDS[backend.name] = backend
 
 
+PROPERTIES = ("whole_sends",)
+"""What may be said of a framework that is only described, after its name and a plus."""
+
+
+def base_of(name: str) -> str:
+    """The name without its properties."""
+    return name.partition("+")[0]
+
+
 def backend_named(name: str, place: str = "") -> Backend:
-    """The backend of a name."""
-    if name not in BACKENDS:
+    """The backend of a name; "described+whole_sends" is the described one with that property."""
+    base = base_of(name)
+    if base not in BACKENDS:
         raise SpecError(
-            f"unknown backend {name!r}", place=place, fix=f"use one of {', '.join(BACKENDS)}"
+            f"unknown backend {base!r}", place=place, fix=f"use one of {', '.join(BACKENDS)}"
         )
-    return BACKENDS[name]
+    properties = name.split("+")[1:]
+    if BACKENDS[base].trains and properties:
+        raise SpecError(
+            f"{base} is no description: it has no properties to choose",
+            place=place,
+            fix=f'use "{base}", or "described+{properties[0]}"',
+        )
+    for word in properties:
+        if word not in PROPERTIES:
+            raise SpecError(
+                f"unknown property {word!r} of a backend",
+                place=place,
+                fix=nearest(word, PROPERTIES),
+            )
+    return _with_properties(BACKENDS[base], name)
+
+
+@cache
+def _with_properties(backend: Backend, name: str) -> Backend:
+    return replace(backend, name=name, **dict.fromkeys(name.split("+")[1:], True))
 
 
 BUCKET_BYTES = 25_000_000
@@ -73,7 +105,7 @@ declare_backend(
         bucket_bytes=None,
         checks_overflow=True,
         saves=True,
-        ties=True,
+        copies_tied=True,
         divides_vectors=False,
         keeps_scores=False,
         divides_sequences=True,
@@ -81,6 +113,7 @@ declare_backend(
         sums_in_compute=True,
         collective="direct",
         widens_sums=True,
+        whole_sends=True,
         fills_buckets=True,
     )
 )
@@ -88,14 +121,14 @@ declare_backend(
     Backend(
         "described",
         "a framework that is only described, for published runs: it cannot train, and scratch "
-        "memory, overflow checks, checkpoints and tied copies are left out",
+        "memory, overflow checks and checkpoints are left out",
         trains=False,
         dtypes=("fp32", "bf16", "fp16", "fp8"),
         counts_scratch=False,
         bucket_bytes=BUCKET_BYTES,
         checks_overflow=False,
         saves=False,
-        ties=False,
+        copies_tied=False,
         divides_vectors=True,
         keeps_scores=True,
         divides_sequences=True,

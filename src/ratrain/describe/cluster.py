@@ -166,6 +166,8 @@ class HostKind:
     room: Name = "room"  # hosts of one room have the link `room`
     site: Name = "site"  # rooms of one site have the link `site`, sites the link `world`
     links: Links = field(default_factory=FrozenMap[Link])  # in place of the cluster's
+    # by the name of another [[host]]: the link to it, in place of the level's
+    to: FrozenMap[Link] = field(default_factory=FrozenMap[Link])
 
 
 @dataclass(frozen=True)
@@ -209,6 +211,14 @@ class ClusterSpec:
                     place=f"host.{number}.device",
                     fix=nearest(host.device, kinds),
                 )
+            others = [other.name for other in self.host if other is not host]
+            for name in host.to:
+                if name not in others:
+                    raise SpecError(
+                        f'host "{host.name}" has a link to the unknown host "{name}"',
+                        place=f"host.{number}.to.{name}",
+                        fix=nearest(name, others) if others else "leave it out",
+                    )
             if host.count == "any" and number < len(self.host) - 1:
                 raise SpecError(
                     'only the last host may have count = "any"',
@@ -264,10 +274,14 @@ class ClusterSpec:
         return "room" if a.room == b.room else "site"
 
     def link(self, a: Device, b: Device) -> Link:
-        """The link that the two devices communicate over: of the two hosts' own, the slower."""
+        """The link that the two devices communicate over: the one from host to host where it is
+        known, if only the other way round; else, of the two hosts' own, the slower."""
         level = self.level(a, b)
         if a.host_kind is b.host_kind:
             return self._link_of(a.host_kind, level)
+        for here, there in ((a.host_kind, b.host_kind), (b.host_kind, a.host_kind)):
+            if there.name in here.to:
+                return here.to[there.name]
         ends = (self._link_of(a.host_kind, level), self._link_of(b.host_kind, level))
         return min(ends, key=_speed)
 

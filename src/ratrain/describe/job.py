@@ -120,7 +120,8 @@ class ScheduleSpec:
     # the compute order, in place of the strategy's: a name, or the path of a CSV file
     skeleton: FileName | None = None
     passes: tuple[Name, ...] | None = None  # in place of the strategy's own
-    backend: Name = "torch"  # what executes the program
+    # what executes the program; after "described" and a plus, what such a framework does
+    backend: Name = "torch"
     # replicas update alone and average their weights every so many steps, which changes what
     # training means; left out: they share every gradient
     average_every: Period | None = None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from ratrain.describe.backends import BACKENDS, backend_named
+from ratrain.describe.backends import BACKENDS, backend_named, base_of
 from ratrain.describe.job import (
     BESIDE,
     Batch,
@@ -130,7 +130,7 @@ def _check_dtypes(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) 
 def _check_rates(place: Place, cluster: ClusterChoice, schedule: ScheduleSpec) -> None:
     """Refuses a dtype that a device of the job does not have, where its backend has it. Beside
     kinds that have it, one without computes in another."""
-    backend = BACKENDS.get(schedule.backend)
+    backend = BACKENDS.get(base_of(schedule.backend))
     known = backend.dtypes if backend else ()
     dtypes = dtypes_of_kinds(cluster, schedule)
     faults = Faults()

@@ -74,7 +74,7 @@ class MeasuredTime:
 
     micro_batch: Count  # sequences
     forward_s: TimeS
-    backward_s: TimeS  # without recomputation
+    backward_s: TimeS | None = None  # without recomputation; left out: from the forward
 
 
 @dataclass(frozen=True)
@@ -93,6 +93,8 @@ class LayerProfile:
     # "included": the group's all-reduces are in the times
     sums: Literal["apart", "included"] = "apart"
     update_s: TimeS | None = None  # left out: priced by the memory's bandwidth
+    # of a pass, what does not grow with the micro-batch; of times of one micro-batch alone
+    fixed_s: TimeS = 0.0
 
     def __post_init__(self) -> None:
         for key in ("ffn", "heads") if self.block == "layer" else ("vocab",):
@@ -109,12 +111,28 @@ class LayerProfile:
                 )
             sizes.add(time.micro_batch)
             # An embedding's input needs no gradient; everything else takes time.
-            if not time.forward_s or not (time.backward_s or self.block == "embedding"):
+            if not time.forward_s or (time.backward_s == 0 and self.block != "embedding"):
                 raise self._wrong(
                     here,
                     f"micro-batch {time.micro_batch} takes 0 seconds",
                     "leave out what was not measured",
                 )
+
+        if self.fixed_s:
+            self._check_fixed()
+
+    def _check_fixed(self) -> None:
+        if len(self.times) > 1:
+            raise self._wrong(
+                "fixed",
+                "several micro-batches say by themselves what is fixed",
+                "leave fixed out, or keep one micro-batch",
+            )
+        time = self.times[0]
+        passes_s = [time.forward_s, *filter(None, [time.backward_s])]
+        if self.fixed_s > min(passes_s):
+            what = "its fixed part is longer than a whole pass"
+            raise self._wrong("fixed", what, "give the part of one pass that is fixed")
 
     @property
     def case(self) -> BlockCase:

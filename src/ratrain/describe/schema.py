@@ -14,7 +14,16 @@ from functools import cache
 from typing import Annotated, Any, Literal, Union, cast, get_args, get_origin
 
 from ratrain.describe import units
-from ratrain.describe.strict import SAMPLES, Field, FrozenMap, Rule, bounds_of, fields_of
+from ratrain.describe.strict import (
+    SAMPLES,
+    Field,
+    FrozenMap,
+    Further,
+    Rule,
+    bounds_of,
+    fields_of,
+    further_of,
+)
 
 DRAFT = "https://json-schema.org/draft/2020-12/schema"
 _UNITS = {
@@ -35,15 +44,36 @@ def schema_of(kind: type[Any], title: str) -> dict[str, Any]:
 def _dataclass(kind: type[Any]) -> dict[str, Any]:
     fields = fields_of(kind)
     comments = _comments(kind)
+    properties = {key: _field(kind, each, comments) for key, each in fields.items()}
+    if further := further_of(kind):
+        for key, each in _further(further[1]).items():
+            properties.setdefault(key, each)
     schema: dict[str, Any] = {
         "type": "object",
-        "properties": {key: _field(kind, each, comments) for key, each in fields.items()},
+        "properties": properties,
         "required": [key for key, each in fields.items() if each.required],
         "additionalProperties": False,
     }
     if kind.__doc__ and not kind.__doc__.startswith(f"{kind.__name__}("):
         schema["description"] = inspect.cleandoc(kind.__doc__)
     return schema
+
+
+def _further(further: Further) -> dict[str, Any]:
+    """Keys that another key of the table brings; their descriptions name those that bring them."""
+    found: dict[str, Any] = {}
+    said: dict[str, dict[str, list[str]]] = {}
+    for name, kind in further.all().items():
+        for key, each in fields_of(kind).items():
+            schema = _field(kind, each, _comments(kind))
+            said.setdefault(key, {}).setdefault(schema.pop("description", ""), []).append(name)
+            if found.setdefault(key, schema).get("default") != schema.get("default"):
+                found[key].pop("default", None)
+    for key, schema in found.items():
+        schema["description"] = "; ".join(
+            f"{', '.join(n)}: {text}" for text, n in said[key].items()
+        )
+    return found
 
 
 def _field(kind: type[Any], field: Field, comments: dict[str, str]) -> dict[str, Any]:
@@ -107,10 +137,12 @@ def _rule(hint: Any) -> Rule | None:
 def _comments(kind: type[Any]) -> dict[str, str]:
     """The comment behind each field in the source, or above it; none where the source is not
     there."""
-    try:
-        lines = inspect.getsource(kind).splitlines()
-    except (OSError, TypeError):
-        return {}
+    lines: list[str] = []
+    for each in reversed(kind.__mro__[:-1]):  # a dataclass' own fields after those it inherits
+        try:
+            lines += inspect.getsource(each).splitlines()
+        except (OSError, TypeError):
+            continue
     found: dict[str, str] = {}
     above: list[str] = []
     for line in lines:

@@ -160,15 +160,17 @@ def _train(s: Starter) -> _Table:
     weights = s.weights or "path/to/model"
     return _Table(
         "train",
-        "AdamW, and its learning rate schedule.",
+        "The optimizer, and its learning rate schedule.",
         (
             _Line("steps", 100, "", True),
             _Line("learning_rate", rate, "the peak, after the warm-up", True),
             _Line("warmup_steps", 10, "", True),
-            _Line("rate_schedule", "cosine", '"linear" or "constant"'),
+            _Line("rate_schedule", "cosine", '"linear", "constant" or "wsd"'),
             _Line("final_rate", 0.1, "fraction of learning_rate at the last step"),
+            _Line("decay_part", 0.2, '"wsd" only: fraction of the steps, the last, that decay'),
             _Line("clip_norm", 1.0, "global norm of the gradient; default: no clipping", True),
             _Line("weight_decay", 0.1, "of matrices only"),
+            _Line("optimizer", "adamw", "or adamw-8bit, sgd, lion, adafactor, muon"),
             _Line("beta1", 0.9, ""),
             _Line("beta2", 0.95, ""),
             _Line("epsilon", 1e-8, ""),

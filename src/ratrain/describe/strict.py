@@ -9,6 +9,7 @@ the JSON schema that editors use (describe/schema.py).
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import difflib
 import types
@@ -105,6 +106,24 @@ class FrozenMap(Mapping[str, V]):
 
 
 @dataclass(frozen=True)
+class Further:
+    """Further keys of a table, which one of its keys names: metadata (`FURTHER`) of the field that
+    holds them. `of`: the dataclass of those of a table; `all`: every one there is, by its name."""
+
+    of: Callable[[Mapping[str, Any]], type[Any]]
+    all: Callable[[], Mapping[str, type[Any]]]
+
+
+FURTHER = "further"
+
+
+def further_of(kind: type[Any]) -> tuple[str, Further] | None:
+    """The field of a dataclass that holds further keys of its table."""
+    marked = [item for item in dataclasses.fields(kind) if FURTHER in item.metadata]
+    return (marked[0].name, marked[0].metadata[FURTHER]) if marked else None
+
+
+@dataclass(frozen=True)
 class Field:
     """A field of a dataclass as a file has it."""
 
@@ -181,12 +200,21 @@ class _Loader:
     def fields(self, kind: type[Any], table: Mapping[str, Any], place: Place) -> dict[str, Any]:
         """The values of a table's keys, by the fields' names; those that are right."""
         known = fields_of(kind)
-        misspelt: set[str] = set()
-        for key in table:
-            if self._strict and key not in known:
-                self._told("unknown key", place.at(key), nearest(key, known))
-                misspelt.update(_near(key, known))
         values: dict[str, Any] = {}
+        keys, misspelt = dict.fromkeys(known), set[str]()
+        if further := further_of(kind):
+            name, part = further[0], further[1].of(table)
+            own = {key: value for key, value in table.items() if key in fields_of(part)}
+            with contextlib.suppress(_Wrong):
+                values[name] = self._dataclass(part, own, place)
+            keys.update(dict.fromkeys(fields_of(part)))
+        for key in table:
+            if self._strict and key not in keys:
+                others = further[1].all() if further else {}
+                of = [name for name, part in others.items() if key in fields_of(part)]
+                what = f"unknown key (it is one of {', '.join(of)})" if of else "unknown key"
+                self._told(what, place.at(key), nearest(key, keys))
+                misspelt.update(_near(key, keys))
         for key, field in known.items():
             if key in table:
                 try:
@@ -413,6 +441,8 @@ def fields_of(kind: type[Any]) -> dict[str, Field]:
     hints = get_type_hints(kind, include_extras=True)
     fields: dict[str, Field] = {}
     for item in dataclasses.fields(kind):
+        if FURTHER in item.metadata:
+            continue
         hint = hints[item.name]
         required = (
             item.default is dataclasses.MISSING and item.default_factory is dataclasses.MISSING

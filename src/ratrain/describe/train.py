@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from typing import Annotated, Literal
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Annotated, Any, Literal
 
 from ratrain.describe.amounts import (
-    BelowOne,
     Count,
     FileName,
+    Fraction,
+    Name,
     Natural,
     NotNegative,
     Part,
@@ -17,25 +19,46 @@ from ratrain.describe.amounts import (
     Steps,
     TimeS,
 )
-from ratrain.describe.strict import Rule
+from ratrain.describe.optimizers import (
+    OPTIMIZERS,
+    USUAL_OPTIMIZER,
+    AdamKeys,
+    Optimizer,
+    optimizer_named,
+)
+from ratrain.describe.strict import FURTHER, Further, Rule
 from ratrain.errors import SpecError
 
 LossScale = Annotated[float, Rule(low=1e-12, high=1e18)]
 
 
+def _keys_of(table: Mapping[str, Any]) -> type[Any]:
+    """The keys of the optimizer that a table names; of one that is not known, the usual ones."""
+    name = str(table.get("optimizer", USUAL_OPTIMIZER))
+    return OPTIMIZERS[name].keys if name in OPTIMIZERS else AdamKeys
+
+
+def _all_keys() -> Mapping[str, type[Any]]:
+    return {name: optimizer.keys for name, optimizer in OPTIMIZERS.items()}
+
+
 @dataclass(frozen=True)
 class TrainSpec:
-    """AdamW and its learning rate over a number of steps. File table: [train]."""
+    """The optimizer and its learning rate over a number of steps. File table: [train]."""
 
     steps: Steps = 100  # the run's length, and that of the learning rate's schedule
     learning_rate: Positive = 3e-4  # the highest, after the warm-up
-    rate_schedule: Literal["constant", "linear", "cosine"] = "cosine"  # how it falls
+    # how it falls: at once from the warm-up on, or ("wsd") in the last part of the steps alone
+    rate_schedule: Literal["constant", "linear", "cosine", "wsd"] = "cosine"
     warmup_steps: Natural = 0  # linear, from zero
     final_rate: Part = 0.1  # of the learning rate, at the last step; not for "constant"
+    decay_part: Fraction = 0.2  # of the steps, the last ones, in which "wsd" falls linearly
     weight_decay: NotNegative = 0.1  # of matrices; vectors (norms, biases) do not decay
-    beta1: BelowOne = 0.9  # of AdamW
-    beta2: BelowOne = 0.95  # of AdamW
-    epsilon: Positive = 1e-8  # of AdamW
+    # "adamw", "adamw-8bit", "sgd", "lion", "adafactor", "muon" or one of a plugin's; it brings keys
+    # of its own
+    optimizer: Name = USUAL_OPTIMIZER
+    # the optimizer's own keys, which stand in the same table
+    keys: Any = field(default=None, metadata={FURTHER: Further(_keys_of, _all_keys)})
     clip_norm: Positive | None = None  # left out: no clipping, and no barrier for it
     loss_scale: LossScale = 65536.0  # fp16 only: where the dynamic loss scale begins
     overflow: Literal["step", "unit"] = "step"  # fp16 only: what skips its update, all or a unit
@@ -43,8 +66,21 @@ class TrainSpec:
     weights: FileName | None = None  # a Hugging Face folder to start from; left out: random
     validate_every: Natural = 0  # steps; 0: after the last one alone, where [data] has validation
     timeout_s: TimeS = 300.0  # for which a rank waits for a silent peer; 300s
-    device: Literal["auto", "cpu", "cuda"] = "auto"  # what ranks compute on; as the cluster says
+    device: Literal["auto", "cpu", "cuda", "deferred"] = (
+        "auto"  # of ranks; auto: as the cluster says
+    )
+    graphs: bool = True  # on a GPU: compute is recorded and replayed
     share_gpu: bool = False  # several ranks of a host may compute on one GPU
+
+    def __post_init__(self) -> None:
+        kind = optimizer_named(self.optimizer).keys
+        if self.keys is None:
+            object.__setattr__(self, "keys", kind())
+
+    @property
+    def rule(self) -> Optimizer:
+        """The optimizer."""
+        return OPTIMIZERS[self.optimizer]
 
 
 @dataclass(frozen=True)

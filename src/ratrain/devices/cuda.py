@@ -32,9 +32,23 @@ class _CudaStream:
     def __init__(self, stream: torch.cuda.Stream) -> None:
         self._stream = stream
 
-    def finish(self) -> None:
+    def begin(self, *_: object) -> None:
+        """The host's own waits are enough: an op is over when its stream is."""
+
+    def finish(self) -> _Reached:
         """Waits for the stream; the interpreter's lock is released meanwhile."""
         self._stream.synchronize()
+        return _REACHED
+
+
+class _Reached:
+    """A mark behind which nothing is under way."""
+
+    def wait(self) -> None:
+        """It was waited for already."""
+
+
+_REACHED = _Reached()
 
 
 class _CudaMark:
@@ -111,6 +125,9 @@ class Cuda:
         event = torch.cuda.Event()
         event.record()
         return _CudaMark(event)
+
+    def name(self, *_: object) -> None:
+        """Nobody asks."""
 
     def finish(self) -> None:
         torch.cuda.synchronize(self.number)

@@ -2,18 +2,11 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterable
 from contextlib import AbstractContextManager
 from typing import Protocol
 
 import torch
-
-
-class Stream(Protocol):
-    """Work that one lane has given the device, done in order."""
-
-    def finish(self) -> None:
-        """Waits until all of it is done."""
-        ...
 
 
 class Mark(Protocol):
@@ -21,6 +14,37 @@ class Mark(Protocol):
 
     def wait(self) -> None:
         """Waits until the stream has come to it."""
+        ...
+
+
+Marks = Callable[[], Iterable[Mark]]
+"""Called by devices that want to know them."""
+
+
+class DeclaredOp(Protocol):
+    """An op, and what its kind says that it does."""
+
+    @property
+    def word(self) -> str: ...
+
+    @property
+    def uses(self) -> Iterable[tuple[int, bool]]:
+        """(the number of a state, whether it is written or freed)."""
+        ...
+
+
+class Stream(Protocol):
+    """Work that one lane has given the device, done in order."""
+
+    def begin(
+        self, op: DeclaredOp, step: int, after: Marks, state: Callable[[int], str], /
+    ) -> None:
+        """An op begins. The host has waited until the marks of `after` were reached; nothing else
+        orders what the op does with other lanes. `state`: a state's name for people."""
+        ...
+
+    def finish(self) -> Mark:
+        """Waits until all of it is done: the end of the op."""
         ...
 
 
@@ -83,6 +107,10 @@ class Device(Protocol):
 
     def mark(self) -> Mark:
         """Here, in the stream of the thread that asks."""
+        ...
+
+    def name(self, value: object, words: str, /) -> None:
+        """What a tensor is, for messages about its memory."""
         ...
 
     def finish(self) -> None:

@@ -19,7 +19,17 @@ def _cuda(number: int) -> Device:
     return Cuda(number)
 
 
-DEVICE_KINDS: dict[str, Callable[[int], Device]] = {"cpu": lambda _: CPU, "cuda": _cuda}
+def _deferred(number: int) -> Device:
+    from ratrain.devices.deferred import Deferred
+
+    return Deferred(number)
+
+
+DEVICE_KINDS: dict[str, Callable[[int], Device]] = {
+    "cpu": lambda _: CPU,
+    "cuda": _cuda,
+    "deferred": _deferred,
+}
 """By name: what makes the device of a number, of those of its kind on this host."""
 
 

@@ -95,6 +95,9 @@ def _split(
     cluster: ClusterSpec, members: list[Device], devices: tuple[Device, ...]
 ) -> list[list[Device]]:
     """The devices of one host, in groups that share a namespace."""
+    if members[0].host_kind.to:
+        fix = "describe its links by level, in [host.links]"
+        raise _cannot(cluster, members, "has links of its own to other hosts", fix)
     if len(members) == 1:
         return [members]
     host = members[0].host
@@ -161,9 +164,14 @@ def _rate(cluster: ClusterSpec, link: Link, level: Level) -> float:
     return link.bandwidth_bytes_per_s
 
 
-def _cannot(cluster: ClusterSpec, members: list[Device], problem: str) -> Infeasible:
+def _cannot(
+    cluster: ClusterSpec,
+    members: list[Device],
+    problem: str,
+    fix: str = "give its links one shared_by, or devices = 1",
+) -> Infeasible:
     return Infeasible(
         f'a host "{members[0].host_kind.name}" {problem}, which a lab cannot emulate',
         place=f"cluster {cluster.name}",
-        fix="give its links one shared_by, or devices = 1",
+        fix=fix,
     )

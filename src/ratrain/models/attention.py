@@ -2,10 +2,10 @@
 
 Tensors are [batch, heads, S, d] views of token-major memory. On a CPU torch's flash kernels take
 fewer key heads than query heads as they are, and an ALiBi row or a window's mask beside the causal
-one; on a GPU they take 16 bits and the causal mask. Elsewhere forward is torch's
-scaled_dot_product_attention, and backward computes it again under autograd from the kept q, k, v;
-the kernel that torch picks there may want the whole mask for ALiBi.
-Scores with a soft cap are no kernel's: `stored_attention` computes them.
+one. On a GPU 16 bits are taken by our own (`gpu_attention`), whose backward repeats its bits.
+Elsewhere forward is torch's scaled_dot_product_attention, and backward computes it again under
+autograd from the kept q, k, v; the kernel that torch picks there may want the whole mask for ALiBi.
+Of these only ours caps scores softly: `stored_attention` does it elsewhere.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional
 
+from ratrain.models import kernels
+from ratrain.models.chunks import CPU_KERNELS
 from ratrain.models.linear import accumulation_dtype
 
 _CPU = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu.default
 _CPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward.default
-_GPU = torch.ops.aten._scaled_dot_product_flash_attention.default
-_GPU_BACKWARD = torch.ops.aten._scaled_dot_product_flash_attention_backward.default
-_FLASH_SIZES = range(8, 257, 8)
-"""Of a head: others would have to be padded."""
+_GPU_SIZES = range(8, 257, 8)
+"""Of a head, in our kernels for GPUs."""
 
 
 class Scores(NamedTuple):
@@ -42,14 +42,16 @@ PLAIN = Scores()
 
 
 def attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores = PLAIN) -> tuple[Tensor, Tensor]:
-    """(attention output, log of the sum of exponents: one a query and head; empty off the CPU)."""
-    if q.device.type == "cpu":
+    """(attention output, log of the sum of exponents: one a query and head; empty where it is not
+    needed)."""
+    if q.device.type in CPU_KERNELS:
         mask = _cpu_mask(q, scores)
         output, logsumexp = _CPU(q, k, v, 0.0, True, attn_mask=mask, scale=scores.scale)
         return output, logsumexp
-    if _is_flash(q, scores):
-        output, logsumexp, *_ = _GPU(q, k, v, 0.0, True, False, scale=scores.scale)
-        return output, logsumexp
+    if on_gpu(q):
+        from ratrain.models import gpu_attention
+
+        return gpu_attention.forward(q, k, v, **scores._asdict())
     return composed_attention(q, k, v, scores), q.new_empty(0)
 
 
@@ -63,24 +65,22 @@ def attention_gradients(
     scores: Scores = PLAIN,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Gradients of q, k, v."""
-    if q.device.type == "cpu":
+    if q.device.type in CPU_KERNELS:
         mask = _cpu_mask(q, scores)
         return _CPU_BACKWARD(
             grad, q, k, v, output, logsumexp, 0.0, True, attn_mask=mask, scale=scores.scale
         )
-    if _is_flash(q, scores):
-        length, nothing = q.shape[2], q.new_empty(0, dtype=torch.int64)
-        ends = None, None, length, length
-        random = 0.0, True, nothing, nothing  # no dropout; causal
-        return _GPU_BACKWARD(grad, q, k, v, output, logsumexp, *ends, *random, scale=scores.scale)
+    if on_gpu(q):
+        from ratrain.models import gpu_attention
+
+        return gpu_attention.gradients(grad, q, k, v, output, logsumexp, **scores._asdict())
     return recomputed_gradients(grad, q, k, v, scores)
 
 
-def _is_flash(q: Tensor, scores: Scores) -> bool:
-    """Whether torch's flash kernels for GPUs take it: 16 bits, no mask but the causal one."""
-    plain = scores.row is None and scores.softcap is None and not _within(q.shape[2], scores.window)
+def on_gpu(q: Tensor) -> bool:
+    """Whether our own kernels take it."""
     narrow = q.dtype in (torch.float16, torch.bfloat16)
-    return q.device.type == "cuda" and plain and narrow and q.shape[-1] in _FLASH_SIZES
+    return narrow and q.shape[-1] in _GPU_SIZES and kernels.kernels_for_gpu(q) is not None
 
 
 Forward = Callable[[Tensor, Tensor, Tensor, Scores], tuple[Tensor, Tensor]]
@@ -100,7 +100,7 @@ class AttentionCore(NamedTuple):
 
 
 FLASH = AttentionCore(attention, attention, attention_gradients)
-"""Torch's kernels: scores are made again in backward, block by block."""
+"""Scores are made again in backward, block by block."""
 
 
 def composed_attention(q: Tensor, k: Tensor, v: Tensor, scores: Scores = PLAIN) -> Tensor:

@@ -25,19 +25,24 @@ from ratrain.models.attention import FLASH, AttentionCore, Scores
 from ratrain.models.linear import (
     accumulation_dtype,
     input_gradient,
+    input_gradients,
     linear,
     linear_onto,
     linear_summed,
+    linears,
+    side_by_side,
     weight_gradient,
+    weight_gradients,
 )
 from ratrain.models.norm import Norm, norm_of
 from ratrain.models.positions import Rotary, alibi_row, rotary_of, rotary_table, rotate_
 from ratrain.models.rows import Rows, add_own, by_rank, own_rows, summed
 from ratrain.models.shapes import LayerShape, layer_shape
-from ratrain.models.stored_attention import REMADE
+from ratrain.models.stored_attention import CAPPED
 from ratrain.models.tensor_group import TensorGroup, divides_rows, dividing, division_of
 from ratrain.models.weights import Weights
 
+QKV = ("attention.q", "attention.k", "attention.v")
 Q_NORM, K_NORM = "attention.q_norm", "attention.k_norm"
 
 
@@ -57,14 +62,24 @@ class AttentionPlan:
     group: TensorGroup | None = None
     core: AttentionCore = FLASH
 
-    def turn_(self, x: Tensor, *, first: int = 0, back: bool = False) -> None:
-        """Rotates queries or keys [batch, S, heads, d] in place, or their gradients back; the
+    def turn_rows_(
+        self,
+        parts: tuple[Tensor, Tensor],
+        batch: tuple[int, int],
+        *,
+        first: int = 0,
+        back: bool = False,
+    ) -> None:
+        """Rotates queries and keys [batch x S, heads d] in place, or their gradients back; the
         first of them has position `first`."""
         if self.rotary is None:
             return
-        cos, sin = rotary_table(self.length, self.rotary, x.device)
-        here = slice(first, first + x.shape[1])
-        rotate_(x, cos[here], -sin[here] if back else sin[here])
+        whole = side_by_side(parts)
+        for part in parts if whole is None else (whole,):
+            x = part.view(*batch, -1, self.shape.head_dim)
+            cos, sin, back_sin = rotary_table(self.length, self.rotary, x.device)
+            here = slice(first, first + x.shape[1])
+            rotate_(x, cos[here], (back_sin if back else sin)[here])
 
     def scores_of(self, q: Tensor) -> Scores:
         """How scores are made for queries [batch, heads, S, d]."""
@@ -85,7 +100,7 @@ def attention_plan(
 ) -> AttentionPlan:
     """The plan of a model's layer."""
     if spec.attention_softcap is not None and core is FLASH:
-        core = REMADE  # no kernel knows soft caps
+        core = CAPPED
     epsilon, plus_one = spec.norm_epsilon, spec.norm_plus_one
     qk_norms = Norm(Q_NORM, epsilon, plus_one=plus_one), Norm(K_NORM, epsilon, plus_one=plus_one)
     return AttentionPlan(
@@ -121,18 +136,19 @@ def projected(
     weights: Weights, plan: AttentionPlan, inputs: Tensor, batch: tuple[int, int], first: int = 0
 ) -> Projected:
     """Queries, keys and values of tokens [batch x S, h], the first of each at position `first`."""
-    q, k, v = (linear(weights, f"attention.{name}", inputs) for name in "qkv")
-    made = Projected(q, k, v)
-    if plan.qk_norms is not None:
+    if plan.qk_norms is None:
+        q, k, v = linears(weights, QKV, inputs)
+        made = Projected(q, k, v)
+    else:  # which read each by itself
+        q, k, v = (linear(weights, name, inputs) for name in QKV)
         (normed_q, q_made), (normed_k, k_made) = (
             norm.forward(weights, plan.rows_of(part))
             for norm, part in zip(plan.qk_norms, (q, k), strict=True)
         )
         made = Projected(normed_q, normed_k, v, (q, k), (q_made, k_made))
-    q, k, v = (part.view(*batch, -1, plan.shape.head_dim) for part in made[:3])
-    plan.turn_(q, first=first)
-    plan.turn_(k, first=first)
-    return made._replace(q=q.transpose(1, 2), k=k.transpose(1, 2), v=v.transpose(1, 2))
+    plan.turn_rows_((made.q, made.k), batch, first=first)
+    q, k, v = (part.view(*batch, -1, plan.shape.head_dim).transpose(1, 2) for part in made[:3])
+    return made._replace(q=q, k=k, v=v)
 
 
 def onto_residual(
@@ -189,12 +205,13 @@ class AttentionBlock(Function):
         d_out = d_mixed.view(heads).transpose(1, 2)
         parts = plan.core.backward(d_out, q, k, v, output, kept, plan.scores_of(q))
         del d_mixed, d_out
-        dq, dk, dv = (part.transpose(1, 2) for part in parts)
-        plan.turn_(dq, back=True)
-        plan.turn_(dk, back=True)
+        batch, tokens = heads[:2], heads[0] * heads[1]
+        dq, dk, dv = (part.transpose(1, 2).reshape(tokens, -1) for part in parts)
+        del parts
+        plan.turn_rows_((dq, dk), batch, back=True)
         if plan.qk_norms is not None:
             dq, dk = (
-                norm.backward(weights, plan.rows_of(d.flatten(2).flatten(0, 1)), *read, None, group)
+                norm.backward(weights, plan.rows_of(d), *read, None, group).view(tokens, -1)
                 for norm, d, read in zip(
                     plan.qk_norms,
                     (dq, dk),
@@ -208,14 +225,10 @@ class AttentionBlock(Function):
             known, rstd = plan.before.forward(weights, flat)
             inputs = Rows(normed, group, known)
             del known
-        d_normed: Tensor | None = None
-        tokens = q.shape[0] * q.shape[2]
-        for name, part in zip("qkv", (dq, dk, dv), strict=True):
-            rows = part.reshape(tokens, -1)
-            weight_gradient(weights, f"attention.{name}", Rows(rows), inputs)
-            d_normed = input_gradient(weights, f"attention.{name}", rows, d_normed)
+        weight_gradients(weights, QKV, (dq, dk, dv), inputs)
+        d_normed = input_gradients(weights, QKV, (dq, dk, dv))
+        del dq, dk, dv
         inputs.let_go()
-        assert d_normed is not None
         if plan.before is None:
             dx = add_own(by_rank(d_normed, group), residual, group)
         else:

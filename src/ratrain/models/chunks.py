@@ -7,6 +7,8 @@ from torch import Tensor
 
 CHUNK_ELEMENTS = {"cpu": 1 << 20, "cuda": 1 << 25}
 """By the kind of device; `cost.scratch` counts the same."""
+CPU_KERNELS = ("cpu", "deferred")
+"""Kinds of device whose operators are the CPU's."""
 
 
 def chunk_elements(tensor: Tensor) -> int:

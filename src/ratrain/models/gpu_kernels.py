@@ -15,6 +15,8 @@ _PROGRAMS = 1024
 """Programs that share the rows of a norm's gradients; each sums those of its own."""
 _ELEMENTS = 1024
 """Of a program that takes elements one by one."""
+_WORDS = 4096
+"""Logits at once, of a row."""
 
 
 class GpuKernels:
@@ -49,19 +51,39 @@ class GpuKernels:
 
     def gated(self, gate: Tensor, up: Tensor) -> Tensor:
         """silu(gate) up."""
-        gate, up = gate.contiguous(), up.contiguous()
-        out = torch.empty_like(gate)
-        count = gate.numel()
-        _gate[(triton.cdiv(count, _ELEMENTS),)](gate, up, out, count, block=_ELEMENTS)
+        rows, width = gate.shape
+        out = gate.new_empty(rows, width)
+        strides = gate.stride(0), up.stride(0)
+        _gate[(rows, triton.cdiv(width, _ELEMENTS))](
+            gate, up, out, width, *strides, block=_ELEMENTS
+        )
         return out
 
     def gated_gradients_(self, grad: Tensor, gate: Tensor, up: Tensor) -> None:
         """The gradients of gate and up by that of silu(gate) up, written over gate and up."""
-        grad = grad.contiguous()
-        assert gate.is_contiguous()
-        assert up.is_contiguous()
-        count = gate.numel()
-        _gate_gradients[(triton.cdiv(count, _ELEMENTS),)](grad, gate, up, count, block=_ELEMENTS)
+        rows, width = gate.shape
+        strides = gate.stride(0), up.stride(0)
+        _gate_gradients[(rows, triton.cdiv(width, _ELEMENTS))](
+            grad.contiguous(), gate, up, width, *strides, block=_ELEMENTS
+        )
+
+    def losses(self, logits: Tensor, columns: Tensor) -> Tensor:
+        """The cross entropy of each row and its column."""
+        rows, width = logits.shape
+        out = logits.new_empty(rows, dtype=torch.float32)
+        _losses[(rows,)](logits, columns, out, width, block=_WORDS, num_warps=8)
+        return out
+
+    def losses_gradient_(
+        self, logits: Tensor, columns: Tensor, scale: Tensor, softcap: float | None
+    ) -> None:
+        """The gradient of the sum of each row's loss times its scale, written over the logits; with
+        a soft cap c, times 1 - (logit / c)^2."""
+        rows, width = logits.shape
+        _losses_gradient[(rows,)](
+            logits, columns, scale, width, softcap or 1.0,
+            capped=softcap is not None, block=_WORDS, num_warps=8,
+        )  # fmt: skip
 
     def rotates(self, x: Tensor) -> bool:
         """Any strides, where a head's numbers lie side by side."""
@@ -127,25 +149,70 @@ def _norm_gradients(
 
 
 @triton.jit
-def _gate(gate, up, out, count, block: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = at < count
-    g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
-    u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
-    tl.store(out + at, (g * tl.sigmoid(g) * u).to(out.dtype.element_ty), mask=inside)
+def _gate(gate, up, out, width, of_gate, of_up, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    inside = at < width
+    g = tl.load(gate + row * of_gate + at, mask=inside, other=0.0).to(tl.float32)
+    u = tl.load(up + row * of_up + at, mask=inside, other=0.0).to(tl.float32)
+    made = (g * tl.sigmoid(g) * u).to(out.dtype.element_ty)
+    tl.store(out + row * width + at, made, mask=inside)
 
 
 @triton.jit
-def _gate_gradients(grad, gate, up, count, block: tl.constexpr):
-    at = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
-    inside = at < count
-    d = tl.load(grad + at, mask=inside, other=0.0).to(tl.float32)
+def _gate_gradients(grad, gate, up, width, of_gate, of_up, block: tl.constexpr):
+    row = tl.program_id(0).to(tl.int64)
+    at = tl.program_id(1) * block + tl.arange(0, block)
+    inside = at < width
+    gate, up = gate + row * of_gate, up + row * of_up
+    d = tl.load(grad + row * width + at, mask=inside, other=0.0).to(tl.float32)
     g = tl.load(gate + at, mask=inside, other=0.0).to(tl.float32)
     u = tl.load(up + at, mask=inside, other=0.0).to(tl.float32)
     s = tl.sigmoid(g)
     dg = d * u * s * (1.0 + g * (1.0 - s))
     tl.store(gate + at, dg.to(gate.dtype.element_ty), mask=inside)
     tl.store(up + at, (d * g * s).to(up.dtype.element_ty), mask=inside)
+
+
+@triton.jit
+def _log_sum(logits, width, block: tl.constexpr):
+    """The log of the sum of exponents of a row."""
+    most = tl.full((block,), -float("inf"), tl.float32)
+    total = tl.zeros((block,), tl.float32)
+    for begin in range(0, width, block):
+        at = begin + tl.arange(0, block)
+        values = tl.load(logits + at, mask=at < width, other=-float("inf")).to(tl.float32)
+        above = tl.maximum(most, values)
+        base = tl.where(above == -float("inf"), 0.0, above)
+        total = total * tl.exp(most - base) + tl.exp(values - base)
+        most = above
+    largest = tl.max(most, 0)
+    return largest + tl.log(tl.sum(total * tl.exp(most - largest), 0))
+
+
+@triton.jit
+def _losses(logits, columns, out, width, block: tl.constexpr):
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * width
+    wanted = tl.load(logits + tl.load(columns + row)).to(tl.float32)
+    tl.store(out + row, _log_sum(logits, width, block) - wanted)
+
+
+@triton.jit
+def _losses_gradient(
+    logits, columns, scale, width, cap, capped: tl.constexpr, block: tl.constexpr
+):  # fmt: skip
+    row = tl.program_id(0)
+    logits += row.to(tl.int64) * width
+    column, times = tl.load(columns + row), tl.load(scale + row)
+    log_sum = _log_sum(logits, width, block)
+    for begin in range(0, width, block):
+        at = begin + tl.arange(0, block)
+        values = tl.load(logits + at, mask=at < width, other=0.0).to(tl.float32)
+        gradient = (tl.exp(values - log_sum) - tl.where(at == column, 1.0, 0.0)) * times
+        if capped:
+            gradient *= 1.0 - (values / cap) * (values / cap)
+        tl.store(logits + at, gradient.to(logits.dtype.element_ty), mask=at < width)
 
 
 @triton.jit

@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd import Function
 
 from ratrain.describe.model import ModelSpec
+from ratrain.models import kernels
 from ratrain.models.chunks import chunk_elements
 from ratrain.models.divided_loss import divided_losses
 from ratrain.models.embedding import own_words
@@ -145,6 +146,8 @@ def _losses(
         column, elsewhere, chunks = target_rows.column, target_rows.elsewhere, _chunks(logits)
         losses, logsumexp = divided_losses(logits, column, elsewhere, group, chunks, dtype)
         return losses.masked_fill_(target_rows.ignored, 0), logsumexp
+    if c := kernels.kernels_for_gpu(logits):
+        return c.losses(logits, target_rows.column).masked_fill_(target_rows.ignored, 0), None
     losses = torch.empty(logits.shape[0], dtype=dtype, device=logits.device)
     for rows in _chunks(logits):
         logp = torch.log_softmax(logits[rows], dim=-1, dtype=dtype)
@@ -167,7 +170,11 @@ def _logits_gradient_(
     `lengthwise` gains, for each row of the matrix, the sum over tokens of gradient x logit.
     """
     dtype = accumulation_dtype(logits.dtype)
-    scale = (~target_rows.ignored).to(dtype).mul_(grad).unsqueeze_(1)
+    scale = (~target_rows.ignored).to(dtype).mul_(grad)
+    if logsumexp is None and inverse is None and (c := kernels.kernels_for_gpu(logits)):
+        c.losses_gradient_(logits, target_rows.column, scale, softcap)
+        return logits
+    scale.unsqueeze_(1)
     for rows in _chunks(logits):
         gradient = _softmax(logits[rows], None if logsumexp is None else logsumexp[rows], dtype)
         hot = torch.full_like(gradient[:, :1], -1)

@@ -11,12 +11,16 @@ from __future__ import annotations
 from ctypes import CDLL, c_float, c_int64, c_void_p
 from functools import cache
 from importlib.util import find_spec
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import torch
 from torch import Tensor
 
 from ratrain.compiled import library
+from ratrain.models.chunks import CPU_KERNELS
+
+if TYPE_CHECKING:
+    from ratrain.models.gpu_kernels import GpuKernels
 
 
 class Kernels(Protocol):
@@ -72,7 +76,7 @@ def _built() -> CpuKernels | None:
 
 
 @cache
-def _for_gpus() -> Kernels | None:
+def _for_gpus() -> GpuKernels | None:
     """Those in Triton; None: it is not installed."""
     if find_spec("triton") is None:
         return None
@@ -81,13 +85,22 @@ def _for_gpus() -> Kernels | None:
     return GpuKernels()
 
 
+def kernels_for_gpu(x: Tensor) -> GpuKernels | None:
+    """What is computed so on GPUs alone; None: x is not on one, or torch computes it."""
+    return _for_gpus() if x.device.type == "cuda" and x.dtype != torch.float64 else None
+
+
 def kernels_for(x: Tensor) -> Kernels | None:
     """What `x` is computed with; None: torch."""
     if x.device.type == "cuda":
-        return _for_gpus() if x.dtype != torch.float64 else None
-    if x.dtype != torch.float32 or x.device.type != "cpu" or torch.get_num_threads() > 1:
-        return None
-    return _built()
+        return kernels_for_gpu(x)
+    on_cpu = x.device.type in CPU_KERNELS and torch.get_num_threads() == 1
+    built = _built() if on_cpu and x.dtype == torch.float32 else None
+    if built is None or x.device.type == "cpu":
+        return built
+    from ratrain.models.queued_kernels import queued
+
+    return queued(built)
 
 
 class CpuKernels:

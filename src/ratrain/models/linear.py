@@ -5,12 +5,18 @@ Activations are matrices with a row a token. A weight is read when it is needed,
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 
 from ratrain.models.rows import Rows, by_rank, summed
 from ratrain.models.tensor_group import TensorGroup, leads
 from ratrain.models.weights import Weights
+
+STACKING = ("cuda",)
+"""Kinds of device on which matrices that read the same input are one product, where they lie one
+below another: a GPU takes some time to begin each product. On CPUs the bits stay those of each."""
 
 
 def accumulation_dtype(dtype: torch.dtype) -> torch.dtype:
@@ -22,6 +28,37 @@ def linear(weights: Weights, name: str, x: Tensor) -> Tensor:
     """x W^T + b."""
     weight = weights[f"{name}.weight"].t()
     return torch.addmm(weights[f"{name}.bias"], x, weight) if _biased(weights, name) else x @ weight
+
+
+def linears(weights: Weights, names: tuple[str, ...], x: Tensor) -> list[Tensor]:
+    """The same for several matrices; in one product where they are stacked on such a device."""
+    stacked = _stacked(weights, names, x)
+    if stacked is None:
+        return [linear(weights, name, x) for name in names]
+    sizes = [weights.layout.by_name[f"{name}.weight"].shape[0] for name in names]
+    return list((x @ stacked.t()).split(sizes, 1))
+
+
+def _stacked(weights: Weights, names: tuple[str, ...], x: Tensor) -> Tensor | None:
+    if x.device.type not in STACKING:
+        return None
+    return weights.stacked(tuple(f"{name}.weight" for name in names))
+
+
+def side_by_side(parts: Sequence[Tensor]) -> Tensor | None:
+    """Columns of one matrix as that matrix: those of the first, then those of the next; None: they
+    are not. Only on devices that stack."""
+    first = parts[0]
+    if first.device.type not in STACKING:
+        return None
+    stride, at, width = first.stride(0), first.data_ptr(), 0
+    for part in parts:
+        if part.data_ptr() != at + width * part.element_size():
+            return None
+        if part.stride() != (stride, 1):
+            return None
+        width += part.shape[1]
+    return first.as_strided((first.shape[0], width), (stride, 1)) if width <= stride else None
 
 
 def linear_onto(
@@ -61,6 +98,30 @@ def weight_gradient(weights: Weights, name: str, grad: Rows, x: Rows) -> None:
     if _biased(weights, name):
         rows = grad.all()
         weights.add(f"{name}.bias", rows.sum(0, dtype=accumulation_dtype(rows.dtype)))
+
+
+def input_gradients(weights: Weights, names: tuple[str, ...], grads: Sequence[Tensor]) -> Tensor:
+    """The sum of grad W over several matrices."""
+    whole, stacked = side_by_side(grads), _stacked(weights, names, grads[0])
+    if whole is not None and stacked is not None:
+        return whole @ stacked
+    total: Tensor | None = None
+    for name, grad in zip(names, grads, strict=True):
+        total = input_gradient(weights, name, grad, total)
+    assert total is not None
+    return total
+
+
+def weight_gradients(
+    weights: Weights, names: tuple[str, ...], grads: Sequence[Tensor], x: Rows
+) -> None:
+    """Adds grad^T x to each W's gradient, and the sums of rows to the biases'."""
+    whole = side_by_side(grads)
+    if whole is not None and _stacked(weights, names, whole) is not None:
+        weights.add_stacked(tuple(f"{name}.weight" for name in names), whole, x)
+        return
+    for name, grad in zip(names, grads, strict=True):
+        weight_gradient(weights, name, Rows(grad), x)
 
 
 def _biased(weights: Weights, name: str) -> bool:

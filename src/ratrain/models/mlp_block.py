@@ -24,10 +24,12 @@ from ratrain.describe.model import ModelSpec
 from ratrain.models.activation import activated, activation_gradients_
 from ratrain.models.linear import (
     input_gradient,
-    linear,
+    input_gradients,
     linear_onto,
     linear_summed,
+    linears,
     weight_gradient,
+    weight_gradients,
 )
 from ratrain.models.norm import Norm, norm_of
 from ratrain.models.rows import Rows, by_rank, own_rows, part_of, summed
@@ -76,7 +78,7 @@ class MlpBlock(Function):
         flat = x.flatten(0, -2) if onto is None else own_rows(x, group)
         normed, rstd = (flat, None) if plan.before is None else plan.before.forward(weights, flat)
         inputs = Rows(normed, group)
-        *gates, up = (linear(weights, name, inputs.all()) for name in plan.widening)
+        *gates, up = linears(weights, plan.widening, inputs.all())
         gate = gates[0] if gates else None
         inputs.let_go()
         act = activated(plan.activation, up, gate)
@@ -111,12 +113,8 @@ class MlpBlock(Function):
         del d_act
         grad.let_go()
         made = [up] if gate is None else [gate, up]
-        for name, gradient in zip(plan.widening, made, strict=True):
-            weight_gradient(weights, name, Rows(gradient), inputs)
-        d_normed: Tensor | None = None
-        for name, gradient in zip(plan.widening, made, strict=True):
-            d_normed = input_gradient(weights, name, gradient, d_normed)
-        assert d_normed is not None
+        weight_gradients(weights, plan.widening, made, inputs)
+        d_normed = input_gradients(weights, plan.widening, made)
         if ctx.onto_shape is None:
             inputs.let_go()
             dx = _own_gradient(weights, plan, d_normed, x, rstd, residual)

@@ -37,15 +37,18 @@ def rotary_of(spec: ModelSpec, layer: int) -> Rotary | None:
 
 
 @lru_cache(maxsize=8)
-def rotary_table(length: int, rotary: Rotary, device: torch.device) -> tuple[Tensor, Tensor]:
-    """(cos, sin) of position x theta^(-2i/d), each [length, 1, d/2] fp32 (arXiv 2104.09864), with
-    the angles stretched, and both multiplied, as the model's scaling says."""
+def rotary_table(
+    length: int, rotary: Rotary, device: torch.device
+) -> tuple[Tensor, Tensor, Tensor]:
+    """(cos, sin, -sin) of position x theta^(-2i/d), each [length, 1, d/2] fp32 (arXiv 2104.09864),
+    with the angles stretched, and all multiplied, as the model's scaling says."""
     steps = torch.arange(0, rotary.size, 2, dtype=torch.float32) / rotary.size
     frequencies = stretched(1.0 / rotary.theta**steps, length, rotary)
     angles = torch.outer(torch.arange(length, dtype=torch.float32), frequencies)
     factor = 1.0 if rotary.scaling is None else rotary.scaling.attention_factor
     cos, sin = angles.cos().mul_(factor), angles.sin().mul_(factor)
-    return cos.unsqueeze(1).to(device), sin.unsqueeze(1).to(device)
+    cos, sin = (part.unsqueeze(1).to(device) for part in (cos, sin))
+    return cos, sin, -sin
 
 
 def stretched(frequencies: Tensor, length: int, rotary: Rotary) -> Tensor:

@@ -13,7 +13,13 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from ratrain.models.attention import AttentionCore, Scores
+from ratrain.models.attention import (
+    AttentionCore,
+    Scores,
+    attention,
+    attention_gradients,
+    on_gpu,
+)
 
 
 def _stored(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
@@ -55,6 +61,27 @@ STORED = AttentionCore(_stored, _unstored, _gradients)
 """Keeps its probabilities."""
 REMADE = AttentionCore(_unstored, _unstored, _gradients)
 """The same numbers, and none kept."""
+
+
+def _capped(q: Tensor, k: Tensor, v: Tensor, scores: Scores) -> tuple[Tensor, Tensor]:
+    return attention(q, k, v, scores) if on_gpu(q) else _unstored(q, k, v, scores)
+
+
+def _capped_gradients(
+    grad: Tensor,
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    output: Tensor,
+    kept: Tensor,
+    scores: Scores,
+) -> tuple[Tensor, Tensor, Tensor]:
+    gradients = attention_gradients if on_gpu(q) else _gradients
+    return gradients(grad, q, k, v, output, kept, scores)
+
+
+CAPPED = AttentionCore(_capped, _capped, _capped_gradients)
+"""Of scores with a soft cap: our kernels on a GPU; elsewhere as REMADE."""
 
 
 def _probabilities(q: Tensor, k: Tensor, how: Scores) -> Tensor:

@@ -9,12 +9,13 @@ view may live in another buffer in backward than in forward.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from itertools import pairwise
 from typing import Protocol
 
 import torch
 from torch import Tensor
 
-from ratrain.models.chunks import CHUNK_ELEMENTS, chunk_elements
+from ratrain.models.chunks import CHUNK_ELEMENTS, CPU_KERNELS, chunk_elements
 from ratrain.models.parameters import Parameter, UnitParameters
 from ratrain.models.rows import Rows
 
@@ -36,23 +37,59 @@ class Sink(Protocol):
         ...
 
 
+class Windows:
+    """A unit's parameters in a flat buffer, each cut out when it is first read."""
+
+    def __init__(self, layout: UnitParameters, flat: Tensor | None) -> None:
+        self._layout = layout
+        self._flat = flat
+        self._known: dict[str, Tensor] = {}
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.window(self._layout.by_name[name])
+
+    def window(self, parameter: Parameter) -> Tensor:
+        """A parameter of the layout, or a stack of them."""
+        known = self._known.get(parameter.name)
+        if known is None:
+            assert self._flat is not None, f"{parameter.name} is read where nothing is attached"
+            known = self._flat[parameter.offset : parameter.end].view(parameter.shape)
+            self._known[parameter.name] = known
+        return known
+
+
+def stack_of(layout: UnitParameters, names: tuple[str, ...]) -> Parameter | None:
+    """Matrices of a layout as one; None: they do not lie one below another, or have biases."""
+    parts = [layout.by_name[name] for name in names]
+    if any(name.removesuffix("weight") + "bias" in layout.by_name for name in names):
+        return None
+    if any(after.offset != part.end for part, after in pairwise(parts)):
+        return None
+    widths = {part.shape[1] for part in parts}
+    if len(widths) > 1:
+        return None
+    rows = sum(part.shape[0] for part in parts)
+    return Parameter("+".join(names), (rows, widths.pop()), parts[0].offset)
+
+
 class Weights:
     """Named windows on a flat view, and a sink for gradients."""
 
     def __init__(self, layout: UnitParameters) -> None:
         self.layout = layout
-        self._view: dict[str, Tensor] = {}
-        self._gradient: dict[str, Tensor] = {}
+        self._view = Windows(layout, None)
+        self._gradient = Windows(layout, None)
+        self._stacks: dict[tuple[str, ...], Parameter | None] = {}
         self._sink: Sink | None = None
         self._deferred: list[Callable[[], None]] | None = None
 
     def attach_view(self, flat: Tensor | None) -> None:
         """Weights are read from `flat` from now on; None: they are not read for a while."""
-        self._view = {} if flat is None else self._windows(flat)
+        self._view = Windows(self.layout, flat)
 
     def attach_gradient(self, flat: Tensor | None) -> None:
         """Gradients are added to `flat` from now on; None: there is no place for them."""
-        self._gradient = {} if flat is None else self._windows(flat)
+        self._gradient = Windows(self.layout, flat)
 
     def attach_sink(self, sink: Sink | None) -> None:
         """Gradients go to a sink from now on; None: to what is attached as one whole."""
@@ -60,6 +97,11 @@ class Weights:
 
     def __getitem__(self, name: str) -> Tensor:
         return self._view[name]
+
+    def stacked(self, names: tuple[str, ...]) -> Tensor | None:
+        """Matrices without biases as one, where they lie one below another."""
+        whole = self._stack(names)
+        return None if whole is None else self._view.window(whole)
 
     def add_product(
         self, name: str, grad_output: Rows, inputs: Rows, row_scale: Tensor | None = None
@@ -70,6 +112,11 @@ class Weights:
         """
         more = None if row_scale is None else self._scaled_rows(name, row_scale)
         self.now_or_later(lambda: self._product(name, grad_output, inputs, more))
+
+    def add_stacked(self, names: tuple[str, ...], grad_output: Tensor, inputs: Rows) -> None:
+        """The same for matrices that are `stacked`; `grad_output` has the columns of the first,
+        then those of the next."""
+        self.now_or_later(lambda: self._stacked_product(names, grad_output, inputs))
 
     def add(self, name: str, gradient: Tensor) -> None:
         """gradient += a whole parameter's gradient."""
@@ -132,6 +179,21 @@ class Weights:
                 first, last = (rows.start or 0) + part.start, (rows.start or 0) + part.stop
                 into[part].add_(more(slice(first, last)))
 
+    def _stacked_product(self, names: tuple[str, ...], grad_output: Tensor, inputs: Rows) -> None:
+        whole = self._stack(names)
+        assert whole is not None
+        if self._sink is None:
+            _add_product(self._gradient.window(whole), grad_output, inputs.all())
+            return
+        sizes = [self.layout.by_name[name].shape[0] for name in names]
+        for name, part in zip(names, grad_output.split(sizes, 1), strict=True):
+            self._product(name, Rows(part), inputs, None)
+
+    def _stack(self, names: tuple[str, ...]) -> Parameter | None:
+        if names not in self._stacks:
+            self._stacks[names] = stack_of(self.layout, names)
+        return self._stacks[names]
+
     def _sum(self, name: str, gradient: Tensor) -> None:
         for rows, into in self._places(name):
             into.add_(gradient[rows])
@@ -144,9 +206,6 @@ class Weights:
             for part in _row_chunks(gradient):
                 here = (rows[part] >= place.start) & (rows[part] < place.stop)
                 _add_rows(into, rows[part][here] - place.start, gradient[part][here])
-
-    def _windows(self, flat: Tensor) -> dict[str, Tensor]:
-        return {p.name: flat[p.offset : p.end].view(p.shape) for p in self.layout.parameters}
 
 
 def _add_product(into: Tensor, grad_output: Tensor, inputs: Tensor) -> None:
@@ -166,7 +225,7 @@ def _add_rows(into: Tensor, rows: Tensor, gradient: Tensor) -> None:
     whole = gradient.dtype == into.dtype
     for part in [slice(None)] if whole else _row_chunks(gradient):
         wide = gradient[part].to(into.dtype)
-        if into.device.type == "cpu":
+        if into.device.type in CPU_KERNELS:
             into.index_add_(0, rows[part], wide)
         else:  # sorts the rows first: the same order of sums each time, where index_add_ races
             into.index_put_((rows[part],), wide, accumulate=True)

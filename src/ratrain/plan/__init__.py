@@ -67,6 +67,7 @@ if TYPE_CHECKING:
     from ratrain.plan.price.durations import costs_of as costs_of
     from ratrain.plan.price.durations import declare_cost as declare_cost
     from ratrain.plan.search.case_of_job import case_of_job as case_of_job
+    from ratrain.plan.search.draft import Draft as Draft
     from ratrain.plan.search.every_plan import EveryPlan as EveryPlan
     from ratrain.plan.search.every_plan import Simulated as Simulated
     from ratrain.plan.search.every_plan import every_plan as every_plan
@@ -80,6 +81,12 @@ if TYPE_CHECKING:
     from ratrain.plan.search.layouts import search_layouts as search_layouts
     from ratrain.plan.search.misfit import Misfit as Misfit
     from ratrain.plan.search.misfit import misfits as misfits
+    from ratrain.plan.search.moves import Drafts as Drafts
+    from ratrain.plan.search.moves import Move as Move
+    from ratrain.plan.search.moves import declare_move as declare_move
+    from ratrain.plan.search.space import Side as Side
+    from ratrain.plan.search.space import Space as Space
+    from ratrain.plan.search.space import sides_of as sides_of
     from ratrain.plan.words.compared import Compared as Compared
     from ratrain.plan.words.compared import LaidOut as LaidOut
     from ratrain.plan.words.compared import compare as compare
@@ -127,10 +134,13 @@ _HOME = {
     "price.bill": "bill",
     "price.durations": "costs_of declare_cost",
     "search.case_of_job": "case_of_job",
+    "search.draft": "Draft",
     "search.every_plan": "EveryPlan Simulated every_plan",
     "search.known_plans": "plan_of_job plans_beside searched",
     "search.layouts": "Checked Progress Search Tried search_layouts",
     "search.misfit": "Misfit misfits",
+    "search.moves": "Drafts Move declare_move",
+    "search.space": "Side Space sides_of",
     "words.compared": (
         "Compared LaidOut compare compared_json compared_text laid_out order_found_json "
         "order_found_text search_compared"

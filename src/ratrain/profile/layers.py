@@ -261,7 +261,7 @@ def profile_toml(entries: Sequence[LayerProfile], mark: Callable[[str], str]) ->
             *(
                 f"  {{micro_batch = {time.micro_batch}, "
                 f'forward = "{time.forward_s * 1e3:.6g}ms", '
-                f'backward = "{time.backward_s * 1e3:.6g}ms"}},'
+                f'backward = "{(time.backward_s or 0.0) * 1e3:.6g}ms"}},'
                 f"{mark(layer_figure(entry.case, time.micro_batch))}"
                 for time in entry.times
             ),

@@ -1,14 +1,19 @@
 """What a launcher passes to its ranks, and where: the names of environment variables.
 
-RANK, WORLD_SIZE, LOCAL_RANK, LOCAL_WORLD_SIZE, MASTER_ADDR and MASTER_PORT are every launcher's.
+What engines pass is in `engines/places.py`.
 These are our own launcher's, which sits on the ranks' machine. None of them is a secret.
 """
 
 from __future__ import annotations
 
+import re
+import socket
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
+from ipaddress import ip_address
+from pathlib import Path
 
+from ratrain.engines.places import Place, place_of
 from ratrain.errors import SpecError
 from ratrain.readers.numbers import is_number
 
@@ -31,13 +36,19 @@ PORT = "RATRAIN_PORT"
 ADDRESS = "RATRAIN_ADDRESS"
 """A user's choice, for each host: its address for the other ranks."""
 
+_LOOPBACK = "127.0.0.1"
+_ELSEWHERE = "192.0.2.1"
+"""An address that nobody has (RFC 5737)."""
+_LAST_PORT = 65535
 _AGENT_STORE = "TORCHELASTIC_USE_AGENT_STORE"
 """Set to "True" by torchrun, whose store then listens at MASTER_PORT itself."""
 
 
 @dataclass(frozen=True)
 class Launch:
-    """One rank's place among all, and where rank 0 is met."""
+    """One rank's place among all, and where rank 0 is met. Engines that say no such place let
+    rank 0 choose one, which it writes to a file: `address` and `port` are then where it probably is
+    for ranks that do not see the file."""
 
     rank: int
     world_size: int
@@ -46,6 +57,8 @@ class Launch:
     listener: int | None = None
     own_address: str | None = None  # of this host, where it was chosen
     ranks_here: int | None = None  # on this host, where the launcher gives it
+    told_in: Path | None = None  # the file, where rank 0 chooses
+    place: Place | None = None  # where an engine has put this rank; None: our own launcher has
 
     @property
     def one_host(self) -> bool:
@@ -53,41 +66,77 @@ class Launch:
         return self.ranks_here == self.world_size
 
     @property
-    def meeting_place(self) -> str:
+    def rendezvous_address(self) -> str:
         return f"{self.address}, port {self.port}"
 
 
-def launch_of(environ: Mapping[str, str]) -> Launch:
-    """What the launcher passed to this process. Where torchrun has all ranks on one host, they meet
-    on its loopback, whatever MASTER_ADDR says."""
-    if not environ.get("MASTER_ADDR"):
-        raise _not_set("MASTER_ADDR")
-    knows_neighbours = "LOCAL_WORLD_SIZE" in environ
-    launch = Launch(
-        _number(environ, "RANK"),
-        _number(environ, "WORLD_SIZE"),
-        environ["MASTER_ADDR"],
-        _port(environ),
-        _number(environ, LISTENER) if LISTENER in environ else None,
-        environ.get(ADDRESS) or None,
-        _number(environ, "LOCAL_WORLD_SIZE") if knows_neighbours else None,
-    )
+def launch_of(environ: Mapping[str, str], run: Path | None = None) -> Launch:
+    """What the launcher passed to this process, of the run in folder `run`. Where all ranks of an
+    engine are on one host, they meet on its loopback, whatever it says."""
+    place = place_of(environ)
+    address, port = place.address, place.port
     ours = LAUNCHER in environ
-    return replace(launch, address="127.0.0.1") if launch.one_host and not ours else launch
-
-
-def _port(environ: Mapping[str, str]) -> int:
-    """Torchrun's own store has MASTER_PORT, so the ranks meet at the next one."""
+    told_in: Path | None = None
+    if not address and place.mark and run is not None:
+        address, port = place.likely_address or own_address(place), place.likely_port or 0
+        told_in = run / "owner" / f"rendezvous-{_file_name(place.mark)}.json"
     if environ.get(PORT):
-        return _number(environ, PORT, most=65535)
-    agent_has_port = environ.get(_AGENT_STORE) == "True"
-    return _number(environ, "MASTER_PORT", most=65534) + agent_has_port
+        port = _chosen_port(environ)
+    elif port is not None and environ.get(_AGENT_STORE) == "True":
+        port += 1  # torchrun's own store has MASTER_PORT
+    if not address or port is None:
+        raise _not_set("MASTER_PORT" if address else "MASTER_ADDR")
+    return Launch(
+        place.rank,
+        place.world_size,
+        "127.0.0.1" if place.ranks_here == place.world_size and not ours else address,
+        port,
+        _listener(environ),
+        environ.get(ADDRESS) or (own_address(place) if told_in and not place.rank else None),
+        place.ranks_here,
+        told_in,
+        None if ours else place,
+    )
 
 
-def _number(environ: Mapping[str, str], name: str, most: int = 1 << 20) -> int:
-    value = environ.get(name, "")
-    if not (is_number(value) and int(value) <= most):
-        raise _not_set(name)
+def own_address(place: Place) -> str:
+    """The address of this host for the ranks on others: that from which it reaches another host
+    of the job; where none is known, that of its name, else that of its way to the world."""
+    if place.ranks_here == place.world_size:
+        return _LOOPBACK
+    for other in (place.peer, socket.gethostname(), _ELSEWHERE):
+        address = _address_towards(other) if other else _LOOPBACK
+        if not ip_address(address.partition("%")[0]).is_loopback:
+            return address
+    return _LOOPBACK
+
+
+def _address_towards(other: str) -> str:
+    """From which this host reaches another one; its loopback where it does not."""
+    try:
+        family, kind, _, _, where = socket.getaddrinfo(other, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, kind) as probe:
+            probe.connect(where)  # nothing is sent
+            return str(probe.getsockname()[0])
+    except OSError:
+        return _LOOPBACK
+
+
+def _file_name(mark: str) -> str:
+    return re.sub(r"[^A-Za-z0-9.]", "-", mark)[:100]
+
+
+def _listener(environ: Mapping[str, str]) -> int | None:
+    value = environ.get(LISTENER, "")
+    if value and not is_number(value):
+        raise _not_set(LISTENER)
+    return int(value) if value else None
+
+
+def _chosen_port(environ: Mapping[str, str]) -> int:
+    value = environ[PORT]
+    if not (is_number(value) and int(value) <= _LAST_PORT):
+        raise _not_set(PORT)
     return int(value)
 
 

@@ -7,6 +7,7 @@ metrics.jsonl   one line a step
 predicted.json  the timeline of the simulator; measured.json: of the ranks
 report.json     prediction against measurement, memory, weights' checksums
 checkpoints/    complete ones only
+episodes/       programs that the run had before, each with its run.json, case.json and report
 notes.txt       what did not go as expected: damaged checkpoints that were skipped
 secret          32 bytes that ranks prove to each other, for the owner's eyes alone
 logs/           what each rank printed
@@ -46,10 +47,10 @@ MOST_RANKS = 1 << 16
 _LEFT_OUT = (
     *("depths", "micro_batches", "degrees", "dtypes", "dtype_words"),
     *("reduces_by", "gathers_by", "hosts", "sum_order"),
-    *("from_run", "from_step", "data_from"),
+    *("from_run", "from_step", "data_from", "episode", "episode_step"),
 )
 """Not in run.json where replicas are alike, all ranks compute in one dtype, one collective is for
-all units, or the run began by itself."""
+all units, the run began by itself, or has the program that it began with."""
 Part = Annotated[int, Rule(low=0, high=1 << 18)]
 Override = Annotated[str, Rule(high=MOST_CHARS)]
 
@@ -92,6 +93,8 @@ class RunSpec:
     from_run: Message = ""  # the folder of the run whose checkpoint it began from
     from_step: Natural = 0  # the checkpoint's step
     data_from: Natural = 0  # the step that reads the text's beginning: 0, or `from_step`
+    episode: Natural = 0  # how many other programs the run had before
+    episode_step: Natural = 0  # the first step of this one
 
     def __post_init__(self) -> None:
         ranks = self.pipeline * self.data * self.tensor
@@ -265,6 +268,11 @@ class RunFolder:
         return self.path / "checkpoints"
 
     @property
+    def episodes(self) -> Path:
+        """What programs of before have left, by their numbers."""
+        return self.path / "episodes"
+
+    @property
     def logs(self) -> Path:
         return self.path / "logs"
 
@@ -318,6 +326,10 @@ class RunFolder:
         except OSError as error:
             raise cannot_be_made(self.path, error) from error
         write_secret(self.secret)
+        self.write_program(spec, program)
+
+    def write_program(self, spec: RunSpec, program: Program | Repeating) -> None:
+        """The program, and run.json behind it."""
         write_whole(self.program, write_text(program))
         body = {"format": FORMAT, **asdict(spec)}
         for name in _LEFT_OUT:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from ratrain.convert.converted import (
@@ -24,7 +25,7 @@ from ratrain.convert.sailor.files import (
 from ratrain.describe.cluster import ClusterSpec, Level, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.layer_profile import LayerProfile
-from ratrain.describe.strict import nearest
+from ratrain.describe.strict import FrozenMap, nearest
 from ratrain.errors import SpecError
 from ratrain.readers.files import shown
 from ratrain.readers.json import read_json
@@ -113,6 +114,7 @@ def cluster_from(
             _between(files, gpu, zone, types, known[gpu]),
             _far(files, gpu, zone, seats, types),
             zone,
+            _to_other_kinds(files, gpu, zone, seats, types, differs),
         )
         machines += [node] * count
     if files.between is not None:
@@ -158,19 +160,67 @@ def _far(
             place="--between",
             fix="add --between multizone_bandwidths_het.json",
         )
-    value, place = read_json(files.between)
-    count = str(types[gpu].gpus_per_node)
-    links = [
-        _fit(
-            value,
-            place,
-            (zone, gpu, count, other_zone, other, str(types[other].gpus_per_node)),
-            "world",
-            shared=True,
-        )
-        for other_zone, other in others
-    ]
+    links = [_pair(files.between, (zone, gpu), other, types, "world") for other in others]
     return min(links, key=lambda link: link.bandwidth_bytes_per_s)
+
+
+def _pair(
+    between: Path,
+    here: tuple[str, str],
+    there: tuple[str, str],
+    types: Mapping[str, NodeType],
+    level: Level,
+) -> Link:
+    """The link from nodes of a zone and GPU to those of another, of all GPUs of a node."""
+    value, place = read_json(between)
+    keys = [
+        key for zone, gpu in (here, there) for key in (zone, gpu, str(types[gpu].gpus_per_node))
+    ]
+    return _fit(value, place, tuple(keys), level, shared=True)
+
+
+def _to_other_kinds(
+    files: Files,
+    gpu: str,
+    zone: str,
+    seats: Seats,
+    types: Mapping[str, NodeType],
+    differs: list[str],
+) -> FrozenMap[Link]:
+    """The links to the plan's other nodes, by their names. One that the file lacks is as fast as
+    the slower of the links among nodes of each sort, and the output says so."""
+    if files.between is None:
+        return FrozenMap[Link]()
+    links: dict[str, Link] = {}
+    for other_zone, other in seats.nodes:
+        if (other_zone, other) == (zone, gpu):
+            continue
+        level: Level = "room" if other_zone == zone else "world"
+        if level == "room" and not _is_known(files.between, (zone, gpu), other, types):
+            differs.append(
+                f"--between has no bandwidth from {gpu} to {other} in {zone}: the slower of their "
+                "links to their own kind is taken"
+            )
+            continue
+        links[f"{other}-{other_zone}"] = _pair(
+            files.between, (zone, gpu), (other_zone, other), types, level
+        )
+    return FrozenMap(links)
+
+
+def _is_known(
+    between: Path, here: tuple[str, str], other: str, types: Mapping[str, NodeType]
+) -> bool:
+    """Whether a file has anything about the links from a zone's nodes to its nodes of another
+    GPU."""
+    value, place = read_json(between)
+    zone, gpu = here
+    for key in (zone, gpu, str(types[gpu].gpus_per_node), zone, other):
+        table = object_of(value, place)
+        if key not in table:
+            return False
+        value, place = table[key], place.at(key)
+    return True
 
 
 def _known_link(known: Known, level: Level, gpu: str, option: str) -> Link:

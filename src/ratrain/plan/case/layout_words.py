@@ -13,7 +13,7 @@ from ratrain.plan.case.measured_blocks import measured_words
 from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_name, order_words
-from ratrain.plan.layout.sizes import gradients_in, travels
+from ratrain.plan.layout.sizes import gradients_in, optimizer_words, travels
 from ratrain.program.replicas import Recovery
 
 ACTIVATIONS = {
@@ -63,7 +63,7 @@ def headline(candidate: Candidate) -> list[str]:
     if candidate.reversed_kinds:
         lines.append("device kinds in reversed order: the last hosts hold the first stages")
     lines += idle_words(candidate.idle)
-    lines += travels(candidate.job)
+    lines += [*travels(candidate.job), *optimizer_words(candidate.job)]
     lines += measured_words(candidate.job, candidate.layout)
     return [part for line in lines for part in wrapped(line)]
 

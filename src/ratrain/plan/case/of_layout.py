@@ -21,6 +21,7 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
+from ratrain.cost.algorithms import ALGORITHMS, AUTO
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.describe.lines import wrapped
@@ -47,9 +48,9 @@ from ratrain.plan.layout.candidate import Candidate, setup_of
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words, data_group
-from ratrain.plan.layout.jobs import no_shards, require_tieable, strategy_of
+from ratrain.plan.layout.jobs import no_shards, require_tieable, require_whole, strategy_of
 from ratrain.plan.layout.placement import Placement, place
-from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, travels
+from ratrain.plan.layout.sizes import gradients_in, layers_of_stages, optimizer_words, travels
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.durations import costs_of
 from ratrain.plan.price.even_places import even_places
@@ -61,6 +62,7 @@ from ratrain.program.setup import Accumulation, Setup
 from ratrain.program.skeletons import SKELETONS, Place
 from ratrain.program.strategies import Strategy
 from ratrain.simulate.costs import Costs
+from ratrain.simulate.long import simulate_proved
 
 
 @dataclass(frozen=True)
@@ -84,9 +86,8 @@ class LayoutCase(Case):
             fix += "repeated middle folded; `verify` and `simulate` take the job as it is"
             raise ProgramError(error.what, place=place, fix=fix) from None
 
-    @cached_property
-    def costs(self) -> Costs:
-        return costs_of(self.job, self.placement, self.proved.short.setup)
+    def _costs_of(self, job: JobSpec) -> Costs:
+        return costs_of(job, self.placement, self.proved.short.setup)
 
     @property
     def activations(self) -> str:
@@ -112,7 +113,7 @@ class LayoutCase(Case):
         return candidate_of_setup(self.job, self.placement, self.strategy, setup)
 
     def unit_places(self) -> list[UnitPlace]:
-        return even_places(self.job, self.placement, self.proved.program.setup)
+        return even_places(self.settled_job, self.placement, self.proved.program.setup)
 
     def standing(self) -> Standing:
         return standing_of_placement(self.placement, self.job.cluster.members())
@@ -172,7 +173,7 @@ class LayoutCase(Case):
         if self.layout.data == 1:
             return []
         groups = [data_group(self.placement, rank) for rank in range(self.layout.pipeline)]
-        return collective_words(self.job, (group.hosts for group in groups))
+        return collective_words(self.settled_job, (group.hosts for group in groups))
 
     def headline(self) -> list[str]:
         job, layout = self.job, self.layout
@@ -190,6 +191,7 @@ class LayoutCase(Case):
             *order_words(job.schedule, self.strategy),
             f"activations {self.activations}",
             *travels(job),
+            *optimizer_words(job),
             *self._collectives(),
             *measured_words(job, layout),
         )
@@ -227,9 +229,33 @@ class LayoutCase(Case):
 
 
 def case_of(job: JobSpec) -> LayoutCase:
-    """The case of a job that has a layout. Where memory does not suffice, gradients are sent in
-    buckets, if that is enough."""
+    """The case of a job that has a layout. What is chosen with it is the best for any collective
+    that "auto" may come to."""
     assert job.layout is not None, "a job without a layout is planned first: case_of_job"
+    case = _case_in_memory(job)
+    if job.collective != AUTO or job.layout.data == 1:
+        return case
+    cases = [case, *(_as_best_with(job, name) for name in ALGORITHMS)]
+    sound = [each for each in cases if each.proved.verdict.sound]
+    return min(sound, key=_step_s) if sound else case
+
+
+def _step_s(case: LayoutCase) -> float:
+    return simulate_proved(case.proved, case.costs).step_time_s
+
+
+def _as_best_with(job: JobSpec, collective: str) -> LayoutCase:
+    """The case of a job as it is the fastest with a collective."""
+    named = replace(job, schedule=replace(job.schedule, collective=collective))
+    case = _case_in_memory(named)
+    schedule = replace(case.job.schedule, collective=job.schedule.collective)
+    return replace(case, job=replace(case.job, schedule=schedule))
+
+
+def _case_in_memory(job: JobSpec) -> LayoutCase:
+    """The case of a job with a layout. Where memory does not suffice, gradients are sent in
+    buckets, if that is enough."""
+    assert job.layout is not None
     case = case_as_asked(job)
     bucketed = in_buckets(job, case.strategy) if job.layout.data > 1 else None
     verdict = case.proved.verdict
@@ -266,6 +292,9 @@ def case_as_asked(job: JobSpec) -> LayoutCase:
     if job.schedule.gradient_accumulation == "sharded" and chosen.sharding < 2:
         raise no_shards(job, chosen.sharding)
     require_tieable(job)
+    shards = layout.data > 1 and chosen.sharding > 0
+    where = f"{file} [layout] tensor" if layout.tensor > 1 else f"{file} [schedule] sharding"
+    require_whole(job, tensor=layout.tensor, shards=shards, place=where)
     require_bucketable(job, chosen)
     if layout.virtual > 1 and not SKELETONS[chosen.skeleton].chunks:
         raise SpecError(

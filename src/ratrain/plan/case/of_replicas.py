@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any
 
 from ratrain.describe.cluster import Device
+from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
 from ratrain.describe.ranges import STAGES, write_degrees, write_kinds, write_list, write_ranges
 from ratrain.describe.units import counted
@@ -33,7 +34,7 @@ from ratrain.plan.file.members import share_text
 from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica
 from ratrain.plan.layout.further_orders import order_words
 from ratrain.plan.layout.gradient_groups import collective_words
-from ratrain.plan.layout.sizes import gradients_in, travels
+from ratrain.plan.layout.sizes import gradients_in, optimizer_words, travels
 from ratrain.plan.layout.unit_place import UnitPlace
 from ratrain.plan.price.uneven_places import uneven_costs, uneven_unit_places
 from ratrain.simulate.costs import Costs
@@ -49,9 +50,14 @@ class UnevenCase(Case):
     def plan(self) -> UnevenPlan:
         return self.replicas
 
-    @cached_property
-    def costs(self) -> Costs:
-        return uneven_costs(self.plan, self.proved.short.setup)
+    def _costs_of(self, job: JobSpec) -> Costs:
+        return uneven_costs(self._by(job), self.proved.short.setup)
+
+    def _by(self, job: JobSpec) -> UnevenPlan:
+        """The plan with a job's collective."""
+        of_plan = self.plan.job
+        schedule = replace(of_plan.schedule, collective=job.schedule.collective)
+        return replace(self.plan, job=replace(of_plan, schedule=schedule))
 
     @contextmanager
     def _named(self) -> Generator[None]:
@@ -64,7 +70,7 @@ class UnevenCase(Case):
             raise ProgramError(error.what, place=place, fix=fix) from error
 
     def unit_places(self) -> list[UnitPlace]:
-        return uneven_unit_places(self.plan, self.proved.program.setup)
+        return uneven_unit_places(self._by(self.settled_job), self.proved.program.setup)
 
     def standing(self) -> Standing:
         return standing_of_plan(self.plan, self.proved.short.setup)
@@ -184,7 +190,8 @@ class UnevenCase(Case):
             f"{strategy}: gradients {gradients}, sharding level {self.plan.strategy.sharding}",
             *order_words(job.schedule, self.plan.strategy),
             *travels(job, self._idle_kinds),
-            *collective_words(job, ()),
+            *optimizer_words(job),
+            *collective_words(self.settled_job, ()),
         ]
         first_rank = setup.first_rank
         for replica, first in zip(self.plan.replicas, first_rank, strict=True):

@@ -11,6 +11,7 @@ from typing import Any
 
 from ratrain.describe.cluster import Device
 from ratrain.describe.job import JobSpec
+from ratrain.plan.case.fastest_collective import with_fastest_collective
 from ratrain.plan.case.standing import Standing
 from ratrain.plan.file.uneven import UnevenPlan
 from ratrain.plan.layout.candidate import Candidate
@@ -57,8 +58,18 @@ class Case(ABC):
         """In which a program that cannot be made is the fault of a place in the user's file."""
 
     @cached_property
+    def costs(self) -> Costs:
+        """What the ops of the proved program take."""
+        return self._costs_of(self.settled_job)
+
     @abstractmethod
-    def costs(self) -> Costs: ...
+    def _costs_of(self, job: JobSpec) -> Costs:
+        """The same, where the job's collective is another."""
+
+    @cached_property
+    def settled_job(self) -> JobSpec:
+        """The job with the collective by which its replicas reduce: "auto" may come to one."""
+        return with_fastest_collective(self.job, self.proved, self._costs_of)
 
     @property
     def tokens(self) -> int:

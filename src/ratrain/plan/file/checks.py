@@ -9,6 +9,7 @@ from ratrain.cost.algorithms import DIRECT
 from ratrain.errors import ProgramError, SpecError
 from ratrain.plan.file.job import require_chunks, require_order
 from ratrain.plan.file.uneven import UnevenPlan, UnevenReplica, has_members
+from ratrain.plan.layout.jobs import require_whole
 from ratrain.program.replicas import Recovery
 from ratrain.program.setup import Accumulation
 from ratrain.program.skeletons import SKELETONS, joining_skeletons
@@ -85,6 +86,7 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
             fix="leave it out, or give every replica the same share",
         )
     mode = made.mode
+    _require_whole(made, place)
     once = made.strategy.gathers_once
     try:
         replace(
@@ -97,6 +99,13 @@ def _require_program(made: UnevenPlan, place: Place) -> None:
         )
     except ProgramError as error:
         raise SpecError(error.what, place=str(place.at("replicas")), fix=error.fix) from None
+
+
+def _require_whole(made: UnevenPlan, place: Place) -> None:
+    """Refuses to divide matrices that the optimizer must see whole."""
+    tensor = max(degree for replica in made.replicas for degree in replica.tensor)
+    shards = made.mode.sharding > 0 and max(made.setup.holders.values()) > 1
+    require_whole(made.job, tensor=tensor, shards=shards, place=str(place.at("replicas")))
 
 
 def _require_one_order(made: UnevenPlan, place: Place) -> None:

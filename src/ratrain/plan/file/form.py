@@ -15,10 +15,11 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Literal
 
 from ratrain.describe.amounts import Count, Devices, FileName, Name, Period, Sequences, Tokens
 from ratrain.describe.job import WireType
+from ratrain.describe.optimizers import USUAL_OPTIMIZER
 from ratrain.describe.strict import FrozenMap, Rule, load
 from ratrain.errors import SpecError
 from ratrain.readers.json import as_table, parse_json, read_json_table
@@ -160,6 +161,7 @@ class Plan:
     average_every: Period | None = None
     clip_norm: Annotated[float, Rule(low=1e-12)] | None = None
     overflow: Literal["step", "unit"] = "step"
+    optimizer: Name = USUAL_OPTIMIZER
     recover_heads: bool | None = None
     sequence_parallel: bool = False
     attention: Literal["flash", "stored"] = "flash"
@@ -201,21 +203,3 @@ def is_uneven(plan: Plan) -> bool:
     }
     members = any(stage.members is not None for stage in stages)
     return members or len(degrees) > 1 or len(replicas) > 1
-
-
-def wires_of(plan: Plan) -> dict[str, Any]:
-    """The wire types that a plan names, and error feedback where it has that."""
-    wires = {"gradient_wire": plan.gradient_wire, "boundary_wire": plan.boundary_wire}
-    named: dict[str, Any] = {key: wire for key, wire in wires.items() if wire is not None}
-    return named | ({"error_feedback": True} if plan.error_feedback else {})
-
-
-def dtypes_of(plan: Plan) -> dict[str, dict[str, str]]:
-    """The dtypes of their own that a plan names of device kinds."""
-    return {"dtypes": dict(plan.dtypes)} if plan.dtypes else {}
-
-
-def bucket_of(plan: Plan) -> dict[str, str]:
-    """The bucket that a plan names."""
-    size_bytes = plan.gradient_bucket_bytes
-    return {} if size_bytes is None else {"gradient_bucket": f"{size_bytes}B"}

@@ -10,8 +10,9 @@ from typing import Any
 
 from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.describe.job_file import job_from_table
+from ratrain.describe.program_keys import said_by
 from ratrain.errors import ProgramError, SpecError
-from ratrain.plan.file.form import Plan, bucket_of, dtypes_of, wires_of
+from ratrain.plan.file.form import Plan
 from ratrain.plan.layout.buckets import require_bucketable
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.program.skeletons import SKELETONS
@@ -35,35 +36,15 @@ def job_of_plan(
         "model": vars(plan.model),
         "cluster": vars(plan.cluster),
         "batch": {"sequences": plan.sequences, "micro_batch": size},
-        "schedule": {
-            "name": plan.schedule,
-            "without": list(plan.without),
-            "skeleton": plan.skeleton,
-            "backend": plan.backend,
-            "recovery_buffer": plan.recovery_buffer,
-            "dtype": plan.dtype,
-            "gradient_dtype": plan.gradient_dtype,
-            "attention": plan.attention,
-        },
+        "schedule": {"skeleton": plan.skeleton, "recovery_buffer": plan.recovery_buffer},
+        "train": {},
     }
     if layout is not None:
         numbers = {"layers": list(layout.layers), "joined": list(layout.joined)}
         table["layout"] = vars(layout) | numbers
-    if plan.memory_budget_bytes is not None:
-        table["schedule"]["memory_budget"] = f"{plan.memory_budget_bytes}B"
-    if plan.passes is not None:
-        table["schedule"]["passes"] = list(plan.passes)
-    if plan.collective is not None:
-        table["schedule"]["collective"] = plan.collective
-    table["schedule"] |= dtypes_of(plan) | wires_of(plan) | bucket_of(plan)
-    job = job_from_table(table, place, Path(place.file))
-    return replace(
-        job,
-        train=replace(job.train, clip_norm=plan.clip_norm, overflow=plan.overflow),
-        schedule=replace(
-            job.schedule, recover_heads=plan.recover_heads, average_every=plan.average_every
-        ),
-    )
+    for key, value in said_by(plan):
+        table[key.table][key.file_key] = value
+    return job_from_table(table, place, Path(place.file))
 
 
 def require_strategy(plan: Plan, place: Place) -> None:

@@ -40,7 +40,7 @@ def uneven_plan(plan: Plan, file: str, planned_for: JobSpec | None = None) -> Un
     widest = max((r.layout_of(rank) for r in replicas for rank in range(r.ranks)), key=_tensor)
     chosen = strategy_of(replace(job, layout=widest))  # which asks for the tensor degree
     require_prefetch(plan, chosen, place)
-    require_tieable(job)
+    require_tieable(job, max(replica.layout.pipeline for replica in replicas))
     if plan.gradient_bucket_bytes is not None:
         raise SpecError(
             "replicas or stages that differ cannot send gradients in buckets yet",

@@ -20,7 +20,7 @@ from ratrain.describe.job import Batch, JobSpec, LayoutSpec
 from ratrain.plan.file.members import Served
 from ratrain.plan.layout.candidate import choices_of, unequal_budgets
 from ratrain.plan.layout.enumerate import StateMode
-from ratrain.plan.layout.sizes import stages_of
+from ratrain.plan.layout.sizes import stages_of, trains_tied
 from ratrain.program.replicas import Member, Recovery, Replica, Stage
 from ratrain.program.setup import Setup
 from ratrain.program.strategies import Choices, Strategy
@@ -174,7 +174,9 @@ class UnevenPlan:
     def choices(self) -> Choices:
         """What the plan and its backend decide of the program."""
         recovery = tuple(replica.recovery for replica in self.replicas)
-        return choices_of(self.job, self.mode.sharded_gradients, recovery_of_replicas=recovery)
+        deepest = max(replica.layout.pipeline for replica in self.replicas)
+        made = choices_of(self.job, self.mode.sharded_gradients, recovery_of_replicas=recovery)
+        return replace(made, tie=trains_tied(self.job, deepest))
 
     @property
     def is_layout(self) -> bool:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from ratrain.describe.job import JobSpec
+from ratrain.describe.program_keys import PROGRAM_KEYS, in_plan, said_by
 from ratrain.describe.ranges import write_ranges
 from ratrain.plan.file.form import (
     FORMAT,
@@ -17,9 +18,6 @@ from ratrain.plan.file.form import (
     PlanReplica,
     PlanStage,
     Predicted,
-    bucket_of,
-    dtypes_of,
-    wires_of,
 )
 from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.enumerate import StateMode
@@ -74,37 +72,20 @@ def plan_of_replicas(
     predicted: Predicted | None,
 ) -> Plan:
     """The plan of a job on these replicas, with all that the job says besides."""
-    schedule = job.schedule
+    carried: dict[str, Any] = {in_plan(key): key.of(job) for key in PROGRAM_KEYS}
     return Plan(
         format=FORMAT,
         model=PlanModel(job.model.name, job.model.sequence_length),
         cluster=PlanCluster(job.cluster.name, job.cluster.devices),
         sequences=job.batch.sequences,
-        dtype=schedule.dtype,
-        schedule=schedule.name,
         skeleton=file_of(chosen.skeleton),
-        without=schedule.without,
         accumulation="sharded" if mode.sharded_gradients else "local",
         recovery_buffer=recovery_buffer,
         prefetch=chosen.prefetch,
         replicas=tuple(replicas),
-        memory_budget_bytes=schedule.memory_budget_bytes,
-        backend=schedule.backend,
-        passes=schedule.passes,
-        average_every=schedule.average_every,
-        clip_norm=job.train.clip_norm,
-        overflow=job.train.overflow,
-        recover_heads=schedule.recover_heads,
         sequence_parallel=sequence_parallel,
-        attention=schedule.attention,
-        gradient_dtype=schedule.gradient_dtype,
-        dtypes=job.dtypes,
-        gradient_wire=schedule.gradient_wire,
-        boundary_wire=schedule.boundary_wire,
-        error_feedback=schedule.error_feedback,
-        gradient_bucket_bytes=schedule.gradient_bucket_bytes,
-        collective=schedule.collective,
         predicted=predicted,
+        **carried,
     )
 
 
@@ -115,37 +96,14 @@ def write_plan(plan: Plan) -> str:
         "model": {"name": plan.model.name, "sequence_length": plan.model.sequence_length},
         "cluster": {"name": plan.cluster.name, "devices": plan.cluster.devices},
         "sequences": plan.sequences,
-        "dtype": plan.dtype,
-        "gradient_dtype": plan.gradient_dtype,
-        "backend": plan.backend,
-        "schedule": plan.schedule,
         "skeleton": plan.skeleton,
-        "without": list(plan.without),
         "accumulation": plan.accumulation,
         "recovery_buffer": plan.recovery_buffer,
         "prefetch": plan.prefetch,
     }
-    if plan.memory_budget_bytes is not None:
-        head["memory_budget"] = f"{plan.memory_budget_bytes}B"
-    if plan.passes is not None:
-        head["passes"] = list(plan.passes)
-    if plan.average_every is not None:
-        head["average_every"] = plan.average_every
-    if plan.clip_norm is not None:
-        head["clip_norm"] = plan.clip_norm
-    if plan.overflow != "step":
-        head["overflow"] = plan.overflow
-    if plan.recover_heads is not None:
-        head["recover_heads"] = plan.recover_heads
-    if plan.collective is not None:
-        head["collective"] = plan.collective
     if plan.sequence_parallel:
         head["sequence_parallel"] = True
-    if plan.attention != "flash":
-        head["attention"] = plan.attention
-    head |= dtypes_of(plan)
-    head |= wires_of(plan)
-    head |= bucket_of(plan)
+    head |= {key.plan or key.file_key: value for key, value in said_by(plan)}
     if plan.predicted is not None:
         head["predicted"] = vars(plan.predicted)
     lines = [f"  {json.dumps(key)}: {json.dumps(value)}," for key, value in head.items()]

@@ -5,13 +5,13 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.cost.blocks import Block
-from ratrain.cost.compute import BlockTimes, block_times
+from ratrain.cost.compute import OPTIMIZER_BYTES_PER_PARAM, BlockTimes, block_times
 from ratrain.cost.gpu_layer import Execution
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.placement import Placement
-from ratrain.plan.layout.sizes import boundary_bytes, stores_scores
+from ratrain.plan.layout.sizes import boundary_bytes, matrices_of, stores_scores
 from ratrain.plan.layout.transfers import inner_sums_s, sums_alone_s
 
 
@@ -53,6 +53,13 @@ def times_in_layout(
         tensor=layout.tensor,
         execution=Execution(layout.sequence_parallel, selective and stores_scores(job)),
         sums_s=sums_s,
+    )
+    optimizer = job.train.rule
+    times = replace(
+        times,
+        update_moves=optimizer.moved_bytes / OPTIMIZER_BYTES_PER_PARAM,
+        update_flops_s=optimizer.update_flops(matrices_of(block))
+        / device.flops_rate(job.schedule.dtype),
     )
     if times.sums_inside:
         return times

@@ -210,7 +210,7 @@ def _groups(
 ) -> Iterator[Group]:
     pipeline, data = degrees.pipeline, degrees.data
     skeleton = SKELETONS[chosen.skeleton]
-    modes = modes_of(job, chosen, data)
+    modes = modes_of(job, chosen, data, pipeline)
     placement: Placement | None = None
     for virtual in _virtual(skeleton, pipeline):
         if pipeline * virtual > job.model.spec.layers:
@@ -250,11 +250,15 @@ def _virtual(skeleton: Skeleton, pipeline: int) -> tuple[int, ...]:
     return VIRTUAL if skeleton.chunks and pipeline > 1 else (1,)
 
 
-def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]:
+def modes_of(
+    job: JobSpec, chosen: Strategy, data: int, pipeline: int | None = None
+) -> tuple[StateMode, ...]:
     """The state modes that the job leaves open. Where they come to the same, the first is kept."""
     if data == 1:
         return (StateMode(chosen.sharding, False),)
     asked, gradients = job.schedule.sharding, job.schedule.gradient_accumulation
+    if job.train.rule.whole and asked is None:
+        asked = 0  # its matrices are not divided
     if job.schedule.average_every is not None:
         asked = chosen.sharding  # replicas that train independently hold all of their states
     return tuple(
@@ -262,7 +266,7 @@ def modes_of(job: JobSpec, chosen: Strategy, data: int) -> tuple[StateMode, ...]
         for mode in STATE_MODES
         if (mode.sharding != 2 or mode.sharded_gradients or asked == 2)
         and asked in (None, mode.sharding)
-        and not (mode.sharded_gradients and trains_tied(job))
+        and not (mode.sharded_gradients and trains_tied(job, pipeline))
         and (gradients == "auto" or (gradients == "sharded") == mode.sharded_gradients)
         and (mode.sharded_gradients or not job.backward_sends)
     )
@@ -280,8 +284,8 @@ def _orders(members: tuple[Device, ...]) -> Iterator[tuple[tuple[Device, ...], b
 def _tensor_degrees(job: JobSpec, devices: Sequence[Device]) -> list[int]:
     """Degrees that divide heads and every host's devices, so that no group leaves its host; where
     the backend divides everything, MLP and vocabulary too. Units that decide by themselves whether
-    to update are whole."""
-    if job.train.overflow == "unit":
+    to update are whole, and so are those of an optimizer that needs whole matrices."""
+    if job.train.overflow == "unit" or job.train.rule.whole:
         return [1]
     hosts: dict[int, int] = {}
     for device in devices:

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 
 from ratrain.cost.algorithms import ALGORITHMS, AUTO, Group, Hosts, fastest, half
-from ratrain.cost.collectives import Transfer
+from ratrain.cost.collectives import Transfer, reduction_loss
 from ratrain.cost.exchanges import order_words
 from ratrain.cost.precision import wire_bytes
 from ratrain.describe.cluster import ClusterSpec, Device, Link
@@ -72,6 +72,7 @@ def group_among(
         across,
         min(links["inside"] or [across], key=speed),
         max(on_host[host] / count for host, count in Counter(hosts).items()),
+        max(reduction_loss(kind) for kind in {id(d.kind): d.kind for d in members}.values()),
     )
 
 

@@ -128,15 +128,29 @@ def _averaging(job: JobSpec, strategy: Strategy, file: str) -> Strategy:
     return replace(strategy, sharding=0)
 
 
-def require_tieable(job: JobSpec) -> None:
+def require_tieable(job: JobSpec, pipeline: int | None = None) -> None:
     """Refuses sharded gradients where both copies of a tied matrix need whole ones."""
-    if trains_tied(job) and job.schedule.gradient_accumulation == "sharded":
+    if trains_tied(job, pipeline) and job.schedule.gradient_accumulation == "sharded":
         raise SpecError(
             f"{job.model.spec.name} ties its embedding and its head: adding their gradients takes "
             "whole gradients, which sharded accumulation does not keep",
             place=f"{job.path or 'job'} [schedule] gradient_accumulation",
             fix='set gradient_accumulation = "local"',
         )
+
+
+def require_whole(job: JobSpec, *, tensor: int, shards: bool, place: str) -> None:
+    """Refuses to divide matrices that the optimizer must see whole: among a tensor group, or where
+    it `shards` states."""
+    if not job.train.rule.whole or (tensor == 1 and not shards):
+        return
+    by = f"a tensor group of {tensor}" if tensor > 1 else "sharded states"
+    fix = "set tensor = 1" if tensor > 1 else "set [schedule] sharding = 0"
+    raise SpecError(
+        f"the optimizer {job.train.optimizer} needs whole matrices, which {by} would divide",
+        place=place,
+        fix=f'{fix}, or use [train] optimizer = "adamw"',
+    )
 
 
 def no_shards(job: JobSpec, level: int) -> SpecError:

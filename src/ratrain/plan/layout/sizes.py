@@ -28,6 +28,7 @@ from ratrain.cost.scratch import (
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec, ScheduleSpec, layers_per_stage
 from ratrain.describe.model import ModelSpec
+from ratrain.describe.optimizers import USUAL_OPTIMIZER, Matrix
 from ratrain.describe.units import counted, format_bytes
 from ratrain.program.replicas import Stage, Unit, stage
 
@@ -103,7 +104,8 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         name=_name_of(block),
         view_bytes=precision.weight_bytes * params,
         gradient_bytes=precision.gradient_bytes * params,
-        optimizer_bytes=precision.optimizer_bytes * params,
+        optimizer_bytes=precision.master_bytes * params
+        + job.train.rule.state_bytes(params, matrices_of(block)),
         input_bytes=0 if block.kind == "embedding" else boundary,
         saved_bytes=_saved_bytes(job, layout, block, boundary),
         recoverable=block.kind == "layer",
@@ -111,6 +113,11 @@ def unit_of(job: JobSpec, layout: LayoutSpec, block: Block, boundary: int) -> Un
         scratch_bytes=_scratch_bytes(job, layout, block),
         scores_bytes=_scores_bytes(job, layout) if block.kind == "layer" else 0,
     )
+
+
+def matrices_of(block: Block) -> tuple[Matrix, ...]:
+    """A block's whole parameters, as optimizers see them."""
+    return tuple(Matrix(tensor.name, tensor.shape) for tensor in block.tensors)
 
 
 def _name_of(block: Block) -> str:
@@ -121,6 +128,12 @@ def _name_of(block: Block) -> str:
 def gradients_in(schedule: ScheduleSpec) -> str:
     """What to add where gradients are spoken of: " in fp32"; nothing where all is in fp32."""
     return "" if schedule.dtype == FP32 else f" in {schedule.gradient_dtype}"
+
+
+def optimizer_words(job: JobSpec) -> list[str]:
+    """The optimizer as a line of a headline, where it is not the usual one."""
+    usual = job.train.optimizer == USUAL_OPTIMIZER
+    return [] if usual else [f"optimizer {job.train.optimizer}: {job.train.rule.doc}"]
 
 
 def travels(job: JobSpec, idle: Collection[str] = ()) -> list[str]:
@@ -168,9 +181,20 @@ def _scores_bytes(job: JobSpec, layout: LayoutSpec) -> int:
     return probabilities_bytes(model, sequence, size, layout.tensor, element_bytes=element)
 
 
-def trains_tied(job: JobSpec) -> bool:
-    """Whether embedding and head are one matrix of which the backend keeps two copies."""
-    return job.backend.ties and job.model.spec.tied_embeddings
+def trains_tied(job: JobSpec, pipeline: int | None = None) -> bool:
+    """Whether embedding and head are one matrix of which there are two copies; `pipeline`: ranks of
+    a replica, those of the job's layout if not given. Where neither is known there may be some."""
+    if pipeline is None and job.layout is not None:
+        pipeline = job.layout.pipeline
+    return job.model.spec.tied_embeddings and (job.backend.copies_tied or pipeline != 1)
+
+
+def held_params(job: JobSpec, block: Block, pipeline: int) -> int:
+    """Parameters that a block holds, on all ranks of its tensor group, in replicas of so many
+    pipeline ranks: a tied head has none of the matrix where there is one copy alone."""
+    if trains_tied(job, pipeline):
+        return block.params
+    return block.params - sum(tensor.elements for tensor in block.tensors if tensor.tied)
 
 
 def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
@@ -179,7 +203,7 @@ def _params_of_rank(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     whole = 0
     if not job.backend.divides_vectors and layout.tensor > 1:
         whole = sum(tensor.elements for tensor in block.tensors if len(tensor.shape) == 1)
-    return whole - (-(block.params - whole) // layout.tensor)
+    return whole - (-(held_params(job, block, layout.pipeline) - whole) // layout.tensor)
 
 
 def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
@@ -210,6 +234,8 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
     apart = trains_tied(job) and layout.pipeline > 1
     kernels = kernels_scratch_bytes(element, job.runs_on)
     narrows = layout.pipeline > 1 and job.schedule.boundaries_travel_in != job.schedule.dtype
+    optimizer = job.train.rule
+    matrices = matrices_of(block) if optimizer.whole else ()
     lanes = lanes_scratch_bytes(
         layout.data,
         layout.tensor,
@@ -217,7 +243,11 @@ def _scratch_bytes(job: JobSpec, layout: LayoutSpec, block: Block) -> int:
         narrow_boundaries=narrows,
         unlike_views=job.unlike and layout.data > 1,
         runs_on=job.runs_on,
+        copies=2 + optimizer.copies,
+        whole=max((matrix.elements for matrix in matrices), default=0),
     )
+    # A state that is saved is unfolded: of a whole unit, where parameters are not divided.
+    lanes += 4 * sum(matrix.elements for matrix in matrices)
     return compute + kernels + lanes
 
 

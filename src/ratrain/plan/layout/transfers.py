@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from ratrain.cost.blocks import BlockKind
-from ratrain.cost.collectives import NOTHING, Transfer, message, ring_all_reduce, ring_half
+from ratrain.cost.collectives import Transfer, message, ring_all_reduce, ring_half
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
@@ -85,39 +85,44 @@ def stage_message(
     device: DeviceKind,
     placement: Placement,
     target: int,
+    *,
+    whole: bool,
 ) -> Transfer:
-    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it."""
+    """A tensor from one stage to the next, `target`, as a rank of the sending group sees it; see
+    `group_message`."""
     layout = placement.layout
     inside = placement.tensor_link(target) if layout.tensor > 1 else None
-    return group_message(boundary_bytes, link, device, layout, inside)
+    return group_message(boundary_bytes, link, device, layout, inside, whole=whole)
 
 
 def group_message(
-    boundary_bytes: int, link: Link, device: DeviceKind, layout: LayoutSpec, inside: Link | None
+    boundary_bytes: int,
+    link: Link,
+    device: DeviceKind,
+    layout: LayoutSpec,
+    inside: Link | None,
+    *,
+    whole: bool,
 ) -> Transfer:
     """A tensor from one tensor group to another of the same degree, as a rank of the sender sees
     it; `inside`: the link of the receiving group, None where it is one rank.
 
-    Where the sequence is divided, each rank sends its part (arXiv 2205.05198). Else without a
-    kernel model each rank sends all of it, and libraries with one send a part each, which the
-    receiving group gathers over its own links (arXiv 2104.04473, section 4.1), unless they are
-    said to send whole messages.
+    Each rank sends its part. Where the sequence is divided that is all (arXiv 2205.05198); else the
+    receiving group gathers the parts over its own links (arXiv 2104.04473, section 4.1), unless the
+    backend (`whole`) or the device's software has each rank send the whole tensor.
     """
-    tensor, divided = layout.tensor, layout.sequence_parallel
-    if divided and device.kernels is None:
-        boundary_bytes //= tensor
-    if device.kernels is None or inside is None or (device.kernels.whole_sends and not divided):
-        blocking = device.kernels is not None and device.kernels.blocking_sends
+    blocking = device.kernels is not None and device.kernels.blocking_sends
+    if inside is None:
         return message(boundary_bytes, link, blocking=blocking)
-    gather = NOTHING
-    if not divided:
-        gather = ring_half(boundary_bytes, tensor, inside)
-    return message(
-        boundary_bytes // tensor,
-        link,
-        blocking=device.kernels.blocking_sends,
-        after_s=gather.alone_s(inside.bandwidth_bytes_per_s),
+    part_bytes = boundary_bytes // layout.tensor
+    if layout.sequence_parallel:
+        return message(part_bytes, link, blocking=blocking)
+    if whole or (device.kernels is not None and device.kernels.whole_sends):
+        return message(boundary_bytes, link, blocking=blocking)
+    gather_s = ring_half(boundary_bytes, layout.tensor, inside).alone_s(
+        inside.bandwidth_bytes_per_s
     )
+    return message(part_bytes, link, blocking=blocking, after_s=gather_s)
 
 
 def regrouped_message(

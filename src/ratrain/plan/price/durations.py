@@ -11,13 +11,12 @@ from ratrain.cost.collectives import (
     NOTHING,
     Transfer,
     gather_loss,
-    message,
     message_loss,
     reduction_loss,
     tree_all_reduce,
 )
 from ratrain.cost.compute import BlockTimes, update
-from ratrain.cost.precision import RESIDUAL_BYTES, SAVED_BYTES, wire_bytes
+from ratrain.cost.precision import RESIDUAL_BYTES
 from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
@@ -26,14 +25,13 @@ from ratrain.plan.layout.placement import Placement
 from ratrain.plan.layout.transfers import sums_of_op
 from ratrain.plan.layout.unit_place import Half, StageMessage, UnitPlace
 from ratrain.plan.price.even_places import even_places
-from ratrain.plan.price.reductions import reduction
+from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.kind import Cost, Kind, kinds
 from ratrain.program.replicas import Unit
 from ratrain.program.setup import HOST, Setup
 from ratrain.simulate.costs import NO_LINK, Costs, Floats, Routes, Work, fixed_work
 
 NORM_BYTES = 8  # of the global norm: one number, and whether any gradient overflowed
-_SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
 
 
 class _Ports:
@@ -109,7 +107,7 @@ def costs_of_places(
     priced[Cost.UPDATE] = _updates(setup, units, ports)
     priced[Cost.NORM] = _norms(farthest, setup, units)
     # Steps that save nothing are simulated, unless every one does.
-    saving = _saves(setup, units, ports)
+    saving = _saves(setup, units, ports, job.train.rule.saved_bytes)
     priced[Cost.SAVE] = saving if job.checkpoint.every == 1 else zero
     priced[Cost.COPY_INPUT] = _copies(units, ports)
     if setup.tied:
@@ -201,7 +199,7 @@ def _collectives(job: JobSpec, setup: Setup) -> dict[Cost, Callable[[UnitPlace, 
         return gather_loss(unit.device).driven(_half_of(unit)(unit.view_bytes))
 
     def average(unit: UnitPlace, _link: Link) -> Transfer:
-        sent = _half_of(unit)(SAVED_BYTES * unit.params).times(2)
+        sent = _half_of(unit)(job.train.rule.saved_bytes * unit.params).times(2)
         return reduction_loss(unit.device).driven(sent)
 
     def reduced(unit: UnitPlace, _link: Link) -> Transfer:
@@ -283,33 +281,27 @@ def _norms(farthest: Link | None, setup: Setup, units: Sequence[UnitPlace]) -> W
 
 
 def _ties(job: JobSpec, setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """The part of a tied matrix' gradient that a replica owns from each end of the pipeline to the
-    other, both ways at once; on one rank, three reads and two writes of it in memory. Not modelled:
-    the sum where it was sent."""
-    model = job.model.spec
-    sent_bytes = wire_bytes(job.schedule.gradients_travel_in)
+    """The sum of a tied matrix' gradients: see `tied_sum`."""
 
     def tie(unit: UnitPlace) -> tuple[Transfer, int, int]:
-        end = unit.other_end
-        tensor = end.tensor if end else unit.layout.tensor
-        size_bytes = sent_bytes * model.vocab * model.hidden / (tensor * _owners(setup, unit))
+        end, device = unit.other_end, unit.device
+        parts = (end.tensor if end else unit.layout.tensor) * _owners(setup, unit)
         if unit.layout.pipeline == 1:
-            device = unit.device
             port = ports.memory(unit.rank, device.memory.bandwidth_bytes_per_s)
-            return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0), port, NO_LINK
+            return tied_sum(job, device, parts, None), port, NO_LINK
         if end is None:
             return NOTHING, NO_LINK, NO_LINK
-        sent = reduction_loss(unit.device).driven(message(size_bytes, end.link))
+        sent = tied_sum(job, device, parts, end.link)
         return sent, ports.out(unit.rank, end.link), ports.into(end.rank, end.link)
 
     transfers, links, peers = zip(*map(tie, units), strict=True)
     return _work_of(transfers, links, peers)
 
 
-def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
-    """A checkpoint: the master weights and moments that a rank owns, and all of its residuals,
-    through its disk (the tier of that name; nothing where the device has none). Where every replica
-    has all weights and moments, one of them writes all. Not modelled: several devices of a host on
+def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports, of_parameter: int) -> Work:
+    """A checkpoint: the master weights and states that a rank owns, `of_parameter` bytes, and all
+    of its residuals, through its disk (the tier of that name; nothing where the device has none).
+    Where every replica has all of them, one writes all. Not modelled: several devices of a host on
     one disk."""
     transfers: list[Transfer] = []
     links: list[int] = []
@@ -318,7 +310,7 @@ def _saves(setup: Setup, units: Sequence[UnitPlace], ports: _Ports) -> Work:
         disk = tiers.get("disk")
         residual_bytes = RESIDUAL_BYTES if setup.error_feedback and unit.group else 0
         saved_bytes = (
-            SAVED_BYTES * unit.params / _owners(setup, unit) + residual_bytes * unit.params
+            of_parameter * unit.params / _owners(setup, unit) + residual_bytes * unit.params
         )
         size_bytes = saved_bytes if disk else 0.0
         transfers.append(Transfer(0.0, size_bytes, 0.0))

@@ -37,15 +37,20 @@ import numpy as np
 from ratrain.cost.blocks import BlockKind
 from ratrain.cost.collectives import NOTHING, Transfer, gather_loss, message_loss, reduction_loss
 from ratrain.cost.compute import BlockTimes, reduced_bytes_per_param, update
-from ratrain.cost.precision import SAVED_BYTES
 from ratrain.plan.layout.enumerate import Group, kinds_of_block
 from ratrain.plan.layout.gradient_groups import data_half
 from ratrain.plan.layout.placement import ReplicaClass
-from ratrain.plan.layout.sizes import boundary_bytes, gathered_bytes_per_param, sent_boundary_bytes
+from ratrain.plan.layout.sizes import (
+    boundary_bytes,
+    gathered_bytes_per_param,
+    held_params,
+    sent_boundary_bytes,
+    trains_tied,
+)
 from ratrain.plan.layout.transfers import stage_message, sums_of_op
 from ratrain.plan.price.bill import BACKWARD, FORWARD, NONE, SELECTIVE
 from ratrain.plan.price.loops import loops
-from ratrain.plan.price.reductions import reduction
+from ratrain.plan.price.reductions import reduction, tied_sum
 from ratrain.program.skeletons import SKELETONS
 from ratrain.program.units import Ints
 from ratrain.simulate.costs import Floats
@@ -137,11 +142,11 @@ class _Pace:
         split = SKELETONS[group.strategy.skeleton].split_backward
 
         def made(block: int, time: BlockTimes, kind: BlockKind) -> _Unit:
-            params = parts[block].params / layout.tensor
+            params = held_params(group.job, parts[block], layout.pipeline) / layout.tensor
             gather = half(weight_bytes * params)
             reduce = NOTHING
             if schedule.average_every is not None:
-                reduce = half(SAVED_BYTES * params)
+                reduce = half(group.job.train.rule.saved_bytes * params)
             elif data:  # as where states are sharded: `tail_s` counts it twice where they are not
                 size_bytes = reduced_bytes * params
                 reduce = reduction(group.job, half, params, size_bytes, device, owners=self.data)
@@ -214,12 +219,12 @@ class _Pace:
         if self.ranks == 1:
             none = np.zeros((self.stages, 3))
             return none, none
-        hops = placement.hops(self.alike)
+        hops, whole = placement.hops(self.alike), self.group.job.backend.whole_sends
         times: list[tuple[float, float, float]] = []
         for source, target in hops.examples:
             link = placement.stage_link(source, target, self.alike.members)
             device, receiver = (placement.kind(self.alike.kinds[end]) for end in (source, target))
-            sent = stage_message(sent_bytes, link, device, placement, target)
+            sent = stage_message(sent_bytes, link, device, placement, target, whole=whole)
             taken_s = message_loss(device).driven(sent).driving_s, message_loss(receiver).of(sent)
             times.append((sent.alone_s(link.bandwidth_bytes_per_s), *taken_s))
         every = np.array(times)[hops.which]
@@ -316,6 +321,21 @@ class _Pace:
         """Rows x stages: from the last backward until the next step's first forward may begin."""
         return self._tail_s(np.where(self.group.sharding == 0, 2, 1)[:, None])
 
+    @cached_property
+    def _tie_s(self) -> Floats:
+        """Rows x 1: what adding up the gradients of both copies of a tied matrix takes."""
+        group, placement = self.group, self.group.placement
+        if not trains_tied(group.job, self.ranks):
+            return np.zeros((len(group), 1))
+        device, last = placement.kind(self.alike.kinds[0]), self.ranks - 1
+        link = placement.stage_link(0, last, self.alike.members) if last else None
+        rate = (link or device.memory).bandwidth_bytes_per_s
+        alone, shared = (
+            tied_sum(group.job, device, group.layout.tensor * owners, link).alone_s(rate)
+            for owners in (1, self.data)
+        )
+        return np.where(group.sharding > 0, shared, alone)[:, None]
+
     def _tail_s(self, two: Ints) -> Floats:
         """The same where reductions take so many halves of a transfer: 0, none is made."""
         group, strategy = self.group, self.group.strategy
@@ -325,13 +345,15 @@ class _Pace:
         updates = self._total("update_s") / owners + self._total("launch_s")
         gathers_once = ~(self.per_use | (group.sharding[:, None] == 0))
         gathers = gathers_once * self._total("gather_s")
+        # The sum of a tied matrix follows the reduction of the embedding, the last of all.
+        tie_s = self.first * self._tie_s
         # A rank that waits for its transfers drives them meanwhile.
         reduces_drive = two * self._total("reduce_driving_s")
         gathers_drive = gathers_once * self._total("gather_driving_s")
         if not strategy.layerwise:
             lump = np.where(self.sharded, 0.0, 1.0)
-            reduces = np.maximum(reduces, reduces_drive)
-            return _summed(self, lump * reduces + updates + np.maximum(gathers, gathers_drive))
+            reduces = lump * np.maximum(reduces, reduces_drive) + tie_s
+            return _summed(self, reduces + updates + np.maximum(gathers, gathers_drive))
         # The reduce lane runs behind backward: its end is the latest of four beginnings.
         r_e, r_l, r_h = (two * self._column(unit, "reduce_s") for unit in range(3))
         # Gathers for every use take the link from what would hide beneath the last backward.
@@ -349,6 +371,7 @@ class _Pace:
                 e * r_e * np.ones_like(r_l),
             ]
         )
+        ends = ends + tie_s
         if not strategy.prefetch:
             ends = np.maximum(ends, reduces_drive)
             return _summed(self, ends + updates + np.maximum(gathers, gathers_drive))

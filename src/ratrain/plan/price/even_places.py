@@ -13,6 +13,7 @@ from ratrain.plan.layout.sizes import (
     blocks_of_stages,
     boundary_bytes,
     gathered_bytes_per_param,
+    held_params,
     sent_boundary_bytes,
 )
 from ratrain.plan.layout.transfers import stage_message
@@ -56,7 +57,8 @@ def _places_of_class(
         here, there = rank_of[source], rank_of[target]
         link = placement.stage_link(here, there, alike.members)
         kind = placement.kind(alike.kinds[here])
-        message = stage_message(sent, link, kind, placement, there)
+        whole = job.backend.whole_sends
+        message = stage_message(sent, link, kind, placement, there, whole=whole)
         return (StageMessage(base + there, link, message),)
 
     def other_end(pipeline: int) -> OtherEnd | None:
@@ -84,6 +86,7 @@ def _places_of_class(
         selective = mode is Recovery.SELECTIVE
         reduced = reduced_bytes_per_param(kind, job.schedule.dtype, job.schedule.gradient_wire)
         for block in parts:
+            params = held_params(job, block, layout.pipeline) / layout.tensor
             key = (pipeline, block.kind, selective)
             if key not in known:
                 known[key] = placed_times(
@@ -96,9 +99,9 @@ def _places_of_class(
                     device=kind,
                     layout=layout,
                     times=known[key],
-                    params=block.params / layout.tensor,
-                    view_bytes=view_bytes[pipeline] * block.params / layout.tensor,
-                    reduced_bytes=reduced * block.params / layout.tensor,
+                    params=params,
+                    view_bytes=view_bytes[pipeline] * params,
+                    reduced_bytes=reduced * params,
                     boundary_bytes=boundary,
                     previous=previous,
                     following=following,

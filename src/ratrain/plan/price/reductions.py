@@ -1,9 +1,12 @@
-"""What a unit's reduction sends: one price for closed forms, for clocks and for simulations."""
+"""What reducing a unit's gradient, and adding up those of a tied matrix, sends: one price for
+closed forms, for clocks and for simulations."""
 
 from __future__ import annotations
 
-from ratrain.cost.collectives import Transfer
+from ratrain.cost.collectives import NOTHING, Transfer, message, reduction_loss
 from ratrain.cost.compute import feed_back
+from ratrain.cost.precision import wire_bytes
+from ratrain.describe.cluster import Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.buckets import bucket_count, sent_in_buckets
@@ -41,3 +44,21 @@ def reduction(
     if job.units_decide and owners is not None:
         reduced = reduced.plus(half(FLAG_BYTES * owners))
     return reduced
+
+
+_SUM_PASSES = 5  # of a gradient through memory: two read and their sum written, read and copied
+
+
+def tied_sum(job: JobSpec, device: DeviceKind, parts: int, link: Link | None) -> Transfer:
+    """What a rank sends to have the gradients of both copies of a tied matrix added up, of which it
+    owns one of so many `parts`: its part to the other end of the pipeline over `link`, both ways at
+    once. None: both copies are on one rank, and pass through its memory. A device's software may
+    widen what it reduces; this it sends as wide as the weights (DeepSpeed:
+    `allreduce_tied_weight_gradients`). Not modelled: the sum where it was sent."""
+    model = job.model.spec
+    size_bytes = wire_bytes(job.schedule.gradients_travel_in) * model.vocab * model.hidden / parts
+    if link is not None:
+        return reduction_loss(device).driven(message(size_bytes, link))
+    if not job.backend.copies_tied:
+        return NOTHING
+    return Transfer(device.launch_s, _SUM_PASSES * size_bytes, 0.0)

@@ -29,6 +29,7 @@ from ratrain.plan.layout.sizes import (
     blocks_of_stages,
     boundary_bytes,
     gathered_bytes_per_param,
+    held_params,
     sent_boundary_bytes,
 )
 from ratrain.plan.layout.transfers import group_message, regrouped_message
@@ -93,6 +94,7 @@ class _Places:
         self._plan, self._setup = plan, setup
         self._devices = plan.devices
         self._geometry = Geometry(plan.job.cluster.spec, self._devices)
+        self._deepest = max(replica.layout.pipeline for replica in plan.replicas)
         self._number = {device.index: place for place, device in enumerate(self._devices)}
         self._blocks = [
             blocks_of_stages(plan.job_of(replica, 0), replica.layout) for replica in plan.replicas
@@ -182,6 +184,10 @@ class _Places:
             for block in blocks[stage]
         }
         reduced = reduced_bytes_per_param(device, job.schedule.dtype, job.schedule.gradient_wire)
+        params = {
+            block.kind: held_params(job, block, self._deepest) / layout.tensor
+            for block in blocks[stage]
+        }
         return [
             UnitPlace(
                 rank=self._setup.first_rank[number] + rank,
@@ -189,17 +195,18 @@ class _Places:
                 device=device,
                 layout=layout,
                 times=times[block.kind],
-                params=block.params / layout.tensor,
+                params=params[block.kind],
                 view_bytes=self.weight_bytes(self._holders[block.kind, block.index])
-                * block.params
-                / layout.tensor,
-                reduced_bytes=reduced * block.params / layout.tensor,
+                * params[block.kind],
+                reduced_bytes=reduced * params[block.kind],
                 boundary_bytes=boundary_bytes(job),
                 previous=self.messages_to(number, rank, stage - 1),
                 following=self.messages_to(number, rank, stage + 1),
                 sums_link=self.sums_link(number, rank),
                 group=self.group_of(
-                    self._holders[block.kind, block.index], block.params, layout.tensor
+                    self._holders[block.kind, block.index],
+                    held_params(job, block, self._deepest),
+                    layout.tensor,
                 ),
                 other_end=self._other_end(number, rank),
                 holders=len(self.rings_of(self._holders[block.kind, block.index])),
@@ -255,7 +262,8 @@ class _Places:
         device, inside = self._groups(number, here)[0][0].kind, self.sums_link(number, there)
         layout, degrees = replica.layout_of(here), (replica.tensor[here], replica.tensor[there])
         if degrees[0] == degrees[1]:
-            sent = group_message(size_bytes, link, device, layout, inside)
+            whole = self._plan.job.backend.whole_sends
+            sent = group_message(size_bytes, link, device, layout, inside, whole=whole)
         else:
             divided = replica.layout_of(there).sequence_parallel
             over = None if divided else inside

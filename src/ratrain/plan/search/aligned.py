@@ -11,8 +11,6 @@ last in a step, the first stages' gradients, is not: nothing hides that behind f
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from collections.abc import Set as AbstractSet
-from enum import Enum
 from itertools import groupby, islice
 from operator import attrgetter
 
@@ -23,38 +21,11 @@ from ratrain.plan.search.stages import Stages
 
 Runs = tuple[int, ...]
 """Pools, or layers, of runs of posts."""
-ELSEWHERE = -1
-"""In place of the pools that the parts of a mix go through behind the first, where these differ."""
-
-
-class Route(Enum):
-    """How much of the order of pools is common to the parts of a mix."""
-
-    UNLIKE = "unlike"
-    BEGUN = "begun"  # the pool in which they begin
-    WHOLE = "whole"
 
 
 def pool_order(shape: Shape) -> Runs:
     """The pools that a shape goes through, each once for a run of its posts."""
     return tuple(pool for pool, _ in _runs(shape))
-
-
-def common_order(order: Runs, other: Runs, near: AbstractSet[int]) -> Runs:
-    """What the orders of two parts or mixes have in common: all of it; or the pool in which they
-    begin, if it is one of `near`, then `ELSEWHERE`; or nothing, ()."""
-    if order == other:
-        return order
-    if order and other and order[0] == other[0] and order[0] in near:
-        return order[0], ELSEWHERE
-    return ()
-
-
-def route_of(order: Runs) -> Route:
-    """How much of an order is common to the parts of a mix."""
-    if not order:
-        return Route.UNLIKE
-    return Route.BEGUN if order[-1] == ELSEWHERE else Route.WHOLE
 
 
 def cut_alike(

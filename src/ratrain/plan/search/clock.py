@@ -30,8 +30,8 @@ from ratrain.plan.layout.gradient_groups import half_among
 from ratrain.plan.layout.sizes import gathered_bytes_per_param
 from ratrain.plan.price.durations import NORM_BYTES
 from ratrain.plan.price.reductions import reduction
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.frames import kept_of
-from ratrain.plan.search.mixes import Draft
 from ratrain.plan.search.parts import Part
 from ratrain.plan.search.pools import Post, used_of
 from ratrain.plan.search.replicas import INTO, OUT, ReplicaOps, replica_ops

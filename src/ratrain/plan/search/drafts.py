@@ -1,7 +1,7 @@
-"""The search among drafts whose stages have one member each: the three stages of `search.unequal`.
+"""The search among drafts whose stages have one member each.
 
-Closed forms rank drafts of every shape; the best are timed at the grain of stages, and changed
-there; then they are built, proved and simulated whole, and the fastest are changed once more.
+Seeds and what moves make of them are timed at the grain of stages (`search.beam`); the best are
+built, proved and simulated whole, and the fastest of these are changed once more.
 """
 
 from __future__ import annotations
@@ -9,21 +9,19 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Callable, Iterable, Sequence
 from heapq import nsmallest
-from itertools import product
 
 from ratrain.describe.job import JobSpec
 from ratrain.plan.layout.candidate import MODES
-from ratrain.plan.layout.enumerate import StateMode, divisors_of, modes_of
+from ratrain.plan.layout.enumerate import StateMode, modes_of
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.price.fitted import codes_of
-from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.changes import changed, in_best_sizes, in_other_division, leaner
+from ratrain.plan.search.beam import Beam
 from ratrain.plan.search.clock import StageClock
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.effort import MARGIN, Effort
-from ratrain.plan.search.leaders import LEAST, Leaders
-from ratrain.plan.search.mixes import Draft, drafts
-from ratrain.plan.search.pools import divisions_of, in_division, pools_of, shapes_of
-from ratrain.plan.search.shares import best_shares
+from ratrain.plan.search.moves import MOVES, MoveTried, changed
+from ratrain.plan.search.pools import pools_of
+from ratrain.plan.search.space import Space, leaner
 from ratrain.plan.search.stages import Stages
 from ratrain.plan.search.trial import Timed, timed
 from ratrain.program.strategies import Strategy
@@ -36,21 +34,17 @@ CLOCK_MARGIN, LONG_MARGIN = 1.02, 1.005
 """A draft is not simulated whole whose time at the grain of stages is this much above the best; the
 second where its program is long. Of few devices, several to a host, `MARGIN` counts in place of the
 first: their links are estimated there."""
+SHOWN = 6
+"""What a move makes of the plan that is taken: so many are timed, those of the least estimate."""
 LONG_GAIN = 1e-4
 """Part of a step that a change of a long program must gain at the grain of stages."""
 ALIKE = 4
 """Drafts simulated at most of the same shapes."""
-ROUNDS, CLOCK_ROUNDS = 8, 24
+ROUNDS = 8
+BEHIND = 1e3
 OPS = 200_000
 """Ops of one step, over all drafts of a class that are simulated, after which no more is begun:
 half of them for the best by estimate, half for what is made of these."""
-RESIZED = 200
-"""Drafts whose parts are tried in micro-batches of their own sizes: so many of the least estimate,
-and so many of those whose slowest part alone takes least. Where a part's share is one micro-batch,
-reductions hide behind all of it; in small ones little is hidden, so there the estimate of such a
-draft says nothing of what it can be."""
-DIVIDED = 40
-"""Drafts that are tried with sequence parallelism too, those of the least estimate."""
 
 
 class DraftSearch:
@@ -65,7 +59,10 @@ class DraftSearch:
         self.job, self.known_s, self.progress = job, known_s, progress
         self.stages = Stages(job, pools, chosen, [MODES[code] for code in codes])
         self.states = _states(job, chosen)
-        self.simulated = 0
+        self.space = Space(self.stages, self.states)
+        self.simulated = self.drafts = 0
+        self.passed_over = False
+        """Whether drafts were made that were not allowed."""
         self.clock = StageClock(self.stages)
         members = job.cluster.members()
         self.effort = effort
@@ -76,52 +73,17 @@ class DraftSearch:
         self._known: dict[object, Timed[Draft] | None] = {}
         self._clocked: dict[object, float | None] = {}
 
-    def ranked(self) -> list[Draft]:
-        """Every draft, the least estimate first. Where none fits with states as they are fastest,
-        the next are tried, then sequence parallelism; the best are tried with it in any case."""
-        shapes = shapes_of(self.job, self.stages.pools)
-        sizes = [s for s in divisors_of(self.job.batch.sequences) if s <= LARGEST_MICRO_BATCH]
-        alone = modes_of(self.job, strategy_of(self.job), 1)[0]
-        by_shape: dict[object, Draft] = {}
-        for divided, state in product(divisions_of(self.job, shapes), self.states):
-            posted = [in_division(shape, divided) for shape in shapes]
-            for size in sizes:
-                for draft in drafts(self.stages, posted, size, (state, alone), self.effort.mixes):
-                    by_shape.setdefault(draft.key, draft)
-            if any(len(draft.parts) > 1 for draft in by_shape.values()):
-                break
-        best = nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.estimate_s)
-        best += nsmallest(RESIZED, by_shape.values(), key=lambda draft: draft.alone_s)
-        best += [
-            other
-            for draft in best[:DIVIDED]
-            if (other := in_other_division(self.stages, draft)) is not None
-        ]
-        for draft in best:
-            by_shape.setdefault(draft.key, draft)
-            resized = in_best_sizes(self.stages, draft)
-            if resized is not None:
-                by_shape.setdefault(resized.key, resized)
-        if self.effort.shares_anew:
-            of_family = {draft.family: draft for draft in by_shape.values() if len(draft.parts) > 1}
-            for reshared in filter(None, map(best_shares(self.stages), of_family.values())):
-                by_shape.setdefault(reshared.key, reshared)
-        must_divide = bool(self.job.schedule.sequence_parallel)
-        allowed = [draft for draft in by_shape.values() if draft.divided or not must_divide]
-        return sorted(allowed, key=lambda draft: draft.estimate_s)
-
     def best_of(
-        self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
+        self, starts: Sequence[Draft], bar_s: float, allowed: Callable[[Draft], bool]
     ) -> list[Timed[Draft]]:
-        """The best of drafts as simulated, and of those made of the best by changes. Those that
-        cannot be faster than `bar_s` are passed over. `starts` are timed whatever their estimate
-        says; of `ranked`, the least estimate first, as many as may be as fast."""
+        """The best of allowed drafts as simulated, and of those made of the best by changes. Those
+        that cannot be faster than `bar_s` are passed over."""
         best_s, tried = bar_s, dict[object, Timed[Draft]]()
         self._left, self._clock_left = OPS, self.effort.clock_ops
         families: Counter[object] = Counter()
         fitting: set[object] = set()
         count = 0
-        for time_s, draft in self._clocked_first(starts, ranked, bar_s):
+        for time_s, draft in self._priced(starts, allowed):
             if count >= self.effort.simulated or self._left < OPS // 2:
                 break
             if time_s > self._margin_of(draft) * best_s or families[draft.family] >= ALIKE:
@@ -142,66 +104,51 @@ class DraftSearch:
                 tried[better.draft.key] = better
         return sorted(tried.values(), key=lambda timed_draft: timed_draft.step_s)
 
-    def _clocked_first(
-        self, starts: Sequence[Draft], ranked: Sequence[Draft], bar_s: float
+    def _priced(
+        self, starts: Sequence[Draft], allowed: Callable[[Draft], bool]
     ) -> list[tuple[float, Draft]]:
-        """The best drafts by estimate, and changes of them, the least time first."""
-        known = {draft.key: (self._time_s(draft), draft) for draft in starts}
-        best_s = min([bar_s, *(time_s for time_s, _ in known.values())])
-        effort = self.effort
-        leaders = Leaders(effort.followed, effort.simulated)
-        for draft in ranked:
-            enough = len(known) >= effort.clocked or self._clock_left < effort.clock_ops // 2
-            if enough or draft.estimate_s > effort.clock_margin * best_s:
-                break
-            if draft.alone_s * LEAST > leaders.last_s:
-                continue
-            time_s = self._time_s(draft)
-            known[draft.key] = time_s, draft
-            leaders.add(self._family(draft), time_s)
-            best_s = min(best_s, time_s)
-        for draft in nsmallest(effort.hopeful, ranked, key=lambda draft: draft.alone_s):
-            if draft.alone_s > best_s or self._clock_left < effort.clock_ops // 2:
-                break
-            known[draft.key] = self._time_s(draft), draft
-        families = set[object]()
-        for time_s, draft in sorted(known.values(), key=_time_of):
-            if len(families) >= effort.followed:
-                break
-            family = self._family(draft)
-            if family in families or self._clock_s(draft) is None:
-                continue
-            families.add(family)
-            for better_s, better in self._followed(time_s, draft):
-                known[better.key] = better_s, better
-        return sorted(known.values(), key=_time_of)
+        """The drafts that were timed at the grain of stages, the fastest first."""
+        must_divide = bool(self.job.schedule.sequence_parallel)
+        beam = Beam(
+            self.space,
+            self.effort,
+            self._ranks_s,
+            lambda: self._clock_left < self.effort.clock_ops // 2,
+        )
+        priced = beam.best(
+            starts, lambda draft: allowed(draft) and (draft.divided or not must_divide)
+        )
+        self.passed_over |= beam.passed_over
+        self.drafts += len(priced)
+        return priced
 
-    def _family(self, draft: Draft) -> object:
-        """What one draft is followed of."""
-        return draft.family, draft.sizes if self.effort.follows_sizes else ()
-
-    def _followed(self, time_s: float, draft: Draft) -> Iterable[tuple[float, Draft]]:
-        """Ever faster drafts at the grain of stages, each a change of the one before."""
-        for _ in range(CLOCK_ROUNDS):
-            near = nsmallest(NEAR, self.near(draft), key=lambda change: change.estimate_s)
-            clocked = [
-                (near_s, change)
-                for change in near
-                if self._clock_left > 0
-                and change.alone_s * LEAST < time_s
-                and (near_s := self._clock_s(change)) is not None
-            ]
-            better_s, better = min(clocked, key=_time_of, default=(time_s, draft))
-            if better_s >= time_s * (1 - 1e-6):
-                return
-            time_s, draft = better_s, better
-            yield time_s, draft
+    def _ranks_s(self, draft: Draft) -> float:
+        """What ranks it in the beam. Behind all others where states travel with every
+        micro-batch: never faster than where all fits without."""
+        clock_s = self._clock_s(draft)
+        if clock_s is not None:
+            return clock_s
+        return draft.estimate_s * (BEHIND if _exchanges_more(draft.state) else 1.0)
 
     def near(self, draft: Draft) -> Iterable[Draft]:
         """Changes of a draft that train if it does."""
-        for change in changed(self.stages, draft, self.states):
+        for change in changed(self.space, draft):
             if change.trainable >= draft.trainable:
                 yield change
+
+    def moves_of(self, draft: Draft) -> tuple[MoveTried, ...]:
+        """What each move would make of a draft."""
+        step_s, tried = self._time_s(draft), list[MoveTried]()
+        has_clock = self._clock_s(draft) is not None
+        clock = self._clock_s if has_clock else lambda other: other.estimate_s
+        for name, move in MOVES.items():
+            others = filter(None, move.changes(self.space, draft))
+            made = {other.key: other for other in others if other.key != draft.key}
+            near = nsmallest(SHOWN, made.values(), key=lambda other: other.estimate_s)
+            times_s = [time_s for other in near if (time_s := clock(other)) is not None]
+            best_s = min(times_s, default=None)
+            tried.append(MoveTried(name, move.words, len(made), best_s, step_s))
+        return tuple(tried)
 
     def _clock_s(self, draft: Draft) -> float | None:
         """Its step at the grain of stages; None where it has no such program."""

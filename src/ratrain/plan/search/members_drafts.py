@@ -3,7 +3,7 @@
 First the pipelines that any numbers of posts can be: posts spread over stages in every way, the
 fewest stages first, ranked by their busiest stage. Of those on the same devices the best few are
 kept. Then pipelines are put together to replicas that share the batch, like water that levels (see
-`search.mixes`). A pipeline or a set that leaves devices idle is a draft like any other. Where
+`search.draft`). A pipeline or a set that leaves devices idle is a draft like any other. Where
 memory binds, idle devices also hold a stage without computing.
 """
 

@@ -16,8 +16,8 @@ from ratrain.plan.file.uneven import Groups, UnevenPlan, UnevenReplica
 from ratrain.plan.file.writing import plan_of_replicas
 from ratrain.plan.layout.enumerate import StateMode
 from ratrain.plan.layout.jobs import strategy_of
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.members import MembersDraft, MembersPart
-from ratrain.plan.search.mixes import Draft
 from ratrain.plan.search.pools import Pool, Shape
 from ratrain.program.replicas import Recovery
 from ratrain.readers.place import Place

@@ -145,22 +145,6 @@ def _cut(part: Part, rows: Sequence[Row], layers: tuple[int, ...]) -> Part | Non
     return Part(part.shape, part.micro_batch, layers, fitting, part.messages_s)
 
 
-def steps_s(parts: Sequence[Part], micro_batches: int) -> list[float]:
-    """What `Part.step_s` says of each of many parts."""
-    made = [0.0] * len(parts)
-    for places in _of_depths(parts):
-        alike = [parts[place] for place in places]
-        seconds = np.array([[work[:3] for work in part.works] for part in alike])
-        messages_s = np.array([part.messages_s for part in alike])
-        forwards, backwards, early = (list(seconds[:, :, sort].T) for sort in range(3))
-        times_s = step_s(
-            micro_batches, forwards, backwards, early, list(messages_s.T), largest_of_each
-        )
-        for place, time_s in zip(places, times_s.tolist(), strict=True):
-            made[place] = time_s
-    return made
-
-
 def _of_depths(parts: Sequence[Part]) -> list[list[int]]:
     """The places of parts of equally many stages."""
     places: dict[int, list[int]] = {}

@@ -9,28 +9,18 @@ one device and a guess elsewhere; what is simulated has its true links.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
 from functools import cache, cached_property
-from itertools import combinations, islice, permutations, product
 from typing import NamedTuple
 
 from ratrain.describe.cluster import ClusterSpec, Device, Link
 from ratrain.describe.device import DeviceKind
 from ratrain.describe.job import JobSpec, LayoutSpec
 from ratrain.plan.layout.geometry import speed
-from ratrain.plan.price.kind_speed import kind_speed
 
-ALL_ORDERS = 3_000
-"""Where there are more shapes than this, those alone are tried that keep a pool's posts together,
-all of one tensor degree."""
 FEW = 16
-"""Devices up to which all of these are tried. On more, shapes have one tensor degree, pools from
-fast to slow or from slow to fast, and a round number of a pool's posts (`round_counts`)."""
-RUNS = {1: 64, 2: 6, 3: 2}
-"""Of shapes of one pool, two, and three: posts of a pool at most. Of more pools: one."""
-MOST_BLOCKS = 1_600
-"""Shapes tried at most on more devices: those of the fewest pools."""
+"""Devices up to which stages may have several members, and nearly every draft is timed."""
 
 
 class Post(NamedTuple):
@@ -136,82 +126,13 @@ class PoolLinks:
 
 def tensor_degrees(job: JobSpec, pool: Pool) -> list[int]:
     """Degrees that divide the model and that a host of the pool has room for."""
-    if job.train.overflow == "unit":
+    if job.train.overflow == "unit" or job.train.rule.whole:
         return [1]
     model = job.model.spec
     counts = {model.heads, model.kv_heads}
     if job.backend.divides_everything:
         counts |= {model.ffn, model.vocab}
     return [t for t in range(1, pool.on_host + 1) if all(count % t == 0 for count in counts)]
-
-
-def shapes_of(job: JobSpec, pools: Sequence[Pool]) -> list[Shape]:
-    """Every order of posts on the pools' devices, or those that keep a pool's posts together."""
-    posts = [
-        Post(number, tensor)
-        for number, pool in enumerate(pools)
-        for tensor in tensor_degrees(job, pool)
-    ]
-    if sum(len(pool.devices) for pool in pools) > FEW:
-        return list(islice(_round_blocks(job, posts, pools), MOST_BLOCKS))
-    every: list[Shape] = []
-    for shape in _orders(posts, [len(pool.devices) for pool in pools], job.model.spec.layers):
-        every.append(shape)
-        if len(every) > ALL_ORDERS:
-            return list(_blocks(posts, pools, job.model.spec.layers))
-    return every
-
-
-def _orders(posts: Sequence[Post], free: list[int], layers: int) -> Iterator[Shape]:
-    """Shapes of one stage, then of two, and so on, of what is free."""
-    waiting: list[Shape] = [()]
-    for _ in range(min(layers, sum(free))):
-        longer: list[Shape] = []
-        for shape in waiting:
-            used = used_of(shape, len(free))
-            for post in posts:
-                if used[post.pool] + post.tensor <= free[post.pool]:
-                    longer.append((*shape, post))
-                    yield longer[-1]
-        waiting = longer
-
-
-def _blocks(posts: Sequence[Post], pools: Sequence[Pool], layers: int) -> Iterator[Shape]:
-    """Shapes of a run of equal posts for each pool that they use, the pools in any order."""
-    runs: list[list[Shape]] = [[] for _ in pools]
-    for post in posts:
-        most = len(pools[post.pool].devices) // post.tensor
-        runs[post.pool] += [(post,) * count for count in range(1, most + 1)]
-    for size in range(1, len(pools) + 1):
-        for order in permutations(range(len(pools)), size):
-            for parts in product(*(runs[pool] for pool in order)):
-                shape = tuple(post for part in parts for post in part)
-                if len(shape) <= layers:
-                    yield shape
-
-
-def round_counts(most: int) -> list[int]:
-    """1, 2, 3, 4, 6, 8, 12 and so on, and the most."""
-    counts = [n for k in range(most.bit_length()) for n in (1 << k, 3 << k >> 1) if 0 < n < most]
-    return sorted({*counts, most})
-
-
-def _round_blocks(job: JobSpec, posts: Sequence[Post], pools: Sequence[Pool]) -> Iterator[Shape]:
-    """Shapes of one pool, then of two, and so on: round runs of posts of one tensor degree, pools
-    by the speed of their kinds."""
-    fast = sorted(range(len(pools)), key=lambda number: kind_speed(job, pools[number].kind).layer_s)
-    degrees = sorted({post.tensor for post in posts})
-    for size in range(1, len(pools) + 1):
-        for chosen, tensor in product(combinations(fast, size), degrees):
-            if any(Post(pool, tensor) not in posts for pool in chosen):
-                continue
-            for order in dict.fromkeys((chosen, chosen[::-1])):
-                most = [len(pools[pool].devices) // tensor for pool in order]
-                counts = [round_counts(min(count, RUNS.get(size, 1))) for count in most]
-                for runs in product(*counts):
-                    if sum(runs) <= job.model.spec.layers:
-                        sides = zip(order, runs, strict=True)
-                        yield tuple(Post(pool, tensor) for pool, run in sides for _ in range(run))
 
 
 def in_division(shape: Shape, divided: bool) -> Shape:
@@ -235,8 +156,3 @@ def used_of(shape: Shape, pools: int) -> tuple[int, ...]:
     for post in shape:
         used[post.pool] += post.tensor
     return tuple(used)
-
-
-def degrees_of(shape: Shape) -> frozenset[int]:
-    """The tensor degrees of a shape."""
-    return frozenset(post.tensor for post in shape)

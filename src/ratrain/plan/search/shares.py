@@ -13,10 +13,10 @@ from functools import cache
 
 from ratrain.plan.layout.enumerate import StateMode, divisors_of
 from ratrain.plan.price.kind_speed import LARGEST_MICRO_BATCH
-from ratrain.plan.search.mixes import Draft, shared
-from ratrain.plan.search.parts import Part, part_of
+from ratrain.plan.search.draft import Draft, shared
+from ratrain.plan.search.parts import Part
 from ratrain.plan.search.pools import Shape
-from ratrain.plan.search.stages import Stages
+from ratrain.plan.search.space import Space
 
 MOST_SEQUENCES = 32
 """Of larger batches, shares in micro-batches of one size come near enough to the best."""
@@ -31,16 +31,16 @@ class Side:
     step_s: float
 
 
-def best_shares(stages: Stages) -> Callable[[Draft], Draft | None]:
+def best_shares(space: Space) -> Callable[[Draft], Draft | None]:
     """What makes the draft of another's shapes whose slowest part takes least; None where the batch
     is too large or there is none."""
-    sequences = stages.job.batch.sequences
+    sequences = space.sequences
 
     @cache
     def fastest(shape: Shape, count: int, data: int, state: StateMode) -> Side | None:
         """A shape with so many sequences, in the micro-batch in which it is fastest."""
         sizes = [size for size in divisors_of(count) if size <= LARGEST_MICRO_BATCH]
-        made = [part_of(stages, shape, size, data, state) for size in sizes]
+        made = [space.part(shape, size, data, state) for size in sizes]
         sides = [
             Side(part, count // size, part.step_s(count // size))
             for part, size in zip(made, sizes, strict=True)
@@ -68,7 +68,27 @@ def best_shares(stages: Stages) -> Callable[[Draft], Draft | None]:
             return None
         sides = best[sequences][1]
         return shared(
-            stages, [side.part for side in sides], [side.share for side in sides], draft.state
+            space.stages, [side.part for side in sides], [side.share for side in sides], draft.state
         )
 
     return draft_of
+
+
+def in_best_sizes(space: Space, draft: Draft) -> Draft | None:
+    """The same shares of the step, each part in the micro-batch in which it is fastest; None where
+    that is how it is."""
+    sides = [*zip(draft.parts, draft.shares, strict=True)]
+    best: dict[tuple[Part, int], Part] = {}
+    for part, share in dict.fromkeys(sides):
+        sequences = part.micro_batch * share
+        sizes = [size for size in divisors_of(sequences) if size <= LARGEST_MICRO_BATCH]
+        made = [space.part(part.shape, size, len(draft.parts), draft.state) for size in sizes]
+        fitting = [each for each in made if each is not None]
+        best[part, share] = min(
+            fitting, key=lambda each, whole=sequences: each.step_s(whole // each.micro_batch)
+        )
+    parts = [best[side] for side in sides]
+    shares = [part.micro_batch * share // best[part, share].micro_batch for part, share in sides]
+    if parts == list(draft.parts):
+        return None
+    return shared(space.stages, parts, shares, draft.state)

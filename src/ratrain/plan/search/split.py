@@ -23,7 +23,7 @@ from ratrain.plan.layout.further_orders import (
     in_split_order,
     takes_other_orders,
 )
-from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.on_devices import plans_of
 from ratrain.plan.search.pools import Pool
 from ratrain.plan.search.sizes import in_other_sizes

@@ -190,7 +190,8 @@ class Stages:
         inside = self._links.inside(target.pool, target.tensor)
         kind = self.pools[source.pool].kind
         if source.tensor == target.tensor:
-            sent = group_message(size_bytes, link, kind, layout, inside)
+            whole = self.job.backend.whole_sends
+            sent = group_message(size_bytes, link, kind, layout, inside, whole=whole)
         else:
             degrees = source.tensor, target.tensor
             over = None if target.divided else inside

@@ -17,7 +17,7 @@ from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.price.least_time import least_step_s
 from ratrain.plan.price.trial import STEPS, maker, proof
 from ratrain.plan.price.uneven_places import PlanCosts
-from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.on_devices import file_of_plan, plans_of
 from ratrain.plan.search.pools import Pool
 from ratrain.program.verify import Rule, Verdict

@@ -20,12 +20,13 @@ from ratrain.plan.file.uneven import UnevenPlan, has_members
 from ratrain.plan.layout.candidate import Candidate
 from ratrain.plan.layout.jobs import strategy_of
 from ratrain.plan.price.kind_speed import least_step_s
-from ratrain.plan.search.changes import of_candidate
+from ratrain.plan.search.draft import Draft
 from ratrain.plan.search.drafts import DraftSearch, Progress
 from ratrain.plan.search.effort import effort_of
 from ratrain.plan.search.members_search import members_search
-from ratrain.plan.search.mixes import Draft
+from ratrain.plan.search.moves import MoveTried
 from ratrain.plan.search.sizes import in_other_sizes
+from ratrain.plan.search.space import of_candidate
 from ratrain.plan.search.split import (
     SplitSearch,
     in_layer_orders,
@@ -38,7 +39,7 @@ from ratrain.program.skeletons import SKELETONS
 
 DEVICES = 256
 """Devices at most: on more, replicas are alike."""
-RESIZED_PLANS = 2
+RESIZED_PLANS = 4
 """Plans of each class, the fastest as simulated, whose stages are tried in sizes of their own."""
 REORDERED, REORDERED_MEMBERS = 4, 2
 """Plans of each class, the fastest as simulated, that are tried in other compute orders: of those
@@ -57,6 +58,7 @@ class UnequalSearch:
     simulated: int
     whole_s: float  # the fastest plan that trains and has backward whole, alike replicas included
     least_s: float
+    moves: tuple[MoveTried, ...]  # of the fastest plan whose stages have one member each
     total_s: float
 
 
@@ -99,12 +101,9 @@ def unequal_search(
     began = time.perf_counter()
     whole_s = known_s if whole_s is None else whole_s
     seeker = DraftSearch(job, whole_s, progress, effort_of(job.cluster.devices, quick=quick))
-    ranked = seeker.ranked()
     starts = [start for plan in known if (start := of_candidate(seeker.stages, plan)) is not None]
     trains = job.backend.trains
-    can_train = [draft for draft in ranked if trains and draft.trainable]
-    rest = [draft for draft in ranked if not (trains and draft.trainable)]
-    alone = seeker.best_of(starts if trains else [], can_train, whole_s)
+    alone = seeker.best_of(starts, whole_s, lambda draft: draft.trainable) if trains else []
     alone = _in_other_sizes(seeker, alone)
     bar_s = _least(whole_s, alone)
     of_members = members_search(
@@ -112,7 +111,11 @@ def unequal_search(
     )
     trainable = _fastest([*alone, *(plan for plan in of_members.plans if not plan.refusals)])
     whole_s = _least(whole_s, trainable)
-    others = _in_other_sizes(seeker, seeker.best_of([] if trains else starts, rest, whole_s))
+    further = list[Timed[Draft]]()
+    if seeker.passed_over or not trains:
+        found = seeker.best_of([] if trains else starts, whole_s, lambda _: True)
+        further = [plan for plan in found if not (trains and plan.draft.trainable)]
+    others = _in_other_sizes(seeker, further)
     others = _fastest([*others, *(plan for plan in of_members.plans if plan.refusals)])
     trainable = _in_layer_orders(seeker, trainable, starts, whole_s)
     whole_s = _least(whole_s, trainable)
@@ -120,14 +123,16 @@ def unequal_search(
     trainable = _in_split_orders(seeker, trainable, starts, whole_s)
     others = _in_split_orders(seeker, others, [], _least(whole_s, others))
     bar_s = _least(known_s, trainable)
+    best = next((plan.draft for plan in (*alone, *further)), starts[0] if starts else None)
     return UnequalSearch(
         tuple(plan for plan in trainable if plan.step_s < known_s),
         tuple(plan for plan in others if plan.step_s < bar_s),
-        len(ranked),
+        seeker.drafts,
         of_members.drafts,
         seeker.simulated,
         whole_s,
         least_step_s(job, job.cluster.members()),
+        seeker.moves_of(best) if best is not None else (),
         time.perf_counter() - began,
     )
 

@@ -21,6 +21,7 @@ ALIKE = 5e-4
 def others_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterator[str]:
     """How the plan stands among those that the planner found, and these."""
     yield from _unequal_text(subject, step_s, known)
+    yield from _moves_text(known)
     alike, uneven = known.alike, not subject.is_layout
     if alike is None:
         yield "The planner knows no layout of this job that takes all of its devices."
@@ -66,6 +67,29 @@ def _unequal_text(subject: Subject, step_s: float, known: KnownPlans) -> Iterato
             "time:"
         )
     yield from _table(sorted(others, key=lambda plan: plan.step_s)[:SHOWN], step_s)
+    yield ""
+
+
+def _moves_text(known: KnownPlans) -> Iterator[str]:
+    """What each move of the search would make of the plan that it took."""
+    moves = known.unequal.moves if known.unequal is not None else ()
+    if not moves:
+        return
+    yield from wrapped(
+        "One change more of the best plan whose stages have one member each, at the grain of "
+        "stages:"
+    )
+    rows = plain_table(
+        ("plans", True), ("best", True), ("step", True), ("move: what changes", False)
+    )
+    for move in moves:
+        if move.best_s is None:
+            rows.add_row("0", "-", "-", f"{move.name}: {move.words}")
+        else:
+            more = 100 * (move.best_s / move.step_s - 1)
+            step = format_time(move.best_s)
+            rows.add_row(str(move.drafts), f"{more:+.2f} %", step, f"{move.name}: {move.words}")
+    yield from rendered(rows)
     yield ""
 
 

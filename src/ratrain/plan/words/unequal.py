@@ -166,4 +166,14 @@ def unequal_json(unequal: UnequalSearch | None, top: int) -> dict[str, Any] | No
         "ranked_of_members": unequal.shared,
         "simulated": unequal.simulated,
         "search_time_s": unequal.total_s,
+        "moves": [
+            {
+                "move": move.name,
+                "changes": move.words,
+                "drafts": move.drafts,
+                "best_step_time_s": move.best_s,
+                "step_time_s": move.step_s,
+            }
+            for move in unequal.moves
+        ],
     }

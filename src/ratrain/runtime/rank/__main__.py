@@ -1,7 +1,7 @@
 """One process of a run: `python -P -m ratrain.runtime.rank RUN_FOLDER`, started by a launcher.
 
-The launcher (`ratrain train`, torchrun) sets RANK, WORLD_SIZE, MASTER_ADDR, MASTER_PORT. First,
-with nothing imported that starts threads: the place in a lab, and the environment that must stand
+The launcher (`ratrain train`, or an engine: `engines/places.py`) says which rank it is. First, with
+nothing imported that starts threads: the place in a lab, and the environment that must stand
 before torch is loaded. Then the run. A failure is written to the run folder, in words.
 """
 
@@ -18,9 +18,9 @@ from pathlib import Path
 from ratrain.cost.scratch import KERNELS
 from ratrain.describe.amounts import Count
 from ratrain.describe.strict import load
+from ratrain.engines.places import place_of
 from ratrain.errors import SpecError
 from ratrain.readers.json import read_json, read_json_table
-from ratrain.readers.numbers import is_number
 from ratrain.runtime.environment import LAUNCHER
 from ratrain.runtime.rank.preload import allocator_library, forget_held, preload
 from ratrain.runtime.rank.stop import StopRequests
@@ -40,28 +40,24 @@ class _Wanted:
 
 def main(folder: Path) -> None:
     """The whole life of a rank; ends the process."""
-    rank = int(_variable("RANK"))
     requests = StopRequests()
     requests.listen()
     settings = _wanted(folder)
-    if settings is None and os.environ.get("WORLD_SIZE", "1") == "1":
+    try:
+        place = place_of(os.environ)
+    except SpecError as error:
+        sys.stderr.write(f"error: {error}\n")
+        sys.exit(error.exit_code)
+    if settings is None and place.world_size == 1:
         sys.exit(f"{folder}: is not a run's folder: it has no run.json\n  fix: {_START}")
     if settings is not None and os.environ.get(_READY) != str(os.getpid()):
         _end_with_launcher()
-        _enter_lab(folder, rank)
+        _enter_lab(folder, place.rank)
         _begin_again(folder, settings)
     forget_held(os.environ)
     from ratrain.runtime.rank.rank_run import run_rank
 
-    os._exit(run_rank(folder, rank, requests))
-
-
-def _variable(name: str) -> str:
-    value = os.environ.get(name, "")
-    if not is_number(value):
-        problem = f"is {value!a}, which is no rank" if value else "is not set"
-        sys.exit(f"{name} {problem}: a rank is started by a launcher\n  fix: {_START}")
-    return value
+    os._exit(run_rank(folder, place, requests))
 
 
 def _end_with_launcher() -> None:

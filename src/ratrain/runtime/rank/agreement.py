@@ -29,8 +29,8 @@ from ratrain.program.program import Program
 from ratrain.readers import files
 from ratrain.readers.limits import PROGRAM_BYTES
 from ratrain.runtime.host import boot
-from ratrain.runtime.rank.company import Company, hosts_of
-from ratrain.runtime.rank.meeting import Everybody, told_by_all
+from ratrain.runtime.rank.membership import Membership, hosts_of
+from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.run_folder import RunFolder, RunSpec
 from ratrain.runtime.step.tied_program import require_tied
 
@@ -82,7 +82,7 @@ def read_run(folder: RunFolder) -> Reading:
         return Reading(problem=error)
 
 
-def agree(folder: RunFolder, reading: Reading, everybody: Everybody) -> Company:
+def agree(folder: RunFolder, reading: Reading, everybody: Everybody) -> Membership:
     """Who is where (each host with a disk of its own, until that is looked at), when all ranks have
     read the same. All ranks call this together."""
     facts = {} if reading.problem else dict(_facts(folder, reading))
@@ -94,12 +94,12 @@ def agree(folder: RunFolder, reading: Reading, everybody: Everybody) -> Company:
     }
     rows = told_by_all(everybody(json.dumps(own_reading)))
     hosts = hosts_of([(row["host"], row["boot"]) for row in rows])
-    company = Company(tuple(row["host"] for row in rows), hosts, hosts)
-    _refuse_problems(company, [row["problem"] for row in rows])
+    membership = Membership(tuple(row["host"] for row in rows), hosts, hosts)
+    _refuse_problems(membership, [row["problem"] for row in rows])
     if len({row["digest"] for row in rows}) > 1:
-        raise _difference(company, folder, told_by_all(everybody(json.dumps(facts))))
+        raise _difference(membership, folder, told_by_all(everybody(json.dumps(facts))))
     _require_all_seats(folder, reading, len(rows))
-    return company
+    return membership
 
 
 def _require_all_seats(folder: RunFolder, reading: Reading, started: int) -> None:
@@ -117,19 +117,19 @@ def _words(problem: RatrainError | None) -> list[str] | None:
     return [problem.what, problem.place, problem.fix] if problem else None
 
 
-def _refuse_problems(company: Company, problems: list[list[str] | None]) -> None:
+def _refuse_problems(membership: Membership, problems: list[list[str] | None]) -> None:
     reported = {rank: refusal for rank, refusal in enumerate(problems) if refusal}
     if not reported:
         return
     rank, (problem, place, fix) = next(iter(reported.items()))
     everywhere = len(reported) == len(problems)
     raise RunFailed(
-        problem if everywhere else f"{company.place(rank)}: {problem}", place=place, fix=fix
+        problem if everywhere else f"{membership.place(rank)}: {problem}", place=place, fix=fix
     )
 
 
 def _difference(
-    company: Company, folder: RunFolder, facts: Sequence[Mapping[str, str]]
+    membership: Membership, folder: RunFolder, facts: Sequence[Mapping[str, str]]
 ) -> RunFailed:
     """The first thing that is not the same for rank 0 and another."""
     for name in dict.fromkeys(name for of_rank in facts for name in of_rank):
@@ -138,8 +138,8 @@ def _difference(
             value = of_rank.get(name, "not there")
             if value != first:
                 return RunFailed(
-                    f"{name} is {_short(first)} for {company.place(0)} and {_short(value)} for "
-                    f"{company.place(rank)}",
+                    f"{name} is {_short(first)} for {membership.place(0)} and {_short(value)} for "
+                    f"{membership.place(rank)}",
                     place=str(folder.path),
                     fix="give all hosts the same files: put the run's folder, the job and what "
                     "it names "

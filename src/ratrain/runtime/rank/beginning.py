@@ -30,10 +30,11 @@ from ratrain.models.division import Division
 from ratrain.models.huggingface_reader import read_range
 from ratrain.models.initialise import initial_range
 from ratrain.models.shapes import unit_layout, unit_names
-from ratrain.runtime.rank.company import Company
-from ratrain.runtime.rank.meeting import Everybody, told_by_all
+from ratrain.runtime.rank.membership import Membership
+from ratrain.runtime.rank.rendezvous import Everybody, told_by_all
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.same_optimizer import require_optimizer
 from ratrain.runtime.step.states import Source
 from ratrain.runtime.step.tensor_parts import (
     StoredParts,
@@ -48,7 +49,7 @@ class Together:
     """The ranks that look for a beginning, seen from one of them."""
 
     rank: int
-    company: Company
+    membership: Membership
     everybody: Everybody
 
     def agreed(self, problem: CheckpointError | None) -> list[str]:
@@ -61,7 +62,7 @@ class Together:
         answers = told_by_all(self.everybody(json.dumps(own_answer)))
         for rank, answer in enumerate(answers):
             if answer["elsewhere"]:
-                message = f"{self.company.place(rank)} cannot resume: {answer['what']}"
+                message = f"{self.membership.place(rank)} cannot resume: {answer['what']}"
                 raise SavedElsewhere(message, place=answer["place"], fix=answer["fix"])
         return [answer["what"] for answer in answers if "what" in answer]
 
@@ -82,7 +83,7 @@ def begun(
         run, problem = _built(path, job, spec, data, division, build)
         problems_told = together.agreed(problem)
         if run is not None and not problems_told:
-            if together.company.keeps(together.rank):
+            if together.membership.keeps(together.rank):
                 _note(folder, path, problems)
                 _note_residuals(folder, path, spec.error_feedback, run.holders)
             run.complete()
@@ -101,14 +102,14 @@ def begun(
 def candidates(folder: RunFolder, together: Together) -> tuple[list[Path], list[str]]:
     """The checkpoints that are whole on every disk, newest first; what is wrong with the others."""
     own_lists: dict[str, dict[str, str]] = {"whole": {}, "damaged": {}}
-    if together.company.keeps(together.rank):
+    if together.membership.keeps(together.rank):
         for checkpoint in listed(folder.checkpoints):
             if checkpoint.manifest is not None:
                 own_lists["whole"][checkpoint.path.name] = checkpoint.manifest.identity
             else:
                 own_lists["damaged"][checkpoint.path.name] = checkpoint.problem
     all_lists = told_by_all(together.everybody(json.dumps(own_lists)))
-    disks = {together.company.names[rank]: all_lists[rank] for rank in together.company.disks}
+    disks = {together.membership.names[rank]: all_lists[rank] for rank in together.membership.disks}
     names = {name for disk in disks.values() for kind in disk.values() for name in kind}
     paths: list[Path] = []
     problems: list[str] = []
@@ -152,6 +153,7 @@ def _built(
     # A model without a name is called after its folder, which may have been moved.
     renamed = replace(model, name=meta.model)
     checkpoint.expect(meta.model, config_hash(renamed), stored_sizes(model, degrees))
+    require_optimizer(job, checkpoint.manifest, str(path))
     if not spec.data_from or meta.step > spec.data_from:  # else another run's, of another text
         require_same(meta.state, data, job.path, path)
     parts = StoredParts(

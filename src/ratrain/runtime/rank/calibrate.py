@@ -31,7 +31,7 @@ from ratrain.runtime.rank.calibrate_links import (
 )
 from ratrain.runtime.rank.calibration import Calibration, read_calibration, write_calibration
 from ratrain.runtime.seats import Seat, Seats
-from ratrain.runtime.step.circle import summed
+from ratrain.runtime.step.broadcast import summed
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.ops import Sizes
 from ratrain.runtime.step.schedule import Schedule

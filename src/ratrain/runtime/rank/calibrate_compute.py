@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from statistics import fmean
 
 import torch
@@ -24,7 +25,7 @@ LEAST_PASSES, LEAST_S = 3, 2.0
 """Passes are repeated until both are reached; the first, with cold caches, does not count."""
 MOST_PASSES = 32
 """Whose times are kept one by one."""
-_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25}
+_UPDATED = {"cpu": 1 << 20, "cuda": 1 << 25, "deferred": 1 << 20}
 """Elements of the piece on which the optimizer is timed: a few of what it takes at once."""
 
 
@@ -120,11 +121,21 @@ def _narrowing_s(unit: UnitState, states: RankStates, device: Device) -> float:
 
 
 def _update_s(unit: UnitState, train: TrainSpec, device: Device) -> float:
-    """The optimizer on copies of a piece of the largest part, linearly extrapolated to all."""
+    """The optimizer on copies of a piece of the largest part, linearly extrapolated to all; one
+    that takes whole matrices, on copies of the largest one."""
     part = max(unit.parts, key=lambda part: part.end - part.begin)
-    count = min(_UPDATED[device.place.type], part.end - part.begin)
-    copies = [tensor[:count].clone() for tensor in (part.weights, part.moment1, part.moment2)]
-    piece = OwnedPart(0, count, count, *copies)
+    run = slice(0, min(_UPDATED[device.place.type], part.end - part.begin))
+    matrices = [max(part.parameters, key=lambda each: each.elements)] if train.rule.whole else []
+    if matrices:
+        run = matrices[0].run
+    count = run.stop - run.start
+    inside = [replace(matrix, offset=0) for matrix in matrices]
+    weights = part.weights[run].clone()
+    states = tuple(
+        state.hold(held[run].values().clone(), inside)
+        for state, held in zip(train.rule.states, part.states, strict=True)
+    )
+    piece = OwnedPart(0, count, count, weights, states, inside)
     gradient = torch.zeros(count, dtype=torch.float32, device=part.weights.device)
     took_s: list[float] = []
     for _ in range(LEAST_PASSES + 1):

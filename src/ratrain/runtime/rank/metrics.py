@@ -35,8 +35,8 @@ _RANK_FIELDS = (
 class StepRows:
     """Makes a row of each control round."""
 
-    def __init__(self, job: JobSpec, budget_bytes: int | None) -> None:
-        self._job, self._budget_bytes = job, budget_bytes
+    def __init__(self, job: JobSpec, budget_bytes: int | None, episode: int = 0) -> None:
+        self._job, self._budget_bytes, self._episode = job, budget_bytes, episode
         self._tokens = job.batch.sequences * job.model.sequence_length
 
     def row(self, step: int, reports: Round) -> Row:
@@ -57,6 +57,8 @@ class StepRows:
             "budget_bytes": self._budget_bytes,
             "ranks": [_rank_row(report) for report in reports],
         }
+        if self._episode:
+            body["episode"] = self._episode
         if norms:
             # Clipping may end after a step's compute does, so a step reports the one before it.
             body["gradient_norm_before"] = norms[0]

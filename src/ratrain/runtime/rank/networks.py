@@ -6,8 +6,8 @@ from collections.abc import Sequence
 
 from ratrain.devices import Device
 from ratrain.program.program import Program
-from ratrain.runtime.rank.meeting import Meeting
-from ratrain.runtime.rank.mesh import connect_all
+from ratrain.runtime.rank.connections import connect_all
+from ratrain.runtime.rank.rendezvous import Rendezvous
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.links import Routes, all_needs, routes_of
 from ratrain.runtime.step.network import Network
@@ -20,14 +20,14 @@ def network_of(
     seats: Seats,
     seat: Seat,
     device: Device,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     timeout_s: float,
     hosts: Sequence[int],
 ) -> Network:
     """A program's network, for tensors of a device. All ranks call this together. `hosts`, by world
     rank: the number of its host."""
     routes = routes_of(program.setup, seats)
-    network = connected(seats, seat, routes, meeting, timeout_s, hosts)
+    network = connected(seats, seat, routes, rendezvous, timeout_s, hosts)
     if device.place.type == "cpu":
         return network
     return StagedNetwork(network, Staging(pinned=device.kind == "cuda"))
@@ -37,11 +37,11 @@ def connected(
     seats: Seats,
     seat: Seat,
     routes: Routes,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     timeout_s: float,
     hosts: Sequence[int] = (),
 ) -> SocketNetwork:
     """A rank's network for tensors in host memory. `hosts`: left out, all are on one."""
     hosts = hosts or (0,) * seats.world_size
-    links = connect_all(meeting, all_needs(seats, seat, routes), timeout_s)
+    links = connect_all(rendezvous, all_needs(seats, seat, routes), timeout_s)
     return SocketNetwork(seats, seat, links, hosts, divides_rows=routes.divides_rows)

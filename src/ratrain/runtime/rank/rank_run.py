@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from ratrain.checkpoint.best import read_best
+from ratrain.checkpoint.entries import OPTIMIZER
 from ratrain.checkpoint.folder import step_name
 from ratrain.corpus.held_out import HeldOut
 from ratrain.corpus.identity import KEY, identity_of
@@ -22,32 +23,34 @@ from ratrain.corpus.samples import Samples
 from ratrain.describe.job import JobSpec
 from ratrain.describe.model import config_hash
 from ratrain.devices import Device, Memory
+from ratrain.engines.places import Place
 from ratrain.errors import RatrainError
 from ratrain.program.program import Program
 from ratrain.readers.writing import write_whole
-from ratrain.runtime.environment import launch_of
+from ratrain.runtime.environment import COMMAND, launch_of
 from ratrain.runtime.failures import status_of, tell
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim
 from ratrain.runtime.rank.agreement import Reading, agree, read_run
 from ratrain.runtime.rank.beginning import Together, begun
 from ratrain.runtime.rank.calibrate import calibrate, gathered
-from ratrain.runtime.rank.company import Company
 from ratrain.runtime.rank.control import Round
 from ratrain.runtime.rank.devices import own_device
-from ratrain.runtime.rank.meeting import Meeting, meet
+from ratrain.runtime.rank.folder_lock import FolderLock
+from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.rank.metrics import MetricsLog, StepRows, validation_row
 from ratrain.runtime.rank.networks import network_of
 from ratrain.runtime.rank.prediction import write_prediction
+from ratrain.runtime.rank.rank_log import RankLog
+from ratrain.runtime.rank.rendezvous import Rendezvous, join
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.rank.run_costs import ElementBytes
 from ratrain.runtime.rank.saver import CheckpointSaver, SaveSpec
+from ratrain.runtime.rank.seating import seated
 from ratrain.runtime.rank.stop import StopRequests, status_when_stopped
-from ratrain.runtime.rank.tenancy import Tenancy
 from ratrain.runtime.rank.trackers import own_trackers
 from ratrain.runtime.rank.trainer import Begin, RankRun
 from ratrain.runtime.rank.validation import HeldOutShare, Validated
-from ratrain.runtime.rank.voice import Voice
 from ratrain.runtime.run_folder import RunFolder, RunSpec, share_of
 from ratrain.runtime.seats import Seat, parts_of_units
 from ratrain.runtime.secret import read_secret
@@ -64,7 +67,7 @@ TOKENISING_S = 3600.0
 
 
 @dataclass(frozen=True)
-class Stand:
+class RankContext:
     """What a rank knows and may do once all have agreed."""
 
     folder: RunFolder
@@ -73,32 +76,33 @@ class Stand:
     program: Program
     data: JobData
     seat: Seat
-    company: Company
+    membership: Membership
     claim: Claim
-    voice: Voice
+    log: RankLog
 
 
-def run_rank(path: Path, rank: int, requests: StopRequests) -> int:
-    """Runs a rank; the exit status. What went wrong is in the folder's failure file. `requests` to
-    stop come from signals."""
+def run_rank(path: Path, place: Place, requests: StopRequests) -> int:
+    """Runs the rank of a process; the exit status. What went wrong is in the folder's failure file.
+    `requests` to stop come from signals."""
     folder = RunFolder(path)
-    tenancy, voice = Tenancy(folder, rank), Voice(rank)
-    if tenancy.settled:
-        _forget_failure(folder, rank)
+    lock = FolderLock(folder, place.rank, os.environ.get(COMMAND) or place.words)
+    log = RankLog(place)
+    if lock.settled:
+        _forget_failure(folder, place.rank)
     try:
-        requests.tell(lambda: voice.speaks)
-        finished = _run(folder, rank, tenancy, voice, requests)
+        requests.tell(lambda: log.prints)
+        finished = _run(folder, lock, log, requests)
         requests.ignore()
         return 0 if finished else status_when_stopped(os.environ)
     except Exception as error:
         requests.end_at_once()
         if not isinstance(error, RatrainError):
             traceback.print_exc()
-        status = tell(folder, rank, error) if tenancy.settled else status_of(error)
-        voice.fail(folder, error)
+        status = tell(folder, log.rank, error) if lock.settled else status_of(error)
+        log.fail(folder, error)
         return status
     finally:
-        tenancy.close()
+        lock.close()
 
 
 def _forget_failure(folder: RunFolder, rank: int) -> None:
@@ -106,53 +110,55 @@ def _forget_failure(folder: RunFolder, rank: int) -> None:
     folder.rank_file(rank, "failure").unlink(missing_ok=True)
 
 
-def _run(
-    folder: RunFolder, rank: int, tenancy: Tenancy, voice: Voice, requests: StopRequests
-) -> bool:
+def _run(folder: RunFolder, lock: FolderLock, log: RankLog, requests: StopRequests) -> bool:
     """Whether the last step was done."""
     reading = read_run(folder)
     timeout_s = max(reading.job.train.timeout_s if reading.job else 0.0, JOINING_S)
-    meeting = meet(launch_of(os.environ), _secret(folder, reading), timeout_s)
-    meeting.circle.wait_up_to(TOKENISING_S)
-    stand = _agreed(folder, rank, reading, meeting, tenancy, voice)
-    meeting.circle.wait_up_to(timeout_s)
-    device = own_device(stand.job, stand.spec, rank, os.environ)
-    torch.set_num_threads(stand.spec.threads)
+    launch, secret = launch_of(os.environ, folder.path), _secret(folder, reading)
+    rendezvous = join(launch, secret, timeout_s)
+    if launch.place is not None:
+        rendezvous = seated(rendezvous, launch, folder, reading, secret, timeout_s)
+    rank = lock.rank = log.rank = rendezvous.rank
+    rendezvous.broadcast.wait_up_to(TOKENISING_S)
+    context = _agreed(folder, rank, reading, rendezvous, lock, log)
+    rendezvous.broadcast.wait_up_to(timeout_s)
+    device = own_device(context.job, context.spec, rank, context.membership.host)
+    torch.set_num_threads(context.spec.threads)
     network = network_of(
-        stand.program,
-        stand.spec.seats,
-        stand.seat,
+        context.program,
+        context.spec.seats,
+        context.seat,
         device,
-        meeting,
-        stand.job.train.timeout_s,
-        stand.spec.hosts,
+        rendezvous,
+        context.job.train.timeout_s,
+        context.spec.hosts,
     )
-    rows = StepRows(stand.job, stand.program.setup.budget_bytes)
+    rows = StepRows(context.job, context.program.setup.budget_bytes, context.spec.episode)
     with ExitStack() as closing:
-        log: MetricsLog | None = None
+        metrics: MetricsLog | None = None
         if rank == 0:
-            if stand.claim.is_mine:  # else the launcher did it
-                _note(stand, set_damage_aside(folder))
-            log = MetricsLog(folder, own_trackers(folder.path))
-            closing.callback(log.close)
+            if context.claim.is_mine:  # else the launcher did it
+                _note(context, set_damage_aside(folder))
+            metrics = MetricsLog(folder, own_trackers(folder.path))
+            closing.callback(metrics.close)
 
         def on_round(step: int, reports: Round) -> None:
-            stand.claim.require_seen()
-            if log is not None or voice.speaks:
+            context.claim.require_seen()
+            if metrics is not None or log.prints:
                 keep_row(rows.row(step, reports))
 
         def keep_row(row: Row) -> None:
-            if log is not None:
-                log.write(row)
-            voice.show(row)
+            if metrics is not None:
+                metrics.write(row)
+            log.show(row)
 
-        return _train(stand, device, meeting, network, on_round, keep_row, requests)
+        return _train(context, device, rendezvous, network, on_round, keep_row, requests)
 
 
-def _note(stand: Stand, lines: list[str]) -> None:
+def _note(context: RankContext, lines: list[str]) -> None:
     for line in lines:
-        stand.voice.say(line)
-        stand.folder.add_note(line)
+        context.log.say(line)
+        context.folder.add_note(line)
 
 
 def _secret(folder: RunFolder, reading: Reading) -> bytes:
@@ -167,32 +173,34 @@ def _agreed(
     folder: RunFolder,
     rank: int,
     reading: Reading,
-    meeting: Meeting,
-    tenancy: Tenancy,
-    voice: Voice,
-) -> Stand:
+    rendezvous: Rendezvous,
+    lock: FolderLock,
+    log: RankLog,
+) -> RankContext:
     """What all ranks have agreed on; raises the same error on all of them where they have not."""
-    reading = reading.with_data(voice.counting("tokenising"))
-    company = agree(folder, reading, meeting.everybody)
-    voice.stands(company.speaks(rank))
-    voice.say(company.words(rank))
+    reading = reading.with_data(log.counting("tokenising"))
+    membership = agree(folder, reading, rendezvous.everybody)
+    log.set_first_on_host(membership.logs(rank))
+    log.say(membership.words(rank, all_hosts=log.for_all_hosts))
     spec, job, program, data = reading.spec, reading.job, reading.program, reading.data
     assert spec is not None and job is not None and program is not None and data is not None
-    company = tenancy.settle(company, meeting.everybody, disks=job.checkpoint.disks, say=voice.say)
+    membership = lock.settle(
+        membership, rendezvous.everybody, disks=job.checkpoint.disks, say=log.say
+    )
     _forget_failure(folder, rank)
-    if len(company.disks) > 1:
-        voice.say(
-            f"{folder.path} is a separate folder on each of {len(company.disks)} disks; each holds "
-            "the files of the hosts that share it"
+    if len(membership.disks) > 1:
+        log.say(
+            f"{folder.path} is a separate folder on each of {len(membership.disks)} disks; each "
+            "holds the files of the hosts that share it"
         )
     seat = spec.seats.seat(rank)
-    return Stand(folder, spec, job, program, data, seat, company, tenancy.claim, voice)
+    return RankContext(folder, spec, job, program, data, seat, membership, lock.claim, log)
 
 
 def _train(
-    stand: Stand,
+    context: RankContext,
     device: Device,
-    meeting: Meeting,
+    rendezvous: Rendezvous,
     network: Network,
     on_round: Callable[[int, Round], None],
     on_validated: Callable[[Row], None],
@@ -200,12 +208,12 @@ def _train(
 ) -> bool:
     """All of a rank's run once its network is connected; whether it did the last step. `on_round`
     gets every control round, `on_validated` what validation adds to the metrics."""
-    folder, rank, voice = stand.folder, stand.seat.world_rank, stand.voice
+    folder, rank, log = context.folder, context.seat.world_rank, context.log
     allocator = memory_of(device)
-    if rank == 0 and stand.spec.allocator and not allocator.counts:
-        voice.say("what ranks allocate is neither counted nor limited: see the report")
-    identity = identity_of(stand.data.prepared)
-    batches = _batches(stand, device)
+    if rank == 0 and context.spec.allocator and not allocator.counts:
+        log.say("what ranks allocate is neither counted nor limited: see the report")
+    identity = identity_of(context.data.prepared)
+    batches = _batches(context, device)
     best = read_best(folder.path)
 
     def validated(step: int, validation: Validated) -> None:
@@ -214,10 +222,10 @@ def _train(
 
     def built(begin: Begin) -> RankRun:
         return RankRun(
-            stand.job,
-            stand.program,
-            stand.spec,
-            stand.seat,
+            context.job,
+            context.program,
+            context.spec,
+            context.seat,
             network,
             batches,
             begin,
@@ -225,58 +233,61 @@ def _train(
             on_round=on_round,
             stop_asked=lambda: requests.asked or folder.stop_request.exists(),
             allocator=allocator,
-            held_out=_held_out(stand, device),
+            held_out=_held_out(context, device),
             validated=validated,
         )
 
-    together = Together(rank, stand.company, meeting.everybody)
-    run = begun(folder, stand.job, stand.spec, identity, together, built)
-    if rank == 0 and stand.claim.is_mine:
-        _note(stand, lost_steps(folder, run.first_step))
-    meeting.everybody("")  # from here on a rank silent for the job's timeout is taken for lost
-    meeting.circle.close()
-    _calibrate(stand, run, network, allocator, device)
+    together = Together(rank, context.membership, rendezvous.everybody)
+    run = begun(folder, context.job, context.spec, identity, together, built)
+    if rank == 0 and context.claim.is_mine:
+        _note(context, lost_steps(folder, run.first_step))
+    # From here on a rank that is silent for the job's timeout is taken for lost. Where an engine
+    # starts ranks again, what was timed before is still good: our own launcher removes it.
+    is_timed = bool(run.first_step and folder.predicted.exists())
+    if rendezvous.everybody("timed" if is_timed else "")[0] != "timed":
+        _calibrate(context, run, network, allocator, device)
+    rendezvous.broadcast.close()
     saver = CheckpointSaver(
-        _save_spec(stand, identity),
+        _save_spec(context, identity),
         rank,
-        stand.company,
+        context.membership,
         run.states,
         network,
         state_after=run.ops.clipping.state_after,
         is_last=run.is_last,
-        require_owned=stand.claim.require,
-        saved=lambda step: voice.say(f"saved {step_name(step)}"),
+        require_owned=context.claim.require,
+        saved=lambda step: log.say(f"saved {step_name(step)}"),
     )
     run.save_with(saver)
     before = best and (best.step, best.validation_loss)
-    voice.begin(run.first_step, stand.spec.end_step, before)
+    log.begin(run.first_step, context.spec.end_step, before)
     run.run()
     body = {**run.records(), "memory": run.memory()}
     write_whole(folder.rank_file(rank, "records"), json.dumps(body))
     network.barrier()  # no rank leaves while another still communicates
-    finished = run.end_step >= stand.spec.end_step
+    finished = run.end_step >= context.spec.end_step
     ending = "done" if finished else "stopped and saved"
-    voice.say(f"{ending}: step {run.end_step} of {stand.spec.end_step}")
+    log.say(f"{ending}: step {run.end_step} of {context.spec.end_step}")
     return finished
 
 
-def _batches(stand: Stand, device: Device) -> ReplicaBatches:
+def _batches(context: RankContext, device: Device) -> ReplicaBatches:
     """The replica's part of the global batch: replicas take it in order, by their sizes."""
-    return _share(stand, stand.data.samples, device, stand.spec.data_from)
+    return _share(context, context.data.samples, device, context.spec.data_from)
 
 
-def _held_out(stand: Stand, device: Device) -> HeldOutShare | None:
+def _held_out(context: RankContext, device: Device) -> HeldOutShare | None:
     """The same of the held-out batches."""
-    held_out = stand.data.held_out
-    return held_out and HeldOutShare(_share(stand, held_out, device), held_out.batches)
+    held_out = context.data.held_out
+    return held_out and HeldOutShare(_share(context, held_out, device), held_out.batches)
 
 
 def _share(
-    stand: Stand, source: Samples | HeldOut, device: Device, data_from: int = 0
+    context: RankContext, source: Samples | HeldOut, device: Device, data_from: int = 0
 ) -> ReplicaBatches:
     """A replica's part of `source`, whose first batch is that of step `data_from`."""
-    spec, seat = stand.spec, stand.seat
-    first, sequences = share_of(spec, stand.program.setup, seat.data)
+    spec, seat = context.spec, context.seat
+    first, sequences = share_of(spec, context.program.setup, seat.data)
 
     def read(step: int, begin: int, count: int) -> tuple[Any, Any]:
         batch = source.batch(step - data_from, begin, count)
@@ -289,60 +300,64 @@ def _share(
     return ReplicaBatches(read, first, sequences, size, device.place, count=counted)
 
 
-def _save_spec(stand: Stand, identity: dict[str, Any]) -> SaveSpec:
-    job = stand.job
+def _save_spec(context: RankContext, identity: dict[str, Any]) -> SaveSpec:
+    job = context.job
     return SaveSpec(
-        run=stand.folder.path,
+        run=context.folder.path,
         every=job.checkpoint.every,
         validated_every=job.train.validate_every,
         keep=job.checkpoint.keep,
         model=job.model.spec.name,
         config_hash=config_hash(job.model.spec),
-        unit_sizes=stored_sizes(job.model.spec, parts_of_units(stand.program.setup)),
-        state={KEY: identity},
+        unit_sizes=stored_sizes(job.model.spec, parts_of_units(context.program.setup)),
+        optimizer=job.train.rule,
+        state={KEY: identity, OPTIMIZER: job.train.optimizer},
     )
 
 
-def _computed_bytes(stand: Stand) -> tuple[int, ...]:
+def _computed_bytes(context: RankContext) -> tuple[int, ...]:
     """Of each program rank the bytes of an element in the dtype that it computes in."""
-    spec, ranks = stand.spec, stand.program.setup.ranks
+    spec, ranks = context.spec, context.program.setup.ranks
     dtypes = {seat.program_rank: spec.dtype_of(seat.world_rank) for seat in spec.seats.all()}
     return tuple(DTYPES[dtypes[rank]].itemsize for rank in range(ranks))
 
 
 def _calibrate(
-    stand: Stand, run: RankRun, network: Network, allocator: Memory, device: Device
+    context: RankContext, run: RankRun, network: Network, allocator: Memory, device: Device
 ) -> None:
     """Times this run's ops, and leaves rank 0's prediction in the folder."""
-    if not stand.spec.calibrate:
+    if not context.spec.calibrate:
         return
     if device.kind != "cpu":
-        stand.voice.say(f"computes on {device.words}")
-    stand.voice.say("timing the ops of a step")
+        context.log.say(f"computes on {device.words}")
+    context.log.say("timing the ops of a step")
     own_times = calibrate(
         run.schedule,
         run.states,
         network,
-        stand.spec.seats,
-        stand.seat,
-        stand.job.train,
+        context.spec.seats,
+        context.seat,
+        context.job.train,
         run.sizes,
-        stand.job.model.spec.vocab,
+        context.job.model.spec.vocab,
         allocator,
         device,
     )
     calibrations = gathered(own_times, network)
-    if stand.seat.world_rank == 0:
+    if context.seat.world_rank == 0:
         wire = run.states.wire
         element_bytes = ElementBytes(
-            _computed_bytes(stand), wire.gradients.itemsize, wire.boundaries.itemsize
+            _computed_bytes(context),
+            wire.gradients.itemsize,
+            wire.boundaries.itemsize,
+            context.job.train.rule.saved_bytes,
         )
-        agrees = run.ops.clipping.by_unit and stand.program.setup.sharding > 0
+        agrees = run.ops.clipping.by_unit and context.program.setup.sharding > 0
         write_prediction(
-            stand.folder,
-            stand.program,
+            context.folder,
+            context.program,
             calibrations,
-            stand.spec.seats,
+            context.spec.seats,
             element_bytes,
             agrees=agrees,
         )

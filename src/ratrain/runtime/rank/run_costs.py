@@ -29,6 +29,7 @@ class ElementBytes:
     computed: tuple[int, ...]
     gradient: int
     boundary: int
+    saved: int = 12  # of a parameter: its fp32 weight and the optimizer's states
 
     def of_ranks(self, ranks: Sequence[int]) -> ElementBytes:
         """The same for the ranks of a program in which each of these stands, in this order."""
@@ -351,8 +352,7 @@ def _states(measured: _Measured, element_bytes: ElementBytes, agrees: bool) -> d
         reduced = measured.collective(reduced_bytes)
         if buckets is not None:
             reduced = replace(reduced, fixed_s=reduced.fixed_s * 2 * buckets)
-        fp32 = 3 * 4 * elements  # weights and two moments
-        sent_bytes = 2 * fp32 * others
+        sent_bytes = 2 * element_bytes.saved * elements * others
         averaged = measured.collective(sent_bytes)
         narrowing_s = measured.column(lambda t: t.narrowing_s)
         reduced = replace(

@@ -18,19 +18,23 @@ from typing import Any
 from torch import Tensor
 
 from ratrain.checkpoint.best import Best, read_best, write_best
-from ratrain.checkpoint.entries import KINDS, Entry, clipped
+from ratrain.checkpoint.entries import WEIGHTS, Entry, clipped
 from ratrain.checkpoint.folder import begin, partial_path, publish, rank_path, seal
 from ratrain.checkpoint.listing import prune
 from ratrain.checkpoint.manifest import Manifest, Meta, RankRecord
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.checkpoint.shard_writer import ShardWriter
+from ratrain.describe.optimizers import Held, Optimizer, Plain
 from ratrain.readers.json import as_table, parse_json
-from ratrain.runtime.rank.company import Company
+from ratrain.runtime.rank.membership import Membership
 from ratrain.runtime.step.network import Network
 from ratrain.runtime.step.optimizer import OwnedPart
 from ratrain.runtime.step.slots import Slots
 from ratrain.runtime.step.states import RankStates, UnitState
 from ratrain.runtime.step.tensor_parts import stored_name
+
+SAVED_AT_ONCE = 1 << 22
+"""Elements of a state that go to disk at once."""
 
 
 @dataclass(frozen=True)
@@ -44,6 +48,7 @@ class SaveSpec:
     model: str
     config_hash: str
     unit_sizes: Mapping[str, int]
+    optimizer: Optimizer
     state: Mapping[str, Any]  # the same in every checkpoint of the run
 
 
@@ -56,7 +61,7 @@ class CheckpointSaver:
         self,
         spec: SaveSpec,
         rank: int,
-        company: Company,
+        membership: Membership,
         states: RankStates,
         network: Network,
         *,
@@ -65,8 +70,8 @@ class CheckpointSaver:
         require_owned: Callable[[], None],
         saved: Callable[[int], None],
     ) -> None:
-        self._spec, self._rank, self._company, self._states = spec, rank, company, states
-        self._keeps, self._saved = company.keeps(rank), saved
+        self._spec, self._rank, self._membership, self._states = spec, rank, membership, states
+        self._keeps, self._saved = membership.keeps(rank), saved
         self._network, self._is_last = network, is_last
         self._state_after, self._require_owned = state_after, require_owned
         self._writer: ShardWriter | None = None
@@ -84,7 +89,7 @@ class CheckpointSaver:
         if not self._due:
             return
         assert self._writer is not None
-        for entry, pieces in _written(unit):
+        for entry, pieces in _written(unit, self._spec.optimizer):
             for piece in pieces:
                 self._writer.write(entry.name, piece.detach().cpu().numpy())
         self._left.remove(unit.name)
@@ -105,7 +110,11 @@ class CheckpointSaver:
             begin(run, step + 1)
         self._network.exchange_bytes(b"")
         self._partial = partial_path(run, step + 1)
-        entries = [entry for unit in self._states.units for entry, _ in _written(unit)]
+        entries = [
+            entry
+            for unit in self._states.units
+            for entry, _ in _written(unit, self._spec.optimizer)
+        ]
         self._writer = ShardWriter(rank_path(self._partial, self._rank), entries)
         self._left = {unit.name for unit in self._states.units}
 
@@ -117,7 +126,7 @@ class CheckpointSaver:
         replies = [
             as_table(*parse_json(row, "a rank's record"))[0]
             for row in self._network.exchange_bytes(
-                json.dumps(body).encode(), hearers=self._company.disks
+                json.dumps(body).encode(), hearers=self._membership.disks
             )
         ]
         if self._keeps:
@@ -126,7 +135,7 @@ class CheckpointSaver:
                 (RankRecord.of_json(row["record"]) for row in replies),
                 key=lambda record: record.file,
             )
-            spread = self._company.spread(self._rank)
+            spread = self._membership.spread(self._rank)
             seal(
                 self._partial,
                 Manifest(self._meta(step), replies[0]["now_s"], tuple(records), spread),
@@ -153,7 +162,7 @@ class CheckpointSaver:
     def _everywhere(self) -> None:
         """Waits for the other disks: none shows a checkpoint before all have their part, or removes
         an old one before all show the new one."""
-        if len(self._company.disks) > 1:
+        if len(self._membership.disks) > 1:
             self._network.exchange_bytes(b"")
 
     def _meta(self, step: int) -> Meta:
@@ -161,34 +170,47 @@ class CheckpointSaver:
         return Meta(step + 1, spec.model, spec.config_hash, spec.unit_sizes, state)
 
 
-def _written(unit: UnitState) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
+def _written(unit: UnitState, optimizer: Optimizer) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
     """What a rank writes of a unit, and in which pieces: its own shares of each kind, without
     padding; and its own residual, whole."""
     if unit.slots is not None:
-        yield from _of_slots(unit, unit.slots)
+        yield from _of_slots(unit, unit.slots, optimizer)
         return
     share, part = unit.owned, unit.part
     name, size = stored_name(unit.name, unit.division), unit.unit.layout.size
-    for kind, buffer in zip(KINDS, _buffers(part), strict=True):
+    for kind, buffer in _buffers(part, optimizer):
         entry = clipped(name, kind, share.start, share.stop, size)
         if entry is not None:
             begin = share.start - part.begin
-            yield entry, iter([buffer[begin : begin + entry.elements]])
+            yield entry, _pieces(buffer, begin, begin + entry.elements, whole=optimizer.whole)
     if unit.residual is not None:
         kind = residual_kind(unit.place, len(unit.holders))
         yield Entry(name, kind, 0, size, size), iter([unit.residual.kept[:size]])
 
 
-def _of_slots(unit: UnitState, slots: Slots) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
+def _of_slots(
+    unit: UnitState, slots: Slots, optimizer: Optimizer
+) -> Iterator[tuple[Entry, Iterator[Tensor]]]:
     """The same of a unit that replicas hold at different degrees: it is stored slot by slot."""
     parts = {part.begin: part for part in unit.parts}
     for stored in slots.stored():
         name = stored_name(unit.name, stored.slot)
-        for kind, buffer in zip(KINDS, _buffers(parts[stored.run.start]), strict=True):
+        for kind, buffer in _buffers(parts[stored.run.start], optimizer):
             entry = Entry(name, kind, stored.begin, stored.end - stored.begin, slots.slot_size)
-            yield entry, stored.pieces(buffer)
+            yield entry, stored.pieces(buffer.values())
 
 
-def _buffers(part: OwnedPart) -> tuple[Tensor, Tensor, Tensor]:
-    """In the order of `KINDS`."""
-    return part.weights, part.moment1, part.moment2
+def _buffers(part: OwnedPart, optimizer: Optimizer) -> Iterator[tuple[str, Held]]:
+    """Master weights, and the optimizer's states, by the names that a checkpoint gives them."""
+    yield WEIGHTS, Plain(part.weights)
+    yield from ((s.name, held) for s, held in zip(optimizer.states, part.states, strict=True))
+
+
+def _pieces(held: Held, begin: int, end: int, *, whole: bool) -> Iterator[Tensor]:
+    """Elements of a state in fp32: piece by piece, so that one kept otherwise is never whole; of an
+    optimizer that takes whole matrices, at once."""
+    if whole:
+        yield held.values()[begin:end]
+        return
+    for at in range(begin, end, SAVED_AT_ONCE):
+        yield held[at : min(at + SAVED_AT_ONCE, end)].values()

@@ -33,7 +33,7 @@ class StopRequests:
 
     def __init__(self) -> None:
         self._first_s: float | None = None
-        self._speaks: Callable[[], bool] = lambda: False
+        self._prints: Callable[[], bool] = lambda: False
 
     def listen(self) -> None:
         """To be called by the main thread."""
@@ -42,9 +42,9 @@ class StopRequests:
         if LAUNCHER in os.environ:  # `nohup ratrain train` ignores it, and so would its ranks
             signal.signal(END_AT_ONCE, signal.SIG_DFL)
 
-    def tell(self, speaks: Callable[[], bool]) -> None:
-        """A request is told of on stderr where `speaks()`."""
-        self._speaks = speaks
+    def tell(self, prints: Callable[[], bool]) -> None:
+        """A request is told of on stderr where `prints()`."""
+        self._prints = prints
 
     @property
     def asked(self) -> bool:
@@ -66,7 +66,7 @@ class StopRequests:
         now_s = time.monotonic()
         if self._first_s is None:
             self._first_s = now_s
-            if self._speaks():  # os.write: a handler may interrupt a print
+            if self._prints():  # os.write: a handler may interrupt a print
                 name = signal.Signals(number).name
                 with suppress(OSError):
                     os.write(2, f"{name}: saving after the current step\n".encode())

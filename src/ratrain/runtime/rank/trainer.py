@@ -23,6 +23,7 @@ from ratrain.runtime.rank.validation import HeldOutShare, Validated, Validation
 from ratrain.runtime.run_folder import RunSpec
 from ratrain.runtime.seats import Seat, Seats
 from ratrain.runtime.step.batches import ReplicaBatches
+from ratrain.runtime.step.captured import CapturedOps, can_be_recorded
 from ratrain.runtime.step.clipping import Clipping
 from ratrain.runtime.step.lanes import Lanes, Ran
 from ratrain.runtime.step.ledger import ledgers_of
@@ -131,6 +132,7 @@ class RankRun:
             _numbers(spec),
             Wire(DTYPES[spec.gradients_travel_in], DTYPES[spec.boundaries_travel_in]),
             device,
+            job.train.rule,
             lambda unit: Collectives(*spec.collectives_of(unit)),
         )
         timeout_s = job.train.timeout_s
@@ -150,6 +152,9 @@ class RankRun:
             ),
             self._counted.of,
         )
+        self._captured: CapturedOps | None = None
+        if job.train.graphs and can_be_recorded(self.schedule, device):
+            self._captured = CapturedOps(self.ops, begin.step)
         self.lanes = Lanes(
             self.schedule,
             self._execute,
@@ -235,6 +240,8 @@ class RankRun:
                     break  # the run was asked to stop
                 first = self._reached
                 if self._validation is not None and self._is_validated(first):
+                    if self._captured is not None:
+                        self._captured.forget()
                     self._validated(first, self._validation.run())
             control.finish()
         finally:
@@ -322,7 +329,7 @@ class RankRun:
         return float(self._batches.counted(step)) if self._counts else NAN
 
     def _execute(self, op: Any, step: int) -> None:
-        self.ops.execute(op, step)
+        (self._captured or self.ops).execute(op, step)
 
     def _gate(self, lane: Lane, step: int) -> bool:
         """Between two steps of a lane; the compute lane reports on the one before."""

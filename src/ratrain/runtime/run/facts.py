@@ -78,13 +78,14 @@ def settings_of(job: JobSpec) -> dict[str, Any]:
             "sequence_length": job.model.sequence_length,
         },
         "batch": asdict(job.batch),
-        "train": asdict(job.train),
+        "train": {**asdict(job.train), **asdict(job.train.keys)},
         "data": None if job.data is None else asdict(job.data),
         "checkpoint": asdict(job.checkpoint),
         "cluster": {"name": job.cluster.spec.name, "devices": job.cluster.devices},
         "layout": None if job.layout is None else asdict(job.layout),
         "schedule": {**asdict(job.schedule), "dtypes": dict(job.schedule.dtypes)},
     }
+    del tables["train"]["keys"]  # they stand in the same table
     return json.loads(json.dumps(tables))  # as a file would give them: lists for tuples
 
 

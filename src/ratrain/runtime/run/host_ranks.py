@@ -14,12 +14,15 @@ import time
 from collections.abc import Generator, Iterable, Sequence
 from contextlib import contextmanager, suppress
 
-from ratrain.errors import SAVED_NOT_FINISHED, TransportError
-from ratrain.runtime.environment import COMMAND, FOLLOWED
+from ratrain.engines.places import Place
+from ratrain.errors import SAVED_NOT_FINISHED, SpecError, TransportError
+from ratrain.runtime.environment import COMMAND, FOLLOWED, launch_of
 from ratrain.runtime.rank.stop import passed_on
 from ratrain.runtime.run.processes import RankEnd, RankProcesses, base_environment
 from ratrain.runtime.run_folder import RunFolder
 
+DEFAULT_PORT = 29500
+"""At which rank 0 is met where nobody says otherwise."""
 STOP, END = "stop", "end"
 """What `run_host_ranks` may be told on standard input, a line each; its end means `STOP`."""
 _LOOK_EVERY_S = 0.1
@@ -31,13 +34,13 @@ def run_host_ranks(
     folder: RunFolder,
     ranks: Sequence[int],
     world_size: int,
-    meeting: tuple[str, int],
+    rendezvous: tuple[str, int],
     *,
     follow_input: bool,
 ) -> int:
-    """Runs some ranks of a run to their end; the exit status. `meeting`: the address and port at
+    """Runs some ranks of a run to their end; the exit status. `rendezvous`: the address and port at
     which rank 0 is met. `follow_input`: orders come on standard input."""
-    environment = base_environment(world_size, *meeting)
+    environment = base_environment(world_size, *rendezvous)
     del environment[FOLLOWED]
     environment |= {COMMAND: "ratrain launch", "LOCAL_WORLD_SIZE": str(len(ranks))}
     with _relayed() as output:
@@ -46,6 +49,23 @@ def run_host_ranks(
         return worst_status(
             end.status for end in _ends(processes, follow_input) if not end.ended_here
         )
+
+
+def run_share(folder: RunFolder, place: Place) -> int:
+    """Runs the share of the ranks of a host where the engine starts one process a host; the exit
+    status."""
+    ranks = folder.read_spec().seats.world_size
+    each, left = divmod(ranks, place.world_size)
+    if left:
+        raise SpecError(
+            f"the run's {ranks} ranks cannot be divided equally among {place.world_size} hosts",
+            place=place.engine,
+            fix="use as many hosts as the plan has, or hosts of which each has as many ranks",
+        )
+    own = range(place.rank * each, (place.rank + 1) * each)
+    launch = launch_of(os.environ, folder.path)
+    where = launch.address, launch.port or DEFAULT_PORT
+    return run_host_ranks(folder, own, ranks, where, follow_input=False)
 
 
 def _ends(processes: RankProcesses, follow_input: bool) -> list[RankEnd]:

@@ -71,7 +71,7 @@ def _attempt(
     for pattern in ("failure-*.json", "torch-*"):  # they would be taken for this attempt's
         for leftover in (folder.path / "ranks").glob(pattern):
             leftover.unlink()
-    with _meeting_place(lab, spec) as (address, port, listener):
+    with _rendezvous_address(lab, spec) as (address, port, listener):
         world_size = spec.seats.world_size
         environment = base_environment(world_size, address, port)
         ranks = RankProcesses(folder, range(world_size), environment, listener)
@@ -87,7 +87,7 @@ def _attempt(
 
 
 @contextmanager
-def _meeting_place(
+def _rendezvous_address(
     lab: Lab | None, spec: RunSpec
 ) -> Generator[tuple[str, int, socket.socket | None]]:
     """Where the ranks find each other: at an address of the lab's network, which is its own, so any

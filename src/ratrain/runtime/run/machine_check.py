@@ -62,7 +62,7 @@ def _room_problem(kinds: Sequence[str], spec: RunSpec, peak_bytes: Sequence[int]
         return ""
     ranks = len(kinds)
     peaks = [
-        peak_bytes[seat.program_rank] if kind == "cpu" else 0
+        0 if kind == "cuda" else peak_bytes[seat.program_rank]
         for seat, kind in zip(spec.seats.all(), kinds, strict=True)
     ]
     needed = sum(peaks) + ranks * PROCESS_BYTES

@@ -10,6 +10,7 @@ from pathlib import Path
 from ratrain.cost.precision import dtype_words
 from ratrain.describe.job import JobSpec
 from ratrain.describe.lines import wrapped
+from ratrain.describe.program_keys import PROGRAM_KEYS
 from ratrain.describe.units import format_bytes
 from ratrain.errors import Infeasible, SpecError
 from ratrain.models.division import check_divides
@@ -39,20 +40,7 @@ from ratrain.runtime.seats import Seats, seats_of
 
 _DECIDED_BY_PLAN = ("layout", "batch.micro_batch", "schedule.")
 """Beginnings of the settings that a plan file decides."""
-_IN_BOTH = tuple(
-    f"schedule.{key}"
-    for key in (
-        "dtype",
-        "dtypes",
-        "gradient_dtype",
-        "gradient_wire",
-        "boundary_wire",
-        "error_feedback",
-        "attention",
-        "collective",
-        "memory_budget",
-    )
-)
+_IN_BOTH = frozenset(f"{key.table}.{key.file_key}" for key in PROGRAM_KEYS if not key.decided)
 """What a plan and a job both say: the two must agree, wherever the job says it."""
 
 
@@ -69,6 +57,7 @@ class RunRequest:
     calibrate: bool = True
     record_steps: int = 8
     overrides: tuple[str, ...] = ()  # of the job file's values, as `--set` has them
+    replans: bool = False  # a run that resumes gets another program: the job's, or the plan's
 
 
 @dataclass(frozen=True)
@@ -247,13 +236,6 @@ def _case(job: JobSpec, request: RunRequest, progress: Progress | None) -> Case:
     )
     case = case_of_subject(replace(planned, job=trained))
     _require_same_job(planned.job, job, str(request.plan_path))
-    if (planned.job.train.clip_norm is None) != (job.train.clip_norm is None):
-        clips = "clips" if planned.job.train.clip_norm else "does not clip"
-        raise SpecError(
-            f"the plan {clips} gradients by their norm, but the job's [train] says otherwise",
-            place=str(request.plan_path),
-            fix="plan again from this job",
-        )
     return case
 
 
@@ -297,21 +279,13 @@ def _decided_in_both(job: JobSpec) -> dict[str, object]:
     """What a plan file and a job file both say. A model is called otherwise in another folder."""
     model = asdict(job.model.spec)
     del model["name"], model["source"]
+    keys = {key.file_key: key.compared(job) for key in PROGRAM_KEYS if not key.decided}
     return {
         "cluster": job.cluster.spec.name,
         "devices": job.cluster.devices,
-        "memory_budget": job.schedule.memory_budget_bytes,
         "sequences": job.batch.sequences,
-        "overflow": job.train.overflow,
         "sequence_length": job.model.sequence_length,
-        "dtype": job.schedule.dtype,
-        "dtypes": dict(job.dtypes),
-        "gradient_dtype": job.schedule.gradient_dtype,
-        "gradient_wire": job.schedule.gradients_travel_in,
-        "boundary_wire": job.schedule.boundaries_travel_in,
-        "error_feedback": job.schedule.error_feedback,
-        "attention": job.schedule.attention,
-        "collective": job.collective,
+        **keys,
         **model,
     }
 

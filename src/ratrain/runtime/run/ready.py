@@ -12,10 +12,17 @@ from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.runtime.kept_metrics import lost_steps, set_damage_aside
 from ratrain.runtime.ownership import Claim, claim_run
+from ratrain.runtime.run.episodes import begin_episode, finish_episode
 from ratrain.runtime.run.machine_check import require_machine
 from ratrain.runtime.run.own_folder import require_own_folder
 from ratrain.runtime.run.prepare import PreparedRun, RunRequest, write_run
-from ratrain.runtime.run.resume import fresh_run, require_run, resume_run
+from ratrain.runtime.run.resume import (
+    fresh_run,
+    replan_run,
+    require_run,
+    require_same_data,
+    resume_run,
+)
 from ratrain.runtime.run.source import Source
 from ratrain.runtime.run.trainable import doubts, rest_words
 from ratrain.runtime.run_folder import RunFolder, RunSpec
@@ -88,10 +95,13 @@ class Launcher:
         return ReadyRun(folder, claim, job, folder.read_spec(), first_step)
 
     def resumed(self, request: RunRequest, path: Path) -> ReadyRun:
-        """The run of a folder, from its latest checkpoint, with its own program."""
+        """The run of a folder, from its latest checkpoint, with its own program or with another."""
         folder = RunFolder(path)
         require_run(folder)
         claim = self._claimed(path)
+        finish_episode(folder)
+        if request.replans:
+            request = self._replanned(request, folder)
         resumed = resume_run(request, folder)
         for line in resumed.headline:
             self.say(line)
@@ -106,11 +116,24 @@ class Launcher:
             self.say(line)
         if not resumed.finished:
             self._require_machine(resumed.job, resumed.spec, resumed.peak_bytes)
-            resumed.require_same_data(self.tokenise(resumed.job))
+            require_same_data(resumed.job, resumed.checkpoint, self.tokenise(resumed.job))
             folder.write_spec(resumed.spec, folder.kept_program())
             after = f"resuming after step {resumed.step}" if resumed.step else ""
             self.say(f"run {path}, {after or 'no checkpoint: starting from step 0'}")
         return ReadyRun(folder, claim, resumed.job, resumed.spec, resumed.step)
+
+    def _replanned(self, request: RunRequest, folder: RunFolder) -> RunRequest:
+        """Gives a run another program; the request that resumes it then."""
+        replanned = replan_run(request, folder)
+        job, spec = replanned.prepared.case.job, replanned.spec
+        self._require_machine(job, spec, replanned.prepared.peak_bytes)
+        require_same_data(job, replanned.checkpoint, self.tokenise(job))
+        begin_episode(folder, replanned.prepared, spec)
+        folder.add_note(replanned.words())
+        self.say(replanned.words())
+        return replace(
+            request, replans=False, schedule=None, without=(), plan_path=None, overrides=()
+        )
 
     def _require_machine(self, job: JobSpec, spec: RunSpec, peak_bytes: Sequence[int]) -> None:
         if self.starts_here:

@@ -13,6 +13,7 @@ from ratrain.readers.files import exists
 from ratrain.readers.writing import write_whole
 from ratrain.runtime.rank.rows import Row
 from ratrain.runtime.run.counted import Counted, counted_of, whole_periods
+from ratrain.runtime.run.episodes import episodes_of
 from ratrain.runtime.run.facts import attempts, read_facts
 from ratrain.runtime.run.itemise import KINDS, measured_kinds
 from ratrain.runtime.run.merge import merge_records, write_measured
@@ -41,12 +42,13 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
     spec, facts = folder.read_spec(), read_facts(folder)
     recorded = recorded or merge_records(folder, spec)
     rows, last = folder.read_metrics(), attempts(folder)[-1:]
-    _require_agreement(folder, spec, facts, rows)
+    own_rows = [row for row in rows if row.get("episode", 0) == spec.episode]
+    _require_agreement(folder, spec, facts, own_rows)
     period = folder.read_setup().period
-    counted = counted_of(rows, last[0] if last else None, period)
+    counted = counted_of(own_rows, last[0] if last else None, period)
     predicted = prediction_of(folder, spec)
     typical = _typical(recorded, counted, period)
-    memory = [_memory(folder, spec, facts, rows, rank) for rank in range(spec.seats.world_size)]
+    memory = [_memory(folder, spec, facts, own_rows, rank) for rank in range(spec.seats.world_size)]
     return {
         "format": FORMAT,
         "run": str(folder.path),
@@ -55,6 +57,7 @@ def report_of(folder: RunFolder, recorded: Timeline | None = None) -> dict[str, 
         "from": {"run": spec.from_run, "step": spec.from_step, "data_restarted": spec.data_from > 0}
         if spec.from_run
         else None,
+        "episodes": episodes_of(folder, spec),
         "precision": spec.precision,
         "collective": spec.collective,
         "sum_order": spec.sum_order,

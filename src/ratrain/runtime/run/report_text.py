@@ -8,6 +8,7 @@ from typing import Any
 from ratrain.describe.lines import wrapped
 from ratrain.describe.units import format_bytes, format_time
 from ratrain.program.family_groups import group_name, grouped
+from ratrain.runtime.run.episodes import episode_words
 from ratrain.runtime.run.kind_names import kind_names
 
 _NAME_COLUMNS = 34
@@ -63,6 +64,8 @@ def _head(report: dict[str, Any]) -> Iterator[str]:
     if source is not None:
         data = "text read anew" if source["data_restarted"] else "place in the text kept"
         yield from wrapped(f"began from step {source['step']} of {source['run']}, {data}")
+    if report.get("episodes"):
+        yield from wrapped(f"programs: {episode_words(report['episodes'])}")
     if report["skipped_updates"]:
         yield from wrapped(
             f"{report['skipped_updates']:,} updates (each of one rank's part of a layer, embedding "

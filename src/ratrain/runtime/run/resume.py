@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -12,14 +13,18 @@ from ratrain.corpus.identity import identity_of, require_same
 from ratrain.corpus.prepare import Prepared
 from ratrain.describe.job import JobSpec
 from ratrain.describe.overrides import combined
+from ratrain.describe.program_keys import changed
 from ratrain.errors import SpecError
 from ratrain.plan import load_job
-from ratrain.program.actions import Kind
-from ratrain.program.program import Program
 from ratrain.program.repeating import Repeating
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.run.facts import read_facts, settings_of
-from ratrain.runtime.run.prepare import RunRequest
+from ratrain.runtime.run.prepare import (
+    PreparedRun,
+    RunRequest,
+    is_decided_by_plan,
+    prepare_run,
+)
 from ratrain.runtime.run.trainable import require_trainable, require_whole_periods
 from ratrain.runtime.run_folder import RunFolder, RunSpec, cannot_be_made
 from ratrain.runtime.step.tied_program import require_tied
@@ -46,11 +51,78 @@ class ResumedRun:
     def finished(self) -> bool:
         return self.step >= self.spec.end_step
 
-    def require_same_data(self, prepared: Prepared) -> None:
-        """Refuses to continue with data other than the checkpoint's."""
-        if self.checkpoint is not None:
-            state = read_manifest(self.checkpoint).meta.state
-            require_same(state, identity_of(prepared), self.job.path, self.checkpoint)
+
+def require_same_data(job: JobSpec, checkpoint: Path | None, prepared: Prepared) -> None:
+    """Refuses to continue with data other than the checkpoint's."""
+    if checkpoint is not None:
+        state = read_manifest(checkpoint).meta.state
+        require_same(state, identity_of(prepared), job.path, checkpoint)
+
+
+@dataclass(frozen=True)
+class ReplannedRun:
+    """A run that goes on with another program after `checkpoint`. `spec`: the run's from then."""
+
+    prepared: PreparedRun
+    spec: RunSpec
+    checkpoint: Path | None
+    ranks_before: int
+
+    def words(self) -> str:
+        """What changes, for people."""
+        counts = self.ranks_before, self.spec.seats.world_size
+        of_ranks = " to ".join(map(str, dict.fromkeys(counts)))
+        return f"another program from step {self.spec.episode_step} on: {of_ranks} ranks"
+
+
+def replan_run(request: RunRequest, folder: RunFolder) -> ReplannedRun:
+    """A folder's run with the program that its job has now: other layout, schedule, plan, sharding,
+    cluster. Model, batch and sequence length are the run's."""
+    spec, facts = folder.read_spec(), read_facts(folder)
+    kept = spec.overrides
+    if request.plan_path is not None:
+        kept = tuple(override for override in kept if not is_decided_by_plan(override))
+    request = replace(request, overrides=combined(kept, request.overrides))
+    current = settings_of(load_job(request.job_path, request.overrides))
+    _require_same_training(request, current, facts["settings"])
+    newest = latest(folder.checkpoints, skip_damaged=True)
+    step = (step_of(newest.path) or 0) if newest else 0
+    end_step = _end_step(request, spec, current, facts["settings"])
+    if end_step <= step:
+        raise SpecError(
+            f"the run is finished at step {step}: there is nothing to plan for",
+            place=str(folder.path),
+            fix="give a larger --steps to train further, or leave --replan out",
+        )
+    prepared = prepare_run(replace(request, steps=end_step))
+    after = replace(
+        prepared.spec,
+        from_run=spec.from_run,
+        from_step=spec.from_step,
+        data_from=spec.data_from,
+        episode=spec.episode + 1,
+        episode_step=step,
+    )
+    return ReplannedRun(prepared, after, newest and newest.path, spec.seats.world_size)
+
+
+def _require_same_training(
+    request: RunRequest, current: dict[str, Any], original: dict[str, Any]
+) -> None:
+    """Refuses a job of another model, batch or sequence length. What stands in [batch] that a plan
+    decides may change with it."""
+    for table in ("model", "batch"):
+        for key in current[table]:
+            # A model without a name is called after its folder, which may have been moved.
+            if key == "name" or (request.replans and key == "micro_batch"):
+                continue
+            if current[table][key] != original[table].get(key):
+                raise SpecError(
+                    f"[{table}] {key} is {current[table][key]!r}, the run has "
+                    f"{original[table].get(key)!r}",
+                    place=str(request.job_path),
+                    fix="use the job that the run was made from, or start a new run",
+                )
 
 
 def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
@@ -61,23 +133,12 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     overrides = combined(spec.overrides, request.overrides)
     job = load_job(request.job_path, overrides)
     current, original = settings_of(job), facts["settings"]
-    for table in ("model", "batch"):
-        for key in current[table]:
-            # A model without a name is called after its folder, which may have been moved.
-            if key != "name" and current[table][key] != original[table].get(key):
-                raise SpecError(
-                    f"[{table}] {key} is {current[table][key]!r}, the run has "
-                    f"{original[table].get(key)!r}",
-                    place=str(request.job_path),
-                    fix="use the job that the run was made from, or start a new run",
-                )
+    _require_same_training(request, current, original)
     require_trainable(job)
     stored = folder.kept_program()
     program = stored.short if isinstance(stored, Repeating) else stored  # it has every kind of op
     require_tied(job.model.spec, program)
-    _require_clipping(job, program)
-    if spec.scales_losses:
-        _require_same_overflow(job, original["train"].get("overflow", "step"))
+    _require_same_keys(job, original["train"])
     end_step = _end_step(request, spec, current, original)
     require_whole_periods(job, program.setup.period)
     newest = latest(folder.checkpoints, skip_damaged=True)
@@ -100,25 +161,16 @@ def resume_run(request: RunRequest, folder: RunFolder) -> ResumedRun:
     )
 
 
-def _require_clipping(job: JobSpec, program: Program) -> None:
-    """Refuses to clip in a run whose program has no op for it."""
-    kinds = {action.kind for lane in program.lanes.values() for action in lane}
-    if job.train.clip_norm is not None and Kind.ClipNorm not in kinds:
+def _require_same_keys(job: JobSpec, began: dict[str, Any]) -> None:
+    """Refuses keys of [train] that the run's program depends on, and that the job has otherwise."""
+    for key, before in changed(began, job):
+        said = f"without {key.file_key}" if before is None else f"with {key.file_key} = "
         raise SpecError(
-            "the run started without clipping, and its program cannot change",
-            place=f"{job.path} [train] clip_norm",
-            fix="remove it, or start a new run without --resume",
-        )
-
-
-def _require_same_overflow(job: JobSpec, began: str) -> None:
-    """Refuses another rule of what an overflow skips: the program waits for all gradients or does
-    not, and gradients are scaled back accordingly."""
-    if job.train.overflow != began:
-        raise SpecError(
-            f'the run began with overflow = "{began}", and its program cannot change',
-            place=f"{job.path} [train] overflow",
-            fix=f'set it to "{began}", or start a new run without --resume',
+            f"the run began {said}{'' if before is None else json.dumps(before)}, and its program "
+            "cannot change",
+            place=f"{job.path} [{key.table}] {key.file_key}",
+            fix=("remove it" if before is None else f"set it to {json.dumps(before)}")
+            + ", or add --replan to go on with another program",
         )
 
 
@@ -172,7 +224,7 @@ def _refuse_other_program(request: RunRequest) -> None:
             raise SpecError(
                 "a resumed run continues with its own program",
                 place=flag,
-                fix=f"leave {flag} out, or start a new run without --resume",
+                fix=f"leave {flag} out, or add --replan to go on with another program",
             )
 
 
@@ -204,7 +256,7 @@ _KEPT = ("cluster", "layout", "schedule")
 def _changes(current: dict[str, Any], original: dict[str, Any]) -> list[str]:
     effective = [line for table in _READ_AGAIN for line in _differences(table, current, original)]
     ineffective = [
-        f"{line}; a run's program cannot change"
+        f"{line}; the program stays as it is without --replan"
         for table in _KEPT
         if table in original  # earlier versions did not keep them
         for line in _differences(table, current, original)

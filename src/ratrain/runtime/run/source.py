@@ -19,6 +19,7 @@ from ratrain.errors import CannotResume, SpecError
 from ratrain.readers.numbers import is_number
 from ratrain.runtime.run.facts import read_facts
 from ratrain.runtime.run_folder import RunFolder, RunSpec
+from ratrain.runtime.same_optimizer import require_optimizer
 
 
 @dataclass(frozen=True)
@@ -64,6 +65,7 @@ class Source:
                 place="--from",
                 fix="train that model, or a new run with [train] weights",
             )
+        require_optimizer(job, self.checkpoint.manifest, "--from")
         if self.restarts_data:
             return
         here = {"sequence_length": job.model.sequence_length, "sequences": job.batch.sequences}

@@ -49,6 +49,7 @@ class Bucket:
 
     memory: Tensor
     made: Mark | None = None  # where the device has filled it
+    left: Mark | None = None  # where the device has sent what was in it before
     used: int = 0
     spans: list[Span] = field(default_factory=list[Span])
 
@@ -167,7 +168,8 @@ class Buckets:
             if bucket.made is not None:
                 bucket.made.wait()
             yield bucket
-            self._device.mark().wait()
+            bucket.left = self._device.mark()
+            bucket.left.wait()
             with self._changed:
                 self._free.append(bucket)
                 self._changed.notify_all()
@@ -194,6 +196,8 @@ class Buckets:
             self._wait_for(lambda: bool(self._free))
             bucket = self._free.popleft()
         self._stalled_s += time.perf_counter() - began_s
+        if bucket.left is not None:
+            bucket.left.wait()
         return bucket
 
     def _put(self, bucket: Bucket | None) -> None:

@@ -13,6 +13,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING, NamedTuple
 
+from ratrain.ranges import common, part_of
 from ratrain.runtime.seats import Seat, Seats
 
 if TYPE_CHECKING:
@@ -27,24 +28,17 @@ class Cell(NamedTuple):
     end: int
 
 
-def part_of(count: int, rank: int, degree: int) -> tuple[int, int]:
-    """The elements of a tensor of `count` that are the part of one rank of a group."""
-    return rank * count // degree, (rank + 1) * count // degree
-
-
 def cells(count: int, rank: int, degree: int, other_degree: int) -> list[Cell]:
     """What rank `rank` of a group of `degree` exchanges with a group of `other_degree`, of a tensor
     of `count` elements: forward as backward, as sender and as receiver, by rank of the other. A
     tensor of fewer elements than cells leaves some empty."""
     if degree == other_degree:
         return [Cell(rank, 0, count)]
-    begin, end = part_of(count, rank, degree)
-    overlaps: list[Cell] = []
-    for peer in peers(rank, degree, other_degree):
-        their_begin, their_end = part_of(count, peer, other_degree)
-        first = max(begin, their_begin)
-        overlaps.append(Cell(peer, first, max(first, min(end, their_end))))
-    return overlaps
+    own = part_of(count, rank, degree)
+    return [
+        Cell(peer, *common(own, part_of(count, peer, other_degree)))
+        for peer in peers(rank, degree, other_degree)
+    ]
 
 
 def peers(rank: int, degree: int, other_degree: int) -> range:

@@ -7,11 +7,15 @@ a second, and every thread woken for nothing takes time from compute.
 from __future__ import annotations
 
 import threading
-from collections import defaultdict
+from collections import defaultdict, deque
 from collections.abc import Collection
 
+from ratrain.devices import Mark
 from ratrain.program.kind import Lane
 from ratrain.runtime.step.schedule import LocalOp
+
+_KEPT = 4
+"""Ends of an op that are kept: no lane is further ahead of another."""
 
 
 class Completions:
@@ -21,6 +25,7 @@ class Completions:
     def __init__(self, ops: int, ended: Collection[int] = ()) -> None:
         self._ended = [int(number in ended) for number in range(ops)]
         self._ended_s = [0.0] * ops
+        self._marks = [deque[Mark](maxlen=_KEPT) for _ in range(ops)]
         self._lock = threading.Lock()
         self._bell = {lane: threading.Condition(self._lock) for lane in Lane}
         self._awaited = dict.fromkeys(Lane, 0)  # how many ops each lane waits for
@@ -40,9 +45,21 @@ class Completions:
                 self._bell[op.lane].wait_for(lambda: self._stopped or not self._awaited[op.lane])
             return False
 
-    def ended(self, op: LocalOp, at_s: float) -> None:
+    def behind(self, op: LocalOp, turn: int) -> list[Mark]:
+        """The ends of the ops that one has waited for, in its turn-th period."""
+        awaited = [(other, turn) for other in op.waits]
+        awaited += [(other, turn - 1) for other in op.waits_before]
+        with self._lock:
+            # Counted from the newest: an op may be ahead. Those that were left out have none.
+            back = [
+                (self._marks[other], self._ended[other] - of_turn) for other, of_turn in awaited
+            ]
+            return [marks[-min(ago, len(marks))] for marks, ago in back if marks]
+
+    def ended(self, op: LocalOp, at_s: float, mark: Mark) -> None:
         """One more step's end of an op."""
         with self._lock:
+            self._marks[op.number].append(mark)
             self._ended[op.number] += 1
             self._ended_s[op.number] = at_s
             for lane in self._waiting.pop(op.number, ()):

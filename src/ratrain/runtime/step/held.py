@@ -11,13 +11,16 @@ import threading
 from collections.abc import Iterable
 from typing import Any
 
+from ratrain.devices import CPU, Device
+from ratrain.errors import MissingOrder
 from ratrain.runtime.step.schedule import Key, LocalOp
 
 
 class HeldStates:
     """The states that ops make and free. Lanes use it at once, each with states of its own ops."""
 
-    def __init__(self) -> None:
+    def __init__(self, device: Device = CPU) -> None:
+        self._device = device
         self._values: dict[Key, Any] = {}
         self._replaced = threading.local()
 
@@ -30,12 +33,15 @@ class HeldStates:
         before = self._values.get(key)
         if before is not None and before is not value:
             self._kept().append(before)
+        self._device.name(value, key[0])
         self._values[key] = value
 
     def read(self, op: LocalOp, *families: str) -> Any:
         """What an op reads of one of these families; None where it reads none."""
         for family in families:
             if family in op.reads:
+                if op.reads[family] not in self._values:
+                    raise _absent(op, family)
                 return self._values[op.reads[family]]
         return None
 
@@ -65,3 +71,10 @@ class HeldStates:
         if kept is None:
             kept = self._replaced.values = []
         return kept
+
+
+def _absent(op: LocalOp, family: str) -> MissingOrder:
+    return MissingOrder(
+        f"{op.word} reads {family}, which no op has made yet or another has freed",
+        fix="let it wait for the op that makes the state: its kind must say that it reads it",
+    )

@@ -11,6 +11,7 @@ import threading
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import partial
 
 from ratrain.devices import CPU, Device, Stream
 from ratrain.program.kind import Kind, Lane
@@ -64,7 +65,7 @@ class Lanes:
         meet: Meet | None = None,
         stop: Callable[[], None] | None = None,
     ) -> None:
-        self._schedule = schedule
+        self._schedule, self._state_name = schedule, schedule.program.table.states.name
         self._execute = execute
         self._meet = meet
         self._stop = stop  # wakes lanes that wait in an op for another lane
@@ -113,6 +114,7 @@ class Lanes:
                 thread.join(0.2)
         if self._failure is not None:
             raise self._failure
+        self._device.finish()
 
     def fail(self, error: BaseException) -> None:
         """Stops all lanes with an error found elsewhere."""
@@ -154,13 +156,14 @@ class Lanes:
         turn = (step + self._ahead) // period - (self._first_step + self._ahead) // period
         if not self._completions.wait(op, turn):
             raise Stopped
+        stream.begin(op, step, partial(self._completions.behind, op, turn), self._state_name)
         if self._meet is not None:
             self._meet(op)
         self._ledger.take(op.births, op.word, self._timeout_s)
         self._held.let_go(op.renews)
         start_s = time.perf_counter()
         self._execute(op, step)
-        stream.finish()
+        mark = stream.finish()
         end_s = time.perf_counter()
         self._held.let_go(state.key for state in op.deaths)
         self._held.let_replaced_go()
@@ -171,7 +174,7 @@ class Lanes:
         if self._kept_steps:
             ran = Ran(step, op.number, reached_s, start_s, end_s, awaited)
             self._records[op.lane].append(ran)
-        self._completions.ended(op, end_s)
+        self._completions.ended(op, end_s, mark)
 
     def _count(self, op: LocalOp, waited_s: float, took_s: float, awaited: Lane) -> None:
         if op.kind is Kind.R:

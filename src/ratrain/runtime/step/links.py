@@ -23,7 +23,7 @@ Hops = Collection[tuple[int, int]]
 """Pipeline ranks between which activations go, each from the first to the second; gradients go
 back. A replica that has no such rank has no such hop."""
 
-CIRCLES: dict[Lane | None, str] = {None: "control", Lane.UPDATE: "update", Lane.DISK: "disk"}
+BROADCASTS: dict[Lane | None, str] = {None: "control", Lane.UPDATE: "update", Lane.DISK: "disk"}
 DATA = {Lane.REDUCE: "reduce", Lane.GATHER: "gather"}
 TENSOR = {Lane.COMPUTE: "sum in compute", Lane.TENSOR: "sum"}
 COPIES = "copies"
@@ -72,7 +72,7 @@ def parts_channel(lane: Lane) -> str:
 def word_needs(seats: Seats, seat: Seat, hops: Hops) -> list[Need]:
     """What each of our networks needs: messages to and from other stages, broadcasts to all
     ranks."""
-    return [*_messages(seats, seat, hops), *_circles(seats, seat)]
+    return [*_messages(seats, seat, hops), *_broadcasts(seats, seat)]
 
 
 def all_needs(seats: Seats, seat: Seat, routes: Routes) -> list[Need]:
@@ -124,10 +124,10 @@ def _parts(seats: Seats, seat: Seat, routes: Routes) -> list[str]:
     ]
 
 
-def _circles(seats: Seats, seat: Seat) -> list[Need]:
+def _broadcasts(seats: Seats, seat: Seat) -> list[Need]:
     """Rank 0 with all others."""
     peers = range(1, seats.world_size) if seat.world_rank == 0 else range(1)
-    return [(peer, name) for peer in peers for name in CIRCLES.values()]
+    return [(peer, name) for peer in peers for name in BROADCASTS.values()]
 
 
 def _others(ranks: Iterable[int], rank: int) -> list[int]:

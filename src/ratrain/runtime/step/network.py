@@ -21,7 +21,7 @@ from ratrain.models.division import Division
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders
-from ratrain.runtime.step.circle import By
+from ratrain.runtime.step.broadcast import By
 from ratrain.runtime.step.collective import Tensors
 from ratrain.runtime.step.unlike_views import UnlikeView
 

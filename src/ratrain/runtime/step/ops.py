@@ -79,7 +79,8 @@ class RankOps(StateOps):
         counted: Callable[[int], int],
     ) -> None:
         super().__init__(schedule, states, network, train, clipping)
-        self._batches = batches
+        self.batches = batches
+        self._seed: Tensor | None = None  # of the loss' gradient, where it stays in one place
         self._sizes = sizes
         self._group = network.tensor_group(Lane.COMPUTE)
         self._counted = counted
@@ -125,7 +126,7 @@ class RankOps(StateOps):
     ) -> tuple[Tensor, Graph | None]:
         """A unit's forward, with the graph that backward needs or without."""
         self._attach_view(unit, op)
-        batch = self._batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
+        batch = self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
         given = self._held.read(op, *_INPUTS)
         leaf = self._no_input() if given is None else spread(given.detach(), self._group)
         with nullcontext() if keep else torch.no_grad():
@@ -160,11 +161,40 @@ class RankOps(StateOps):
         """The gradient of a unit's input; weight gradients go their own way."""
         graph: Graph = self._held.read(op, "saved")
         if self.unit(op).local.last:
-            tokens = max(1, self._counted(step))  # where none counts, every gradient is zero
-            seed = torch.full((), self.clipping.scale / tokens, device=self._states.device)
+            seed = self._seed
+            if seed is None:
+                seed = torch.full((), self._loss_weight(step), device=self._states.device)
         else:
             seed = spread(self._held.read(op, *_OUTPUT_GRADIENTS), self._group)
         return gradient_of_leaf(graph, seed)
+
+    def _loss_weight(self, step: int) -> float:
+        """What each token's loss is multiplied by; where none counts, every gradient is zero."""
+        return self.clipping.scale / max(1, self._counted(step))
+
+    # ---- ops that are recorded (`captured`) ----------------------------------------------
+
+    def keep_in_place(self) -> None:
+        """From now on what ops read of a step, and gradients, stay in the same memory."""
+        self._seed = torch.zeros((), device=self._states.device)
+        self._states.keep_gradients()
+
+    def prepare(self, op: LocalOp, step: int) -> None:
+        """Fills what an op reads of its step."""
+        assert self._seed is not None
+        self.batches.micro_batch(step, op.micro_batch, self._joined[op.stage])
+        if self.unit(op).local.last and op.kind is Kind.B:
+            self._seed.fill_(self._loss_weight(step))
+
+    def add_loss(self, step: int, loss: Tensor) -> None:
+        """One more micro-batch's loss, of a place that is written again in the next step."""
+        self.losses.setdefault(step, []).append(loss.clone())
+
+    def give_gradient(self, op: LocalOp) -> None:
+        """A unit's gradient is there, after a backward that was replayed."""
+        unit = self.unit(op)
+        if op.place == 0 and not self._setup.per_micro_batch:
+            unit.gradient = self._states.kept_gradient(unit)
 
     def _hand_back(self, op: LocalOp, gradient: Tensor | None) -> None:
         if self.unit(op).local.first:

@@ -1,22 +1,27 @@
-"""AdamW on the part of a unit that a rank owns, and what a step's update depends on.
-
-Decoupled weight decay as in Loshchilov and Hutter 2019, arXiv 1711.05101; torch's fused kernel does
-the arithmetic, element by element, so any division among owners gives the same bits.
-"""
+"""The optimizer on the part of a unit that a rank owns, and what a step's update depends on."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from math import cos, pi
+from typing import NamedTuple
 
-import torch
 from torch import Tensor
-from torch.optim.adamw import adamw
 
 from ratrain.cost.scratch import PIECES
+from ratrain.describe.optimizers import Held, Matrix, Step
 from ratrain.describe.train import TrainSpec
-from ratrain.models.parameters import ALIGN
+from ratrain.models.parameters import ALIGN, UnitParameters
+
+
+class Piece(NamedTuple):
+    """Elements of a part that are updated at once; a whole parameter has its shape and name."""
+
+    run: slice
+    decays: bool
+    shape: tuple[int, ...] = (-1,)
+    name: str = ""
 
 
 @dataclass
@@ -24,50 +29,55 @@ class OwnedPart:
     """The part [begin, end) of a unit's flat buffer that this rank updates.
 
     `weights` are the fp32 master: a buffer of its own in mixed precision, a window on the view
-    (or on its shard) in fp32, where the weights are their own master.
+    (or on its shard) in fp32, where the weights are their own master. `states`: the optimizer's.
     """
 
     begin: int
     end: int
     decay_end: int  # of the whole unit
     weights: Tensor
-    moment1: Tensor
-    moment2: Tensor
+    states: tuple[Held, ...]
+    parameters: Sequence[Matrix] = ()  # those of the part, for optimizers that take whole ones
 
     def update(
         self, gradient: Tensor, spec: TrainSpec, step: int, updates: int, scale: float
     ) -> None:
-        """One AdamW step; `gradient` is multiplied by `scale` first. `step` counts from 0 and says
-        the learning rate; `updates` were done before this one: the moments' bias is theirs."""
-        rate = learning_rate(spec, step)
-        for chunk, decays in self._chunks():
-            part = gradient[chunk].float()  # fp32 gradients are not copied
+        """One step of the optimizer; `gradient` is multiplied by `scale` first. `step` counts from
+        0 and says the learning rate; `updates` were done before this one."""
+        optimizer, rate = spec.rule, learning_rate(spec, step)
+        for run, decays, shape, name in self._wholes() if optimizer.whole else self._pieces():
+            part = gradient[run].float()  # fp32 gradients are not copied
             if scale != 1.0:
                 part = part * scale
-            adamw(
-                [self.weights[chunk]],
-                [part],
-                [self.moment1[chunk]],
-                [self.moment2[chunk]],
-                [],
-                [torch.full((), float(updates), device=part.device)],  # which it counts up
-                fused=True,
-                amsgrad=False,
-                beta1=spec.beta1,
-                beta2=spec.beta2,
-                lr=rate,
-                weight_decay=spec.weight_decay if decays else 0.0,
-                eps=spec.epsilon,
-                maximize=False,
+            optimizer.update(
+                self.weights[run].view(shape),
+                part.view(shape),
+                [state[run] for state in self.states],
+                spec.keys,
+                Step(rate, updates, spec.weight_decay if decays else 0.0, name),
             )
 
-    def _chunks(self) -> Iterator[tuple[slice, bool]]:
+    def _wholes(self) -> Iterator[Piece]:
+        """Parameter by parameter: matrices decay."""
+        for matrix in self.parameters:
+            yield Piece(matrix.run, len(matrix.shape) > 1, matrix.shape, matrix.name)
+
+    def _pieces(self) -> Iterator[Piece]:
         """Windows of the part, each wholly inside or outside the decaying elements."""
         elements = PIECES[self.weights.device.type].update
         middle = min(max(self.decay_end, self.begin), self.end)
         for begin, end, decays in ((self.begin, middle, True), (middle, self.end, False)):
             for at in range(begin, end, elements):
-                yield slice(at - self.begin, min(at + elements, end) - self.begin), decays
+                yield Piece(slice(at - self.begin, min(at + elements, end) - self.begin), decays)
+
+
+def parameters_in(layout: UnitParameters, run: slice) -> tuple[Matrix, ...]:
+    """The parameters of a unit that lie whole in a run of its buffer."""
+    return tuple(
+        Matrix(parameter.name, parameter.shape, parameter.offset - run.start)
+        for parameter in layout.parameters
+        if run.start <= parameter.offset and parameter.end <= run.stop
+    )
 
 
 def learning_rate(spec: TrainSpec, step: int) -> float:
@@ -76,9 +86,11 @@ def learning_rate(spec: TrainSpec, step: int) -> float:
         return spec.learning_rate * (step + 1) / spec.warmup_steps
     if spec.rate_schedule == "constant":
         return spec.learning_rate
-    done = (step - spec.warmup_steps) / max(1, spec.steps - 1 - spec.warmup_steps)
-    done = min(done, 1.0)
-    left = 1 - done if spec.rate_schedule == "linear" else (1 + cos(pi * done)) / 2
+    first = spec.warmup_steps
+    if spec.rate_schedule == "wsd":  # warm up, stay, decay: Hu et al. 2024, arXiv 2404.06395
+        first = max(first, spec.steps - 1 - round(spec.decay_part * spec.steps))
+    done = min(max(0.0, (step - first) / max(1, spec.steps - 1 - first)), 1.0)
+    left = (1 + cos(pi * done)) / 2 if spec.rate_schedule == "cosine" else 1 - done
     return spec.learning_rate * (spec.final_rate + (1 - spec.final_rate) * left)
 
 

@@ -21,6 +21,7 @@ from ratrain.program.program import Program
 from ratrain.program.replicas import Member, Unit
 from ratrain.program.table import Table
 from ratrain.program.units import Ints
+from ratrain.runtime.step.waits import needed
 
 Key = tuple[str, int]
 """A state's name on its rank: its family, and its number in it, which is the same in every step.
@@ -43,7 +44,8 @@ class HeldState:
 
 @dataclass(frozen=True)
 class LocalOp:
-    """One op of this rank. `waits` are numbers of this rank's ops, on other lanes."""
+    """One op of this rank. `waits` are numbers of this rank's ops, on other lanes: those that are
+    needed, since they and the lanes' order imply all others."""
 
     number: int
     kind: Kind
@@ -63,6 +65,7 @@ class LocalOp:
     renews: tuple[Key, ...]  # slots that it fills afresh: what was in them is read by nobody more
     transit: int  # the slot for an unreduced gradient that it uses; -1: none
     gathered: int  # the slot for a gathered view that it uses; -1: none
+    uses: tuple[tuple[int, bool], ...]  # states by their number; whether it writes or frees them
 
 
 @dataclass(frozen=True)
@@ -135,8 +138,11 @@ def schedule_of(program: Program, rank: int) -> Schedule:
     number[mine] = np.arange(len(mine))
     unit_numbers = np.flatnonzero(table.states.units.rank == rank)
     local_unit = {int(g): index for index, g in enumerate(unit_numbers)}
-    waits = _waits(table, table.edges.inside, number)
-    waits_before = _waits(table, table.edges.across, number)
+    waits, waits_before = needed(
+        [np.flatnonzero(table.lane[mine] == lane).tolist() for lane in np.unique(table.lane[mine])],
+        _waits(table, table.edges.inside, number),
+        _waits(table, table.edges.across, number),
+    )
     uses = _uses(table, number, local_unit)
     place = table.states.units.place(table.unit, np.maximum(table.micro_batch, 0))
     ops = tuple(
@@ -159,6 +165,7 @@ def schedule_of(program: Program, rank: int) -> Schedule:
             renews=uses[index].renews,
             transit=uses[index].slots.get("transit", -1),
             gathered=uses[index].slots.get("gathered", -1),
+            uses=tuple(uses[index].all),
         )
         for index, op in enumerate(mine.tolist())
     )
@@ -179,7 +186,7 @@ def _waits(table: Table, edges: EdgeList, number: Ints) -> dict[int, tuple[int, 
     )
     for target, source in pairs:
         awaited[target].add(source)
-    return defaultdict(tuple, {op: tuple(sorted(sources)) for op, sources in awaited.items()})
+    return {op: tuple(sorted(sources)) for op, sources in awaited.items()}
 
 
 _BUFFERS = ("transit", "gathered")
@@ -195,6 +202,7 @@ class _OpUses:
     reads: dict[str, Key] = field(default_factory=dict[str, Key])
     writes: dict[str, Key] = field(default_factory=dict[str, Key])
     slots: dict[str, int] = field(default_factory=dict[str, int])
+    all: list[tuple[int, bool]] = field(default_factory=list[tuple[int, bool]])
 
     @property
     def renews(self) -> tuple[Key, ...]:
@@ -223,6 +231,7 @@ def _uses(table: Table, number: Ints, local_unit: Mapping[int, int]) -> dict[int
         size_bytes = int(states.size_bytes[state])
         held = HeldState(family.name, size_bytes, family.tier, index)
         mode = int(uses.mode[row])
+        op.all.append((state, mode != READ))
         if mode == READ:
             op.reads[family.name] = held.key
         elif mode == WRITE:

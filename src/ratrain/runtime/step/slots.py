@@ -14,7 +14,7 @@ from __future__ import annotations
 from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from functools import cached_property
+from functools import cached_property, lru_cache
 from math import gcd, lcm, prod
 from typing import Protocol
 
@@ -23,9 +23,11 @@ from torch import Tensor
 
 from ratrain.cost.scratch import CHUNK_BYTES
 from ratrain.models.division import COLUMNS, ROWS, Division, cut_dim
-from ratrain.models.parameters import ALIGN, Parameter, UnitParameters, aligned, lay_out
+from ratrain.models.parameters import ALIGN, UnitParameters, aligned, lay_out
 from ratrain.program.kind import Lane
+from ratrain.ranges import Block, Copy, copies, cut, overlap, turns
 from ratrain.runtime.seats import Holders
+from ratrain.runtime.step.blocks import blocks_of, view_of
 from ratrain.runtime.step.collective import Tensors
 from ratrain.runtime.step.sums import add_up
 
@@ -39,20 +41,18 @@ class Swaps(Protocol):
 @dataclass(frozen=True)
 class Stored:
     """What a rank writes of a slot to a checkpoint: elements begin .. end of the slot's own buffer,
-    which are some columns of a run of the rank's buffer, with rows of `width` elements, and zeros
-    behind them."""
+    which are a block of the rank's buffer, and zeros behind them. `run`: the rows that it is in."""
 
     slot: Division
     begin: int
     end: int
+    block: Block
     run: slice
-    width: int
-    columns: slice
 
     def pieces(self, values: Tensor) -> Iterator[Tensor]:
         """The elements, of what the run holds, piece by piece."""
-        rows = values[: self.run.stop - self.run.start].view(-1, self.width)[:, self.columns]
-        for piece in rows.split(max(1, CHUNK_BYTES // (4 * self.width))):
+        rows = view_of(values, self.block, begin=self.run.start)
+        for piece in rows.split(max(1, CHUNK_BYTES // (4 * self.block.stride))):
             yield piece.reshape(-1)
         padding = self.end - self.begin - rows.numel()
         if padding:
@@ -69,12 +69,86 @@ class Unlike:
 
 
 @dataclass(frozen=True)
-class _Item:
-    """A parameter, and which of how many pieces of every replica's rows."""
+class _Shared:
+    """A unit and the groups that share it, the same for all ranks. `shapes`: of the model's
+    parameters; `groups`: of each replica the world ranks that hold it; `count`: slots."""
 
-    parameter: int
-    piece: int
-    pieces: int
+    shapes: tuple[tuple[str, tuple[int, ...]], ...]
+    groups: tuple[Holders, ...]
+    count: int
+
+    def layout(self, division: Division) -> UnitParameters:
+        return lay_out(self.shapes, division)
+
+    def members(self, place: int) -> Iterator[tuple[int, Division]]:
+        """The world ranks of a replica, each with its part of the unit."""
+        group = self.groups[place]
+        for number, rank in enumerate(group):
+            yield rank, Division(number, len(group))
+
+    def owned(self, place: int, division: Division) -> Iterator[Block]:
+        """What a replica owns of the buffer of a part of the unit."""
+        each = self.count // division.degree
+        for block in blocks_of(self.layout(division)):
+            first, last = self.rows(block.name, place), self.rows(block.name, place + 1)
+            if first == last:
+                continue
+            if cut_dim(block.name) != ROWS:
+                yield block.part((first, last), block.columns)
+                continue
+            height = block.height // each
+            for begin in range(*block.rows, height):
+                yield block.part((begin + first, begin + last), block.columns)
+
+    def rows(self, name: str, place: int) -> int:
+        """The row of a slot's parameter with which a replica's begin. Rows that are cut have
+        another width at each degree: there what is owned is made of whole blocks of the optimizer
+        at all of them, since its last elements, outside of a block, could get other bits."""
+        slot = self.layout(Division(0, self.count)).by_name[name]
+        if place == len(self.groups):
+            return slot.shape[0]
+        step = 1
+        if cut_dim(name) == COLUMNS:
+            width = prod(slot.shape[1:])
+            widths = {width * self.count // len(group) for group in self.groups}
+            step = lcm(*(ALIGN // gcd(ALIGN, width) for width in widths))
+        return place * slot.shape[0] // len(self.groups) // step * step
+
+    def reduced(self) -> Iterator[Copy]:
+        """What owners are sent. All terms of an element are cut at the same places."""
+        windows = self._windows
+        cuts = [block for of_place in windows for blocks in of_place.values() for block in blocks]
+        for place, other in self._pairs():
+            needed = {
+                rank: [piece for block in self.owned(place, part) for piece in cut(block, cuts)]
+                for rank, part in self.members(place)
+            }
+            yield from copies(windows[other], needed)
+
+    def gathered(self) -> Iterator[Copy]:
+        """What owners send."""
+        for place, other in self._pairs():
+            held = {rank: list(self.owned(other, part)) for rank, part in self.members(other)}
+            needed = {rank: list(self.owned(other, part)) for rank, part in self.members(place)}
+            yield from copies(held, needed)
+
+    @property
+    def _windows(self) -> list[dict[int, list[Block]]]:
+        return [
+            {rank: blocks_of(self.layout(part)) for rank, part in self.members(place)}
+            for place in range(len(self.groups))
+        ]
+
+    def _pairs(self) -> Iterator[tuple[int, int]]:
+        places = range(len(self.groups))
+        return ((place, other) for place in places for other in places if place != other)
+
+
+@lru_cache(maxsize=64)
+def _turns(shared: _Shared, rank: int, limit: int, *, reduces: bool) -> list[list[Copy]]:
+    """The turns of a reduction or of a gather, as far as they are a rank's."""
+    of_all = turns(list(shared.reduced() if reduces else shared.gathered()), limit)
+    return [[copy for copy in turn if rank in copy[:2]] for turn in of_all]
 
 
 class Slots:
@@ -84,148 +158,99 @@ class Slots:
     def __init__(
         self, layout: UnitParameters, groups: Sequence[Sequence[int]], world: int, count: int
     ) -> None:
-        self._layout = layout
-        self._groups = [tuple(group) for group in groups]
+        shapes = tuple((parameter.name, parameter.whole_shape) for parameter in layout.parameters)
+        self._shared = _Shared(shapes, tuple(map(tuple, groups)), count)
+        self._layout, self._world, self.count = layout, world, count
         self.holders: Holders = tuple(rank for group in groups for rank in group)
         self._place = next(d for d, group in enumerate(groups) if world in group)
-        self._rank = self._groups[self._place].index(world)
-        self.count = count
-        whole = [(parameter.name, parameter.whole_shape) for parameter in layout.parameters]
-        self._slot = lay_out(whole, Division(0, self.count))
+        self._place_of = {rank: d for d, group in enumerate(groups) for rank in group}
+        group = self._shared.groups[self._place]
+        self._division = Division(group.index(world), len(group))
 
     # ---- who owns what ------------------------------------------------------------------
 
     @property
     def owned(self) -> tuple[slice, ...]:
         """The ranges of this rank's buffer that it owns."""
-        return self._runs(self._place)
+        return tuple(self._run(block, self._place) for block in self._owned(self._place))
 
     @property
     def replicas(self) -> int:
         """How many groups hold the unit."""
-        return len(self._groups)
+        return len(self._shared.groups)
 
     @property
     def slot_size(self) -> int:
         """Elements of a slot's own buffer."""
-        return self._slot.size
+        return self._shared.layout(Division(0, self.count)).size
 
     @cached_property
     def runs(self) -> tuple[slice, ...]:
         """Those that any replica's ranks own: together the buffer, but for what fills it up."""
-        return tuple(run for place in range(len(self._groups)) for run in self._runs(place))
+        places = range(self.replicas)
+        return tuple(self._run(block, place) for place in places for block in self._owned(place))
 
     def rows_of(self, parameter: str) -> Iterator[tuple[Division, slice]]:
         """The runs of a parameter that is cut by rows, each with the slot that it is part of: slot
         by slot, replica by replica."""
-        names = [own.name for own, _ in self._parameters]
-        number = names.index(parameter)
-        _, part = self._parameters[number]
-        for slot in self._slots:
-            for place in range(len(self._groups)):
-                run = self._run(number, slot, *self._rows(part, place))
-                if run.start < run.stop:
-                    yield Division(slot, self.count), run
+        height = self._shared.rows(parameter, self.replicas)
+        found = [
+            (block.rows[0] // height, place, self._run(block, place))
+            for place in range(self.replicas)
+            for block in self._owned(place)
+            if block.name == parameter
+        ]
+        for slot, _, run in sorted(found, key=lambda each: each[:2]):
+            yield Division(slot, self.count), run
 
     def stored(self) -> Iterator[Stored]:
         """What this rank writes of its slots."""
-        for slot in self._slots:
-            for number, (held, part) in enumerate(self._parameters):
-                first, last = self._rows(part, self._place)
-                width = _width(part)
-                end = part.offset + last * width
-                if self._place == len(self._groups) - 1:
-                    end = part.offset + aligned(part.elements)
-                begin = part.offset + first * width
-                if begin == end:
-                    continue
-                columns = slice(0, width)
-                if cut_dim(part.name) == COLUMNS:
-                    column = self._local(slot) * width
-                    columns = slice(column, column + width)
-                run = self._run(number, slot, first, last)
-                division = Division(slot, self.count)
-                yield Stored(division, begin, end, run, _width(held), columns)
+        each = self.count // self._division.degree
+        for number in range(self._division.rank * each, (self._division.rank + 1) * each):
+            slot = Division(number, self.count)
+            for part in blocks_of(self._shared.layout(slot)):
+                for block in self._owned(self._place):
+                    pair = overlap(block, part)
+                    if pair is None:
+                        continue
+                    held, stored = pair
+                    end = stored.end
+                    if stored.rows[1] == part.rows[1] and self._place == self.replicas - 1:
+                        end = part.offset + aligned(part.elements)
+                    run = self._run(block, self._place)
+                    yield Stored(slot, stored.offset, end, held, run)
 
-    def _runs(self, place: int) -> tuple[slice, ...]:
-        """What a replica owns of this rank's buffer, as far as it is not empty."""
-        runs: list[slice] = []
-        for number, (held, part) in enumerate(self._parameters):
-            rows = self._rows(part, place)
-            slots = self._slots if cut_dim(part.name) == ROWS else self._slots[:1]
-            of_slots = [self._run(number, slot, *rows) for slot in slots]
-            if cut_dim(part.name) == COLUMNS and place == len(self._groups) - 1:
-                of_slots = [slice(of_slots[0].start, held.offset + aligned(held.elements))]
-            runs += of_slots
-        return tuple(run for run in runs if run.start < run.stop)
+    def _owned(self, place: int) -> Iterator[Block]:
+        """What a replica owns of this rank's buffer."""
+        return self._shared.owned(place, self._division)
 
-    def _run(self, number: int, slot: int, first: int, last: int) -> slice:
-        """Rows of a slot of a parameter, as wide as they are in this rank's buffer."""
-        held, part = self._parameters[number]
-        before = self._local(slot) * part.shape[0] if cut_dim(part.name) == ROWS else 0
-        width = _width(held)
-        return slice(held.offset + (before + first) * width, held.offset + (before + last) * width)
-
-    def _rows(self, part: Parameter, place: int, item: _Item | None = None) -> tuple[int, int]:
-        """The rows of a slot's parameter that a replica owns; of an item, its piece of them."""
-        first, last = self._boundary(part, place), self._boundary(part, place + 1)
-        if item is None:
-            return first, last
-        count = last - first
-        begin, end = (count * (item.piece + more) // item.pieces for more in (0, 1))
-        return first + begin, first + end
-
-    def _boundary(self, part: Parameter, place: int) -> int:
-        """The row with which a replica's begin. Rows that are cut have another width at each
-        degree: there what is owned is made of whole blocks of the optimizer at all of them, since
-        its last elements, outside of a block, could get other bits."""
-        rows, replicas = part.shape[0], len(self._groups)
-        if place == replicas:
-            return rows
-        step = 1
-        if cut_dim(part.name) == COLUMNS:
-            widths = {_width(part) * self.count // len(group) for group in self._groups}
-            step = lcm(*(ALIGN // gcd(ALIGN, width) for width in widths))
-        return place * rows // replicas // step * step
-
-    @property
-    def _slots(self) -> range:
-        """Those that this rank holds."""
-        each = self.count // len(self._groups[self._place])
-        return range(self._rank * each, (self._rank + 1) * each)
-
-    def _local(self, slot: int) -> int:
-        return slot - self._slots.start
-
-    @cached_property
-    def _parameters(self) -> list[tuple[Parameter, Parameter]]:
-        """Each as this rank holds it, and as a slot does."""
-        return [(held, self._slot.by_name[held.name]) for held in self._layout.parameters]
+    def _run(self, block: Block, place: int) -> slice:
+        """Whole rows of this rank's buffer; behind the last columns also what fills it up."""
+        end = block.offset + block.height * block.stride
+        if cut_dim(block.name) == COLUMNS and place == self.replicas - 1:
+            held = self._layout.by_name[block.name]
+            end = held.offset + aligned(held.elements)
+        return slice(block.offset, end)
 
     # ---- sums and copies ----------------------------------------------------------------
 
     def reduce(self, network: Swaps, flat: Tensor) -> None:
         """Adds up all replicas' `flat` in the order of replicas, where this rank owns it; nothing
         else of it is written."""
-        for items in self._turns:
+        for turn in self._turns(reduces=True):
             leaving: dict[int, list[Tensor]] = defaultdict(list)
             landing: dict[int, list[Tensor]] = defaultdict(list)
-            sums: list[tuple[Tensor, dict[int, Tensor]]] = []
-            for slot, item in self._each(items):
-                here = self._view(flat, slot, item, self._place)
-                parts = {self._place: here}
-                for place, peer, goes, comes in self._peers(slot, item):
-                    if goes:
-                        theirs = self._view(flat, slot, item, place)
-                        if theirs.numel():
-                            leaving[peer].append(theirs.contiguous())
-                    if comes and here.numel():
-                        parts[place] = torch.empty_like(here, memory_format=torch.contiguous_format)
-                        landing[peer].append(parts[place])
-                if len(parts) > 1:
-                    sums.append((here, parts))
+            sums: dict[Block, dict[int, Tensor]] = defaultdict(dict)
+            for source, target, held, needed in turn:
+                if source == self._world:
+                    leaving[self._peer(target)].append(view_of(flat, held).contiguous())
+                else:
+                    room = flat.new_empty(needed.height, needed.width)
+                    landing[self._peer(source)].append(room)
+                    sums[needed][self._place_of[source]] = room
             network.swap(Lane.REDUCE, self.holders, leaving, landing)
-            for total, parts in sums:
+            for block, parts in sums.items():
+                parts[self._place] = total = view_of(flat, block)
                 add_up([parts[place] for place in sorted(parts)], total)
 
     def gather(
@@ -233,90 +258,33 @@ class Slots:
     ) -> None:
         """Fills `flat` with what other replicas' ranks own of it; the own part is already there.
         `unlike`: in their dtypes."""
-        for items in self._turns:
+        for turn in self._turns(reduces=False):
             leaving: dict[int, list[Tensor]] = defaultdict(list)
             landing: dict[int, list[Tensor]] = defaultdict(list)
-            copies: list[tuple[Tensor, Tensor]] = []
-            for slot, item in self._each(items):
-                here = self._view(flat, slot, item, self._place)
-                for place, peer, goes, comes in self._peers(slot, item):
-                    if goes and here.numel():
-                        leaving[peer].append(
-                            here.contiguous()
-                            if unlike is None
-                            else self._narrowed(unlike, slot, item, peer)
-                        )
-                    theirs = self._view(flat, slot, item, place)
-                    if comes and theirs.numel():
-                        room = theirs if theirs.is_contiguous() else theirs.contiguous()
-                        landing[peer].append(room)
-                        copies.append((theirs, room))
+            arrived: list[tuple[Tensor, Tensor]] = []
+            for source, target, held, needed in turn:
+                if source == self._world:
+                    here = view_of(flat, held)
+                    if unlike is not None:
+                        master = unlike.master(slice(held.offset, held.end))
+                        dtype = unlike.dtypes[self._peer(target)]
+                        here = view_of(master, held, begin=held.offset).to(dtype)
+                    leaving[self._peer(target)].append(here.contiguous())
+                else:
+                    theirs = view_of(flat, needed)
+                    arrived.append((theirs, theirs.contiguous()))
+                    landing[self._peer(source)].append(arrived[-1][1])
             network.swap(lane, self.holders, leaving, landing)
-            for theirs, room in copies:
+            for theirs, room in arrived:
                 if theirs.data_ptr() != room.data_ptr():
                     theirs.copy_(room)
 
-    def _each(self, items: Sequence[_Item]) -> Iterator[tuple[int, _Item]]:
-        """The order within a turn, the same at both ends of every pair."""
-        return ((slot, item) for slot in self._slots for item in items)
-
-    def _peers(self, slot: int, item: _Item) -> Iterator[tuple[int, int, bool, bool]]:
-        """Of every other replica: its number, the place among the holders of its rank that has the
-        slot, and whether something goes there and comes from there."""
-        whole = cut_dim(self._parameters[item.parameter][1].name) is None
-        comes = not whole or slot == self._slots.start
-        first = 0
-        for place, group in enumerate(self._groups):
-            if place != self._place:
-                peer = slot * len(group) // self.count
-                goes = not whole or slot == peer * self.count // len(group)
-                yield place, first + peer, goes, comes
-            first += len(group)
-
-    def _view(self, flat: Tensor, slot: int, item: _Item, place: int) -> Tensor:
-        """The rows of a slot that a replica owns, in this rank's buffer."""
-        return self._columns(flat[self._run_of(slot, item, place)], slot, item)
-
-    def _narrowed(self, unlike: Unlike, slot: int, item: _Item, peer: int) -> Tensor:
-        """The rows of a slot that this rank owns, as they leave for a holder."""
-        mine = unlike.master(self._run_of(slot, item, self._place))
-        return self._columns(mine, slot, item).to(unlike.dtypes[peer]).contiguous()
-
-    def _run_of(self, slot: int, item: _Item, place: int) -> slice:
-        """The rows of a slot that a replica owns, as a run of this rank's buffer."""
-        _, part = self._parameters[item.parameter]
-        return self._run(item.parameter, slot, *self._rows(part, place, item))
-
-    def _columns(self, run: Tensor, slot: int, item: _Item) -> Tensor:
-        """What is the slot's, of a run of this rank's buffer."""
-        held, part = self._parameters[item.parameter]
-        rows, width = run.view(-1, _width(held)), _width(part)
-        if cut_dim(part.name) == COLUMNS:
-            return rows[:, self._local(slot) * width : (self._local(slot) + 1) * width]
-        return rows
-
-    @cached_property
-    def _turns(self) -> list[list[_Item]]:
+    def _turns(self, *, reduces: bool) -> list[list[Copy]]:
         """What goes at once, the same on all ranks: what a rank holds of it beside its buffer fits
         into what the proof counts for a reduction."""
-        limit, replicas = CHUNK_BYTES // (4 * self.count), len(self._groups)
-        turns: list[list[_Item]] = [[]]
-        filled = 0
-        for number, (_, part) in enumerate(self._parameters):
-            width = _width(part)
-            owned = [self._rows(part, place) for place in range(replicas)]
-            rows = max(last - first for first, last in owned)
-            pieces = min(rows, -(-rows * width // limit))
-            for piece in range(pieces):
-                size = -(-rows // pieces) * width
-                if filled and filled + size > limit:
-                    turns.append([])
-                    filled = 0
-                turns[-1].append(_Item(number, piece, pieces))
-                filled += size
-        return turns
+        limit = CHUNK_BYTES // 4 * (self.replicas - 1)
+        return _turns(self._shared, self._world, limit, reduces=reduces)
 
-
-def _width(parameter: Parameter) -> int:
-    """Elements of a row."""
-    return prod(parameter.shape[1:])
+    def _peer(self, rank: int) -> int:
+        """A world rank's place among the holders."""
+        return self.holders.index(rank)

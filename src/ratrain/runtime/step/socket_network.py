@@ -19,8 +19,8 @@ from ratrain.cost.exchanges import Exchange, exchange_of
 from ratrain.models.tensor_group import TensorGroup
 from ratrain.program.kind import Lane
 from ratrain.runtime.seats import Holders, Seat, Seats
+from ratrain.runtime.step.broadcast import By, broadcasts_of, combined, exchanged
 from ratrain.runtime.step.cells import Cell, cells_with, gathers_from, parts_of_group, peers_at
-from ratrain.runtime.step.circle import By, circles_of, combined, exchanged
 from ratrain.runtime.step.collective import Swap as PlacesSwap
 from ratrain.runtime.step.collective import Tensors, gather_by, reduce_by
 from ratrain.runtime.step.connection import Connection, Landing, Leaving, move
@@ -51,7 +51,7 @@ class SocketNetwork:
     ) -> None:
         self._seats, self._seat, self._links, self._hosts = seats, seat, links, hosts
         self._divides_rows = divides_rows
-        self._circles = circles_of(seats, seat, links)
+        self._broadcasts = broadcasts_of(seats, seat, links)
         self._tensor = self._tensor_groups() if seat.division.degree > 1 else {}
 
     def tensor_group(self, lane: Lane) -> TensorGroup | None:
@@ -182,17 +182,17 @@ class SocketNetwork:
             add_up((mine, other) if here_first else (other, mine), mine)
 
     def exchange(self, lane: Lane | None, values: Tensor) -> list[Tensor]:
-        return exchanged(self._circles[lane], values)
+        return exchanged(self._broadcasts[lane], values)
 
     def combine(self, lane: Lane | None, values: Tensor, by: By) -> Tensor:
-        return combined(self._circles[lane], values, by)
+        return combined(self._broadcasts[lane], values, by)
 
     def barrier(self) -> None:
-        circle = self._circles[None]
-        circle.ask(b"", lambda heard: [b""] * len(heard))
+        broadcast = self._broadcasts[None]
+        broadcast.ask(b"", lambda heard: [b""] * len(heard))
 
     def exchange_bytes(self, body: bytes, hearers: Collection[int] | None = None) -> list[bytes]:
-        return self._circles[Lane.DISK].exchange(body, hearers=hearers)
+        return self._broadcasts[Lane.DISK].exchange(body, hearers=hearers)
 
     @property
     def sent_bytes(self) -> int:

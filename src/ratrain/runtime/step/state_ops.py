@@ -13,8 +13,8 @@ from ratrain.cost.scratch import PIECES
 from ratrain.describe.train import TrainSpec
 from ratrain.program.kind import Lane
 from ratrain.program.setup import Setup
+from ratrain.runtime.step.broadcast import summed
 from ratrain.runtime.step.buckets import Buckets, Span
-from ratrain.runtime.step.circle import summed
 from ratrain.runtime.step.clipping import Clipping, is_finite
 from ratrain.runtime.step.narrowing import narrowed
 from ratrain.runtime.step.network import Network
@@ -129,9 +129,9 @@ class StateOps:
             self._network.add_copies(tied_gradients(unit))
 
     def average_weights(self, op: LocalOp, step: int) -> None:
-        """Master weights and moments become their mean over the replicas, and the view follows."""
+        """Master weights and states become their mean over the replicas, and the view follows."""
         unit = self.unit(op)
-        for buffer in unit.averaged:
+        for buffer in unit.averaged():
             unit.reduce(self._network, buffer)
             for share in unit.shares:
                 buffer[share] /= unit.replicas
@@ -234,7 +234,8 @@ class StateOps:
 
 
 def _squares(part: Tensor) -> Tensor:
-    """The sum of squares in fp64; on a GPU without a wide copy, in one pass."""
+    """The sum of squares in fp64; on a GPU, where that takes five times as long, each piece's is
+    in fp32."""
     if part.device.type == "cuda":
-        return torch.linalg.vector_norm(part, dtype=torch.float64).square()
+        return torch.linalg.vector_norm(part, dtype=torch.float32).double().square()
     return part.double().square().sum()

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate
+from itertools import accumulate, chain
 from typing import NamedTuple
 
 import torch
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ratrain.checkpoint.residuals import residual_kind
 from ratrain.cost.algorithms import DIRECT
+from ratrain.describe.optimizers import Optimizer, Plain
 from ratrain.devices import Device
 from ratrain.models.division import Division
 from ratrain.models.shapes import EMBEDDING, HEAD
@@ -33,7 +34,7 @@ from ratrain.runtime.step.feedback import Residual
 from ratrain.runtime.step.held import HeldStates
 from ratrain.runtime.step.narrowing import Wire
 from ratrain.runtime.step.network import Network
-from ratrain.runtime.step.optimizer import OwnedPart, owned_range
+from ratrain.runtime.step.optimizer import OwnedPart, owned_range, parameters_in
 from ratrain.runtime.step.schedule import LocalUnit, Schedule
 from ratrain.runtime.step.slots import Slots, Unlike
 from ratrain.runtime.step.unlike_views import UnlikeView
@@ -76,7 +77,8 @@ class UnitState:
     padded: int  # elements of the flat buffers
     shares: tuple[slice, ...]  # what this rank owns in a reduction
     parts: tuple[OwnedPart, ...]  # what it updates: its shares, or where nothing is sharded all
-    replicated: tuple[Tensor, ...]  # buffers of the whole unit, of which this rank owns its shares
+    replicated: tuple[Tensor, ...]  # weights of the whole unit, of which this rank owns its shares
+    has_all: bool  # the states of the whole unit too
     slots: Slots | None = None  # where the unit is shared at different tensor degrees
     view: Tensor | None = None  # levels 0 to 2
     shard_view: Tensor | None = None  # level 3: of the shares, one after another
@@ -139,10 +141,24 @@ class UnitState:
                 return slice(first + piece.start, first + piece.stop)
         raise AssertionError(f"{self.name}: {piece} is not owned here")
 
-    @property
-    def averaged(self) -> tuple[Tensor, ...]:
-        """Master weights and moments of the whole unit, where this rank has all of them."""
-        return tuple(buffer for buffer in self.replicated if buffer.dtype == torch.float32)
+    def averaged(self) -> Iterator[Tensor]:
+        """Master weights and states of the whole unit, where this rank has all of them, each to be
+        changed in place before the next one is asked for."""
+        yield from (buffer for buffer in self.replicated if buffer.dtype == torch.float32)
+        yield from self.whole_states()
+
+    def whole_states(self) -> Iterator[Tensor]:
+        """The optimizer's states of the whole unit in the same way, in fp32."""
+        for number in range(len(self.parts[0].states) if self.has_all else 0):
+            held = [(slice(part.begin, part.end), part.states[number]) for part in self.parts]
+            values = held[0][1].values()
+            if len(held) > 1:
+                values = values.new_zeros(self.padded)
+                for run, state in held:
+                    values[run] = state.values()
+            yield values
+            for run, state in held:
+                state.take(values[run])
 
     @property
     def replicas(self) -> int:
@@ -222,19 +238,49 @@ class RankStates:
     gathered: list[Tensor]
     buckets: Buckets | None  # for gradients that leave while backward makes them
     held: HeldStates
+    _kept: dict[int, Tensor] | None = None  # gradients that stay in place
 
     def complete(self, network: Network) -> None:
         """Fills what this rank holds and others own, from them. All ranks call this together, once
         each has read what it owns; units come in model order, so none waits for another that waits
         for it."""
         for unit in self.units:
-            for buffer in unit.replicated:
+            for buffer in chain(unit.replicated, unit.whole_states()):
                 unit.gather(network, Lane.GATHER, buffer)
             if unit.dtypes and unit.view is not None:
                 unit.complete_view(network)
 
+    def named(self) -> Iterator[tuple[Tensor | None, str]]:
+        """What is there all the time, and what it is; weights that are a view are called one."""
+        for unit in self.units:
+            for part in unit.parts:
+                yield part.weights, f"master weights of unit {unit.name}"
+                for number, state in enumerate(part.states):
+                    if isinstance(state, Plain):  # others have no one tensor
+                        yield state.tensor, f"optimizer state {number} of unit {unit.name}"
+            yield unit.view, f"view of unit {unit.name}"
+            yield unit.shard_view, f"shard of the view of unit {unit.name}"
+        for family, slots in (("transit", self.transit), ("gathered", self.gathered)):
+            yield from ((slot, f"slot {n} of {family}") for n, slot in enumerate(slots))
+
     def new_gradient(self, unit: UnitState) -> Tensor:
-        return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
+        """Zeros for the sum of a unit's gradients over micro-batches."""
+        if self._kept is None:
+            return torch.zeros(unit.padded, dtype=self.gradient_dtype, device=self.device)
+        return self.kept_gradient(unit).zero_()
+
+    def keep_gradients(self) -> None:
+        """From now on each unit's gradient is in the same memory in every step."""
+        self._kept = {}
+
+    def kept_gradient(self, unit: UnitState) -> Tensor:
+        """That memory."""
+        assert self._kept is not None
+        index = unit.local.index
+        if index not in self._kept:
+            size, dtype = unit.padded, self.gradient_dtype
+            self._kept[index] = torch.empty(size, dtype=dtype, device=self.device)
+        return self._kept[index]
 
     def new_shard(self, unit: UnitState) -> Tensor:
         """Zeros for the sum of what this rank owns of a unit's gradients."""
@@ -250,15 +296,16 @@ def rank_states(
     numbers: Sequence[Numbers],
     wire: Wire,
     device: Device,
+    optimizer: Optimizer,
     collectives: Callable[[str], Collectives] = lambda _: DIRECTLY,
 ) -> RankStates:
-    """The states of a rank. What it owns of weights and moments is read from `source`, range by
+    """The states of a rank. What it owns of weights and states is read from `source`, range by
     range; the rest is for `RankStates.complete`. `collectives`: of each unit. `numbers`: of each
     world rank."""
     setup, (dtype, gradient_dtype) = schedule.program.setup, numbers[seat.world_rank]
     holders = holders_of(setup, seats, seat.division.rank)
     groups = groups_of(setup, seats)
-    held = HeldStates()
+    held = HeldStates(device)
     units = [
         _unit_state(
             held,
@@ -270,6 +317,7 @@ def rank_states(
             make_unit,
             source,
             device.place,
+            optimizer,
             [each.dtype for each in numbers],
         )
         for local in schedule.units
@@ -298,9 +346,12 @@ def rank_states(
             widest=max(each.gradient_dtype.itemsize for each in numbers),
             in_pieces=any(each.gradient_dtype != each.dtype for each in numbers),
         )
-    return RankStates(
+    states = RankStates(
         units, dtype, gradient_dtype, wire, device.place, transit, gathered, buckets, held
     )
+    for tensor, words in states.named():
+        device.name(tensor, words)
+    return states
 
 
 def _cut_alike(name: str, setup: Setup) -> tuple[str, ...]:
@@ -326,6 +377,7 @@ def _unit_state(
     make_unit: Callable[[str], Unit],
     source: Source,
     device: torch.device,
+    optimizer: Optimizer,
     dtypes_of_ranks: Sequence[torch.dtype],
 ) -> UnitState:
     unit, name = make_unit(local.unit.name), local.unit.name
@@ -360,28 +412,32 @@ def _unit_state(
     else:
         view = owned("weights", whole).to(dtype)
 
-    def buffers(held: slice, first: int = 0) -> tuple[Tensor, Tensor, Tensor]:
-        """Master weights and moments; in fp32 the weights that compute reads are the master.
-        `first`: where a share begins in the shard."""
+    def master(held: slice, first: int = 0) -> Tensor:
+        """Master weights; in fp32 the weights that compute reads. `first`: where a share begins in
+        the shard."""
         weights = None if view is None else view[held]
         if shard_view is not None:
             weights = shard_view[first : first + held.stop - held.start]
         if weights is None or dtype != torch.float32:
             weights = owned("weights", held)
-        return weights, owned("moment1", held), owned("moment2", held)
+        return weights
+
+    def part(run: slice, weights: Tensor) -> OwnedPart:
+        inside = parameters_in(layout, run)
+        states = tuple(state.hold(owned(state.name, run), inside) for state in optimizer.states)
+        return OwnedPart(run.start, run.stop, layout.decay_end, weights, states, inside)
 
     replicated = [] if view is None or dtypes else [view]
     if is_sharded:
         sizes = [share.stop - share.start for share in shares]
         begins = [0, *accumulate(sizes[:-1])]
-        parts = [(share, buffers(share, at)) for share, at in zip(shares, begins, strict=True)]
+        parts = [part(run, master(run, at)) for run, at in zip(shares, begins, strict=True)]
     else:
-        weights, moment1, moment2 = buffers(whole)
-        replicated += [moment1, moment2]
+        weights = master(whole)
         if dtypes or view is None or view.data_ptr() != weights.data_ptr():
             replicated.append(weights)
         runs = (whole,) if slots is None else slots.runs
-        parts = [(run, (weights[run], moment1[run], moment2[run])) for run in runs]
+        parts = [part(run, weights[run]) for run in runs]
     weights = Weights(layout)
     if view is not None:
         weights.attach_view(view)
@@ -401,8 +457,9 @@ def _unit_state(
         place,
         padded,
         shares,
-        tuple(OwnedPart(at.start, at.stop, layout.decay_end, *held) for at, held in parts),
+        tuple(parts),
         tuple(replicated) if len(holders) > 1 else (),
+        len(holders) > 1 and not is_sharded,
         slots,
         view,
         shard_view,

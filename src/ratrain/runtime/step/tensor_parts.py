@@ -15,9 +15,11 @@ from torch import Tensor
 
 from ratrain.describe.model import ModelSpec
 from ratrain.models.division import WHOLE, Division
-from ratrain.models.parameters import Parameter
 from ratrain.models.shapes import unit_layout, unit_names
+from ratrain.ranges import copies
+from ratrain.runtime.step.blocks import blocks_of, blocks_within, view_of
 
+_READER = -1  # is none of those who stored
 _NAME = re.compile(r"(.+)\.t(\d+)of(\d+)\Z")
 
 Read = Callable[[str, str, int, int], Tensor]
@@ -72,24 +74,14 @@ class StoredParts:
 
     def read_range(self, unit: str, division: Division, kind: str, begin: int, end: int) -> Tensor:
         """Elements begin .. end of the flat buffer of one part of a unit, fp32. Memory beside the
-        result: one parameter of the model, twice."""
+        result: a parameter as one rank stored it."""
         if division.degree == self._degrees[unit]:
             return self._read(stored_name(unit, division), kind, begin, end)
+        wanted = list(blocks_within(unit_layout(self._spec, unit, division), begin, end))
+        stored = divisions(self._degrees[unit])
+        held = {d.rank: blocks_of(unit_layout(self._spec, unit, d)) for d in stored}
         out = torch.zeros(end - begin)
-        for parameter, low, high in unit_layout(self._spec, unit, division).overlaps(begin, end):
-            at = parameter.offset + low - begin
-            part = self._parameter(unit, parameter, kind)[parameter.window]
-            out[at : at + high - low] = part.reshape(-1)[low:high]
+        for source, _, there, here in copies(held, {_READER: wanted}):
+            values = self._read(stored_name(unit, stored[source]), kind, there.offset, there.end)
+            view_of(out, here, begin=begin).copy_(view_of(values, there, begin=there.offset))
         return out
-
-    def _parameter(self, unit: str, wanted: Parameter, kind: str) -> Tensor:
-        """A parameter of the model, whole."""
-        whole = torch.empty(wanted.whole_shape)
-        for division in divisions(self._degrees[unit]):
-            stored = unit_layout(self._spec, unit, division).by_name[wanted.name]
-            name = stored_name(unit, division)
-            values = self._read(name, kind, stored.offset, stored.end)
-            whole[stored.window] = values.view(stored.shape)
-            if stored.cut is None:
-                break  # every rank has the same
-        return whole

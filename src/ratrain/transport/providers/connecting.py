@@ -9,7 +9,7 @@ from ratrain.errors import TransportError
 from ratrain.transport.config import Config
 from ratrain.transport.engine.peer import Peer
 from ratrain.transport.providers import folders
-from ratrain.transport.providers.meeting import Meeting, Side, drop
+from ratrain.transport.providers.handshakes import Handshakes, Side, drop
 from ratrain.transport.wire import nics
 from ratrain.transport.wire.address import Endpoint
 
@@ -23,9 +23,9 @@ Route = tuple[int, str, int]
 class Connector:
     """Opens the connections of one engine."""
 
-    def __init__(self, config: Config, meeting: Meeting, local: list[nics.Nic]) -> None:
+    def __init__(self, config: Config, handshakes: Handshakes, local: list[nics.Nic]) -> None:
         self._config = config
-        self._meeting = meeting
+        self._handshakes = handshakes
         self._nics = local
         self._trying: set[Route] = set()
 
@@ -38,7 +38,7 @@ class Connector:
         else:
             pairs = nics.pair(self._nics, [e.host for e in ends])
         if not pairs:
-            self._meeting.core.connect_failed(peer, self._why_none(peer), stale=False)
+            self._handshakes.core.connect_failed(peer, self._why_none(peer), stale=False)
             return
         open_ = {(k.channel.provider, k.nic, k.remote) for k in peer.links}
         for nic, index in pairs:
@@ -47,7 +47,7 @@ class Connector:
             if route in self._trying or (provider, nic.name, end.nic) in open_:
                 continue
             self._trying.add(route)
-            self._meeting.spawn(self._keep_trying, peer, nic, end, route)
+            self._handshakes.spawn(self._keep_trying, peer, nic, end, route)
 
     def _provider(self, peer: Peer) -> str:
         """The first of our providers that the peer offers and that can reach it; "" if none."""
@@ -67,12 +67,12 @@ class Connector:
 
     def _keep_trying(self, peer: Peer, nic: nics.Nic, end: Endpoint, route: Route) -> None:
         """Attempt until the peer answers, its time is over, or it cannot succeed."""
-        meeting = self._meeting
+        handshakes = self._handshakes
         first = peer.state == "CONNECTING"
         reason = "not reached within the connect timeout"
         stale = final = False
         try:
-            while not meeting.closed.is_set() and not final:
+            while not handshakes.closed.is_set() and not final:
                 left_s = peer.connect_deadline_s - time.monotonic() if first else RECONNECT_LIMIT_S
                 if left_s <= 0:
                     break
@@ -87,40 +87,40 @@ class Connector:
                 stale = reason.startswith("stale:")
                 if stale or not first or peer.links:
                     break
-                meeting.closed.wait(RETRY_S)
+                handshakes.closed.wait(RETRY_S)
         finally:
-            with meeting.driver.lock:
+            with handshakes.driver.lock:
                 self._trying.discard(route)
-                if reason and not meeting.closed.is_set():
+                if reason and not handshakes.closed.is_set():
                     alone = not any(other[0] == route[0] for other in self._trying)
                     if stale or alone:
-                        meeting.core.connect_failed(peer, reason, stale=stale)
-                    meeting.driver.wake()
+                        handshakes.core.connect_failed(peer, reason, stale=stale)
+                    handshakes.driver.wake()
 
     def _attempt(self, peer: Peer, nic: nics.Nic, end: Endpoint, left_s: float) -> str:
         """One attempt; the reason why it failed, or ""."""
-        meeting = self._meeting
+        handshakes = self._handshakes
         unix = end.provider == "shm"
         family = socket.AF_UNIX if unix else nics.family(end.host)
         sock: socket.socket | None = socket.socket(family, socket.SOCK_STREAM)
         side = Side(end.provider, nic.name, None)
         try:
-            side = meeting.side(end.provider, nic.name)
+            side = handshakes.side(end.provider, nic.name)
             deadline_s = time.monotonic() + left_s
             sock.settimeout(left_s)
             if not unix:
                 sock.bind(nics.place(nic.host, 0, nic))
             sock.connect(end.host if unix else nics.place(end.host, end.port, nic))
-            secured, theirs = meeting.greet(sock, side, deadline_s)
+            secured, theirs = handshakes.greet(sock, side, deadline_s)
             sock = secured
             if theirs.address.incarnation != peer.address.incarnation:
                 return f"stale: {peer.address} is gone, {theirs.address} listens in its place"
-            with meeting.driver.lock:
-                known = meeting.core.peers.get(peer.address.incarnation) is peer
-                if known and not meeting.closed.is_set():
-                    meeting.attach(secured, side, theirs, peer, end.nic)
+            with handshakes.driver.lock:
+                known = handshakes.core.peers.get(peer.address.incarnation) is peer
+                if known and not handshakes.closed.is_set():
+                    handshakes.attach(secured, side, theirs, peer, end.nic)
                     sock = None
-            meeting.driver.wake()
+            handshakes.driver.wake()
             return ""
         finally:
             drop(sock, side)

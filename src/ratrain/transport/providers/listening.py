@@ -13,7 +13,7 @@ from ratrain.proof import Callers
 from ratrain.transport.config import Config
 from ratrain.transport.loop.driver import Driver
 from ratrain.transport.providers import folders
-from ratrain.transport.providers.meeting import Meeting, Side, drop, set_congestion
+from ratrain.transport.providers.handshakes import Handshakes, Side, drop, set_congestion
 from ratrain.transport.providers.ofi import Devices
 from ratrain.transport.wire import nics
 from ratrain.transport.wire.address import Endpoint
@@ -43,11 +43,11 @@ class Listeners:
         """Where peers find them."""
         return tuple(end for _, end in self._sockets)
 
-    def start(self, meeting: Meeting) -> None:
+    def start(self, handshakes: Handshakes) -> None:
         """Begin to accept."""
         for sock, end in self._sockets:
             sock.setblocking(False)
-            self._driver.add(sock.fileno(), self._acceptor(meeting, sock, end))
+            self._driver.add(sock.fileno(), self._acceptor(handshakes, sock, end))
 
     def close(self) -> None:
         """Stop listening."""
@@ -100,28 +100,28 @@ class Listeners:
     # --- accepting ------------------------------------------------------------------------
 
     def _acceptor(
-        self, meeting: Meeting, listener: socket.socket, end: Endpoint
+        self, handshakes: Handshakes, listener: socket.socket, end: Endpoint
     ) -> Callable[[int], None]:
         def on_events(_: int) -> None:
             with contextlib.suppress(OSError):
                 sock, peer = listener.accept()
                 self.callers.add(sock, str(peer[0]) if peer else "")
-                meeting.spawn(self._welcome, meeting, sock, end)
+                handshakes.spawn(self._welcome, handshakes, sock, end)
 
         return on_events
 
-    def _welcome(self, meeting: Meeting, accepted: socket.socket, end: Endpoint) -> None:
+    def _welcome(self, handshakes: Handshakes, accepted: socket.socket, end: Endpoint) -> None:
         """One handshake; the peer's connection goes to the engine, or is refused."""
-        core, lock = meeting.core, self._driver.lock
+        core, lock = handshakes.core, self._driver.lock
         sock: socket.socket | None = accepted
         side = Side(end.provider, end.nic, None)
         try:
-            side = meeting.side(end.provider, end.nic)
-            secured, theirs = meeting.welcome(accepted, side)
+            side = handshakes.side(end.provider, end.nic)
+            secured, theirs = handshakes.welcome(accepted, side)
             sock = secured
             with lock:
-                if not meeting.closed.is_set():
-                    meeting.attach(secured, side, theirs, core.accept(theirs.address))
+                if not handshakes.closed.is_set():
+                    handshakes.attach(secured, side, theirs, core.accept(theirs.address))
                     sock = None
         except (OSError, TransportError) as error:
             with lock:

@@ -17,8 +17,8 @@ from ratrain.transport.loop.dispatch import Dispatcher
 from ratrain.transport.loop.driver import Driver
 from ratrain.transport.memory.regions import Region
 from ratrain.transport.providers.connecting import Connector
+from ratrain.transport.providers.handshakes import Handshakes
 from ratrain.transport.providers.listening import Listeners
-from ratrain.transport.providers.meeting import Meeting
 from ratrain.transport.providers.ofi import Devices
 from ratrain.transport.wire.address import Address
 from ratrain.transport.wire.nics import host_id
@@ -51,15 +51,15 @@ class SocketStation(Station):
         address = Address(config.name, secrets.randbits(63) | 1, host_id(), ends)
         super().__init__(config, address, lock, time.monotonic)
         self._dispatcher = Dispatcher(config)
-        self._meeting: Meeting | None = None
+        self._handshakes: Handshakes | None = None
         self._connector: Connector | None = None
 
     def start(self, core: Core) -> None:
         """Begin to accept, to connect and to serve, for `core`."""
-        meeting = Meeting(self.config, self.driver, core, self._devices, self.guard)
-        self._meeting = meeting
-        self._connector = Connector(self.config, meeting, self.listeners.nics)
-        self.listeners.start(meeting)
+        handshakes = Handshakes(self.config, self.driver, core, self._devices, self.guard)
+        self._handshakes = handshakes
+        self._connector = Connector(self.config, handshakes, self.listeners.nics)
+        self.listeners.start(handshakes)
         self.driver.start(core, self.config.name)
 
     def connect(self, peer: Peer) -> None:
@@ -95,8 +95,8 @@ class SocketStation(Station):
 
     def share(self, region: Region) -> None:
         """Part of Station."""
-        assert self._meeting is not None
-        self._devices.register(self._meeting.core, region)
+        assert self._handshakes is not None
+        self._devices.register(self._handshakes.core, region)
 
     def unshare(self, region: Region) -> None:
         """Part of Station."""
@@ -104,14 +104,14 @@ class SocketStation(Station):
 
     def stop_listening(self) -> None:
         """Part of Station: neither accept nor connect any more."""
-        if self._meeting is not None:
-            self._meeting.closed.set()
+        if self._handshakes is not None:
+            self._handshakes.closed.set()
         self.listeners.close()
 
     def close(self) -> None:
         """Part of Station."""
         self.driver.stop()
-        if self._meeting is not None:
-            self._meeting.join()
+        if self._handshakes is not None:
+            self._handshakes.join()
         self._devices.close()
         self._dispatcher.close()

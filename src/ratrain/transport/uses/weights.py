@@ -16,6 +16,7 @@ import numpy as np
 import numpy.typing as npt
 
 from ratrain.errors import SpecError, TransportError
+from ratrain.ranges import Block, joined, line, overlaps
 from ratrain.transport.engine.transfer import Transfer
 from ratrain.transport.memory.regions import Region
 from ratrain.transport.surface.engine import Engine
@@ -24,31 +25,12 @@ from ratrain.transport.wire.address import Address, Descriptor
 Bytes = npt.NDArray[np.uint8]
 
 
-@dataclass(frozen=True, slots=True)
-class Held:
-    """Bytes [start, stop) of tensor `name` lie at `offset` of the holder's buffer."""
-
-    name: str
-    start: int
-    stop: int
-    offset: int
-
-
-@dataclass(frozen=True, slots=True)
-class Copy:
-    """`size_bytes` from `src_offset` of the sender to `dst_offset` of the receiver."""
-
-    src_offset: int
-    dst_offset: int
-    size_bytes: int
-
-
 def shard(
     shapes: Mapping[str, tuple[int, ...]], itemsize: int, axis: int, index: int, count: int
-) -> tuple[Held, ...]:
+) -> tuple[Block, ...]:
     """What rank `index` of `count` holds when each tensor is cut evenly along `axis` (tensors
     with fewer axes are cut along their first one); packed in the order of `shapes`."""
-    held: list[Held] = []
+    held: list[Block] = []
     offset = 0
     for name, shape in shapes.items():
         cut = min(axis, len(shape) - 1)
@@ -58,41 +40,14 @@ def shard(
         width = shape[cut] // count * inner
         for row in range(math.prod(shape[:cut])):
             start = row * shape[cut] * inner + index * width
-            held.append(Held(name, start, start + width, offset))
+            held.append(line(name, start, start + width, offset))
             offset += width
     return tuple(held)
 
 
-def size_of(held: Sequence[Held]) -> int:
+def size_of(held: Sequence[Block]) -> int:
     """Bytes of the buffer that holds `held`."""
-    return max((h.offset + h.stop - h.start for h in held), default=0)
-
-
-def plan(src: Sequence[Held], dst: Sequence[Held]) -> list[Copy]:
-    """The copies that bring all that `src` has of `dst`; neighbours are joined."""
-    by_name: dict[str, list[Held]] = {}
-    for h in src:
-        by_name.setdefault(h.name, []).append(h)
-    copies: list[Copy] = []
-    for want in dst:
-        for have in by_name.get(want.name, ()):
-            start, stop = max(want.start, have.start), min(want.stop, have.stop)
-            if start >= stop:
-                continue
-            copy = Copy(
-                have.offset + start - have.start, want.offset + start - want.start, stop - start
-            )
-            last = copies[-1] if copies else None
-            if last and (
-                last.src_offset + last.size_bytes == copy.src_offset
-                and last.dst_offset + last.size_bytes == copy.dst_offset
-            ):
-                copies[-1] = Copy(
-                    last.src_offset, last.dst_offset, last.size_bytes + copy.size_bytes
-                )
-            else:
-                copies.append(copy)
-    return copies
+    return max((block.end for block in held), default=0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,13 +57,13 @@ class Offer:
     version: int
     place: Descriptor
     imm: int
-    held: tuple[Held, ...]
+    held: tuple[Block, ...]
 
 
 class Subscriber:
     """An inference rank: reads `weights`, takes new versions beside it."""
 
-    def __init__(self, engine: Engine, held: tuple[Held, ...]) -> None:
+    def __init__(self, engine: Engine, held: tuple[Block, ...]) -> None:
         self._engine = engine
         self._held = held
         self._buffers: list[Bytes] = [np.zeros(size_of(held), np.uint8) for _ in range(2)]
@@ -130,12 +85,12 @@ class Subscriber:
         return Offer(self.version + 1, place, self._block.values[0], self._held)
 
     def accept(
-        self, sources: Mapping[Address, Sequence[Held]], timeout_s: float | None = None
+        self, sources: Mapping[Address, Sequence[Block]], timeout_s: float | None = None
     ) -> int:
         """Wait for the offered version from `sources` and swap to it; its number. When a source
         dies or is late: its error, and the old version stays in use."""
-        plans = [plan(held, self._held) for held in sources.values()]
-        covered = sum(c.size_bytes for copies in plans for c in copies)
+        plans = [joined(overlaps(held, self._held)) for held in sources.values()]
+        covered = sum(place.elements for pairs in plans for _, place in pairs)
         if covered != size_of(self._held):
             raise SpecError(
                 f"the sources hold {covered} of {size_of(self._held)} bytes",
@@ -143,7 +98,7 @@ class Subscriber:
             )
         counter = self._engine.counter(self._block.values[0], sources=list(sources))
         try:
-            counter.wait(sum(len(copies) for copies in plans), timeout_s)
+            counter.wait(sum(map(len, plans)), timeout_s)
         except TransportError:
             self.abandon()
             raise
@@ -167,7 +122,7 @@ class Subscriber:
 class Publisher:
     """A training rank: writes its part of every offer."""
 
-    def __init__(self, engine: Engine, held: tuple[Held, ...], memory: object) -> None:
+    def __init__(self, engine: Engine, held: tuple[Block, ...], memory: object) -> None:
         self._engine = engine
         self._held = held
         self._region = engine.register(memory, remote=False)
@@ -176,9 +131,9 @@ class Publisher:
         """Write this rank's part of every offer; the weights must not change until all are done."""
         transfers: list[Transfer] = []
         for offer in offers:
-            for c in plan(self._held, offer.held):
-                span = self._region[c.src_offset : c.src_offset + c.size_bytes]
-                place = offer.place[c.dst_offset : c.dst_offset + c.size_bytes]
+            for here, there in joined(overlaps(self._held, offer.held)):
+                span = self._region[here.offset : here.end]
+                place = offer.place[there.offset : there.end]
                 transfers.append(
                     self._engine.write(span, place, imm=offer.imm, deadline_s=deadline_s)
                 )

@@ -1,0 +1,93 @@
+"""A run on a real Ray: two nodes of two kinds on this machine."""
+
+from __future__ import annotations
+
+import importlib.util
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, wait_until, write_job
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(600),
+    pytest.mark.skipif(
+        importlib.util.find_spec("ray") is None,
+        reason="Ray is not installed (pip install 'ratrain[ray]': 70 MB, not in the lock)",
+    ),
+]
+
+
+@pytest.fixture(scope="module")
+def address(tmp_path_factory: pytest.TempPathFactory) -> Generator[str]:
+    """A head whose node is `new`, and a node `old`, which end with the test."""
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        port = 20_000 + free.getsockname()[1] % 10_000
+    folder = Path("/tmp") / f"ray-{os.getpid()}"  # names of its sockets must be short
+    environment = {
+        **os.environ,
+        "RAY_USAGE_STATS_ENABLED": "0",
+        "RAY_agent_register_timeout_ms": "120000",
+    }
+    common = ["--num-cpus", "2", "--object-store-memory", "80000000", "--block"]
+    head = ["--head", "--port", str(port), "--temp-dir", str(folder), "--include-dashboard=false"]
+    node = ["--address", f"127.0.0.1:{port}"]
+    started: list[subprocess.Popen[bytes]] = []
+    try:
+        for words, kind in ((head, "new"), (node, "old")):
+            command = [sys.executable, "-m", "ray.scripts.scripts", "start", *words, *common]
+            log = (tmp_path_factory.mktemp("ray") / "out").open("wb")
+            started.append(
+                subprocess.Popen(
+                    [*command, "--labels", f"kind={kind}"],
+                    env=environment,
+                    stdout=log,
+                    stderr=subprocess.STDOUT,
+                )
+            )
+            time.sleep(1)
+            wait_until(lambda: answers(port), "Ray")
+        yield f"127.0.0.1:{port}"
+    finally:
+        for process in reversed(started):
+            process.terminate()
+        for process in started:
+            process.wait(60)
+
+
+def answers(port: int) -> bool:
+    with socket.socket() as probe:
+        return probe.connect_ex(("127.0.0.1", port)) == 0
+
+
+def test_a_run_has_its_kinds_is_stopped_resumes_and_outlives_a_killed_rank(
+    address: str, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, steps=40, sequences=16, every=5, kinds=("old", "new"))
+    run = prepared(job, tmp_path / "run")
+    command = ratrain("launch", "ray", run.path, "--address", address)
+
+    def start() -> subprocess.Popen[str]:
+        return subprocess.Popen(
+            command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
+        )
+
+    first = start()
+    wait_until(lambda: steps_done(run) > 6, "steps", 240)
+    first.send_signal(signal.SIGTERM)
+    told, _ = first.communicate(timeout=120)
+    assert first.returncode == 75 and "stopped and saved" in told, told
+    saved = steps_done(run)
+    again = start()
+    wait_until(lambda: steps_done(run) > saved + 1, "steps after a resume", 240)
+    os.kill(rank_processes(run)[1], signal.SIGKILL)
+    told, _ = again.communicate(timeout=300)
+    assert again.returncode == 0 and "starting them again (1 of 3)" in told, told
+    assert len(losses(run)) == 40 and not rank_processes(run)

@@ -1,0 +1,182 @@
+"""Runs under a real Slurm: placed, seated, preempted, queued again, cancelled, restarted."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+from collections.abc import Generator
+from pathlib import Path
+
+import pytest
+from engine_jobs import losses, prepared, rank_processes, ratrain, steps_done, wait_until, write_job
+from slurm_rig import NODES, Slurm, missing
+
+from ratrain.checkpoint.listing import listed
+from ratrain.runtime.run_folder import RunFolder
+
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.root,
+    pytest.mark.timeout(300),
+    pytest.mark.skipif(bool(missing()), reason=missing() or "Slurm is here"),
+]
+
+
+@pytest.fixture(scope="module")
+def slurm(tmp_path_factory: pytest.TempPathFactory) -> Generator[Slurm]:
+    started = Slurm(tmp_path_factory.mktemp("slurm"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(autouse=True)
+def nothing_is_left(slurm: Slurm) -> Generator[None]:
+    yield
+    slurm.clear()
+
+
+def submitted(slurm: Slurm, run: Path, *options: str, restarts: int = 3) -> str:
+    """The number of the job that runs a prepared run."""
+    command = ratrain("launch", "slurm", run, "--restarts", str(restarts))
+    slurm.run(*command, "--submit", "--", "--partition=low", *options)
+    told = slurm.run("squeue", "-h", "-o", "%i", "--sort=-i", "-n", run.name).stdout
+    return told.split()[0].partition("+")[0]
+
+
+def text_of(run: RunFolder) -> str:
+    return "".join(path.read_text() for path in sorted(run.logs.glob("slurm-*.txt")))
+
+
+def long_run(tmp_path: Path, name: str, steps: int = 60) -> RunFolder:
+    """Some seconds of steps."""
+    return prepared(write_job(tmp_path, steps=steps, sequences=16), tmp_path / name)
+
+
+def test_srun_alone_trains_in_any_order_of_hosts(slurm: Slurm, tmp_path: Path) -> None:
+    run = prepared(write_job(tmp_path, steps=3, kinds=("one", "other")), tmp_path / "run")
+    (tmp_path / "hosts").write_text("n3\nn1\nn4\nn2\n")
+    arbitrary = ["env", f"SLURM_HOSTFILE={tmp_path}/hosts", "srun", "-n4", "-m", "arbitrary"]
+    ended = slurm.run(*arbitrary, *ratrain("rank", run.path))
+    assert len(losses(run)) == 3
+    assert "4 ranks on 4 hosts: 0 on n3, 1 on n1, 2 on n4, 3 on n2" in ended.stderr
+    assert ended.stderr.count("done: step 3 of 3") == 1  # and not once a host
+
+
+def test_a_het_job_whose_groups_were_swapped_has_every_rank_on_its_kind(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    run = prepared(write_job(tmp_path, steps=3), tmp_path / "run")
+    slurm.run(*ratrain("launch", "slurm", run.path))
+    script = run.path / "slurm.sbatch"
+    assert script.read_text().index("=new") < script.read_text().index("=old")
+    swapped = script.read_text().replace("=new", "=x").replace("=old", "=new").replace("=x", "=old")
+    script.write_text(swapped)
+    slurm.submit("--wait", str(script))
+    assert len(losses(run)) == 3
+    assert "0 on n1, 1 on n2, 2 on n3, 3 on n4" in text_of(run)
+
+
+def test_hosts_of_other_kinds_than_the_plan_s_are_refused_by_name(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    run = prepared(write_job(tmp_path, steps=3), tmp_path / "run")
+    ended = slurm.run("srun", "-N2", "-n4", "-C", "new", *ratrain("rank", run.path), check=False)
+    assert ended.returncode == 3
+    assert "2 on new, 2 on old; started were 4 on new (n1, n2)" in ended.stderr
+
+
+def test_a_preempted_run_is_queued_again_and_goes_on_with_the_same_losses(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    run, undisturbed = long_run(tmp_path, "run"), long_run(tmp_path, "undisturbed")
+    job = submitted(slurm, run.path)
+    wait_until(lambda: steps_done(run) > 3, "the first steps")
+    slurm.run("sbatch", "-p", "high", "-N4", "-n8", "-o", "/dev/null", "--wrap", "sleep 2")
+    slurm.wait_state(job, "PENDING")
+    saved = max(checkpoint.step for checkpoint in listed(run.checkpoints))
+    assert saved == steps_done(run) < 60
+    slurm.start_now(job)
+    slurm.wait_state(job, "COMPLETED")
+    slurm.run("srun", "-n4", "-N4", *ratrain("rank", undisturbed.path))
+    assert steps_done(run) == 60  # none was done twice
+    assert losses(run) == losses(undisturbed)
+
+
+@pytest.mark.matrix
+@pytest.mark.parametrize("how", ["USR1", "scancel", "a file"])
+def test_a_job_that_is_stopped_has_saved_and_is_queued_again_for_the_time_limit_alone(
+    slurm: Slurm, tmp_path: Path, how: str
+) -> None:
+    run = long_run(tmp_path, "run", steps=2000)
+    job = submitted(slurm, run.path)
+    wait_until(lambda: steps_done(run) > 3, "the first steps")
+    if how == "USR1":  # what --signal sends before the limit
+        slurm.run("scancel", "--signal=USR1", job)
+        slurm.wait_state(job, "PENDING")
+    elif how == "scancel":
+        slurm.run("scancel", job)
+        slurm.wait_state(job, "CANCELLED")
+    else:
+        run.stop_request.touch()
+        slurm.wait_state(job, "FAILED")
+        assert slurm.job(job)["ExitCode"] == "75:0"
+    assert slurm.job(job)["Restarts"] == ("1" if how == "USR1" else "0")
+    wait_until(lambda: not rank_processes(run), "the end of the ranks")
+    assert max(checkpoint.step for checkpoint in listed(run.checkpoints)) == steps_done(run)
+
+
+def test_a_killed_rank_comes_back_inside_the_job(slurm: Slurm, tmp_path: Path) -> None:
+    job_file = write_job(tmp_path, steps=30, sequences=16, every=5)
+    run = prepared(job_file, tmp_path / "run")
+    job = submitted(slurm, run.path)
+    wait_until(lambda: steps_done(run) > 8, "a checkpoint")
+    os.kill(rank_processes(run)[2], signal.SIGKILL)
+    slurm.wait_state(job, "COMPLETED")
+    assert len(losses(run)) == 30 and "starting them again (1 of 3)" in text_of(run)
+
+
+def test_hosts_with_disks_of_their_own_may_come_back_in_any_order(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, steps=400, kinds=("one", "other"), disks="per-host", sequences=16)
+    prepared(job, tmp_path / "run")
+    for host in NODES:
+        subprocess.run(
+            ["cp", "-a", tmp_path / "run", f"{slurm.folder}/disk-{host}/run"], check=True
+        )
+    on_disk = RunFolder(Path("/mnt/run"))
+
+    def ranks(hosts: tuple[str, ...], until: int) -> str:
+        (tmp_path / "hosts").write_text("\n".join(hosts) + "\n")
+        arbitrary = ["env", f"SLURM_HOSTFILE={tmp_path}/hosts", "srun", "-n4", "-m", "arbitrary"]
+        step = slurm.start(*arbitrary, *ratrain("rank", on_disk.path))
+        seen = [RunFolder(slurm.folder / f"disk-{host}" / "run") for host in NODES]
+        wait_until(lambda: max(map(steps_done, seen)) > until, "steps")
+        slurm.run("scancel", "--signal=TERM", "-n", "env")
+        slurm.run("scancel", "--signal=TERM", "--user=root")
+        output, _ = step.communicate(timeout=60)
+        return output
+
+    first = ranks(NODES, 3)
+    assert "4 disks" in first and "stopped and saved" in first
+    again = ranks(("n4", "n2", "n1", "n3"), 3)
+    assert "0 on n1, 1 on n2, 2 on n3, 3 on n4" in again and "training from step" in again
+
+
+def test_train_inside_an_allocation_of_several_nodes_says_what_to_type(
+    slurm: Slurm, tmp_path: Path
+) -> None:
+    job = write_job(tmp_path, steps=3)
+    several = slurm.run("salloc", "-N2", *ratrain("train", job), check=False)
+    assert several.returncode == 2 and "srun -n RANKS ratrain rank RUN" in several.stderr
+    each = slurm.run("srun", "-n2", *ratrain("train", job), check=False)
+    assert each.returncode == 2 and "has started this command 2 times" in each.stderr
+    assert not (tmp_path / "runs").exists()
+
+
+def test_an_array_continues_one_run(slurm: Slurm, tmp_path: Path) -> None:
+    run = prepared(write_job(tmp_path, steps=3), tmp_path / "run")
+    slurm.run(*ratrain("launch", "slurm", run.path, "--", "--array=1-2%1"))
+    slurm.submit("--wait", str(run.path / "slurm.sbatch"))
+    assert steps_done(run) == 3 and text_of(run).count("done: step 3 of 3") == 2
