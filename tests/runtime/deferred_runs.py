@@ -139,7 +139,7 @@ def train_with_page(
         for name in PAGE:
             import_module(name)
         try:
-            return train_rank(rank, size, setting, folder, None, None, partial(deferred, seed=seed))
+            return train_rank(rank, size, setting, folder, None, None, make_device=partial(deferred, seed=seed))
         except Exception as error:
             return f"{type(error).__name__}: {error}"
 
@@ -152,7 +152,7 @@ def train_without(
     if rank == wait.rank:
         trainer.schedule_of = lambda *given: without(whole(*given), wait)
     try:
-        return train_rank(rank, size, setting, folder, None, None, partial(deferred, seed=seed))
+        return train_rank(rank, size, setting, folder, None, None, make_device=partial(deferred, seed=seed))
     except Exception as error:
         return f"{type(error).__name__}: {error}"
     finally:

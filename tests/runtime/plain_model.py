@@ -31,8 +31,8 @@ def plain_losses(
     ]
     optimizer = torch.optim.AdamW(
         groups,
-        betas=(train.beta1, train.beta2),
-        eps=train.epsilon,
+        betas=(train.keys.beta1, train.keys.beta2),
+        eps=train.keys.epsilon,
         weight_decay=train.weight_decay,
     )
     losses: list[float] = []

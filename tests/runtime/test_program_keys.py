@@ -39,6 +39,7 @@ OTHER = {
     "schedule.average_every": "2",
     "train.clip_norm": "1.0",
     "train.overflow": '"unit"',
+    "train.optimizer": '"lion"',
     "schedule.recover_heads": "true",
     "schedule.collective": '"ring"',
     "schedule.attention": '"stored"',

@@ -275,6 +275,7 @@ def _saver(
             spec.name,
             config_hash(spec),
             stored_sizes(spec, parts_of_units(program.setup)),
+            job.train.rule,
             {},
         ),
         rank,

@@ -151,6 +151,11 @@ def load_parts(
     return loader.fields(kind, table, place)
 
 
+def _others_with(key: str, further: Further) -> list[str]:
+    """By what a table would have that further key."""
+    return [name for name, part in further.all().items() if key in fields_of(part)]
+
+
 def nearest(word: str, choices: Iterable[str]) -> str:
     """The `fix` of an unknown word: the nearest valid one first, then all of them."""
     names = list(choices)
@@ -210,8 +215,7 @@ class _Loader:
             keys.update(dict.fromkeys(fields_of(part)))
         for key in table:
             if self._strict and key not in keys:
-                others = further[1].all() if further else {}
-                of = [name for name, part in others.items() if key in fields_of(part)]
+                of = _others_with(key, further[1]) if further else []
                 what = f"unknown key (it is one of {', '.join(of)})" if of else "unknown key"
                 self._told(what, place.at(key), nearest(key, keys))
                 misspelt.update(_near(key, keys))

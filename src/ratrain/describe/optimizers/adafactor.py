@@ -70,6 +70,11 @@ def _means(matrix: Matrix, values: Tensor) -> Means:
     return means
 
 
+def _size(values: Tensor) -> float:
+    """The root of the mean square."""
+    return sqrt(float(values.square().mean()))
+
+
 def _update(
     weights: Tensor, gradient: Tensor, states: Sequence[Whole], keys: AdafactorKeys, step: Step
 ) -> None:
@@ -78,20 +83,19 @@ def _update(
     number = step.updates + 1
     new = number**-keys.beta2_decay
     rate = min(step.rate, 1 / sqrt(number))
-    scale = max(keys.least_scale, float(weights.norm()) / sqrt(weights.numel())) * rate
+    scale = max(keys.least_scale, _size(weights)) * rate
     if step.weight_decay:
         weights.mul_(1 - step.rate * step.weight_decay)
     if means.columns is not None:
-        height, width = gradient.shape
-        means.rows.lerp_(gradient.norm(dim=1).square_().div_(width), new)
-        means.columns.lerp_(gradient.norm(dim=0).square_().div_(height), new)
+        means.rows.lerp_(gradient.square().mean(1), new)
+        means.columns.lerp_(gradient.square().mean(0), new)
         squares = means.rows.unsqueeze(1) @ means.columns.unsqueeze(0)
         squares.div_(means.rows.mean().clamp_(min=EPSILON))
     else:
         means.rows.lerp_(gradient.view(-1).square(), new)
         squares = means.rows.clone().view(gradient.shape)
     change = squares.clamp_(min=EPSILON**2).rsqrt_().mul_(gradient)
-    size = float(change.norm()) / (sqrt(change.numel()) * keys.clip_update)
+    size = _size(change) / keys.clip_update
     weights.add_(change, alpha=-scale / max(1.0, size))
 
 
@@ -110,6 +114,6 @@ declare_optimizer(
         _update,
         moved_bytes=32.0,  # the gradient three times, weight and change twice each
         whole=True,
-        copies=1,
+        copies=2,
     )
 )

@@ -73,7 +73,7 @@ def orthogonal(matrix: Tensor, iterations: int) -> Tensor:
     x = matrix.bfloat16()
     if tall:
         x = x.T
-    x = x / x.norm().clamp(min=_EPSILON)
+    x = x / x.float().square().sum().sqrt().clamp(min=_EPSILON).bfloat16()
     for _ in range(iterations):
         gram = x @ x.T
         x = x.addmm(gram.addmm(gram, gram, beta=b, alpha=c), x, beta=a)
